@@ -109,9 +109,10 @@ class Verdict:
 
     @property
     def has_passed(self) -> bool:
-        """Whether nothing was paid twice, over the cap, or otherwise than the books say."""
+        """Whether something was paid, and nothing twice, over the cap, or otherwise than the books say."""
         twice = sum(line.twice for line in self.lines)
-        return not (twice or self.over_cap_usdc or self.undecided or self.differing)
+        fault = twice or self.over_cap_usdc or self.undecided or self.differing
+        return self.settled_usdc > 0 and not fault
 
 
 class CrashTest:

@@ -38,7 +38,7 @@ def run(*arguments: str) -> dict[str, object]:
 @pytest.mark.timeout(400)
 def test_a_short_run_on_a_file_pays_nothing_twice(tmp_path: Path) -> None:
     validators.embedded_only("it starts servers and a chain of its own")
-    told = run("--for", "8", "--agents", "2", "--seed", "3", "--keep", str(tmp_path / "kept"))
+    told = run("--for", "15", "--agents", "2", "--seed", "3", "--keep", str(tmp_path / "kept"))
     assert (told["seed"], told["has_passed"]) == (3, True)
     verdict: dict[str, list[dict[str, int]]] = told["verdict"]  # type: ignore[assignment]
     assert sum(line["purchases"] for line in verdict["lines"]) > 0
@@ -71,6 +71,7 @@ def test_the_judge_sees_what_was_paid_twice_over_the_limit_or_off_the_books() ->
     assert not evolve(HARMLESS, over_cap_usdc=Decimal("0.01")).has_passed
     assert not evolve(HARMLESS, undecided=1).has_passed
     assert not evolve(HARMLESS, differing=1).has_passed
+    assert not evolve(HARMLESS, settled_usdc=Decimal(0)).has_passed
 
 
 def test_several_servers_need_a_database_that_they_can_share() -> None:
