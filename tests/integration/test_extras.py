@@ -21,9 +21,13 @@ OURS = ("agentpay", "agentpay_server")
 
 EXTRAS: dict[str, frozenset[str]] = {
     "agentpay": frozenset(),
+    "agentpay.integrations.claude_agent_sdk": frozenset({"claude_agent_sdk", "mcp"}),
     "agentpay.integrations.django": frozenset({"django"}),
     "agentpay.integrations.flask": frozenset({"flask"}),
+    "agentpay.integrations.langchain": frozenset({"langchain"}),
+    "agentpay.integrations.openai_agents": frozenset({"openai_agents"}),
     "agentpay.integrations.opentelemetry": frozenset({"opentelemetry"}),
+    "agentpay.integrations.pydantic_ai": frozenset({"pydantic_ai"}),
     "agentpay.integrations.starlette": frozenset({"starlette"}),
     "agentpay.mcp.__main__": frozenset({"mcp"}),
     "agentpay.mcp.serving": frozenset({"mcp"}),
@@ -43,6 +47,10 @@ BROUGHT = {"mcp": {"mcp-types", "starlette", "uvicorn"}}
 """What the one dependency of an extra brings, and the extra uses: its version is the other's to choose."""
 
 FRAMEWORKS = {
+    "claude_agent_sdk": {"claude-agent-sdk"},
+    "langchain": {"langchain-core", "langgraph"},
+    "openai_agents": {"openai-agents"},
+    "pydantic_ai": {"pydantic-ai-slim"},
     "django": {"django"},
     "flask": {"flask", "werkzeug"},
     "starlette": {"starlette"},
