@@ -1,4 +1,4 @@
-"""An agent of a crash test, in a process of its own: makes its purchases, each under its own key.
+"""An agent of a crash test, in its own process: makes its purchases, each under its own key.
 
 It keeps nothing but the names of the purchases that it is done with, in a file. When it is killed, the next
 one tries all others again, with the same keys.
@@ -40,7 +40,7 @@ class Agent:
         self._shops = [self._shop(url) for url in plan["services"]]
 
     def run(self) -> None:
-        """Buy what is not done yet, and now and again something that is."""
+        """Make the unfinished purchases, and repeat some finished ones."""
         done = dict(line.split(" ") for line in self._lines())
         for name, path in self._plan["purchases"]:
             if name in done and self._random.random() > _AGAIN_SHARE:
@@ -58,7 +58,7 @@ class Agent:
 
     def _lines(self) -> Iterator[str]:
         if self._done.exists():
-            # A line that a kill has cut off is no line.
+            # A kill may leave half a line.
             yield from (line for line in self._done.read_text().splitlines() if ":" in line)
 
     def _buy(self, name: str, path: str) -> tuple[str, int]:

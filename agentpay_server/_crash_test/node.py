@@ -50,7 +50,7 @@ class FastClock(SystemClock):
 
 @frozen
 class Landed:
-    """What landed on the chain.
+    """Payments that landed on the chain.
 
     Attributes:
         payments: how often each memo of a payment landed.

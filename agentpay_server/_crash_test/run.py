@@ -39,7 +39,7 @@ _FUND_TRIES: Final = 50
 
 @frozen(kw_only=True)
 class Plan:
-    """What a crash test does.
+    """The plan of a crash test.
 
     Attributes:
         seed: decides modes, protocols and kills.
@@ -62,7 +62,7 @@ class Plan:
 
 @frozen(kw_only=True)
 class Line:
-    """What came of the purchases from sellers of one mode.
+    """Results of the purchases from sellers of one mode.
 
     Attributes:
         mode: the mode.
@@ -120,7 +120,7 @@ class CrashTest:
 
     Args:
         plan: what to do.
-        say: is told about the progress.
+        say: called with the progress.
     """
 
     def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
@@ -217,7 +217,7 @@ class CrashTest:
             account_id = client.accounts.create(name="Crash test").account_id
             client.policies.update(account_id, max_daily_spend=cap_usdc)
             Sandbox(client).fund(account_id, _START_USDC)
-            # What comes from outside is booked some time later.
+            # Deposits are booked with a delay.
             for _ in range(_FUND_TRIES):
                 if client.accounts.balance(account_id).balance_usdc == _START_USDC:
                     break

@@ -31,7 +31,7 @@ class ServerProcess:
 
     def __init__(self, options: Sequence[str], environment: dict[str, str], log: Path) -> None:
         with socket.socket() as sock:
-            # The port is free again at once, and nobody else asks for it by chance.
+            # The port is free again at once; another process is unlikely to take it.
             sock.bind(("127.0.0.1", 0))
             port = sock.getsockname()[1]
         self.url: str = f"http://127.0.0.1:{port}"

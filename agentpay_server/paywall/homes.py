@@ -1,4 +1,4 @@
-"""Where a seller lives: on the thread of a server in process, or on its own next to a node elsewhere."""
+"""Homes of a seller: the thread of a server in process, or its own thread next to a node elsewhere."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ class Home(Protocol):
 
     @property
     def rpc(self) -> Rpc:
-        """What reaches a node of the chain."""
+        """Calls a node of the chain."""
         ...
 
     def keypair(self, name: str) -> Keypair:
@@ -94,11 +94,11 @@ class ServerHome:
 
     @property
     def rpc(self) -> Rpc:
-        """What reaches the node of the server's chain, on the server's thread."""
+        """Calls the node of the server's chain, on the server's thread."""
         return self._rpc
 
     def keypair(self, name: str) -> Keypair:
-        """Return a key that is the same for the same chain, whoever else may know it."""
+        """Return a key that is the same for the same chain; others may know it."""
         return keypair_of("paywall", self._name, name, self._genesis)
 
     def move_in(self, work: Work) -> None:
@@ -134,7 +134,7 @@ class ServerHome:
 
 
 class NodeHome:
-    """On a thread of its own, next to the RPC node of a test chain.
+    """On its own thread, next to the RPC node of a test chain.
 
     Args:
         rpc_url: of the node.
@@ -155,7 +155,7 @@ class NodeHome:
 
     @property
     def rpc(self) -> Rpc:
-        """What reaches the node."""
+        """Calls the node."""
         return self._call
 
     async def _call(self, method: str, *params: Any) -> Any:  # noqa: ANN401 - JSON
