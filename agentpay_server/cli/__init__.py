@@ -25,6 +25,7 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "approvals": ("approvals:approvals", "List, approve and reject transfers that wait for approval."),
     "deliveries": ("deliveries:deliveries", "List webhook deliveries and replay them."),
     "listen": ("listen:listen", "Print events as they happen, and optionally forward them, signed."),
+    "pay": ("pay:pay", "Request a URL and pay if it responds 402, showing the exchange."),
     "trigger": ("trigger:trigger", "Cause an event by real operations, on a test chain."),
     "simulate": ("simulate:simulate", "Simulate servers under faults on virtual time, from a seed."),
     "crash-test": (
