@@ -224,7 +224,7 @@ def _introduce(
     output.line("There are payments, a rejection, a transfer that waits for approval, and an open session.")
     output.line(f"{paid_api_url} sells calls for 0.05 USDC by MPP and x402: GET it, and it responds 402.")
     if tools is not None:
-        title = "Configuration of an MCP server for a model, with an account of its own:"
+        title = "Configuration of an MCP server for a model, with a separate account:"
         output.line(Text(title, style="bold"))
         for line in json.dumps(tools, indent=2).splitlines():
             output.line(Text(line))
