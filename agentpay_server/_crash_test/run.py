@@ -105,7 +105,7 @@ class Verdict:
     undecided: int
     differing: int
     kills: int
-    seconds: float
+    seconds: int
 
     @property
     def has_passed(self) -> bool:
@@ -173,7 +173,7 @@ class CrashTest:
             undecided=undecided,
             differing=self._differing(servers, account_id, landed, names),
             kills=self._kills,
-            seconds=time.monotonic() - started,
+            seconds=round(time.monotonic() - started),
         )
 
     # --- The world
@@ -279,6 +279,8 @@ class CrashTest:
             victim.kill()
         else:
             server = self._random.choice(servers)
+            # A server that is always killed while it starts would prove nothing.
+            server.wait()
             server.kill()
             server.start()
 

@@ -30,6 +30,12 @@ _PURCHASES_PER_SECOND: Final = 4
 @click.option("--seed", type=click.IntRange(min=0), help="Repeat the sellers and the kills of another run.")
 @click.option("--agents", type=click.IntRange(1, 64), default=4, show_default=True, help="Agent processes.")
 @click.option(
+    "--purchases",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Stop early when each agent has tried N purchases.  [default: more than fit into the time]",
+)
+@click.option(
     "--servers",
     type=click.IntRange(1, 8),
     help="Server processes. More than one needs --database-url.  [default: 2 with it, else 1]",
@@ -53,6 +59,7 @@ def crash_test(
     seconds: float,
     seed: int | None,
     agents: int,
+    purchases: int | None,
     servers: int | None,
     database_url: str | None,
     keep: Path | None,
@@ -79,7 +86,7 @@ def crash_test(
         seed=secrets.randbelow(_SEEDS) if seed is None else seed,
         seconds=seconds,
         agents=agents,
-        purchases=max(int(seconds * _PURCHASES_PER_SECOND / agents), 1),
+        purchases=purchases or max(int(seconds * _PURCHASES_PER_SECOND / agents), 1),
         servers=count,
         database_url=database_url,
         keep=keep,
@@ -116,7 +123,7 @@ def _report(output: Output, verdict: "Verdict", seed: int) -> None:
         f"{verdict.settled_usdc} USDC paid, limit {verdict.cap_usdc} USDC, {verdict.over_cap_usdc} over it"
     )
     output.line(
-        f"{verdict.kills} processes killed in {verdict.seconds:.0f} s; {verdict.undecided} payments "
+        f"{verdict.kills} processes killed in {verdict.seconds} s; {verdict.undecided} payments "
         f"undecided, {verdict.differing} differ from the chain"
     )
     output.line("passed" if verdict.has_passed else "FAILED", f"(seed {seed})")

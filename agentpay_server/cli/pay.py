@@ -19,7 +19,7 @@ _SHOWN_CHARACTERS: Final = 2_000
 
 
 @click.command()
-@click.argument("url")
+@click.argument("resource", metavar="URL")
 @click.option(
     "--account",
     "account_id",
@@ -31,7 +31,7 @@ _SHOWN_CHARACTERS: Final = 2_000
 @click.option("--max-amount", type=Usdc(), metavar="USDC", help="Most to pay. Default: the policy decides.")
 @click.option("--method", default="GET", show_default=True, help="HTTP method of the request.")
 @click.option(
-    "--key",
+    "--payment-key",
     help="Idempotency key of the purchase: the same key presents the same payment. Default: a new key.",
 )
 @takes_server
@@ -39,20 +39,20 @@ def pay(
     *,
     server: AgentPay,
     output: Output,
-    url: str,
+    resource: str,
     account_id: str,
     max_amount: Decimal | None,
     method: str,
-    key: str | None,
+    payment_key: str | None,
 ) -> None:
     """Request URL, and pay if it responds 402.
 
     Prints each step of the exchange. Redirects are not followed. What became of the payment is read from the
     chain, not from the seller's response.
     """
-    chosen_key = key or str(uuid.uuid4())
+    chosen_key = payment_key or str(uuid.uuid4())
     with httpx.Client(timeout=READ_TIMEOUT_SECONDS, trust_env=False) as http:
-        asked = _sent(http, output, method, url)
+        asked = _sent(http, output, method, resource)
         if asked.status_code != 402:
             _shown(output, asked, None)
             return
@@ -69,17 +69,17 @@ def pay(
         if payment.header is None:
             raise RefusedError(
                 f"{payment.transfer_id} waits for approval. Approve it with agentpay-server approvals, then "
-                f"pay again with --key {chosen_key}.",
+                f"pay again with --payment-key {chosen_key}.",
                 output,
                 error="pending_approval",
             )
-        answered = _sent(http, output, method, url, {payment.header.name: payment.header.value})
+        answered = _sent(http, output, method, resource, {payment.header.name: payment.header.value})
     _shown(output, answered, payment.transfer_id)
     output.note(f"{payment.transfer_id} is {server.payments.get(payment.transfer_id).status}")
     if not answered.is_success:
         raise RefusedError(
-            f"the seller responded {answered.status_code} to the payment. Pay again with --key {chosen_key}: "
-            "it presents the same payment.",
+            f"the seller responded {answered.status_code} to the payment. Pay again with "
+            f"--payment-key {chosen_key}: it presents the same payment.",
             output,
             error="not_served",
         )

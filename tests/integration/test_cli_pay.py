@@ -25,7 +25,9 @@ def test_it_pays_once_and_shows_the_exchange(
     commands: CommandLine, client: AgentPay, funded: Funded, paywall: Paywall
 ) -> None:
     account_id = funded("1").account_id
-    result = commands.run("pay", f"{paywall.base_url}/forecast", "--account", account_id, "--key", "f-7")
+    result = commands.run(
+        "pay", f"{paywall.base_url}/forecast", "--account", account_id, "--payment-key", "f-7"
+    )
     assert result.exit_code == 0, result.output
     assert '{"path":"/forecast","paid_usdc":"0.250000"}' in result.stdout
     assert ": 402" in result.stderr
@@ -33,7 +35,9 @@ def test_it_pays_once_and_shows_the_exchange(
     assert "with Authorization: 200" in result.stderr
     assert "is settled" in result.stderr
 
-    again = commands.run("pay", f"{paywall.base_url}/forecast", "--account", account_id, "--key", "f-7")
+    again = commands.run(
+        "pay", f"{paywall.base_url}/forecast", "--account", account_id, "--payment-key", "f-7"
+    )
     assert (again.exit_code, "presents the same payment" in again.stderr) == (1, True)
     assert str(client.accounts.balance(account_id).balance_usdc) == "0.750000"
     assert len(paywall.sales) == 1
