@@ -314,7 +314,7 @@ AUTHORIZE_PAYMENT: Final = Endpoint(
         ErrorCode.FORBIDDEN,
         ErrorCode.NOT_FOUND,
     ),
-    subject=Subject(kind="transfer", refused=("rejected", "approved")),
+    subject=Subject(kind="transfer", refused=("rejected", "approved"), is_named_by_conflicts=True),
     echoes={"account_id": "account_id", "origin": "origin"},
     summary="Pay a seller's 402: decide, sign, and return the header that presents the payment.",
     description="The first payable offer of the challenge is paid: MPP before x402 version 2 before version "

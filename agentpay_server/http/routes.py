@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
+from agentpay.contract.payments import Payment
 from agentpay.contract.transfers import Transfer
 from agentpay_server.accounts.policies import VersionedPolicy
 from agentpay_server.http.requests import Call, Reply
@@ -41,6 +42,10 @@ class Route:
 
 def _transfer(transfer: Transfer) -> Reply:
     return Reply(status=200 if transfer.status == "settled" else 202, model=transfer)
+
+
+def _payment(payment: Payment) -> Reply:
+    return Reply(status=201 if payment.header is not None else 202, model=payment)
 
 
 def _policy(versioned: VersionedPolicy) -> Reply:
@@ -76,7 +81,20 @@ ROUTES: Final[Mapping[str, Route]] = {
     "sessions.close": Route(200, lambda s, c: s.sessions.close(c.principal, c.path["session_id"])),
     "sessions.get": Route(200, lambda s, c: s.sessions.get(c.principal, c.path["session_id"])),
     "sessions.list": Route(200, lambda s, c: s.sessions.list(c.principal, c.query)),
+    # Payments
+    "payments.authorize": Route(
+        _payment, lambda s, c: s.payments.authorize(c.principal, c.body), is_owned=True
+    ),
+    "payments.get": Route(200, lambda s, c: s.payments.get(c.principal, c.path["transfer_id"])),
+    "payments.list": Route(200, lambda s, c: s.payments.list(c.principal, c.query)),
+    "payments.report_outcome": Route(
+        200, lambda s, c: s.payments.report_outcome(c.principal, c.path["transfer_id"], c.body), is_owned=True
+    ),
     # The console
+    "console.origins.list": Route(200, lambda s, c: s.origins.list(c.principal, c.query)),
+    "console.origins.put": Route(200, lambda s, c: s.origins.put(c.principal, c.path["origin"], c.body)),
+    "console.origins.get": Route(200, lambda s, c: s.origins.get(c.principal, c.path["origin"])),
+    "console.origins.delete": Route(204, lambda s, c: s.origins.delete(c.principal, c.path["origin"])),
     "console.accounts.get": Route(200, lambda s, c: s.accounts.detail(c.principal, c.path["account_id"])),
     "console.accounts.allow_signing": Route(
         200, lambda s, c: s.accounts.allow_signing(c.principal, c.path["account_id"])

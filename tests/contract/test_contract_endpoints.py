@@ -45,6 +45,10 @@ OF_AGENTS = {
     "sessions.close",
     "sessions.get",
     "sessions.list",
+    "payments.authorize",
+    "payments.get",
+    "payments.list",
+    "payments.report_outcome",
 }
 EXTENSIONS = (*EXTENSION_ENDPOINTS, *SANDBOX_ENDPOINTS)
 EVERYWHERE = (*ENDPOINTS, *EXTENSIONS)
@@ -78,6 +82,16 @@ EXTENSION_CALLS: dict[str, Callable[[AgentPay], Any]] = {
     "sessions.close": lambda c: c.sessions.close("sess_a"),
     "sessions.get": lambda c: c.sessions.get("sess_a"),
     "sessions.list": lambda c: list(c.sessions.list()),
+    "payments.authorize": lambda c: c.payments.authorize(
+        account_id="acct_a", idempotency_key="k", origin="https://a.example", headers=[]
+    ),
+    "payments.get": lambda c: c.payments.get("txn_a"),
+    "payments.list": lambda c: list(c.payments.list()),
+    "payments.report_outcome": lambda c: c.payments.report_outcome("txn_a", status_code=200),
+    "console.origins.list": lambda c: list(c.console.origins.list()),
+    "console.origins.put": lambda c: c.console.origins.put("https://a.example"),
+    "console.origins.get": lambda c: c.console.origins.get("https://a.example"),
+    "console.origins.delete": lambda c: c.console.origins.delete("https://a.example"),
     "console.agent_keys.create": lambda c: c.console.agent_keys.create("acct_a"),
     "console.agent_keys.list": lambda c: list(c.console.agent_keys.list()),
     "console.agent_keys.revoke": lambda c: c.console.agent_keys.revoke("key_a"),
@@ -135,7 +149,8 @@ def asked(call):
 
 def fits(endpoint, request):
     method, path = request
-    return endpoint.method == method and re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", endpoint.path), path)
+    part = ".+" if endpoint.takes_rest_of_path else "[^/]+"
+    return endpoint.method == method and re.fullmatch(re.sub(r"\{\w+\}", part, endpoint.path), path)
 
 
 def test_the_table_is_the_contracts_list_of_endpoints():

@@ -41,6 +41,10 @@ ALLOWED = {
     "sessions.close",
     "sessions.get",
     "sessions.list",
+    "payments.authorize",
+    "payments.get",
+    "payments.list",
+    "payments.report_outcome",
 }
 
 REFUSED = [endpoint for endpoint in BOUND_ENDPOINTS if endpoint.name not in ALLOWED]

@@ -9,7 +9,13 @@ from agentpay_server.database.tables.chain import chain_accounts, chain_credits,
 from agentpay_server.database.tables.custody import accounts, policy_records
 from agentpay_server.database.tables.escrows import session_charges, sessions
 from agentpay_server.database.tables.identity import api_keys, audit, counters, operators, server_state
-from agentpay_server.database.tables.money import chain_transactions, entries, transfers
+from agentpay_server.database.tables.money import (
+    chain_transactions,
+    entries,
+    payments,
+    pinned_origins,
+    transfers,
+)
 from agentpay_server.database.tables.outbox import deliveries, delivery_attempts, events, webhooks
 
 __all__ = [
@@ -28,6 +34,8 @@ __all__ = [
     "events",
     "metadata",
     "operators",
+    "payments",
+    "pinned_origins",
     "policy_records",
     "server_state",
     "session_charges",

@@ -233,7 +233,8 @@ class _Printer:
         schema = self._schemas.of(model)
         example = self._examples.of(schema)
         if status == 202 and "settled_at" in example:
-            pending = dict.fromkeys(("tx_signature", "chain_explorer_url", "settled_at"))
+            unsigned = ("tx_signature", "chain_explorer_url", "settled_at", "header")
+            pending = dict.fromkeys(name for name in unsigned if name in example)
             example |= {"status": "pending_approval", **pending}
         answer["content"] = json_content(schema, {"example": example})
         if links := self._links(model):
