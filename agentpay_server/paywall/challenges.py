@@ -43,7 +43,7 @@ class Challenge:
     Attributes:
         url: of the resource.
         description: text for people.
-        category: what the seller says it sells; None to say nothing.
+        category: the seller's category; None for none.
         error: why the last payment was refused; None for the first challenge.
         now_us: the seller's time, in microseconds since 1970.
     """
@@ -148,7 +148,7 @@ def _mpp(terms: Terms, challenge: Challenge) -> str:
 
 
 def mpp_request(terms: Terms) -> dict[str, Any]:
-    """Return what an MPP challenge asks for."""
+    """Return the request of an MPP challenge."""
     primary, *others = terms.legs
     details: dict[str, Any] = {
         "network": terms.network.value,
@@ -171,7 +171,7 @@ def mpp_request(terms: Terms) -> dict[str, Any]:
 
 
 def receipt(presented: Presented, *, payer: str, signature: str, now_us: int) -> tuple[str, str]:
-    """Return the header that tells a payer what it has paid; `signature` is empty for none."""
+    """Return the header with the receipt for a payer; `signature` is empty for none."""
     if presented.protocol is Protocol.MPP:
         told = {
             "status": "success",
@@ -190,7 +190,7 @@ def receipt(presented: Presented, *, payer: str, signature: str, now_us: int) ->
 
 
 def read_payment(headers: Iterable[tuple[str, str]]) -> Presented | None:
-    """Return the payment that a request presents; None where it presents none.
+    """Return the payment that a request presents, or None.
 
     Raises:
         PaymentRefusedError: it cannot be read.

@@ -56,7 +56,7 @@ class Home(Protocol):
         ...
 
     def woken(self) -> None:
-        """Hear that work falls due; called on the owner's thread."""
+        """Wake the scheduler because work falls due; called on the owner's thread."""
         ...
 
     def listen(self, app: Served, port: int) -> str:
@@ -111,7 +111,7 @@ class ServerHome:
         self.owner.call(add())
 
     def woken(self) -> None:
-        """Have the schedule look again."""
+        """Wake the scheduler."""
         self._wakeup.set()
 
     def listen(self, app: Served, port: int) -> str:
@@ -176,11 +176,11 @@ class NodeHome:
         return told["result"]
 
     def keypair(self, name: str) -> Keypair:
-        """Return a key of chance: on a chain that others use, none may be known to them."""
+        """Return a random key: on a shared chain, others must not know it."""
         return self._keypairs.setdefault(name, Keypair())
 
     def move_in(self, work: Work) -> None:
-        """Look for due work now and again."""
+        """Look for due work periodically."""
 
         async def look() -> None:
             while True:

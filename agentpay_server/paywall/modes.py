@@ -8,8 +8,8 @@ class Mode(StrEnum):
     """How a seller behaves.
 
     In the modes that change a challenge, no payment that is safe to make exists, and a caller that signs
-    nothing loses nothing. In all others the seller holds a valid payment, and only the chain tells what
-    became of it: the response does not.
+    nothing loses nothing. In all others the seller holds a valid payment, and only the chain shows the
+    outcome: the response does not.
     """
 
     HONEST = "honest"

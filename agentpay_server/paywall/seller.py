@@ -135,7 +135,7 @@ class Seller:
         return list(self._sales.values())
 
     def capture(self) -> Callable[[], None]:
-        """Return what brings back what the seller remembers now; products and modes stay as they are."""
+        """Return a function that restores the seller's records; products and modes stay as they are."""
         sales, late, requests = self._sales.copy(), self._late.copy(), self.requests.copy()
 
         def restore() -> None:

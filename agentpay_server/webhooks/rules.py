@@ -37,11 +37,11 @@ class Subscription:
     account_ids: Collection[str]
     low_balance_micro: int | None
 
-    def hears(self, event_type: str, account_id: str) -> bool:
+    def wants(self, event_type: str, account_id: str) -> bool:
         """Return whether it receives events of a type about an account."""
         return event_type in self.events and (not self.account_ids or account_id in self.account_ids)
 
-    def hears_of_drop(self, account_id: str, *, before_micro: int, after_micro: int) -> bool:
+    def wants_drop(self, account_id: str, *, before_micro: int, after_micro: int) -> bool:
         """Return whether a change of balance goes from at or above the threshold to below it.
 
         Only the crossing counts: while the balance stays below, no further event is sent. No state is needed.
@@ -50,7 +50,7 @@ class Subscription:
         return (
             threshold is not None
             and after_micro < threshold <= before_micro
-            and self.hears(EventType.BALANCE_LOW_THRESHOLD, account_id)
+            and self.wants(EventType.BALANCE_LOW_THRESHOLD, account_id)
         )
 
 
