@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from agentpay_server.cli.output import Output, takes_json
-from agentpay_server.cli.values import Seconds
+from agentpay.cli.output import Output, takes_json
+from agentpay.cli.tables import Column
+from agentpay.cli.values import Seconds
 
 if TYPE_CHECKING:
     from agentpay_server._crash_test.run import Line, Verdict
@@ -110,9 +111,9 @@ def _report(output: Output, verdict: "Verdict", seed: int) -> None:
     def total(name: str) -> int:
         return sum(getattr(line, name) for line in verdict.lines)
 
-    output.table(
+    output.items(
         verdict.lines,
-        {"seller": lambda line: line.mode, **{name: _column(name) for name in columns}},
+        [Column("seller", lambda line: line.mode), *(Column(name, _column(name)) for name in columns)],
         empty="No purchases.",
     )
     output.line(

@@ -8,12 +8,12 @@ import click
 import httpx
 
 from agentpay import AgentPay
+from agentpay.cli.connection import RefusedError, takes_server
+from agentpay.cli.output import Output
+from agentpay.cli.values import Identifier, Usdc
 from agentpay.contract.identifiers import ACCOUNT
 from agentpay.contract.printable import printable
 from agentpay.payments import READ_TIMEOUT_SECONDS
-from agentpay_server.cli.connection import RefusedError, takes_server
-from agentpay_server.cli.output import Output
-from agentpay_server.cli.values import Identifier, Usdc
 
 _SHOWN_CHARACTERS: Final = 2_000
 

@@ -17,6 +17,7 @@ from typing import Final
 
 from attrs import frozen
 
+from agentpay.contract.deliveries import ATTEMPT_TIMEOUT_SECONDS, RETRY_DELAYS_SECONDS
 from agentpay.contract.event_types import EventType
 from agentpay_server.clock import SECOND_US
 
@@ -54,10 +55,10 @@ class Subscription:
         )
 
 
-RETRY_DELAYS_US: Final = (30 * SECOND_US, 300 * SECOND_US, 1_800 * SECOND_US, 7_200 * SECOND_US)
+RETRY_DELAYS_US: Final = tuple(seconds * SECOND_US for seconds in RETRY_DELAYS_SECONDS)
 """How long after each failure the next attempt is due. No attempt follows the last one."""
 
-TIMEOUT_SECONDS: Final = 10.0
+TIMEOUT_SECONDS: Final = ATTEMPT_TIMEOUT_SECONDS
 """How long to wait for a receiver's response."""
 
 LEASE_US: Final = 60 * SECOND_US
