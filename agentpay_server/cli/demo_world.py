@@ -48,6 +48,8 @@ _PRICE_USDC: Final = Decimal("0.35")
 _CALL_USDC: Final = Decimal("0.05")
 _PAID_PATH: Final = "/complete"
 _LOW_USDC: Final = 20
+_LEFT_USDC: Final = 80
+"""Enough for the transfers that wait for the user, of at most 40 USDC each."""
 _LEFT: Final = 2
 """Transfers that wait for the user: the demo's operator does not decide them."""
 _BOOKED_AGAIN: Final = 0.5
@@ -152,7 +154,8 @@ class DemoWorld:
             self._book()
             return
         for name in (RESEARCH, TRAVEL, BUYER):
-            if self._operator.accounts.balance(self.accounts[name]).balance_usdc < _LOW_USDC:
+            least_usdc = _LEFT_USDC if name == TRAVEL else _LOW_USDC
+            if self._operator.accounts.balance(self.accounts[name]).balance_usdc < least_usdc:
                 self._fund(name, 100)
                 self._record("Operator", f"funds {name} with 100 USDC", "funded")
                 return
