@@ -178,11 +178,11 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 
 @contextmanager
-def child(it: Prepared, crash_at: str | None = None) -> Iterator["Child"]:
+def child(it: Prepared, crash_at: str | None = None, *options: str) -> Iterator["Child"]:
     """Serve a directory in a separate process, which is killed at the end if it is still running."""
     # Loads are many and small: a killed process leaves sessions open.
     bounds = ["--min-session-cap", "0.000001", "--max-open-sessions", "1000000"]
-    arguments = ["serve", "--port", "0", "--settlement-wait", "10", *bounds, *it.place.options]
+    arguments = ["serve", "--port", "0", "--settlement-wait", "10", *bounds, *it.place.options, *options]
     order = {"arguments": arguments, "environment": it.place.environment, "crash_at": crash_at}
     process = _fork_server()
     assert process.stdin is not None
