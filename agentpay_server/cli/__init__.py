@@ -26,6 +26,7 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "deliveries": ("deliveries:deliveries", "List webhook deliveries and replay them."),
     "listen": ("listen:listen", "Print events as they happen, and optionally forward them, signed."),
     "trigger": ("trigger:trigger", "Cause an event by real operations, on a test chain."),
+    "pay": ("pay:pay", "Request a URL, pay if it asks for money, and show the exchange."),
     "simulate": ("simulate:simulate", "Simulate servers under faults on virtual time, from a seed."),
     "openapi": ("openapi:openapi", "Print the OpenAPI document of /v1."),
 }
