@@ -131,7 +131,7 @@ def types(session: nox.Session) -> None:
     for package in ("agentpay", "agentpay_server"):
         # --ignoreexternal: the types of httpx and of the standard library are incomplete.
         session.run("pyright", "--verifytypes", package, "--ignoreexternal", silent=True)
-    # What users copy from the documentation is clean under their checkers.
+    # Users copy code from the documentation: it must pass their type checkers.
     session.run("python", "scripts/doc_types.py")
 
 
