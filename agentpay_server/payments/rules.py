@@ -16,7 +16,7 @@ def read_challenge(headers: Iterable[tuple[str, str]], body: bytes) -> list[Offe
 
     Args:
         headers: of the response, names in any case; further ones than `MOST_HEADERS` are not looked at.
-        body: of the response; may be truncated at 64 KiB.
+        body: of the response; what goes beyond 64 KiB may be cut off.
 
     Raises:
         UnreadableChallengeError: a challenge, or an offer on Solana in it, cannot be read.
@@ -52,11 +52,12 @@ def payable(
     usdc_mint: str,
     now_us: int,
     max_amount_micro: int | None = None,
+) -> list[Offer]:
     """Return the offers that can be paid, in their order.
 
     Args:
         offers: as `read_challenge` returns them.
-        cluster: the cluster of the service; None for a private one.
+        cluster: on which chain the service works; None for one of its own.
         usdc_mint: the mint of USDC there.
         now_us: the time, in microseconds since 1970.
         max_amount_micro: the most that the caller pays, in micro-USDC; None for any price.
@@ -73,7 +74,7 @@ def payable(
 
 
 def wrap(offer: Offer, transaction: bytes, *, payment_id: str) -> tuple[str, str]:
-    """Return name and value of the header with a payment, for its protocol."""
+    """Return name and value of the header that presents a payment, as its protocol has it."""
     if offer.terms.protocol is Protocol.MPP:
         return mpp.wrap(offer, transaction)
     return x402.wrap(offer, transaction, payment_id=payment_id)
