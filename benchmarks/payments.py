@@ -1,8 +1,8 @@
 """Paying HTTP 402: a paid call, `PaymentAuth`'s own time, and what it costs where nothing is paid.
 
-A paid call, from the first request to the resource, is measured against what it cannot do without: a settled
-transfer of the same server, and two unpaid round trips to the same seller. `PaymentAuth`'s own time is measured
-with a service and a seller that respond at once, against two calls without it.
+A paid call, from the first request to the resource, is measured against what it cannot do without: a
+settled transfer of the same server, and two unpaid round trips to the same seller. `PaymentAuth`'s own time is
+measured with a service and a seller that respond at once, against two calls without it.
 """
 
 import itertools
