@@ -1,7 +1,7 @@
 """Paying HTTP 402: a paid call, `PaymentAuth`'s own time, and what it costs where nothing is paid.
 
-A paid call, from the first request to the resource, is measured against what it cannot do without: a
-settled transfer of the same server, and two unpaid round trips to the same seller. `PaymentAuth`'s own time is
+A paid call, from the first request to the resource, is measured against what it cannot do without: a settled
+transfer of the same server, and two unpaid round trips to the same seller. The own time of `PaymentAuth` is
 measured with a service and a seller that respond at once, against two calls without it.
 """
 
