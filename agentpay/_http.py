@@ -39,7 +39,7 @@ __all__ = ["AsyncHttp", "AsyncHttpClient", "AsyncTransport", "Http", "HttpClient
 if TYPE_CHECKING:
 
     class Auth(httpx.Auth, Any):  # type: ignore[misc]  # to type checkers, of any library's
-        """What every HTTP library takes for `auth`."""
+        """The type that every HTTP library accepts as `auth`."""
 
 
 _PLAINLY: Final[Mapping[str, Any]] = {"stream": True, "auth": None, "follow_redirects": False}
@@ -68,6 +68,25 @@ def _renew_lock() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_lock)
+
+
+def page_client(connect_seconds: float, read_seconds: float) -> httpx.Client:
+    """Return a client for pages that strangers name: no proxies, no redirects, nothing kept."""
+    return httpx.Client(**_page_options(connect_seconds, read_seconds))
+
+
+def async_page_client(connect_seconds: float, read_seconds: float) -> httpx.AsyncClient:
+    """Return `page_client`, async."""
+    return httpx.AsyncClient(**_page_options(connect_seconds, read_seconds))
+
+
+def _page_options(connect_seconds: float, read_seconds: float) -> dict[str, Any]:
+    return {
+        "verify": shared_ssl_context(),
+        "trust_env": False,
+        "follow_redirects": False,
+        "timeout": httpx.Timeout(connect_seconds, read=read_seconds),
+    }
 
 
 C = TypeVar("C")

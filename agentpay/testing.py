@@ -153,7 +153,7 @@ def payment_outcome(**fields: Any) -> PaymentOutcome:  # noqa: ANN401
 
 
 def pinned_origin(**fields: Any) -> PinnedOrigin:  # noqa: ANN401
-    """Return what an operator knows of a seller."""
+    """Return the recorded details of a seller, as operators see them."""
     return _made(PinnedOrigin, {}, fields)
 
 

@@ -173,7 +173,7 @@ class AsyncConsole(AsyncResource):
         deliveries: deliveries of events, with every attempt.
         audit: the audit trail.
         requests: requests that the server has responded to.
-        origins: what is known of sellers, and held against their challenges.
+        origins: recorded details of sellers, which their challenges are checked against.
     """
 
     __module__ = "agentpay"

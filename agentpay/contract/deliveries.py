@@ -16,6 +16,12 @@ from agentpay.contract.pages import PageBody
 from agentpay.contract.requests import Request
 from agentpay.contract.usdc import UsdcNumber
 
+RETRY_DELAYS_SECONDS: Final = (30, 300, 1_800, 7_200)
+"""Delay of each retry after the failed attempt before it; after one more failure there is no retry."""
+
+ATTEMPT_TIMEOUT_SECONDS: Final = 10.0
+"""How long a receiver may take to respond."""
+
 DEFAULT_OVERLAP_SECONDS: Final = 24 * 3600
 MAX_OVERLAP_SECONDS: Final = 30 * 24 * 3600
 

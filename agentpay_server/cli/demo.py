@@ -15,17 +15,27 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import click
 from rich.text import Text
 
+from agentpay._installation import install_command
+from agentpay.cli.output import Output, takes_json
+from agentpay.cli.tables import styled
+from agentpay.cli.values import Seconds
+from agentpay.cli.variables import KEY_VARIABLE, export_lines
 from agentpay.contract.printable import printable
-from agentpay_server.cli.output import Output, styled, takes_json
-from agentpay_server.cli.values import Host, Seconds
-from agentpay_server.cli.variables import KEY_VARIABLE, export_lines
-from agentpay_server.installation import install_command
+from agentpay_server.cli.values import Host
 
 if TYPE_CHECKING:
     from agentpay_server.cli.demo_world import Step
     from agentpay_server.embedded.server import AgentPayServer
 
 _HOST: Final = "127.0.0.1"
+_TRY_NEXT: Final = (
+    ("agentpay-server approvals list", "see what waits for you, then approve or reject it"),
+    ("agentpay-server listen", "watch events as they happen"),
+    ('agentpay-server budget "Research bot"', "see what an agent may spend now"),
+    ('agentpay-server accounts policy "Intern bot" --resume', "let a paused agent pay"),
+    ("agentpay-server deliveries list --watch", "watch webhook deliveries and their retries"),
+    ("agentpay-server trigger session.settled", "cause an event by real operations"),
+)
 _SEEDS: Final = 1_000_000
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
@@ -217,8 +227,10 @@ def _introduce(
         output.line(f"  and set {KEY_VARIABLE} to the operator key that you passed")
     if has_console:
         output.line(f"Operator console: {base_url}/dashboard (sign in with the operator key).")
-    output.line("then try: agentpay-server approvals list, deliveries list, listen, trigger session.settled.")
-    output.line("There are payments, a rejection, a transfer that waits for approval, and an open session.")
+    output.line("There are payments, a rejection, an open session, and two transfers that wait for you.")
+    output.line(Text("Then try:", style="bold"))
+    for command, purpose in _TRY_NEXT:
+        output.line(f"  {command:<52}", Text(purpose, style="dim"))
     if tools is not None:
         title = "Configuration of an MCP server for a model, with a separate account:"
         output.line(Text(title, style="bold"))

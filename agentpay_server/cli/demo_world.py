@@ -43,7 +43,11 @@ _MODEL_POLICY: Final[Mapping[str, Any]] = {
 _CAP_USDC: Final = Decimal(3)
 _PRICE_USDC: Final = Decimal("0.35")
 _LOW_USDC: Final = 20
+_LEFT: Final = 2
+"""Transfers that wait for the user: the demo's operator does not decide them."""
+_BOOKED_AGAIN: Final = 0.5
 _WAITING_MAX: Final = 4
+"""Transfers that wait for the demo's operator at most."""
 
 
 @frozen(kw_only=True)
@@ -88,6 +92,7 @@ class DemoWorld:
         self._agents: dict[str, AgentPay] = {}
         self._session: Session | None = None
         self._waiting: list[str] = []
+        self._left: list[str] = []
         self.accounts: dict[str, str] = {}
 
     def begin(self, say: Callable[[str], None]) -> None:
@@ -105,8 +110,10 @@ class DemoWorld:
         )
         self._sessions = self._server.agent_client(self.accounts[RESEARCH]).sessions
         self._inbox = self._server.webhook_inbox(low_balance_threshold_usdc=_LOW_USDC)
-        for act in (self._buy, self._buy_too_much, self._book, self._meter, self._meter, self._pay_stranger):
+        for act in (self._buy, self._buy_too_much, self._meter, self._meter, self._pay_stranger):
             self._do(act)
+        for _ in range(_LEFT):
+            self._do(self._book)
         self._has_begun = True
 
     def tools(self) -> dict[str, Any]:
@@ -128,11 +135,19 @@ class DemoWorld:
         self._do(self._next)
 
     def _next(self) -> None:
+        # Not at every step: while the user has paused the travel desk, the others go on.
+        if self._leaves_too_few() and self._random.random() < _BOOKED_AGAIN:
+            self._book()
+            return
         for name in (RESEARCH, TRAVEL, BUYER):
             if self._operator.accounts.balance(self.accounts[name]).balance_usdc < _LOW_USDC:
                 self._fund(name, 100)
                 self._record("Operator", f"funds {name} with 100 USDC", "funded")
                 return
+        remaining = self._operator.accounts.budget(self.accounts[BUYER]).remaining_usdc
+        if remaining is not None and remaining < _LOW_USDC:
+            self._raise_limit()
+            return
         acts = [self._buy, self._meter, self._book, self._buy_too_much, self._pay_stranger]
         acts += [self._work_while_paused, self._decide, self._break_receiver]
         self._random.choices(acts, weights=[40, 25, 8, 8, 6, 4, 8, 3])[0]()
@@ -141,7 +156,46 @@ class DemoWorld:
         try:
             act()
         except errors.AgentPayError as error:
-            self._record("Server", "fails a request", "failed", message=str(error))
+            if self._is_gone():
+                self._begin_again()
+            else:
+                self._record("Server", "fails a request", "failed", message=str(error))
+
+    def _is_gone(self) -> bool:
+        """Return whether the sandbox was reset, or restored to before the demo began."""
+        if not self._has_begun:
+            return False
+        try:
+            self._operator.accounts.get(self.accounts[AIRLINE])
+        except errors.NotFoundError:
+            return True
+        except errors.AgentPayError:
+            # Broken otherwise, perhaps by a fault that the user has set.
+            return False
+        return False
+
+    def _begin_again(self) -> None:
+        self._record("Operator", "starts again, since the sandbox was reset", "settled")
+        self._has_begun = False
+        self._session = None
+        self._waiting.clear()
+        self._left.clear()
+        try:
+            self.begin(lambda _: None)
+        finally:
+            self._has_begun = True
+
+    def _leaves_too_few(self) -> bool:
+        """Return whether the user has decided a transfer that waited for them."""
+        waiting = {each.transfer_id for each in self._operator.console.approvals.list(limit=100)}
+        self._left = [transfer_id for transfer_id in self._left if transfer_id in waiting]
+        return len(self._left) < _LEFT
+
+    def _raise_limit(self) -> None:
+        """Raise the daily limit of the data buyer, which would otherwise be refused until tomorrow."""
+        limit = (self._operator.policies.get(self.accounts[BUYER]).max_daily_spend or 0) + 100
+        self._operator.policies.update(self.accounts[BUYER], max_daily_spend=limit)
+        self._record("Operator", f"raises the daily limit of {BUYER} to {limit} USDC", "active")
 
     def _buy(self) -> None:
         name = self._random.choice([RESEARCH, BUYER])
@@ -166,8 +220,8 @@ class DemoWorld:
         self._pay(TRAVEL, AIRLINE, self._amount(2000, 4000), memo=f"flight AP{number}")
 
     def _decide(self) -> None:
-        """Approve or reject the transfer that has waited longest; always leave one for the user."""
-        if len(self._waiting) < 2:
+        """Approve or reject a transfer that does not wait for the user."""
+        if not self._waiting:
             self._book()
             return
         transfer_id = self._waiting.pop(0)
@@ -240,7 +294,8 @@ class DemoWorld:
             self._refused(name, action, refusal)
             return
         if transfer.status == "pending_approval":
-            self._waiting.append(transfer.transfer_id)
+            # The first ones are left to the user.
+            (self._left if len(self._left) < _LEFT else self._waiting).append(transfer.transfer_id)
         self._record(name, action, transfer.status, transfer_id=transfer.transfer_id)
 
     def _amount(self, least_cents: int, most_cents: int) -> Decimal:

@@ -20,7 +20,7 @@ import click
 from attrs import evolve, field, frozen
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from agentpay_server.cli.variables import KEY_VARIABLE, export_lines
+from agentpay.cli.variables import KEY_VARIABLE, export_lines
 from agentpay_server.config import ServerConfig
 from agentpay_server.database.runner import DatabaseAwayError, DatabaseUnavailableError, StartRefusedError
 from agentpay_server.embedded.port import bound_socket, url_of
@@ -103,6 +103,7 @@ def run(
     allowed_hosts: Sequence[str],
     serves_chain: bool,
     log_format: LogFormat,
+    log_level: int,
     start_wait_seconds: float,
 ) -> None:
     """Serve until a signal arrives.
@@ -124,7 +125,7 @@ def run(
     hosts = Hosts.of(sock.getsockname()[0], allowed_hosts)
     raise_descriptor_limit(config.settings.max_connections)
     serving = _serve(sock, hosts, config, serves_chain=serves_chain, start_wait_seconds=start_wait_seconds)
-    with sock, logging_to(sys.stderr, log_format):
+    with sock, logging_to(sys.stderr, log_format, log_level):
         try:
             asyncio.run(serving)
         except (StartRefusedError, DatabaseUnavailableError) as error:

@@ -355,7 +355,7 @@ class AgentPayServer:
         """Where sellers' x402 packages verify and settle payments on the chain within the server.
 
         Sellers pass it as the URL of their facilitator. The first use opens the port of `rpc_url`, which
-        needs no key. The facilitator pays fees with a key of its own.
+        needs no key. The facilitator pays fees with its own key.
 
         Raises:
             ValueError: the server works on a cluster.

@@ -64,6 +64,7 @@ _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "O
 DOCUMENTS: Final = {"/openapi.json": False, "/openapi-extensions.json": True}
 """The paths of the OpenAPI documents, which need no key; the values: whether each is of the extensions."""
 
+_POLLED: Final = "/console/events"
 logger: logging.Logger = logging.getLogger(__name__)
 
 
@@ -153,7 +154,7 @@ class Application:
             log(logger, logging.ERROR, "request.failed", exception=error)
             await _respond(send, 500, _internal_error(request_id), [])
         finally:
-            self._told(trace, scope, start, logging.INFO)
+            self._told(trace, scope, start, _level_of(trace))
             REQUEST_ID.reset(token)
 
     async def _keyless(self, scope: Scope) -> tuple[str, Answer] | None:
@@ -242,6 +243,11 @@ class Application:
                 key_id=None if principal is None else principal.key_id,
                 duration_ms=duration_ms,
             )
+
+
+def _level_of(trace: _Trace) -> int:
+    """Return the level of a request's log event: `listen` polls the list of events twice a second."""
+    return logging.DEBUG if trace.route == _POLLED and trace.status == 200 else logging.INFO
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Where a seller lives: on the thread of a server in process, or on its own next to a node elsewhere."""
+"""The environment of a seller: an in-process server's thread, or a separate one next to a node."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ class Home(Protocol):
 
     @property
     def rpc(self) -> Rpc:
-        """What reaches a node of the chain."""
+        """The client of a node of the chain."""
         ...
 
     def keypair(self, name: str) -> Keypair:
@@ -56,7 +56,7 @@ class Home(Protocol):
         ...
 
     def woken(self) -> None:
-        """Hear that work falls due; called on the owner's thread."""
+        """Wake the scheduler because work falls due; called on the owner's thread."""
         ...
 
     def listen(self, app: Served, port: int) -> str:
@@ -94,11 +94,11 @@ class ServerHome:
 
     @property
     def rpc(self) -> Rpc:
-        """What reaches the node of the server's chain, on the server's thread."""
+        """The client of the server's chain, on the server's thread."""
         return self._rpc
 
     def keypair(self, name: str) -> Keypair:
-        """Return a key that is the same for the same chain, whoever else may know it."""
+        """Return a key that is always the same for the same chain; others may know it."""
         return keypair_of("paywall", self._name, name, self._genesis)
 
     def move_in(self, work: Work) -> None:
@@ -111,7 +111,7 @@ class ServerHome:
         self.owner.call(add())
 
     def woken(self) -> None:
-        """Have the schedule look again."""
+        """Wake the scheduler."""
         self._wakeup.set()
 
     def listen(self, app: Served, port: int) -> str:
@@ -134,7 +134,7 @@ class ServerHome:
 
 
 class NodeHome:
-    """On a thread of its own, next to the RPC node of a test chain.
+    """On a separate thread, next to the RPC node of a test chain.
 
     Args:
         rpc_url: of the node.
@@ -154,7 +154,7 @@ class NodeHome:
 
     @property
     def rpc(self) -> Rpc:
-        """What reaches the node."""
+        """The client of the node."""
         return self._call
 
     async def _call(self, method: str, *params: Any) -> Any:  # noqa: ANN401 - JSON
@@ -175,11 +175,11 @@ class NodeHome:
         return told["result"]
 
     def keypair(self, name: str) -> Keypair:
-        """Return a key of chance: on a chain that others use, none may be known to them."""
+        """Return a random key: on a shared chain, others must not know it."""
         return self._keypairs.setdefault(name, Keypair())
 
     def move_in(self, work: Work) -> None:
-        """Look for due work now and again."""
+        """Look for due work periodically."""
 
         async def look() -> None:
             while True:

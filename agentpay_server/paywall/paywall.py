@@ -35,7 +35,7 @@ class Paywall:
             assert http.get("/forecast").status_code == 402
 
     It checks payments as strictly as the packages of the field, and broadcasts them itself. `mode` makes it
-    hostile. Its addresses belong to no account, and it pays fees with a key of its own.
+    hostile. Its addresses belong to no account, and it pays fees with a separate key.
 
     It may be used from any thread. On a server in process it shares the server's thread, chain, clock and
     snapshots, and is closed with it at the latest.
@@ -64,10 +64,10 @@ class Paywall:
             serves_again: whether it serves a settled payment that is presented again, instead of refusing it
                 as a duplicate.
             pay_to: address of the owner who is paid, such as an account's `chain_address`; default: an
-                address of its own.
+                separate address.
             name: distinguishes several paywalls of one server: addresses follow from it.
             rpc_url: instead of `server`: JSON-RPC endpoint of another test chain. The paywall then has a
-                thread of its own and the machine's clock.
+                separate thread and the machine's clock.
             usdc_mint: with `rpc_url`: address of the USDC mint; default: that of mainnet.
 
         Raises:

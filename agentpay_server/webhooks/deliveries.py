@@ -102,7 +102,7 @@ class Deliveries:
             webhooks = [
                 webhook.webhook_id
                 for webhook in webhook_store.of_operator(connection, principal.operator_id)
-                if webhook.subscription.hears(event.type, event.account_id)
+                if webhook.subscription.wants(event.type, event.account_id)
             ]
         else:
             webhooks = [_named_webhook(connection, principal, request.webhook_id)]

@@ -151,7 +151,7 @@ class _Printer:
                 }
             ],
             "security": [{"bearer": []}],
-            "tags": [{"name": tag, "description": _TAGS.get(tag, "What happened.")} for tag in tags],
+            "tags": [{"name": tag, "description": _TAGS.get(tag, "Recorded events.")} for tag in tags],
             "paths": paths,
             **({"webhooks": webhooks} if webhooks else {}),
             "components": {

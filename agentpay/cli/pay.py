@@ -1,4 +1,4 @@
-"""`agentpay-server pay`: buying from an API that asks for money with HTTP 402, and showing the exchange."""
+"""`agentpay pay`: buying from an API that asks for money with HTTP 402, and showing the exchange."""
 
 import base64
 import json
@@ -11,12 +11,12 @@ import click
 import httpx
 
 from agentpay import AgentPay
+from agentpay.cli.connection import RefusedError, takes_server
+from agentpay.cli.output import Output
+from agentpay.cli.values import Identifier, Usdc
 from agentpay.contract.identifiers import ACCOUNT
 from agentpay.contract.printable import printable
 from agentpay.payments import PaymentAuth, PaymentRecord, PaymentRefusedError
-from agentpay_server.cli.connection import RefusedError, takes_server
-from agentpay_server.cli.output import Output
-from agentpay_server.cli.values import Identifier, Usdc
 
 _SHOWN_BYTES: Final = 64 * 1024
 
