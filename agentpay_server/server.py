@@ -33,6 +33,7 @@ from agentpay_server.money.settlement_schedule import SettlementWorker
 from agentpay_server.money.watch_schedule import ConfirmationWorker, LateLandingWorker
 from agentpay_server.operators.keys import FirstOperator, Keys
 from agentpay_server.operators.overview import Overview, RequestLog
+from agentpay_server.operators.sign_in import SignIns
 from agentpay_server.payments.pins import Origins
 from agentpay_server.payments.service import Payments
 from agentpay_server.payments.settling import PaymentHandler
@@ -62,6 +63,7 @@ from agentpay_server.webhooks.deliveries import Deliveries
 from agentpay_server.webhooks.http import HttpPoster
 from agentpay_server.webhooks.sender import WebhookSender
 from agentpay_server.webhooks.service import Webhooks
+from agentpay_server.webhooks.tail import EventTail
 
 HANDLERS: Final = (
     TransferHandler(),
@@ -93,6 +95,7 @@ class Services:
     Attributes:
         tasks: running tasks.
         keys: operators and API keys.
+        sign_ins: links to the console, and the keys that browsers get for them.
         accounts: accounts and balances.
         policies: policies.
         transfers: transfers.
@@ -106,6 +109,7 @@ class Services:
         webhooks: registered endpoints.
         deliveries: events and their deliveries.
         sender: sends deliveries.
+        tail: sends events to streams as they are committed.
         deposits: deposits.
         settlement: drivers of signed transactions.
         audit: the audit trail.
@@ -124,6 +128,7 @@ class Services:
         self.settlement: Settlement = Settlement(context, HANDLERS)
         self.deposits: Deposits = Deposits(context, self.settlement, server.arrivals)
         self.keys: Keys = Keys(context, are_all_seeded=config.seeded_port_keys)
+        self.sign_ins: SignIns = SignIns(context)
         decisions = Decisions(context, self.settlement, self.deposits.look_if_told)
         execution = Execution(context, self.settlement, decisions)
         records = PolicyRecords(context, self.settlement)
@@ -141,6 +146,7 @@ class Services:
         self.webhooks: Webhooks = Webhooks(context)
         self.deliveries: Deliveries = Deliveries(context)
         self.sender: WebhookSender = WebhookSender(context, server.poster)
+        self.tail: EventTail = EventTail(context)
         self.audit: AuditTrail = AuditTrail(context)
         # Without the sandbox's faults: an automatic check must not use up one of them.
         self.treasury: Treasury = Treasury(context, server.chain)
@@ -184,6 +190,7 @@ class Services:
             schedule=self.schedule,
             faults=server.faults,
             snapshots=server.snapshots,
+            console_keys=self.sign_ins,
         )
 
     async def recover(self, *, is_alone: bool) -> None:
@@ -309,6 +316,7 @@ class Server:
 
     def _restarted(self) -> None:
         """Continue after restoring a snapshot, at which no work was in progress."""
+        self.services.tail.close()
         self.context.tasks.end_loops()
         self.context.wakeup.forget_listeners()
         self.services = Services(self)

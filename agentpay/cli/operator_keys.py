@@ -13,7 +13,9 @@ from agentpay.cli.tables import Column
 
 _COLUMNS: Final = [
     Column("name", lambda key: key.name, is_text=True),
+    Column("kind", lambda key: key.kind),
     Column("created", lambda key: key.created_at),
+    Column("expires", lambda key: key.expires_at),
     Column("key_id", lambda key: key.key_id),
 ]
 

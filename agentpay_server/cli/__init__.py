@@ -21,6 +21,10 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     ),
     **CLIENT_COMMANDS,
     "keys": ("agentpay_server.cli.keys:keys", "Manage agent keys, and generate operator keys."),
+    "console-link": (
+        "agentpay_server.cli.console_link:console_link",
+        "Print a link that signs in to the operator console.",
+    ),
     "operators": (
         "agentpay_server.cli.operators:operators",
         "Create operators in a data directory or database.",

@@ -134,7 +134,7 @@ def demo(
             server.base_url,
             None if operator_key else server.operator_key,
             story_seed,
-            has_console=not no_dashboard,
+            console_url=None if no_dashboard else server.console_url,
             tools=world.tools() if has_tools else None,
         )
         if has_tools and find_spec("mcp") is None:
@@ -208,12 +208,12 @@ def _introduce(
     operator_key: str | None,
     seed: int,
     *,
-    has_console: bool,
+    console_url: str | None,
     tools: Mapping[str, Any] | None,
 ) -> None:
     if output.is_json:
         told = {"base_url": base_url, "operator_key": operator_key, "seed": seed, **(tools or {})}
-        output.document({"demo": told})
+        output.document({"demo": told if console_url is None else {**told, "console_url": console_url}})
         return
     output.line(
         Text(
@@ -225,8 +225,8 @@ def _introduce(
         output.line(f"  {line}")
     if operator_key is None:
         output.line(f"  and set {KEY_VARIABLE} to the operator key that you passed")
-    if has_console:
-        output.line(f"Operator console: {base_url}/dashboard (sign in with the operator key).")
+    if console_url is not None:
+        output.line(f"Operator console (the link works once, within 10 minutes): {console_url}")
     output.line("There are payments, a rejection, an open session, and two transfers that wait for you.")
     output.line(Text("Then try:", style="bold"))
     for command, purpose in _TRY_NEXT:

@@ -339,6 +339,15 @@ class AgentPayServer:
         return self._running.listen(port, allowed_hosts)
 
     @property
+    def console_url(self) -> str:
+        """A new link that signs in to the operator console once, within 10 minutes; each use makes another.
+
+        Raises:
+            RuntimeError: the server does not listen, or its settings do without the console.
+        """
+        return self._running.console_url()
+
+    @property
     def rpc_url(self) -> str:
         """The address at which Solana clients reach the embedded chain, by JSON-RPC over HTTP.
 

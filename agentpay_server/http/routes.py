@@ -5,7 +5,7 @@ continues if the caller disconnects. Operations on snapshots do not: they wait f
 cancel them.
 """
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any, Final
 
 from attrs import frozen
@@ -52,6 +52,10 @@ def _policy(versioned: VersionedPolicy) -> Reply:
     return Reply(status=200, model=versioned.policy, headers=((b"etag", versioned.etag.encode("ascii")),))
 
 
+def _stream(stream: AsyncGenerator[bytes]) -> Reply:
+    return Reply(status=200, stream=stream)
+
+
 ROUTES: Final[Mapping[str, Route]] = {
     "accounts.create": Route(201, lambda s, c: s.accounts.create(c.principal, c.body), is_owned=True),
     "accounts.list": Route(200, lambda s, c: s.accounts.list(c.principal, c.query)),
@@ -91,6 +95,7 @@ ROUTES: Final[Mapping[str, Route]] = {
         200, lambda s, c: s.payments.report_outcome(c.principal, c.path["transfer_id"], c.body), is_owned=True
     ),
     # The console
+    "console.accounts.list": Route(200, lambda s, c: s.accounts.list_details(c.principal, c.query)),
     "console.origins.list": Route(200, lambda s, c: s.origins.list(c.principal, c.query)),
     "console.origins.put": Route(200, lambda s, c: s.origins.put(c.principal, c.path["origin"], c.body)),
     "console.origins.get": Route(200, lambda s, c: s.origins.get(c.principal, c.path["origin"])),
@@ -109,6 +114,8 @@ ROUTES: Final[Mapping[str, Route]] = {
     "console.operator_keys.revoke": Route(
         204, lambda s, c: s.keys.revoke_operator_key(c.principal, c.path["key_id"])
     ),
+    "console.sign_in": Route(201, lambda s, c: s.sign_ins.sign_in(c.principal, c.body)),
+    "console.sign_in_code": Route(201, lambda s, c: s.sign_ins.create_code(c.principal)),
     "console.approvals.list": Route(200, lambda s, c: s.approvals.list(c.principal, c.query)),
     "console.approvals.approve": Route(
         200, lambda s, c: s.approvals.approve(c.principal, c.path["transfer_id"]), is_owned=True
@@ -124,10 +131,12 @@ ROUTES: Final[Mapping[str, Route]] = {
     "console.webhooks.rotate_secret": Route(
         200, lambda s, c: s.webhooks.rotate_secret(c.principal, c.path["webhook_id"], c.body)
     ),
+    "console.stream": Route(_stream, lambda s, c: s.tail.stream(c.principal, c.headers.get("last-event-id"))),
     "console.events.list": Route(200, lambda s, c: s.deliveries.list_events(c.principal, c.query)),
     "console.events.replay": Route(
         202, lambda s, c: s.deliveries.replay(c.principal, c.path["event_id"], c.body)
     ),
+    "console.deliveries.replay": Route(202, lambda s, c: s.deliveries.replay_since(c.principal, c.body)),
     "console.deliveries.list": Route(200, lambda s, c: s.deliveries.list_deliveries(c.principal, c.query)),
     # The sandbox
     "sandbox.accounts.fund": Route(

@@ -99,12 +99,8 @@ class Outbox:
     def _add(self, happening: Happening, subscriptions: list[Subscription]) -> None:
         event_id, event_type = self._ids.new(identifiers.EVENT), happening.type.value
         # The envelope of `contract.events.Event`, serialised without creating an instance.
-        envelope = {
-            "id": event_id,
-            "type": event_type,
-            "created_at": self._created_at,
-            "data": codec.unstructure(happening.data),
-        }
+        data = codec.unstructure(happening.data)
+        envelope = {"id": event_id, "type": event_type, "created_at": self._created_at, "data": data}
         self._events.append(
             {
                 "event_id": event_id,
@@ -113,6 +109,7 @@ class Outbox:
                 "type": event_type,
                 "body": codec.print_json(envelope).decode("ascii"),
                 "created_us": self._now_us,
+                "transfer_id": data.get("transfer_id"),
             }
         )
         for subscription in subscriptions:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import attrs
@@ -98,9 +99,13 @@ EXTENSION_CALLS: dict[str, Callable[[AgentPay], Any]] = {
     "console.operator_keys.create": lambda c: c.console.operator_keys.create(name="ops"),
     "console.operator_keys.list": lambda c: list(c.console.operator_keys.list()),
     "console.operator_keys.revoke": lambda c: c.console.operator_keys.revoke("key_a"),
+    "console.accounts.list": lambda c: list(c.console.accounts.list()),
     "console.accounts.get": lambda c: c.console.accounts.get("acct_a"),
     "console.accounts.allow_signing": lambda c: c.console.accounts.allow_signing("acct_a"),
     "console.audit.list": lambda c: list(c.console.audit.list()),
+    "console.sign_in": lambda c: c.console.sign_in("ap_code_a"),
+    "console.sign_in_code": lambda c: c.console.sign_in_code(),
+    "console.stream": lambda c: next(c.console.stream()),
     "console.summary": lambda c: c.console.summary(),
     "console.requests.list": lambda c: list(c.console.requests.list()),
     "console.approvals.list": lambda c: list(c.console.approvals.list()),
@@ -111,6 +116,9 @@ EXTENSION_CALLS: dict[str, Callable[[AgentPay], Any]] = {
     "console.webhooks.rotate_secret": lambda c: c.console.webhooks.rotate_secret("wh_a"),
     "console.events.list": lambda c: list(c.console.events.list()),
     "console.events.replay": lambda c: c.console.events.replay("evt_a"),
+    "console.deliveries.replay": lambda c: c.console.deliveries.replay(
+        since=datetime(2026, 1, 1, tzinfo=UTC)
+    ),
     "console.deliveries.list": lambda c: list(c.console.deliveries.list()),
     "sandbox.accounts.fund": lambda c: Sandbox(c).fund("acct_a", "1"),
     "sandbox.operators.create": lambda c: Sandbox(c).create_operator("b"),

@@ -120,11 +120,21 @@ def test_an_operator_key_is_made_listed_and_revoked(server: AgentPayServer, comm
     with server.client(api_key=made["key"]) as second:
         assert list(second.accounts.list()) == []
         newest, _ = commands.items("operator-keys", "list")
-        assert newest == {name: made[name] for name in ("key_id", "name", "created_at")}
+        known = {name: made[name] for name in ("key_id", "name", "created_at")}
+        assert newest == {**known, "kind": "operator", "expires_at": None}
         revoked = commands.json("operator-keys", "revoke", made["key_id"])
         assert revoked == {"key_id": made["key_id"], "status": "revoked"}
         with pytest.raises(AuthenticationError):
             second.accounts.list()
+
+
+def test_a_link_signs_in_to_the_console_once(server: AgentPayServer, commands: CommandLine) -> None:
+    shown = commands.run("console-link").stdout.strip()
+    page, _, code = shown.partition("#code=")
+    assert page == f"{commands.environment['AGENTPAY_BASE_URL']}/dashboard"
+    assert server.client(api_key=server.console.sign_in(code).key).whoami().kind == "operator"
+    assert "#code=" in commands.json("console-link")["console_url"]
+    assert "console" in commands.shown("operator-keys", "list")
 
 
 def test_the_terminal_lists_operator_keys_and_says_that_one_is_shown_once(commands: CommandLine) -> None:

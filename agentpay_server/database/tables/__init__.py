@@ -8,7 +8,14 @@ from agentpay_server.database.tables.base import metadata
 from agentpay_server.database.tables.chain import chain_accounts, chain_credits, chain_signatures, chain_state
 from agentpay_server.database.tables.custody import accounts, policy_records
 from agentpay_server.database.tables.escrows import session_charges, sessions
-from agentpay_server.database.tables.identity import api_keys, audit, counters, operators, server_state
+from agentpay_server.database.tables.identity import (
+    api_keys,
+    audit,
+    counters,
+    operators,
+    server_state,
+    sign_in_codes,
+)
 from agentpay_server.database.tables.money import (
     chain_transactions,
     entries,
@@ -40,6 +47,7 @@ __all__ = [
     "server_state",
     "session_charges",
     "sessions",
+    "sign_in_codes",
     "transfers",
     "webhooks",
 ]
