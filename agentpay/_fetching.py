@@ -61,7 +61,7 @@ class Target:
         origin: scheme, host and port in one form.
         host: the host as it is resolved.
         port: the port.
-        is_private_allowed: whether whoever configured the tools allows this origin to be private.
+        is_private_allowed: whether the configuration of the tools allows this origin to be private.
     """
 
     url: str
@@ -267,8 +267,8 @@ def _checked(addresses: list[str], target: Target) -> str:
     """
     if not addresses or (not target.is_private_allowed and not all(map(is_public, addresses))):
         raise FetchRefusedError(
-            f"{printable(target.origin)[:200]} is a private address; only public ones are fetched, and those "
-            "that whoever configured these tools allows"
+            f"{printable(target.origin)[:200]} is a private address, which the configuration of these tools "
+            "does not allow"
         )
     return addresses[0]
 

@@ -62,6 +62,24 @@ with AgentPay() as client:
     assert sys.argv[1] in [each.name for each in client.accounts.list()]
 """
 
+NOWHERE = "http://127.0.0.1:9"
+"""An address at which no service is."""
+
+CALL_TOOLS = """
+import asyncio, os, sys
+from mcp import Client, StdioServerParameters
+
+async def call():
+    started = StdioServerParameters(command=sys.executable, args=["-m", "agentpay.mcp"], env=dict(os.environ))
+    async with Client(started) as client:
+        assert len((await client.list_tools()).tools) == 9
+        order = {"payment_ref": "order-0001", "to": "acct_1", "amount_usdc": "1"}
+        result = (await client.call_tool("pay", order)).structured_content
+    assert (result["status"], result["money_moved"]) == ("unknown", "unknown"), result
+
+asyncio.run(call())
+"""
+
 DELIVER = """
 import sys, time
 import httpx
@@ -194,12 +212,23 @@ def next_json(process: "subprocess.Popen[str]") -> Any:  # noqa: ANN401 - a JSON
 def as_client(client: Installed) -> None:
     """Use the client in an environment without the server."""
     client.run("python", "-I", "-W", "error", "-c", ALONE)
+    said = client.run("agentpay-mcp", code=1)
+    if said != "agentpay-mcp: mcp is not installed: pip install 'agentpay-kit[mcp]'\n":
+        fail("agentpay-mcp", said)
     for command in (("agentpay-server",), ("python", "-I", "-m", "agentpay_server")):
         said = client.run(*command, code=1)
         if not re.fullmatch(
             r"agentpay-server: the server needs click, .*: pip install \S+\[server\]\S*\n", said
         ):
             fail(command, said)
+
+
+def as_tools(installed: Installed) -> None:
+    """Start the MCP server with the official client, and call it while no service answers."""
+    said = installed.run("agentpay-mcp", code=2, AGENTPAY_API_KEY="ap_operator_x", AGENTPAY_BASE_URL=NOWHERE)
+    if "agent-scoped key" not in said:
+        fail("agentpay-mcp", said)
+    installed.run("python", "-I", "-c", CALL_TOOLS, AGENTPAY_API_KEY="ap_agent_x", AGENTPAY_BASE_URL=NOWHERE)
 
 
 def as_command_line(installed: Installed) -> None:

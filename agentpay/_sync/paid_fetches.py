@@ -3,7 +3,7 @@
 
 The service reads the challenge, decides and signs. A reference is the idempotency key, so there is one signed
 payment for it, which is presented again and never replaced while it may land. What this module adds is where
-a request may go, and what a model is told.
+a request may go, and what the model reads.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -31,7 +31,7 @@ from agentpay.tools.reports import idempotency_key
 from agentpay.tools.results import FetchResult, PaymentResult, PaymentStatus
 
 PAID_READ_SECONDS: Final = 30.0
-"""Longest wait for the answer to a paid request, in seconds: sellers settle before they answer."""
+"""Longest wait for the response to a paid request, in seconds: sellers settle before they respond."""
 
 SETTLE_SECONDS: Final = 10.0
 """Longest wait for the end of a payment that was presented, in seconds."""
@@ -44,7 +44,7 @@ _PRESENTED: Final = frozenset({"payment-signature", "x-payment", "authorization"
 
 @frozen(kw_only=True)
 class Wanted:
-    """What a model wants fetched, its arguments checked by their schema alone."""
+    """Arguments of `fetch_paid`, checked only by their schema."""
 
     url: str
     max_usdc: str
@@ -62,8 +62,8 @@ class PaidFetches:
     Args:
         client: the client of the service.
         account_id: returns the account that pays.
-        found: returns the transfer that a reference stands for.
-        private_origins: origins that may be private, by the choice of whoever configures the tools.
+        found: returns the transfer of a reference.
+        private_origins: origins that may be private, from the configuration of the tools.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class PaidFetches:
             status: PaymentStatus = "rejected" if isinstance(error, FetchRefusedError) else "failed"
             return self._unfetched(ref, earlier, status, f"{error}. Nothing was paid by this call.")
         if page.status != 402:
-            reason = f"The URL answered {page.status} without asking for payment."
+            reason = f"The URL responded {page.status} without asking for payment."
             return self._unfetched(ref, earlier, None, reason, page)
         try:
             payment = self._authorized(ref, request, page, wanted.max_usdc)
@@ -103,7 +103,7 @@ class PaidFetches:
         problem = self._problem(payment, request, earlier, wanted.max_usdc)
         if problem is None:
             return self._presented(ref, request, payment)
-        # Nobody else has the signed bytes, and they expire: nothing can move.
+        # The signed bytes are only in this process, and they expire: nothing can move.
         return self._unfetched(ref, earlier, "rejected", problem, page)
 
     def _request(self, wanted: Wanted) -> Request:
@@ -155,7 +155,7 @@ class PaidFetches:
         is_paid = earlier is not None and str(earlier.status) == "settled"
         if earlier is not None and is_paid and payment.transfer_id != earlier.transfer_id:
             # The service forgets a key 24 hours after its payment has settled; a purchase stays paid.
-            return f"payment_ref {payment.transfer_id} was paid before, and is not paid again"
+            return "this payment_ref was paid before, and is not paid again"
         return None
 
     def _presented(self, ref: str, request: Request, payment: Payment) -> FetchResult:
@@ -174,7 +174,7 @@ class PaidFetches:
         except (FetchRefusedError, FetchFailedError) as error:
             reason = f"The payment was presented, and {error}."
         if page is not None and page.status == 402:
-            reason = "The seller answers 402 to the payment that was presented."
+            reason = "The seller responded 402 to the payment that was presented."
         elif page is not None and page.status in _REDIRECTS:
             reason = "The seller redirects the paid request, which is not followed."
         try:

@@ -24,7 +24,6 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "agentpay.cli.payments:payments",
         "List and show payments for API calls that ask for money (HTTP 402).",
     ),
-    "pay": ("agentpay.cli.pay:pay", "Request a URL, pay if it asks for money, and show the exchange."),
     "sessions": ("agentpay.cli.sessions:sessions", "Open, charge, close and list sessions."),
     "approvals": (
         "agentpay.cli.approvals:approvals",

@@ -78,7 +78,7 @@ class CheckResult(TypedDict):
         would: `settle`, `escalate` or `reject`.
         error: the error code that it would be rejected with.
         message: the rule, with its value and the request.
-        remaining_usdc: USDC that `max_daily_spend` allows before the payment; None without that limit.
+        remaining_usdc: USDC that `max_daily_spend` would allow afterwards; None without that limit.
     """
 
     would: str

@@ -37,6 +37,11 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "agentpay_server.cli.simulate:simulate",
         "Simulate servers under faults on virtual time, from a seed.",
     ),
+    "pay": ("agentpay_server.cli.pay:pay", "Request a URL and pay if it responds 402, showing the exchange."),
+    "crash-test": (
+        "agentpay_server.cli.crash_test:crash_test",
+        "Kill servers and agents while hostile sellers are paid, and count what was paid.",
+    ),
     "openapi": ("agentpay_server.cli.openapi:openapi", "Print the OpenAPI document of /v1."),
 }
 """Module and one-line help of each command; stated here so that `--help` imports no command."""

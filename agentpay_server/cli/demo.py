@@ -135,6 +135,7 @@ def demo(
             None if operator_key else server.operator_key,
             story_seed,
             console_url=None if no_dashboard else server.console_url,
+            paid_api_url=world.listen(),
             tools=world.tools() if has_tools else None,
         )
         if has_tools and find_spec("mcp") is None:
@@ -209,10 +210,12 @@ def _introduce(
     seed: int,
     *,
     console_url: str | None,
+    paid_api_url: str,
     tools: Mapping[str, Any] | None,
 ) -> None:
     if output.is_json:
-        told = {"base_url": base_url, "operator_key": operator_key, "seed": seed, **(tools or {})}
+        told = {"base_url": base_url, "operator_key": operator_key, "seed": seed}
+        told |= {"paid_api_url": paid_api_url, **(tools or {})}
         output.document({"demo": told if console_url is None else {**told, "console_url": console_url}})
         return
     output.line(
@@ -228,6 +231,7 @@ def _introduce(
     if console_url is not None:
         output.line(f"Operator console (the link works once, within 10 minutes): {console_url}")
     output.line("There are payments, a rejection, an open session, and two transfers that wait for you.")
+    output.line(f"{paid_api_url} sells calls for 0.05 USDC by MPP and x402: GET it, and it responds 402.")
     output.line(Text("Then try:", style="bold"))
     for command, purpose in _TRY_NEXT:
         output.line(f"  {command:<52}", Text(purpose, style="dim"))

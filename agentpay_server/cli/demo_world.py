@@ -11,12 +11,15 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any, Final
 
+import httpx
 from attrs import frozen
 
 from agentpay import AgentPay, errors
 from agentpay.contract.sessions import Session
 from agentpay.contract.transfers import TransferStatus
+from agentpay.payments import PaymentAuth
 from agentpay_server.embedded.server import AgentPayServer
+from agentpay_server.paywall import Paywall
 
 RESEARCH: Final = "Research bot"
 TRAVEL: Final = "Travel desk"
@@ -42,6 +45,8 @@ _MODEL_POLICY: Final[Mapping[str, Any]] = {
 }
 _CAP_USDC: Final = Decimal(3)
 _PRICE_USDC: Final = Decimal("0.35")
+_CALL_USDC: Final = Decimal("0.05")
+_PAID_PATH: Final = "/complete"
 _LOW_USDC: Final = 20
 _LEFT: Final = 2
 """Transfers that wait for the user: the demo's operator does not decide them."""
@@ -92,6 +97,7 @@ class DemoWorld:
         self._agents: dict[str, AgentPay] = {}
         self._session: Session | None = None
         self._waiting: list[str] = []
+        self._calls = 0
         self._left: list[str] = []
         self.accounts: dict[str, str] = {}
 
@@ -110,7 +116,9 @@ class DemoWorld:
         )
         self._sessions = self._server.agent_client(self.accounts[RESEARCH]).sessions
         self._inbox = self._server.webhook_inbox(low_balance_threshold_usdc=_LOW_USDC)
-        for act in (self._buy, self._buy_too_much, self._meter, self._meter, self._pay_stranger):
+        self._open_paid_api()
+        acts = (self._buy, self._buy_too_much, self._meter, self._meter, self._pay_stranger)
+        for act in (*acts, self._call_paid_api):
             self._do(act)
         for _ in range(_LEFT):
             self._do(self._book)
@@ -129,6 +137,10 @@ class DemoWorld:
         # The interpreter rather than `agentpay-mcp`: a host need not have the environment on its path.
         started = {"command": sys.executable, "args": ["-m", "agentpay.mcp"], "env": env}
         return {"mcpServers": {"agentpay": started}}
+
+    def listen(self) -> str:
+        """Open a port for the paid API, and return the URL of a call."""
+        return self._paid_api.listen() + _PAID_PATH
 
     def step(self) -> None:
         """Perform one more step, and show it."""
@@ -149,8 +161,8 @@ class DemoWorld:
             self._raise_limit()
             return
         acts = [self._buy, self._meter, self._book, self._buy_too_much, self._pay_stranger]
-        acts += [self._work_while_paused, self._decide, self._break_receiver]
-        self._random.choices(acts, weights=[40, 25, 8, 8, 6, 4, 8, 3])[0]()
+        acts += [self._work_while_paused, self._decide, self._break_receiver, self._call_paid_api]
+        self._random.choices(acts, weights=[40, 25, 8, 8, 6, 4, 8, 3, 15])[0]()
 
     def _do(self, act: Callable[[], None]) -> None:
         try:
@@ -263,6 +275,32 @@ class DemoWorld:
             action = f"is charged {_PRICE_USDC} USDC: {session.running_total_usdc} of {session.cap_usdc}"
         self._session = None if session.is_final else session
         self._record(RESEARCH, action, str(session.status), session_id=session.session_id)
+
+    def _open_paid_api(self) -> None:
+        """Let the inference house sell calls by HTTP 402 too."""
+        seller = self._operator.accounts.get(self.accounts[INFERENCE]).chain_address
+        self._paid_api = Paywall(self._server, pay_to=seller, name="demo")
+        self._paid_api.sell(
+            _PAID_PATH,
+            _CALL_USDC,
+            protocols=["mpp", "x402_v2"],
+            category="inference",
+            content={"text": "Rain."},
+        )
+        auth = PaymentAuth(self._agents[RESEARCH], account_id=self.accounts[RESEARCH])
+        self._http = httpx.Client(
+            transport=self._paid_api.transport(), base_url=self._paid_api.base_url, auth=auth, trust_env=False
+        )
+
+    def _call_paid_api(self) -> None:
+        """Call the paid API, which asks for money first."""
+        self._calls += 1
+        response = self._http.get(_PAID_PATH, extensions={"payment_key": f"demo-call-{self._calls}"})
+        transfer_id: str = response.extensions["payment"].transfer_id
+        # What the seller says does not count: the service asks the chain.
+        settled = self._agents[RESEARCH].payments.get(transfer_id)
+        action = f"pays {_CALL_USDC} USDC for a call of {INFERENCE}"
+        self._record(RESEARCH, action, settled.status, transfer_id=transfer_id)
 
     def _break_receiver(self) -> None:
         """Make the webhook's receiver fail once; that delivery is retried after 30 seconds."""

@@ -38,7 +38,7 @@ _PAYMENT_HEADERS: Final = {
 
 @frozen(kw_only=True)
 class Challenge:
-    """The fields of a challenge beyond its terms.
+    """The parts of a challenge beyond its terms.
 
     Attributes:
         url: of the resource.
@@ -207,7 +207,7 @@ def read_payment(headers: Iterable[tuple[str, str]]) -> Presented | None:
 
 
 def require_own(presented: Presented, terms: Terms, now_us: int) -> None:
-    """Check that a payment belongs to a challenge that this seller has issued for `terms`.
+    """Check that a payment is for a challenge that this seller issued for `terms`.
 
     Raises:
         PaymentRefusedError: it does not.

@@ -1,4 +1,4 @@
-"""The environment of a seller: an in-process server's thread, or a separate one next to a node."""
+"""Homes of a seller: the thread of a server in process, or its own thread next to a node elsewhere."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ class Home(Protocol):
 
     @property
     def rpc(self) -> Rpc:
-        """The client of a node of the chain."""
+        """Calls a node of the chain."""
         ...
 
     def keypair(self, name: str) -> Keypair:
@@ -94,11 +94,11 @@ class ServerHome:
 
     @property
     def rpc(self) -> Rpc:
-        """The client of the server's chain, on the server's thread."""
+        """Calls the node of the server's chain, on the server's thread."""
         return self._rpc
 
     def keypair(self, name: str) -> Keypair:
-        """Return a key that is always the same for the same chain; others may know it."""
+        """Return a key that is the same for the same chain; others may know it."""
         return keypair_of("paywall", self._name, name, self._genesis)
 
     def move_in(self, work: Work) -> None:
@@ -134,16 +134,17 @@ class ServerHome:
 
 
 class NodeHome:
-    """On a separate thread, next to the RPC node of a test chain.
+    """On its own thread, next to the RPC node of a test chain.
 
     Args:
         rpc_url: of the node.
-        usdc_mint: address of the USDC mint.
+        usdc_mint: address of the USDC mint; None for that of mainnet.
+        clock: the seller's time; None for the machine's.
     """
 
-    def __init__(self, rpc_url: str, usdc_mint: str | None) -> None:
+    def __init__(self, rpc_url: str, usdc_mint: str | None, clock: Clock | None) -> None:
         self.owner: OwnerThread = OwnerThread("agentpay-paywall")
-        self.clock: Clock = SystemClock()
+        self.clock: Clock = clock or SystemClock()
         self.usdc_mint: str = usdc_mint or USDC_MINTS["mainnet-beta"]
         self._url = rpc_url
         self._keypairs: dict[str, Keypair] = {}
@@ -154,7 +155,7 @@ class NodeHome:
 
     @property
     def rpc(self) -> Rpc:
-        """The client of the node."""
+        """Calls the node."""
         return self._call
 
     async def _call(self, method: str, *params: Any) -> Any:  # noqa: ANN401 - JSON

@@ -1,4 +1,4 @@
-"""The products of a seller, and their terms."""
+"""Products of a seller, and their terms."""
 
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
@@ -45,7 +45,7 @@ class Product:
     mode: Mode | None = None
 
     def terms(self, protocol: Protocol, *, mint: str, recipient: str, fee_payer: str) -> Terms:
-        """Return the requested amounts and recipients in a protocol.
+        """Return the terms in a protocol.
 
         Args:
             protocol: one of `protocols`.

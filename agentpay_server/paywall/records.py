@@ -1,4 +1,4 @@
-"""The records of a paywall: sales and requests."""
+"""Records of a paywall: sales and requests."""
 
 from datetime import datetime
 from decimal import Decimal

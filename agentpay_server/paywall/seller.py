@@ -77,7 +77,7 @@ class _Visit:
 
 @define
 class _Noted:
-    """A request that is being served, with the information so far."""
+    """A request while it is being served: with the facts known so far."""
 
     request: PaywallRequest
 
@@ -146,7 +146,7 @@ class Seller:
     # --- Late work, as a schedule runs it
 
     async def next_due_us(self) -> int | None:
-        """Return when the next held payment is broadcast; None without one."""
+        """Return when the next held payment is to be broadcast; None without one."""
         return min((due_us for due_us, _ in self._late.values()), default=None)
 
     async def run_due(self) -> bool:

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 LAYERS: list[list[str]] = [
     ["agentpay_server.__main__"],
     ["agentpay_server", "agentpay_server.pytest_plugin", "agentpay_server.cli"],
-    ["agentpay_server._simulation"],
+    ["agentpay_server._simulation", "agentpay_server._crash_test"],
     ["agentpay_server.paywall"],
     ["agentpay_server.embedded"],
     ["agentpay_server.http", "agentpay_server.dashboard", "agentpay_server.clients"],
@@ -221,6 +221,7 @@ def test_only_the_embedded_server_and_clients_use_the_sdk():
         "agentpay_server.embedded",
         "agentpay_server.pytest_plugin",
         "agentpay_server._simulation",
+        "agentpay_server._crash_test",
     }
 
 
