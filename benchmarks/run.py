@@ -18,6 +18,7 @@ MODULES = (
     "fixtures",
     "imports",
     "install",
+    "payments",
     "sdk_call",
     "sessions",
     "simulator",

@@ -1,0 +1,278 @@
+"""`PaymentAuth` against sellers that settle on the chain: one purchase is one payment, whatever they do."""
+
+import asyncio
+import contextlib
+import subprocess
+import sys
+from decimal import Decimal
+from typing import Any
+
+import httpx
+import httpx2
+import pytest
+from server_world import START
+
+from agentpay import errors
+from agentpay.payments import PaymentAuth, PaymentRefusedError
+from agentpay_server import AgentPayServer
+from agentpay_server.paywall import Mode, Paywall, Protocol
+
+PRICE = Decimal("0.01")
+
+
+@pytest.fixture
+def server() -> Any:
+    with AgentPayServer(clock=START) as running:
+        yield running
+
+
+@pytest.fixture
+def bot(server: AgentPayServer) -> str:
+    account_id = server.client().accounts.create(name="Bot").account_id
+    server.sandbox.fund(account_id, 10)
+    return account_id
+
+
+def shop(server: AgentPayServer, **options: Any) -> Paywall:
+    return Paywall(server, {"/forecast": PRICE}, **options)
+
+
+def buyer(server: AgentPayServer, paywall: Paywall, bot: str, **options: Any) -> httpx.Client:
+    auth = PaymentAuth(server.agent_client(bot), account_id=bot, **options)
+    return httpx.Client(auth=auth, transport=paywall.transport(), base_url=paywall.base_url)
+
+
+def spent(server: AgentPayServer, bot: str) -> Decimal:
+    return Decimal(10) - server.client().accounts.balance(bot).balance_usdc
+
+
+@pytest.mark.parametrize("protocol", Protocol)
+def test_a_purchase_is_paid_once_and_settles(server: AgentPayServer, bot: str, protocol: Protocol) -> None:
+    with shop(server, protocols=[protocol]) as paywall, buyer(server, paywall, bot) as http:
+        response = http.get("/forecast", extensions={"payment_key": "forecast-7"})
+        assert response.status_code == 200
+        record = response.extensions["payment"]
+        assert record.receipt
+        assert spent(server, bot) == paywall.received_usdc == PRICE
+        payment = server.client().payments.get(record.transfer_id)
+        assert (payment.protocol, payment.amount_usdc) == (protocol.value, PRICE)
+        assert payment.origin == paywall.base_url
+
+
+@pytest.mark.parametrize("protocol", Protocol)
+def test_async_clients_of_both_libraries_pay(server: AgentPayServer, bot: str, protocol: Protocol) -> None:
+    async def buy(url: str, library: Any) -> int:
+        async with server.async_client() as client:
+            auth = PaymentAuth(client, account_id=bot)
+            async with library.AsyncClient(auth=auth) as http:
+                response = await http.get(f"{url}/forecast")
+                return int(response.status_code)
+
+    with shop(server, protocols=[protocol]) as paywall:
+        url = paywall.listen()
+        assert [asyncio.run(buy(url, library)) for library in (httpx, httpx2)] == [200, 200]
+        assert spent(server, bot) == 2 * PRICE
+
+
+SETTLED_ANYWAY = (
+    Mode.LOSE_REPLY,
+    Mode.FAIL_AFTER_SETTLING,
+    Mode.ASK_TWICE,
+    Mode.RAISE_PRICE,
+    Mode.CHANGE_PAYEE,
+)
+
+
+@pytest.mark.parametrize("protocol", Protocol)
+@pytest.mark.parametrize("mode", SETTLED_ANYWAY)
+def test_a_seller_that_settles_and_says_otherwise_is_paid_once(
+    server: AgentPayServer, bot: str, mode: Mode, protocol: Protocol
+) -> None:
+    with shop(server, mode=mode, protocols=[protocol], serves_again=True) as paywall:
+        with buyer(server, paywall, bot) as http:
+            outcomes = []
+            for attempt in range(3):
+                if attempt == 2:
+                    paywall.mode = Mode.HONEST
+                try:
+                    outcomes.append(http.get("/forecast", extensions={"payment_key": "k"}).status_code)
+                except (httpx.TransportError, PaymentRefusedError) as error:
+                    outcomes.append(type(error))
+        assert spent(server, bot) == PRICE, outcomes
+        assert len(paywall.sales) == 1
+
+
+@pytest.mark.parametrize("mode", [Mode.ASK_TWICE, Mode.RAISE_PRICE, Mode.CHANGE_PAYEE])
+def test_a_second_402_carries_the_payment(server: AgentPayServer, bot: str, mode: Mode) -> None:
+    with shop(server, mode=mode) as paywall, buyer(server, paywall, bot) as http:
+        with pytest.raises(PaymentRefusedError) as caught:
+            http.get("/forecast", extensions={"payment_key": "k"})
+        assert caught.value.idempotency_key == "k"
+        (payment,) = server.client().payments.list(account_id=bot)
+        assert caught.value.transfer_id == payment.transfer_id
+
+
+def test_a_lost_reply_says_what_was_presented(server: AgentPayServer, bot: str) -> None:
+    with shop(server, mode=Mode.LOSE_REPLY) as paywall, buyer(server, paywall, bot) as http:
+        with pytest.raises(httpx.TransportError) as caught:
+            http.get("/forecast", extensions={"payment_key": "k"})
+        record = caught.value.request.extensions["payment"]
+        assert record.idempotency_key == "k"
+        assert server.client().payments.get(record.transfer_id).account_id == bot
+
+
+@pytest.mark.parametrize("follows", [True, False])
+def test_a_redirect_gets_no_payment(server: AgentPayServer, bot: str, follows: bool) -> None:
+    with shop(server, mode=Mode.REDIRECT) as paywall, buyer(server, paywall, bot) as http:
+        try:
+            status = http.get("/forecast", follow_redirects=follows).status_code
+        except PaymentRefusedError:
+            status = 402
+        assert status == (402 if follows else 307) or status in (302, 303, 308)
+        assert spent(server, bot) == 0
+        assert not paywall.sales
+
+
+UNPAYABLE = (Mode.WRONG_NETWORK, Mode.WRONG_MINT, Mode.MALFORMED_CHALLENGE, Mode.ENORMOUS_CHALLENGE)
+
+
+@pytest.mark.parametrize("protocol", Protocol)
+@pytest.mark.parametrize("mode", UNPAYABLE)
+def test_a_challenge_that_is_not_safe_signs_nothing(
+    server: AgentPayServer, bot: str, mode: Mode, protocol: Protocol
+) -> None:
+    with shop(server, mode=mode, protocols=[protocol]) as paywall, buyer(server, paywall, bot) as http:
+        for _ in range(4):
+            with contextlib.suppress(errors.UnpayableChallengeError):
+                assert http.get("/forecast").status_code == 402
+        assert not list(server.client().payments.list())
+        assert spent(server, bot) == 0
+
+
+def test_the_price_is_the_callers_to_bound(server: AgentPayServer, bot: str) -> None:
+    with shop(server) as paywall, buyer(server, paywall, bot, max_amount="0.009999") as http:
+        with pytest.raises(errors.UnpayableChallengeError) as caught:
+            http.get("/forecast")
+        assert caught.value.code == "nothing_payable"
+        assert spent(server, bot) == 0
+
+
+def test_the_policy_decides(server: AgentPayServer, bot: str) -> None:
+    operator = server.client()
+    operator.policies.update(bot, max_daily_spend="0.015")
+    with shop(server) as paywall, buyer(server, paywall, bot) as http:
+        assert http.get("/forecast").status_code == 200
+        with pytest.raises(errors.PolicyViolationError, match="max_daily_spend"):
+            http.get("/forecast")
+        assert spent(server, bot) == PRICE
+        operator.console.origins.put(paywall.base_url, blocked=True)
+        with pytest.raises(errors.PolicyViolationError, match=paywall.base_url):
+            http.get("/forecast", extensions={"payment_key": "other"})
+
+
+def test_an_approved_payment_is_paid_by_the_same_request(server: AgentPayServer, bot: str) -> None:
+    operator = server.client()
+    operator.policies.update(bot, escalation_threshold="0.01")
+    with shop(server) as paywall, buyer(server, paywall, bot) as http:
+        with pytest.raises(errors.PaymentPendingApprovalError) as caught:
+            http.get("/forecast", extensions={"payment_key": "k"})
+        with pytest.raises(errors.PaymentPendingApprovalError):
+            http.get("/forecast", extensions={"payment_key": "k"})
+        operator.console.approvals.approve(caught.value.transfer_id)
+        assert spent(server, bot) == 0
+        assert http.get("/forecast", extensions={"payment_key": "k"}).status_code == 200
+        assert spent(server, bot) == PRICE
+
+
+def test_a_payment_that_was_never_broadcast_expires_with_its_key(server: AgentPayServer, bot: str) -> None:
+    with shop(server, mode=Mode.NEVER_SETTLE) as paywall, buyer(server, paywall, bot) as http:
+        assert http.get("/forecast", extensions={"payment_key": "k"}).status_code == 200
+        server.sandbox.clock.advance(minutes=5)
+        with pytest.raises(errors.ConflictError) as caught:
+            http.get("/forecast", extensions={"payment_key": "k"})
+        assert caught.value.code == "payment_expired"
+        assert spent(server, bot) == 0
+
+
+LOST = {
+    "before the service was asked": ("reset", 1),
+    "after the service has signed": ("reply_lost", 1),
+}
+
+
+@pytest.mark.parametrize("protocol", Protocol)
+@pytest.mark.parametrize("step", LOST)
+def test_what_the_service_loses_is_paid_once(
+    server: AgentPayServer, bot: str, protocol: Protocol, step: str
+) -> None:
+    effect, times = LOST[step]
+    client = server.agent_client(bot).with_options(max_retries=0)
+    with shop(server, protocols=[protocol]) as paywall:
+        auth = PaymentAuth(client, account_id=bot)
+        with httpx.Client(auth=auth, transport=paywall.transport(), base_url=paywall.base_url) as http:
+            with (
+                server.sandbox.fault("http:POST /payments", effect=effect, times=times),
+                pytest.raises(errors.PaymentOutcomeUnknownError),
+            ):
+                http.get("/forecast", extensions={"payment_key": "k"})
+            assert not paywall.sales
+            assert http.get("/forecast", extensions={"payment_key": "k"}).status_code == 200
+        assert spent(server, bot) == PRICE
+
+
+def test_what_the_seller_answered_is_recorded(server: AgentPayServer, bot: str) -> None:
+    with shop(server) as paywall, buyer(server, paywall, bot, report=True) as http:
+        record = http.get("/forecast").extensions["payment"]
+        outcome = server.client().payments.get(record.transfer_id).outcome
+        assert outcome is not None
+        assert (outcome.status_code, outcome.receipt) == (200, record.receipt)
+
+
+# --- A process that dies
+
+KILLED = """
+import os, sys
+import httpx
+from agentpay import AgentPay
+from agentpay.payments import PaymentAuth
+
+service, key, account_id, url, step = sys.argv[1:]
+client = AgentPay(base_url=service, api_key=key)
+authorize = client.payments.authorize
+
+def die(when):
+    if when == step:
+        os._exit(9)
+
+def watched(**order):
+    die("before the service is asked")
+    payment = authorize(**order)
+    die("once it is signed")
+    return payment
+
+client.payments.authorize = watched
+hooks = {"response": [lambda response: die("once it is presented") if response.status_code != 402 else None]}
+with httpx.Client(auth=PaymentAuth(client, account_id=account_id), event_hooks=hooks) as http:
+    http.get(url, extensions={"payment_key": "k"})
+"""
+
+
+@pytest.mark.parametrize("protocol", Protocol)
+@pytest.mark.parametrize("step", ["before the service is asked", "once it is signed", "once it is presented"])
+def test_a_process_that_is_killed_has_paid_at_most_once(
+    server: AgentPayServer, bot: str, protocol: Protocol, step: str
+) -> None:
+    key = server.client().console.agent_keys.create(bot).key
+    with shop(server, protocols=[protocol], serves_again=True) as paywall:
+        url = f"{paywall.listen()}/forecast"
+        arguments = [server.listen(), key, bot, url, step]
+        dead = subprocess.run([sys.executable, "-c", KILLED, *arguments], check=False, capture_output=True)
+        assert dead.returncode == 9, dead.stderr.decode()
+        paid = 1 if step == "once it is presented" else 0
+        assert spent(server, bot) == paid * PRICE
+
+        with httpx.Client(auth=PaymentAuth(server.agent_client(bot), account_id=bot)) as http:
+            for _ in range(2):
+                assert http.get(url, extensions={"payment_key": "k"}).status_code == 200
+        assert spent(server, bot) == PRICE
+        assert len(paywall.sales) == len(list(server.client().payments.list())) == 1
