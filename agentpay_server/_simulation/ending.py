@@ -12,11 +12,12 @@ import httpx
 
 from agentpay.contract.accounts import Account
 from agentpay.contract.sessions import Session, SessionStatus
+from agentpay.contract.transfers import Transfer
 from agentpay.contract.usdc import to_micro
 from agentpay.errors import AgentPayError, APIError, PolicyViolationError
 from agentpay_server._simulation.agents import SimulatedClient, pay
 from agentpay_server._simulation.database import NEXT_RELEASE
-from agentpay_server._simulation.judges import Asked
+from agentpay_server._simulation.judges import Asked, Judges
 from agentpay_server.embedded.transports import exchange
 
 if TYPE_CHECKING:
@@ -122,7 +123,8 @@ async def _under_way(
         done: what was at its end before; what is now is added.
         counts: whether what nobody was told of is counted as well, as nobody asks for transfers any more.
     """
-    names = {subject for subject, _ in world.judges.subjects} | set(world.judges.told) | set(world.sessions)
+    judges = world.judges
+    names = {subject for subject, _ in judges.subjects} | set(judges.keys) | set(world.sessions)
     wanted = sorted(names - done)
     found: list[tuple[str, str]] = []
     for at in range(0, len(wanted), _AT_ONCE):
@@ -132,7 +134,7 @@ async def _under_way(
         for name, status in zip(wanted[at : at + _AT_ONCE], statuses, strict=True):
             if status in _UNDER_WAY:
                 found.append((name, status))
-            elif status not in ("open", "pending_approval"):
+            elif status not in ("open", "pending_approval", "approved"):
                 done.add(name)
     for status in (SessionStatus.OPENING, SessionStatus.CLOSING):
         found += [(each.session_id, status) async for each in client.sessions.list(status=status, limit=100)]
@@ -209,13 +211,12 @@ async def _judge_payments(world: "World", client: SimulatedClient) -> None:
     """Judge every payment that is on chain: who asked for it, and what is said of it."""
     keys: Counter[tuple[str, str]] = Counter()
     for (subject, kind), signatures in world.judges.landed.items():
-        if kind != "transfer" or not signatures:
+        if kind not in ("transfer", "payment") or not signatures:
             continue
         transfer = world.judges.told.get(subject) or await client.transfers.get(subject)
         if transfer.status != "settled" or [transfer.tx_signature] != signatures:
             world.violate("landed, and not settled so", subject, transfer.status, *signatures)
-        asked = world.judges.asked.get(transfer.idempotency_key)
-        if asked is None or (transfer.to, to_micro(transfer.amount_usdc)) not in asked.terms:
+        if not _was_asked_for(world.judges, transfer, is_payment=kind == "payment"):
             world.violate("paid, and nobody asked for it", subject, transfer.idempotency_key)
         keys[transfer.from_, transfer.idempotency_key] += 1
         if keys[transfer.from_, transfer.idempotency_key] > 1:
@@ -223,6 +224,13 @@ async def _judge_payments(world: "World", client: SimulatedClient) -> None:
     for transfer in world.judges.told.values():
         if transfer.status == "settled" and transfer.tx_signature not in world.cluster.landings:
             world.violate("settled, and not on chain", transfer.transfer_id)
+
+
+def _was_asked_for(judges: Judges, transfer: Transfer, *, is_payment: bool) -> bool:
+    micro, asked = to_micro(transfer.amount_usdc), judges.asked.get(transfer.idempotency_key)
+    if is_payment:
+        return (transfer.from_, micro) in judges.prices[transfer.idempotency_key]
+    return asked is not None and (transfer.to, micro) in asked.terms
 
 
 async def _spend_the_rest(world: "World", client: SimulatedClient) -> None:
@@ -307,7 +315,7 @@ async def _judge_events(world: "World", client: SimulatedClient) -> None:
         if not signatures:
             continue
         match kind:
-            case "transfer":
+            case "transfer" | "payment":
                 counts = (told["transfer.initiated", subject], told["transfer.settled", subject])
                 if counts != (1, 1) or told["transfer.rejected", subject]:
                     world.violate("a payment has not its events", subject, *counts)

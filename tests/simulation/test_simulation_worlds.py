@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from attrs import evolve
 
 from agentpay_server._simulation.plan import KINDS, Plan, drawn
 from agentpay_server._simulation.world import simulate
@@ -47,6 +48,15 @@ def test_two_processes_log_the_same_for_a_seed() -> None:
 
 def test_two_seeds_are_two_runs() -> None:
     assert simulate(drawn(1, minutes=0.2)).digest != simulate(drawn(2, minutes=0.2)).digest
+
+
+def test_agents_buy_from_sellers_and_each_purchase_lands_once() -> None:
+    plan = drawn(16, minutes=1, strength=2)
+    outcome = simulate(evolve(plan, skew=evolve(plan.skew, purchases=0.8, sessions=0.2)), keeps=True)
+    assert outcome.violations == ()
+    landed = [line.split()[4] for line in outcome.lines if " land " in line and " payment " in line]
+    assert len(landed) == len(set(landed)) > 5
+    assert {kind for kind in outcome.faults if kind.startswith("shop.")}
 
 
 def test_without_faults_nothing_fails() -> None:
