@@ -138,6 +138,8 @@ async def _under_way(
                 done.add(name)
     for status in (SessionStatus.OPENING, SessionStatus.CLOSING):
         found += [(each.session_id, status) async for each in client.sessions.list(status=status, limit=100)]
+    # One whose answer was lost is known to nobody else.
+    found += [(each.transfer_id, each.status) async for each in client.submitted_payments()]
     for server in world.servers if counts else ():
         if waiting := await _transfers_in_flight(server):
             found.append((f"transfers on {server.name}", str(waiting)))
