@@ -12,6 +12,7 @@ from agentpay._version import __version__
 
 if TYPE_CHECKING:
     from agentpay import errors as errors
+    from agentpay import payments as payments
     from agentpay import testing as testing
     from agentpay import webhooks as webhooks
     from agentpay._async.accounts import AsyncAccounts
@@ -25,13 +26,16 @@ if TYPE_CHECKING:
     )
     from agentpay._async.deliveries import AsyncDeliveries, AsyncEvents, AsyncRegisteredWebhooks
     from agentpay._async.keys import AsyncAgentKeys, AsyncOperatorKeys
+    from agentpay._async.origins import AsyncOrigins
     from agentpay._async.paging import AsyncPage, AsyncPages
+    from agentpay._async.payments import AsyncPayments
     from agentpay._async.policies import AsyncPolicies
     from agentpay._async.sessions import AsyncSessions
     from agentpay._async.transfers import AsyncTransfers
     from agentpay._async.webhooks import AsyncWebhooks
     from agentpay._options import CallOptions
     from agentpay._params import (
+        AuthorizePaymentParams,
         ChargeSessionParams,
         CheckTransferParams,
         CreateAccountParams,
@@ -43,13 +47,16 @@ if TYPE_CHECKING:
         ListDeliveriesParams,
         ListEventsParams,
         ListParams,
+        ListPaymentsParams,
         ListSessionsParams,
         ListTransactionsParams,
         ListTransfersParams,
         OpenSessionParams,
+        PinOriginParams,
         PolicyParams,
         RejectTransferParams,
         ReplayEventParams,
+        ReportOutcomeParams,
         RotateSecretParams,
     )
     from agentpay._raw import RawResponse
@@ -58,7 +65,9 @@ if TYPE_CHECKING:
     from agentpay._sync.console import AccountDetails, Approvals, Audit, Console, ServedRequests
     from agentpay._sync.deliveries import Deliveries, Events, RegisteredWebhooks
     from agentpay._sync.keys import AgentKeys, OperatorKeys
+    from agentpay._sync.origins import Origins
     from agentpay._sync.paging import Page
+    from agentpay._sync.payments import Payments
     from agentpay._sync.policies import Policies
     from agentpay._sync.sessions import Sessions
     from agentpay._sync.transfers import Transfers
@@ -73,6 +82,7 @@ if TYPE_CHECKING:
         EventType,
         KeyKind,
         Outcome,
+        PaymentProtocol,
         SessionStatus,
         TransactionStatus,
         TransactionStatusFilter,
@@ -98,6 +108,7 @@ if TYPE_CHECKING:
     from agentpay.contract.identity import Identity
     from agentpay.contract.models import Model
     from agentpay.contract.operator_keys import NewOperatorKey, OperatorKey
+    from agentpay.contract.payments import Payment, PaymentHeader, PaymentOutcome, PinnedOrigin
     from agentpay.contract.policies import AccountPolicy, Policy
     from agentpay.contract.requests import UNSET
     from agentpay.contract.sessions import Session
@@ -127,6 +138,9 @@ if TYPE_CHECKING:
         InvalidRequestError,
         NotFoundError,
         OutcomeUnknownError,
+        PaymentOutcomeUnknownError,
+        PaymentPendingApprovalError,
+        PaymentRefusedError,
         PermissionDeniedError,
         PolicyViolationError,
         PreconditionFailedError,
@@ -139,6 +153,7 @@ if TYPE_CHECKING:
         TransferFailedError,
         TransferOutcomeUnknownError,
         TransferRejectedError,
+        UnpayableChallengeError,
         WaitTimeoutError,
         WebhookError,
         WebhookPayloadError,
@@ -173,8 +188,10 @@ __all__ = [
     "AsyncDeliveries",
     "AsyncEvents",
     "AsyncOperatorKeys",
+    "AsyncOrigins",
     "AsyncPage",
     "AsyncPages",
+    "AsyncPayments",
     "AsyncPolicies",
     "AsyncRegisteredWebhooks",
     "AsyncServedRequests",
@@ -184,6 +201,7 @@ __all__ = [
     "Audit",
     "AuditEntry",
     "AuthenticationError",
+    "AuthorizePaymentParams",
     "Balance",
     "Budget",
     "CallOptions",
@@ -223,6 +241,7 @@ __all__ = [
     "ListDeliveriesParams",
     "ListEventsParams",
     "ListParams",
+    "ListPaymentsParams",
     "ListSessionsParams",
     "ListTransactionsParams",
     "ListTransfersParams",
@@ -234,11 +253,22 @@ __all__ = [
     "OpenSessionParams",
     "OperatorKey",
     "OperatorKeys",
+    "Origins",
     "Outcome",
     "OutcomeUnknownError",
     "Page",
+    "Payment",
+    "PaymentHeader",
+    "PaymentOutcome",
+    "PaymentOutcomeUnknownError",
+    "PaymentPendingApprovalError",
+    "PaymentProtocol",
+    "PaymentRefusedError",
+    "Payments",
     "PendingTransfer",
     "PermissionDeniedError",
+    "PinOriginParams",
+    "PinnedOrigin",
     "Policies",
     "Policy",
     "PolicyParams",
@@ -251,6 +281,7 @@ __all__ = [
     "RegisteredWebhooks",
     "RejectTransferParams",
     "ReplayEventParams",
+    "ReportOutcomeParams",
     "RotateSecretParams",
     "ServedRequest",
     "ServedRequests",
@@ -273,6 +304,7 @@ __all__ = [
     "TransferRejectedError",
     "TransferStatus",
     "Transfers",
+    "UnpayableChallengeError",
     "WaitTimeoutError",
     "Webhook",
     "WebhookError",
@@ -303,8 +335,10 @@ _HOMES = {
     "AsyncDeliveries": "agentpay._async.deliveries",
     "AsyncEvents": "agentpay._async.deliveries",
     "AsyncOperatorKeys": "agentpay._async.keys",
+    "AsyncOrigins": "agentpay._async.origins",
     "AsyncPage": "agentpay._async.paging",
     "AsyncPages": "agentpay._async.paging",
+    "AsyncPayments": "agentpay._async.payments",
     "AsyncPolicies": "agentpay._async.policies",
     "AsyncRegisteredWebhooks": "agentpay._async.deliveries",
     "AsyncServedRequests": "agentpay._async.console",
@@ -313,6 +347,7 @@ _HOMES = {
     "AsyncWebhooks": "agentpay._async.webhooks",
     "Audit": "agentpay._sync.console",
     "AuditEntry": "agentpay.contract.console",
+    "AuthorizePaymentParams": "agentpay._params",
     "Balance": "agentpay.contract.accounts",
     "Budget": "agentpay.contract.spending",
     "CallOptions": "agentpay._options",
@@ -340,6 +375,7 @@ _HOMES = {
     "ListDeliveriesParams": "agentpay._params",
     "ListEventsParams": "agentpay._params",
     "ListParams": "agentpay._params",
+    "ListPaymentsParams": "agentpay._params",
     "ListSessionsParams": "agentpay._params",
     "ListTransactionsParams": "agentpay._params",
     "ListTransfersParams": "agentpay._params",
@@ -350,9 +386,16 @@ _HOMES = {
     "OpenSessionParams": "agentpay._params",
     "OperatorKey": "agentpay.contract.operator_keys",
     "OperatorKeys": "agentpay._sync.keys",
+    "Origins": "agentpay._sync.origins",
     "Outcome": "agentpay.contract.choices",
     "Page": "agentpay._sync.paging",
+    "Payment": "agentpay.contract.payments",
+    "PaymentHeader": "agentpay.contract.payments",
+    "PaymentOutcome": "agentpay.contract.payments",
+    "PaymentProtocol": "agentpay.contract.choices",
+    "Payments": "agentpay._sync.payments",
     "PendingTransfer": "agentpay.contract.approvals",
+    "PinnedOrigin": "agentpay.contract.payments",
     "Policies": "agentpay._sync.policies",
     "Policy": "agentpay.contract.policies",
     "PolicyParams": "agentpay._params",
@@ -362,12 +405,14 @@ _HOMES = {
     "RegisteredWebhooks": "agentpay._sync.deliveries",
     "RejectTransferParams": "agentpay._params",
     "ReplayEventParams": "agentpay._params",
+    "ReportOutcomeParams": "agentpay._params",
     "RotateSecretParams": "agentpay._params",
     "ServedRequest": "agentpay.contract.console",
     "ServedRequests": "agentpay._sync.console",
     "Session": "agentpay.contract.sessions",
     "SessionStatus": "agentpay.contract.choices",
     "Sessions": "agentpay._sync.sessions",
+    "PinOriginParams": "agentpay._params",
     "Transaction": "agentpay.contract.transactions",
     "TransactionStatus": "agentpay.contract.choices",
     "TransactionStatusFilter": "agentpay.contract.choices",
@@ -386,7 +431,7 @@ _HOMES = {
 if not TYPE_CHECKING:
     # Type checkers take a module with `__getattr__` for one that has every name.
     def __getattr__(name: str) -> object:
-        if name in ("errors", "testing", "webhooks"):
+        if name in ("errors", "payments", "testing", "webhooks"):
             return import_module(f"agentpay.{name}")
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

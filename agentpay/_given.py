@@ -11,7 +11,8 @@ from typing import Any, Final, Protocol
 
 from agentpay.errors import ConfigurationError
 
-_LIBRARIES: Final = ("httpx", "httpx2")
+LIBRARIES: Final = ("httpx", "httpx2")
+"""The HTTP libraries that a caller may bring."""
 
 
 class _Response(Protocol):
@@ -128,7 +129,7 @@ def class_names(value: object) -> frozenset[str]:
 def _classes(value: object) -> Iterator[tuple[str, str]]:
     for kind in type(value).__mro__:
         library = kind.__module__.partition(".")[0]
-        if library in _LIBRARIES:
+        if library in LIBRARIES:
             yield library, kind.__name__
 
 

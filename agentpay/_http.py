@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import httpx
 
@@ -35,6 +35,12 @@ from agentpay.contract.bodies import BodyError
 from agentpay.errors import AgentPayError, ClosedClientError, ConfigurationError
 
 __all__ = ["AsyncHttp", "AsyncHttpClient", "AsyncTransport", "Http", "HttpClient", "Transport"]
+
+if TYPE_CHECKING:
+
+    class Auth(httpx.Auth, Any):  # type: ignore[misc]  # to type checkers, of any library's
+        """What every HTTP library takes for `auth`."""
+
 
 _PLAINLY: Final[Mapping[str, Any]] = {"stream": True, "auth": None, "follow_redirects": False}
 """Arguments of `send`: no authentication or redirects by the HTTP library, and the body is read here."""

@@ -11,6 +11,7 @@ from decimal import Decimal
 from typing import Any, Literal, NotRequired, TypedDict
 
 from agentpay._arguments import Names
+from agentpay._challenges import Pairs
 from agentpay.contract.accounts import AccountStatus
 from agentpay.contract.choices import EventType
 from agentpay.contract.deliveries import DeliveryStatusFilter
@@ -80,7 +81,11 @@ class ListTransfersParams(TypedDict, total=False):
     """Arguments of `transfers.list`."""
 
     account_id: str | None
-    status: TransferStatus | Literal["pending_approval", "submitted", "settled", "rejected", "failed"] | None
+    status: (
+        TransferStatus
+        | Literal["pending_approval", "approved", "submitted", "settled", "rejected", "failed"]
+        | None
+    )
     idempotency_key: str | None
     since: datetime | None
     limit: int | None
@@ -178,6 +183,53 @@ class ListParams(TypedDict, total=False):
 
     limit: int | None
     cursor: str | None
+
+
+class AuthorizePaymentParams(TypedDict):
+    """Arguments of `payments.authorize`."""
+
+    account_id: str
+    idempotency_key: str
+    response: NotRequired[object]
+    origin: NotRequired[str | None]
+    url: NotRequired[object]
+    method: NotRequired[str | None]
+    headers: NotRequired[Pairs | None]
+    body: NotRequired[bytes | str | None]
+    max_amount: NotRequired[Decimal | int | str | None]
+    memo: NotRequired[str | None]
+
+
+class ListPaymentsParams(TypedDict, total=False):
+    """Arguments of `payments.list`."""
+
+    account_id: str | None
+    status: (
+        TransferStatus
+        | Literal["pending_approval", "approved", "submitted", "settled", "rejected", "failed"]
+        | None
+    )
+    origin: str | None
+    since: datetime | None
+    limit: int | None
+    cursor: str | None
+
+
+class ReportOutcomeParams(TypedDict):
+    """Arguments of `payments.report_outcome` besides the payment."""
+
+    status_code: int
+    receipt: NotRequired[str | None]
+    duration_ms: NotRequired[int | None]
+
+
+class PinOriginParams(TypedDict, total=False):
+    """Arguments of `console.origins.put` besides the origin."""
+
+    category: str | None
+    recipients: Sequence[str] | None
+    max_amount: Decimal | int | str | None
+    blocked: bool
 
 
 for _name, _kind in list(globals().items()):

@@ -198,7 +198,13 @@ def _quoted(name: str, value: object) -> str:
 
 
 def _free_text(name: str, value: object) -> str:
-    """Quote text that may contain slashes, which stay as they are: some proxies do not pass `%2F`."""
+    """Quote text that may contain slashes, which stay as they are: some proxies do not pass `%2F`.
+
+    The slashes of an origin are quoted: proxies merge two slashes in a row.
+    """
+    scheme, separator, host = check_text(name, value).partition("://")
+    if separator:
+        return _quoted(name, scheme) + quote(separator, safe="") + _quoted(name, host)
     return "/".join(_quoted(name, part) for part in check_text(name, value).split("/"))
 
 
@@ -291,6 +297,8 @@ _BY_CODE: Final[dict[str, type[errors.APIError]]] = {
     ErrorCode.SESSION_CAP_EXCEEDED: errors.SessionCapExceededError,
     ErrorCode.IDEMPOTENCY_CONFLICT: errors.IdempotencyConflictError,
     ErrorCode.SESSION_CLOSED: errors.SessionClosedError,
+    ErrorCode.UNREADABLE_CHALLENGE: errors.UnpayableChallengeError,
+    ErrorCode.NOTHING_PAYABLE: errors.UnpayableChallengeError,
     ErrorCode.CHAIN_UNAVAILABLE: errors.ChainUnavailableError,
     ErrorCode.SERVICE_UNAVAILABLE: errors.ServiceUnavailableError,
 }

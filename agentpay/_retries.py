@@ -41,6 +41,7 @@ from agentpay.errors import (
     ClosedClientError,
     ConfigurationError,
     OutcomeUnknownError,
+    PaymentOutcomeUnknownError,
     SessionOutcomeUnknownError,
     TransferOutcomeUnknownError,
 )
@@ -151,6 +152,8 @@ def unexpected(request: PreparedRequest, error: Exception) -> AgentPayError:
 def _outcome_unknown(endpoint: Endpoint, key: str, known_id: str | None) -> AgentPayError:
     if (endpoint.method, endpoint.path) == (CREATE_TRANSFER.method, CREATE_TRANSFER.path):
         return TransferOutcomeUnknownError(idempotency_key=key, transfer_id=known_id)
+    if endpoint.name == "payments.authorize":
+        return PaymentOutcomeUnknownError(idempotency_key=key, transfer_id=known_id)
     if endpoint.responses is ANY_SUCCESS:
         return OutcomeUnknownError(operation=endpoint.name, idempotency_key=key)
     return SessionOutcomeUnknownError(operation=endpoint.name, idempotency_key=key, session_id=known_id)

@@ -10,6 +10,9 @@
       + OutcomeUnknownError                 the request may or may not have been carried out
       |   - TransferOutcomeUnknownError     the transfer
       |   - SessionOutcomeUnknownError      the opening, or the charge, of a session
+      |   - PaymentOutcomeUnknownError      the signing of a payment behind HTTP 402
+      + PaymentRefusedError                 the seller still says 402 to its payment
+      + PaymentPendingApprovalError         an operator must approve the payment first
       + WaitTimeoutError (TimeoutError)     the transfer was not final in time
       + WebhookError                        a webhook delivery must not be processed
       |   - WebhookSignatureError           it is not proven to come from the service
@@ -30,6 +33,7 @@
           |   . SessionClosedError              session_closed
           - PreconditionFailedError         412
           - InvalidRecipientError           422
+          - UnpayableChallengeError         unreadable_challenge, nothing_payable
           - RateLimitedError                429
           - ExtensionNotOfferedError        404 of an extension that the service does not have
           - ServerError                     500 and above
@@ -71,6 +75,9 @@ __all__ = [
     "InvalidRequestError",
     "NotFoundError",
     "OutcomeUnknownError",
+    "PaymentOutcomeUnknownError",
+    "PaymentPendingApprovalError",
+    "PaymentRefusedError",
     "PermissionDeniedError",
     "PolicyViolationError",
     "PreconditionFailedError",
@@ -83,6 +90,7 @@ __all__ = [
     "TransferFailedError",
     "TransferOutcomeUnknownError",
     "TransferRejectedError",
+    "UnpayableChallengeError",
     "WaitTimeoutError",
     "WebhookError",
     "WebhookPayloadError",
@@ -265,6 +273,76 @@ class SessionOutcomeUnknownError(OutcomeUnknownError):
         known = f" (session {session_id})" if session_id else ""
         super().__init__(operation=operation, idempotency_key=idempotency_key, known=known)
         self.session_id = session_id
+
+
+class PaymentOutcomeUnknownError(OutcomeUnknownError):
+    """It is not known whether a payment behind HTTP 402 was signed: the response of the service was lost.
+
+    This call presented nothing to the seller. Repeat the request under the same key: it presents the one
+    payment of that key, or signs it. The last error is the `__cause__`.
+
+    Attributes:
+        idempotency_key: the key to repeat the request with: `extensions={"payment_key": …}` with
+            `PaymentAuth`, `idempotency_key` with `payments.authorize`.
+        transfer_id: the payment, for `payments.get`, where a response named it; else None.
+    """
+
+    def __init__(self, *, idempotency_key: str, transfer_id: str | None = None) -> None:
+        known = f" (transfer {transfer_id})" if transfer_id else ""
+        super().__init__(operation="payments.authorize", idempotency_key=idempotency_key, known=known)
+        self.transfer_id = transfer_id
+
+    @staticmethod
+    def _words(operation: str) -> tuple[str, str]:  # noqa: ARG004 - there is one
+        return "the payment was signed", "pay again"
+
+
+class PaymentRefusedError(AgentPayError):
+    """The seller answered 402 again, to a request that presented its payment.
+
+    Nothing more is paid for this request. The payment may still settle until it expires: read it with
+    `payments.get`. Repeating the request under the same key presents the same payment again and never pays
+    twice; a new key is a new purchase.
+
+    Attributes:
+        idempotency_key: the key of the request.
+        transfer_id: the payment, `txn_…`.
+        receipt: the receipt header of the response, a claim of the seller; None without one.
+        body: the beginning of the response's body, for diagnosis.
+    """
+
+    def __init__(
+        self, *, idempotency_key: str, transfer_id: str, receipt: str | None = None, body: bytes = b""
+    ) -> None:
+        super().__init__(
+            f"the seller answered 402 to payment {transfer_id}, and nothing more is paid. It may still "
+            "settle: read it with payments.get, or repeat the request with "
+            f"payment_key={idempotency_key!r} to present it again"
+        )
+        self.idempotency_key = idempotency_key
+        self.transfer_id = transfer_id
+        self.receipt = receipt
+        self.body = body
+
+
+class PaymentPendingApprovalError(AgentPayError):
+    """The policy asks an operator to approve the payment first; nothing was signed or presented.
+
+    Once it is approved, repeat the request under the same key: a fresh challenge with equal terms is paid.
+
+    Attributes:
+        idempotency_key: the key of the request.
+        transfer_id: the payment that waits, `txn_…`: `console.approvals.approve(transfer_id)`.
+    """
+
+    def __init__(self, *, idempotency_key: str, transfer_id: str) -> None:
+        super().__init__(
+            f"payment {transfer_id} waits for an operator's approval, and nothing was paid. Once "
+            "console.approvals.approve has approved it, repeat the request with "
+            f"payment_key={idempotency_key!r}"
+        )
+        self.idempotency_key = idempotency_key
+        self.transfer_id = transfer_id
 
 
 class WaitTimeoutError(AgentPayError, TimeoutError):
@@ -473,6 +551,15 @@ class InvalidRecipientError(APIError):
     """The recipient cannot hold USDC: it is neither a USDC token account nor an account_id (status 422)."""
 
     advice = "Pay an account_id, or a USDC token account instead of the wallet that owns it"
+
+
+class UnpayableChallengeError(APIError):
+    """The 402 that was to be paid cannot be: it is not readable, or offers nothing payable (status 422).
+
+    Codes `unreadable_challenge` and `nothing_payable`. Nothing was stored, and the key is free.
+    """
+
+    advice = "Do not pay this seller for this request; the message names what is wrong with its challenge"
 
 
 class RateLimitedError(APIError):

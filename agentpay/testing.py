@@ -47,6 +47,7 @@ from agentpay.contract.headers import REQUEST_ID, RETRY_AFTER, STATUS_HEADERS
 from agentpay.contract.identity import Identity
 from agentpay.contract.models import Model
 from agentpay.contract.operator_keys import NewOperatorKey, OperatorKey
+from agentpay.contract.payments import Payment, PaymentHeader, PaymentOutcome, PinnedOrigin
 from agentpay.contract.policies import AccountPolicy, Policy
 from agentpay.contract.schemas import Schemas
 from agentpay.contract.sessions import Session
@@ -67,6 +68,7 @@ _TRANSFERS: Final[Mapping[str, Mapping[str, Any]]] = {
     "settled": {},
     "submitted": {"settled_at": None},
     "pending_approval": {**_UNSIGNED, "settled_at": None},
+    "approved": {**_UNSIGNED, "settled_at": None},
     "rejected": {**_UNSIGNED, **_REFUSED, "settled_at": None},
     "failed": {
         "error": "transfer_failed",
@@ -75,6 +77,24 @@ _TRANSFERS: Final[Mapping[str, Mapping[str, Any]]] = {
     },
 }
 """The fields that differ by status from those of a settled transfer."""
+
+_PAYMENTS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "settled": {
+        "header": None,
+        "tx_signature": FIELDS["tx_signature"],
+        "settled_at": FIELDS["settled_at"],
+    },
+    "submitted": {},
+    "pending_approval": {"header": None},
+    "approved": {"header": None},
+    "rejected": {"header": None, **_REFUSED},
+    "failed": {
+        "header": None,
+        "error": "payment_expired",
+        "message": MEANINGS[ErrorCode.PAYMENT_EXPIRED],
+    },
+}
+"""The same of a payment."""
 
 _UNSETTLED: Final = {
     "settled_usdc": None,
@@ -115,6 +135,26 @@ def transfer_check(would: choices.Outcome = "settle", **fields: Any) -> Transfer
     """Return the predicted outcome of a transfer."""
     refused = _REFUSED if would == "reject" else {"error": None, "message": None}
     return _made(TransferCheck, {**refused, "would": would}, fields)
+
+
+def payment(status: choices.TransferStatus = "submitted", **fields: Any) -> Payment:  # noqa: ANN401
+    """Return a payment behind HTTP 402; one that is rejected or failed has an `error` and a `message`."""
+    return _made(Payment, {"status": status, **_PAYMENTS[status]}, fields)
+
+
+def payment_header(**fields: Any) -> PaymentHeader:  # noqa: ANN401
+    """Return the header that presents a payment."""
+    return _made(PaymentHeader, {}, fields)
+
+
+def payment_outcome(**fields: Any) -> PaymentOutcome:  # noqa: ANN401
+    """Return what a client says that a seller answered to a payment."""
+    return _made(PaymentOutcome, {}, fields)
+
+
+def pinned_origin(**fields: Any) -> PinnedOrigin:  # noqa: ANN401
+    """Return what an operator knows of a seller."""
+    return _made(PinnedOrigin, {}, fields)
 
 
 def account(status: choices.AccountStatus = "active", **fields: Any) -> Account:  # noqa: ANN401

@@ -1,7 +1,7 @@
 """The reference server: the whole service, with real Solana transactions, in process or on a port.
 
-Names are loaded when first used: the fixtures of pytest are announced in every test run, whether or not it
-uses them, and must cost next to nothing until then.
+Names are imported on first use: pytest loads this package's plugin in every test run, and it must cost almost
+nothing until a test uses it.
 """
 
 from typing import TYPE_CHECKING
@@ -53,7 +53,7 @@ _HOMES = {
 
 
 if not TYPE_CHECKING:
-    # Type checkers take a module with `__getattr__` for one that has every name.
+    # Type checkers assume that a module with `__getattr__` has every name.
     def __getattr__(name: str) -> object:
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The command `agentpay-server`, and `python -m agentpay_server`: the command line, once it can be loaded."""
+"""The command `agentpay-server`, and `python -m agentpay_server`."""
 
 import sys
 
@@ -6,7 +6,7 @@ from agentpay_server._loading import load
 
 
 def main() -> None:
-    """Run the command line, or say in one line what is not installed."""
+    """Run the command line, or print one line about missing dependencies."""
     try:
         cli = load("agentpay_server.cli")
     except ModuleNotFoundError as missing:

@@ -1,6 +1,6 @@
-"""Loads parts of the server when they are first needed, and says what to install where they cannot be.
+"""Imports parts of the server on demand, and says what to install if that fails.
 
-A client-only installation includes this package but not its dependencies: those are the extra `server`.
+A client-only installation includes this package but not its dependencies, which are in the extra `server`.
 """
 
 from importlib import import_module
@@ -11,7 +11,7 @@ def load(module: str) -> ModuleType:
     """Return a module of this package.
 
     Raises:
-        ModuleNotFoundError: what the server needs is not installed.
+        ModuleNotFoundError: a dependency of the server is not installed.
     """
     try:
         return import_module(module)
@@ -20,7 +20,7 @@ def load(module: str) -> ModuleType:
         name = (missing.name or "").partition(".")[0]
         if name in ("agentpay", "agentpay_server"):
             raise
-        # Only here: it loads more than everything else that an installation without the server loads.
+        # Imported here, because it imports more than the rest of a client-only installation.
         from agentpay_server.installation import install_command  # noqa: PLC0415
 
         raise ModuleNotFoundError(

@@ -1,8 +1,8 @@
-"""Recording who changed what: into the audit trail, in the commit that makes the change.
+"""The audit trail: records who changed what, in the commit that makes the change.
 
-An entry's action is the name of the endpoint that makes such a change, in process or over HTTP. Changes that
-the server makes on its own, driven by the clock or the chain, have no key. Four changes have no endpoint: an
-approval that expires, a transfer or a session that provably moved nothing, and an operator that is created
+The action of an entry is the name of the endpoint that makes such a change, in process or over HTTP. Changes
+that the server makes automatically, because of the clock or the chain, have no key. Four changes have no
+endpoint: an approval that expires, a transfer or a session that failed, and an operator that is created
 without the sandbox.
 """
 
@@ -33,7 +33,7 @@ LANDED_AFTER_EXPIRY: Final = "transaction.landed_after_expiry"
 UNPROMPTED: Final = frozenset(
     {APPROVAL_EXPIRED, TRANSFER_FAILED, SESSION_FAILED, OPERATOR_CREATED, LANDED_AFTER_EXPIRY}
 )
-"""The actions that are no endpoint's."""
+"""The actions without an endpoint."""
 
 
 class Actor(Protocol):
@@ -41,7 +41,7 @@ class Actor(Protocol):
 
     @property
     def operator_id(self) -> str:
-        """The operator in whose trail it is."""
+        """The operator whose trail has the entry."""
         ...
 
     @property
@@ -57,7 +57,7 @@ class Actor(Protocol):
 
 @frozen
 class Server:
-    """The server acting on its own, on behalf of an operator."""
+    """The server acting automatically, on behalf of an operator."""
 
     operator_id: str
     key_id: None = None
@@ -71,7 +71,7 @@ class AuditTrail:
         self._context = context
 
     async def list(self, principal: Principal, query: ListAudit) -> PageBody[AuditEntry]:
-        """Return a page of what was changed by whom.
+        """Return a page of the audit trail.
 
         Raises:
             Problem: `invalid_request` for a cursor of another list.
@@ -99,7 +99,7 @@ def record(
         actor: who makes the change.
         action: the name of the endpoint, or one of `UNPROMPTED`.
         subject: identifier of what is changed.
-        now_us: when.
+        now_us: the current time.
         before: JSON values, never a secret; None for an entry without them.
         after: as `before`.
     """

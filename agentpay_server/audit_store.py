@@ -1,4 +1,4 @@
-"""Statements about the audit trail, which is only ever added to."""
+"""Statements about the audit trail, which is append-only."""
 
 from typing import Final
 
@@ -34,7 +34,7 @@ _PAGE: Final = (
 
 
 def insert_entry(connection: Connection, **values: object) -> None:
-    """Store one entry; `values` are the columns but `seq`."""
+    """Store one entry; `values` are all columns but `seq`."""
     connection.execute(_INSERT, values)
 
 

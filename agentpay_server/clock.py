@@ -1,7 +1,7 @@
-"""Time as a parameter: what the service calls now, in integer microseconds since 1970, UTC.
+"""Time as a parameter: the service's current time, in integer microseconds since 1970, UTC.
 
-Every rule that depends on time takes it from a `Clock`, so that a test can stand still, step over 24 hours in
-a moment, and see the same thing twice. Waits on the network are not the clock's business: they are real.
+Every rule that depends on time takes it from a `Clock`, so that tests can stop time, skip 24 hours at once,
+and be repeated exactly. Waits on the network take real time.
 """
 
 import time
@@ -24,17 +24,18 @@ def _system_now_us() -> int:
 MACHINE_NOW_US: Final[ContextVar[Callable[[], int]]] = ContextVar("MACHINE_NOW_US", default=_system_now_us)
 """The clock of the machine that a server runs on, in microseconds since 1970, UTC.
 
-Tasks inherit the context of the task that started them, so a value set around the start of a server holds for
-that server alone. The simulator runs several servers in one process this way, each on a clock of its own.
+Tasks inherit the context of the task that started them, so a value set around the start of a server applies
+to that server only. This is how the simulator runs several servers in one process, each with a different
+clock.
 """
 
 
 class Clock(Protocol):
-    """Tells the time."""
+    """A source of the time."""
 
     @property
     def is_manual(self) -> bool:
-        """Whether it stands still until it is moved."""
+        """Whether it is paused between advances."""
         ...
 
     def now_us(self) -> int:
@@ -47,7 +48,7 @@ class SystemClock:
 
     @property
     def is_manual(self) -> bool:
-        """It is not."""
+        """False."""
         return False
 
     def now_us(self) -> int:
@@ -56,10 +57,10 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that stands still until it is moved, and never goes back.
+    """A clock that is paused until it is advanced, and never goes back.
 
     Args:
-        start: the time that it shows at first, with a UTC offset; cut to milliseconds.
+        start: the initial time, with a UTC offset; truncated to milliseconds.
     """
 
     def __init__(self, start: datetime) -> None:
@@ -77,43 +78,43 @@ class ManualClock:
         return self._now_us
 
     def move_to(self, now_us: int) -> None:
-        """Show `now_us` from now on; an earlier time than is shown changes nothing."""
+        """Set the time to `now_us`; an earlier time than the current one is ignored."""
         self._now_us = max(self._now_us, now_us)
 
     def set_to(self, now_us: int) -> None:
-        """Show `now_us`, whatever was shown before: where a server that starts again left off."""
+        """Set the time to `now_us`, whatever it is now: for a server that continues after a restart."""
         self._now_us = now_us
 
     def capture(self) -> Callable[[], None]:
-        """Return what sets it back to the time that it shows now."""
+        """Return a function that restores the current time."""
         now_us = self._now_us
         return lambda: self.set_to(now_us)
 
 
 def manual_clock(start: datetime | None = None) -> ManualClock:
-    """Return a clock that stands still, at `start` or at the time of the call."""
+    """Return a paused clock, at `start` or at the time of the call."""
     return ManualClock(datetime.now(UTC) if start is None else start)
 
 
 def real_now_us() -> int:
-    """Return real time, for leases: they must run out even where the server's clock stands still."""
+    """Return real time, for leases: they must expire even if the server's clock is paused."""
     return MACHINE_NOW_US.get()()
 
 
 def to_us(moment: datetime) -> int:
-    """Return microseconds since 1970 of a moment that has a UTC offset, exactly."""
+    """Convert a time with a UTC offset to microseconds since 1970, exactly."""
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
 def from_us(moment_us: int) -> datetime:
-    """Return the moment that lies `moment_us` microseconds after 1970, in UTC."""
+    """Convert microseconds since 1970 to a time in UTC."""
     return _EPOCH + timedelta(microseconds=moment_us)
 
 
 def end_of_millisecond_us(moment: datetime) -> int:
-    """Return the last microsecond that is shown as `moment`: what is shown as that time is not after it."""
+    """Return the last microsecond that is displayed as `moment`."""
     return to_us(moment) // 1_000 * 1_000 + 999
 
 
 LATEST_US: Final = to_us(datetime.max.replace(tzinfo=UTC))
-"""The last moment that a timestamp can show."""
+"""The last time that a timestamp can represent."""

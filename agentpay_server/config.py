@@ -1,4 +1,4 @@
-"""What a server is told: one value, made by `AgentPayServer(...)`, by `serve` and by tests."""
+"""The configuration of a server: one value, created by `AgentPayServer(...)`, by `serve` and by tests."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class Edge:
-    """Where a server meets what it cannot control. A simulation puts parts of its own here.
+    """A server's connections to the outside. A simulation replaces them.
 
     Attributes:
-        entropy: source of secrets that never follow from a seed, such as nonces.
-        rpc_client: returns what calls the RPC endpoint of the settings; None for a client over HTTP.
+        entropy: source of secrets that never depend on a seed, such as nonces.
+        rpc_client: creates the client for the RPC endpoint; None for a client over HTTP.
     """
 
     entropy: Randomness = field(factory=SystemRandomness)
     rpc_client: "Callable[[RpcSettings], RpcCaller] | None" = None
 
     def randomness(self, seed: int | None, *, start: int = 0, stream: str = "") -> Randomness:
-        """Return a source that repeats itself where there is a seed, as `randomness` does, else `entropy`."""
+        """Return a repeatable source if there is a seed, as `randomness` does, else `entropy`."""
         return self.entropy if seed is None else randomness(seed, start=start, stream=stream)
 
 
@@ -41,29 +41,29 @@ def _same(chain: WatchedChain) -> WatchedChain:
 
 @frozen(kw_only=True)
 class ServerConfig:
-    """All that a server is told.
+    """The configuration of a server.
 
     Attributes:
-        settings: how it behaves.
-        data_dir: a directory to keep everything in, made if it is not there.
-        database_url: a PostgreSQL database to keep everything in, `postgresql://…`. With neither, everything
+        settings: its settings.
+        data_dir: a directory to store everything in, created if missing.
+        database_url: a PostgreSQL database to store everything in, `postgresql://…`. With neither, everything
             is in memory.
-        database_schema: the schema of that database that holds all tables, made if it does not exist.
-        rpc: the cluster to work on; None for a chain within the process.
-        clock: what tells the time.
-        seed: makes identifiers, keys and signatures repeat, but for the keys that hold money on a cluster;
-            None takes them from the system. None alone is for a public cluster.
-        seeded_port_keys: whether all API keys follow from the seed; False keeps that to the first operator's.
-        operator_key: a key of the first operator; None makes a new one at the first start.
-        lend_key: whether a key is made for this run where none is given and the first is long known.
-        may_crash: whether the sandbox may kill the process, because it is the server's own.
-        mounts: transports for receivers of events within the process, by URL prefix.
-        wrap_chain: returns the chain that the services see, given the one that executes.
+        database_schema: the schema of that database for all tables, created if missing.
+        rpc: the cluster to use; None for an embedded chain.
+        clock: its clock.
+        seed: makes identifiers, keys and signatures repeatable, except the keys that hold money on a cluster;
+            None uses the operating system's randomness, and is required on public clusters.
+        seeded_port_keys: whether all API keys depend on the seed; False limits that to the first operator's.
+        operator_key: a key of the first operator; None creates one at the first start.
+        lend_key: whether to create a key for this run if none is given and the first is no longer known.
+        may_crash: whether the sandbox may kill the process, because it belongs to the server.
+        mounts: transports for event receivers within the process, by URL prefix.
+        wrap_chain: wraps the chain before the services use it.
         edge: where secrets come from and how RPC calls are made.
 
     Raises:
-        ValueError: both a data_dir and a database_url; one of them without `seeded_port_keys`; or a
-            database_schema that cannot name one.
+        ValueError: both a data_dir and a database_url; one of them without `seeded_port_keys`; or an invalid
+            database_schema.
     """
 
     settings: Settings = field(factory=Settings)
@@ -83,8 +83,8 @@ class ServerConfig:
 
     def __attrs_post_init__(self) -> None:
         if self.data_dir is not None and self.database_url is not None:
-            raise ValueError("a server keeps its data in data_dir or at database_url, not in both")
+            raise ValueError("a server stores its data in data_dir or at database_url, not in both")
         is_kept = self.data_dir is not None or self.database_url is not None
         if is_kept and not self.seeded_port_keys:
-            # The first operator's key would be stored, and be valid on the port of a later start.
+            # The first operator's key would be stored, and still be valid on a port of a later run.
             raise ValueError("seeded_port_keys=False is for servers in memory: leave out the seed instead")

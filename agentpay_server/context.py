@@ -1,4 +1,4 @@
-"""What every service works with: the database, the chain, the keys, the clock, chance and settings."""
+"""The parts that all services share: database, chain, keys, clock, randomness and settings."""
 
 from attrs import field, frozen
 
@@ -15,21 +15,21 @@ from agentpay_server.vault import Vault
 
 @frozen(kw_only=True)
 class Context:
-    """The parts that are wired once, in `server.py`, and shared by all services.
+    """The shared parts, created once in `server.py`.
 
     Attributes:
         database: runs units of work.
         chain: the chain.
-        signer: holds the keys that sign.
-        clock: tells the time.
+        signer: holds the signing keys.
+        clock: the clock.
         randomness: source of keys.
         identifiers: source of identifiers.
-        settings: how the server behaves.
-        tasks: the tasks that the server owns.
-        wakeup: tells whoever waits for due work that a due time has changed.
-        vault: seals secrets at rest.
-        metrics: what is counted.
-        is_cluster: whether the chain is a cluster: what comes in from outside is booked some time later.
+        settings: the server's settings.
+        tasks: the tasks of the server.
+        wakeup: notifies schedulers that a due time has changed.
+        vault: seals stored secrets.
+        metrics: counters and histograms.
+        is_cluster: whether the chain is a cluster, so that deposits are booked some time after they arrive.
     """
 
     database: Database

@@ -1,9 +1,9 @@
-"""Fault points: the named places in a money operation at which a test has the process die.
+"""Fault points: named places in money operations where a test can kill the process.
 
 Every operation passes the same steps, so that a test can enumerate them all. A point costs one comparison
-while none is armed. Death is SIGKILL: nothing is flushed, released or said goodbye to.
+while none is armed. The process dies by SIGKILL: nothing is flushed or released.
 
-    AGENTPAY_SERVER_CRASH_AT=transfer.sent      dies when a transfer was handed to the chain
+    AGENTPAY_SERVER_CRASH_AT=transfer.sent      dies when a transfer was sent to the chain
     AGENTPAY_SERVER_CRASH_AT=transfer.sent@3    dies at the third
 """
 
@@ -17,11 +17,11 @@ CRASH_VARIABLE: Final = "AGENTPAY_SERVER_CRASH_AT"
 
 
 class Operation(StrEnum):
-    """What is under way."""
+    """The operation in progress."""
 
     TRANSFER = "transfer"
     APPROVE = "approve"
-    """A transfer that an operator has approved; what it was before is `transfer`."""
+    """A transfer that an operator has approved; before that, it is a `transfer`."""
 
     ACCOUNT = "account"
     FUND = "fund"
@@ -34,45 +34,45 @@ class Operation(StrEnum):
 
 
 class Step(StrEnum):
-    """How far it has come."""
+    """The step that it has reached."""
 
     BEGUN = "begun"
-    """Asked for; nothing is stored, nothing signed."""
+    """Requested; nothing is stored or signed."""
 
     CLAIMED = "claimed"
-    """Of a closing: no charge is accepted any more; nothing is signed."""
+    """Closing a session: it accepts no more charges; nothing is signed."""
 
     SIGNED = "signed"
     """Signed, and stored if it is stored at all; not sent."""
 
     SENT = "sent"
-    """Handed over; its outcome was not asked for."""
+    """Sent; its status was not requested yet."""
 
     LANDED = "landed"
     """Final on chain; not booked."""
 
     EXPIRED = "expired"
-    """Proved never to land; not signed again."""
+    """Proved never to land; no replacement is signed."""
 
     BOOKED = "booked"
-    """Committed; nobody was told."""
+    """Committed; no caller, webhook or log was notified."""
 
 
 class ChainPoint(StrEnum):
-    """Where the embedded chain can be cut off."""
+    """Points where the embedded chain can be killed."""
 
     EXECUTED = "chain.executed"
     """The machine has executed; the page is not written."""
 
     WRITTEN = "chain.written"
-    """The page is written; nobody was told."""
+    """The page is written; no caller was notified."""
 
 
 _SEND_NOTHING: Final = frozenset({Operation.DEPOSIT, Operation.SESSION_CHARGE})
 
 
 def points_of(operation: Operation) -> tuple[str, ...]:
-    """Return the points that an operation passes; one that sends nothing begins and is booked."""
+    """Return the points that an operation passes; one that sends nothing only begins and is booked."""
     if operation in _SEND_NOTHING:
         steps = [Step.BEGUN, Step.BOOKED]
     else:
@@ -88,50 +88,50 @@ POINTS: Final = frozenset(
 
 
 class _Armed:
-    """The point at which the process dies, and how often it may be passed before."""
+    """The armed point, and how often it may be passed before the process dies."""
 
     point: str | None = None
     passes_left: int = 0
 
 
 def fault_point(operation: Operation, step: Step) -> None:
-    """Mark that an operation has come to a step."""
+    """Mark that an operation has reached a step."""
     if _Armed.point is not None:
         _pass(f"{operation}.{step}")
 
 
 def chain_fault_point(point: ChainPoint) -> None:
-    """Mark that the embedded chain has come to a point."""
+    """Mark that the embedded chain has reached a point."""
     if _Armed.point is not None:
         _pass(point)
 
 
 def arm(point: str) -> None:
-    """Let the process die at a point, `name` or `name@count`.
+    """Arm a point, `name` or `name@count`, at which the process dies.
 
     Raises:
-        ValueError: there is no such point, or the count is none.
+        ValueError: the point does not exist, or the count is invalid.
     """
     name, _, count = point.partition("@")
     if name not in POINTS:
-        raise ValueError(f"there is no fault point {name!r}; there are {', '.join(sorted(POINTS))}")
+        raise ValueError(f"unknown fault point {name!r}; available: {', '.join(sorted(POINTS))}")
     if count and not (count.isascii() and count.isdigit() and int(count)):
-        raise ValueError(f"{count!r} is no count; write {name}@1 or more")
+        raise ValueError(f"{count!r} is not a count; write {name}@1 or more")
     _Armed.point, _Armed.passes_left = name, int(count or 1) - 1
 
 
 def armed() -> str | None:
-    """Return the name of the point at which the process dies; None while none is armed."""
+    """Return the name of the armed point; None if none is armed."""
     return _Armed.point
 
 
 def disarm() -> None:
-    """Let the process live."""
+    """Disarm the point."""
     _Armed.point = None
 
 
 def capture() -> Callable[[], None]:
-    """Return what arms the point that is armed now, and no other."""
+    """Return a function that restores the currently armed point."""
     point, passes_left = _Armed.point, _Armed.passes_left
 
     def restore() -> None:

@@ -1,9 +1,8 @@
-"""The form of API keys and of webhook secrets (interface K6, W2).
+"""The format of API keys and of webhook secrets (interface K6, W2).
 
 An API key is `ap_operator_` or `ap_agent_`, 43 base62 characters, and a 6-character checksum; a secret is
-`whsec_` and 43 base62 characters. Both are 256 random bits. The checksum lets a mistyped or invented key be
-refused before any look-up, and leaked keys be recognised in text. Only the SHA-256 digest of a key is ever
-stored.
+`whsec_` and 43 base62 characters. Both are 256 random bits. The checksum allows refusing mistyped or invented
+keys before any look-up, and recognising leaked keys in text. Only the SHA-256 digest of a key is stored.
 """
 
 import hashlib
@@ -20,11 +19,11 @@ SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - the mark of a secret, not one
 
 
 LENT: Final = "lent"
-"""What is stored as the kind of an operator key that lasts as long as one run of a server."""
+"""The stored kind of an operator key that is valid for one run of a server."""
 
 
 def new_key(kind: KeyKind, random_bytes: bytes) -> str:
-    """Return the key that 32 random bytes make."""
+    """Return the key for 32 random bytes."""
     if len(random_bytes) != 32:
         raise ValueError("a key is made of exactly 32 random bytes")
     body = f"ap_{kind}_{_base62(int.from_bytes(random_bytes, 'big'), 43)}"
@@ -32,7 +31,7 @@ def new_key(kind: KeyKind, random_bytes: bytes) -> str:
 
 
 def digest_of(key: str) -> str | None:
-    """Return the digest under which a key is stored; None for a text that cannot be a key."""
+    """Return the digest under which a key is stored; None for malformed text."""
     match = _KEY.fullmatch(key)
     if match is None or _checksum(match[1]) != match[2]:
         return None
@@ -40,7 +39,7 @@ def digest_of(key: str) -> str | None:
 
 
 def new_secret(random_bytes: bytes) -> str:
-    """Return the webhook secret that 32 random bytes make."""
+    """Return the webhook secret for 32 random bytes."""
     return SECRET_PREFIX + _base62(int.from_bytes(random_bytes, "big"), 43)
 
 
@@ -49,7 +48,7 @@ def _checksum(body: str) -> str:
 
 
 def _base62(number: int, width: int) -> str:
-    """Return `number` as `width` digits, letters after figures."""
+    """Return `number` in base 62 with `width` digits; figures before letters."""
     digits = []
     for _ in range(width):
         number, digit = divmod(number, 62)

@@ -6,14 +6,14 @@ from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, FieldFau
 from agentpay.contract.requests import UNSET, UnsetType
 
 RETRY_AFTER_SECONDS: Final = 1
-"""`Retry-After` of a 503, in seconds; the service itself retries chain and database as often."""
+"""`Retry-After` of a 503, in seconds; the service retries chain and database at the same interval."""
 
 
 class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
-    """A request is refused or failed, for a reason that the interface declares.
+    """A request is refused or failed, for a reason declared in the interface.
 
     Args:
-        code: the error code; it decides the HTTP status.
+        code: the error code; it determines the HTTP status.
         message: what happened and what to do, in one or two sentences.
         details: every fault of an invalid request.
         transfer_id: the transfer, if one is stored.
@@ -68,7 +68,7 @@ class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
 
 
 def not_found(kind: str, identifier: str) -> Problem:
-    """A 404: the same for an identifier that does not exist and for one of another operator.
+    """Return a 404: the same for an identifier that does not exist and for one of another operator.
 
     See interface E9.
     """
@@ -79,13 +79,13 @@ def not_found(kind: str, identifier: str) -> Problem:
 
 
 def invalid(*faults: FieldFault) -> Problem:
-    """A 400 that names every fault (interface E1, R9)."""
+    """Return a 400 that lists every fault (interface E1, R9)."""
     message = "The request is invalid; details lists every fault."
     return Problem(ErrorCode.INVALID_REQUEST, message, details=faults)
 
 
 def chain_unavailable() -> Problem:
-    """A 503 that left nothing behind: nothing is stored, nothing will be sent (interface E4, I5)."""
+    """Return a 503 with no effect: nothing is stored, nothing will be sent (interface E4, I5)."""
     return Problem(
         ErrorCode.CHAIN_UNAVAILABLE,
         "The chain did not respond, and nothing was done. Retry shortly.",
@@ -94,7 +94,7 @@ def chain_unavailable() -> Problem:
 
 
 def signing_stopped(account_id: str) -> Problem:
-    """A 503 for an account that an operator must check; nothing was done."""
+    """Return a 503 for an account that an operator must review; nothing was done."""
     return Problem(
         ErrorCode.CHAIN_UNAVAILABLE,
         f"Signing is stopped for {account_id}, and nothing was done: a transaction landed that the service "
@@ -105,7 +105,7 @@ def signing_stopped(account_id: str) -> Problem:
 
 
 def service_unavailable() -> Problem:
-    """A 503 for a database that did not respond: the request may have been processed or not."""
+    """Return a 503 for a database that did not respond: the request may have been processed or not."""
     return Problem(
         ErrorCode.SERVICE_UNAVAILABLE,
         "The service's own database did not respond: the request may or may not have been processed. Read "
@@ -115,6 +115,6 @@ def service_unavailable() -> Problem:
 
 
 def shown(text: str) -> str:
-    """Return a caller's text for a sentence: printable, and cut to 80 characters."""
+    """Return a caller's text for use in a sentence: printable, and at most 80 characters."""
     printable = "".join(character if character.isprintable() else "�" for character in text[:80])
     return printable + ("…" if len(text) > 80 else "")

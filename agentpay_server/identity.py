@@ -1,7 +1,7 @@
-"""What a server is, across its starts: the seed of its keys, its chain, its manual clock, its first operator.
+"""The persistent identity of a server: the seed of its keys, its chain, its manual clock, its first operator.
 
-All of it lies in the database, so that a database is one server's whole memory. The seed is sealed: whoever
-has the database alone has no key.
+All of it is in the database, so a database is one server's whole memory. The seed is sealed: the database
+contains no usable key.
 """
 
 from typing import Final
@@ -16,11 +16,11 @@ from agentpay_server.vault import Vault, VaultError
 
 SEED_BYTES: Final = 64
 _GENESIS: Final = "genesis"
-"""The chain that the database was written for."""
+"""The chain that the database belongs to."""
 _MINT: Final = "usdc_mint"
-"""The mint of its token accounts, where that is a setting."""
+"""The mint of its token accounts, if that is a setting."""
 _CHAIN: Final = "chain"
-"""The chain that is kept in the database."""
+"""The chain that is stored in the database."""
 _CLOCK: Final = "manual_clock_us"
 _STARTS: Final = "starts"
 
@@ -30,7 +30,7 @@ class WrongKeyError(StartRefusedError):
 
 
 class ForeignChainError(StartRefusedError):
-    """The chain is not the one that this database was written for."""
+    """The chain is not the one that this database belongs to."""
 
 
 async def count_start(database: Database) -> int:
@@ -39,39 +39,39 @@ async def count_start(database: Database) -> int:
 
 
 async def custody_seed(database: Database, vault: Vault, randomness: Randomness) -> bytes:
-    """Return the seed of all keys that the server signs with, made at the first start.
+    """Return the seed of all signing keys, which is generated at the first start.
 
     Raises:
-        WrongKeyError: it was sealed under another key.
+        WrongKeyError: it was sealed with another key.
     """
     try:
         return bytes.fromhex(await run_again_if_late(database, _seed, vault, randomness))
     except VaultError:
         raise WrongKeyError(
-            "the encryption key is not the one that this database was first started with; give that one"
+            "the encryption key is not the one that this database was first started with; use the original"
         ) from None
 
 
 async def embedded_genesis(ledger: Database | None, randomness: Randomness) -> str:
-    """Return what names the embedded chain for good.
+    """Return the permanent identity of the embedded chain.
 
     Args:
-        ledger: where the chain is kept, and its name with it; None for one that ends with the process, and is
-            another one at each start.
-        randomness: gives a new chain its name.
+        ledger: where the chain and its identity are stored; None for a chain in memory, which is a new one at
+            each start.
+        randomness: generates the identity of a new chain.
     """
     genesis = randomness.randbytes(16).hex()
     return genesis if ledger is None else await run_again_if_late(ledger, _known_or, _CHAIN, genesis)
 
 
 async def known_genesis(database: Database) -> str | None:
-    """Return what names the chain that the database was written for; None before the first start."""
+    """Return the identity of the chain that the database belongs to; None before the first start."""
     known = await database.read(state.get, _GENESIS)
     return None if known is None else known.decode("ascii")
 
 
 async def check_genesis(database: Database, genesis: str) -> None:
-    """Note the chain at the first start, and hold every later one against it.
+    """Store the chain's identity at the first start, and compare it at every later one.
 
     Raises:
         ForeignChainError: it is another chain.
@@ -79,32 +79,32 @@ async def check_genesis(database: Database, genesis: str) -> None:
     known = await run_again_if_late(database, _known_or, _GENESIS, genesis)
     if known != genesis:
         raise ForeignChainError(
-            f"this database belongs to the chain {known}, and the chain that it would be used with is "
-            f"{genesis}: put back the one that it was written for, or start with neither"
+            f"this database belongs to the chain {known}, but the server would use {genesis}: restore the "
+            "original chain, or start with a new database"
         )
 
 
 async def check_mint(database: Database, usdc_mint: str) -> None:
-    """Note the USDC mint at the first start on a cluster, and hold every later one against it.
+    """Store the USDC mint at the first start on a cluster, and compare it at every later one.
 
     Raises:
-        ForeignChainError: it is another mint, of which no account of the database has a token account.
+        ForeignChainError: it is another mint, for which no account of the database has a token account.
     """
     known = await run_again_if_late(database, _known_or, _MINT, usdc_mint)
     if known != usdc_mint:
         raise ForeignChainError(
-            f"the accounts of this database hold the mint {known}, not {usdc_mint}: name that one, or use a "
+            f"the accounts of this database hold the mint {known}, not {usdc_mint}: set that one, or use a "
             "new database"
         )
 
 
 async def restore_clock(database: Database, clock: ManualClock) -> None:
-    """Let a manual clock stand where it stood when the server was last stopped, or note where it stands."""
+    """Set a manual clock to the time at which the server was last stopped, or store its time."""
     clock.set_to(int(await run_again_if_late(database, _known_or, _CLOCK, str(clock.now_us()))))
 
 
 async def note_clock(database: Database, now_us: int) -> None:
-    """Store where a manual clock is about to stand."""
+    """Store the time that a manual clock is about to reach."""
     await database.run(state.put, _CLOCK, str(now_us).encode("ascii"))
 
 
@@ -124,7 +124,7 @@ def _seed(connection: Connection, vault: Vault, randomness: Randomness) -> str:
 
 
 def _known_or(connection: Connection, name: str, value: str) -> str:
-    """Return what is stored under a name, or store `value` there and return it."""
+    """Return the value stored under a name; if missing, store `value`."""
     known = state.get(connection, name)
     if known is None:
         state.add(connection, name, value.encode("ascii"))

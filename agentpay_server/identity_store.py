@@ -1,4 +1,4 @@
-"""Statements about what a server is, across its starts."""
+"""Statements about the persistent identity of a server."""
 
 from typing import Final
 
@@ -18,21 +18,21 @@ _UPDATE: Final = (
 
 
 def get(connection: Connection, name: str, *, lock: bool = False) -> bytes | None:
-    """Return what is stored under a name, None when nothing is; with `lock`, nobody else changes it."""
+    """Return the value stored under a name, or None; with `lock`, no other transaction can change it."""
     value = connection.execute(_GET_LOCKED if lock else _GET, {"state_name": name}).scalar_one_or_none()
     return None if value is None else bytes(value)
 
 
 def add(connection: Connection, name: str, value: bytes) -> None:
-    """Store a value under a name that has none.
+    """Store a value under an unused name.
 
     Raises:
-        ConflictError: it has one by now.
+        ConflictError: the name has a value now.
     """
     connection.execute(_INSERT, {"name": name, "value": value})
 
 
 def put(connection: Connection, name: str, value: bytes) -> None:
-    """Store a value under a name, in the place of what was there."""
+    """Store a value under a name, replacing an earlier one."""
     if connection.execute(_UPDATE, {"state_name": name, "new_value": value}).rowcount == 0:
         connection.execute(_INSERT, {"name": name, "value": value})

@@ -1,7 +1,7 @@
-"""How an extra of this distribution is installed: from where the distribution itself was installed.
+"""The command that installs an extra of this distribution, from where the distribution was installed.
 
-The name on the package index says nothing about a checkout or a wheel, so the place is read from what the
-installer recorded (PEP 610).
+The name on the package index is not enough for a checkout or a wheel, so the source is read from the
+installer's records (PEP 610).
 """
 
 import json
@@ -22,7 +22,7 @@ def install_command(extra: str) -> str:
     try:
         recorded = distribution(DISTRIBUTION).read_text("direct_url.json")
     except PackageNotFoundError:
-        # The packages are imported without being installed.
+        # The packages were imported without being installed.
         is_checkout = (_ROOT / "pyproject.toml").is_file()
         return _pip(f"{_ROOT if is_checkout else _ANYWHERE}[{extra}]")
     if recorded is None:

@@ -1,8 +1,8 @@
-"""What a server says about itself while it runs: events with fields, one line each.
+"""The server's logs: events with fields, one line each.
 
-Loggers below `agentpay_server` are silent unless somebody gives them a handler and the level INFO, as the
-command line does. An event names its request by identifier. Fields hold identifiers, codes and durations,
-never what a caller sent, so that no secret can be among them.
+Loggers below `agentpay_server` are silent unless they have a handler and the level INFO, as with the command
+line. An event names its request by identifier. Fields contain identifiers, codes and durations, never a
+caller's data, so they cannot contain secrets.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from typing import Final, TextIO
 from weakref import WeakKeyDictionary
 
 REQUEST_ID: Final[ContextVar[str | None]] = ContextVar("agentpay_request_id", default=None)
-"""The request that the current task works for."""
+"""The request that the current task is processing."""
 
 ROOT: Final = "agentpay_server"
 logging.getLogger(ROOT).addHandler(logging.NullHandler())
@@ -28,7 +28,7 @@ Field = str | int | float | None
 
 
 class LogFormat(StrEnum):
-    """How events are printed."""
+    """The format of log lines."""
 
     JSON = "json"
     """One JSON object a line."""
@@ -38,7 +38,7 @@ class LogFormat(StrEnum):
 
 
 class Event:
-    """The message of a log record: a name, and fields in order. Its text is made when it is printed."""
+    """The message of a log record: a name, and fields in order. The text is formatted only when printed."""
 
     __slots__ = ("fields", "name")
 
@@ -59,10 +59,10 @@ def log(
     Args:
         logger: the module's.
         level: of `logging`.
-        event: what happened: `thing.happened`.
-        exception: an exception to print with it. One of an outage, which names it as `outage`, takes the
-            place of the event: as `<outage>.unavailable`, without a traceback, and once a second at most.
-        fields: what there is to say about it; None is left out.
+        event: its name: `thing.happened`.
+        exception: an exception to print with it. If it has an `outage`, the event is logged as
+            `<outage>.unavailable` instead, without a traceback, and at most once a second.
+        fields: its fields; None values are left out.
     """
     outage = getattr(exception, "outage", None)
     if outage is not None:
@@ -74,14 +74,14 @@ def log(
 
 
 class _Outages:
-    """When each outage was last told of, and how often it was not since, on one event loop."""
+    """When each outage was last logged, and how often it was suppressed since, for one event loop."""
 
     def __init__(self) -> None:
         self._told_at: dict[str, float] = {}
         self._left_out: dict[str, int] = {}
 
     def left_out(self, event: str, now: float) -> int | None:
-        """Return how many lines were left out before this one; None where this one is, too."""
+        """Return how many lines were suppressed before this one; None if this one is suppressed too."""
         if now < self._told_at.get(event, -_QUIET_SECONDS) + _QUIET_SECONDS:
             self._left_out[event] = self._left_out.get(event, 0) + 1
             return None
@@ -89,7 +89,7 @@ class _Outages:
         return self._left_out.pop(event, 0)
 
 
-# A server has a loop of its own: what one suffers keeps none from telling.
+# Per event loop, because each server has its own: one server's outage must not suppress another's.
 _OUTAGES: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, _Outages]] = WeakKeyDictionary()
 
 
@@ -128,7 +128,7 @@ class JsonFormatter(logging.Formatter):
         self._moment = _Moment()
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line of a record; what other libraries log is the event `log`."""
+        """Return the line of a record; other libraries' records are logged as the event `log`."""
         message = record.msg
         if not isinstance(message, Event):
             said = {"request_id": REQUEST_ID.get(), "logger": record.name, "message": record.getMessage()}
@@ -160,7 +160,7 @@ class TextFormatter(logging.Formatter):
 
 
 class _Moment:
-    """Prints times as the contract does; the text of the second is kept, since many lines share it."""
+    """Formats times as in the contract; the text of the second is cached, because many lines share it."""
 
     def __init__(self) -> None:
         self._second, self._text = -1, ""

@@ -1,7 +1,7 @@
-"""What a server counts about itself: plain numbers of its own, that whoever asks for metrics reads.
+"""The server's counters: plain numbers, read when metrics are requested.
 
-Everything here is counted on the server's own thread, between two awaits, and needs no lock: counting costs a
-look-up in a dictionary. How the numbers are printed is the business of `http/exposition.py`.
+All counting happens on the server's own thread, between two awaits, and needs no lock: it costs a dictionary
+look-up. `http/exposition.py` prints the numbers.
 """
 
 from bisect import bisect_left
@@ -9,15 +9,15 @@ from collections import Counter
 from typing import Final
 
 SETTLEMENT_BOUNDS_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""Upper bounds of the buckets of settlement latency, around the 400 ms that the contract states."""
+"""Upper bounds of the buckets of settlement latency, around the contract's 400 ms."""
 
 
 class Histogram:
-    """How often a value fell between which bounds.
+    """A histogram.
 
     Attributes:
-        bounds: upper bounds of the buckets, rising; each belongs to its bucket.
-        counts: values of each bucket, and of what lies above the last bound.
+        bounds: upper bounds of the buckets, ascending and inclusive.
+        counts: number of values in each bucket, and above the last bound.
         total: the sum of all values.
     """
 
@@ -36,8 +36,8 @@ class Metrics:
     """The counts of one server, since it was started.
 
     Attributes:
-        requests: answers, by route template, method and status.
-        transfers: transfers that were decided or came to an end here, by outcome and error code.
+        requests: responses, by route template, method and status.
+        transfers: transfers that were decided or ended here, by outcome and error code.
         settlement_seconds: from acceptance to finality, by the server's clock.
         connections: open connections of the ports.
         connections_dropped: connections that were closed because of their peers, by reason: `slow` (a

@@ -1,4 +1,4 @@
-"""Who asks: the operator behind a key, and what an agent-scoped key is bound to (interface K2, K5)."""
+"""Principals: the operator behind a key, and the account of an agent-scoped key (interface K2, K5)."""
 
 from attrs import frozen
 
@@ -47,7 +47,7 @@ class Principal:
 
 
 def forbidden(operation: str, needed: str) -> Problem:
-    """A 403: it names the operation and the scope that would allow it (interface E9)."""
+    """Return a 403 that names the operation and the required scope (interface E9)."""
     return Problem(
         ErrorCode.FORBIDDEN,
         f"{operation} is not allowed with this agent key; it requires {needed}.",

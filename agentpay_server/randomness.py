@@ -1,4 +1,4 @@
-"""Where identifiers and secrets get their chance from: the system, or a seed that repeats a run."""
+"""The source of identifiers and secrets: the operating system, or a seed for repeatable runs."""
 
 import random
 import secrets
@@ -27,22 +27,22 @@ class SystemRandomness:
 
 
 class SeededRandomness(random.Random):
-    """A source that follows from a seed, fit for tests alone."""
+    """A source that depends on a seed; only for tests."""
 
     def capture(self) -> Callable[[], None]:
-        """Return what brings it back to where it is now."""
+        """Return a function that restores the current state."""
         state = self.getstate()
         return lambda: self.setstate(state)
 
 
 def randomness(seed: int | None, *, start: int = 0, stream: str = "") -> Randomness:
-    """Return the system's source, or one that repeats itself for tests when there is a seed.
+    """Return the system's source, or with a seed a repeatable one for tests.
 
     Args:
-        seed: what it follows from; None is the system's source.
-        start: how often a server with this seed was started before: no start repeats another, whose
-            identifiers and nonces are in use.
-        stream: names a source of its own beside the usual one.
+        seed: the seed; None for the system's source.
+        start: how often a server with this seed was started before: restarts must not repeat identifiers and
+            nonces that are in use.
+        stream: names an independent source.
     """
     if seed is None:
         return SystemRandomness()
@@ -55,12 +55,12 @@ def _time_text(milliseconds: int) -> str:
 
 
 def earliest_identifier(prefix: str, now_us: int) -> str:
-    """Return what no identifier with this prefix that is made at a time, or later, is below."""
+    """Return a lower bound of all identifiers with this prefix that are created at a time or later."""
     return prefix + _time_text(max(now_us, 0) // 1_000)
 
 
 class Identifiers:
-    """Makes identifiers: a prefix and a ULID of the clock's time and 80 random bits (interface R13)."""
+    """Creates identifiers: a prefix and a ULID of the clock's time and 80 random bits (interface R13)."""
 
     def __init__(self, clock: Clock, source: Randomness) -> None:
         self._clock = clock

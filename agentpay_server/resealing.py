@@ -1,9 +1,9 @@
-"""Reseal ciphertexts of earlier versions, which are bound only to their row, for their full place.
+"""Reseals ciphertexts of earlier versions, which were bound only to their row, to their full place.
 
-An earlier version authenticated the identifier of the row with a ciphertext, and neither table nor column:
-the two secrets of a webhook could be swapped. The custody seed says which version has sealed a database. All
-ciphertexts are sealed anew in the transaction that reseals the seed, so that a crash leaves either all of
-them as they were, or none. Ciphertexts of that version are opened nowhere else.
+An earlier version authenticated a ciphertext with the identifier of its row, but not with table and column:
+the two secrets of a webhook could be swapped. The custody seed shows which version has sealed a database. All
+ciphertexts are sealed again in the transaction that reseals the seed, so a crash leaves all of them
+unchanged. This is the only place that opens ciphertexts of that version.
 """
 
 import logging
@@ -17,13 +17,13 @@ from agentpay_server.webhooks import store as webhooks
 from agentpay_server.webhooks.service import next_secret_place, secret_place
 
 CUSTODY_SEED: Final = Place(table="server_state", column="value", row="custody_seed")
-"""Where the seed of all keys is stored that the server signs with."""
+"""Where the seed of all signing keys is stored."""
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 
 def opened_seed(connection: Connection, vault: Vault, sealed: bytes) -> str:
-    """Return the custody seed; if an earlier version has sealed it, seal all that is stored anew.
+    """Return the custody seed; if an earlier version has sealed it, reseal all ciphertexts.
 
     Args:
         connection: the unit's; the row of the seed is locked.
@@ -31,7 +31,7 @@ def opened_seed(connection: Connection, vault: Vault, sealed: bytes) -> str:
         sealed: the stored seed.
 
     Raises:
-        VaultError: it was sealed under another key.
+        VaultError: it was sealed with another key.
     """
     try:
         return vault.open(sealed, CUSTODY_SEED)
@@ -55,6 +55,6 @@ def _resealed(vault: Vault, sealed: bytes, place: Place) -> bytes:
     try:
         return vault.seal(vault.open_of_row(sealed, place), place)
     except VaultError:
-        # It does not open today, and will not open afterwards: no reason to refuse the start.
+        # It could not be opened before either: no reason to refuse the start.
         log(logger, logging.WARNING, "secret.damaged", webhook_id=place.row, column=place.column)
         return sealed

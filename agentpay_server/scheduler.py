@@ -1,8 +1,8 @@
-"""The schedule: runs due work when the clock says so.
+"""The scheduler: runs due work by the server's clock.
 
-On a running clock every worker has a loop that waits for its next due time, or for word that it has changed.
-On a manual clock nothing runs by itself: `advance` moves from one due time to the next and runs what is due
-at each (interface SB5).
+On a running clock every worker has a loop that waits for its next due time, or for a notification that it
+changed. On a manual clock nothing runs automatically: `advance` goes from one due time to the next and runs
+what is due at each (interface SB5).
 """
 
 import asyncio
@@ -26,14 +26,14 @@ class Worker(Protocol):
     """Work that falls due at stored times."""
 
     async def next_due_us(self) -> int | None:
-        """Return when work is due next; None when there is none."""
+        """Return when work is due next; None without any."""
         ...
 
     async def run_due(self) -> bool:
-        """Do what is due now, or as much of it as there is room for.
+        """Do the work that is due now, or as much of it as there is room for.
 
         Returns:
-            Whether anything was done. What cannot be done is given a later due time.
+            Whether anything was done. Work that cannot be done is postponed.
         """
         ...
 
@@ -67,11 +67,11 @@ class Schedule:
     """Runs the due work of all workers.
 
     Args:
-        clock: tells what is due.
-        workers: in the order in which they run when several are due at one moment.
-        wakeup: tells that a due time has changed.
-        note_time: stores where a manual clock is about to stand, so that it never goes back.
-        waits_outside: tells whether work waits for somebody outside, who may call the server meanwhile.
+        clock: decides what is due.
+        workers: in the order in which they run if several are due at the same time.
+        wakeup: notifies that a due time has changed.
+        note_time: stores the time that a manual clock is about to reach, so that it never goes back.
+        waits_outside: returns whether work is waiting for an external receiver, which may call the server.
     """
 
     def __init__(
@@ -91,26 +91,26 @@ class Schedule:
         self._looks_at: dict[Worker, float] = {}
 
     async def run(self) -> None:
-        """Run due work for as long as the server lives, on a running clock; no worker waits for another."""
+        """Run due work on a running clock until the server stops; workers do not wait for each other."""
         await asyncio.gather(*(self._serve(worker, self._wakeup.listener()) for worker in self._workers))
 
     def lag_seconds(self) -> float:
-        """Return how late the latest worker is: it should have looked for due work, and has not, or failed.
+        """Return how late the latest worker is: since when it has failed to check for due work.
 
-        What waits for others, as for a slow receiver, is no lag; a clock that stands still has none.
+        Waiting for others, such as a slow receiver, does not count as lag. A paused clock has no lag.
         """
         now = asyncio.get_running_loop().time()
         return max((now - looks_at for looks_at in self._looks_at.values() if looks_at < now), default=0.0)
 
     async def advance(self, duration_us: int) -> None:
-        """Move a manual clock, run what falls due on the way in order, and return when all of it has run.
+        """Advance a manual clock, run everything that falls due in order, and return when all of it has run.
 
         Args:
-            duration_us: how far to move, in microseconds; 0 runs what is due now.
+            duration_us: by how much, in microseconds; 0 runs what is due now.
 
         Raises:
-            Problem: `clock_not_manual`; `clock_moving` while another advance waits for a receiver of events,
-                who may be the caller, and would then wait for itself.
+            Problem: `clock_not_manual`; `clock_moving` while another advance waits for an event receiver,
+                which may be the caller, and would then wait for itself.
         """
         clock = self._clock
         if not isinstance(clock, ManualClock):
@@ -130,7 +130,7 @@ class Schedule:
                 await self._move(clock, due_us)
                 done = [await worker.run_due() for worker in self._workers]
                 if not any(done):
-                    # Another process is doing it.
+                    # Another server is doing it.
                     await asyncio.sleep(_PAUSE_SECONDS)
             await self._move(clock, target_us)
 
@@ -160,7 +160,7 @@ class Schedule:
                 self._looks_at[worker] = loop.time()
 
     async def _turn(self, worker: Worker) -> float:
-        """Do what is due, and return in how many seconds to look again."""
+        """Do the due work, and return in how many seconds to look again."""
         due_us = await worker.next_due_us()
         if due_us is None:
             return _LONGEST_WAIT_SECONDS
@@ -170,7 +170,8 @@ class Schedule:
 
 
 async def _wait(changed: asyncio.Event, seconds: float) -> None:
-    # Not `asyncio.wait_for`, which up to Python 3.11 forgets a cancellation that meets the end of its wait.
+    # Not `asyncio.wait_for`: up to Python 3.11 it loses a cancellation that coincides with the end of its
+    # wait.
     try:
         async with asyncio.timeout(max(seconds, 0)):
             await changed.wait()

@@ -1,4 +1,4 @@
-"""The one place where a server is put together: its parts, its services, its due work; its start and stop."""
+"""Assembles a server from its parts, services and scheduled work; starts and stops it."""
 
 from contextlib import AsyncExitStack
 from functools import partial
@@ -59,46 +59,46 @@ from agentpay_server.webhooks.sender import WebhookSender
 from agentpay_server.webhooks.service import Webhooks
 
 HANDLERS: Final = (TransferHandler(), SessionOpenHandler(), SessionSettleHandler(), PolicyRecordHandler())
-"""What becomes of every kind of transaction that moves money or writes a policy's record."""
+"""The handlers of all kinds of transactions that move money or write a policy record."""
 
 if TYPE_CHECKING:
     from agentpay_server.chain.rpc.chain import RpcChain
 
 
 class ClusterError(StartRefusedError):
-    """The server must not run on this cluster as it was told to, or the cluster does not answer."""
+    """The server must not run on this cluster with this configuration, or the cluster does not respond."""
 
 
 class ClusterAwayError(ClusterError):
-    """The cluster does not answer now, and may do so later: a start waits for it."""
+    """The cluster does not respond at the moment but may later: a starting server waits for it."""
 
 
 class Services:
-    """Every service of a server, and its due work: the one place where they are put together.
+    """Every service of a server, and its scheduled work.
 
-    Made at the start, and anew when the server goes back to a snapshot: whatever a service remembers is then
-    forgotten, as when a process dies. Nothing here reads, writes, waits or draws anything.
+    Created at the start, and again when the server restores a snapshot: anything that services remember is
+    then lost, as in a restart. Creating them has no side effects.
 
     Attributes:
-        tasks: what it is doing.
+        tasks: running tasks.
         keys: operators and API keys.
         accounts: accounts and balances.
         policies: policies.
         transfers: transfers.
-        checks: what would become of transfers.
-        approvals: transfers that wait for an operator.
+        checks: predicted outcomes of transfers.
+        approvals: transfers that are pending approval.
         sessions: sessions.
         history: history entries.
         webhooks: registered endpoints.
-        deliveries: events and what became of sending them.
-        sender: makes the attempts.
-        deposits: money that came in.
+        deliveries: events and their deliveries.
+        sender: sends deliveries.
+        deposits: deposits.
         settlement: drivers of signed transactions.
-        audit: who changed what.
-        sandbox: what only a test chain can do.
-        treasury: what pays fees and rents.
+        audit: the audit trail.
+        sandbox: test features.
+        treasury: the source of fees and rents.
         overview: counts for the console.
-        requests: the newest requests, which going back does not undo.
+        requests: the newest requests, which restoring a snapshot does not undo.
         schedule: due work.
     """
 
@@ -125,7 +125,7 @@ class Services:
         self.deliveries: Deliveries = Deliveries(context)
         self.sender: WebhookSender = WebhookSender(context, server.poster)
         self.audit: AuditTrail = AuditTrail(context)
-        # Past the sandbox's faults: a look that nobody asked for must not use one of them up.
+        # Without the sandbox's faults: an automatic check must not use up one of them.
         self.treasury: Treasury = Treasury(context, server.chain)
         self.overview: Overview = Overview(context, self.treasury)
         self.requests: RequestLog = server.requests
@@ -168,11 +168,11 @@ class Services:
         )
 
     async def recover(self, *, is_alone: bool) -> None:
-        """Take up at once, whatever the clock, what an earlier process left under way.
+        """Resume at once, whatever the clock says, all work of an earlier process.
 
         Args:
-            is_alone: whether no other process can be at work on the database: whoever holds a lease is gone.
-                Beside others it may be alive, and what it holds is left to run out.
+            is_alone: whether no other process can be using the database, so that every existing lease is
+                void. Otherwise leases may belong to running servers, and expire on their own.
         """
         if is_alone:
             await self.sender.free_all()
@@ -182,29 +182,28 @@ class Services:
         await self._settlement_worker.resume()
 
     async def book_arrivals(self) -> None:
-        """Book what came while no server ran."""
+        """Book deposits that arrived while no server ran."""
         await self._deposit_worker.run_due()
 
 
 class Server:
-    """A server that is put together, without a way in from outside.
+    """An assembled server, without access from outside.
 
-    What is here outlives a return to a snapshot; services do not, so whoever needs one asks for it at each
-    call.
+    It stays the same when a snapshot is restored, but its services do not, so read `services` at each call.
 
     Attributes:
-        config: what it was told.
+        config: its configuration.
         context: the parts that all services share.
         storage: where everything is stored.
         chain: the chain that executes: an embedded one, or a cluster.
         poster: posts events to endpoints.
-        arrivals: where money may have come in that is not booked.
+        arrivals: where there may be deposits that are not booked.
         added_work: due work that joined the server after its start.
-        http_faults: what the sandbox lets fail of requests.
-        faults: all that it lets fail.
-        snapshots: all that the server has known, and the way back.
+        http_faults: the sandbox's faults of requests.
+        faults: all of the sandbox's faults.
+        snapshots: takes and restores snapshots.
         requests: the newest requests of each operator.
-        services: what it does.
+        services: its services.
         operator: the operator that it was first started with.
     """
 
@@ -232,7 +231,7 @@ class Server:
         self.requests: RequestLog = RequestLog()
         self.services: Services = Services(self)
         if isinstance(chain, EmbeddedChain):
-            # Not a service itself: the next ones hear of it too.
+            # Not bound to one `Services`: later ones must be notified too.
             chain.listen(self)
 
     @property
@@ -241,21 +240,21 @@ class Server:
         return Principal(operator_id=self.operator.operator_id, key_id=self.operator.key_id)
 
     def arrived(self, deposit: Deposit | None) -> None:
-        """Hear from the chain of something that came; None: there may be more than it has told."""
+        """Process a report of the chain; None means that there may be unreported deposits."""
         self.services.deposits.arrived(deposit)
 
     async def begin(self) -> None:
-        """Take up what is under way, and begin to run what falls due.
+        """Resume work of an earlier process, and start the scheduler.
 
         Raises:
-            ValueError: the operator's key is not an operator key, is revoked, or is another operator's.
+            ValueError: the operator's key is not an operator key, is revoked, or belongs to another operator.
         """
         services, config = self.services, self.config
         await services.recover(is_alone=self.storage.is_alone)
         if self.context.clock.is_manual:
-            # Nothing else looks for what came while no server ran, before the clock is moved.
+            # Nothing else looks for deposits from before the start until the clock is advanced.
             await services.book_arrivals()
-        # The last that can fail: a key that was made is told to somebody, and not lost in a start that fails.
+        # The last step that can fail, so that a created key is never lost in a failed start.
         self.operator = await services.keys.first_operator(
             key=config.operator_key, lend_key=config.lend_key, is_alone=self.storage.is_alone
         )
@@ -263,11 +262,11 @@ class Server:
         self.snapshots.mark_start()
 
     async def stop(self, *, within_seconds: float | None = None) -> None:
-        """Finish or hand over what is under way, and let go of the database.
+        """Finish or suspend running work, and close the database.
 
         Args:
-            within_seconds: how long work under way may go on; as the settings say if None. What is not done
-                by then is stored as it stands, and is taken up at the next start.
+            within_seconds: how long running work may continue; None uses the setting. Work that is not
+                finished by then is stored, and resumed at the next start.
         """
         if within_seconds is None:
             within_seconds = self.context.settings.shutdown_seconds
@@ -284,21 +283,21 @@ class Server:
             self.context.tasks.start_loop(self.services.schedule.run())
 
     def _restarted(self) -> None:
-        """Go on from what a snapshot has brought back, at which nothing was under way."""
+        """Continue after restoring a snapshot, at which no work was in progress."""
         self.context.tasks.end_loops()
         self.context.wakeup.forget_listeners()
         self.services = Services(self)
         self._run_schedule()
 
     def _parts(self) -> list[Part] | None:
-        """Return all that goes back with a snapshot; None where the database or the chain cannot go back."""
+        """Return all parts of a snapshot; None if the database or the chain cannot go back."""
         database, chain, context = self.storage.database, self.chain, self.context
         if not (isinstance(database, MemoryDatabase) and isinstance(chain, EmbeddedChain)):
             return None
         if self.storage.ledger is not None:
             return None
         parts: list[Part] = [database, chain, self.arrivals, self.faults]
-        # A clock that runs by itself and the system's source of chance cannot go back.
+        # A running clock and the system's source of randomness have no state to restore.
         if isinstance(context.clock, ManualClock):
             parts.append(context.clock)
         if isinstance(context.randomness, SeededRandomness):
@@ -307,23 +306,23 @@ class Server:
 
 
 async def start_server(config: ServerConfig, storage: Storage | None = None) -> Server:
-    """Put a server together on the running event loop, whose thread owns it from now on.
+    """Assemble a server on the running event loop; from now on it is bound to that loop's thread.
 
     Args:
-        config: what it is told.
-        storage: where everything is stored, opened already; it is closed when the server stops. Its settings
-            take the place of those of `config`.
+        config: its configuration.
+        storage: an open storage, which is closed when the server stops. Its settings override those of
+            `config`.
 
     Raises:
-        ValueError: the operator's key is not an operator key, is revoked, or is another operator's.
-        StartRefusedError: the storage belongs to another chain, or was sealed under another key; or the
-            cluster is not to be used so, or does not answer.
+        ValueError: the operator's key is not an operator key, is revoked, or belongs to another operator.
+        StartRefusedError: the storage belongs to another chain, or was sealed with another key; or the
+            cluster must not be used with this configuration, or does not respond.
     """
     async with AsyncExitStack() as opened:
         storage = storage or await open_storage(config)
         opened.push_async_callback(storage.close)
         tasks = Tasks()
-        # What a start that fails has begun ends with it.
+        # If the start fails, everything that it has started is stopped.
         opened.push_async_callback(partial(tasks.stop, within_seconds=0))
         server = await _put_together(config, storage, tasks, opened)
         await server.begin()
@@ -338,7 +337,7 @@ async def _put_together(
     clock, rpc, edge = config.clock, config.rpc, config.edge
     source = edge.randomness(config.seed, start=await identity.count_start(database))
     vault = Vault(settings.encryption_key or source.randbytes(KEY_BYTES), edge.entropy)
-    # Stored before it is known which cluster the keys are for: on none may they follow from a seed.
+    # Stored before the cluster is known: keys for a cluster must never depend on a seed.
     custody = await _custody(database, vault, source if rpc is None else edge.entropy, rpc)
     if isinstance(clock, ManualClock):
         await identity.restore_clock(database, clock)
@@ -422,23 +421,20 @@ async def _cluster(
 
 
 def _check_use(chain: "RpcChain", storage: Storage, clock: Clock, source: Randomness) -> None:
-    """Refuse what could only do harm on a public cluster."""
+    """Refuse configurations that are dangerous on a public cluster."""
     if chain.is_test_chain:
         return
     if clock.is_manual:
-        raise ClusterError(
-            "on a public cluster time goes on by itself, and limits must go with it: start without a manual "
-            "clock"
-        )
+        raise ClusterError("limits on a public cluster must follow real time: start without a manual clock")
     if isinstance(source, SeededRandomness):
         raise ClusterError(
-            "whoever knows the seed knows every key that is made from it, and on a public cluster they are "
-            "worth money: start without a seed"
+            "keys made from a seed are predictable, and on a public cluster they would hold real "
+            "money: start without a seed"
         )
     if isinstance(storage.database, MemoryDatabase):
         raise ClusterError(
-            "a server in memory forgets the keys of its accounts when it ends, and on a public cluster what "
-            "they hold would be lost: give a data directory or a database"
+            "a server in memory forgets the keys of its accounts when it ends, and on a public cluster their "
+            "money would be lost: set a data directory or a database"
         )
 
 

@@ -1,6 +1,7 @@
 """The settings of a server, with the defaults that decisions name.
 
-A setting is given to `AgentPayServer(...)` by keyword, or to `agentpay-server` by option or environment.
+A setting is a keyword argument of `AgentPayServer(...)`, or an option or environment variable of
+`agentpay-server`.
 """
 
 from decimal import Decimal, InvalidOperation
@@ -22,17 +23,17 @@ class PolicyUpdate(StrEnum):
     """They keep their value."""
 
     REPLACE = "replace"
-    """They go back to their default."""
+    """They are reset to their default."""
 
 
 class OnchainMemo(StrEnum):
-    """What the memo of a transaction holds (interface T10)."""
+    """The content of a transaction's on-chain memo (interface T10)."""
 
     ID = "id"
-    """The transfer_id alone: the caller's memo may be private."""
+    """Only the transfer_id: the caller's memo may be private."""
 
     FULL = "full"
-    """The transfer_id and the caller's memo, or its SHA-256 where the memo does not fit."""
+    """The transfer_id and the caller's memo, or its SHA-256 if the memo does not fit."""
 
 
 def _to_sol(value: Decimal | int | str) -> Decimal:
@@ -49,26 +50,29 @@ def _to_sol(value: Decimal | int | str) -> Decimal:
 
 @frozen(kw_only=True)
 class Settings:
-    """How a server behaves where the contract leaves a choice.
+    """Settings where the contract leaves a choice.
 
     Attributes:
         policy_update: whether a policy update merges with the policy in force or replaces it.
-        onchain_memo: what is published of a transfer's memo.
-        settlement_wait_seconds: how long a transfer, an approval, and opening or closing a session wait for
-            finality before they answer 503.
-        approval_ttl_seconds: how long an escalated transfer waits for an operator, up to a year (interface
-        AP4). rate_limit_per_minute: requests that one key may make in a minute; None is no limit (interface
-        R18). encryption_key: 32 bytes that seal secrets at rest. None takes it from the environment variable
-            AGENTPAY_SERVER_ENCRYPTION_KEY, or else from the data directory; in memory a key is made.
-        session_idle_seconds: how long a session may go without a charge before it closes by itself. None is
-            24 hours on mainnet, devnet and testnet, and without end elsewhere; infinity is without end.
-        session_lifetime_seconds: how long a session may last before it closes by itself; None is without end.
+        onchain_memo: what to publish of a transfer's memo.
+        settlement_wait_seconds: how long creating or approving a transfer, and opening or closing a session,
+            wait for finality before they respond with 503.
+        approval_ttl_seconds: how long an escalated transfer is pending before it expires, up to a year
+            (interface AP4).
+        rate_limit_per_minute: requests that one key may make in a minute; None means no limit (interface
+            R18).
+        encryption_key: 32 bytes that seal stored secrets. None takes it from the environment variable
+            AGENTPAY_SERVER_ENCRYPTION_KEY, or else from the data directory; in memory a key is generated.
+        session_idle_seconds: how long a session may go without a charge before it closes automatically. None
+            means 24 hours on mainnet, devnet and testnet, and no limit elsewhere; infinity means no limit.
+        session_lifetime_seconds: how long a session may last before it closes automatically; None means no
+            limit.
         max_open_sessions: how many sessions of one account may be unsettled at once, at least 1. Each holds
             rent of about 0.002 SOL, which the treasury lends.
-        min_session_cap_usdc: the smallest cap that a session may have, at least 0.000001 USDC.
-        treasury_low_sol: below how many SOL of the treasury the log warns, with `treasury.low`.
-        shutdown_seconds: how long a server that is told to stop lets work under way go on.
-        ready_lag_seconds: how late a worker may be before the server says that it is not ready.
+        min_session_cap_usdc: the smallest cap of a session, at least 0.000001 USDC.
+        treasury_low_sol: below how many SOL of the treasury a warning is logged, `treasury.low`.
+        shutdown_seconds: how long running work may continue when the server is stopped.
+        ready_lag_seconds: how late a worker may be before the server is not ready.
         max_connections: the largest number of connections to a port; lower if the process may open too few
             files. At the limit, the connection that has waited longest for its peer is dropped for a new
             one. One operator may have three quarters of this number of requests in service.

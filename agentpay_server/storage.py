@@ -1,7 +1,7 @@
-"""Where a server keeps what it knows: in memory, in a directory, or in PostgreSQL.
+"""The storage of a server: in memory, in a directory, or in PostgreSQL.
 
-A directory holds `store.sqlite3`, `chain.sqlite3` for the embedded chain, and `key` unless a key is given:
-the encryption key, readable by its owner alone. Without it the databases give no secret away.
+A directory contains `store.sqlite3`, `chain.sqlite3` for the embedded chain, and, unless a key is given,
+`key`: the encryption key, readable only by its owner. Without it the databases reveal no secret.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from agentpay_server.settings import Settings
 from agentpay_server.vault import KEY_BYTES
 
 if TYPE_CHECKING:
-    # Its driver is an extra of its own: a server on files runs without it.
+    # PostgreSQL's driver is a separate extra: a server on files runs without it.
     from agentpay_server.database.postgres import PostgresDatabase
 
 _STORE_NAME: Final = "store.sqlite3"
@@ -35,7 +35,7 @@ _KEY_NAME: Final = "key"
 
 
 class EncryptionKeyError(StartRefusedError):
-    """There is no usable key to seal secrets with."""
+    """There is no usable encryption key for secrets."""
 
 
 class ExposedDirectoryError(StartRefusedError):
@@ -43,21 +43,21 @@ class ExposedDirectoryError(StartRefusedError):
 
 
 class MissingDriverError(StartRefusedError):
-    """The driver of PostgreSQL is not installed."""
+    """PostgreSQL's driver is not installed."""
 
 
 @frozen(kw_only=True)
 class Storage:
-    """What is open and laid out for a server; whoever opened it closes it, or hands it to a server.
+    """The open and migrated storage of a server. The opener closes it, or passes it to a server.
 
     Attributes:
         database: the server's.
-        ledger: where an embedded chain is kept; None when it ends with the process.
-        settings: with the key that secrets are sealed under.
-        is_alone: whether no other process can be at work on the database. A server with an embedded chain is
-            alone, and is kept so by a lock; those on a cluster may share a PostgreSQL database, and are not.
-        lost: set once that lock is lost, with the connection to PostgreSQL: the server must end, since
-            another may be at work from then on.
+        ledger: where an embedded chain is stored; None if it ends with the process.
+        settings: with the encryption key.
+        is_alone: whether no other process can be using the database. A server with an embedded chain has
+            exclusive use, by a lock; servers on a cluster may share a PostgreSQL database.
+        lost: set if that lock is lost, with the connection to PostgreSQL: the server must then end, because
+            another one may use the database.
     """
 
     database: Database
@@ -67,7 +67,7 @@ class Storage:
     lost: asyncio.Event = field(factory=asyncio.Event)
 
     async def close(self) -> None:
-        """Let go of everything."""
+        """Close everything."""
         try:
             if self.ledger is not None and self.ledger is not self.database:
                 await self.ledger.close()
@@ -76,18 +76,18 @@ class Storage:
 
 
 async def open_storage(config: ServerConfig) -> Storage:
-    """Open the database of a server and bring it to the tables of this version.
+    """Open the database of a server and migrate it to this version.
 
     Args:
-        config: says where. Without an encryption key in its settings that is taken from the environment
-            variable AGENTPAY_SERVER_ENCRYPTION_KEY, as 64 hexadecimal digits. A chain within the server is
-            kept here too; servers whose chain is a cluster may share a PostgreSQL database.
+        config: says where. Without an encryption key in its settings, the key is taken from the environment
+            variable AGENTPAY_SERVER_ENCRYPTION_KEY, as 64 hexadecimal digits. An embedded chain is stored
+            here too; servers whose chain is a cluster may share a PostgreSQL database.
 
     Raises:
-        StartRefusedError: another server uses it, a newer version laid it out, there is no key for it, or the
+        StartRefusedError: another server uses it, a newer version migrated it, its key is missing, or the
             schema holds tables of other software.
         DatabaseUnavailableError: it cannot be reached or used.
-        ValueError: the URL is none.
+        ValueError: the URL is invalid.
     """
     settings, keeps_chain = config.settings, config.rpc is None
     settings = evolve(settings, encryption_key=settings.encryption_key or _key_of_environment())
@@ -106,20 +106,20 @@ async def open_database(
     database_url: str | None = None,
     database_schema: str = DATABASE_SCHEMA,
 ) -> Database:
-    """Open the database of a server without the server; whoever opens it closes it.
+    """Open the database of a server without the server; the caller closes it.
 
-    It needs no encryption key: what is sealed stays so. A directory is made, and tables are laid out, if
-    they are not there. PostgreSQL tables of another version are left alone: servers may be at work on them.
+    It needs no encryption key, because it opens no secrets. A missing directory is created, and so are
+    missing tables. PostgreSQL tables of another version are not migrated, because servers may be using them.
 
     Args:
         data_dir: the server's directory; no server may be running on it.
         database_url: the server's PostgreSQL database, where servers may be running.
-        database_schema: the schema of that database that holds all tables.
+        database_schema: the schema of that database for all tables.
 
     Raises:
-        StartRefusedError: a server uses the directory, or another version laid the database out.
+        StartRefusedError: a server uses the directory, or another version migrated the database.
         DatabaseUnavailableError: it cannot be reached or used.
-        ValueError: the URL is none; or not exactly one of the two is given.
+        ValueError: the URL is invalid; or not exactly one of the two is given.
     """
     from agentpay_server.database import migrations  # noqa: PLC0415
 
@@ -142,12 +142,12 @@ async def open_database(
 
 
 async def _in_directory(settings: Settings, directory: Path, *, keeps_chain: bool) -> Storage:
-    # Alembic, and for PostgreSQL its driver, are loaded for those alone who use them.
+    # Alembic, and PostgreSQL's driver, are imported only if needed.
     from agentpay_server.database import migrations  # noqa: PLC0415
 
     _make_directory(directory)
     async with AsyncExitStack() as opened:
-        # The first of them keeps other servers away from all of the directory.
+        # The first of them locks the whole directory against other servers.
         database = FileDatabase(directory / _STORE_NAME)
         opened.push_async_callback(database.close)
         await migrations.upgrade(database)
@@ -175,7 +175,7 @@ async def _in_postgres(settings: Settings, url: str, schema: str, *, keeps_chain
         database = _postgres(url, schema)
         opened.push_async_callback(database.close)
         if keeps_chain:
-            # Before anything is changed: the chain inside this server makes the schema its own.
+            # Before any change: a server with an embedded chain needs exclusive use of the schema.
             await database.hold_alone(lost.set)
         await migrations.upgrade(database)
         opened.pop_all()
@@ -184,7 +184,7 @@ async def _in_postgres(settings: Settings, url: str, schema: str, *, keeps_chain
 
 
 def _postgres(url: str, schema: str) -> "PostgresDatabase":
-    """Return a database on PostgreSQL, which is not connected yet."""
+    """Return a PostgreSQL database that is not connected yet."""
     try:
         from agentpay_server.database.postgres import PostgresDatabase  # noqa: PLC0415
     except ModuleNotFoundError as missing:
@@ -199,7 +199,7 @@ def _postgres(url: str, schema: str) -> "PostgresDatabase":
 def _make_directory(path: Path) -> None:
     """Create a directory that only its owner can write to, or accept an existing one.
 
-    Whoever can write to it can replace the database, and so take the money.
+    Write access would allow replacing the database, and so stealing the money.
 
     Raises:
         ExposedDirectoryError: other users can write to it.
@@ -209,7 +209,7 @@ def _make_directory(path: Path) -> None:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         mode = path.stat().st_mode
     except OSError as error:
-        raise DatabaseUnavailableError(f"{path} cannot be made: {error.strerror}") from error
+        raise DatabaseUnavailableError(f"{path} cannot be created: {error.strerror}") from error
     if os.name == "posix" and mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ExposedDirectoryError(
             f"other users can write to the data directory {path}: chmod go-w {shlex.quote(str(path))}"
@@ -217,18 +217,18 @@ def _make_directory(path: Path) -> None:
 
 
 def _key_in(directory: Path, *, may_make: bool) -> bytes:
-    """Return the key in a directory that is ours by now, made if nothing is sealed yet."""
+    """Return the key in a directory; generate it if nothing is sealed yet."""
     path = directory / _KEY_NAME
     try:
         return _key_of(path.read_text("ascii").strip(), str(path))
     except FileNotFoundError:
         if not may_make:
             raise EncryptionKeyError(
-                f"{path} is missing, and what lies beside it is sealed under it: put it back, or set "
+                f"{path} is missing, but the data next to it is sealed with it: restore it, or set "
                 f"{KEY_VARIABLE} to it"
             ) from None
         key = os.urandom(KEY_BYTES)
-    # Written aside and moved: a start that is cut off leaves no half of a key.
+    # Written to a temporary file and renamed, so that an aborted start leaves no partial key.
     draft = directory / f"{_KEY_NAME}.new"
     draft.unlink(missing_ok=True)
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -1,4 +1,4 @@
-"""Tasks that the server owns: a caller who hangs up cancels nothing that moves money. And wake-ups."""
+"""Tasks that the server owns: a disconnecting caller cancels nothing that moves money. And wake-ups."""
 
 import asyncio
 import logging
@@ -16,9 +16,9 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 async def all_ended(tasks: "Collection[asyncio.Task[Any]]", *, within_seconds: float | None = None) -> None:
-    """Wait for tasks of others, and raise what one of them failed with.
+    """Wait for tasks of others, and raise the error of a failed one.
 
-    One that is cut off takes nobody with it who waits for it, and those that take longer go on.
+    Cancelled tasks do not cancel the waiting one, and tasks that take longer continue.
     """
     if tasks:
         ended, _ = await asyncio.wait(tasks, timeout=within_seconds)
@@ -28,10 +28,10 @@ async def all_ended(tasks: "Collection[asyncio.Task[Any]]", *, within_seconds: f
 
 
 class Tasks:
-    """Starts tasks, keeps them alive, and waits for them or cancels them when the server stops.
+    """Starts tasks, keeps references to them, and waits for them or cancels them when the server stops.
 
     Attributes:
-        closing: done once the server is about to end, and nobody may wait for anything any more.
+        closing: done once the server is about to end, and callers must not wait any longer.
     """
 
     def __init__(self) -> None:
@@ -40,37 +40,37 @@ class Tasks:
         self._loops: set[asyncio.Task[Any]] = set()
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Start `work` in a task of its own."""
+        """Start `work` in a separate task."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._forget)
         return task
 
     def start_loop(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start `work` that goes on until the server stops."""
+        """Start `work` that runs until the server stops."""
         self._loops.add(asyncio.get_running_loop().create_task(work))
 
     def end_loops(self) -> None:
-        """Cancel all loops: none of them goes on from where it waits."""
+        """Cancel all loops at their current await."""
         for loop in self._loops:
             loop.cancel()
             loop.add_done_callback(self._loops.discard)
 
     async def complete(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` to its end and return its result, whatever becomes of the caller meanwhile."""
+        """Run `work` to its end and return its result, even if the caller is cancelled meanwhile."""
         return await asyncio.shield(self.start(work))
 
     async def rest(self, *, within_seconds: float) -> bool:
-        """Wait until nothing but loops is under way, and return whether it came to that in time.
+        """Wait until only loops are running, and return whether that happened in time.
 
-        The caller is no such task, or it would wait for itself.
+        Must not be called from such a task, which would wait for itself.
         """
         return await self._rest(within_seconds, is_cut_off=False)
 
     async def cut_off(self, *, within_seconds: float) -> bool:
-        """Cancel what is under way, but for loops, and return whether all of it has ended in time.
+        """Cancel all tasks but loops, and return whether all of them have ended in time.
 
-        Whoever waits for what is cancelled gets a `CancelledError` without being cancelled.
+        Their awaiting callers get a `CancelledError` without being cancelled.
         """
         return await self._rest(within_seconds, is_cut_off=True)
 
@@ -87,14 +87,14 @@ class Tasks:
         return True
 
     def close(self) -> None:
-        """Have those who wait for an end say how things stand instead; calling it again does nothing."""
+        """Make waiting callers return the current state instead of waiting; calling it twice is allowed."""
         if not self.closing.done():
             self.closing.set_result(None)
 
     async def stop(self, *, within_seconds: float) -> None:
-        """Cancel loops, wait for what is under way, and cancel what is not done in time.
+        """Cancel loops, wait for running tasks, and cancel those not finished in time.
 
-        What is cancelled has its state in the database, which says how to go on.
+        Their state is in the database, from which they can be resumed.
         """
         self.end_loops()
         if self._loops:
@@ -111,26 +111,26 @@ class Tasks:
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        # Taken here, so that a failure that nobody awaits any more is not reported by the collector.
+        # Retrieved here, so that asyncio does not report it as never retrieved if no caller awaits the task.
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, Problem):
             log(logger, logging.ERROR, "task.failed", exception=error)
 
 
 class Wakeup:
-    """Tells whoever waits for due work that a due time has changed."""
+    """Notifies schedulers that a due time has changed."""
 
     def __init__(self) -> None:
         self._listeners: list[asyncio.Event] = []
 
     def listener(self) -> asyncio.Event:
-        """Return an event that is set whenever `set` is called; it is cleared before work is looked for."""
+        """Return an event that every `set` sets; its owner clears it before looking for work."""
         event = asyncio.Event()
         self._listeners.append(event)
         return event
 
     def forget_listeners(self) -> None:
-        """Wake none of them any more: they have ended."""
+        """Remove all listeners: they have ended."""
         self._listeners.clear()
 
     def set(self) -> None:

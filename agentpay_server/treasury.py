@@ -1,7 +1,7 @@
-"""The treasury's SOL: how much there is, whether it pays for a transaction, and a warning in time.
+"""The treasury's SOL: the balance, whether it suffices for a transaction, and an early warning.
 
-The treasury pays every fee, and lends the rent of every account and escrow. Without SOL nothing moves: money
-stays where it is, and whatever was signed expires.
+The treasury pays every fee, and lends the rent of every account and escrow. Without SOL nothing moves, and
+signed transactions expire.
 """
 
 import asyncio
@@ -31,11 +31,11 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @frozen(kw_only=True)
 class Funds:
-    """What the treasury holds.
+    """The treasury's balance.
 
     Attributes:
-        sol: SOL, to the lamport.
-        can_pay: whether it pays for a transfer, and stays rent-exempt, without which the chain refuses it.
+        sol: SOL, exact to the lamport.
+        can_pay: whether it can pay for a transfer and stay rent-exempt, which the chain requires.
     """
 
     sol: Decimal
@@ -43,11 +43,11 @@ class Funds:
 
 
 class Treasury:
-    """Reads what the treasury holds, once a minute in real time, so that the log warns as soon as it is low.
+    """Reads the treasury's balance once a minute in real time, and logs a warning if it is low.
 
     Args:
         context: the parts of the server.
-        chain: the chain to ask, past all faults that a sandbox has armed.
+        chain: the chain to ask, without the sandbox's faults.
     """
 
     def __init__(self, context: Context, chain: Chain) -> None:
@@ -59,12 +59,12 @@ class Treasury:
         self._next_look_us = 0
 
     async def next_due_us(self) -> int | None:
-        """Return when to look next; on a manual clock, which cannot bring that nearer, None until then."""
+        """Return when to look next; None on a manual clock before that time: advancing it does not help."""
         wait_us = max(self._next_look_us - real_now_us(), 0)
         return None if wait_us and self._clock.is_manual else self._clock.now_us() + wait_us
 
     async def run_due(self) -> bool:
-        """Look, if it is time. A chain that does not answer is asked again at the next look."""
+        """Read the balance if it is due. If the chain does not respond, the next run tries again."""
         if real_now_us() < self._next_look_us:
             return False
         self._next_look_us = real_now_us() + LOOK_EVERY_US
@@ -75,10 +75,10 @@ class Treasury:
         return True
 
     async def look(self) -> Funds:
-        """Return what the treasury holds now, and warn when it has fallen below the threshold.
+        """Return the current balance, and log a warning if it has fallen below the threshold.
 
         Raises:
-            ChainUnavailableError: nothing is known.
+            ChainUnavailableError: the chain did not respond.
         """
         found, rent_exempt, blockhash = await asyncio.gather(
             self._chain.account_size(self._address),
@@ -102,10 +102,10 @@ class Treasury:
 
 
 def transfer_fee(blockhash: Blockhash) -> int:
-    """Return the most lamports that a transfer under a blockhash costs.
+    """Return the maximum cost of a transfer with a blockhash, in lamports.
 
     Args:
-        blockhash: with what transactions offer for being taken early.
+        blockhash: with the compute budget of transactions.
     """
     fee = _SIGNATURE_LAMPORTS * _TRANSFER_SIGNATURES
     budget = blockhash.compute_budget

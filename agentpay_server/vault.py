@@ -1,7 +1,7 @@
-"""Secrets at rest: AES-256-GCM, bound to the place where they are stored.
+"""Sealing stored secrets with AES-256-GCM, bound to the place where they are stored.
 
-Table, column and row are authenticated with the ciphertext, so that one that is moved does not open. The key
-comes from the settings and is never stored.
+Table, column and row are authenticated with the ciphertext, so that a ciphertext moved elsewhere does not
+open. The key comes from the settings and is never stored.
 """
 
 from typing import Final, NoReturn
@@ -17,7 +17,7 @@ _NONCE_BYTES: Final = 12
 
 
 class VaultError(Exception):
-    """A stored secret does not open: another key, another place, or damage."""
+    """A stored secret cannot be opened: another key, another place, or damage."""
 
 
 @frozen(kw_only=True)
@@ -27,7 +27,7 @@ class Place:
     Attributes:
         table: name of the table, without NUL.
         column: name of the column, without NUL.
-        row: what identifies the row in its table.
+        row: the identity of the row in its table.
     """
 
     table: str
@@ -36,12 +36,12 @@ class Place:
 
     @property
     def associated_data(self) -> bytes:
-        """The place as it is authenticated: no two places have the same bytes."""
+        """The place as authenticated bytes, different for each place."""
         return f"{self.table}\0{self.column}\0{self.row}".encode()
 
 
 class Vault:
-    """Seals and opens secrets. Its `repr` says nothing, and it cannot be pickled.
+    """Seals and opens secrets. Its `repr` shows nothing, and it cannot be pickled.
 
     Args:
         key: 32 bytes.
@@ -55,13 +55,13 @@ class Vault:
         self._entropy = entropy or SystemRandomness()
 
     def seal(self, secret: str, place: Place) -> bytes:
-        """Return `secret`, to be stored in `place` and opened there alone."""
-        # Not from a seed that repeats all else: a nonce that comes twice opens the cipher.
+        """Seal a secret so that it can be opened only in `place`."""
+        # Not from a seeded source: a repeated nonce breaks the cipher.
         nonce = self._entropy.randbytes(_NONCE_BYTES)
         return nonce + self._cipher.encrypt(nonce, secret.encode("utf-8"), place.associated_data)
 
     def open(self, sealed: bytes, place: Place) -> str:
-        """Return what was sealed for `place`.
+        """Open a secret that was sealed for `place`.
 
         Raises:
             VaultError: it was not sealed for that place, or not with this key.
@@ -69,12 +69,12 @@ class Vault:
         return self._opened(sealed, place, place.associated_data)
 
     def open_of_row(self, sealed: bytes, place: Place) -> str:
-        """Return what an earlier version has sealed for the row of `place`, whichever its table and column.
+        """Open a secret that an earlier version has sealed for the row of `place`, with any table and column.
 
         Only a migration calls this (`resealing.py`).
 
         Raises:
-            VaultError: it was not sealed so for that row, or not with this key.
+            VaultError: it was not sealed for that row, or not with this key.
         """
         return self._opened(sealed, place, place.row.encode("utf-8"))
 

@@ -23,6 +23,7 @@ from agentpay.contract.requests import UNSET, UnsetType
 
 if TYPE_CHECKING:
     from agentpay._async.console import AsyncConsole
+    from agentpay._async.payments import AsyncPayments
     from agentpay._async.raw import AsyncRawAgentPay
     from agentpay._async.sessions import AsyncSessions
     from agentpay.contract.identity import Identity
@@ -39,6 +40,7 @@ class AsyncAgentPay:
         transfers: move USDC.
         webhooks: register endpoints for events.
         sessions: an extension: a cap in escrow, charged in small amounts, settled in one transaction.
+        payments: an extension: payments that answer a seller's 402.
         console: an extension: the operator API of the dashboard.
     """
 
@@ -134,6 +136,13 @@ class AsyncAgentPay:
         from agentpay._async.sessions import AsyncSessions  # noqa: PLC0415 - few need it
 
         return AsyncSessions(self._caller)
+
+    @cached_property
+    def payments(self) -> "AsyncPayments":
+        """An extension: payments that answer a seller's 402; `agentpay.payments` makes them for httpx."""
+        from agentpay._async.payments import AsyncPayments  # noqa: PLC0415 - few need it
+
+        return AsyncPayments(self._caller)
 
     @cached_property
     def console(self) -> "AsyncConsole":

@@ -5,6 +5,7 @@ from typing import Unpack
 from agentpay._async.caller import AsyncCaller
 from agentpay._async.deliveries import AsyncDeliveries, AsyncEvents, AsyncRegisteredWebhooks
 from agentpay._async.keys import AsyncAgentKeys, AsyncOperatorKeys
+from agentpay._async.origins import AsyncOrigins
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
 from agentpay._options import CallOptions
@@ -172,6 +173,7 @@ class AsyncConsole(AsyncResource):
         deliveries: deliveries of events, with every attempt.
         audit: the audit trail.
         requests: requests that the server has responded to.
+        origins: what is known of sellers, and held against their challenges.
     """
 
     __module__ = "agentpay"
@@ -187,6 +189,7 @@ class AsyncConsole(AsyncResource):
         self.deliveries: AsyncDeliveries = AsyncDeliveries(caller)
         self.audit: AsyncAudit = AsyncAudit(caller)
         self.requests: AsyncServedRequests = AsyncServedRequests(caller)
+        self.origins: AsyncOrigins = AsyncOrigins(caller)
 
     async def summary(self, **options: Unpack[CallOptions]) -> ConsoleSummary:
         """Count accounts, pending approvals, undelivered deliveries and open sessions (interface CO16).

@@ -20,6 +20,8 @@ from agentpay._async.console import (
 from agentpay._async.deliveries import AsyncDeliveries, AsyncEvents, AsyncRegisteredWebhooks
 from agentpay._async.identity import AsyncIdentities
 from agentpay._async.keys import AsyncAgentKeys, AsyncOperatorKeys
+from agentpay._async.origins import AsyncOrigins
+from agentpay._async.payments import AsyncPayments
 from agentpay._async.policies import AsyncPolicies
 from agentpay._async.resource import AsyncResource
 from agentpay._async.sessions import AsyncSessions
@@ -118,6 +120,24 @@ class AsyncRawSessions(AsyncRawResource):
     list: Final = AsyncRaw(AsyncSessions.list)
 
 
+class AsyncRawPayments(AsyncRawResource):
+    """`client.payments`, with responses."""
+
+    authorize: Final = AsyncRaw(AsyncPayments.authorize)
+    get: Final = AsyncRaw(AsyncPayments.get)
+    list: Final = AsyncRaw(AsyncPayments.list)
+    report_outcome: Final = AsyncRaw(AsyncPayments.report_outcome)
+
+
+class AsyncRawOrigins(AsyncRawResource):
+    """`client.console.origins`, with responses."""
+
+    list: Final = AsyncRaw(AsyncOrigins.list)
+    put: Final = AsyncRaw(AsyncOrigins.put)
+    get: Final = AsyncRaw(AsyncOrigins.get)
+    delete: Final = AsyncRaw(AsyncOrigins.delete)
+
+
 class AsyncRawAccountDetails(AsyncRawResource):
     """`client.console.accounts`, with responses."""
 
@@ -198,6 +218,7 @@ class AsyncRawConsole(AsyncRawResource):
         self.deliveries: AsyncRawDeliveries = AsyncRawDeliveries(console.deliveries)
         self.audit: AsyncRawAudit = AsyncRawAudit(console.audit)
         self.requests: AsyncRawServedRequests = AsyncRawServedRequests(console.requests)
+        self.origins: AsyncRawOrigins = AsyncRawOrigins(console.origins)
 
 
 class AsyncRawAgentPay(AsyncRawResource):
@@ -212,4 +233,5 @@ class AsyncRawAgentPay(AsyncRawResource):
         self.transfers: AsyncRawTransfers = AsyncRawTransfers(client.transfers)
         self.webhooks: AsyncRawWebhooks = AsyncRawWebhooks(client.webhooks)
         self.sessions: AsyncRawSessions = AsyncRawSessions(client.sessions)
+        self.payments: AsyncRawPayments = AsyncRawPayments(client.payments)
         self.console: AsyncRawConsole = AsyncRawConsole(client.console)

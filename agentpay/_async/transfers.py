@@ -138,7 +138,7 @@ class AsyncTransfers(AsyncResource):
         *,
         account_id: str | None = None,
         status: TransferStatus
-        | Literal["pending_approval", "submitted", "settled", "rejected", "failed"]
+        | Literal["pending_approval", "approved", "submitted", "settled", "rejected", "failed"]
         | None = None,
         idempotency_key: str | None = None,
         since: datetime | None = None,

@@ -24,6 +24,7 @@ from agentpay.contract.requests import UNSET, UnsetType
 
 if TYPE_CHECKING:
     from agentpay._sync.console import Console
+    from agentpay._sync.payments import Payments
     from agentpay._sync.raw import RawAgentPay
     from agentpay._sync.sessions import Sessions
     from agentpay.contract.identity import Identity
@@ -40,6 +41,7 @@ class AgentPay:
         transfers: move USDC.
         webhooks: register endpoints for events.
         sessions: an extension: a cap in escrow, charged in small amounts, settled in one transaction.
+        payments: an extension: payments that answer a seller's 402.
         console: an extension: the operator API of the dashboard.
     """
 
@@ -135,6 +137,13 @@ class AgentPay:
         from agentpay._sync.sessions import Sessions  # noqa: PLC0415 - few need it
 
         return Sessions(self._caller)
+
+    @cached_property
+    def payments(self) -> "Payments":
+        """An extension: payments that answer a seller's 402; `agentpay.payments` makes them for httpx."""
+        from agentpay._sync.payments import Payments  # noqa: PLC0415 - few need it
+
+        return Payments(self._caller)
 
     @cached_property
     def console(self) -> "Console":

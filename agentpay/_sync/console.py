@@ -6,6 +6,7 @@ from typing import Unpack
 from agentpay._sync.caller import Caller
 from agentpay._sync.deliveries import Deliveries, Events, RegisteredWebhooks
 from agentpay._sync.keys import AgentKeys, OperatorKeys
+from agentpay._sync.origins import Origins
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
 from agentpay._options import CallOptions
@@ -173,6 +174,7 @@ class Console(Resource):
         deliveries: deliveries of events, with every attempt.
         audit: the audit trail.
         requests: requests that the server has responded to.
+        origins: what is known of sellers, and held against their challenges.
     """
 
     __module__ = "agentpay"
@@ -188,6 +190,7 @@ class Console(Resource):
         self.deliveries: Deliveries = Deliveries(caller)
         self.audit: Audit = Audit(caller)
         self.requests: ServedRequests = ServedRequests(caller)
+        self.origins: Origins = Origins(caller)
 
     def summary(self, **options: Unpack[CallOptions]) -> ConsoleSummary:
         """Count accounts, pending approvals, undelivered deliveries and open sessions (interface CO16).

@@ -21,6 +21,8 @@ from agentpay._sync.console import (
 from agentpay._sync.deliveries import Deliveries, Events, RegisteredWebhooks
 from agentpay._sync.identity import Identities
 from agentpay._sync.keys import AgentKeys, OperatorKeys
+from agentpay._sync.origins import Origins
+from agentpay._sync.payments import Payments
 from agentpay._sync.policies import Policies
 from agentpay._sync.resource import Resource
 from agentpay._sync.sessions import Sessions
@@ -119,6 +121,24 @@ class RawSessions(RawResource):
     list: Final = Raw(Sessions.list)
 
 
+class RawPayments(RawResource):
+    """`client.payments`, with responses."""
+
+    authorize: Final = Raw(Payments.authorize)
+    get: Final = Raw(Payments.get)
+    list: Final = Raw(Payments.list)
+    report_outcome: Final = Raw(Payments.report_outcome)
+
+
+class RawOrigins(RawResource):
+    """`client.console.origins`, with responses."""
+
+    list: Final = Raw(Origins.list)
+    put: Final = Raw(Origins.put)
+    get: Final = Raw(Origins.get)
+    delete: Final = Raw(Origins.delete)
+
+
 class RawAccountDetails(RawResource):
     """`client.console.accounts`, with responses."""
 
@@ -199,6 +219,7 @@ class RawConsole(RawResource):
         self.deliveries: RawDeliveries = RawDeliveries(console.deliveries)
         self.audit: RawAudit = RawAudit(console.audit)
         self.requests: RawServedRequests = RawServedRequests(console.requests)
+        self.origins: RawOrigins = RawOrigins(console.origins)
 
 
 class RawAgentPay(RawResource):
@@ -213,4 +234,5 @@ class RawAgentPay(RawResource):
         self.transfers: RawTransfers = RawTransfers(client.transfers)
         self.webhooks: RawWebhooks = RawWebhooks(client.webhooks)
         self.sessions: RawSessions = RawSessions(client.sessions)
+        self.payments: RawPayments = RawPayments(client.payments)
         self.console: RawConsole = RawConsole(client.console)

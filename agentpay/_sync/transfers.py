@@ -139,7 +139,7 @@ class Transfers(Resource):
         *,
         account_id: str | None = None,
         status: TransferStatus
-        | Literal["pending_approval", "submitted", "settled", "rejected", "failed"]
+        | Literal["pending_approval", "approved", "submitted", "settled", "rejected", "failed"]
         | None = None,
         idempotency_key: str | None = None,
         since: datetime | None = None,

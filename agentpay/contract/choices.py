@@ -9,8 +9,11 @@ from typing import Literal
 AccountStatus = Literal["active", "paused"]
 """Whether an account may send: `paused` exactly while its policy is paused (interface A4)."""
 
-TransferStatus = Literal["pending_approval", "submitted", "settled", "rejected", "failed"]
+TransferStatus = Literal["pending_approval", "approved", "submitted", "settled", "rejected", "failed"]
 """The status of a transfer (interface T3, T4)."""
+
+PaymentProtocol = Literal["mpp", "x402_v2", "x402_v1"]
+"""How a seller's challenge is written and answered."""
 
 TransactionType = Literal["transfer", "session_settlement", "rejection", "deposit"]
 """The type of a history entry (interface H2)."""
@@ -42,7 +45,11 @@ ErrorCode = Literal[
     "account_paused",
     "insufficient_balance",
     "idempotency_conflict",
+    "payment_expired",
+    "payment_failed",
     "invalid_recipient",
+    "unreadable_challenge",
+    "nothing_payable",
     "chain_unavailable",
     "service_unavailable",
     "transfer_failed",

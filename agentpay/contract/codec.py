@@ -26,6 +26,7 @@ from agentpay.contract.json_text import parse_json as parse_json
 from agentpay.contract.json_text import print_canonical_json as print_canonical_json
 from agentpay.contract.json_text import print_json as print_json
 from agentpay.contract.models import Model, extra_of, with_extra
+from agentpay.contract.payments import Payment
 from agentpay.contract.requests import Request, Unset
 from agentpay.contract.transfers import Transfer
 from agentpay.contract.usdc import UsdcAmount, UsdcNumber, UsdcString
@@ -352,6 +353,7 @@ def _not_null_hook(kind: Any) -> Callable[[Any, Any], Any]:  # noqa: ANN401 - an
 
 OMITTED_WHEN_NONE: Final[Mapping[type, tuple[str, ...]]] = {
     Transfer: ("error", "message"),
+    Payment: ("error", "message"),
     ErrorBody: ("request_id", "details", "transfer_id", "session_id", "status"),
 }
 """Fields of responses that are left out if they do not apply, instead of being null."""

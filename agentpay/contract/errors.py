@@ -19,7 +19,11 @@ class ErrorCode(StrEnum):
     ACCOUNT_PAUSED = "account_paused"
     INSUFFICIENT_BALANCE = "insufficient_balance"
     IDEMPOTENCY_CONFLICT = "idempotency_conflict"
+    PAYMENT_EXPIRED = "payment_expired"
+    PAYMENT_FAILED = "payment_failed"
     INVALID_RECIPIENT = "invalid_recipient"
+    UNREADABLE_CHALLENGE = "unreadable_challenge"
+    NOTHING_PAYABLE = "nothing_payable"
     CHAIN_UNAVAILABLE = "chain_unavailable"
     SERVICE_UNAVAILABLE = "service_unavailable"
     TRANSFER_FAILED = "transfer_failed"
@@ -66,7 +70,11 @@ HTTP_STATUS: Final[dict[ErrorCode, int]] = {
     ErrorCode.SESSION_CLOSED: 409,
     ErrorCode.TOO_MANY_SESSIONS: 409,
     ErrorCode.IDEMPOTENCY_CONFLICT: 409,
+    ErrorCode.PAYMENT_EXPIRED: 409,
+    ErrorCode.PAYMENT_FAILED: 409,
     ErrorCode.INVALID_RECIPIENT: 422,
+    ErrorCode.UNREADABLE_CHALLENGE: 422,
+    ErrorCode.NOTHING_PAYABLE: 422,
     ErrorCode.CHAIN_UNAVAILABLE: 503,
     ErrorCode.SERVICE_UNAVAILABLE: 503,
     ErrorCode.UNAUTHORIZED: 401,
@@ -100,7 +108,11 @@ MEANINGS: Final[dict[ErrorCode, str]] = {
     ErrorCode.SESSION_CAP_EXCEEDED: "The charge exceeds the rest of the session's cap.",
     ErrorCode.SESSION_CLOSED: "The session no longer accepts charges.",
     ErrorCode.TOO_MANY_SESSIONS: "The account has the maximum number of unsettled sessions.",
+    ErrorCode.PAYMENT_EXPIRED: "The payment of this key has expired, and nothing moved.",
+    ErrorCode.PAYMENT_FAILED: "The chain refused the payment of this key, and nothing moved.",
     ErrorCode.INVALID_RECIPIENT: "Recipient is not a valid USDC token account address.",
+    ErrorCode.UNREADABLE_CHALLENGE: "The challenge of the 402 cannot be read; the message names the field.",
+    ErrorCode.NOTHING_PAYABLE: "The 402 offers nothing that this account can pay.",
     ErrorCode.CHAIN_UNAVAILABLE: "Blockchain RPC unavailable; retry with backoff.",
     ErrorCode.SERVICE_UNAVAILABLE: "The service's database did not respond; the request may or may not have "
     "been carried out.",

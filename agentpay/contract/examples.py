@@ -10,6 +10,7 @@ from typing import Any, Final
 from agentpay.contract import codec
 from agentpay.contract.approvals import PendingTransfer
 from agentpay.contract.errors import MEANINGS, ErrorBody, ErrorCode
+from agentpay.contract.payments import Payment
 from agentpay.contract.schemas import IDENTIFIERS, Schema
 from agentpay.contract.transfers import Transfer
 
@@ -42,27 +43,35 @@ FIELDS: Final[Mapping[str, Any]] = {
     "event_type": "transfer.settled",
     "events": ["transfer.settled", "transfer.rejected"],
     "expires_at": "2026-02-01T12:00:00.000Z",
+    "fee_payer": "9xQeWvG816bUx9EPjHmaT23yvVM2ZWbrrpZb9PusVFin",
     "field": "amount",
     "from": f"acct_{_ULID}",
     "handle": "@research-bot",
     "has_more": False,
+    "headers": [["payment-required", "eyJ4NDAyVmVyc2lvbiI6Mn0="]],
     "idempotency_key": "order-7",
     "is_test_money": True,
     "last_updated": "2026-01-31T12:00:00.000Z",
     "low_balance_threshold_usdc": 10,
     "max_daily_spend": 100,
     "max_single_transfer": 25,
+    "max_amount": "0.050000",
     "memo": "dataset 7",
     "message": "must be at least 0.000001",
     "metadata": {"team": "search"},
+    "method": "GET",
     "name": "Research bot",
     "next_attempt_at": None,
     "next_release_at": "2026-02-01T12:00:00.000Z",
     "next_release_usdc": "12.500000",
     "now": "2026-01-31T12:00:00.000Z",
     "opened_at": "2026-01-31T12:00:00.000Z",
+    "origin": "https://api.example.com",
     "owner": "9xQeWvG816bUx9EPjHmaT23yvVM2ZWbrrpZb9PusVFin",
     "policy_version": 2,
+    "receipt": "eyJzdWNjZXNzIjp0cnVlfQ==",
+    "recipient": "9xQeWvG816bUx9EPjHmaT23yvVM2ZWbrrpZb9PusVFin",
+    "recipients": ["9xQeWvG816bUx9EPjHmaT23yvVM2ZWbrrpZb9PusVFin"],
     "reason": "This invoice was paid already.",
     "remaining_usdc": "87.500000",
     "request_id": f"req_{_ULID}",
@@ -104,6 +113,16 @@ _MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "ListEvents": {"type": "transfer.settled"},
     "NewAgentKey": {"key": "ap_agent_" + "0" * 49},
     "NewOperatorKey": {"key": "ap_operator_" + "0" * 49},
+    "AuthorizePayment": {"url": "https://api.example.com/forecast", "body": "{}"},
+    "Payment": {
+        "status": "submitted",
+        "url": "https://api.example.com/forecast",
+        "amount_usdc": "0.050000",
+        "tx_signature": None,
+        "settled_at": None,
+        "outcome": None,
+    },
+    "PaymentHeader": {"name": "PAYMENT-SIGNATURE", "value": "eyJ4NDAyVmVyc2lvbiI6Mn0="},
     "PendingTransfer": {
         "status": "pending_approval",
         "tx_signature": None,
@@ -141,7 +160,8 @@ _ONLY: Final[Mapping[str, tuple[str, ...]]] = {"PolicyChange": ("max_daily_spend
 """The fields shown in the example of a model that is rarely sent whole."""
 
 _LEFT_OUT: Final = {
-    model.__name__: codec.omitted_when_none(model) for model in (Transfer, PendingTransfer, ErrorBody)
+    model.__name__: codec.omitted_when_none(model)
+    for model in (Transfer, PendingTransfer, Payment, ErrorBody)
 }
 """Fields that apply only to failures; examples show successes."""
 

@@ -23,6 +23,7 @@ from agentpay.contract.fields import ALWAYS_SENT, Form, NotEmpty, Rule
 from agentpay.contract.identity import KeyKind
 from agentpay.contract.models import plain
 from agentpay.contract.pages import PageBody
+from agentpay.contract.payments import PaymentProtocol
 from agentpay.contract.requests import NULLABLE, UNSET, Request, UnsetType
 from agentpay.contract.sessions import ClosingReason, SessionStatus
 from agentpay.contract.spending import Outcome
@@ -52,6 +53,7 @@ _ENUMS: Final[Mapping[object, type[Enum]]] = {
     choices.Direction: Direction,
     choices.KeyKind: KeyKind,
     choices.Outcome: Outcome,
+    choices.PaymentProtocol: PaymentProtocol,
     choices.SessionStatus: SessionStatus,
     choices.TransactionStatus: TransactionStatus,
     choices.TransactionType: TransactionType,

@@ -17,6 +17,9 @@ class TransferStatus(StrEnum):
     """The status of a transfer (interface T3, T4)."""
 
     PENDING_APPROVAL = "pending_approval"
+    APPROVED = "approved"
+    """Of payments alone: an operator has approved it, and nothing is signed yet."""
+
     SUBMITTED = "submitted"
     SETTLED = "settled"
     REJECTED = "rejected"
@@ -34,7 +37,8 @@ class Transfer(Model):
 
     Attributes:
         transfer_id: identifier, `txn_…`.
-        status: `settled`, `rejected`, `submitted`, `pending_approval` or `failed`.
+        status: `settled`, `rejected`, `submitted`, `pending_approval` or `failed`; of a payment
+            behind HTTP 402 also `approved`.
         from_: source account_id.
         to: recipient, as sent: an account_id or an on-chain USDC token account.
         amount_usdc: USDC moved or requested.

@@ -1,1 +1,1 @@
-"""What crosses the wire of the sandbox, and the table of every endpoint that the server serves."""
+"""The sandbox's wire format, and the table of every endpoint that the server serves."""

@@ -1,7 +1,6 @@
-"""The sandbox: what only a test chain can do (interface SB1 to SB10).
+"""The sandbox: test features that need a test chain (interface SB1 to SB10).
 
-Models and endpoints: test money, a second tenant, outside recipients, the clock, what can be made to fail,
-and snapshots.
+Models and endpoints: test money, additional tenants, outside recipients, the clock, faults, and snapshots.
 """
 
 from datetime import datetime
@@ -49,7 +48,7 @@ class Funding(Model):
 
     Attributes:
         tx_signature: signature of the minting transaction.
-        balance_usdc: USDC that the account holds now.
+        balance_usdc: the account's USDC balance now.
     """
 
     tx_signature: str
@@ -69,7 +68,7 @@ class CreateOperator(Request):
 
 @frozen(kw_only=True)
 class Operator(Model):
-    """A tenant and its operator key, which is shown here and never again.
+    """A tenant and its operator key, which is shown only here.
 
     Its `repr` does not show the key.
 
@@ -100,7 +99,7 @@ class ClockReading(Model):
     """The server's time.
 
     Attributes:
-        now: the moment that the server takes for now, UTC.
+        now: the server's time, UTC.
     """
 
     now: datetime
@@ -111,26 +110,26 @@ class AdvanceClock(Request):
     """Body of `POST /sandbox/clock/advance`.
 
     Attributes:
-        seconds: how far to move, from 0; 0 runs what is due now.
+        seconds: by how much to advance, from 0; 0 runs what is due now.
     """
 
     seconds: Annotated[Decimal, Rule(_parse_seconds, {"minimum": 0, "maximum": MAX_ADVANCE_SECONDS})]
 
 
 class HttpEffect(StrEnum):
-    """What goes wrong with a request."""
+    """The effect of a request fault."""
 
     DELAY = "delay"
-    """It is held for `delay_ms` of real time, then processed and answered."""
+    """The request is delayed by `delay_ms` of real time, then processed normally."""
 
     INTERNAL_ERROR = "internal_error"
-    """It is answered with 500, and not processed."""
+    """The response is 500, and the request is not processed."""
 
     RESET = "reset"
     """The connection is dropped before it is processed."""
 
     REPLY_LOST = "reply_lost"
-    """It is processed, and the connection is dropped instead of the answer."""
+    """It is processed, and the connection is dropped instead of responding."""
 
 
 @frozen(kw_only=True)
@@ -138,9 +137,9 @@ class SetFault(Request):
     """Body of `PUT /sandbox/faults/{name}`.
 
     Attributes:
-        times: how often it is to happen, 1 to 1,000; None until it is deleted.
-        effect: what goes wrong; for a fault of requests, and for no other.
-        delay_ms: how long a `delay` holds each request, 1 to 60,000.
+        times: how often it happens, 1 to 1,000; None until it is disarmed.
+        effect: what goes wrong; only for request faults.
+        delay_ms: how long a `delay` delays each request, 1 to 60,000.
     """
 
     times: Annotated[int, whole_number(minimum=1, maximum=1000)] | None = field(
@@ -152,14 +151,14 @@ class SetFault(Request):
 
 @frozen(kw_only=True)
 class Fault(Model):
-    """A fault that will happen.
+    """An armed fault.
 
     Attributes:
-        name: which one: `chain_down`, `chain_reply_lost`, `chain_never_lands`, `chain_slow`,
+        name: its name: `chain_down`, `chain_reply_lost`, `chain_never_lands`, `chain_slow`,
             `http:<method> <path>`, or `crash_at:<point>`.
-        times: how often it is still to happen; None until it is deleted.
+        times: how often it will still happen; None until it is disarmed.
         effect: what goes wrong with a request; None for other faults.
-        delay_ms: how long a request is held; None where it is not.
+        delay_ms: how long a request is delayed; None if it is not.
     """
 
     name: str
@@ -173,8 +172,8 @@ class ListFaults(Request):
     """Query of `GET /sandbox/faults`.
 
     Attributes:
-        limit: largest number of items, 1 to 100.
-        cursor: from the page before; empty for the first.
+        limit: page size, 1 to 100.
+        cursor: `cursor` of the previous page; empty for the first.
     """
 
     limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
@@ -183,7 +182,7 @@ class ListFaults(Request):
 
 @frozen(kw_only=True)
 class Snapshot(Model):
-    """All that a server knew at one moment.
+    """A snapshot of a server's state.
 
     Attributes:
         snapshot_id: identifier, `snap_…`.
@@ -226,7 +225,7 @@ CREATE_OPERATOR: Final = Endpoint(
     repeat=Repeat.IF_NOT_PROCESSED,
     request=CreateOperator,
     responses={201: Operator},
-    summary="Make a second tenant.",
+    summary="Create another tenant.",
 )
 CREATE_TOKEN_ACCOUNT: Final = Endpoint(
     name="sandbox.token_accounts.create",
@@ -236,7 +235,7 @@ CREATE_TOKEN_ACCOUNT: Final = Endpoint(
     repeat=Repeat.IF_NOT_PROCESSED,
     responses={201: OutsideTokenAccount},
     errors=(ErrorCode.CHAIN_UNAVAILABLE,),
-    summary="Make an outside recipient.",
+    summary="Create an outside recipient.",
 )
 GET_CLOCK: Final = Endpoint(
     name="sandbox.clock.get",
@@ -256,7 +255,7 @@ ADVANCE_CLOCK: Final = Endpoint(
     request=AdvanceClock,
     responses={200: ClockReading},
     errors=(ErrorCode.CLOCK_NOT_MANUAL, ErrorCode.CLOCK_MOVING),
-    summary="Move a manual clock, and run what falls due.",
+    summary="Advance a manual clock, and run everything that falls due.",
 )
 
 SET_FAULT: Final = Endpoint(
@@ -270,7 +269,7 @@ SET_FAULT: Final = Endpoint(
     takes_rest_of_path=True,
     responses={200: Fault},
     echoes={"name": "name"},
-    summary="Let something fail from now on.",
+    summary="Arm a fault.",
 )
 DELETE_FAULT: Final = Endpoint(
     name="sandbox.faults.delete",
@@ -281,7 +280,7 @@ DELETE_FAULT: Final = Endpoint(
     takes_rest_of_path=True,
     responses={204: None},
     errors=(ErrorCode.INVALID_REQUEST,),
-    summary="Let one fault happen no more.",
+    summary="Disarm a fault.",
 )
 LIST_FAULTS: Final = Endpoint(
     name="sandbox.faults.list",
@@ -291,7 +290,7 @@ LIST_FAULTS: Final = Endpoint(
     repeat=Repeat.ALWAYS,
     query=ListFaults,
     responses={200: PageBody[Fault]},
-    summary="List the faults that will happen.",
+    summary="List the armed faults.",
 )
 CLEAR_FAULTS: Final = Endpoint(
     name="sandbox.faults.clear",
@@ -300,7 +299,7 @@ CLEAR_FAULTS: Final = Endpoint(
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     responses={204: None},
-    summary="Let nothing fail any more.",
+    summary="Disarm all faults.",
 )
 
 CREATE_SNAPSHOT: Final = Endpoint(
@@ -311,8 +310,8 @@ CREATE_SNAPSHOT: Final = Endpoint(
     repeat=Repeat.IF_NOT_PROCESSED,
     responses={201: Snapshot},
     errors=(ErrorCode.NOT_IN_MEMORY, ErrorCode.NOT_AT_REST),
-    summary="Remember all that the server knows.",
-    description="For a server in memory. It waits up to 5 seconds for what is under way to end.",
+    summary="Take a snapshot of the server's state.",
+    description="For a server in memory. It waits up to 5 seconds for running work to finish.",
 )
 LIST_SNAPSHOTS: Final = Endpoint(
     name="sandbox.snapshots.list",
@@ -333,8 +332,8 @@ RESTORE_SNAPSHOT: Final = Endpoint(
     responses={200: Snapshot},
     echoes={"snapshot_id": "snapshot_id"},
     errors=(ErrorCode.NOT_IN_MEMORY, ErrorCode.NOT_AT_REST),
-    summary="Go back to a snapshot, for every tenant.",
-    description="What is under way is cut off without an answer, as if the server had died.",
+    summary="Restore a snapshot, for all tenants.",
+    description="Work in progress is cancelled without a response, as if the server had died.",
 )
 RESET: Final = Endpoint(
     name="sandbox.reset",
@@ -344,8 +343,8 @@ RESET: Final = Endpoint(
     repeat=Repeat.ALWAYS,
     responses={204: None},
     errors=(ErrorCode.NOT_IN_MEMORY, ErrorCode.NOT_AT_REST),
-    summary="Go back to where the server was when it had started, for every tenant.",
-    description="What is under way is cut off without an answer, as if the server had died.",
+    summary="Restore the server's state at its start, for all tenants.",
+    description="Work in progress is cancelled without a response, as if the server had died.",
 )
 
 SANDBOX_ENDPOINTS: Final = (
@@ -363,4 +362,4 @@ SANDBOX_ENDPOINTS: Final = (
     RESTORE_SNAPSHOT,
     RESET,
 )
-"""Every operation of the sandbox."""
+"""All operations of the sandbox."""

@@ -1,7 +1,7 @@
-"""An application of the user's as a receiver of webhooks: called in process, by ASGI or by WSGI.
+"""Delivering events to the user's application in process, by ASGI or WSGI.
 
 A post ends when the application has responded. Work that continues after the response, such as background
-tasks and the handlers of a `WebhookRouter`, is kept, so that a test can wait for it.
+tasks and the handlers of a `WebhookRouter`, is tracked, so that a test can wait for it.
 """
 
 import asyncio
@@ -21,25 +21,25 @@ T = TypeVar("T")
 Headers = Sequence[tuple[str, str]]
 
 _HOST: Final = "testserver"
-"""What the test clients of the frameworks call themselves, and the frameworks accept in tests."""
+"""The host name that frameworks' test clients use, and that frameworks accept in tests."""
 
 
 class Application(Protocol):
     """An application that deliveries are posted to."""
 
     loop: asyncio.AbstractEventLoop | None
-    """The caller's event loop that it runs on; None where it has a thread of its own."""
+    """The caller's event loop that it runs on; None if it has a separate thread."""
 
     async def post(self, headers: Headers, body: bytes) -> int:
-        """Return the status that the application answers a post with."""
+        """Post to the application, and return the status of its response."""
         ...
 
     def settle(self, timeout: float) -> None:
-        """Wait until the application has done all that its posts began.
+        """Wait until the application has finished all work that posts have started.
 
         Raises:
-            TimeoutError: it goes on for longer than `timeout` seconds.
-            Exception: what the application raised.
+            TimeoutError: it takes longer than `timeout` seconds.
+            Exception: raised by the application.
         """
         ...
 
@@ -49,11 +49,11 @@ class Application(Protocol):
 
 
 def application(app: Callable[..., Any], path: str) -> Application:
-    """Return what posts to an application.
+    """Wrap an application for posting to it.
 
     Args:
-        app: an ASGI 3 or a WSGI application, told apart by the number of their arguments.
-        path: where it takes deliveries.
+        app: an ASGI 3 or WSGI application, distinguished by the number of arguments.
+        path: its path for deliveries.
 
     Raises:
         TypeError: it is neither.
@@ -76,7 +76,7 @@ def application(app: Callable[..., Any], path: str) -> Application:
 
 
 class _Work:
-    """What an application is doing after it has answered."""
+    """The work of an application after its responses."""
 
     def __init__(self) -> None:
         self._futures: list[Future[Any]] = []
@@ -118,7 +118,7 @@ class _Asgi:
         try:
             return asyncio.run_coroutine_threadsafe(work, self.loop)
         except RuntimeError:
-            # The test is over, and its event loop with it: as if nobody listened.
+            # The test and its event loop have ended: as if nothing listened on the port.
             work.close()
             raise
 
@@ -146,7 +146,7 @@ class _Asgi:
             await self._app(self._scope(headers, body), receive, send)
         finally:
             if not answered.done():
-                # A server answers for an application that has raised, or has not answered.
+                # As a server does if an application raises or does not respond.
                 answered.set_result(500)
 
     def _scope(self, headers: Headers, body: bytes) -> dict[str, Any]:
@@ -240,4 +240,4 @@ class _Wsgi:
         self._work.settle(timeout)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing."""

@@ -1,7 +1,7 @@
-"""A receiver of webhooks within the process: what a test needs to see deliveries, and to make them fail.
+"""A webhook receiver within the process, with which tests see deliveries and make them fail.
 
-It is a real receiver but for the socket: it is registered like any other, is posted to by the server's
-dispatcher, and verifies every signature before it believes a word.
+It is a real receiver except for the socket: it is registered like any other, receives posts from the server's
+sender, and verifies every signature.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from agentpay.errors import WebhookError
 from agentpay_server.embedded.applications import Application, Headers
 
 INBOX_URL: Final = "http://inbox.agentpay.invalid/"
-"""Prefix of the addresses of inboxes, which only the server that they belong to can post to."""
+"""Prefix of the URLs of inboxes, to which only their own server can post."""
 
 _POLL_SECONDS: Final = 0.5
 _DRAIN_POLL_SECONDS: Final = 0.01
@@ -32,9 +32,9 @@ class Receipt:
     """One post to an inbox, which `WebhookInbox.send_again` can repeat.
 
     Attributes:
-        event: the verified event; None when the signature or the payload was not what it should be.
-        attempt: number of the attempt, from 1, as the service says.
-        status_code: what the inbox answered; None when it dropped the connection.
+        event: the verified event; None if the signature or the payload was invalid.
+        attempt: number of the attempt, from 1, as reported by the service.
+        status_code: the inbox's response; None if it dropped the connection.
         body: the raw body.
         headers: the headers, in their order.
     """
@@ -52,13 +52,13 @@ class WebhookInbox:
     def __init__(
         self, url: str, pump: Callable[[], None] | None, app: Application | None, app_secret: str | None
     ) -> None:
-        """Make a receiver; `AgentPayServer.webhook_inbox` and `deliver_to` do, and register it.
+        """Create a receiver. `AgentPayServer.webhook_inbox` and `deliver_to` do this and register it.
 
         Args:
-            url: where it is posted to.
-            pump: runs what is due now, on a server whose clock stands still; None on a running clock.
-            app: an application that every post is handed to, and that answers it; None to answer here.
-            app_secret: signs what the application is handed; None for the secret of the webhook.
+            url: its URL.
+            pump: runs what is due now, on a server with a paused clock; None on a running clock.
+            app: an application that handles every post; None if the inbox responds itself.
+            app_secret: signs posts to the application; None for the secret of the webhook.
         """
         self.url = url
         self.webhook_id = ""
@@ -73,18 +73,18 @@ class WebhookInbox:
 
     @property
     def receipts(self) -> list[Receipt]:
-        """Every post so far, in order, also those that were made to fail."""
+        """All posts so far, in order, including failed ones."""
         with self._changed:
             return list(self._receipts)
 
     @property
     def events(self) -> list[Event]:
-        """The events that were received, each once, in the order in which they were first accepted."""
+        """The received events, without duplicates, in the order in which they were first accepted."""
         return _events(self.receipts)
 
     @property
     def secret(self) -> str:
-        """The secret that the application, or this inbox, verifies with: the latest that is trusted."""
+        """The secret that the application, or this inbox, verifies with: the latest trusted one."""
         with self._changed:
             return self._secrets[-1] if self._app_secret is None else self._app_secret
 
@@ -94,17 +94,17 @@ class WebhookInbox:
             self._secrets.append(secret)
 
     def fail_next(self, status_code: int = 500, *, times: int = 1) -> None:
-        """Answer the next posts with a status that is no success.
+        """Respond to the next posts with an error status.
 
         Args:
-            status_code: the answer.
+            status_code: the status.
             times: how many posts.
         """
         with self._changed:
             self._failures.extend([status_code] * times)
 
     def drop_next(self, *, times: int = 1) -> None:
-        """Drop the connection of the next posts without an answer.
+        """Drop the connection of the next posts without a response.
 
         Args:
             times: how many posts.
@@ -115,17 +115,17 @@ class WebhookInbox:
     def wait_for(
         self, event_type: str, *, where: Callable[[Event], bool] | None = None, timeout: float = 5.0
     ) -> Event:
-        """Return the first event of a type that is received, waiting for it if need be.
+        """Return the first received event of a type, waiting for it if needed.
 
-        On a manual clock what is due now is run first; waiting does not move the clock.
+        On a manual clock, what is due now is run first; the clock is not advanced.
 
         Args:
             event_type: such as `transfer.settled`.
-            where: what else must be true of the event.
+            where: an additional condition on the event.
             timeout: seconds of real time to wait.
 
         Raises:
-            TimeoutError: none came; the message lists what did.
+            TimeoutError: none arrived; the message lists the received events.
         """
         self.refuse_to_block("await inbox.wait_for_async(...)")
         deadline = time.monotonic() + timeout
@@ -133,7 +133,7 @@ class WebhookInbox:
             if self._pump is not None:
                 self._pump()
             receipts = self.receipts
-            # Without the lock: `where` may ask the server, which may be about to post here.
+            # Without the lock: `where` may call the server, which may be about to post here.
             events = _events(receipts)
             for event in events:
                 if event.type == event_type and (where is None or where(event)):
@@ -145,18 +145,18 @@ class WebhookInbox:
             self._wait_for_more_than(len(receipts), min(remaining, _POLL_SECONDS))
 
     def drain(self, *, timeout: float = 5.0) -> None:
-        """Return when every delivery that is due is made, and the application has done all that they began.
+        """Return when all due deliveries were made, and the application has finished their work.
 
-        Background tasks and the handlers of a `WebhookRouter` are waited for, and so are the deliveries that
-        they cause. On a manual clock what is due now is run; draining does not move the clock.
+        That includes background tasks, the handlers of a `WebhookRouter`, and the deliveries that these
+        cause. On a manual clock, what is due now is run; the clock is not advanced.
 
         Args:
             timeout: seconds of real time to wait.
 
         Raises:
-            TimeoutError: the application, or the server, is still at work.
+            TimeoutError: the application, or the server, is still busy.
             RuntimeError: the application runs on the event loop of the caller, which this would block.
-            Exception: what the application raised.
+            Exception: raised by the application.
         """
         self.refuse_to_block("await inbox.drain_async()")
         deadline = time.monotonic() + timeout
@@ -174,18 +174,18 @@ class WebhookInbox:
                 self._wait_for_more_than(count, _DRAIN_POLL_SECONDS)
 
     async def drain_async(self, *, timeout: float = 5.0) -> None:  # noqa: ASYNC109
-        """Do as `drain` does, without holding up the caller's event loop."""
+        """Do the same as `drain`, without blocking the caller's event loop."""
         await asyncio.to_thread(self.drain, timeout=timeout)
 
     def send_again(
         self, receipt: Receipt, *, body: bytes | None = None, headers: Headers | None = None
     ) -> Receipt:
-        """Post what was received once more, as a repeated delivery or a forged one, and return its receipt.
+        """Post a receipt again, as a repeated or a forged delivery, and return the new receipt.
 
         Args:
-            receipt: what was received.
-            body: another body, which the signature does not fit.
-            headers: other headers.
+            receipt: the receipt to repeat.
+            body: a different body, which does not match the signature.
+            headers: different headers.
 
         Raises:
             RuntimeError: the application runs on the event loop of the caller, which this would block.
@@ -193,13 +193,13 @@ class WebhookInbox:
         self.refuse_to_block("await inbox.send_again_async(...)")
         again = self._post_again(receipt, body, headers)
         with ThreadPoolExecutor(1) as thread:
-            # Not here, where another event loop may run.
+            # On the server's loop, because another event loop may run here.
             return thread.submit(asyncio.run, again).result()
 
     async def send_again_async(
         self, receipt: Receipt, *, body: bytes | None = None, headers: Headers | None = None
     ) -> Receipt:
-        """Do as `send_again` does, without holding up the caller's event loop."""
+        """Do the same as `send_again`, without blocking the caller's event loop."""
         return await asyncio.to_thread(self.send_again, receipt, body=body, headers=headers)
 
     async def _post_again(self, receipt: Receipt, body: bytes | None, headers: Headers | None) -> Receipt:
@@ -220,7 +220,7 @@ class WebhookInbox:
             )
 
     def watch(self, is_pending: Callable[[], bool]) -> None:
-        """Take what tells whether the server has a delivery to make."""
+        """Set the function that returns whether the server has pending deliveries."""
         self._is_pending = is_pending
 
     def close(self) -> None:
@@ -235,7 +235,7 @@ class WebhookInbox:
         where: Callable[[Event], bool] | None = None,
         timeout: float = 5.0,  # noqa: ASYNC109
     ) -> Event:
-        """Do as `wait_for` does, without holding up the caller's event loop."""
+        """Do the same as `wait_for`, without blocking the caller's event loop."""
         return await asyncio.to_thread(self.wait_for, event_type, where=where, timeout=timeout)
 
     def _wait_for_more_than(self, count: int, seconds: float) -> None:
@@ -243,7 +243,7 @@ class WebhookInbox:
             self._changed.wait_for(lambda: len(self._receipts) != count, seconds)
 
     def capture(self) -> Callable[[], None]:
-        """Return what brings back what was received, and what is to fail, as of now."""
+        """Return a function that restores the current receipts, and pending failures."""
         with self._changed:
             secrets, receipts, failures = list(self._secrets), list(self._receipts), list(self._failures)
 
@@ -254,7 +254,7 @@ class WebhookInbox:
         return restore
 
     async def receive(self, headers: Headers, body: bytes) -> int | None:
-        """Take one post, and return the status to answer with; None drops the connection."""
+        """Handle one post, and return the status of the response; None drops the connection."""
         if self._app is not None and self._app_secret is not None and self._event(headers, body) is not None:
             headers = _signed_anew(headers, body, self._app_secret)
         return (await self._answered(headers, body)).status_code
@@ -300,7 +300,7 @@ def _events(receipts: Sequence[Receipt]) -> list[Event]:
 
 
 class InboxTransport(httpx.AsyncBaseTransport):
-    """Hands the posts of a server's dispatcher to its inboxes."""
+    """Passes the posts of a server's sender to its inboxes."""
 
     def __init__(self) -> None:
         self._inboxes: dict[str, WebhookInbox] = {}
@@ -311,7 +311,7 @@ class InboxTransport(httpx.AsyncBaseTransport):
         app: Application | None = None,
         app_secret: str | None = None,
     ) -> WebhookInbox:
-        """Return a new inbox that is reached at its URL."""
+        """Return a new inbox, reachable at its URL."""
         inbox = WebhookInbox(f"{INBOX_URL}{len(self._inboxes) + 1}", pump, app, app_secret)
         self._inboxes[inbox.url] = inbox
         return inbox
@@ -331,7 +331,7 @@ class InboxTransport(httpx.AsyncBaseTransport):
             inbox.close()
 
     def capture(self) -> Callable[[], None]:
-        """Return what brings back the inboxes that there are now, each as it is now."""
+        """Return a function that restores the current inboxes and their states."""
         inboxes = dict(self._inboxes)
         restorers = [inbox.capture() for inbox in inboxes.values()]
 

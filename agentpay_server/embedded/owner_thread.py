@@ -1,7 +1,7 @@
-"""The one thread that owns a server: its event loop, database connection and chain belong to it.
+"""The thread that a server is bound to: its event loop, database connection and chain belong to it.
 
-Everybody else hands it coroutines. Every call comes to an end: one that would wait for its own thread, or for
-a thread that is stopping, is refused at once, because it would wait for ever.
+Other threads hand it coroutines. Every call ends: one that would wait for its own thread, or for a stopping
+thread, is refused at once, because it would wait forever.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from anyio.lowlevel import current_token
 T = TypeVar("T")
 
 _LAST_CALLS_SECONDS: Final = 5.0
-_CLOSED: Final = "this server is closed; make a new one"
+_CLOSED: Final = "this server is closed; create a new one"
 
 
 class OwnerThread:
@@ -33,20 +33,20 @@ class OwnerThread:
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller is the owner itself."""
+        """Whether the caller is on this thread."""
         return threading.get_ident() == self._thread.ident
 
     def call(self, work: Coroutine[Any, Any, T], *, timeout: float | None = None) -> T:
-        """Run `work` on the owner and wait for its result.
+        """Run `work` on the thread and wait for its result.
 
         Args:
             work: what to run.
-            timeout: seconds to wait before `work` is cancelled; None without limit.
+            timeout: seconds to wait before `work` is cancelled; None means no limit.
 
         Raises:
             TimeoutError: `work` took longer than `timeout`.
-            RuntimeError: called on the owner's own thread, which would wait for itself, or after the stop, or
-                cut off by it.
+            RuntimeError: called on this thread, which would wait for itself, or after the stop, or cancelled
+                by it.
         """
         if self.is_current:
             work.close()
@@ -61,7 +61,7 @@ class OwnerThread:
             raise RuntimeError(_CLOSED) from None
 
     def begin(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Run `work` on the owner, and return its result as a future of any thread.
+        """Run `work` on the thread, and return its result as a future for any thread.
 
         Raises:
             RuntimeError: called after the stop.
@@ -69,10 +69,10 @@ class OwnerThread:
         return self._submit(work)
 
     async def call_async(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` on the owner and await its result on whatever loop the caller has.
+        """Run `work` on the thread, and await its result on the caller's event loop.
 
         Raises:
-            RuntimeError: called after the stop, or cut off by it.
+            RuntimeError: called after the stop, or cancelled by it.
         """
         if self.is_current:
             return await work
@@ -87,13 +87,13 @@ class OwnerThread:
             raise RuntimeError(_CLOSED) from None
 
     def stop(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
-        """Refuse new calls, let those under way finish, run `last` and end the thread; again does nothing.
+        """Refuse new calls, let running ones finish, run `last` and end the thread. May be called twice.
 
         Args:
-            last: what to run when no call is left. Calls that take longer than five seconds are cut off.
+            last: run after the last call has ended. Calls that take longer than five seconds are cancelled.
 
         Raises:
-            RuntimeError: called on the owner's own thread, which would wait for itself.
+            RuntimeError: called on this thread, which would wait for itself.
         """
         if self.is_current:
             raise RuntimeError("this call would wait for its own thread: close the server from another")
@@ -110,7 +110,7 @@ class OwnerThread:
             self._thread.join()
 
     def _shut(self) -> bool:
-        """Refuse calls from now on; False when they were refused already."""
+        """Refuse calls from now on; False if they were refused already."""
         with self._lock:
             was_open, self._is_open = self._is_open, False
         return was_open
@@ -126,24 +126,24 @@ class OwnerThread:
         return future
 
     def _begin(self, work: Coroutine[Any, Any, T], future: Future[T]) -> None:
-        """Run `work` in a task of the loop, tied to the future that its caller holds."""
+        """Run `work` in a task of the loop, linked to its caller's future."""
         task = self._loop.create_task(self._answered(work, future))
 
         def end(ended: Future[T]) -> None:
             self._calls.discard(ended)
             if ended.cancelled():
-                # Only then does it count as ended for `concurrent.futures.wait`.
+                # Otherwise `concurrent.futures.wait` does not count it as ended.
                 ended.set_running_or_notify_cancel()
                 self._loop.call_soon_threadsafe(task.cancel)
 
         future.add_done_callback(end)
 
     async def _answered(self, work: Coroutine[Any, Any, T], future: Future[T]) -> None:
-        """Run `work` and tell its caller, without the detour by which asyncio ties futures of two kinds."""
+        """Run `work` and set its caller's future directly, which is cheaper than asyncio's own linking."""
         try:
             result = await work
         except BaseException as error:
-            # Cancelled by its caller at the last moment, it has nobody to tell.
+            # Cancelled by its caller at the last moment: no result is needed.
             with contextlib.suppress(InvalidStateError):
                 if isinstance(error, asyncio.CancelledError):
                     future.cancel()
@@ -179,11 +179,11 @@ def _runs_asyncio() -> bool:
 
 
 async def _awaited(future: "Future[T]") -> T:
-    """Await the result of another thread on trio, whose loop asyncio's futures know nothing of."""
+    """Await the result of another thread on trio, which does not support asyncio's futures."""
     done, loop = anyio.Event(), cast("Any", current_token().native_token)
 
     def tell(_: object) -> None:
-        # The loop may have ended, and nobody waits then.
+        # The loop may have ended, together with its callers.
         with contextlib.suppress(RuntimeError):
             loop.run_sync_soon(done.set)
 

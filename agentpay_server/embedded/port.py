@@ -1,4 +1,4 @@
-"""A real loopback port for a server that runs in process, by uvicorn on the owner's loop."""
+"""A real loopback port for an in-process server, by uvicorn on the server's event loop."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ from agentpay_server.http.hosts import Hosts
 from agentpay_server.http.port.server import PortServer, Served
 
 SHUTDOWN_SECONDS: Final = 5
-"""How long requests that are under way may take when a port closes; what is left then is cut off."""
+"""How long requests in progress may take when a port closes; after that they are aborted."""
 _TURNS_TO_CLOSE: Final = 3
 
 
@@ -20,10 +20,10 @@ class Listener:
 
     Args:
         application: the application, whose settings and metrics the port uses.
-        app: `application`, wrapped in something.
+        app: `application` with a wrapper.
         sock: a listening socket.
         allowed_hosts: hosts to accept in addition to loopback names.
-        with_websockets: whether `app` takes WebSockets.
+        with_websockets: whether `app` supports WebSockets.
 
     Raises:
         ValueError: one of `allowed_hosts` is not a host.
@@ -51,11 +51,11 @@ class Listener:
 
     @property
     def base_url(self) -> str:
-        """Where the application is reached."""
+        """The address of the application."""
         return url_of(self._socket)
 
     async def start(self) -> None:
-        """Return once requests are accepted."""
+        """Start accepting requests, and return when it does."""
         self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[self._socket]))
         while not self._server.started:
             if self._serving.done():
@@ -64,16 +64,16 @@ class Listener:
             await asyncio.sleep(0.001)
 
     async def close(self) -> None:
-        """Answer what is under way, then let go of the socket."""
+        """Finish requests in progress, then close the socket."""
         self._server.stop()
         if self._serving is not None:
             await self._serving
 
 
 class _Server(PortServer):
-    """Stops as soon as it is told to and has nothing to wait for: uvicorn looks ten times in a second.
+    """Stops without delay: uvicorn only checks ten times a second.
 
-    A test that opens a port pays for every one of those tenths.
+    Every test that opens a port would pay for that.
     """
 
     def __init__(self, application: Served, **options: Any) -> None:  # noqa: ANN401 - those of its base
@@ -81,24 +81,24 @@ class _Server(PortServer):
         self._told = asyncio.Event()
 
     def stop(self) -> None:
-        """Begin to stop."""
+        """Start to stop."""
         self.should_exit = True
         self._told.set()
 
     async def main_loop(self) -> None:
-        """Keep the date of answers current until it is told to stop."""
+        """Update the date header of responses until stopped."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._told.wait(), 1.0)
 
     async def shutdown(self, sockets: Sequence[socket.socket] | None = None) -> None:
-        """Let go of the port and of idle connections, and of the others when they are answered."""
+        """Close the port and idle connections, and others when they have their response."""
         for server in self.servers:
             server.close()
         for connection in list(self.server_state.connections):
             connection.shutdown()
         for _ in range(_TURNS_TO_CLOSE):
-            # A connection that is closed is gone in one of the next turns of the loop.
+            # A closed connection is removed in one of the next turns of the loop.
             await asyncio.sleep(0)
         if self.server_state.connections or self.server_state.tasks:
             await super().shutdown(sockets)
@@ -112,15 +112,15 @@ def bound_socket(host: str, port: int) -> socket.socket:
         port: port to bind; 0 takes a free one.
 
     Raises:
-        OSError: the address is not to be had.
+        OSError: the address cannot be bound.
     """
     try:
         host.encode("idna")
     except UnicodeError:
         raise OSError(errno.EINVAL, "this is no name that a host can have") from None
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # Only where the protocol is named does asyncio switch Nagle's algorithm off, which else holds each answer
-    # on a kept connection back until the caller's delayed acknowledgement, some 40 ms.
+    # asyncio disables Nagle's algorithm only if the protocol is named. With it, each response on a kept-alive
+    # connection would wait for the client's delayed acknowledgement, about 40 ms.
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

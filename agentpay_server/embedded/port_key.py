@@ -1,7 +1,8 @@
-"""A port's own operator key, where the server's key follows from a seed that anybody can work out.
+"""A separate operator key for ports, if the server's key is predictable because it depends on a seed.
 
-In process the key of the seed stays valid, so that a test repeats. On a port it is refused; a random key
-stands for it there, which no snapshot, restore or reset touches, since the server itself never sees it.
+In process the seeded key stays valid, so that tests can be repeated. On a port it is refused, and a random
+key is accepted instead. Snapshots, restore and reset do not affect it, because the server itself never sees
+it.
 """
 
 import secrets
@@ -18,7 +19,7 @@ _Headers = list[tuple[bytes, bytes]]
 
 
 class PortKey:
-    """A random operator key that stands for the one of a seed.
+    """A random operator key that replaces a seeded one.
 
     Attributes:
         key: the random key, valid on the port and in process.
@@ -37,7 +38,7 @@ class PortKey:
         return translating
 
     def on_port(self, app: ASGIApp) -> ASGIApp:
-        """Return an application that accepts the random key, and not the one of the seed."""
+        """Return an application that accepts only the random key."""
 
         async def guarding(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "http":

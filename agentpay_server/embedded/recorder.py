@@ -1,7 +1,7 @@
-"""What a test may look at behind a server's back: its requests, and the transactions of its chain.
+"""Records a server's requests, and the transactions of its chain, for tests to inspect.
 
-A `Recorder` keeps what passes, as it is and up to a bound; models are made of it when somebody looks. Nothing
-that is shown holds a secret: API keys are not kept, and those in bodies, like webhook secrets, are masked.
+A `Recorder` stores raw data up to a limit; models are built on access. No record contains a secret: API keys
+are not stored, and keys and webhook secrets in bodies are masked.
 """
 
 import itertools
@@ -28,7 +28,7 @@ T = TypeVar("T")
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 RECORDS_MAX: Final = 1_000
-"""How many of the newest requests, events, deliveries and transactions a server shows of itself."""
+"""The most requests, events, deliveries and transactions that a server keeps for inspection."""
 
 _BODIES_MAX_BYTES: Final = 8 * 1024 * 1024
 _SHOWN_CHARACTERS: Final = 300
@@ -37,7 +37,7 @@ _MASK: Final = r"\1***"
 
 
 class Records(list[T]):
-    """A plain list, newest last, that can be asked for what is in it."""
+    """A plain list, newest last, that can be filtered."""
 
     def where(self, **fields: object) -> "Records[T]":
         """Return the records whose fields have these values.
@@ -51,7 +51,7 @@ class Records(list[T]):
         """Return the only record whose fields have these values.
 
         Raises:
-            AssertionError: there is none, or more than one; the message lists what there is.
+            AssertionError: not exactly one record matches; the message lists the records.
             TypeError: the records have no such field.
         """
         found = self.where(**fields)
@@ -64,17 +64,17 @@ class Records(list[T]):
 
 @frozen(kw_only=True)
 class RecordedRequest:
-    """One request that reached the server, with its answer.
+    """One request that reached the server, with its response.
 
     Attributes:
         method: such as `POST`.
-        path: with the query, secrets masked.
-        body: the JSON that was sent, secrets masked; text where it was no JSON, None where it was empty.
-        status: the status of the answer; None where none was given, as to a caller who hung up.
-        answer: the JSON that was answered, as `body`.
-        key_id: whose key it was, `key_…`; None without a valid one.
-        at: the server's time when it came in.
-        answered_at: the server's time when it was answered.
+        path: with the query; secrets are masked.
+        body: the sent JSON with secrets masked; text if it was not JSON, None if it was empty.
+        status: the status of the response; None without one, for example to a disconnected caller.
+        answer: the JSON of the response, like `body`.
+        key_id: the request's key, `key_…`; None without a valid one.
+        at: the server's time when it arrived.
+        answered_at: the server's time of the response.
     """
 
     method: str
@@ -93,9 +93,9 @@ class UsdcMovement:
     """USDC that moved on chain.
 
     Attributes:
-        source: token account that it left; None where it was minted.
-        destination: token account that it went to.
-        amount_usdc: how much.
+        source: token account that paid; None for minted USDC.
+        destination: token account that received.
+        amount_usdc: the amount.
     """
 
     source: str | None
@@ -108,8 +108,8 @@ class ChainTransaction:
     """One transaction that the server's chain executed.
 
     Attributes:
-        signature: its name on chain.
-        error: why it moved nothing, in the chain's words; None when it succeeded.
+        signature: its signature.
+        error: why it moved nothing, in the chain's words; None if it succeeded.
         movements: the USDC that it moves.
         memo: its memo on chain: for a transfer, the transfer_id.
         at: the server's time when it was executed.
@@ -125,7 +125,7 @@ class ChainTransaction:
 
 @define
 class _Exchange:
-    """A request as it passes."""
+    """A request in progress."""
 
     number: int
     method: str
@@ -141,7 +141,7 @@ class _Exchange:
 
 
 class Recorder:
-    """Keeps what passes an application and a chain, up to a bound; it belongs to the server's thread."""
+    """Records the newest requests of an application and transactions of a chain. Bound to one thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -154,7 +154,7 @@ class Recorder:
         )
 
     def watch(self, chain: WatchedChain) -> WatchedChain:
-        """Keep the transactions of a chain from now on, if it executes them itself, and return it."""
+        """Record the transactions of a chain from now on, if it is an embedded one, and return it."""
         if not isinstance(chain, EmbeddedChain):
             return chain
 
@@ -166,7 +166,7 @@ class Recorder:
         return chain
 
     def capture(self) -> Callable[[], None]:
-        """Return what brings the recorder back to what it holds now, for a server that is brought back."""
+        """Return a function that restores the current records."""
         exchanges, transactions = tuple(self._exchanges), tuple(self._transactions)
 
         def restore() -> None:
@@ -181,13 +181,13 @@ class Recorder:
         return restore
 
     def release(self) -> None:
-        """Let go of the chain that was watched, which nobody uses any more."""
+        """Release the watched chain, which is no longer used."""
         if self._chain is not None:
             self._chain.release()
             self._chain = None
 
     def around(self, app: Asgi) -> Asgi:
-        """Return an application that does as `app` does, and is recorded."""
+        """Wrap an application so that its requests are recorded."""
 
         async def recorded(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "http":
@@ -224,11 +224,11 @@ class Recorder:
         return recorded
 
     def requests(self) -> Records[RecordedRequest]:
-        """Return the newest requests, oldest of them first."""
+        """Return the newest requests, oldest first."""
         return Records(_request(exchange) for exchange in self._exchanges)
 
     def transactions(self) -> Records[ChainTransaction]:
-        """Return the newest transactions, oldest of them first."""
+        """Return the newest transactions, oldest first."""
         return Records(itertools.starmap(_transaction, self._transactions))
 
     def _keep_to_bound(self, ended: _Exchange) -> None:
@@ -242,7 +242,7 @@ class Recorder:
 
 
 def masked(text: str) -> str:
-    """Return a text with its API keys and webhook secrets cut to their prefixes."""
+    """Return a text with its API keys and webhook secrets shortened to their prefixes."""
     return _SECRET.sub(_MASK, text)
 
 

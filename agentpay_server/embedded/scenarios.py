@@ -1,7 +1,7 @@
-"""Ready worlds: situations that an agent must cope with, brought about by real operations and nothing else.
+"""Scenarios: situations that an agent must handle, created by real operations.
 
-Each is a function that takes a running server of any state, adds accounts of its own to it, and returns what
-a test needs to go on from there.
+Each is a function that takes a running server in any state, adds new accounts to it, and returns the objects
+that a test needs.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class Scenario:
-    """What every scenario has: an account with an agent, and somebody to pay.
+    """The common part of all scenarios: an account with an agent, and a payee.
 
     Attributes:
-        account: the agent's account, as it stands.
-        payee: another account of the operator's.
+        account: the agent's account in its current state.
+        payee: another account of the operator.
         agent: a client with an agent-scoped key of the account.
-        agent_key: that key, for clients of another kind.
+        agent_key: that key, for other clients.
     """
 
     account: Account
@@ -43,11 +43,11 @@ class Scenario:
 
 @frozen(kw_only=True)
 class NearDailyLimit(Scenario):
-    """The account has a daily limit of 100 USDC, has spent 95 just now, and holds 105.
+    """The account has a daily limit of 100 USDC, has just spent 95, and holds 105.
 
     Attributes:
         limit_usdc: `max_daily_spend`.
-        remaining_usdc: what it may still spend until 24 hours have passed.
+        remaining_usdc: what it may still spend within the next 24 hours.
     """
 
     limit_usdc: Decimal
@@ -65,8 +65,8 @@ class LowBalance(Scenario):
 
     Attributes:
         threshold_usdc: the threshold.
-        inbox: the webhook's receiver, which hears of `balance.low_threshold` at the next
-            `inbox.wait_for`, or when the clock is moved.
+        inbox: the webhook's receiver, which gets `balance.low_threshold` at the next `inbox.wait_for`, or
+            when the clock is advanced.
     """
 
     threshold_usdc: Decimal
@@ -75,10 +75,10 @@ class LowBalance(Scenario):
 
 @frozen(kw_only=True)
 class PendingApproval(Scenario):
-    """The account's policy escalates from 50 USDC on, and a transfer of 60 waits for an operator.
+    """The account's policy escalates from 50 USDC on, and a transfer of 60 is pending approval.
 
     Attributes:
-        transfer: the transfer that waits.
+        transfer: the pending transfer.
     """
 
     transfer: Transfer
@@ -90,7 +90,7 @@ class NearSessionCap(Scenario):
 
     Attributes:
         session: the open session.
-        remaining_usdc: what it may still be charged.
+        remaining_usdc: what can still be charged.
     """
 
     session: Session
@@ -103,8 +103,8 @@ class UndeliveredWebhook(Scenario):
 
     Attributes:
         transfer: the transfer.
-        inbox: the receiver, which is well again.
-        delivery: what became of the event; `console.events.replay(delivery.event_id)` sends it again.
+        inbox: the receiver, which works again.
+        delivery: the event's delivery; `console.events.replay(delivery.event_id)` delivers it again.
     """
 
     transfer: Transfer
@@ -113,18 +113,18 @@ class UndeliveredWebhook(Scenario):
 
 
 def stage(server: "AgentPayServer", name: str) -> Scenario:
-    """Bring about the scenario of a name.
+    """Create a scenario.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the scenario does not exist.
     """
     if name not in _SCENARIOS:
-        raise ValueError(f"there is no scenario {name!r}; there are {', '.join(sorted(_SCENARIOS))}")
+        raise ValueError(f"unknown scenario {name!r}; available: {', '.join(sorted(_SCENARIOS))}")
     return _SCENARIOS[name](_Stage(server))
 
 
 class _Stage:
-    """A server with two new accounts, of which the first has an agent."""
+    """A server with two new accounts, the first of which has an agent."""
 
     def __init__(self, server: "AgentPayServer") -> None:
         client = server.client()
@@ -140,7 +140,7 @@ class _Stage:
         self.server.sandbox.fund(self.account_id, amount)
 
     def pay(self, amount: int) -> Transfer:
-        # A key of its own choice would not repeat with the server's seed.
+        # A random key would differ between runs with the same seed.
         key = f"scenario of {self.account_id}"
         return self.agent.transfers.create(
             from_=self.account_id, to=self.payee_id, amount=amount, idempotency_key=key
@@ -152,7 +152,7 @@ class _Stage:
         )
 
     def set(self) -> dict[str, Any]:
-        """Return what every scenario has, its accounts as they stand now."""
+        """Return the fields of every scenario, with the accounts in their current state."""
         return {
             "account": self.accounts.get(self.account_id),
             "payee": self.accounts.get(self.payee_id),

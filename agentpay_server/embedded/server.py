@@ -1,7 +1,7 @@
-"""`AgentPayServer`: the whole service in process, for tests and for starting out.
+"""`AgentPayServer`: the whole service in process, for tests and for getting started.
 
-It lives on a thread of its own, with its database, chain and clock. Clients that it hands out reach it
-without a socket; `listen` opens a real port beside them.
+It runs on a separate thread, with its database, chain and clock. Its clients reach it without a socket;
+`listen` also opens a real port.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ _TIMELINE_SECONDS: Final = 5.0
 
 
 class AgentPayServer:
-    """A payment service in process: real behaviour, real Solana transactions, nothing outside.
+    """A payment service in process: real behaviour and real Solana transactions, without external systems.
 
     Use it as a context manager, sync or async:
 
@@ -68,7 +68,7 @@ class AgentPayServer:
             account = client.accounts.create(name="Research bot")
             server.sandbox.fund(account.account_id, "100")
 
-    Every server is a world of its own; any number can live in one process. It may be used from any thread.
+    Servers are independent; any number can run in one process. A server may be used from any thread.
     """
 
     def __init__(
@@ -84,31 +84,30 @@ class AgentPayServer:
         rpc: RpcSettings | None = None,
         seeded_port_keys: bool = True,
     ) -> None:
-        """Put a server together; it starts with `with`, or with `start`.
+        """Configure a server; `with` or `start` starts it.
 
         Args:
-            clock: `manual` stands still, at the time of the start, until `sandbox.clock.advance` moves it;
-                a datetime does so at that time; `system` runs with the machine's. One that stands still goes
-                on from where it stood when the same data was last used.
-            seed: makes identifiers, keys and signatures repeat; None takes them from the system.
-            operator_key: a key of the first operator; None makes a new one, at a later start on the same
-                data for this run alone.
-            settings: how the server behaves where the contract leaves a choice.
-            data_dir: a directory to keep everything in, made if it is not there.
-            database_url: a PostgreSQL database to keep everything in, `postgresql://…`; it needs an
+            clock: `manual` is paused at the time of the start until `sandbox.clock.advance` advances it; a
+                datetime does the same from that time; `system` runs with the machine's clock. With stored
+                data, a manual clock continues from where it was.
+            seed: makes identifiers, keys and signatures repeatable; None uses the system's randomness.
+            operator_key: a key of the first operator; None creates one. At a later start on the same data,
+                the created key is valid for this run only.
+            settings: settings where the contract leaves a choice.
+            data_dir: a directory to store everything in, created if missing.
+            database_url: a PostgreSQL database to store everything in, `postgresql://…`; it needs an
                 encryption key, in `settings` or in the environment variable AGENTPAY_SERVER_ENCRYPTION_KEY.
                 With neither, everything ends with the server.
-            database_schema: the schema of that database that holds all tables, made if it does not exist.
-            rpc: a Solana cluster to work on, in the place of the chain within the server.
-            seeded_port_keys: whether a port accepts API keys that follow from `seed`. Pass False if nobody
-                chose the seed: `listen` then replaces `operator_key` by a random key, the only one of the
-                first operator that its port accepts, and all other keys are random from the start. Only a
-                server in memory takes False.
+            database_schema: the schema of that database for all tables, created if missing.
+            rpc: a Solana cluster to use instead of the embedded chain.
+            seeded_port_keys: whether a port accepts API keys that depend on `seed`. Pass False if the seed
+                was not chosen by a person: `listen` then replaces `operator_key` by a random key, the only
+                one of the first operator that its port accepts, and all other keys are random from the start.
+                Only for a server in memory.
 
         Raises:
-            ValueError: a datetime without a UTC offset, or another word for `clock`; both a data_dir and a
-                database_url; one of them without `seeded_port_keys`; or a database_schema that cannot name
-                one.
+            ValueError: a datetime without a UTC offset, or another value for `clock`; both a data_dir and a
+                database_url; one of them without `seeded_port_keys`; or an invalid database_schema.
         """
         self._inboxes = InboxTransport()
         shown = _clock(clock)
@@ -135,13 +134,13 @@ class AgentPayServer:
 
         Raises:
             RuntimeError: it was started before.
-            ValueError: `operator_key` is not an operator key, is revoked, or is another operator's.
-            StartRefusedError: another server uses the data, a newer version wrote it, or the key is wrong;
-                or the cluster is not to be used so, or does not answer.
+            ValueError: `operator_key` is not an operator key, is revoked, or belongs to another operator.
+            StartRefusedError: another server uses the data, a newer version wrote it, or the key is wrong; or
+                the cluster must not be used with this configuration, or does not respond.
             DatabaseUnavailableError: the data cannot be reached.
         """
         if self._owner is not None:
-            raise RuntimeError("a server starts once; make a new one")
+            raise RuntimeError("a server starts once; create a new one")
         self._owner = OwnerThread("agentpay-server")
         try:
             server = self._owner.call(start_server(self._config))
@@ -153,7 +152,7 @@ class AgentPayServer:
         return self
 
     def close(self) -> None:
-        """Finish what is under way, close the port and the clients' way in; calling it again does nothing.
+        """Finish running work, close the port and all clients' access. Closing twice is allowed.
 
         Raises:
             RuntimeError: called on the server's own thread, which would wait for itself.
@@ -164,17 +163,17 @@ class AgentPayServer:
 
     @property
     def is_running(self) -> bool:
-        """Whether it was started and is not closed."""
+        """Whether it is started and not closed."""
         return self._world is not None
 
     @property
     def operator_key(self) -> str:
-        """A key of the first operator: its first one, or one for this run at a later start on its data."""
+        """A key of the first operator: its first one, or with older data one for this run."""
         return self._running.key
 
     @property
     def base_url(self) -> str:
-        """Where it is reached: its port after `listen`, else a name that only its own clients know."""
+        """Its address: the port after `listen`, else a name that only its own clients resolve."""
         return self._running.base_url
 
     @property
@@ -184,34 +183,34 @@ class AgentPayServer:
 
     @property
     def console(self) -> Console:
-        """What the first operator does on the dashboard."""
+        """The operator API of the first operator's dashboard."""
         return self._running.operator.console
 
     @property
     def sandbox(self) -> Sandbox:
-        """What only a test chain can do: money from nowhere, outside recipients, time."""
+        """Test features: minting money, outside recipients, time, faults, snapshots."""
         return self._running.sandbox
 
     @property
     def async_sessions(self) -> AsyncSessions:
-        """`sessions`, to be awaited."""
+        """The async version of `sessions`."""
         return self._running.async_operator.sessions
 
     @property
     def async_console(self) -> AsyncConsole:
-        """`console`, to be awaited."""
+        """The async version of `console`."""
         return self._running.async_operator.console
 
     @property
     def async_sandbox(self) -> AsyncSandbox:
-        """`sandbox`, to be awaited."""
+        """The async version of `sandbox`."""
         return self._running.async_sandbox
 
     def client(self, *, api_key: str | None = None) -> AgentPay:
         """Return a client of the server, in process. It needs no closing.
 
         Args:
-            api_key: whose client; the first operator's by default.
+            api_key: the client's key; the first operator's by default.
         """
         return self._running.client(api_key)
 
@@ -219,12 +218,12 @@ class AgentPayServer:
         """Return an async client of the server, in process, for any event loop. It needs no closing.
 
         Args:
-            api_key: whose client; the first operator's by default.
+            api_key: the client's key; the first operator's by default.
         """
         return self._running.async_client(api_key)
 
     def agent_client(self, account_id: str) -> AgentPay:
-        """Return the client of an agent: with a new agent-scoped key of one account (interface K5).
+        """Return an agent's client, with a new agent-scoped key of one account (interface K5).
 
         Args:
             account_id: the account of the first operator, `acct_…`.
@@ -235,7 +234,7 @@ class AgentPayServer:
         return self.client(api_key=self.console.agent_keys.create(account_id).key)
 
     def async_agent_client(self, account_id: str) -> AsyncAgentPay:
-        """Return the async client of an agent: with a new agent-scoped key of one account (interface K5).
+        """Return an agent's async client, with a new agent-scoped key of one account (interface K5).
 
         Args:
             account_id: the account of the first operator, `acct_…`.
@@ -252,12 +251,12 @@ class AgentPayServer:
         account_ids: Sequence[str] = (),
         low_balance_threshold_usdc: Limit = None,
     ) -> WebhookInbox:
-        """Return a receiver of webhooks within the process, registered for the first operator.
+        """Return a webhook receiver within the process, registered for the first operator.
 
         Args:
             events: names of the event types to receive; all by default.
-            account_ids: accounts to hear of; all of the operator by default.
-            low_balance_threshold_usdc: balance in USDC below which `balance.low_threshold` fires.
+            account_ids: accounts whose events to receive; all of the operator by default.
+            low_balance_threshold_usdc: balance in USDC below which `balance.low_threshold` is sent.
 
         Raises:
             InvalidRequestError: an event type or an account is unknown.
@@ -274,19 +273,19 @@ class AgentPayServer:
         account_ids: Sequence[str] = (),
         low_balance_threshold_usdc: Limit = None,
     ) -> WebhookInbox:
-        """Deliver to an application of yours in process, without a port, and return the inbox in front of it.
+        """Deliver to your application in process, without a port, and return the inbox in front of it.
 
         An ASGI application runs on the event loop of the caller if there is one, else on a separate thread.
         Its lifespan is not run. A WSGI application runs in threads. `inbox.drain()` waits for its handlers.
 
         Args:
             app: an ASGI or a WSGI application, such as one of Starlette, FastAPI, Flask or Django.
-            path: where the application takes deliveries.
-            secret: what the application verifies with; by default the secret of the new webhook, which is
-                `inbox.secret`.
+            path: the application's path for deliveries.
+            secret: the secret that the application verifies with; by default that of the new webhook, which
+                is `inbox.secret`.
             events: names of the event types to deliver; all by default.
-            account_ids: accounts to hear of; all of the operator by default.
-            low_balance_threshold_usdc: balance in USDC below which `balance.low_threshold` fires.
+            account_ids: accounts whose events to deliver; all of the operator by default.
+            low_balance_threshold_usdc: balance in USDC below which `balance.low_threshold` is sent.
 
         Raises:
             TypeError: `app` is neither an ASGI nor a WSGI application.
@@ -319,13 +318,13 @@ class AgentPayServer:
         return inbox
 
     def listen(self, *, port: int = 0, allowed_hosts: Sequence[str] = ()) -> str:
-        """Open a port on 127.0.0.1 beside the way in process, until the server closes.
+        """Also open a port on 127.0.0.1, until the server closes.
 
         With a `seed` the keys are predictable: the event `server.keys_follow_from_seed` is logged as a
-        warning. Without `seeded_port_keys` none is, and `operator_key` changes.
+        warning. Without `seeded_port_keys` it is not, and `operator_key` changes.
 
         Args:
-            port: which one, 0 to 65535; 0 takes a free one.
+            port: the port number, 0 to 65535; 0 selects a free one.
             allowed_hosts: host names and IP addresses, without ports, to accept in addition to loopback
                 ones. A request for any other host is refused with 421 (interface R19).
 
@@ -333,21 +332,21 @@ class AgentPayServer:
             The address of the server, which is `base_url` from then on.
 
         Raises:
-            RuntimeError: it listens already.
-            CannotListenError: the port is in use, or the process may not have it.
+            RuntimeError: it is listening already.
+            CannotListenError: the port is in use, or not permitted.
             ValueError: `port` is out of range, or one of `allowed_hosts` is not a host.
         """
         return self._running.listen(port, allowed_hosts)
 
     @property
     def rpc_url(self) -> str:
-        """Where clients of Solana reach the chain within the server, by JSON-RPC over HTTP.
+        """The address at which Solana clients reach the embedded chain, by JSON-RPC over HTTP.
 
-        The same address with `ws` in the place of `http` takes WebSockets. The first use opens a port for it
+        The same address with `ws` instead of `http` accepts WebSockets. The first access opens a port for it
         on 127.0.0.1, until the server closes; it needs no key.
 
         Raises:
-            ValueError: the server works on a cluster, whose nodes answer JSON-RPC.
+            ValueError: the server works on a cluster, which has its own JSON-RPC.
         """
         return self._running.rpc_url()
 
@@ -365,19 +364,19 @@ class AgentPayServer:
 
     @property
     def seed(self) -> int | None:
-        """What identifiers, keys and signatures follow from; None where they come from the system."""
+        """The seed of identifiers, keys and signatures; None for the system's randomness."""
         return self._config.seed
 
     @property
     def requests(self) -> Records[RecordedRequest]:
-        """The newest requests with their answers, at most 1,000 of them, newest last; secrets are masked."""
+        """The newest requests with their responses, at most 1,000, newest last; secrets are masked."""
         return self._running.call(_now(self._running.recorder.requests))
 
     @property
     def events(self) -> Records[Event]:
-        """The newest events of all operators, at most 1,000, newest last, heard by a webhook or not.
+        """The newest events of all operators, at most 1,000, newest last, subscribed to or not.
 
-        They are the events that a receiver gets: `events.one(type="transfer.settled").data.amount_usdc == 5`.
+        The same as a receiver gets: `events.one(type="transfer.settled").data.amount_usdc == 5`.
         """
         return Records(
             self._running.call(self._running.server.services.deliveries.newest_events(RECORDS_MAX))
@@ -394,18 +393,19 @@ class AgentPayServer:
     def transactions(self) -> Records[ChainTransaction]:
         """The newest transactions that the chain has executed in this run, at most 1,000, newest last.
 
-        None of a cluster's: with `rpc`, other servers' would be among them, so the list is empty.
+        Empty on a cluster (`rpc`), where they would include those of other servers.
         """
         return self._running.call(_now(self._running.recorder.transactions))
 
     def timeline(self) -> str:
-        """Return what has happened, in order, to be read by a person: how a test failed, for one.
+        """Return what has happened, in order, as text: for example to see why a test failed.
 
-        It shows requests and answers, chain transactions, events, deliveries, moves of the clock, and how to
-        have the same identifiers again. It is bounded, leaves out the oldest, and holds no secret.
+        It contains requests and responses, chain transactions, events, deliveries, advances of the clock, and
+        how to reproduce the same identifiers. Its length is limited, the oldest lines are left out, and it
+        contains no secrets.
 
         Raises:
-            TimeoutError: the server does not answer.
+            TimeoutError: the server does not respond.
         """
         world = self._running
         work = timeline(world.server, world.recorder, seed=self._config.seed, started_at=self._started_at)
@@ -426,16 +426,16 @@ class AgentPayServer:
     @overload
     def scenario(self, name: str) -> Scenario: ...
     def scenario(self, name: str) -> Scenario:
-        """Bring about a situation that an agent must cope with, by the operations that lead there.
+        """Create a situation that an agent must handle, by real operations.
 
         Args:
             name: `near_daily_limit`, `paused_account`, `low_balance`, `pending_approval`,
-                `near_session_cap`, or `undelivered_webhook`, which moves the clock. What each is, its type
-                says.
+                `near_session_cap`, or `undelivered_webhook`, which advances the clock. The returned types
+                describe them.
 
         Raises:
-            ValueError: there is no such scenario.
-            ConflictError: the clock runs by itself, where it has to be moved.
+            ValueError: the scenario does not exist.
+            ConflictError: the clock is not manual, and the scenario has to advance it.
         """
         return stage(self, name)
 
@@ -443,7 +443,7 @@ class AgentPayServer:
         try:
             self.sandbox.clock.advance(0)
         except ConflictError:
-            # Another advance waits for a receiver: it runs what is due, and an inbox looks again.
+            # Another advance is waiting for a receiver: it runs what is due, and an inbox checks again.
             return
 
     def __enter__(self) -> Self:
@@ -455,7 +455,7 @@ class AgentPayServer:
         self.close()
 
     async def __aenter__(self) -> Self:
-        # Starting takes milliseconds and waits for nothing outside: no reason to leave the caller's thread.
+        # Starting takes milliseconds and waits for nothing external, so it may block the caller's thread.
         return self.start()
 
     async def __aexit__(
@@ -468,7 +468,7 @@ class AgentPayServer:
         return f"<{type(self).__name__} {state}>"
 
     def __reduce__(self) -> NoReturn:
-        raise TypeError("a server lives in its process: make a new one where it is needed")
+        raise TypeError("a server cannot be pickled: create a new one where it is needed")
 
     @property
     def _running(self) -> World:

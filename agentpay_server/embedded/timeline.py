@@ -1,8 +1,8 @@
-"""What has happened on a server, in order and on one page, for whoever wonders why a test failed.
+"""The timeline of a server: what happened, in order, on one page, to find out why a test failed.
 
-Requests and chain transactions are in the order in which they came. Events and attempts to deliver them stand
-where they belong: after the transaction that they tell of, the request that caused them, or the move of the
-clock that they fell due in.
+Requests and chain transactions are in the order in which they arrived. Events and delivery attempts are
+placed after the transaction that they report, the request that caused them, or the advance of the clock in
+which they fell due.
 """
 
 from collections import defaultdict
@@ -29,7 +29,7 @@ _SUBJECTS: Final = ("transfer_id", "session_id")
 
 @frozen(kw_only=True)
 class _Line:
-    """One line, and where it stands: after the record of a number, and after others of a lower rank."""
+    """One line and its position: after the record with a number, and after lines of a lower rank."""
 
     number: int
     rank: int
@@ -39,7 +39,7 @@ class _Line:
 
 
 async def timeline(server: Server, recorder: Recorder, *, seed: int | None, started_at: datetime) -> str:
-    """Return the newest of what has happened, at most `LINES_MAX` lines of it; on the server's thread."""
+    """Return the newest part of the timeline, at most `LINES_MAX` lines; on the server's thread."""
     requests, transactions = recorder.requests(), recorder.transactions()
     events = await server.services.deliveries.newest_events(RECORDS_MAX)
     deliveries = await server.services.deliveries.newest_deliveries(RECORDS_MAX)
@@ -64,7 +64,7 @@ def _head(seed: int | None, started_at: str, now: str) -> str:
 
 
 class _Places:
-    """Where among requests and transactions another record belongs."""
+    """Finds the position of other records among requests and transactions."""
 
     def __init__(self, requests: Sequence[RecordedRequest], transactions: Sequence[ChainTransaction]) -> None:
         self._by_signature = {transaction.signature: transaction.number for transaction in transactions}
@@ -79,7 +79,7 @@ class _Places:
         self._latest: tuple[int, datetime] | None = None
 
     def of_event(self, event: Event) -> int:
-        """Return the number after which an event stands; they are asked about in their order."""
+        """Return the number of the record that an event follows; call it in the order of events."""
         at = event.created_at
         data = codec.unstructure(event.data)
         number = self._by_signature.get(str(data.get("tx_signature")))
@@ -87,7 +87,7 @@ class _Places:
             if number is None:
                 number = _during(self._by_subject[subject], at)
         if number is None and self._latest is not None and self._latest[1] == at:
-            # It tells neither of a transfer nor of a session: it follows from what came just before it.
+            # It is about neither a transfer nor a session: it follows the record before it.
             number = self._latest[0]
         if number is None:
             number = self._at(at, after=0)
@@ -96,11 +96,11 @@ class _Places:
         return number
 
     def of_attempt(self, event_id: str, at: datetime) -> int:
-        """Return the number after which an attempt to deliver an event stands."""
+        """Return the number of the record that a delivery attempt follows."""
         return self._at(at, after=self._of_events.get(event_id, 0))
 
     def _at(self, moment: datetime, *, after: int) -> int:
-        """Return the first move of the clock that led over a moment, or else the last record before it."""
+        """Return the first advance of the clock past a time, or else the last record before it."""
         moved = _during((advance for advance in self._advances if advance.number > after), moment)
         if moved is not None:
             return moved
@@ -108,7 +108,7 @@ class _Places:
 
 
 def _during(requests: Iterable[RecordedRequest], moment: datetime) -> int | None:
-    """Return the number of the first request that was being answered at a moment."""
+    """Return the number of the first request that was in progress at a time."""
     return next((r.number for r in requests if r.at <= moment <= r.answered_at), None)
 
 
@@ -170,7 +170,7 @@ def _printed(line: _Line) -> str:
 
 
 def _json(value: object) -> str:
-    """Return a blank and the JSON of a value, without the fields that are null; nothing for None."""
+    """Return a blank and the JSON of a value, without null fields; nothing for None."""
     if value is None:
         return ""
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""httpx transports that reach a server in process: requests and answers as over HTTP, without a socket."""
+"""httpx transports to an in-process server: requests and responses as over HTTP, without a socket."""
 
 from collections.abc import Awaitable, Callable
 from typing import Final
@@ -17,14 +17,14 @@ _ASGI_VERSION: Final = {"version": "3.0", "spec_version": "2.3"}
 
 
 class EmbeddedTransport(httpx.BaseTransport):
-    """Hands the requests of an `httpx.Client` to a server in process."""
+    """Passes the requests of an `httpx.Client` to an in-process server."""
 
     def __init__(self, app: Asgi, owner: OwnerThread) -> None:
         self._app = app
         self._owner = owner
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Return the server's answer to a request."""
+        """Return the server's response to a request."""
         body = request.read()
         try:
             answer = self._owner.call(exchange(self._app, request, body), timeout=_read_timeout(request))
@@ -35,14 +35,14 @@ class EmbeddedTransport(httpx.BaseTransport):
 
 
 class AsyncEmbeddedTransport(httpx.AsyncBaseTransport):
-    """Hands the requests of an `httpx.AsyncClient` to a server in process."""
+    """Passes the requests of an `httpx.AsyncClient` to an in-process server."""
 
     def __init__(self, app: Asgi, owner: OwnerThread) -> None:
         self._app = app
         self._owner = owner
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Return the server's answer to a request."""
+        """Return the server's response to a request."""
         body = await request.aread()
         try:
             with anyio.fail_after(_read_timeout(request)):
@@ -59,7 +59,7 @@ def _read_timeout(request: httpx.Request) -> float | None:
 
 
 async def exchange(app: Asgi, request: httpx.Request, body: bytes) -> _Answer:
-    """Put one request to an ASGI application and return its whole answer."""
+    """Run one request through an ASGI application and return its whole response."""
     url = request.url
     scope = {
         "type": "http",

@@ -1,4 +1,4 @@
-"""A running server in process, and the ways into it: clients without a socket, and a port beside them."""
+"""A running in-process server and its access: clients without a socket, and a port."""
 
 import logging
 import socket
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 IN_PROCESS_URL = "http://agentpay.invalid"
-"""What clients of a server without a port take for its address."""
+"""The base URL of clients of a server without a port."""
 
 _HOST: Final = "127.0.0.1"
 
@@ -37,11 +37,11 @@ logger: logging.Logger = logging.getLogger("agentpay_server")
 
 
 class CannotListenError(OSError):
-    """The port is in use, or the process may not have it; the message names it and says what to do."""
+    """The port is in use, or not permitted; the message names it and says what to do."""
 
 
 class _Clock(SandboxClock):
-    """A clock that is not moved where that would wait for the caller's own event loop."""
+    """A clock that refuses to advance if that would wait for the caller's own event loop."""
 
     def __init__(self, client: AgentPay, inboxes: InboxTransport) -> None:
         super().__init__(client._caller)  # noqa: SLF001 - as the sandbox does
@@ -56,7 +56,7 @@ class _Clock(SandboxClock):
         days: float = 0,
         **options: Unpack[CallOptions],
     ) -> datetime:
-        """Do as every clock does.
+        """Advance the clock.
 
         Raises:
             RuntimeError: a receiver of `deliver_to` runs on the event loop of the caller.
@@ -66,13 +66,13 @@ class _Clock(SandboxClock):
 
 
 class World:
-    """A running server, and the ways into it.
+    """A running server and its access.
 
     Args:
         server: the server.
-        owner: the thread that it lives on.
+        owner: its thread.
         inboxes: receivers of events within the process.
-        recorder: what keeps requests and transactions for a test to look at.
+        recorder: records requests and transactions for tests.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class World:
         return self.base_url
 
     def rpc_url(self) -> str:
-        """Return where the chain is reached by JSON-RPC; the first call opens a port for it.
+        """Return the chain's JSON-RPC address; the first call opens a port for it.
 
         Raises:
             ValueError: the chain is a cluster.
@@ -212,7 +212,7 @@ class World:
         return listener
 
     def close(self) -> None:
-        """Finish what is under way, close the ports, stop the thread."""
+        """Finish running work, close the ports, stop the thread."""
         self._owner.stop(self._end)
 
     async def _end(self) -> None:

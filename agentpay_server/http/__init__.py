@@ -1,1 +1,1 @@
-"""HTTP: the endpoint tables bound to the services."""
+"""The HTTP interface: binds the endpoint tables to the services."""

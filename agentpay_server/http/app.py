@@ -1,10 +1,10 @@
-"""The ASGI application: the endpoint tables bound to their routes, and the order of checks (interface R17).
+"""The ASGI application: routes of the endpoint tables, and the order of checks (interface R17).
 
-A request is judged in this order: its key, its path and method, the scope of the key, the rate limit, the
-size, the media type and the content of the body, then everything that needs a look-up. What goes wrong on the
-way is a `Problem`, or a database that does not answer, which is a 503; anything else is a fault of the
-server, answered with a bare 500 and logged. Every answer is counted and logged, by the template of its path:
-what a caller wrote into a path is nobody's business.
+A request is checked in this order: its key, its path and method, the scope of the key, the rate limit, the
+size, the media type and the content of the body, then everything that needs the database. Expected failures
+are a `Problem`, or a database that does not respond, which is a 503; anything else is a bug in the server,
+which is logged and returned as a bare 500. Every response is counted and logged with the template of its
+path, because paths may contain a caller's data.
 """
 
 import asyncio
@@ -57,18 +57,18 @@ from agentpay_server.settings import Settings
 
 REQUEST_PREFIX: Final = "req_"
 NO_ROUTE: Final = "none"
-"""The route of what is refused before its path is looked at."""
+"""The route of requests that are refused before their path is read."""
 
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 DOCUMENTS: Final = {"/openapi.json": False, "/openapi-extensions.json": True}
-"""The paths of the OpenAPI documents, which need no key, and whether each describes the extensions."""
+"""The paths of the OpenAPI documents, which need no key; the values: whether each is of the extensions."""
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 
 class _Trace:
-    """What is known of a request by the time it has been answered."""
+    """The information on a request, for its log line and metrics."""
 
     __slots__ = ("error", "request_id", "route", "status", "transfer_id")
 
@@ -81,12 +81,12 @@ class _Trace:
 
 
 class Application:
-    """The server as ASGI."""
+    """The server as an ASGI application."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
         self._identifiers = server.context.identifiers
-        # Of their own source: what watches a server must not change the identifiers that follow from a seed.
+        # A separate source, so that requests do not change the identifiers that depend on a seed.
         self._operation_ids = Identifiers(server.context.clock, SystemRandomness())
         self._requests = server.context.metrics.requests
         self.settings: Settings = server.context.settings
@@ -102,7 +102,7 @@ class Application:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Handle one request."""
         if scope["type"] != "http":
             await _not_http(scope, receive, send)
             return
@@ -139,7 +139,7 @@ class Application:
             log(logger, logging.ERROR, "database.unavailable", exception=error)
             await _refuse(send, trace, service_unavailable(), request_id)
         except DisconnectedError:
-            # A server that sends nothing makes the connection end.
+            # A server that sends nothing closes the connection.
             return
         except DroppedError:
             await _drop(scope, receive)
@@ -147,7 +147,7 @@ class Application:
             caller = asyncio.current_task()
             if caller is None or caller.cancelling():
                 raise
-            # What it waited for was cut off: by a restore, or by the end of the server.
+            # Work that it awaited was cancelled: by a restore, or because the server stops.
             await _drop(scope, receive)
         except Exception as error:  # noqa: BLE001 - a fault of the server, whatever it is
             log(logger, logging.ERROR, "request.failed", exception=error)
@@ -157,7 +157,7 @@ class Application:
             REQUEST_ID.reset(token)
 
     async def _keyless(self, scope: Scope) -> tuple[str, Answer] | None:
-        """Return what is answered without a key and beside the endpoints, with its route; None for others."""
+        """Return the response of a path outside the endpoint tables that needs no key, with its route."""
         path = scope["path"]
         if path in self._operations:
             return path, await self._operations.answer(path, scope["method"])
@@ -214,7 +214,7 @@ class Application:
                 del self._in_service[operator_id]
 
     def _told(self, trace: _Trace, scope: Scope, start: float, level: int) -> None:
-        """Count an answered request, and log it if anybody reads that."""
+        """Count a finished request, and log it if logging is on."""
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self._requests[trace.route, method, "none" if trace.status is None else str(trace.status)] += 1
         principal: Principal | None = scope.get("agentpay.principal")
@@ -251,7 +251,7 @@ def document_text(*, extensions: bool) -> str:
 
 
 class _Path:
-    """All endpoints of one path, by method."""
+    """The endpoints of one path, by method."""
 
     def __init__(
         self,
@@ -289,7 +289,7 @@ class _Path:
     async def _fail(
         self, fault: HttpFault, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Let a request go wrong as the sandbox was told."""
+        """Let a request fail with an armed fault of the sandbox."""
         restores = self._snapshots.restores
         if fault.effect is HttpEffect.RESET:
             raise DroppedError
@@ -318,7 +318,7 @@ class _Path:
             headers, receive, timeout_seconds=self._body_timeout_seconds, is_whole=WHOLE in scope
         )
         if self._snapshots.restores != restores:
-            # Its key was looked up in a state that is gone.
+            # Its key was looked up in a state that has been replaced.
             raise DroppedError
         if endpoint.request is not None:
             require_json(headers)
@@ -344,7 +344,7 @@ def _require_admitted(scope: Scope) -> None:
 
 
 def _require_scope(endpoint: Endpoint, principal: Principal, path: Mapping[str, str]) -> None:
-    """Refuse what the key may not do, from key and route alone, before any look-up (interface E9, K5)."""
+    """Refuse a key that has no access, by key and route only, before any look-up (interface E9, K5)."""
     operation = f"{endpoint.method} {endpoint.path}"
     if endpoint.scope is KeyScope.OPERATOR:
         principal.require_operator(operation)
@@ -353,7 +353,7 @@ def _require_scope(endpoint: Endpoint, principal: Principal, path: Mapping[str, 
 
 
 def _require_plain_path(scope: Scope) -> None:
-    """Refuse a path that means something else than it says: an encoded slash, a control character.
+    """Refuse an ambiguous path: one with an encoded slash or a control character.
 
     Raises:
         Problem: `not_found`.
@@ -369,11 +369,11 @@ _FREE_TEXT: Final = tuple(
     for endpoint in BOUND_ENDPOINTS
     if endpoint.takes_rest_of_path
 )
-"""Where a slash means the same whether it is encoded or not."""
+"""Paths in which encoded slashes are harmless."""
 
 
 def _headers(scope: Scope) -> dict[str, str]:
-    """Return header fields by lower-case name; a repeated one is joined, as RFC 9110 5.3 says."""
+    """Return header fields by lower-case name; repeated ones are joined as in RFC 9110 5.3."""
     headers: dict[str, str] = {}
     for raw_name, raw_value in scope["headers"]:
         name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
@@ -382,7 +382,7 @@ def _headers(scope: Scope) -> dict[str, str]:
 
 
 def _noted(send: Send, trace: _Trace) -> Send:
-    """Return a `send` that notes the status, and adds `X-Request-Id` to the answer of a request.
+    """Return a `send` that records the status, and adds `X-Request-Id` to the response.
 
     See interface R16.
     """
@@ -397,7 +397,7 @@ def _noted(send: Send, trace: _Trace) -> Send:
 
 
 async def _drop(scope: Scope, receive: Receive) -> None:
-    """End a connection without an answer."""
+    """Close a connection without a response."""
     drop = scope.get(DROP)
     if drop is not None:
         drop()
@@ -406,7 +406,7 @@ async def _drop(scope: Scope, receive: Receive) -> None:
 
 
 async def _unheard(_message: Message) -> None:
-    """Take an answer that is lost."""
+    """Discard a message of a lost response."""
 
 
 async def _refuse(send: Send, trace: _Trace, problem: Problem, request_id: str) -> None:
@@ -431,12 +431,12 @@ def _printed(reply: Reply) -> bytes:
 
 
 def _internal_error(request_id: str) -> bytes:
-    message = f"The server failed; quote request {request_id} to whoever runs it."
+    message = f"The server failed. Report request {request_id} to its operators."
     return json_text.print_json({"error": "internal_error", "message": message, "request_id": request_id})
 
 
 async def _not_http(scope: Scope, receive: Receive, send: Send) -> None:
-    """Take part in the start and stop of an ASGI server; refuse everything else."""
+    """Handle start and stop of an ASGI server; refuse everything else."""
     if scope["type"] != "lifespan":
         await send({"type": "websocket.close", "code": 1000})
         return

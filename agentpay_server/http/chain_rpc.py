@@ -1,8 +1,8 @@
-"""JSON-RPC of the embedded chain over HTTP and WebSocket, for clients of Solana. It needs no key.
+"""JSON-RPC of the embedded chain over HTTP and WebSocket, for Solana clients. It needs no key.
 
-It is only for test chains and for loopback: a caller can spend nothing of anybody else's, and can be given
-test SOL. A page in a browser cannot use it: a request must say that it is JSON, which a browser asks leave
-for first and does not get; and a WebSocket that a page opens names an origin, which must be of this machine.
+It is only for test chains and for loopback: a caller can spend only its own money, and can get test SOL. Web
+pages cannot use it: HTTP requests must declare JSON, for which a browser needs permission that it does not
+get, and a WebSocket from a page has an origin, which must be on this machine.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from agentpay_server.logs import log
 from agentpay_server.server import Server
 
 PATH: Final = "/sandbox/rpc"
-"""Where it is served."""
+"""Its path."""
 
 _MOST_WAITING: Final = 10_000
 _LOCAL_HOSTS: Final = ("127.0.0.1", "::1", "localhost")
@@ -46,7 +46,7 @@ class ChainRpc:
     """The node as ASGI, at one path.
 
     Args:
-        node: answers the calls.
+        node: handles the calls.
         body_timeout_seconds: how long the body of a request may take to arrive.
     """
 
@@ -56,7 +56,7 @@ class ChainRpc:
         self._connections = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or stay with a WebSocket until it ends."""
+        """Handle a request, or a WebSocket until it ends."""
         if scope["type"] == "websocket":
             await self._websocket(scope, receive, send)
         else:
@@ -66,7 +66,7 @@ class ChainRpc:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] != "POST":
-            await _respond(send, 405, _text("JSON-RPC takes POST."), [(b"allow", b"POST")])
+            await _respond(send, 405, _text("JSON-RPC requires POST."), [(b"allow", b"POST")])
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         try:
@@ -119,7 +119,7 @@ class ChainRpc:
             try:
                 outgoing.put_nowait(message)
             except asyncio.QueueFull:
-                # The other side does not read what it has asked for.
+                # The client does not read its responses.
                 writer.cancel()
 
         subscriptions = Subscriptions(self._node, tell)
@@ -133,14 +133,14 @@ class ChainRpc:
             await asyncio.wait({reader, writer})
         if not reader.cancelled() and reader.exception() is None and not reader.result():
             return
-        # Where the other side has gone already, there is nobody to tell.
+        # If the client has closed the connection, nothing is sent.
         with contextlib.suppress(OSError, RuntimeError):
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
 
     async def _read(
         self, receive: Receive, subscriptions: Subscriptions, outgoing: "asyncio.Queue[dict[str, Any]]"
     ) -> bool:
-        """Take messages until the other side goes away; return whether it must be sent away."""
+        """Process messages until the client disconnects; return whether it must be disconnected."""
         while (message := await receive())["type"] == "websocket.receive":
             text = message.get("text")
             body = message.get("bytes") or b"" if text is None else text.encode("utf-8", "surrogatepass")
@@ -152,7 +152,7 @@ class ChainRpc:
     async def _take(
         self, request: RpcRequest, subscriptions: Subscriptions, outgoing: "asyncio.Queue[dict[str, Any]]"
     ) -> None:
-        """Answer the calls of a message, each by a message of its own."""
+        """Handle the calls in a message; each response is a separate message."""
         for call in request.calls:
             follow_up = None
             try:
@@ -167,7 +167,7 @@ class ChainRpc:
             if not call.is_notification:
                 await outgoing.put(told)
             if follow_up is not None:
-                # After the answer, which names the subscription.
+                # After the response, which contains the subscription's number.
                 follow_up()
 
 
@@ -175,7 +175,7 @@ _INTERNAL_ERROR: Final = RpcError(INTERNAL_ERROR, "Internal error")
 
 
 async def _write(outgoing: "asyncio.Queue[dict[str, Any]]", send: Send) -> None:
-    # One that has gone away ends the connection by what it no longer says.
+    # A client that has disconnected ends the connection when reading fails.
     with contextlib.suppress(OSError, RuntimeError):
         while True:
             message: Message = {"type": "websocket.send", "text": _json(await outgoing.get()).decode("ascii")}
@@ -188,7 +188,7 @@ class Mounted:
     Args:
         rpc: the node.
         facilitator: the facilitator; None for none.
-        app: answers everywhere else; None for nothing there.
+        app: handles all other paths; None for 404.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class Mounted:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or stay with a WebSocket."""
+        """Handle one request or WebSocket."""
         refused: Problem | None = scope.get(REFUSED)
         if refused is not None and self._app is None:
             await _respond(send, refused.http_status, _text(refused.message))
@@ -210,16 +210,16 @@ class Mounted:
         elif self._app is not None:
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            await _respond(send, 404, _text(f"Here are only JSON-RPC, at {PATH}, and the x402 facilitator."))
+            await _respond(send, 404, _text(f"Only JSON-RPC at {PATH} and x402 are available here."))
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
 
 
 def node_of(server: Server) -> Node:
-    """Return the node of a server whose chain is within it.
+    """Return the node of a server with an embedded chain.
 
     Raises:
-        ValueError: its chain is a cluster, which has nodes of its own.
+        ValueError: the server works on a cluster.
     """
     chain, context = server.chain, server.context
     if not isinstance(chain, EmbeddedChain):
@@ -232,7 +232,7 @@ def node_of(server: Server) -> Node:
             await chain.latest_blockhash(),
             recipient=address,
             lamports=lamports,
-            # Two equal ones under one blockhash would be one.
+            # Equal transactions with one blockhash would be the same transaction.
             memo=f"airdrop {next(numbers)}",
         )
         await chain.send(signed.raw)
@@ -260,12 +260,12 @@ def _is_facilitator(scope: Scope) -> bool:
 
 
 def _require_json(headers: Mapping[str, str]) -> None:
-    # One that says nothing is what a page in a browser can send without asking.
+    # Without a Content-Type, a web page could send the request without the browser's preflight.
     require_json({**headers, "content-type": headers.get("content-type", "")})
 
 
 def _is_local(headers: list[tuple[bytes, bytes]]) -> bool:
-    """Return whether a WebSocket is opened by a program, or by a page of this machine."""
+    """Return whether a WebSocket was opened by a program, or by a page on this machine."""
     origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
     try:
         return all(urlsplit(origin).hostname in _LOCAL_HOSTS for origin in origins)

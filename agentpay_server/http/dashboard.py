@@ -1,7 +1,7 @@
-"""The files of the operator console at `/dashboard`: static, without a key, and without data of any operator.
+"""The static files of the operator console at `/dashboard`. They need no key and contain no operator's data.
 
-The page calls the API like any other client, with a key that its user gives. The headers allow it nothing but
-its own files and its own server, so that markup in a memo or a name could load and send nothing.
+The page calls the API like any other client, with a key that its user enters. The headers restrict it to its
+own files and server, so that markup in a memo or a name could load and send nothing.
 """
 
 import hashlib
@@ -29,7 +29,7 @@ _HEADERS: Final = (
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
-    # A browser asks again each time, so that pages and modules of two versions never mix.
+    # Browsers revalidate each time, so that modules of two versions never mix.
     (b"cache-control", b"no-cache"),
 )
 _TYPES: Final = {
@@ -48,20 +48,20 @@ class _File:
 
 
 def is_dashboard(path: str) -> bool:
-    """Whether a path belongs to the console."""
+    """Return whether a path belongs to the console."""
     return path == PATH or path.startswith(f"{PATH}/")
 
 
 def answer(path: str, method: str, if_none_match: bytes | None) -> Answer:
-    """Return the answer to a request for a file of the console.
+    """Return the response to a request for a file of the console.
 
     Args:
-        path: as `is_dashboard` takes it.
-        method: GET, or a method that is refused.
-        if_none_match: the header of that name.
+        path: one for which `is_dashboard` is true.
+        method: the HTTP method; only GET is allowed.
+        if_none_match: the `If-None-Match` header.
     """
     if method != "GET":
-        return _refused(ErrorCode.METHOD_NOT_ALLOWED, f"{PATH} takes GET alone.", (b"allow", b"GET"))
+        return _refused(ErrorCode.METHOD_NOT_ALLOWED, f"{PATH} supports only GET.", (b"allow", b"GET"))
     file = _files().get(path.removeprefix(PATH).removeprefix("/") or _INDEX)
     if file is None:
         return _refused(ErrorCode.NOT_FOUND, f"The console has no such file; it starts at {PATH}.")
@@ -73,7 +73,7 @@ def answer(path: str, method: str, if_none_match: bytes | None) -> Answer:
 
 @cache
 def _files() -> dict[str, _File]:
-    """Return the files by name, read at the first request: a server that nobody looks at reads none."""
+    """Return the files by name. They are read at the first request, so an unused console costs nothing."""
     return {
         file.name: _File(body, _TYPES[suffix], f'"{hashlib.sha256(body).hexdigest()[:32]}"'.encode("ascii"))
         for file in resources.files("agentpay_server.dashboard").iterdir()

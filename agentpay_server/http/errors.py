@@ -1,4 +1,4 @@
-"""Problems as HTTP: the body, the status and the headers that each one asks for.
+"""Error responses: the body, the status and the headers of a problem.
 
 See interface E1, E4, E7, R11, R18.
 """
@@ -11,9 +11,10 @@ Headers = list[tuple[bytes, bytes]]
 
 
 def unauthorized() -> Problem:
-    """A 401: the same for a key that is missing, malformed, unknown or revoked (interface E7)."""
-    # A new object each time. A shared one would collect the traceback of every raise, and with it the headers
-    # of every refused request.
+    """Return a 401: the same for a key that is missing, malformed, unknown or revoked (interface E7)."""
+    # A new object each time: a shared one would collect the traceback of every raise, and with it the headers
+    # of
+    # every refused request.
     return Problem(
         ErrorCode.UNAUTHORIZED,
         "No valid API key: send Authorization: Bearer followed by a key that is not revoked.",

@@ -1,6 +1,6 @@
-"""A server's counts in Prometheus' text format, by prometheus-client.
+"""The server's metrics in Prometheus' text format, by prometheus-client.
 
-It is loaded at the first look: a server that nobody watches does not pay for it.
+Imported at the first request for metrics, so that other servers do not pay for it.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4.encode("ascii")
 
 
 class Exposition(Collector):
-    """Prints the counts of one server, from a registry of its own."""
+    """Prints the metrics of one server."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
@@ -32,15 +32,15 @@ class Exposition(Collector):
         self._registry.register(self)
 
     def text(self, queue: Queue | None, now_us: int, treasury_sol: Decimal | None) -> bytes:
-        """Return the counts; what waits and what the treasury holds are left out when they are not known."""
+        """Return the metrics; those of the queue and the treasury are left out if unknown."""
         self._queue, self._now_us, self._treasury_sol = queue, now_us, treasury_sol
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """Return one family of samples for each metric."""
+        """Return the samples of each metric."""
         requests = CounterMetricFamily(
             "agentpay_requests",
-            "Requests answered, by route template, method and status.",
+            "Responses, by route template, method and status.",
             labels=("route", "method", "status"),
         )
         for request, count in self._metrics.requests.items():
@@ -67,7 +67,7 @@ class Exposition(Collector):
         )
         dropped = CounterMetricFamily(
             "agentpay_connections_dropped",
-            "Connections that were closed because of their peers: slow, or crowded out by new ones.",
+            "Connections that were closed because of their peers: slow, or dropped for new ones.",
             labels=("reason",),
         )
         for reason, count in self._metrics.connections_dropped.items():
@@ -90,13 +90,13 @@ class Exposition(Collector):
             value=lag_us / SECOND_US,
         )
         depth = GaugeMetricFamily(
-            "agentpay_queue_depth", "Work that waits in the database, by kind.", labels=("queue",)
+            "agentpay_queue_depth", "Queued work in the database, by kind.", labels=("queue",)
         )
         depth.add_metric(("deliveries_due",), queue.deliveries_due)
         depth.add_metric(("transfers_submitted",), queue.transfers_submitted)
         yield depth
         yield GaugeMetricFamily(
             "agentpay_stopped_accounts",
-            "Accounts for which nothing is signed until an operator has looked at them.",
+            "Accounts for which nothing is signed until an operator has reviewed them.",
             value=queue.stopped_accounts,
         )

@@ -1,7 +1,7 @@
-"""What those who run a server ask it: `/healthz`, `/readyz` and `/metrics`.
+"""Endpoints for operations: `/healthz`, `/readyz` and `/metrics`.
 
-They stand outside the endpoint tables: GET alone, no key, no request id, nothing drawn from the server's
-source of chance. They tell no secret, and nothing about any operator's accounts.
+They are outside the endpoint tables: only GET, no key, no request id, and they do not use the server's source
+of randomness. They reveal no secrets, and nothing about any operator's accounts.
 """
 
 import asyncio
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PROBE_SECONDS: Final = 2.0
-"""How long a part may take to answer before it counts as not ready."""
+"""How long a part may take to respond before it counts as not ready."""
 
 
 @frozen
 class Answer:
-    """An answer, as it goes out."""
+    """A complete response."""
 
     status: int
     body: bytes
@@ -38,7 +38,7 @@ class Answer:
 
 
 class Operations:
-    """Answers what those who run a server ask."""
+    """Handles requests for health and metrics."""
 
     def __init__(self, server: Server) -> None:
         self._context = server.context
@@ -51,14 +51,14 @@ class Operations:
         }
 
     def __contains__(self, path: str) -> bool:
-        """Whether a path is one of these."""
+        """Whether a path is one of these endpoints."""
         return path in self._by_path
 
     async def answer(self, path: str, method: str) -> Answer:
-        """Return the answer to a request on one of these paths."""
+        """Return the response to a request for one of these paths."""
         if method != "GET":
             error = ErrorCode.METHOD_NOT_ALLOWED
-            body = {"error": error.value, "message": f"{path} takes GET alone."}
+            body = {"error": error.value, "message": f"{path} supports only GET."}
             return Answer(405, codec.print_json(body), headers=((b"allow", b"GET"),))
         return await self._by_path[path]()
 
@@ -76,9 +76,9 @@ class Operations:
         is_ready = {
             "database": stopped is not None,
             "chain": chain is not None,
-            # What it holds is not known while the chain does not answer, which is said already.
+            # While the chain does not respond, which is reported above, the balance is unknown.
             "treasury": funds is None or funds.can_pay,
-            # A transaction landed that nodes had told could not: an operator has to look.
+            # A transaction landed that nodes had reported as impossible: an operator must review it.
             "stopped_accounts": not stopped,
             "workers": lag_seconds <= context.settings.ready_lag_seconds,
         }
@@ -93,7 +93,7 @@ class Operations:
         if self._exposition is None:
             self._exposition = exposition.Exposition(self._context.metrics)
         now_us = self._context.clock.now_us()
-        # The counts are told without them: they matter most when something is down.
+        # The other metrics do not depend on these, and matter most when something is down.
         queue, funds = await asyncio.gather(
             _answer(self._context.database.read(store.queue, now_us)),
             _answer(self._server.services.treasury.look()),
@@ -103,7 +103,7 @@ class Operations:
 
 
 async def _answer(question: Awaitable[T]) -> T | None:
-    """Return the answer to a question; None when none comes in time."""
+    """Return the result of a check; None if it takes too long."""
     try:
         async with asyncio.timeout(PROBE_SECONDS):
             return await question

@@ -1,4 +1,4 @@
-"""The limit on requests of one key: a bucket of tokens that fills evenly. Off unless it is set.
+"""The rate limit per key: a token bucket. Disabled unless configured.
 
 See interface R18.
 """
@@ -14,9 +14,9 @@ _MINUTE_US = 60 * SECOND_US
 
 
 class RateLimit:
-    """Lets each key make `per_minute` requests at once, and as many again in each minute.
+    """Allows each key `per_minute` requests at once, and as many again in each minute.
 
-    What is kept of a key is one number: when its bucket will be full again (generic cell rate algorithm).
+    The state of a key is one number: when its bucket will be full again (generic cell rate algorithm).
     """
 
     def __init__(self, clock: Clock, per_minute: int) -> None:
@@ -25,7 +25,7 @@ class RateLimit:
         self._full_at_us: dict[str, int] = {}
 
     def capture(self) -> Callable[[], None]:
-        """Return what brings back what each key has used up as of now."""
+        """Return a function that restores the current use of each key."""
         full_at_us = self._full_at_us.copy()
 
         def restore() -> None:
@@ -37,7 +37,7 @@ class RateLimit:
         """Count a request.
 
         Raises:
-            Problem: `rate_limited`, with the time after which there is room again.
+            Problem: `rate_limited`, with the time until the next request is allowed.
         """
         now_us = self._clock.now_us()
         cost_us = _MINUTE_US // self._per_minute

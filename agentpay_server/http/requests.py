@@ -1,4 +1,4 @@
-"""One request, from ASGI to what a handler sees: who asks, and body and query as models, under their limits.
+"""Parsing a request from ASGI: the principal, and body and query as models, within limits.
 
 See interface K1, E7, R9 to R11.
 """
@@ -25,7 +25,7 @@ from agentpay_server.principals import Principal
 
 JSON_TYPE: Final = b"application/json"
 DROP: Final = "agentpay.drop"
-"""Where a port puts into the ASGI scope what ends the connection at once, without an answer."""
+"""ASGI scope key of a function that closes the connection without a response; set by a port."""
 
 REFUSED: Final = "agentpay.refused"
 """ASGI scope key of the problem with which the application must refuse a request; set by a port."""
@@ -34,14 +34,14 @@ SHARE: Final = "agentpay.share"
 """ASGI scope key of the number of requests that one operator may have in service; set by a port."""
 
 WHOLE: Final = "agentpay.whole"
-"""Where a caller in process says in the ASGI scope that its body is there already: nothing is waited for."""
+"""ASGI scope key by which an in-process caller declares that the body is complete: reading never waits."""
 
 _MAX_KEY_CHARACTERS: Final = 128
 _LENGTH_MAX_DIGITS: Final = 18
 
 
 class DroppedError(Exception):
-    """The connection is to end without an answer."""
+    """Close the connection without a response."""
 
 
 @frozen(kw_only=True)
@@ -49,11 +49,11 @@ class Call:
     """A request that has passed authentication and validation.
 
     Attributes:
-        principal: who asks.
+        principal: the requester.
         path: parameters of the path.
         headers: header fields, names in lower case.
-        body: the model of the body, None where the endpoint takes none.
-        query: the model of the query, None where the endpoint takes none.
+        body: the model of the body, None if the endpoint has none.
+        query: the model of the query, None if the endpoint has none.
     """
 
     principal: Principal
@@ -65,7 +65,7 @@ class Call:
 
 @frozen(kw_only=True)
 class Reply:
-    """A success: its status, its model, and headers beyond the usual ones."""
+    """A success: its status, its model, and additional headers."""
 
     status: int
     model: object = None
@@ -73,7 +73,7 @@ class Reply:
 
 
 async def authenticated(headers: Mapping[str, str], keys: Keys, request_id: str) -> Principal:
-    """Return who holds the key of a request.
+    """Return the principal of a request's key.
 
     Raises:
         Problem: `unauthorized`: no key, a malformed, unknown or revoked one.
@@ -88,26 +88,26 @@ async def authenticated(headers: Mapping[str, str], keys: Keys, request_id: str)
 
 
 class DisconnectedError(Exception):
-    """The caller went away before the whole request was there: nothing is to be done, and nobody told."""
+    """The caller disconnected before the request was complete: it is discarded."""
 
 
 async def read_body(
     headers: Mapping[str, str], receive: Receive, *, timeout_seconds: float, is_whole: bool = False
 ) -> bytes:
-    """Return the whole body, if it is within the limit; nothing of it is parsed before.
+    """Return the whole body, if it is within the limit; it is not parsed before.
 
     Args:
         headers: of the request.
-        receive: gives the body, piece by piece.
+        receive: yields the body, piece by piece.
         timeout_seconds: how long all of it may take to arrive.
-        is_whole: whether all of it is there already; otherwise it has a time to arrive in.
+        is_whole: whether all of it is available, so that no timeout is needed.
 
     Raises:
         Problem: `payload_too_large`, `request_timeout`.
         DisconnectedError: it did not arrive whole.
     """
     length = headers.get("content-length", "").lstrip("0")
-    # Digits are counted first: an integer of thousands of them is more than `int` takes.
+    # Check the number of digits first: `int` refuses thousands of them with an exception.
     if length.isdecimal() and (len(length) > _LENGTH_MAX_DIGITS or int(length) > BODY_MAX_BYTES):
         raise _too_large()
     if is_whole:
@@ -127,7 +127,7 @@ async def _whole_body(receive: Receive) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            # Half a request is no request: what it would have said is unknown.
+            # An incomplete request is discarded.
             raise DisconnectedError
         chunk = message.get("body", b"")
         size += len(chunk)
@@ -144,7 +144,7 @@ def _too_large() -> Problem:
 
 
 def require_json(headers: Mapping[str, str]) -> None:
-    """Refuse a body that says it is something else than JSON in UTF-8; one that says nothing is tried.
+    """Refuse a body with a media type other than JSON in UTF-8; a missing media type is accepted.
 
     Raises:
         Problem: `unsupported_media_type`.
@@ -165,7 +165,7 @@ def require_json(headers: Mapping[str, str]) -> None:
 
 
 def structured_body(body: bytes, model: type) -> object:
-    """Return the model of a JSON body.
+    """Parse a JSON body to a model.
 
     Raises:
         Problem: `invalid_request`, with every fault.
@@ -174,7 +174,7 @@ def structured_body(body: bytes, model: type) -> object:
         value = json_text.parse_request_json(body)
     except InvalidJsonError as error:
         raise invalid(FieldFault(field="body", message=str(error))) from None
-    # Only an escape gives NUL or a lone surrogate: others are not JSON, or not UTF-8.
+    # NUL and lone surrogates can only come from escapes: unescaped ones are invalid JSON or UTF-8.
     faults = codec.text_faults(value) if b"\\u" in body else ()
     if model is CreateAccount and isinstance(value, dict):
         faults = (*faults, *_oversize_metadata(body))
@@ -189,7 +189,7 @@ def structured_body(body: bytes, model: type) -> object:
 
 
 def structured_query(query_string: bytes, model: type) -> object:
-    """Return the model of a query string; parameters that the endpoint does not know are ignored.
+    """Parse a query string to a model; unknown parameters are ignored.
 
     Raises:
         Problem: `invalid_request`, with every fault.
@@ -222,7 +222,7 @@ def structured_query(query_string: bytes, model: type) -> object:
 
 
 def _oversize_metadata(body: bytes) -> tuple[FieldFault, ...]:
-    """Measure `metadata` as it was sent, white space and escapes included (interface A7)."""
+    """Measure `metadata` as it was sent, including white space and escapes (interface A7)."""
     if len(body) <= METADATA_MAX_BYTES:
         return ()
     text = body.decode("utf-8")

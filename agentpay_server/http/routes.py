@@ -1,7 +1,8 @@
-"""What answers each endpoint: one row per endpoint, by its name.
+"""The handler of each endpoint: one row per endpoint, by its name.
 
-A row says the status of the reply, which operation of which service is called with what, and whether the
-work goes on when the caller hangs up. Those about snapshots do not: they wait for such work, or cut it off.
+A row has the status of the response, the operation to call with its arguments, and whether the operation
+continues if the caller disconnects. Operations on snapshots do not: they wait for running operations, or
+cancel them.
 """
 
 from collections.abc import Callable, Coroutine, Mapping
@@ -17,13 +18,14 @@ from agentpay_server.server import Services
 
 @frozen
 class Route:
-    """How one endpoint is answered.
+    """How to handle one endpoint.
 
     Attributes:
-        reply: the status of a success, whose body is what the handler returns; or what makes the reply of it.
+        reply: the status of a success, whose body is the handler's result; or a function that builds the
+            reply.
         handler: calls the operation.
-        is_owned: whether the operation runs in a task of the server's, to its end, whatever becomes of the
-            caller. Operations that own what must not be cut off themselves do without.
+        is_owned: whether the operation runs to its end in a task of the server, even if the caller
+            disconnects. Not needed for operations that start such tasks themselves.
     """
 
     reply: int | Callable[[Any], Reply]
@@ -31,7 +33,7 @@ class Route:
     is_owned: bool = False
 
     async def answer(self, services: Services, call: Call) -> Reply:
-        """Return the reply to a call."""
+        """Handle a call, and return the reply."""
         work = self.handler(services, call)
         result = await (services.tasks.complete(work) if self.is_owned else work)
         return Reply(status=self.reply, model=result) if isinstance(self.reply, int) else self.reply(result)
@@ -136,4 +138,4 @@ ROUTES: Final[Mapping[str, Route]] = {
     ),
     "sandbox.reset": Route(204, lambda s, c: s.sandbox.reset(c.principal)),
 }
-"""How each endpoint of `BOUND_ENDPOINTS` is answered."""
+"""The route of each endpoint of `BOUND_ENDPOINTS`."""

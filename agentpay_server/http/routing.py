@@ -1,4 +1,4 @@
-"""Which path a request is for: matched once for all servers of a process, whose endpoints are their own."""
+"""Matching request paths. The matchers are shared by all servers of a process; each has separate handlers."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -17,7 +17,7 @@ _PATHS: Final = "agentpay.paths"
 
 
 def no_such_path() -> Problem:
-    """A 404 of a path that has no endpoints."""
+    """Return the 404 of an unknown path."""
     return Problem(
         ErrorCode.NOT_FOUND,
         "Unknown path. GET /openapi.json and GET /openapi-extensions.json list all paths.",
@@ -25,22 +25,22 @@ def no_such_path() -> Problem:
 
 
 class Paths:
-    """Hands each request to what answers its path.
+    """Dispatches each request to the handler of its path.
 
     Args:
-        paths: what answers, by path as `METHODS_OF` has it.
+        paths: the handlers, by path as in `METHODS_OF`.
     """
 
     def __init__(self, paths: Mapping[str, ASGIApp]) -> None:
         self._paths = paths
-        # Most requests are for a path without parameters: nothing has to be matched for those.
+        # Most requests have a path without parameters, which needs no matching.
         self._fixed = {path: found for path, found in paths.items() if "{" not in path}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request.
+        """Handle one request.
 
         Raises:
-            Problem: `not_found`, and whatever the path's own answer raises.
+            Problem: `not_found`, or raised by the handler.
         """
         path = scope["path"]
         found = self._fixed.get(path)
@@ -64,9 +64,9 @@ METHODS_OF: Final = _methods_of(BOUND_ENDPOINTS)
 
 @cache
 def _routers() -> Mapping[str, Router]:
-    """Return what finds the path that a request is for, whichever server it is for.
+    """Return the routers that match a request to a path, for any server.
 
-    A router matches one route after the other: each family of paths has its own.
+    A router tries one route after another, so each family of paths has a separate one.
     """
     families: dict[str, list[Route]] = defaultdict(list)
     for path, methods in METHODS_OF.items():
@@ -78,7 +78,7 @@ def _routers() -> Mapping[str, Router]:
 
 
 class _Found:
-    """Hands a request that was matched to the endpoints of its path, in the server that it is for."""
+    """Passes a matched request to the handler of its path, in its server."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -93,7 +93,7 @@ def _family(path: str) -> str:
 
 
 def _pattern(path: str, methods: Mapping[str, Endpoint]) -> str:
-    """Return a path as the router has it, where the last parameter may take all that is left."""
+    """Return a path as a router's pattern, in which the last parameter may match several segments."""
     is_open = any(endpoint.takes_rest_of_path for endpoint in methods.values())
     return f"{path.removesuffix('}')}:path}}" if is_open else path
 

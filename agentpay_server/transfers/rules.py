@@ -5,6 +5,9 @@
     (none) ── policy allows ──────────────────────────────► submitted
     pending_approval ── approved ─────────────────────────► submitted
     pending_approval ── refused, rejected or expired ─────► rejected
+    pending_approval ── approved, of a payment ───────────► approved
+    approved ── asked for again ──────────────────────────► submitted
+    approved ── refused or expired ───────────────────────► rejected
     submitted ── final on chain ──────────────────────────► settled
     submitted ── can no longer land ──────────────────────► failed
     failed ── landed after all ───────────────────────────► settled
@@ -30,6 +33,9 @@ TRANSITIONS: Final = frozenset(
         (None, TransferStatus.SUBMITTED),
         (TransferStatus.PENDING_APPROVAL, TransferStatus.SUBMITTED),
         (TransferStatus.PENDING_APPROVAL, TransferStatus.REJECTED),
+        (TransferStatus.PENDING_APPROVAL, TransferStatus.APPROVED),
+        (TransferStatus.APPROVED, TransferStatus.SUBMITTED),
+        (TransferStatus.APPROVED, TransferStatus.REJECTED),
         (TransferStatus.SUBMITTED, TransferStatus.SETTLED),
         (TransferStatus.SUBMITTED, TransferStatus.FAILED),
         (TransferStatus.FAILED, TransferStatus.SETTLED),

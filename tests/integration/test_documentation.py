@@ -14,12 +14,14 @@ import pytest
 
 import agentpay
 import agentpay_server
-from agentpay import errors, webhooks
+from agentpay import errors, payments, webhooks
 from agentpay._requests import Reply, error_of
 from agentpay._sync.accounts import Accounts
 from agentpay._sync.console import AccountDetails, Approvals, Audit, Console
 from agentpay._sync.deliveries import Deliveries, Events, RegisteredWebhooks
 from agentpay._sync.keys import AgentKeys, OperatorKeys
+from agentpay._sync.origins import Origins
+from agentpay._sync.payments import Payments
 from agentpay._sync.policies import Policies
 from agentpay._sync.sessions import Sessions
 from agentpay._sync.transfers import Transfers
@@ -226,8 +228,10 @@ OBJECTS: dict[str, tuple[object, ...]] = {
     "console.deliveries": (Deliveries,),
     "console.events": (Events,),
     "console.operator_keys": (OperatorKeys,),
+    "console.origins": (Origins,),
     "console.webhooks": (RegisteredWebhooks,),
     "inbox": (WebhookInbox,),
+    "payments": (Payments, payments),
     "policies": (Policies,),
     "server": (AgentPayServer,),
     "server.console": (Console,),

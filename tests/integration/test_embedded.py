@@ -113,7 +113,7 @@ def test_without_a_key_of_ones_own_every_server_has_another():
 
 
 def test_a_server_cannot_be_pickled():
-    with AgentPayServer() as server, pytest.raises(TypeError, match="lives in its process"):
+    with AgentPayServer() as server, pytest.raises(TypeError, match="cannot be pickled"):
         pickle.dumps(server)
 
 
@@ -415,7 +415,7 @@ def test_calls_that_meet_a_closing_server_finish_or_say_so(caplog: pytest.LogCap
             while client.accounts.list().data is not None:
                 pass
         except (RuntimeError, agentpay.APIConnectionError) as error:
-            ends.append("this server is closed; make a new one" in str(error))
+            ends.append("this server is closed; create a new one" in str(error))
 
     callers = [threading.Thread(target=call_until_the_end, daemon=True) for _ in range(6)]
     for caller in callers:
@@ -440,7 +440,7 @@ async def test_async_calls_that_meet_a_closing_server_finish_or_say_so(caplog: p
             while await client.accounts.create(name="a"):
                 pass
         except (RuntimeError, agentpay.APIConnectionError) as error:
-            ends.append("this server is closed; make a new one" in str(error))
+            ends.append("this server is closed; create a new one" in str(error))
 
     callers = [asyncio.ensure_future(call_until_the_end()) for _ in range(6)]
     await client.accounts.create(name="b")
@@ -503,7 +503,7 @@ def test_calls_that_never_end_are_cut_off_by_the_close(slow: AgentPayServer, mon
         try:
             client.accounts.list().data  # noqa: B018 - fetching is what never ends
         except (RuntimeError, agentpay.APIConnectionError) as error:
-            ends.append("this server is closed; make a new one" in str(error))
+            ends.append("this server is closed; create a new one" in str(error))
 
     caller = threading.Thread(target=call, daemon=True)
     caller.start()

@@ -115,7 +115,7 @@ def test_nothing_but_get_is_taken(shared_server: AgentPayServer, path: str, meth
         answer = http.request(method, path)
     assert answer.status_code == 405
     assert answer.headers["allow"] == "GET"
-    assert answer.json() == {"error": "method_not_allowed", "message": f"{path} takes GET alone."}
+    assert answer.json() == {"error": "method_not_allowed", "message": f"{path} supports only GET."}
 
 
 @pytest.mark.parametrize("path", ["/healthz/", "/readyz/database", "//healthz", "/Healthz", "/metrics/"])

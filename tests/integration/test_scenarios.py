@@ -81,7 +81,7 @@ def test_an_undelivered_webhook(server: AgentPayServer) -> None:
 
 
 def test_an_unknown_scenario_is_told_which_there_are(server: AgentPayServer) -> None:
-    with pytest.raises(ValueError, match="there is no scenario 'rich'; there are low_balance, near_daily"):
+    with pytest.raises(ValueError, match="unknown scenario 'rich'; available: low_balance, near_daily"):
         server.scenario("rich")
 
 

@@ -247,7 +247,7 @@ def test_a_key_that_is_missing_is_asked_for_and_not_made_anew(
         key = (tmp_path / "key").read_text()
     (tmp_path / "key").unlink()
 
-    with pytest.raises(EncryptionKeyError, match="put it back"):
+    with pytest.raises(EncryptionKeyError, match="restore it"):
         AgentPayServer(data_dir=tmp_path).start()
     assert not (tmp_path / "key").exists()
 

@@ -6,6 +6,9 @@ Each `ignore` stands where an error must be reported: one that is not needed is 
 from decimal import Decimal
 from typing import assert_never, assert_type
 
+import httpx
+import httpx2
+
 import agentpay
 from agentpay import (
     Account,
@@ -20,6 +23,7 @@ from agentpay import (
     Transfer,
     TransferStatus,
 )
+from agentpay.payments import PaymentAuth, PaymentRecord
 from agentpay.webhooks import (
     BalanceLowThreshold,
     EscalationRequired,
@@ -49,7 +53,7 @@ def a_status_is_one_of_a_closed_set(transfer: Transfer) -> str:
             return "done"
         case "rejected" | "failed":
             return "refused"
-        case "submitted" | "pending_approval":
+        case "submitted" | "pending_approval" | "approved":
             return "not yet"
         case _:
             assert_never(transfer.status)
@@ -117,3 +121,12 @@ def errors_carry_their_body(error: NotFoundError) -> ErrorBody | None:
     if error.code == "not_fuond":  # type: ignore[comparison-overlap]
         return None
     return error.body
+
+
+def an_auth_is_one_of_every_library(client: AgentPay, async_client: AsyncAgentPay) -> str | None:
+    auth = PaymentAuth(client, account_id="acct_a", max_amount="0.05")
+    httpx2.Client(auth=auth)
+    httpx.AsyncClient(auth=PaymentAuth(async_client, account_id="acct_a"))
+    record: PaymentRecord = httpx.Client(auth=auth).get("https://example.com").extensions["payment"]
+    PaymentAuth(client, account_id="acct_a", max_amount=0.05)  # type: ignore[arg-type] # pyright: ignore[reportArgumentType]
+    return assert_type(record.receipt, str | None)

@@ -1,1 +1,1 @@
-"""The async client of the sandbox; the sync one is generated from it."""
+"""The async client of the sandbox. The sync one is generated from it."""

@@ -34,7 +34,7 @@ class SandboxClock(Resource):
     """The server's clock."""
 
     def now(self, **options: Unpack[CallOptions]) -> datetime:
-        """Return what the server takes for now, in UTC.
+        """Return the server's time, in UTC.
 
         Args:
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
@@ -51,22 +51,22 @@ class SandboxClock(Resource):
         days: float = 0,
         **options: Unpack[CallOptions],
     ) -> datetime:
-        """Move a manual clock, and return when all that fell due on the way has run, in order.
+        """Advance a manual clock, and return when everything that fell due has run, in order.
 
         Args:
-            seconds: how far to move; 0 in all runs what is due now.
+            seconds: by how much to advance; a total of 0 runs what is due now.
             minutes: added to it.
             hours: added to it.
             days: added to it.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
-            What the server takes for now, in UTC.
+            The server's new time, in UTC.
 
         Raises:
-            ConflictError: the clock runs by itself; or another advance waits for a receiver of events, which
+            ConflictError: the clock is not manual; or another advance is waiting for an event receiver, which
                 may be the caller.
-            InvalidRequestError: it would move back, or by more than ten years.
+            InvalidRequestError: the duration is negative, or more than ten years.
         """
         duration = timedelta(seconds=seconds, minutes=minutes, hours=hours, days=days)
         exact = Decimal(duration // timedelta(microseconds=1)).scaleb(-6)
@@ -75,30 +75,30 @@ class SandboxClock(Resource):
         return reading.now
 
     def travel_to(self, moment: datetime | str, **options: Unpack[CallOptions]) -> datetime:
-        """Move a manual clock to a moment, as `advance` does.
+        """Advance a manual clock to a time, as `advance` does.
 
         Args:
-            moment: with a UTC offset, or as ISO 8601 text such as `2026-01-31T12:00:00Z`; where the clock
-                stands already, what is due now is run.
+            moment: with a UTC offset, or as ISO 8601 text such as `2026-01-31T12:00:00Z`; the current time
+                runs what is due now.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
-            What the server takes for now, in UTC.
+            The server's new time, in UTC.
 
         Raises:
-            ValueError: the moment is in the past, has no UTC offset, or is no such text.
+            ValueError: the time is in the past, has no UTC offset, or is invalid text.
             ConflictError: as for `advance`.
-            InvalidRequestError: it lies more than ten years ahead.
+            InvalidRequestError: it is more than ten years ahead.
         """
         target = _moment(moment)
         now = self.now(**options)
         if target < now:
-            raise ValueError(f"the clock stands at {now.isoformat()} and does not go back to {moment}")
+            raise ValueError(f"the clock is at {now.isoformat()} and does not go back to {moment}")
         return self.advance((target - now) / timedelta(seconds=1), **options)
 
 
 class Sandbox(Resource):
-    """What only a test chain can do. Every method raises the exceptions of `agentpay.errors`.
+    """Test features, which need a test chain. Every method raises the exceptions of `agentpay.errors`.
 
     Attributes:
         clock: the server's clock.
@@ -117,7 +117,7 @@ class Sandbox(Resource):
     def fund(
         self, account_id: str, amount: Decimal | int | str, **options: Unpack[CallOptions]
     ) -> Funding:
-        """Mint test USDC to an account; it is in the history as a deposit.
+        """Mint test USDC to an account; it appears in the history as a deposit.
 
         Args:
             account_id: the account, `acct_…`.
@@ -132,7 +132,7 @@ class Sandbox(Resource):
         return funding
 
     def create_token_account(self, **options: Unpack[CallOptions]) -> OutsideTokenAccount:
-        """Make an outside recipient: a USDC token account that does not belong to this service.
+        """Create an outside recipient: a USDC token account that does not belong to this service.
 
         Args:
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
@@ -141,14 +141,14 @@ class Sandbox(Resource):
         return account
 
     def create_operator(self, name: str, **options: Unpack[CallOptions]) -> Operator:
-        """Make a second tenant.
+        """Create another tenant.
 
         Args:
             name: display label, 1 to 100 characters.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
-            The operator with its key, which is shown here and never again.
+            The operator with its key, which is shown only here.
         """
         request = prepare(sandbox.CREATE_OPERATOR, body=CreateOperator(name=name))
         operator: Operator = self._call(request, options)
@@ -163,22 +163,22 @@ class Sandbox(Resource):
         delay_ms: int | None = None,
         **options: Unpack[CallOptions],
     ) -> Fault:
-        """Let something fail from now on.
+        """Arm a fault.
 
         Args:
             name: `chain_down`, `chain_reply_lost`, `chain_never_lands`, `chain_slow`; requests of one
                 operation, such as `http:POST /v1/transfers` or `http:GET /v1/accounts/{account_id}`; or, on
-                a server in a process of its own, `crash_at:<point>`.
-            times: how often, 1 to 1,000; None until it is deleted.
-            effect: what goes wrong with a request: `delay`, `internal_error`, `reset` (the connection is
-                dropped, nothing is done), `reply_lost` (all is done, the connection is dropped instead of
-                the answer). For faults of requests, and for no other.
-            delay_ms: how long `delay` holds each request, 1 to 60,000 milliseconds of real time.
+                a server with a separate process, `crash_at:<point>`.
+            times: how often, 1 to 1,000; None until it is disarmed.
+            effect: the effect on a request: `delay`, `internal_error`, `reset` (the connection is dropped,
+                nothing is done), `reply_lost` (everything is done, the connection is dropped instead of
+                responding). Only for request faults.
+            delay_ms: how long `delay` delays each request, 1 to 60,000 milliseconds of real time.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Raises:
-            InvalidRequestError: there is no such fault; the message lists those that there are.
-            ValueError: there is no such effect.
+            InvalidRequestError: the fault does not exist; the message lists the available ones.
+            ValueError: the effect does not exist.
         """
         body = SetFault(times=times, effect=None if effect is None else HttpEffect(effect), delay_ms=delay_ms)
         request = prepare(sandbox.SET_FAULT, path={"name": name}, body=body)
@@ -186,31 +186,31 @@ class Sandbox(Resource):
         return fault
 
     def delete_fault(self, name: str, **options: Unpack[CallOptions]) -> None:
-        """Let one fault happen no more.
+        """Disarm a fault.
 
         Args:
-            name: as for `set_fault`; one that is not armed stays so.
+            name: as for `set_fault`; it need not be armed.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Raises:
-            InvalidRequestError: there is no such fault.
+            InvalidRequestError: the fault does not exist.
         """
         self._call(prepare(sandbox.DELETE_FAULT, path={"name": name}), options)
 
     def faults(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
     ) -> Page[Fault]:
-        """List the faults that will happen, the one that was armed last first.
+        """List the armed faults, the last armed first.
 
         Args:
             limit: faults per page, 1 to 100; 20 by default.
-            cursor: `cursor` of an earlier page, to go on from there.
+            cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
         """
         return self._pages(sandbox.LIST_FAULTS, options, query={"limit": limit, "cursor": cursor})
 
     def clear_faults(self, **options: Unpack[CallOptions]) -> None:
-        """Let nothing fail any more.
+        """Disarm all faults.
 
         Args:
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
@@ -227,7 +227,7 @@ class Sandbox(Resource):
         delay_ms: int | None = None,
         **options: Unpack[CallOptions],
     ) -> Iterator[Fault]:
-        """Let something fail within a `with` block.
+        """Arm a fault within a `with` block.
 
         Args:
             name: as for `set_fault`.
@@ -237,8 +237,8 @@ class Sandbox(Resource):
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Raises:
-            InvalidRequestError: there is no such fault.
-            ValueError: there is no such effect.
+            InvalidRequestError: the fault does not exist.
+            ValueError: the effect does not exist.
         """
         armed = self.set_fault(name, times, effect=effect, delay_ms=delay_ms, **options)
         try:
@@ -247,19 +247,19 @@ class Sandbox(Resource):
             self.delete_fault(name, **options)
 
     def snapshot(self, **options: Unpack[CallOptions]) -> Snapshot:
-        """Remember all that the server knows: database, chain, clock, queues, chance, armed faults.
+        """Take a snapshot of the server's state: database, chain, clock, queues, randomness, armed faults.
 
-        For a server in memory. What is under way is waited for, up to five seconds.
+        For a server in memory. It waits up to five seconds for running work to finish.
 
         Args:
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
-            The snapshot, to go back to any number of times. A server keeps 64; the one that was used least
-            recently makes way.
+            The snapshot, which can be restored any number of times. A server keeps 64; the least recently
+            used one is dropped.
 
         Raises:
-            ConflictError: the server keeps its state elsewhere than in memory, or money stays under way.
+            ConflictError: part of the server's state is not in memory, or money stays in flight.
         """
         snapshot: Snapshot = self._call(prepare(sandbox.CREATE_SNAPSHOT), options)
         return snapshot
@@ -271,17 +271,17 @@ class Sandbox(Resource):
 
         Args:
             limit: snapshots per page, 1 to 100; 20 by default.
-            cursor: `cursor` of an earlier page, to go on from there.
+            cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
         """
         return self._pages(sandbox.LIST_SNAPSHOTS, options, query={"limit": limit, "cursor": cursor})
 
     def restore(self, snapshot: Snapshot | str, **options: Unpack[CallOptions]) -> None:
-        """Go back to a snapshot, for every tenant: what has happened since has not happened.
+        """Restore a snapshot, for all tenants. Everything created after the snapshot is gone.
 
-        What is made since vanishes: accounts, keys, webhooks, inboxes. What is under way is cut off, and
-        whoever waits for it gets no answer. The same operations give the same results as after any other
-        restore of it: on a server with a seed, the same identifiers and signatures.
+        That includes accounts, keys, webhooks and inboxes. Work in progress is cancelled, and its callers get
+        no response. The same operations give the same results after each restore: on a server with a seed,
+        even the same identifiers and signatures.
 
         Args:
             snapshot: from `snapshot`, or its identifier.
@@ -289,19 +289,19 @@ class Sandbox(Resource):
 
         Raises:
             NotFoundError: no such snapshot of this operator.
-            ConflictError: the server keeps its state elsewhere than in memory, or is kept at work.
+            ConflictError: part of the server's state is not in memory, or requests keep it busy.
         """
         snapshot_id = snapshot.snapshot_id if isinstance(snapshot, Snapshot) else snapshot
         self._call(prepare(sandbox.RESTORE_SNAPSHOT, path={"snapshot_id": snapshot_id}), options)
 
     def reset(self, **options: Unpack[CallOptions]) -> None:
-        """Go back to where the server was when it had started, for every tenant. Snapshots are kept.
+        """Restore the server's state at its start, for all tenants. Snapshots are kept.
 
         Args:
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Raises:
-            ConflictError: the server keeps its state elsewhere than in memory, or is kept at work.
+            ConflictError: part of the server's state is not in memory, or requests keep it busy.
         """
         self._call(prepare(sandbox.RESET), options)
 

@@ -24,26 +24,30 @@ PUBLIC = """
     Account AccountDetail AccountDetails AccountPausedError AccountPolicy Accounts AccountStatus
     AgentKey AgentKeys AgentPay AgentPayError AnswerMismatchError APIConnectionError APIError
     APITimeoutError Approvals AsyncAccountDetails AsyncAccounts AsyncAgentKeys AsyncAgentPay
-    AsyncApprovals AsyncAudit AsyncConsole AsyncDeliveries AsyncEvents AsyncOperatorKeys AsyncPage
-    AsyncPages AsyncPolicies AsyncRegisteredWebhooks AsyncServedRequests AsyncSessions
-    AsyncTransfers AsyncWebhooks Audit AuditEntry AuthenticationError Balance Budget CallOptions
-    ChainUnavailableError ChargeSessionParams CheckTransferParams ClosedClientError ClosingReason
-    ConfigurationError ConflictError Console ConsoleSummary CreateAccountParams CreateAgentKeyParams
+    AsyncApprovals AsyncAudit AsyncConsole AsyncDeliveries AsyncEvents AsyncOperatorKeys
+    AsyncOrigins AsyncPage AsyncPages AsyncPayments AsyncPolicies AsyncRegisteredWebhooks
+    AsyncServedRequests AsyncSessions AsyncTransfers AsyncWebhooks Audit AuditEntry
+    AuthenticationError AuthorizePaymentParams Balance Budget CallOptions ChainUnavailableError
+    ChargeSessionParams CheckTransferParams ClosedClientError ClosingReason ConfigurationError
+    ConflictError Console ConsoleSummary CreateAccountParams CreateAgentKeyParams
     CreateOperatorKeyParams CreateTransferParams CreateWebhookParams DecodingError Deliveries
     Delivery DeliveryAttempt Direction ErrorBody ErrorCode Events EventType ExtensionNotOfferedError
     FieldFault IdempotencyConflictError Identity InsecureConnectionWarning InsufficientBalanceError
     InvalidRecipientError InvalidRequestError KeyKind ListAccountsParams ListDeliveriesParams
-    ListEventsParams ListParams ListSessionsParams ListTransactionsParams ListTransfersParams Model
-    NewAgentKey NewOperatorKey NewSecret NotFoundError OpenSessionParams OperatorKey OperatorKeys
-    Outcome OutcomeUnknownError Page PendingTransfer PermissionDeniedError Policies Policy
+    ListEventsParams ListParams ListPaymentsParams ListSessionsParams ListTransactionsParams
+    ListTransfersParams Model NewAgentKey NewOperatorKey NewSecret NotFoundError OpenSessionParams
+    OperatorKey OperatorKeys Origins Outcome OutcomeUnknownError Page Payment PaymentHeader
+    PaymentOutcome PaymentOutcomeUnknownError PaymentPendingApprovalError PaymentProtocol
+    PaymentRefusedError Payments PendingTransfer PermissionDeniedError PinnedOrigin Policies Policy
     PolicyParams PolicyRecordView PolicyViolationError PreconditionFailedError RateLimitedError
     RawResponse RegisteredWebhook RegisteredWebhooks RejectTransferParams ReplayEventParams
-    RotateSecretParams ServedRequest ServedRequests ServerError ServiceUnavailableError Session
-    SessionCapExceededError SessionClosedError SessionOutcomeUnknownError Sessions SessionStatus
-    Transaction TransactionStatus TransactionStatusFilter TransactionType Transfer TransferCheck
-    TransferFailedError TransferOutcomeUnknownError TransferRejectedError Transfers TransferStatus
-    UNSET WaitTimeoutError Webhook WebhookError WebhookPayloadError Webhooks WebhookSignatureError
-    __version__
+    ReportOutcomeParams RotateSecretParams ServedRequest ServedRequests ServerError
+    ServiceUnavailableError Session SessionCapExceededError SessionClosedError
+    SessionOutcomeUnknownError Sessions SessionStatus PinOriginParams Transaction TransactionStatus
+    TransactionStatusFilter TransactionType Transfer TransferCheck TransferFailedError
+    TransferOutcomeUnknownError TransferRejectedError Transfers TransferStatus
+    UnpayableChallengeError UNSET WaitTimeoutError Webhook WebhookError WebhookPayloadError Webhooks
+    WebhookSignatureError __version__
 """
 
 METHODS = {
@@ -58,6 +62,8 @@ METHODS = {
     "console.audit": ["list"],
     "console.deliveries": ["list"],
     "console.events": ["list", "replay"],
+    "console.origins": ["delete", "get", "list", "put"],
+    "payments": ["authorize", "get", "list", "report_outcome"],
     "console.operator_keys": ["create", "list", "revoke"],
     "console.webhooks": ["delete", "list", "rotate_secret"],
 }
@@ -101,6 +107,8 @@ def test_importing_the_package_loads_only_what_is_used():
         # Extensions, which few programs use.
         "agentpay._sync.sessions",
         "agentpay._sync.console",
+        "agentpay._sync.payments",
+        "agentpay.payments",
         "agentpay.contract.sessions",
         "agentpay.contract.console",
     ):
@@ -143,7 +151,9 @@ def test_both_clients_have_the_same_surface():
             assert (kinds[-1] is inspect.Parameter.VAR_KEYWORD) == (name != "wait")
             positional = [kind for kind in kinds if kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
             first = parameters[next(iter(parameters))]
-            leads_with_id = first.name.endswith("_id") and first.default is inspect.Parameter.empty
+            leads_with_id = (
+                first.name.endswith("_id") or first.name == "origin"
+            ) and first.default is inspect.Parameter.empty
             leads_with_id = leads_with_id and first.kind is not inspect.Parameter.KEYWORD_ONLY
             assert len(positional) == int(leads_with_id)
             assert inspect.iscoroutinefunction(other[name]) == (name not in ("list", "transactions"))
@@ -174,6 +184,10 @@ def test_every_parameter_is_described(resource):
         (agentpay.OpenSessionParams, Sessions.open),
         (agentpay.ChargeSessionParams, Sessions.charge),
         (agentpay.ListSessionsParams, Sessions.list),
+        (agentpay.AuthorizePaymentParams, agentpay.Payments.authorize),
+        (agentpay.ListPaymentsParams, agentpay.Payments.list),
+        (agentpay.ReportOutcomeParams, agentpay.Payments.report_outcome),
+        (agentpay.PinOriginParams, agentpay.Origins.put),
         (agentpay.CreateAgentKeyParams, agentpay.AgentKeys.create),
         (agentpay.CreateOperatorKeyParams, agentpay.OperatorKeys.create),
         (agentpay.RejectTransferParams, agentpay.Approvals.reject),

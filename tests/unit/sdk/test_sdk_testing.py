@@ -54,7 +54,17 @@ def test_a_transfer_is_like_one_of_its_status(status: Any) -> None:
     assert made.status == status
     assert (made.settled_at is not None) == (status == "settled")
     assert (made.error is not None) == (made.message is not None) == (status in ("rejected", "failed"))
-    assert (made.tx_signature is None) == (status in ("rejected", "pending_approval"))
+    assert (made.tx_signature is None) == (status in ("rejected", "pending_approval", "approved"))
+
+
+@pytest.mark.parametrize("status", get_args(agentpay.TransferStatus))
+def test_a_payment_is_like_one_of_its_status(status: Any) -> None:
+    made = testing.payment(status)
+
+    assert made.status == status
+    assert (made.header is not None) == (status == "submitted")
+    assert (made.settled_at is not None) == (made.tx_signature is not None) == (status == "settled")
+    assert (made.error is not None) == (made.message is not None) == (status in ("rejected", "failed"))
 
 
 @pytest.mark.parametrize("status", get_args(agentpay.SessionStatus))

@@ -1,0 +1,92 @@
+"""The pins of sellers as a resource of the console, an extension."""
+
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Unpack
+
+from agentpay._arguments import names, usdc
+from agentpay._async.paging import AsyncPages
+from agentpay._async.resource import AsyncResource
+from agentpay._options import CallOptions
+from agentpay._requests import prepare
+from agentpay.contract import payments
+from agentpay.contract.payments import PinnedOrigin, PinOrigin
+
+
+class AsyncOrigins(AsyncResource):
+    """What is known of sellers, and held against their challenges. All need an operator key."""
+
+    __module__ = "agentpay"
+
+    def list(
+        self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
+    ) -> AsyncPages[PinnedOrigin]:
+        """List the pinned sellers, the one that was pinned last first.
+
+        Args:
+            limit: sellers per page, 1 to 100; 20 by default.
+            cursor: `cursor` of an earlier page, to go on from there.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+        """
+        return self._pages(payments.LIST_ORIGINS, options, query={"limit": limit, "cursor": cursor})
+
+    async def put(
+        self,
+        origin: str,
+        *,
+        category: str | None = None,
+        recipients: Sequence[str] | None = None,
+        max_amount: Decimal | int | str | None = None,
+        blocked: bool = False,
+        **options: Unpack[CallOptions],
+    ) -> PinnedOrigin:
+        """Pin what is known of a seller: it wins over what the seller's challenges claim.
+
+        The pin is replaced as a whole: what is left out is not known.
+
+        Args:
+            origin: the seller: scheme, host and port, such as `https://api.example.com`.
+            category: spend category of whatever it sells, 1 to 64 characters.
+            recipients: on-chain addresses of owners that may be paid there; None allows all.
+            max_amount: the highest price in USDC; None is no limit. Floats are refused.
+            blocked: whether nothing is paid there.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+
+        Raises:
+            InvalidRequestError: the request is not valid; `details` names every fault.
+        """
+        body = PinOrigin(
+            category=category,
+            recipients=None if recipients is None else names("recipients", recipients),
+            max_amount=None if max_amount is None else usdc("max_amount", max_amount),
+            blocked=blocked,
+        )
+        pin: PinnedOrigin = await self._call(
+            prepare(payments.PUT_ORIGIN, path={"origin": origin}, body=body), options
+        )
+        return pin
+
+    async def get(self, origin: str, **options: Unpack[CallOptions]) -> PinnedOrigin:
+        """Read what is pinned of a seller.
+
+        Args:
+            origin: the seller, such as `https://api.example.com`.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+
+        Raises:
+            NotFoundError: the seller is not pinned.
+        """
+        pin: PinnedOrigin = await self._call(prepare(payments.GET_ORIGIN, path={"origin": origin}), options)
+        return pin
+
+    async def delete(self, origin: str, **options: Unpack[CallOptions]) -> None:
+        """Forget what is pinned of a seller.
+
+        Args:
+            origin: the seller, such as `https://api.example.com`.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+
+        Raises:
+            NotFoundError: the seller is not pinned.
+        """
+        await self._call(prepare(payments.DELETE_ORIGIN, path={"origin": origin}), options)

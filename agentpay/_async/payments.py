@@ -1,0 +1,176 @@
+"""Payments behind HTTP 402 as a resource, an extension: authorized, read, listed, reported.
+
+`agentpay.payments.PaymentAuth` is built on it, for callers whose HTTP library is httpx.
+"""
+
+from datetime import datetime
+from decimal import Decimal
+from typing import Literal, Unpack
+
+from agentpay._arguments import usdc
+from agentpay._async.paging import AsyncPages
+from agentpay._async.resource import AsyncResource
+from agentpay._challenges import Pairs, challenge_of
+from agentpay._options import CallOptions
+from agentpay._requests import prepare
+from agentpay.contract import payments
+from agentpay.contract.payments import (
+    AuthorizePayment,
+    Payment,
+    ReportOutcome,
+)
+from agentpay.contract.transfers import TransferStatus
+
+
+class AsyncPayments(AsyncResource):
+    """Payments that answer a seller's 402 (interface PM1 to PM9)."""
+
+    __module__ = "agentpay"
+
+    async def authorize(
+        self,
+        *,
+        account_id: str,
+        idempotency_key: str,
+        response: object = None,
+        origin: str | None = None,
+        url: object = None,
+        method: str | None = None,
+        headers: Pairs | None = None,
+        body: bytes | str | None = None,
+        max_amount: Decimal | int | str | None = None,
+        memo: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Payment:
+        """Sign the payment that a 402 asks for, and return the header that presents it to the seller.
+
+        Nothing moves before you send `payment.header` to the seller, with the request that is paid for. Do
+        not follow redirects with it. With httpx, `agentpay.payments.PaymentAuth` does all of this.
+
+        Args:
+            account_id: the account that pays, `acct_…`.
+            idempotency_key: 1 to 128 characters. It names the purchase, not the attempt: the same key never
+                signs a second payment, and presents the first one again.
+            response: the 402, of httpx, requests or a similar library, its body read. Without it, pass
+                `headers`, and `origin` or `url`:
+            origin: the seller: scheme, host and port, such as `https://api.example.com`; by default that of
+                `url`.
+            url: the address that answered 402. Its query is not sent to the service.
+            method: the HTTP method of the request.
+            headers: of the response, as a mapping or as pairs. Only challenges are sent to the service.
+            body: of the response; x402 version 1 has its challenge there.
+            max_amount: the most USDC to pay; by default the policy alone decides. Floats are refused.
+            memo: at most 200 characters; it stays off chain.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+
+        Returns:
+            The payment. Its `header` is None while it waits for an operator (`pending_approval`): call again
+            with the same key and a fresh 402 once it is approved.
+
+        Raises:
+            TypeError: neither a response nor its parts, or `max_amount` is a float.
+            ValueError: the response is not a 402, or `max_amount` has more than 6 decimals.
+            UnpayableChallengeError: the challenge cannot be read, or offers nothing payable at this price.
+            PolicyViolationError: the policy, or what is pinned of the seller, refuses it.
+            AccountPausedError: the account is paused.
+            InsufficientBalanceError: the account holds too little.
+            IdempotencyConflictError: the key was used for another purchase.
+            ConflictError: the payment of this key has expired or failed (`payment_expired`,
+                `payment_failed`): nothing moved, and a new purchase takes a new key.
+            PaymentOutcomeUnknownError: it may have been signed, and nothing was presented. Call again with
+                the same key.
+        """
+        challenge = challenge_of(response, origin=origin, url=url, method=method, headers=headers, body=body)
+        request = AuthorizePayment(
+            account_id=account_id,
+            idempotency_key=idempotency_key,
+            origin=challenge.origin,
+            url=challenge.url,
+            method=challenge.method,
+            headers=challenge.headers,
+            body=challenge.body,
+            max_amount=None if max_amount is None else usdc("max_amount", max_amount),
+            memo=memo,
+        )
+        prepared = prepare(payments.AUTHORIZE_PAYMENT, body=request, idempotency_key=idempotency_key)
+        payment: Payment = await self._call(prepared, options)
+        return payment
+
+    async def get(self, transfer_id: str, **options: Unpack[CallOptions]) -> Payment:
+        """Read a payment. Its `header` is None: `authorize` alone hands it out.
+
+        Args:
+            transfer_id: the payment, `txn_…`.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+
+        Raises:
+            NotFoundError: no such payment of this operator.
+        """
+        request = prepare(payments.GET_PAYMENT, path={"transfer_id": transfer_id})
+        payment: Payment = await self._call(request, options)
+        return payment
+
+    def list(
+        self,
+        *,
+        account_id: str | None = None,
+        status: TransferStatus
+        | Literal["pending_approval", "approved", "submitted", "settled", "rejected", "failed"]
+        | None = None,
+        origin: str | None = None,
+        since: datetime | None = None,
+        limit: int | None = None,
+        cursor: str | None = None,
+        **options: Unpack[CallOptions],
+    ) -> AsyncPages[Payment]:
+        """List payments of every status, newest first. An agent-scoped key lists those of its account.
+
+        Args:
+            account_id: only payments out of this account.
+            status: only payments that have come this far.
+            origin: only payments to this seller, such as `https://api.example.com`.
+            since: only payments that were asked for after this moment; with a UTC offset.
+            limit: payments per page, 1 to 100; 20 by default. Iterating goes through all pages.
+            cursor: `cursor` of an earlier page, to go on from there.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+
+        Raises:
+            ValueError: `since` has no UTC offset.
+        """
+        query = {
+            "account_id": account_id,
+            "status": status,
+            "origin": origin,
+            "since": since,
+            "limit": limit,
+            "cursor": cursor,
+        }
+        return self._pages(payments.LIST_PAYMENTS, options, query=query)
+
+    async def report_outcome(
+        self,
+        transfer_id: str,
+        *,
+        status_code: int,
+        receipt: str | None = None,
+        duration_ms: int | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Payment:
+        """Report what the seller answered to a payment, for the operator's records.
+
+        It is stored as your claim and decides nothing: what became of the money, the chain tells.
+
+        Args:
+            transfer_id: the payment, `txn_…`.
+            status_code: HTTP status of the seller's response.
+            receipt: the receipt header of the response, as it came.
+            duration_ms: how long the paid request took, in milliseconds.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+
+        Raises:
+            NotFoundError: no such payment of this operator.
+        """
+        body = ReportOutcome(status_code=status_code, receipt=receipt, duration_ms=duration_ms)
+        request = prepare(payments.REPORT_OUTCOME, path={"transfer_id": transfer_id}, body=body)
+        payment: Payment = await self._call(request, options)
+        return payment

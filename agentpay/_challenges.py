@@ -1,0 +1,162 @@
+"""What of a seller's 402 the service needs to pay it: taken from the response of any HTTP library.
+
+Nothing is decided here. Only header fields that hold a challenge are sent on, and the body only where it may
+be one of x402 version 1, so that cookies and pages stay with the caller. A URL is sent without its query,
+which may hold secrets.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from attrs import frozen
+
+BODY_MAX_BYTES: Final = 32 * 1024
+"""The largest body of a 402 that is looked at. A challenge is far below."""
+
+URL_MAX_CHARACTERS: Final = 2_048
+
+Pairs = Mapping[str, str] | Iterable[tuple[str, str]]
+"""Headers as any library has them: a mapping, or pairs."""
+
+_PAYMENT: Final = re.compile(r"(?:^|,)[ \t]*payment[ \t]", re.IGNORECASE)
+"""The scheme of MPP within `WWW-Authenticate`, which may list others."""
+
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+
+
+@frozen(kw_only=True)
+class Challenge:
+    """A seller's 402.
+
+    Attributes:
+        origin: the seller: scheme, host and port.
+        url: what was asked for, without its query; None where it is not known.
+        method: the HTTP method that was used; None where it is not known.
+        headers: the fields that hold challenges.
+        body: the body, where it may be a challenge; None where it is none.
+    """
+
+    origin: str
+    url: str | None
+    method: str | None
+    headers: tuple[tuple[str, str], ...]
+    body: str | None
+
+    def __bool__(self) -> bool:
+        return bool(self.headers) or self.body is not None
+
+
+def challenge_of(
+    response: object = None,
+    *,
+    origin: str | None = None,
+    url: object = None,
+    method: str | None = None,
+    headers: Pairs | None = None,
+    body: bytes | str | None = None,
+) -> Challenge:
+    """Return the challenge of a response; what is given beside it is taken in its place.
+
+    Args:
+        response: of httpx, httpx2, requests, urllib3 or any library whose responses have `url`, `headers` and
+            `content`.
+        origin: the seller; by default that of `url`.
+        url: the address that answered 402.
+        method: the HTTP method of the request.
+        headers: of the response.
+        body: of the response; what goes beyond `BODY_MAX_BYTES` makes it no challenge.
+
+    Raises:
+        TypeError: something is missing, or not of a type that it can have; the message says what to pass.
+        ValueError: the response is not a 402, or the address is not one of http or https.
+    """
+    if response is not None:
+        status = getattr(response, "status_code", getattr(response, "status", 402))
+        if status != 402:
+            raise ValueError(f"the response is {status}, not 402: it asks for no payment")
+        url = getattr(response, "url", None) if url is None else url
+        method = _method_of(response) if method is None else method
+        headers = getattr(response, "headers", None) if headers is None else headers
+        body = _content_of(response) if body is None else body
+    if (url is None and origin is None) or headers is None:
+        raise TypeError(
+            "pass response=, the 402 as your HTTP library returned it, or its url= and headers= (and body=)"
+        )
+    return Challenge(
+        origin=origin_of(str(url)) if origin is None else origin,
+        url=None if url is None else _shown(str(url)),
+        method=method,
+        headers=challenge_headers(headers),
+        body=challenge_body(body),
+    )
+
+
+def origin_of(url: str) -> str:
+    """Return scheme, host and port of an address, in their one form.
+
+    Raises:
+        ValueError: it is not one of http or https.
+    """
+    parts = urlsplit(url)
+    host = parts.hostname
+    if parts.scheme not in _DEFAULT_PORTS or not host:
+        raise ValueError(f"url must be an address such as https://api.example.com, not {url[:64]!r}")
+    if ":" in host:
+        host = f"[{host}]"
+    elif not host.isascii():
+        host = host.encode("idna").decode("ascii")
+    port = "" if parts.port in (None, _DEFAULT_PORTS[parts.scheme]) else f":{parts.port}"
+    return f"{parts.scheme}://{host}{port}"
+
+
+def challenge_headers(headers: Pairs) -> tuple[tuple[str, str], ...]:
+    """Return the fields that hold challenges, each as it came."""
+    given: Any = headers
+    for name in ("multi_items", "items"):
+        if callable(pairs := getattr(given, name, None)):
+            given = pairs()
+            break
+    return tuple((str(name), str(value)) for name, value in given if _holds_challenge(str(name), str(value)))
+
+
+def _holds_challenge(name: str, value: str) -> bool:
+    name = name.lower()
+    return name == "payment-required" or (name == "www-authenticate" and _PAYMENT.search(value) is not None)
+
+
+def challenge_body(body: bytes | str | None) -> str | None:
+    """Return a body that may be a challenge of x402 version 1; None for any other."""
+    if not body:
+        return None
+    content = body.encode("utf-8", "replace") if isinstance(body, str) else bytes(body)
+    if len(content) > BODY_MAX_BYTES or content.lstrip()[:1] != b"{" or b"x402Version" not in content:
+        return None
+    return content.decode("utf-8", "replace")
+
+
+def _shown(address: str) -> str | None:
+    parts = urlsplit(address)
+    url = origin_of(address) + parts.path
+    return url if len(url) <= URL_MAX_CHARACTERS else None
+
+
+def _method_of(response: object) -> str | None:
+    try:
+        method = getattr(getattr(response, "request", response), "method", None)
+    except RuntimeError:  # httpx, of a response that was made by hand
+        return None
+    return method if isinstance(method, str) else None
+
+
+def _content_of(response: object) -> bytes | None:
+    """Return the body, where it has been read."""
+    for name in ("content", "data"):
+        try:
+            content = getattr(response, name, None)
+        except RuntimeError:  # httpx, of a streaming response
+            raise TypeError("the response was not read: call response.read() first, or pass body=") from None
+        if isinstance(content, bytes):
+            return content
+    return None

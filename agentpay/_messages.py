@@ -1,0 +1,181 @@
+"""Requests and responses of a caller's own client, of httpx or httpx2: read in part, and given a header.
+
+Classes are made for the library in use, so that neither is needed for the other's sake.
+"""
+
+import contextlib
+import sys
+from collections.abc import AsyncIterator, Iterator
+from functools import cache
+from typing import Any
+
+from agentpay._challenges import BODY_MAX_BYTES
+from agentpay._given import LIBRARIES
+from agentpay.contract.bodies import Body, BodyError
+
+# Messages are of either library, so that their classes are not named.
+# ruff: noqa: ANN401
+
+
+def auth_class(kind: type) -> type:
+    """Return a class as a subclass of what every loaded HTTP library takes for `auth`."""
+    loaded = (sys.modules[name].Auth for name in LIBRARIES if name in sys.modules)
+    return _mixed(kind, *dict.fromkeys(base for base in loaded if not issubclass(kind, base)))
+
+
+@cache
+def _mixed(kind: type, *bases: type) -> type:
+    return type(kind.__name__, (kind, *bases), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+
+
+def _of_library(message: object, name: str) -> Any:
+    """Return a class of the library that a message is of."""
+    homes = (kind.__module__.partition(".")[0] for kind in type(message).__mro__)
+    return getattr(sys.modules[next(home for home in homes if home in LIBRARIES)], name)
+
+
+# --- Headers
+
+
+def presenting(headers: Any, name: str, value: str) -> Any:
+    """Return headers with a field that copies of them lack: libraries build a redirect from a copy."""
+    base = _of_library(headers, "Headers")
+    made = _mixed(_Presenting, base)(headers)
+    made.presented = (name, value)
+    return made
+
+
+class _Presenting:
+    """Headers that show a field, `presented`, which a copy does not have."""
+
+    presented: tuple[str, str]
+
+    def _whole(self) -> Any:
+        base: Any = type(self).__mro__[2]
+        return base([*base.multi_items(self), self.presented])
+
+    @property
+    def raw(self) -> list[tuple[bytes, bytes]]:
+        """Every field, as it is sent."""
+        name, value = self.presented
+        plain: list[tuple[bytes, bytes]] = super().raw  # type: ignore[misc]
+        return [*plain, (name.encode("ascii"), value.encode("ascii"))]
+
+
+def _reader(name: str) -> Any:
+    return lambda self, *args, **kwargs: getattr(self._whole(), name)(*args, **kwargs)
+
+
+for _name in ("keys", "values", "items", "multi_items", "get_list"):
+    setattr(_Presenting, _name, _reader(_name))
+for _name in ("getitem", "contains", "len", "eq"):
+    setattr(_Presenting, f"__{_name}__", _reader(f"__{_name}__"))
+
+
+# --- Bodies
+
+
+class _Replayed:
+    """A body whose beginning was read before."""
+
+    def __init__(self, stream: Any, chunks: list[bytes], rest: Any) -> None:
+        self._stream = stream
+        self._chunks = chunks
+        self._rest = rest
+        self._is_cut = False
+
+    @property
+    def elapsed(self) -> Any:
+        """What httpx2 asks the stream for."""
+        return getattr(self._stream, "elapsed", None)
+
+    def cut(self) -> bool:
+        """Leave the rest unread, and return whether there is any."""
+        if self._rest is None:
+            return False
+        self._chunks, self._is_cut = [], True
+        return True
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self._chunks
+        if self._rest is not None and not self._is_cut:
+            yield from self._rest
+
+    def close(self) -> None:
+        """Release the connection."""
+        self._stream.close()
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for chunk in self._chunks:
+            yield chunk
+        if self._rest is not None and not self._is_cut:
+            async for chunk in self._rest:
+                yield chunk
+
+    async def aclose(self) -> None:
+        """Release the connection."""
+        if hasattr(self._rest, "aclose"):
+            await self._rest.aclose()
+        await self._stream.aclose()
+
+
+def peek(response: Any) -> bytes | None:
+    """Return the body, and leave the response as if unread; None if it is too large or not readable.
+
+    At most `BODY_MAX_BYTES` are read, and one chunk.
+    """
+    if response.is_stream_consumed:
+        return _read_before(response)
+    stream, chunks, size = response.stream, [], 0
+    rest: Any = iter(stream)
+    for chunk in rest:
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > BODY_MAX_BYTES:
+            break
+    else:
+        rest = None
+        stream.close()
+    response.stream = _mixed(_Replayed, _of_library(response, "SyncByteStream"))(stream, chunks, rest)
+    return _decoded(response, chunks) if rest is None else None
+
+
+async def apeek(response: Any) -> bytes | None:
+    """Return what `peek` does, of a response of an async client."""
+    if response.is_stream_consumed:
+        return _read_before(response)
+    stream, chunks, size = response.stream, [], 0
+    rest: Any = aiter(stream)
+    async for chunk in rest:
+        chunks.append(chunk)
+        size += len(chunk)
+        if size > BODY_MAX_BYTES:
+            break
+    else:
+        rest = None
+        await stream.aclose()
+    response.stream = _mixed(_Replayed, _of_library(response, "AsyncByteStream"))(stream, chunks, rest)
+    return _decoded(response, chunks) if rest is None else None
+
+
+def drop(response: Any) -> None:
+    """Leave the rest of a peeked body unread: libraries read each response in their history to its end."""
+    if isinstance(response.stream, _Replayed) and response.stream.cut():
+        # A part of a compressed body cannot be decompressed.
+        with contextlib.suppress(KeyError):
+            del response.headers["content-encoding"]
+
+
+def _read_before(response: Any) -> bytes | None:
+    content: bytes = response.content
+    return content if len(content) <= BODY_MAX_BYTES else None
+
+
+def _decoded(response: Any, chunks: list[bytes]) -> bytes | None:
+    try:
+        body = Body(response.headers.get("content-encoding", ""), limit=BODY_MAX_BYTES)
+        for chunk in chunks:
+            body.feed(chunk)
+        return body.finish()
+    except BodyError:
+        return None

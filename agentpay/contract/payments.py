@@ -1,0 +1,427 @@
+"""Payments behind HTTP 402: a transfer whose transaction the seller broadcasts.
+
+Models and endpoints. The service reads the challenge of a 402, decides under the account's policy, signs, and
+hands the signed transaction out as a header; the seller broadcasts it. What became of it, the chain tells.
+"""
+
+import re
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Final
+
+from attrs import field, frozen
+
+from agentpay.contract import choices, identifiers
+from agentpay.contract.endpoints import Endpoint, Repeat, Scope, Subject
+from agentpay.contract.errors import ErrorCode
+from agentpay.contract.fields import (
+    Category,
+    Cursor,
+    NotEmpty,
+    Rule,
+    parse_timestamp,
+    query_integer,
+    text,
+    whole_number,
+)
+from agentpay.contract.models import Model
+from agentpay.contract.pages import PageBody
+from agentpay.contract.requests import NULLABLE, Request
+from agentpay.contract.transfers import TransferStatus
+from agentpay.contract.usdc import UsdcAmount, UsdcString
+
+
+class PaymentProtocol(StrEnum):
+    """How a challenge is written and answered."""
+
+    MPP = "mpp"
+    X402_V2 = "x402_v2"
+    X402_V1 = "x402_v1"
+
+
+MAX_HEADERS: Final = 256
+MAX_URL_CHARACTERS: Final = 2_048
+MAX_RECEIPT_CHARACTERS: Final = 4_096
+
+_HOST: Final = r"(?:[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?|\[[0-9a-f:.]+\])"
+_ORIGIN: Final = rf"(https?)://{_HOST}(?::([1-9][0-9]{{0,4}}))?"
+_IS_ORIGIN: Final = re.compile(_ORIGIN)
+_DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
+
+
+def parse_origin(value: object) -> str:
+    """Return an origin in its one form: scheme and host in lower case, and a port that is not the default.
+
+    Raises:
+        ValueError: not such a string.
+    """
+    found = _IS_ORIGIN.fullmatch(value) if isinstance(value, str) and len(value) <= 300 else None
+    if found is None or found[2] == _DEFAULT_PORTS[found[1]] or int(found[2] or 0) > 65_535:
+        raise ValueError(
+            "must be an origin such as https://api.example.com: http or https, a host in lower case, and a "
+            "port if it is not the default one"
+        )
+    return found[0]
+
+
+def _parse_headers(value: object) -> tuple[tuple[str, str], ...]:
+    if not isinstance(value, list) or len(value) > MAX_HEADERS:
+        raise ValueError(f"must be an array of at most {MAX_HEADERS} pairs")
+    pairs = []
+    for pair in value:
+        is_pair = isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, str) for part in pair)
+        if not is_pair:
+            raise ValueError("must be an array of pairs of strings: name and value")
+        pairs.append((pair[0], pair[1]))
+    return tuple(pairs)
+
+
+def _parse_recipient(value: object) -> str:
+    if not isinstance(value, str) or not identifiers.is_public_key(value):
+        raise ValueError("must be a base58 on-chain address")
+    return value
+
+
+_PAIR: Final = {"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2}
+
+Origin = Annotated[str, Rule(parse_origin, {"pattern": f"^{_ORIGIN}$".replace("(?:", "("), "maxLength": 300})]
+"""Scheme, host and port of a seller, such as `https://api.example.com`."""
+
+HeaderPairs = Annotated[
+    tuple[tuple[str, str], ...], Rule(_parse_headers, {"items": _PAIR, "maxItems": MAX_HEADERS})
+]
+_Recipient = Annotated[str, Rule(_parse_recipient, {"pattern": "^[1-9A-HJ-NP-Za-km-z]{32,44}$"})]
+
+
+@frozen(kw_only=True)
+class PaymentHeader(Model):
+    """The header that presents a payment to its seller.
+
+    Attributes:
+        name: such as `PAYMENT-SIGNATURE`, `X-PAYMENT` or `Authorization`.
+        value: the signed transaction as the seller's protocol wraps it. Whoever has it can present it until
+            it expires.
+    """
+
+    name: str
+    value: str = field(repr=False)
+
+
+@frozen(kw_only=True)
+class PaymentOutcome(Model):
+    """What the client says that the seller answered: a claim, and no proof that the payment settled.
+
+    Attributes:
+        status_code: HTTP status of the seller's response.
+        receipt: the receipt header of the response as it came; None where there was none.
+        duration_ms: how long the paid request took, in milliseconds; None where the client did not say.
+    """
+
+    status_code: int
+    receipt: str | None
+    duration_ms: int | None
+
+
+@frozen(kw_only=True)
+class Payment(Model):
+    """A payment: the transfer that answers a seller's 402.
+
+    `GET /v1/transfers/{transfer_id}` shows the same transfer. A `status` or `protocol` that this version does
+    not know stays a plain string.
+
+    Attributes:
+        transfer_id: identifier of the transfer, `txn_…`.
+        account_id: the account that pays.
+        status: `pending_approval`, `approved`, `submitted`, `settled`, `rejected` or `failed`. `approved`: an
+            operator has approved it and nothing is signed; ask again under the same key. `submitted`: it is
+            signed, reserved and handed out, and the seller may broadcast it.
+        protocol: `mpp`, `x402_v2` or `x402_v1`.
+        amount_usdc: USDC that leaves the account, splits included.
+        recipient: on-chain address of the owner who is paid; of the primary one where there are splits.
+        fee_payer: on-chain address that pays the network fee; None where the service does.
+        origin: the seller, such as `https://api.example.com`.
+        url: what was asked for, as the client said; None where it did not.
+        category: spend category: of the pin of the origin, or else as the challenge declares; None for none.
+        memo: the caller's memo, or None. It stays off chain.
+        header: what to send with the request that is paid for; None unless this answers `POST /payments` with
+            a signed payment.
+        expires_at: until when the signed transaction can land, UTC: an estimate; the chain decides. Before it
+            is signed: when the payment is rejected if it is neither approved nor asked for again.
+        tx_signature: signature of the on-chain transaction. Where the seller pays the fee, the chain alone
+            tells it: None until the payment has settled.
+        settled_at: when it was found to be final on chain, UTC; None before.
+        outcome: what the client reported of the seller's response; None where it did not.
+        is_replay: whether this answers `POST /payments` for a payment that had been signed before.
+        error: code of the error, of a rejected or failed payment alone.
+        message: sentence that explains `error`.
+    """
+
+    transfer_id: str
+    account_id: str
+    status: choices.TransferStatus
+    protocol: choices.PaymentProtocol
+    amount_usdc: UsdcString
+    recipient: str
+    fee_payer: str | None
+    origin: str
+    url: str | None
+    category: str | None
+    memo: str | None
+    header: PaymentHeader | None
+    expires_at: datetime | None
+    tx_signature: str | None
+    settled_at: datetime | None
+    outcome: PaymentOutcome | None = None
+    is_replay: bool = False
+    error: str | None = None
+    message: str | None = None
+
+
+@frozen(kw_only=True)
+class AuthorizePayment(Request):
+    """Body of `POST /payments`: a seller's 402, and who pays it under which key.
+
+    Attributes:
+        account_id: the account that pays.
+        idempotency_key: 1 to 128 characters; of the caller's request, not of the challenge. The same key
+            never pays twice. Transfers and payments share their keys.
+        origin: the seller that answered 402: scheme, host and port, such as `https://api.example.com`.
+        url: what was asked for.
+        method: HTTP method of the request that was answered with 402.
+        headers: pairs of name and value: the challenge headers of the 402, or all of its headers.
+        body: body of the 402; only x402 version 1 has its challenge there.
+        max_amount: the most USDC that the caller pays; without it, the policy alone decides.
+        memo: max 200 characters. It stays off chain, and meets `require_memo`.
+    """
+
+    account_id: str
+    idempotency_key: Annotated[str, text(minimum=1, maximum=128)]
+    origin: Origin
+    headers: HeaderPairs
+    url: Annotated[str, text(maximum=MAX_URL_CHARACTERS)] | None = None
+    method: Annotated[str, text(minimum=1, maximum=32, control=False)] | None = None
+    body: str | None = None
+    max_amount: UsdcAmount | None = None
+    memo: Annotated[str, text(maximum=200)] | None = field(default=None, metadata=NULLABLE)
+
+
+@frozen(kw_only=True)
+class ReportOutcome(Request):
+    """Body of `POST /payments/{transfer_id}/outcome`: what the seller answered to the payment.
+
+    Attributes:
+        status_code: HTTP status of the seller's response.
+        receipt: the receipt header of the response, as it came.
+        duration_ms: how long the paid request took, in milliseconds.
+    """
+
+    status_code: Annotated[int, whole_number(minimum=100, maximum=999)]
+    receipt: Annotated[str, text(maximum=MAX_RECEIPT_CHARACTERS)] | None = None
+    duration_ms: Annotated[int, whole_number(minimum=0, maximum=10**9)] | None = None
+
+
+@frozen(kw_only=True)
+class ListPayments(Request):
+    """Query of `GET /payments`.
+
+    Attributes:
+        account_id: only payments out of this account.
+        status: only payments that have come this far.
+        origin: only payments to this seller.
+        since: only payments that were asked for after this moment.
+        limit: page size, 1 to 100.
+        cursor: `cursor` of the previous page; empty for the first.
+    """
+
+    account_id: Annotated[str, text(maximum=128)] | None = None
+    status: TransferStatus | None = None
+    origin: Origin | None = None
+    since: Annotated[datetime, Rule(parse_timestamp)] | None = None
+    limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
+    cursor: Cursor = ""
+
+
+@frozen(kw_only=True)
+class PinnedOrigin(Model):
+    """What an operator knows of a seller, and holds against what its challenges claim.
+
+    Attributes:
+        origin: the seller, such as `https://api.example.com`.
+        category: spend category of whatever it sells; None leaves it to the challenge.
+        recipients: on-chain addresses of owners that may be paid there; None allows all.
+        max_amount: the highest price in USDC; None is no limit.
+        blocked: whether nothing is paid there.
+        updated_at: when the pin was last set, UTC.
+    """
+
+    origin: str
+    category: str | None
+    recipients: tuple[str, ...] | None
+    max_amount: UsdcString | None
+    blocked: bool
+    updated_at: datetime
+
+
+@frozen(kw_only=True)
+class PinOrigin(Request):
+    """Body of `PUT /console/origins/{origin}`: all that is known of a seller.
+
+    Attributes:
+        category: spend category of whatever it sells, 1 to 64 characters.
+        recipients: on-chain addresses of owners that may be paid there, splits included.
+        max_amount: the highest price in USDC.
+        blocked: whether nothing is paid there.
+    """
+
+    category: Category | None = field(default=None, metadata=NULLABLE)
+    recipients: Annotated[tuple[_Recipient, ...], NotEmpty()] | None = field(default=None, metadata=NULLABLE)
+    max_amount: UsdcAmount | None = field(default=None, metadata=NULLABLE)
+    blocked: bool = False
+
+
+@frozen(kw_only=True)
+class ListOrigins(Request):
+    """Query of `GET /console/origins`.
+
+    Attributes:
+        limit: page size, 1 to 100.
+        cursor: `cursor` of the previous page; empty for the first.
+    """
+
+    limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
+    cursor: Cursor = ""
+
+
+AUTHORIZE_PAYMENT: Final = Endpoint(
+    name="payments.authorize",
+    method="POST",
+    path="/payments",
+    scope=Scope.ACCOUNT,
+    repeat=Repeat.ALWAYS,
+    request=AuthorizePayment,
+    responses={201: Payment, 202: Payment},
+    errors=(
+        ErrorCode.POLICY_VIOLATION,
+        ErrorCode.ACCOUNT_PAUSED,
+        ErrorCode.INSUFFICIENT_BALANCE,
+        ErrorCode.IDEMPOTENCY_CONFLICT,
+        ErrorCode.PAYMENT_EXPIRED,
+        ErrorCode.PAYMENT_FAILED,
+        ErrorCode.UNREADABLE_CHALLENGE,
+        ErrorCode.NOTHING_PAYABLE,
+        ErrorCode.INVALID_RECIPIENT,
+        ErrorCode.CHAIN_UNAVAILABLE,
+        ErrorCode.FORBIDDEN,
+        ErrorCode.NOT_FOUND,
+    ),
+    subject=Subject(kind="transfer", refused=("rejected", "approved")),
+    echoes={"account_id": "account_id", "origin": "origin"},
+    summary="Pay a seller's 402: decide, sign, and return the header that presents the payment.",
+    description="The first payable offer of the challenge is paid: MPP before x402 version 2 before version "
+    "1.\n\n"
+    "It answers to the account's policy as any transfer does, and to the pin of its origin.\n\n"
+    "Signed bytes are handed out at most once for a key: the same key with equal terms gives the same "
+    "transaction again, wrapped for the challenge at hand (`is_replay`). Other terms are 409 "
+    "`idempotency_conflict`. The key of a payment that has expired is 409 `payment_expired`, and that of one "
+    "that failed on chain 409 `payment_failed`: a new purchase takes a new key. Each 409 names the "
+    "`transfer_id`.\n\n"
+    "At or above `escalation_threshold` the answer is 202 without a header. Once an operator has approved "
+    "the payment, the same key with a fresh challenge of equal terms signs it.\n\n"
+    "Emits `transfer.initiated` when the header is handed out, then `transfer.settled` or "
+    "`transfer.rejected`; or `escalation.required`.",
+)
+GET_PAYMENT: Final = Endpoint(
+    name="payments.get",
+    method="GET",
+    path="/payments/{transfer_id}",
+    scope=Scope.ACCOUNT,
+    repeat=Repeat.ALWAYS,
+    responses={200: Payment},
+    echoes={"transfer_id": "transfer_id"},
+    summary="Read one payment.",
+    description="`header` is null: the signed transaction is handed out by `POST /payments` alone.",
+)
+LIST_PAYMENTS: Final = Endpoint(
+    name="payments.list",
+    method="GET",
+    path="/payments",
+    scope=Scope.ACCOUNT,
+    repeat=Repeat.ALWAYS,
+    query=ListPayments,
+    responses={200: PageBody[Payment]},
+    errors=(ErrorCode.FORBIDDEN,),
+    echoes={"account_id": "account_id", "origin": "origin"},
+    summary="List payments of every status, newest first.",
+    description="With an agent-scoped key: those of its account.",
+)
+REPORT_OUTCOME: Final = Endpoint(
+    name="payments.report_outcome",
+    method="POST",
+    path="/payments/{transfer_id}/outcome",
+    scope=Scope.ACCOUNT,
+    repeat=Repeat.ALWAYS,
+    request=ReportOutcome,
+    responses={200: Payment},
+    echoes={"transfer_id": "transfer_id"},
+    summary="Report what the seller answered to a payment.",
+    description="It is stored as the client's claim, and decides nothing: what became of the money, the "
+    "chain tells. A later report takes the place of an earlier one.",
+)
+LIST_ORIGINS: Final = Endpoint(
+    name="console.origins.list",
+    method="GET",
+    path="/console/origins",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.ALWAYS,
+    query=ListOrigins,
+    responses={200: PageBody[PinnedOrigin]},
+    summary="List the sellers that are pinned, the one that was pinned last first.",
+)
+PUT_ORIGIN: Final = Endpoint(
+    name="console.origins.put",
+    method="PUT",
+    path="/console/origins/{origin}",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.ALWAYS,
+    request=PinOrigin,
+    responses={200: PinnedOrigin},
+    takes_rest_of_path=True,
+    echoes={"origin": "origin"},
+    summary="Pin what is known of a seller.",
+    description="A pin wins over what a challenge claims: another recipient or a higher price is refused "
+    "with `policy_violation`, which names the pin. What is left out is not known: the pin is replaced as a "
+    "whole.",
+)
+GET_ORIGIN: Final = Endpoint(
+    name="console.origins.get",
+    method="GET",
+    path="/console/origins/{origin}",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.ALWAYS,
+    responses={200: PinnedOrigin},
+    takes_rest_of_path=True,
+    echoes={"origin": "origin"},
+    summary="Read the pin of a seller.",
+)
+DELETE_ORIGIN: Final = Endpoint(
+    name="console.origins.delete",
+    method="DELETE",
+    path="/console/origins/{origin}",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.IF_NOT_PROCESSED,
+    responses={204: None},
+    takes_rest_of_path=True,
+    summary="Delete the pin of a seller.",
+)
+
+PAYMENT_ENDPOINTS: Final = (
+    AUTHORIZE_PAYMENT,
+    LIST_PAYMENTS,
+    GET_PAYMENT,
+    REPORT_OUTCOME,
+    LIST_ORIGINS,
+    PUT_ORIGIN,
+    GET_ORIGIN,
+    DELETE_ORIGIN,
+)
+"""Every operation about payments."""

@@ -1,0 +1,361 @@
+"""Paying HTTP 402 with httpx or httpx2: `PaymentAuth`, for sync and async clients.
+
+    http = httpx.Client(auth=PaymentAuth(agentpay_client, account_id=bot, max_amount="0.05"))
+    http.get("https://api.example.com/forecast")  # pays at most 0.05 USDC, once
+
+The flow is one generator, which two drivers serve. It knows no protocol of payment: the service reads the
+challenge, decides under the policy, signs, and returns the header that presents the payment. The rules here:
+
+- The key belongs to the request, not to the challenge, and a key has at most one signature. A request that is
+  sent again under its key presents the same payment.
+- A second 402 ends in `PaymentRefusedError`. Nothing is paid twice, and nothing is tried again here.
+- A 402 without a challenge, after a redirect, or of the payment service itself is returned untouched.
+- An `Authorization` of the request is never replaced, and no redirect carries the payment.
+- The body of a request is buffered, so that it can be sent twice. At most 32 KiB of a 402 are read.
+"""
+
+import contextlib
+import re
+import time
+import uuid
+from collections.abc import AsyncGenerator, Generator
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+from attrs import evolve, frozen
+
+from agentpay import _messages
+from agentpay._challenges import Challenge, challenge_of, origin_of
+from agentpay._settings import logger
+from agentpay._sync.client import AgentPay
+from agentpay.contract.payments import Payment
+from agentpay.errors import (
+    AgentPayError,
+    ConfigurationError,
+    PaymentOutcomeUnknownError,
+    PaymentPendingApprovalError,
+    PaymentRefusedError,
+)
+
+if TYPE_CHECKING:
+    from agentpay._async.client import AsyncAgentPay
+    from agentpay._http import Auth
+else:
+    Auth = object
+
+__all__ = [
+    "READ_TIMEOUT_SECONDS",
+    "PaymentAuth",
+    "PaymentOutcomeUnknownError",
+    "PaymentPendingApprovalError",
+    "PaymentRecord",
+    "PaymentRefusedError",
+]
+
+READ_TIMEOUT_SECONDS: Final = 65.0
+"""How long a seller may take to answer a paid request: settling takes up to 30 s, and is tried again."""
+
+_PRESENTED: Final = ("payment-signature", "x-payment", "payment-authorization")
+_RECEIPTS: Final = ("payment-response", "payment-receipt", "x-payment-response")
+_OTHER_FIELD: Final = re.compile(r'header="?payment-authorization', re.IGNORECASE)
+_RECEIPT_MAX_CHARACTERS: Final = 4_096
+
+
+@frozen(kw_only=True)
+class PaymentRecord:
+    """What was paid for a request: `extensions["payment"]` of its response, and of the request itself.
+
+    Attributes:
+        idempotency_key: the key of the request. Sent again under it (`extensions={"payment_key": key}`), the
+            request presents this payment and never pays twice.
+        transfer_id: the payment, `txn_…`, for `client.payments.get`; None where nothing was paid.
+        payment: the payment as it was authorized; None where nothing was paid.
+        receipt: the receipt header of the response, a claim of the seller; None without one.
+        declined: why nothing was paid, on a 402 that was returned untouched; None otherwise.
+    """
+
+    idempotency_key: str | None
+    transfer_id: str | None = None
+    payment: Payment | None = None
+    receipt: str | None = None
+    declined: str | None = None
+
+
+class _Peek(NamedTuple):
+    """Read the body if it is small, and leave the response as if unread."""
+
+    response: Any
+    is_refusal: bool = False
+    """Whether it only explains an error, so that a body that cannot be read is none."""
+
+
+class _Authorize(NamedTuple):
+    """Have the service sign the payment."""
+
+    challenge: Challenge
+    key: str
+
+
+class _Report(NamedTuple):
+    """Tell the service what the seller answered."""
+
+    transfer_id: str
+    outcome: dict[str, Any]
+
+
+class _Send(NamedTuple):
+    """Send the request."""
+
+    request: Any
+
+
+_Step: TypeAlias = _Peek | _Authorize | _Report | _Send
+
+
+class PaymentAuth(Auth):
+    """An `auth` of httpx and httpx2 that pays what a server asks for with HTTP 402.
+
+    A `Client` takes one of `AgentPay`, an `AsyncClient` one of `AsyncAgentPay`. It holds no state of
+    requests: one serves any number of clients, threads and tasks.
+
+    The response of a paid request has a `PaymentRecord` under `response.extensions["payment"]`. So has the
+    request, before it is sent with its payment: a reply that is lost then raises the error of the HTTP
+    library, and `error.request.extensions["payment"]` has key and `transfer_id`.
+
+    The call raises the errors of the service, such as `PolicyViolationError`, `UnpayableChallengeError`,
+    `PaymentPendingApprovalError` and `PaymentOutcomeUnknownError`; and `PaymentRefusedError` where the seller
+    answers 402 to its payment.
+    """
+
+    def __new__(cls, *_args: Any, **_kwargs: Any) -> "PaymentAuth":  # noqa: ANN401, D102, PYI034
+        made: PaymentAuth = object.__new__(_messages.auth_class(cls))
+        return made
+
+    def __init__(
+        self,
+        client: "AgentPay | AsyncAgentPay",
+        *,
+        account_id: str,
+        max_amount: Decimal | int | str | None = None,
+        memo: str | None = None,
+        read_timeout: float | None = READ_TIMEOUT_SECONDS,
+        report: bool = False,
+    ) -> None:
+        """Make an auth. Nothing is sent before the first 402.
+
+        Args:
+            client: the client of the service, with an operator key or the account's agent-scoped key.
+            account_id: the account that pays, `acct_…`.
+            max_amount: the most USDC to pay for one request; by default the policy alone decides. Floats are
+                refused.
+            memo: the memo of each payment, at most 200 characters; it stays off chain.
+            read_timeout: seconds that a seller may take to answer a paid request at least; a shorter read
+                timeout of the request is raised to it. None leaves the request's own.
+            report: whether to report what the seller answered (`payments.report_outcome`), in one more
+                request to the service. A report that fails is logged and changes nothing.
+
+        Raises:
+            ConfigurationError: `client` is not a client of the service.
+            TypeError: `max_amount` is a float.
+        """
+        from agentpay._arguments import usdc  # noqa: PLC0415 - it brings the models of policies
+
+        self._client: Any = client
+        self._is_async = not isinstance(client, AgentPay)
+        if self._is_async and not hasattr(client, "aclose"):
+            raise ConfigurationError(
+                f"client must be an AgentPay or an AsyncAgentPay, not {type(client).__name__}"
+            )
+        self._account_id = account_id
+        self._max_amount = None if max_amount is None else usdc("max_amount", max_amount)
+        self._memo = memo
+        self._read_timeout = read_timeout
+        self._reports = report
+
+    def sync_auth_flow(self, request: Any) -> Generator[Any, Any, None]:  # noqa: ANN401 - of either library
+        """Send a request of a sync client, and pay its 402."""
+        if self._is_async:
+            raise ConfigurationError(
+                "this PaymentAuth has an AsyncAgentPay, and the HTTP client is sync: give it an AgentPay"
+            )
+        request.read()
+        response = yield self._unpaid(request)
+        if response.status_code != 402:
+            return
+        flow = self._pay(request, response)
+        answer: Any = None
+        with contextlib.suppress(StopIteration):
+            while True:
+                step = flow.send(answer)
+                if isinstance(step, _Send):
+                    answer = yield step.request
+                elif isinstance(step, _Peek):
+                    try:
+                        answer = _messages.peek(step.response)
+                    except Exception:
+                        if not step.is_refusal:
+                            raise
+                        answer = None
+                elif isinstance(step, _Authorize):
+                    answer = self._client.payments.authorize(**self._order(step))
+                else:
+                    with _logged(step):
+                        self._client.payments.report_outcome(step.transfer_id, **step.outcome)
+
+    async def async_auth_flow(self, request: Any) -> AsyncGenerator[Any, Any]:  # noqa: ANN401 - as above
+        """Send a request of an async client, and pay its 402."""
+        if not self._is_async:
+            raise ConfigurationError(
+                "this PaymentAuth has an AgentPay, which would block the event loop: give it an AsyncAgentPay"
+            )
+        await request.aread()
+        response = yield self._unpaid(request)
+        if response.status_code != 402:
+            return
+        flow = self._pay(request, response)
+        answer: Any = None
+        with contextlib.suppress(StopIteration):
+            while True:
+                step = flow.send(answer)
+                if isinstance(step, _Send):
+                    answer = yield step.request
+                elif isinstance(step, _Peek):
+                    try:
+                        answer = await _messages.apeek(step.response)
+                    except Exception:
+                        if not step.is_refusal:
+                            raise
+                        answer = None
+                elif isinstance(step, _Authorize):
+                    answer = await self._client.payments.authorize(**self._order(step))
+                else:
+                    with _logged(step):
+                        await self._client.payments.report_outcome(step.transfer_id, **step.outcome)
+
+    @staticmethod
+    def _unpaid(request: Any) -> Any:  # noqa: ANN401 - a request of either library
+        """Return a request as it was before it presented a payment, where it is sent once more."""
+        if "payment" in request.extensions:
+            request.headers = request.headers.copy()
+            request.extensions = {
+                name: value for name, value in request.extensions.items() if name != "payment"
+            }
+        return request
+
+    def _pay(self, request: Any, response: Any) -> Generator[_Step, Any, None]:  # noqa: ANN401 - as above
+        declined = self._declined(request, response)
+        challenge = None if declined else (yield from self._challenge(request, response))
+        if not challenge:
+            if declined:
+                _note(response, PaymentRecord(idempotency_key=None, declined=declined))
+            return
+        key = request.extensions.get("payment_key") or str(uuid.uuid4())
+        payment: Payment = yield _Authorize(challenge, key)
+        record = PaymentRecord(idempotency_key=key, transfer_id=payment.transfer_id, payment=payment)
+        if payment.header is None:
+            raise PaymentPendingApprovalError(idempotency_key=key, transfer_id=payment.transfer_id)
+        if payment.header.name in request.headers:
+            _note(response, evolve(record, declined=_OWN_AUTHORIZATION))
+            return
+        yield _Peek(response)
+        _messages.drop(response)
+        self._present(request, record)
+        started = time.monotonic()
+        response = yield _Send(request)
+        duration_ms = int((time.monotonic() - started) * 1000)
+        receipt = next((response.headers[name] for name in _RECEIPTS if name in response.headers), None)
+        receipt = None if receipt is None else receipt[:_RECEIPT_MAX_CHARACTERS]
+        _note(response, evolve(record, receipt=receipt))
+        logger.info(
+            "presented payment %s to %s: %d", payment.transfer_id, challenge.origin, response.status_code
+        )
+        if self._reports:
+            outcome = {"status_code": response.status_code, "receipt": receipt, "duration_ms": duration_ms}
+            yield _Report(payment.transfer_id, outcome)
+        if response.status_code == 402:
+            body = yield _Peek(response, is_refusal=True)
+            raise PaymentRefusedError(
+                idempotency_key=key, transfer_id=payment.transfer_id, receipt=receipt, body=body or b""
+            )
+
+    def _declined(self, request: Any, response: Any) -> str | None:  # noqa: ANN401 - as above
+        """Return why a 402 is not paid, whatever it says; None where it may be."""
+        headers = request.headers
+        if response.history:
+            return "the request was redirected, and who redirects is not who asks for money"
+        if any(name in headers for name in _PRESENTED) or _is_payment(headers.get("authorization", "")):
+            return "the request presents a payment of its own"
+        if origin_of(str(request.url)) == origin_of(self._client.base_url):
+            return "the 402 is one of the payment service, which refuses a payment so"
+        return None
+
+    def _challenge(self, request: Any, response: Any) -> Generator[_Step, Any, Challenge | None]:  # noqa: ANN401
+        url, method, headers = str(request.url), request.method, response.headers
+        challenge = challenge_of(url=url, method=method, headers=headers)
+        if not any(name.lower() == "payment-required" for name, _ in challenge.headers) and _is_json(headers):
+            body = yield _Peek(response)
+            challenge = challenge_of(url=url, method=method, headers=headers, body=body)
+        if "authorization" in request.headers:
+            kept = tuple(pair for pair in challenge.headers if _leaves_authorization(*pair))
+            if kept != challenge.headers:
+                challenge = evolve(challenge, headers=kept)
+                if not challenge:
+                    _note(response, PaymentRecord(idempotency_key=None, declined=_OWN_AUTHORIZATION))
+        return challenge
+
+    def _order(self, step: _Authorize) -> dict[str, Any]:
+        challenge = step.challenge
+        return {
+            "account_id": self._account_id,
+            "idempotency_key": step.key,
+            "url": challenge.url or challenge.origin,
+            "method": challenge.method,
+            "headers": challenge.headers,
+            "body": challenge.body,
+            "max_amount": self._max_amount,
+            "memo": self._memo,
+        }
+
+    def _present(self, request: Any, record: PaymentRecord) -> None:  # noqa: ANN401 - as above
+        """Put the payment into a request, in a way that no redirect carries on."""
+        assert record.payment is not None  # noqa: S101 - it was authorized
+        assert record.payment.header is not None  # noqa: S101 - and signed
+        header = record.payment.header
+        request.headers = _messages.presenting(request.headers, header.name, header.value)
+        extensions = {**request.extensions, "payment": record, "payment_key": record.idempotency_key}
+        steps = extensions.get("timeout")
+        if self._read_timeout is not None and steps and (steps.get("read") or 0.0) < self._read_timeout:
+            # None is without limit.
+            read = steps.get("read", 0.0)
+            extensions["timeout"] = {**steps, "read": None if read is None else self._read_timeout}
+        request.extensions = extensions
+
+
+_OWN_AUTHORIZATION: Final = "the seller wants its payment in the header Authorization, which the request has"
+
+
+def _note(response: Any, record: PaymentRecord) -> None:  # noqa: ANN401 - a response of either library
+    response.extensions = {**response.extensions, "payment": record}
+
+
+def _is_payment(authorization: str) -> bool:
+    return authorization[:8].lower() == "payment "
+
+
+def _is_json(headers: Any) -> bool:  # noqa: ANN401 - headers of either library
+    """Return whether a body may be JSON, as a challenge of x402 version 1 is."""
+    kind = headers.get("content-type")
+    return kind is None or "json" in kind.lower()
+
+
+def _leaves_authorization(name: str, value: str) -> bool:
+    """Return whether the answer to a challenge goes into another header than `Authorization`."""
+    return name.lower() != "www-authenticate" or _OTHER_FIELD.search(value) is not None
+
+
+@contextlib.contextmanager
+def _logged(step: _Report) -> Generator[None]:
+    try:
+        yield
+    except AgentPayError as error:
+        logger.warning("the outcome of payment %s was not reported: %s", step.transfer_id, error)

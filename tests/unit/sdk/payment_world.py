@@ -1,0 +1,195 @@
+"""A seller and a service, both played, and one `PaymentAuth` between them in every flavour."""
+
+import inspect
+import json
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import anyio
+import httpx
+import httpx2
+from sdk_world import KEY, URL, answer, refusal
+
+from agentpay import AgentPay, AsyncAgentPay, testing
+from agentpay.payments import PaymentAuth
+
+SELLER = "https://api.seller.example"
+FORECAST = f"{SELLER}/forecast?city=Oslo"
+MPP = 'Payment id="c1", realm="r", method="solana", intent="charge", request="e30"'
+V1 = json.dumps({"x402Version": 1, "accepts": []}).encode()
+
+FLAVOURS = {
+    f"{library.__name__}-{backend}": (library, backend)
+    for library in (httpx, httpx2)
+    for backend in ("sync", "asyncio", "trio")
+}
+
+
+class Service:
+    """Signs one payment for each key, as the service does, and keeps what it was asked."""
+
+    def __init__(self) -> None:
+        self.orders: list[dict[str, Any]] = []
+        self.reports: list[dict[str, Any]] = []
+        self.steps: list[httpx.Response | Exception] = []
+        self.header = "PAYMENT-SIGNATURE"
+        self.transport = httpx.MockTransport(self._answer)
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content)
+        if request.url.path.endswith("/outcome"):
+            self.reports.append({"transfer_id": request.url.path.split("/")[2], **body})
+            return self._scripted() or answer(200, testing.payment(transfer_id="txn_1").to_dict())
+        assert (request.method, request.url.path) == ("POST", "/payments")
+        self.orders.append(body)
+        return self._scripted() or answer(201, self.payment(body).to_dict())
+
+    def _scripted(self) -> httpx.Response | None:
+        step = self.steps.pop(0) if self.steps else None
+        if isinstance(step, Exception):
+            raise step
+        return step
+
+    def payment(self, order: dict[str, Any], **fields: Any) -> Any:
+        keys = list(dict.fromkeys(each["idempotency_key"] for each in self.orders))
+        number = keys.index(order["idempotency_key"]) + 1
+        header = testing.payment_header(name=self.header, value=f"cheque-{number}")
+        asked = {name: order[name] for name in ("account_id", "origin")}
+        return testing.payment(transfer_id=f"txn_{number}", **{"header": header, **asked, **fields})
+
+
+Reply = Callable[[Any], Any]
+
+
+class Seller:
+    """Answers requests by a script of functions; what it sees is kept as plain values."""
+
+    def __init__(self, package: ModuleType) -> None:
+        self.package: Any = package
+        self.steps: list[Reply] = []
+        self.seen: list[dict[str, Any]] = []
+
+    def handle(self, request: Any) -> Any:
+        self.seen.append(
+            {
+                "method": request.method,
+                "url": str(request.url),
+                "headers": dict(request.headers),
+                "sent": dict(request.headers.raw),
+                "body": request.content,
+                "timeout": dict(request.extensions.get("timeout", {})),
+            }
+        )
+        reply = self.steps.pop(0)(request)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
+
+    def response(self, status: int, content: Any = b"", **headers: str) -> Any:
+        fields = {name.replace("_", "-"): value for name, value in headers.items()}
+        body = "stream" if isinstance(content, _Chunks) else "content"
+        return self.package.Response(status, headers=fields, **{body: content})
+
+    def serves(self, *steps: Reply) -> "Seller":
+        self.steps += steps
+        return self
+
+    # --- The steps
+
+    def asks(self, _request: Any) -> Any:
+        """402 of x402 version 2."""
+        return self.response(402, b"{}", PAYMENT_REQUIRED="e30=")
+
+    def asks_by_mpp(self, _request: Any) -> Any:
+        return self.response(402, b"pay", WWW_Authenticate=MPP)
+
+    def asks_in_the_body(self, _request: Any) -> Any:
+        return self.response(402, V1, Content_Type="application/json")
+
+    def sells(self, _request: Any) -> Any:
+        return self.response(200, b"sunny", PAYMENT_RESPONSE="cmVjZWlwdA==")
+
+    def fails(self, _request: Any) -> Any:
+        return self.response(500, b"sorry")
+
+    def drops(self, request: Any) -> Any:
+        return self.package.ReadTimeout("too slow", request=request)
+
+    def redirects(self, to: str) -> Reply:
+        return lambda _request: self.response(302, Location=to)
+
+
+class World:
+    """A client of httpx or httpx2, sync or async, that pays a played seller through a played service."""
+
+    def __init__(self, package: ModuleType, backend: str) -> None:
+        self.package: Any = package
+        self.backend = backend
+        self.is_async = backend != "sync"
+        self.service = Service()
+        self.seller = Seller(package)
+
+    def auth(self, **options: Any) -> PaymentAuth:
+        kind: Any = AsyncAgentPay if self.is_async else AgentPay
+        client = kind(api_key=KEY, base_url=URL, transport=self.service.transport, max_retries=0)
+        return PaymentAuth(client, **{"account_id": "acct_a", **options})
+
+    def get(self, url: str = FORECAST, **options: Any) -> Any:
+        return self.send(lambda http: http.get(url, **options))
+
+    def chunks(self, *parts: bytes | Exception) -> Any:
+        """Return a body that arrives in parts."""
+        base = self.package.AsyncByteStream if self.is_async else self.package.SyncByteStream
+        return type("Chunks", (_Chunks, base), {})(*parts)
+
+    def send(
+        self, work: Callable[[Any], Any], *, auth: PaymentAuth | None = None, **client_options: Any
+    ) -> Any:
+        auth = self.auth() if auth is None else auth
+        options = {
+            "auth": auth,
+            "transport": self.package.MockTransport(self.seller.handle),
+            **client_options,
+        }
+        if not self.is_async:
+            with self.package.Client(**options) as http:
+                return work(http)
+
+        async def run() -> Any:
+            async with self.package.AsyncClient(**options) as http:
+                result = work(http)
+                return await result if inspect.isawaitable(result) else result
+
+        return anyio.run(run, backend=self.backend)
+
+
+class _Chunks:
+    """A body that arrives in parts; an exception among them is raised."""
+
+    def __init__(self, *parts: bytes | Exception) -> None:
+        self._parts = iter(parts)
+        self.taken = 0
+
+    def __iter__(self) -> "_Chunks":
+        return self
+
+    def __next__(self) -> bytes:
+        part = next(self._parts)
+        self.taken += 1
+        if isinstance(part, Exception):
+            raise part
+        return part
+
+    # No generator: httpx leaves one behind that it stops reading, of which trio warns.
+    def __aiter__(self) -> "_Chunks":
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            return next(self)
+        except StopIteration:
+            raise StopAsyncIteration from None
+
+
+__all__ = ["FLAVOURS", "FORECAST", "MPP", "SELLER", "V1", "Seller", "Service", "World", "refusal"]

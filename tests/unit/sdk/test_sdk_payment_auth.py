@@ -1,0 +1,482 @@
+"""`PaymentAuth`: every rule of a client that pays, in httpx and httpx2, sync, on asyncio and on trio."""
+
+import gzip
+import itertools
+import pickle
+import uuid
+from typing import Any
+from unittest.mock import Mock
+
+import httpx
+import pytest
+from payment_world import FLAVOURS, FORECAST, MPP, SELLER, V1, World, refusal
+from sdk_world import KEY, URL
+
+from agentpay import AgentPay, AsyncAgentPay, errors, testing
+from agentpay.payments import (
+    PaymentAuth,
+    PaymentOutcomeUnknownError,
+    PaymentPendingApprovalError,
+    PaymentRefusedError,
+)
+
+
+@pytest.fixture(params=FLAVOURS.values(), ids=FLAVOURS)
+def world(request: pytest.FixtureRequest) -> World:
+    return World(*request.param)
+
+
+# --- What is paid
+
+
+def test_a_402_is_paid_and_the_receipt_is_on_the_response(world: World) -> None:
+    world.seller.serves(world.seller.asks, world.seller.sells)
+    response = world.get()
+    assert (response.status_code, response.content) == (200, b"sunny")
+    (order,) = world.service.orders
+    assert order == {
+        "account_id": "acct_a",
+        "idempotency_key": order["idempotency_key"],
+        "origin": SELLER,
+        "url": f"{SELLER}/forecast",
+        "method": "GET",
+        "headers": [["payment-required", "e30="]],
+    }
+    assert uuid.UUID(order["idempotency_key"]).version == 4
+    first, second = world.seller.seen
+    assert "payment-signature" not in first["headers"]
+    assert second["headers"]["payment-signature"] == "cheque-1"
+    assert second["sent"][b"PAYMENT-SIGNATURE"] == b"cheque-1"
+    record = response.extensions["payment"]
+    assert (record.transfer_id, record.receipt) == ("txn_1", "cmVjZWlwdA==")
+    assert record.idempotency_key == order["idempotency_key"]
+    assert record.payment.transfer_id == "txn_1"
+    assert record.declined is None
+    assert "cheque" not in repr(record), "who holds the header can present it"
+
+
+def test_what_costs_nothing_is_left_alone(world: World) -> None:
+    world.seller.serves(world.seller.sells)
+    response = world.get()
+    assert (response.content, world.service.orders) == (b"sunny", [])
+    assert "payment" not in response.extensions
+
+
+def test_most_and_memo_are_sent_to_the_service(world: World) -> None:
+    world.seller.serves(world.seller.asks, world.seller.sells)
+    world.send(lambda http: http.get(FORECAST), auth=world.auth(max_amount="0.05", memo="trip"))
+    assert (world.service.orders[0]["max_amount"], world.service.orders[0]["memo"]) == ("0.050000", "trip")
+
+
+@pytest.mark.parametrize("ask", ["asks_by_mpp", "asks_in_the_body"])
+def test_every_protocol_reaches_the_service(world: World, ask: str) -> None:
+    world.seller.serves(getattr(world.seller, ask), world.seller.sells)
+    assert world.get().status_code == 200
+    (order,) = world.service.orders
+    if ask == "asks_by_mpp":
+        assert order["headers"] == [["www-authenticate", MPP]]
+        assert "body" not in order
+    else:
+        assert (order["headers"], order["body"]) == ([], V1.decode())
+
+
+def test_cookies_and_pages_stay_with_the_caller(world: World) -> None:
+    fields = {"PAYMENT_REQUIRED": "e30=", "Set_Cookie": "secret=1", "X_Secret": "1"}
+    world.seller.serves(lambda _: world.seller.response(402, b"{a page}" * 9, **fields), world.seller.sells)
+    world.get()
+    assert world.service.orders[0]["headers"] == [["payment-required", "e30="]]
+    assert "body" not in world.service.orders[0]
+
+
+def test_the_body_of_the_request_is_sent_twice(world: World) -> None:
+    world.seller.serves(world.seller.asks, world.seller.sells)
+
+    def parts() -> Any:
+        yield from (b"how is ", b"Oslo")
+
+    async def aparts() -> Any:
+        for part in parts():
+            yield part
+
+    content = aparts() if world.is_async else parts()
+    world.send(lambda http: http.post(FORECAST, content=content))
+    assert [each["body"] for each in world.seller.seen] == [b"how is Oslo"] * 2
+
+
+# --- One key, one payment
+
+
+def test_the_key_is_the_callers(world: World) -> None:
+    world.seller.serves(world.seller.asks, world.seller.sells)
+    response = world.get(extensions={"payment_key": "forecast-7"})
+    assert world.service.orders[0]["idempotency_key"] == "forecast-7"
+    assert response.extensions["payment"].idempotency_key == "forecast-7"
+
+
+def test_each_request_has_a_key_of_its_own(world: World) -> None:
+    world.seller.serves(*[world.seller.asks, world.seller.sells] * 2)
+
+    def twice(http: Any) -> Any:
+        if not world.is_async:
+            return [http.get(FORECAST), http.get(FORECAST)]
+
+        async def run() -> Any:
+            return [await http.get(FORECAST), await http.get(FORECAST)]
+
+        return run()
+
+    one, two = world.send(twice)
+    assert one.extensions["payment"].transfer_id == "txn_1"
+    assert two.extensions["payment"].transfer_id == "txn_2"
+
+
+def test_the_same_key_again_presents_the_same_payment(world: World) -> None:
+    world.seller.serves(world.seller.asks, world.seller.fails, world.seller.asks, world.seller.sells)
+    failed = world.get(extensions={"payment_key": "forecast-7"})
+    assert failed.status_code == 500
+    assert failed.extensions["payment"].transfer_id == "txn_1"
+    world.get(extensions={"payment_key": "forecast-7"})
+    presented = [each["headers"].get("payment-signature") for each in world.seller.seen]
+    assert presented == [None, "cheque-1", None, "cheque-1"]
+
+
+def test_a_lost_reply_stays_the_error_of_the_library_and_says_what_was_presented(world: World) -> None:
+    world.seller.serves(world.seller.asks, world.seller.drops)
+    with pytest.raises(world.package.ReadTimeout) as caught:
+        world.get()
+    record = caught.value.request.extensions["payment"]
+    assert (record.transfer_id, record.receipt) == ("txn_1", None)
+    assert record.idempotency_key == world.service.orders[0]["idempotency_key"]
+
+    # The request itself may be sent again: it keeps its key.
+    world.seller.serves(world.seller.asks, world.seller.sells)
+    request = caught.value.request
+    response = world.send(lambda http: http.send(request))
+    assert response.status_code == 200
+    assert len({order["idempotency_key"] for order in world.service.orders}) == 1
+    presented = [each["headers"].get("payment-signature") for each in world.seller.seen]
+    assert presented == [None, "cheque-1", None, "cheque-1"]
+
+
+def test_a_reply_lost_before_anything_was_presented_is_of_no_payment(world: World) -> None:
+    world.seller.serves(world.seller.drops)
+    with pytest.raises(world.package.ReadTimeout) as caught:
+        world.get()
+    assert "payment" not in caught.value.request.extensions
+    assert world.service.orders == []
+
+
+# --- When it ends
+
+
+def test_a_second_402_ends_it(world: World) -> None:
+    asks_again = lambda _: world.seller.response(  # noqa: E731
+        402, b"too little", PAYMENT_REQUIRED="e30=", PAYMENT_RESPONSE="bm8="
+    )
+    world.seller.serves(world.seller.asks, asks_again)
+    with pytest.raises(PaymentRefusedError) as caught:
+        world.get(extensions={"payment_key": "forecast-7"})
+    error = caught.value
+    assert (error.idempotency_key, error.transfer_id) == ("forecast-7", "txn_1")
+    assert (error.receipt, error.body) == ("bm8=", b"too little")
+    assert len(world.service.orders) == 1
+    assert len(world.seller.seen) == 2
+    assert "payment_key='forecast-7'" in str(error)
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), vars(copy)) == (str(error), vars(error))
+
+
+def test_a_refusal_whose_body_is_lost_is_a_refusal(world: World) -> None:
+    body = world.chunks(b"too", world.package.ReadError("gone"))
+    world.seller.serves(world.seller.asks, lambda _: world.seller.response(402, body))
+    with pytest.raises(PaymentRefusedError) as caught:
+        world.get()
+    assert (caught.value.transfer_id, caught.value.body) == ("txn_1", b"")
+
+
+def test_a_refusal_of_the_policy_is_raised_and_nothing_is_presented(world: World) -> None:
+    world.seller.serves(world.seller.asks)
+    world.service.steps = [
+        refusal(402, "policy_violation", transfer_id="txn_1", status="rejected", message="too dear")
+    ]
+    with pytest.raises(errors.PolicyViolationError, match="too dear"):
+        world.get()
+    assert len(world.seller.seen) == 1
+
+
+def test_what_cannot_be_paid_is_raised(world: World) -> None:
+    world.seller.serves(world.seller.asks)
+    world.service.steps = [refusal(422, "nothing_payable", message="another chain")]
+    with pytest.raises(errors.UnpayableChallengeError, match="another chain"):
+        world.get()
+
+
+def test_a_payment_that_waits_for_an_operator_says_what_to_do(world: World) -> None:
+    world.seller.serves(world.seller.asks)
+    waiting = testing.payment("pending_approval", transfer_id="txn_9", account_id="acct_a", origin=SELLER)
+    world.service.steps = [httpx.Response(202, json=waiting.to_dict())]
+    with pytest.raises(PaymentPendingApprovalError, match=r"approvals\.approve") as caught:
+        world.get(extensions={"payment_key": "forecast-7"})
+    assert (caught.value.transfer_id, caught.value.idempotency_key) == ("txn_9", "forecast-7")
+    assert len(world.seller.seen) == 1
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert (str(copy), vars(copy)) == (str(caught.value), vars(caught.value))
+
+
+def test_a_lost_reply_of_the_service_leaves_it_unknown_and_nothing_presented(world: World) -> None:
+    world.seller.serves(world.seller.asks)
+    world.service.steps = [httpx.ReadTimeout("slow")]
+    with pytest.raises(PaymentOutcomeUnknownError, match="whether the payment was signed") as caught:
+        world.get(extensions={"payment_key": "forecast-7"})
+    assert (caught.value.operation, caught.value.idempotency_key) == ("payments.authorize", "forecast-7")
+    assert len(world.seller.seen) == 1
+
+    world.seller.serves(world.seller.asks, world.seller.sells)
+    world.get(extensions={"payment_key": "forecast-7"})
+    assert {order["idempotency_key"] for order in world.service.orders} == {"forecast-7"}
+
+
+# --- What is declined
+
+
+@pytest.mark.parametrize(
+    ("headers", "content"),
+    [
+        ({}, b""),
+        ({}, b"members only"),
+        ({"Content_Type": "application/json"}, b'{"error":"quota"}'),
+        ({"WWW_Authenticate": 'Basic realm="payment"'}, b""),
+        ({"WWW_Authenticate": 'Bearer realm="x", Prepayment id="1"'}, b""),
+        ({"Content_Type": "text/html"}, V1),
+        ({"Content_Type": "application/json"}, V1 + b" " * 33_000),
+    ],
+)
+def test_a_402_without_a_challenge_is_returned_untouched(
+    world: World, headers: dict[str, str], content: bytes
+) -> None:
+    world.seller.serves(lambda _: world.seller.response(402, content, **headers))
+    response = world.get()
+    assert (response.status_code, response.content) == (402, content)
+    assert world.service.orders == []
+
+
+def test_a_streamed_402_is_as_if_unread(world: World) -> None:
+    parts = [b"x" * 20_000] * 5
+    body = world.chunks(*parts)
+    world.seller.serves(lambda _: world.seller.response(402, body, Content_Type="application/json"))
+
+    def read(http: Any) -> Any:
+        if not world.is_async:
+            with http.stream("GET", FORECAST) as response:
+                assert body.taken == 2, "no more than the limit, and one part"
+                return b"".join(response.iter_bytes())
+
+        async def run() -> bytes:
+            async with http.stream("GET", FORECAST) as response:
+                assert body.taken == 2
+                return b"".join([part async for part in response.aiter_bytes()])
+
+        return run()
+
+    assert world.send(read) == b"".join(parts)
+    assert world.service.orders == []
+
+
+def test_an_endless_402_is_not_read_to_its_end(world: World) -> None:
+    body = world.chunks(*[b"x" * 1024] * 100_000)
+    world.seller.serves(
+        lambda _: world.seller.response(402, body, PAYMENT_REQUIRED="e30=", Content_Encoding="br"),
+        world.seller.sells,
+    )
+    response = world.get()
+    assert response.status_code == 200
+    assert body.taken < 40
+    assert response.history[0].content == b""
+
+
+def test_a_compressed_challenge_is_read_within_its_bound(world: World) -> None:
+    small, huge = gzip.compress(V1), gzip.compress(V1 + b" " * 10_000_000)
+    kind = {"Content_Type": "application/json", "Content_Encoding": "gzip"}
+    world.seller.serves(lambda _: world.seller.response(402, world.chunks(small), **kind), world.seller.sells)
+    assert world.get().status_code == 200
+    assert world.service.orders[0]["body"] == V1.decode()
+    world.seller.serves(lambda _: world.seller.response(402, world.chunks(huge), **kind))
+    assert world.get().status_code == 402
+    assert len(world.service.orders) == 1
+
+
+def test_after_a_redirect_nothing_is_paid(world: World) -> None:
+    world.seller.serves(world.seller.redirects("https://other.example/pay"), world.seller.asks)
+    response = world.get(follow_redirects=True)
+    assert (response.status_code, world.service.orders) == (402, [])
+    assert "redirect" in response.extensions["payment"].declined
+
+
+@pytest.mark.parametrize("to", ["https://other.example/pay", "/elsewhere"])
+def test_no_redirect_carries_the_payment(world: World, to: str) -> None:
+    world.seller.serves(world.seller.asks, world.seller.redirects(to), world.seller.sells)
+    response = world.get(follow_redirects=True)
+    assert response.status_code == 200
+    presented = [each["headers"].get("payment-signature") for each in world.seller.seen]
+    assert presented == [None, "cheque-1", None]
+    assert b"PAYMENT-SIGNATURE" not in world.seller.seen[-1]["sent"]
+
+
+def test_the_request_of_a_redirect_that_is_not_followed_has_no_payment(world: World) -> None:
+    world.seller.serves(world.seller.asks, world.seller.redirects("https://other.example/pay"))
+    response = world.get()
+    assert response.status_code == 302
+    assert "payment-signature" not in response.next_request.headers
+    assert response.extensions["payment"].transfer_id == "txn_1"
+
+
+def test_a_402_behind_a_redirect_of_the_paid_request_is_a_refusal(world: World) -> None:
+    world.seller.serves(
+        world.seller.asks, world.seller.redirects("https://other.example/pay"), world.seller.asks
+    )
+    with pytest.raises(PaymentRefusedError):
+        world.get(follow_redirects=True)
+    assert len(world.service.orders) == 1
+
+
+def test_an_authorization_of_the_request_is_not_replaced(world: World) -> None:
+    world.seller.serves(world.seller.asks_by_mpp)
+    response = world.get(headers={"Authorization": "Bearer mine"})
+    assert (response.status_code, world.service.orders) == (402, []), "checked before anything is signed"
+    assert "Authorization" in response.extensions["payment"].declined
+
+
+def test_beside_an_authorization_another_header_presents_the_payment(world: World) -> None:
+    elsewhere = f'{MPP}, header="Payment-Authorization"'
+    world.service.header = "Payment-Authorization"
+    world.seller.serves(lambda _: world.seller.response(402, WWW_Authenticate=elsewhere), world.seller.sells)
+    assert world.get(headers={"Authorization": "Bearer mine"}).status_code == 200
+    assert world.seller.seen[1]["headers"]["authorization"] == "Bearer mine"
+    assert world.seller.seen[1]["headers"]["payment-authorization"] == "cheque-1"
+
+
+def test_what_would_replace_a_header_after_all_is_not_presented(world: World) -> None:
+    world.service.header = "Authorization"
+    world.seller.serves(world.seller.asks)
+    response = world.get(headers={"Authorization": "Bearer mine"})
+    record = response.extensions["payment"]
+    assert (response.status_code, record.transfer_id) == (402, "txn_1")
+    assert "Authorization" in record.declined
+    assert len(world.seller.seen) == 1
+
+
+@pytest.mark.parametrize(
+    "header", ["PAYMENT-SIGNATURE", "X-PAYMENT", "Payment-Authorization", "Authorization"]
+)
+def test_a_payment_by_hand_is_left_to_the_caller(world: World, header: str) -> None:
+    world.seller.serves(world.seller.asks)
+    response = world.get(headers={header: "Payment mine"})
+    assert (response.status_code, world.service.orders) == (402, [])
+    assert "of its own" in response.extensions["payment"].declined
+
+
+def test_a_402_of_the_service_itself_is_no_challenge(world: World) -> None:
+    world.seller.serves(world.seller.asks)
+    response = world.get(f"{URL}:443/v1/transfers")
+    assert (response.status_code, world.service.orders) == (402, [])
+    assert "payment service" in response.extensions["payment"].declined
+
+
+# --- How it is sent
+
+
+@pytest.mark.parametrize(
+    ("timeout", "options", "read"),
+    [
+        (5.0, {}, 65.0),
+        (90.0, {}, 90.0),
+        (None, {}, None),
+        (5.0, {"read_timeout": None}, 5.0),
+        (5.0, {"read_timeout": 10}, 10),
+    ],
+)
+def test_a_seller_has_time_to_settle(
+    world: World, timeout: float | None, options: dict[str, Any], read: float | None
+) -> None:
+    world.seller.serves(world.seller.asks, world.seller.sells)
+    world.send(lambda http: http.get(FORECAST, timeout=timeout), auth=world.auth(**options))
+    first, second = (each["timeout"] for each in world.seller.seen)
+    assert first == dict.fromkeys(("connect", "read", "write", "pool"), timeout)
+    assert second == {**first, "read": read}
+
+
+def test_hooks_see_the_payment_and_may_add_to_the_request(world: World) -> None:
+    world.seller.serves(world.seller.asks, world.seller.sells)
+    seen = []
+
+    def hook(request: Any) -> None:
+        seen.append("payment-signature" in request.headers)
+        request.headers["X-Trace"] = "7"
+
+    async def ahook(request: Any) -> None:
+        hook(request)
+
+    hooks = {"request": [ahook if world.is_async else hook]}
+    world.send(lambda http: http.get(FORECAST), event_hooks=hooks)
+    assert seen == [False, True]
+    assert [each["headers"]["x-trace"] for each in world.seller.seen] == ["7", "7"]
+    headers = world.seller.seen[1]["headers"]
+    assert headers["payment-signature"] == "cheque-1"
+
+
+def test_what_the_seller_answered_is_reported_on_request(world: World) -> None:
+    world.seller.serves(world.seller.asks, world.seller.sells)
+    world.send(lambda http: http.get(FORECAST), auth=world.auth(report=True))
+    (report,) = world.service.reports
+    assert report["transfer_id"] == "txn_1"
+    assert (report["status_code"], report["receipt"]) == (200, "cmVjZWlwdA==")
+    assert report["duration_ms"] >= 0
+
+
+def test_a_report_that_fails_changes_nothing(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.seller.serves(world.seller.asks, world.seller.sells)
+    world.service.steps = []
+    steps = itertools.chain([None], itertools.repeat(httpx.ConnectError("gone")))
+    world.service._scripted = lambda: _next(steps)  # type: ignore[method-assign]
+    response = world.send(lambda http: http.get(FORECAST), auth=world.auth(report=True))
+    assert response.status_code == 200
+    assert "the outcome of payment txn_1 was not reported" in caplog.text
+
+
+def _next(steps: Any) -> Any:
+    step = next(steps)
+    if isinstance(step, Exception):
+        raise step
+    return step
+
+
+# --- Mistakes
+
+
+def test_a_client_of_the_other_kind_is_named(world: World) -> None:
+    kind: Any = AgentPay if world.is_async else AsyncAgentPay
+    auth = PaymentAuth(kind(api_key=KEY, base_url=URL), account_id="acct_a")
+    with pytest.raises(errors.ConfigurationError, match="AsyncAgentPay"):
+        world.send(lambda http: http.get(FORECAST), auth=auth)
+    assert world.seller.seen == [], "told before anything is sent"
+
+
+@pytest.mark.parametrize("client", [None, "ap_agent_1", object()])
+def test_what_is_no_client_is_refused(client: Any) -> None:
+    with pytest.raises(errors.ConfigurationError, match="must be an AgentPay or an AsyncAgentPay"):
+        PaymentAuth(client, account_id="acct_a")
+
+
+def test_floats_are_refused() -> None:
+    with pytest.raises(TypeError, match="max_amount"):
+        PaymentAuth(AgentPay(api_key=KEY, base_url=URL), account_id="acct_a", max_amount=0.05)  # type: ignore[arg-type]
+
+
+def test_a_mock_of_the_client_serves_in_unit_tests() -> None:
+    client = Mock(spec=AgentPay)
+    client.base_url = URL
+    client.payments.authorize.return_value = testing.payment(transfer_id="txn_7")
+    steps = iter([httpx.Response(402, headers={"PAYMENT-REQUIRED": "e30="}), httpx.Response(200)])
+    auth = PaymentAuth(client, account_id="acct_a")
+    with httpx.Client(auth=auth, transport=httpx.MockTransport(lambda _: next(steps))) as http:
+        assert http.get(FORECAST).extensions["payment"].transfer_id == "txn_7"

@@ -1,0 +1,237 @@
+"""Payments through a client: what of a 402 is sent, of any library; what refusal and doubt become."""
+
+import email.message
+import io
+import json
+import urllib.error
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from payment_world import FORECAST, MPP, SELLER, V1
+from sdk_world import answer, page, refusal
+
+from agentpay import errors, testing
+
+PAYMENT = testing.payment(transfer_id="txn_a", account_id="acct_a", origin=SELLER).to_dict()
+PIN = testing.pinned_origin(origin=SELLER).to_dict()
+
+
+def authorize(client: Any, **options: Any) -> Any:
+    given = {"account_id": "acct_a", "idempotency_key": "forecast-7", **options}
+    return client.payments.authorize(**given)
+
+
+def of_httpx(status: int = 402, **options: Any) -> httpx.Response:
+    fields = {"headers": {"PAYMENT-REQUIRED": "e30=", "Set-Cookie": "secret=1"}, **options}
+    return httpx.Response(status, request=httpx.Request("POST", FORECAST), **fields)
+
+
+def of_requests() -> Any:
+    """A response with the attributes that one of requests has; the library is not installed here."""
+    return SimpleNamespace(
+        status_code=402,
+        url=FORECAST,
+        headers={"PAYMENT-REQUIRED": "e30="},
+        content=b"{}",
+        request=SimpleNamespace(method="POST"),
+    )
+
+
+def of_urllib() -> Any:
+    headers = email.message.Message()
+    headers["PAYMENT-REQUIRED"] = "e30="
+    return urllib.error.HTTPError(FORECAST, 402, "Payment Required", headers, io.BytesIO(b"{}"))
+
+
+EXPECTED = {
+    "account_id": "acct_a",
+    "idempotency_key": "forecast-7",
+    "origin": SELLER,
+    "url": f"{SELLER}/forecast",
+    "headers": [["payment-required", "e30="]],
+}
+
+
+def lower(order: dict[str, Any]) -> dict[str, Any]:
+    return {**order, "headers": [[name.lower(), value] for name, value in order["headers"]]}
+
+
+@pytest.mark.parametrize("response", [of_httpx, of_requests, of_urllib])
+def test_a_response_of_any_library_is_taken(caller: Any, response: Any) -> None:
+    script = caller.script(answer(201, PAYMENT))
+    payment = caller(lambda c: authorize(c, response=response()))
+    assert payment.header.name == PAYMENT["header"]["name"]
+    (order,) = script.bodies
+    method = {} if response is of_urllib else {"method": "POST"}
+    assert lower(order) == {**EXPECTED, **method}
+    assert script.requests[0].url.path == "/payments"
+
+
+def test_the_parts_of_a_response_are_taken(caller: Any) -> None:
+    script = caller.script(*[answer(201, PAYMENT)] * 3)
+    pairs = [("WWW-Authenticate", "Basic x"), ("WWW-Authenticate", MPP), ("Cookie", "secret=1")]
+    caller(lambda c: authorize(c, url=FORECAST, method="GET", headers=pairs, max_amount="0.05", memo="trip"))
+    caller(lambda c: authorize(c, url=httpx.URL(FORECAST), headers={}, body=V1))
+    caller(lambda c: authorize(c, origin=SELLER, headers={}, body=V1.decode()))
+    one, two, three = script.bodies
+    assert one == {
+        **EXPECTED,
+        "method": "GET",
+        "headers": [["WWW-Authenticate", MPP]],
+        "max_amount": "0.050000",
+        "memo": "trip",
+    }
+    assert two == {**EXPECTED, "headers": [], "body": V1.decode()}
+    assert three == {name: value for name, value in two.items() if name != "url"}
+
+
+@pytest.mark.parametrize(
+    ("url", "origin", "shown"),
+    [
+        ("HTTPS://API.Example.com:443/a?key=1#b", "https://api.example.com", "https://api.example.com/a"),
+        (
+            "http://user:secret@api.example.com:8080/",
+            "http://api.example.com:8080",
+            "http://api.example.com:8080/",
+        ),
+        ("http://[::1]:80/x", "http://[::1]", "http://[::1]/x"),
+        ("https://wetter.österreich.example/", "https://wetter.xn--sterreich-z7a.example", None),
+        ("https://api.example.com/" + "x" * 2100, "https://api.example.com", ""),
+    ],
+)
+def test_an_address_is_sent_without_secrets(caller: Any, url: str, origin: str, shown: str | None) -> None:
+    script = caller.script(answer(201, {**PAYMENT, "origin": origin}))
+    caller(lambda c: authorize(c, url=url, headers={"payment-required": "e30="}))
+    assert script.bodies[0]["origin"] == origin
+    assert script.bodies[0].get("url", "") == (f"{origin}/" if shown is None else shown)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem", "words"),
+    [
+        ({}, TypeError, "pass response="),
+        ({"url": FORECAST}, TypeError, "its url= and headers="),
+        ({"headers": {}}, TypeError, "its url= and headers="),
+        ({"response": of_httpx(200)}, ValueError, "the response is 200, not 402"),
+        ({"url": "ftp://example.com", "headers": {}}, ValueError, "url must be an address"),
+        ({"response": of_httpx(), "max_amount": 0.05}, TypeError, "max_amount"),
+        ({"response": of_httpx(stream=httpx.ByteStream(b"{}"))}, TypeError, "call response.read"),
+        ({"response": of_httpx(), "account_id": 7}, TypeError, "account_id"),
+    ],
+)
+def test_a_mistake_is_named_before_anything_is_sent(
+    caller: Any, options: dict[str, Any], problem: type[Exception], words: str
+) -> None:
+    caller.script()
+    with pytest.raises(problem, match=words):
+        caller(lambda c: authorize(c, **options))
+
+
+def test_a_payment_that_waits_has_no_header(caller: Any) -> None:
+    waiting = testing.payment("pending_approval", account_id="acct_a", origin=SELLER).to_dict()
+    caller.script(answer(202, waiting))
+    payment = caller(lambda c: authorize(c, response=of_httpx()))
+    assert (payment.status, payment.header) == ("pending_approval", None)
+
+
+def test_it_is_sent_again_under_its_key(caller: Any) -> None:
+    script = caller.script(httpx.ReadTimeout("slow"), refusal(500, "internal_error"), answer(201, PAYMENT))
+    caller(lambda c: authorize(c, response=of_httpx()))
+    assert [body["idempotency_key"] for body in script.bodies] == ["forecast-7"] * 3
+
+
+@pytest.mark.parametrize(
+    ("reply", "error"),
+    [
+        (
+            refusal(402, "policy_violation", transfer_id="txn_a", status="rejected"),
+            errors.PolicyViolationError,
+        ),
+        (refusal(402, "account_paused", transfer_id="txn_a", status="rejected"), errors.AccountPausedError),
+        (
+            refusal(402, "insufficient_balance", transfer_id="txn_a", status="rejected"),
+            errors.InsufficientBalanceError,
+        ),
+        (refusal(409, "idempotency_conflict", transfer_id="txn_a"), errors.IdempotencyConflictError),
+        (refusal(409, "payment_expired", transfer_id="txn_a"), errors.ConflictError),
+        (refusal(409, "payment_failed", transfer_id="txn_a"), errors.ConflictError),
+        (refusal(422, "unreadable_challenge"), errors.UnpayableChallengeError),
+        (refusal(422, "nothing_payable"), errors.UnpayableChallengeError),
+        (refusal(422, "invalid_recipient"), errors.InvalidRecipientError),
+    ],
+)
+def test_what_the_service_decides_is_final(
+    caller: Any, reply: httpx.Response, error: type[Exception]
+) -> None:
+    code = json.loads(reply.content)
+    script = caller.script(reply)
+    with pytest.raises(error) as caught:
+        caller(lambda c: authorize(c, response=of_httpx()))
+    assert type(caught.value) is error
+    assert (caught.value.code, caught.value.transfer_id) == (code["error"], code.get("transfer_id"))
+    assert len(script.requests) == 1
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        httpx.ReadTimeout("slow"),
+        refusal(500, "internal_error"),
+        answer(201, {**PAYMENT, "origin": "https://x.example"}),
+    ],
+)
+def test_a_doubt_names_key_and_what_to_do(caller: Any, last: Any) -> None:
+    caller.script(last, max_retries=0)
+    with pytest.raises(errors.PaymentOutcomeUnknownError, match="with the same parameters") as caught:
+        caller(lambda c: authorize(c, response=of_httpx()))
+    assert isinstance(caught.value, errors.OutcomeUnknownError)
+    assert caught.value.idempotency_key == "forecast-7"
+
+
+def test_an_unreachable_chain_leaves_no_doubt(caller: Any) -> None:
+    caller.script(refusal(503, "chain_unavailable"), max_retries=0)
+    with pytest.raises(errors.ChainUnavailableError):
+        caller(lambda c: authorize(c, response=of_httpx()))
+
+
+def test_payments_are_read_listed_and_reported(caller: Any) -> None:
+    payment = {**PAYMENT, "header": None}
+    script = caller.script(answer(200, payment), answer(200, page([payment])), answer(200, payment))
+    assert caller(lambda c: c.payments.get("txn_a")).transfer_id == "txn_a"
+    (listed,) = caller.items(lambda c: c.payments.list(account_id="acct_a", status="settled", origin=SELLER))
+    assert listed.transfer_id == "txn_a"
+    caller(lambda c: c.payments.report_outcome("txn_a", status_code=200, receipt="r", duration_ms=31))
+    targets = [(request.method, request.url.raw_path.decode()) for request in script.requests]
+    assert targets == [
+        ("GET", "/payments/txn_a"),
+        ("GET", "/payments?account_id=acct_a&status=settled&origin=https%3A%2F%2Fapi.seller.example"),
+        ("POST", "/payments/txn_a/outcome"),
+    ]
+    assert json.loads(script.requests[-1].content) == {"status_code": 200, "receipt": "r", "duration_ms": 31}
+
+
+def test_sellers_are_pinned_under_their_quoted_origin(caller: Any) -> None:
+    script = caller.script(answer(200, PIN), answer(200, PIN), answer(200, page([PIN])), answer(204, b""))
+    pin = caller(
+        lambda c: c.console.origins.put(SELLER, category="weather", recipients=["a" * 32], max_amount="0.5")
+    )
+    assert pin.origin == SELLER
+    assert caller(lambda c: c.console.origins.get(SELLER)) == pin
+    assert caller.items(lambda c: c.console.origins.list()) == [pin]
+    caller(lambda c: c.console.origins.delete(SELLER))
+    path = "/console/origins/https%3A%2F%2Fapi.seller.example"
+    assert [(request.method, request.url.raw_path.decode()) for request in script.requests] == [
+        ("PUT", path),
+        ("GET", path),
+        ("GET", "/console/origins"),
+        ("DELETE", path),
+    ]
+    assert json.loads(script.requests[0].content) == {
+        "category": "weather",
+        "recipients": ["a" * 32],
+        "max_amount": "0.500000",
+    }
+    with pytest.raises(TypeError, match="recipients is a list"):
+        caller(lambda c: c.console.origins.put(SELLER, recipients="a" * 32))

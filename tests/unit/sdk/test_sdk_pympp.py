@@ -1,0 +1,121 @@
+"""Clients of pympp pay with our keys and our policy."""
+
+from typing import Any
+
+import httpx
+import pytest
+from mpp import Challenge, Credential
+from mpp.client import Mpp, PaymentTransport
+from mpp.runtime import CredentialParams
+from payment_world import FORECAST, SELLER, Service, refusal
+from sdk_world import KEY, URL, answer
+
+from agentpay import AgentPay, AsyncAgentPay, errors, testing
+from agentpay.integrations.pympp import AgentPayRuntime
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """The one that pympp has."""
+    return "asyncio"
+
+
+def offer(**fields: Any) -> Challenge:
+    given = {"id": 'c"1', "method": "solana", "intent": "charge", "realm": "r", "request": {"amount": "1000"}}
+    return Challenge.create(
+        secret_key="s", **{"realm": "r", **{k: v for k, v in given.items() if k != "id"}, **fields}
+    )
+
+
+class Seller:
+    """Asks for money until it is paid as often as it likes."""
+
+    def __init__(self, asks: int = 1) -> None:
+        self.asks = asks
+        self.presented: list[str | None] = []
+        self.offer = offer(description='the "weather"', meta={"category": "weather"})
+
+    async def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.presented.append(request.headers.get("authorization"))
+        if len(self.presented) <= self.asks:
+            return httpx.Response(402, headers={"WWW-Authenticate": self.offer.to_www_authenticate("r")})
+        return httpx.Response(200, text="sunny")
+
+
+@pytest.fixture
+def service() -> Service:
+    """Wraps what it signs as MPP has it."""
+    played = Service()
+    played.header = "Authorization"
+    original = played.payment
+
+    def payment(order: dict[str, Any], **fields: Any) -> Any:
+        echo = Challenge.from_www_authenticate(order["headers"][0][1]).to_echo()
+        number = original(order).transfer_id
+        credential = Credential(challenge=echo, payload={"type": "transaction", "transaction": number})
+        header = testing.payment_header(name="Authorization", value=credential.to_authorization())
+        return original(order, header=header, **fields)
+
+    played.payment = payment  # type: ignore[method-assign]
+    return played
+
+
+@pytest.fixture
+def runtime(service: Service) -> AgentPayRuntime:
+    client = AsyncAgentPay(api_key=KEY, base_url=URL, transport=service.transport, max_retries=0)
+    return AgentPayRuntime(client, account_id="acct_a", max_amount="0.05")
+
+
+async def test_a_client_of_pympp_pays_under_the_policy(service: Service, runtime: AgentPayRuntime) -> None:
+    seller = Seller()
+    transport = PaymentTransport(runtime=runtime, inner=httpx.MockTransport(seller))
+    async with httpx.AsyncClient(transport=transport) as http:
+        response = await http.get(FORECAST, extensions={"payment_key": "forecast-7"})
+    assert response.text == "sunny"
+    (order,) = service.orders
+    assert (order["account_id"], order["idempotency_key"]) == ("acct_a", "forecast-7")
+    assert (order["origin"], order["url"], order["method"]) == (SELLER, f"{SELLER}/forecast", "GET")
+    assert order["max_amount"] == "0.050000"
+    read = Challenge.from_www_authenticate(order["headers"][0][1])
+    assert read == Challenge.from_www_authenticate(seller.offer.to_www_authenticate("r"))
+    credential = Credential.from_authorization(seller.presented[1] or "")
+    assert credential.challenge == read.to_echo()
+
+
+async def test_one_request_has_one_payment_however_often_it_is_asked(
+    service: Service, runtime: AgentPayRuntime
+) -> None:
+    seller = Seller(asks=3)
+    transport = PaymentTransport(runtime=runtime, inner=httpx.MockTransport(seller))
+    async with httpx.AsyncClient(transport=transport) as http:
+        assert (await http.get(FORECAST)).text == "sunny"
+    assert len(service.orders) == 3
+    assert len({order["idempotency_key"] for order in service.orders}) == 1
+    assert len(set(seller.presented[1:])) == 1
+
+
+async def test_refusals_of_the_service_are_raised(service: Service, runtime: AgentPayRuntime) -> None:
+    transport = PaymentTransport(runtime=runtime, inner=httpx.MockTransport(Seller(asks=9)))
+    waiting = testing.payment("pending_approval", account_id="acct_a", origin=SELLER).to_dict()
+    service.steps = [
+        refusal(402, "policy_violation", transfer_id="txn_1", status="rejected"),
+        answer(202, waiting),
+    ]
+    async with httpx.AsyncClient(transport=transport) as http:
+        with pytest.raises(errors.PolicyViolationError):
+            await http.get(FORECAST)
+        with pytest.raises(errors.PaymentPendingApprovalError):
+            await http.get(FORECAST)
+
+
+async def test_mpp_takes_the_runtime(runtime: AgentPayRuntime) -> None:
+    assert [method.key for method in Mpp(runtime=runtime).methods] == ["solana/charge"]
+
+
+async def test_mistakes_are_named(runtime: AgentPayRuntime) -> None:
+    with pytest.raises(errors.ConfigurationError, match="must be an AsyncAgentPay"):
+        AgentPayRuntime(AgentPay(api_key=KEY, base_url=URL), account_id="acct_a")  # type: ignore[arg-type]
+    with pytest.raises(errors.ConfigurationError, match="with Mpp or PaymentTransport"):
+        await runtime.methods[0].create_credential(CredentialParams(challenge=offer()))
