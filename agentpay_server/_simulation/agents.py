@@ -10,17 +10,12 @@ from collections.abc import Awaitable, Callable
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
-from agentpay.contract.payments import AUTHORIZE_PAYMENT, LIST_PAYMENTS, AuthorizePayment, Payment
 from attrs import evolve
 
 from agentpay._async.client import AsyncAgentPay
-from agentpay._async.paging import AsyncPages
-from agentpay._async.resource import AsyncResource
 from agentpay._http import AsyncHttp
-from agentpay._requests import prepare
 from agentpay._settings import Settings as ClientSettings
 from agentpay.contract.accounts import Account
-from agentpay.contract.transfers import TransferStatus
 from agentpay.contract.usdc import from_micro
 from agentpay.errors import AgentPayError, APIError, ConflictError
 from agentpay_server._simulation.chance import ACTOR, Actor
@@ -55,25 +50,6 @@ class SimulatedClient(AsyncAgentPay):
         http.monotonic = world.loop.time
         http.random = world.chance.stream("retries of", self._name).random
         super()._bind(settings, http)
-
-    async def authorize(self, asked: AuthorizePayment) -> Payment:
-        """Have a 402 paid."""
-        return await _Payments(self._caller).authorize(asked)
-
-    def submitted_payments(self) -> AsyncPages[Payment]:
-        """Return the payments that sellers may yet have land."""
-        return _Payments(self._caller).submitted()
-
-
-class _Payments(AsyncResource):
-    def submitted(self) -> AsyncPages[Payment]:
-        query = {"status": TransferStatus.SUBMITTED, "limit": 100, "cursor": None}
-        return self._pages(LIST_PAYMENTS, {}, query=query)
-
-    async def authorize(self, asked: AuthorizePayment) -> Payment:
-        request = prepare(AUTHORIZE_PAYMENT, body=asked, idempotency_key=asked.idempotency_key)
-        payment: Payment = await self._call(request, {})
-        return payment
 
 
 class Worker(Actor):

@@ -139,7 +139,7 @@ async def _under_way(
     for status in (SessionStatus.OPENING, SessionStatus.CLOSING):
         found += [(each.session_id, status) async for each in client.sessions.list(status=status, limit=100)]
     # One whose answer was lost is known to nobody else.
-    found += [(each.transfer_id, each.status) async for each in client.submitted_payments()]
+    found += [(each.transfer_id, each.status) async for each in client.payments.list(status="submitted")]
     for server in world.servers if counts else ():
         if waiting := await _transfers_in_flight(server):
             found.append((f"transfers on {server.name}", str(waiting)))

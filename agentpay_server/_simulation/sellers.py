@@ -10,18 +10,18 @@ import hashlib
 import random
 from typing import TYPE_CHECKING, Final
 
-from agentpay.contract.payments import AuthorizePayment, PaymentHeader
 from attrs import evolve, frozen
 from solders.keypair import Keypair
 from solders.message import to_bytes_versioned
 from solders.signature import Signature
 from solders.transaction import VersionedTransaction
 
+from agentpay.contract.payments import PaymentHeader
 from agentpay.errors import APIError
 from agentpay_server._simulation.cluster import USDC_MINT
 from agentpay_server.payments.terms import Leg, Network, Protocol, Terms
 from agentpay_server.paywall import challenges
-from agentpay_server.paywall.challenges import Challenge
+from agentpay_server.paywall.challenges import Challenge, Headers
 from agentpay_server.sandbox.facilitator.checking import CheckedPayment, PaymentRefusedError, check_payment
 
 if TYPE_CHECKING:
@@ -93,8 +93,8 @@ class Seller:
             fee_payer=str(self.fee_payer.pubkey()) if is_sponsored else None,
         )
 
-    async def ask(self, purchase: Purchase) -> tuple[Terms, AuthorizePayment]:
-        """Answer 402, and return for what, and what an agent tells its service of that."""
+    async def ask(self, purchase: Purchase) -> tuple[Terms, Headers, str]:
+        """Answer 402, and return what it asks for, its headers and its body."""
         await asyncio.sleep(self._latency.uniform(0.005, 0.1))
         terms, world = purchase.terms, self._world
         if dearer := world.faults.strike("shop.other price", self.name):
@@ -109,13 +109,7 @@ class Seller:
             now_us=int(world.wall_seconds() * 1_000_000),
         )
         headers, body = challenges.write([terms], challenge)
-        return terms, AuthorizePayment(
-            account_id=purchase.account_id,
-            idempotency_key=purchase.key,
-            origin=self.origin,
-            headers=tuple(headers),
-            body=body.decode(),
-        )
+        return terms, headers, body.decode()
 
     def check(self, header: PaymentHeader, terms: Terms) -> CheckedPayment:
         """Return the payment in a header, if it pays what was asked for.
@@ -196,12 +190,18 @@ async def _authorized(
 ) -> CheckedPayment | None:
     """Have a 402 authorized and the answer judged; return the payment, unless it waits for an operator."""
     judges, key, account_id = world.judges, purchase.key, purchase.account_id
-    terms, asked = await purchase.seller.ask(purchase)
+    terms, headers, body = await purchase.seller.ask(purchase)
     is_new, pause = key not in judges.prices, judges.paused_since.get(account_id)
     judges.will_buy(key, account_id, terms.amount_micro)
     world.timeline.note("ask", who, "buy", key, terms.amount_micro, terms.protocol)
     try:
-        payment = await client.authorize(asked)
+        payment = await client.payments.authorize(
+            account_id=account_id,
+            idempotency_key=key,
+            origin=purchase.seller.origin,
+            headers=headers,
+            body=body,
+        )
     except APIError as error:
         judges.refused(key, account_id, error)
         raise

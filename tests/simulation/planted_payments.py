@@ -1,12 +1,12 @@
 """Faults of our own making in payments behind HTTP 402 (see `planted.py`)."""
 
 import attrs
-from agentpay.contract.payments import PaymentHeader
-from agentpay_server.chain.rpc.cosigned import CosignedSearch
 from planted import Patch, planted
 
+from agentpay.contract.payments import PaymentHeader
 from agentpay_server.accounts import store as accounts
 from agentpay_server.chain.custody import spending_key
+from agentpay_server.chain.rpc.cosigned import CosignedSearch
 from agentpay_server.clock import SECOND_US
 from agentpay_server.money import transactions
 from agentpay_server.money.settlement import Ended, Settlement
