@@ -2,6 +2,7 @@
 
 lint, unasync, types, tests, stores,
 simulate, docs, package              the checks that every change must pass; the default
+frameworks                           the tools for models in agent frameworks
 pythons                              the tests on each supported Python that is installed
 lowest                               the tests with the lowest allowed versions of direct dependencies
 successor                            the tests with httpx2 in place of httpx
@@ -130,7 +131,7 @@ def types(session: nox.Session) -> None:
     for package in ("agentpay", "agentpay_server"):
         # --ignoreexternal: the types of httpx and of the standard library are incomplete.
         session.run("pyright", "--verifytypes", package, "--ignoreexternal", silent=True)
-    # What users copy from the documentation is clean under their checkers.
+    # Users copy code from the documentation: it must pass their type checkers.
     session.run("python", "scripts/doc_types.py")
 
 
@@ -152,12 +153,20 @@ def install_browser(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the tests, in parallel and in random order, with coverage as a gate."""
-    install(session, "test")
+    install(session, "test", "frameworks")
     install_browser(session)
     session.run("coverage", "erase")
     session.run("pytest", "-n", "auto", "--cov", "--cov-report=", "-m", EVERY_RUN, *session.posargs)
     if not session.posargs:
         session.run("coverage", "report")
+
+
+@nox.session
+def frameworks(session: nox.Session) -> None:
+    """Run the tools for models in agent frameworks, with their real packages."""
+    install(session, "test", "frameworks")
+    session.env["CI"] = "1"  # A framework that is missing fails.
+    session.run("pytest", "-n", "auto", "tests/frameworks", *session.posargs)
 
 
 @nox.session

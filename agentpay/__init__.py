@@ -2,7 +2,7 @@
 
 `AgentPay` and `AsyncAgentPay` are the clients, `agentpay.errors` holds what they raise, `agentpay.webhooks`
 verifies what the service delivers, `agentpay.testing` makes all of these for unit tests. Names are loaded
-when first used, so that a part of the package costs nothing to those who use another.
+on first use, so that unused parts of the package cost nothing.
 """
 
 from importlib import import_module
@@ -425,7 +425,7 @@ _HOMES = {
     "Webhook": "agentpay.contract.webhooks",
     "Webhooks": "agentpay._sync.webhooks",
 }
-"""Where the public names live; those that are not here live in `agentpay.errors`."""
+"""The modules of the public names, unless that is `agentpay.errors`."""
 
 
 if not TYPE_CHECKING:

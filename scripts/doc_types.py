@@ -2,7 +2,7 @@
 
     python scripts/doc_types.py
 
-Each block is a module of its own, with as many empty lines before it as the page has, so that a fault names
+Each block becomes a module, with as many empty lines before it as the page has, so that an error refers to
 the line of the page.
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 UNTYPED = ("asyncpg", "django")
-"""Libraries without types of their own."""
+"""Libraries without type information."""
 
 _BLOCK = re.compile(r"^( *)```python\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 

@@ -1,4 +1,4 @@
-"""A chain of its own with the RPC node over it: a validator for tests, in this process and without Node."""
+"""An embedded chain with the RPC node over it: a validator for tests, in this process and without Node.js."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ class EmbeddedNode:
     Attributes:
         url: of its JSON-RPC endpoint.
         websocket_url: of its WebSocket.
-        chain: its chain, which belongs to a thread of its own.
+        chain: its chain, which is bound to a separate thread.
     """
 
     def __init__(self, treasury: str, mint_authority: str, clock: Clock) -> None:
@@ -58,7 +58,7 @@ class EmbeddedNode:
         return answer["result"]
 
     def ask(self, method: str, *params: Any) -> Any:
-        """Return the answer to a JSON-RPC call, whatever it is."""
+        """Return the response to a JSON-RPC call."""
         body = {"jsonrpc": "2.0", "id": 1, "method": method, "params": list(params)}
         return self._http.post(self.url, json=body).json()
 
@@ -71,7 +71,7 @@ class EmbeddedNode:
         return self._owner.call(there())
 
     def put(self, address: str, account: Account) -> None:
-        """Put an account on the chain, as nobody can on a real one."""
+        """Put an account on the chain, which is impossible on a real one."""
 
         def put(chain: EmbeddedChain) -> None:
             svm: LiteSVM = chain._svm

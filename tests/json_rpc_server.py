@@ -1,4 +1,4 @@
-"""A tiny HTTP server on a free port, whose answers a test decides byte by byte: a node at fault."""
+"""A small HTTP server on a free port, whose responses a test controls byte by byte: a faulty node."""
 
 import asyncio
 import json
@@ -17,19 +17,19 @@ def ok(body: bytes) -> Answer:
 
 
 def result(value: Any) -> Answer:
-    """Return the answer of a node that did what it was asked for."""
+    """Return the response of a successful node."""
     return ok(json.dumps({"jsonrpc": "2.0", "id": "1", "result": value}).encode())
 
 
 def error(code: int, message: str, data: Any = None) -> Answer:
-    """Return the answer of a node that refuses."""
+    """Return the response of a node that refuses."""
     told = {"code": code, "message": message} | ({} if data is None else {"data": data})
     return ok(json.dumps({"jsonrpc": "2.0", "id": "1", "error": told}).encode())
 
 
 @asynccontextmanager
 async def serving(handler: Handler) -> AsyncIterator[str]:
-    """Serve `handler` and yield the URL; whatever is under way at the end is cut off."""
+    """Serve `handler` and yield the URL; requests in progress at the end are aborted."""
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await _converse(handler, reader, writer)
@@ -42,7 +42,7 @@ async def serving(handler: Handler) -> AsyncIterator[str]:
 async def listening(
     converse: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
 ) -> AsyncIterator[str]:
-    """Hold conversations, byte by byte, and yield the URL; whatever is under way at the end is cut off."""
+    """Hold conversations, byte by byte, and yield the URL; those in progress at the end are aborted."""
     conversations: set[asyncio.Task[None]] = set()
 
     async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""Somebody else's wallet on the embedded chain: it pays its own fees and signs for itself."""
+"""A third party's wallet on the embedded chain: it pays its own fees and signs for itself."""
 
 import struct
 
@@ -72,7 +72,7 @@ class Wallet:
         return await self.send(instructions.close_account(account=account, destination=owner, owner=owner))
 
     async def open_another(self, seed: str) -> tuple[str, str]:
-        """Make an empty token account beside the associated one; return its address and the signature."""
+        """Create an empty second token account besides the associated one; return address and signature."""
         owner, mint = self._keypair.pubkey(), Pubkey.from_string(self._chain.usdc_mint)
         account = instructions.address_with_seed(owner, seed, TOKEN_PROGRAM)
         size = instructions.TOKEN_ACCOUNT_BYTES
@@ -84,7 +84,7 @@ class Wallet:
         return str(account), signature
 
     async def hand_over(self, owner: str) -> str:
-        """Make somebody else the owner of the associated token account, and return the signature."""
+        """Transfer the associated token account to another owner, and return the signature."""
         account = Pubkey.from_string(self.token_account)
         set_owner = b"\x06\x02\x01" + bytes(Pubkey.from_string(owner))
         accounts = [_account(account, changes=True), _account(self._keypair.pubkey(), signs=True)]
@@ -106,7 +106,7 @@ class Wallet:
         mint = Keypair.from_seed(bytes([201]) * 32)
         authority = self._keypair.pubkey()
         rent = await self._chain.rent_exemption(82)
-        # Held by the wallet, at an address that it alone can derive: no other key has to sign.
+        # Owned by the wallet, at an address derived from it: no other key has to sign.
         address = Pubkey.create_with_seed(authority, str(mint.pubkey())[:32], TOKEN_PROGRAM)
         seed = str(mint.pubkey())[:32].encode()
         create = struct.pack("<I", 3) + bytes(authority) + struct.pack("<Q", len(seed)) + seed

@@ -23,7 +23,7 @@ import asyncpg
 VARIABLE = "AGENTPAY_TEST_POSTGRES_URL"
 """Names a server to use instead, as a role that may create databases: `postgresql://me@localhost/postgres`."""
 
-# What a crash would lose is a test run: nothing waits for the disk.
+# A crash would lose only a test run, so nothing waits for the disk.
 _OPTIONS = ["-c", "fsync=off", "-c", "synchronous_commit=off", "-c", "full_page_writes=off"]
 _OPTIONS += ["-c", "listen_addresses=", "-c", "max_connections=400", "-c", "shared_buffers=64MB"]
 _OPTIONS += ["-c", "autovacuum=off", "-c", "log_min_messages=fatal"]

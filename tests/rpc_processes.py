@@ -1,4 +1,4 @@
-"""Servers in processes of their own, as operators run them: on one PostgreSQL and one validator."""
+"""Servers in separate processes, as operators run them: on one PostgreSQL and one validator."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ START_SECONDS = 60
 
 @frozen
 class Server:
-    """A server in a process of its own."""
+    """A server in a separate process."""
 
     process: asyncio.subprocess.Process
     http: httpx.AsyncClient

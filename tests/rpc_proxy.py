@@ -68,7 +68,7 @@ async def crashed(forward: Forward) -> Answer:
 
 
 async def garbled(forward: Forward) -> Answer:
-    """The answer is cut off."""
+    """The response is truncated."""
     status, headers, body = await forward() or (502, {}, b"")
     return status, headers, body[: len(body) // 2]
 

@@ -1,4 +1,4 @@
-"""What can go wrong between the service and a node, at which calls, and a service that it happens to."""
+"""Faults between the service and a node, the calls they can affect, and a service to test them on."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the rows of `chain_transactions` say, for tests that read them."""
+"""Reads the rows of `chain_transactions` for tests."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -15,12 +15,12 @@ def in_state(rows: Iterable[dict[str, Any]], *states: str) -> Rows:
 
 
 def expired(rows: Iterable[dict[str, Any]]) -> Rows:
-    """Those that were believed never to land, whatever is known of them by now."""
+    """The transactions that were considered expired, whatever their state is now."""
     return in_state(rows, "expired", "ruled_out", "landed_late")
 
 
 def spends(rows: Iterable[dict[str, Any]]) -> Rows:
-    """Those that count, or once counted, against a daily limit."""
+    """The transactions that count, or once counted, against a daily limit."""
     return [row for row in rows if row["spent_us"] is not None]
 
 

@@ -36,7 +36,7 @@ KEY = bytes(range(32))
 
 @mutable
 class Run:
-    """What this test run was told, and has at hand.
+    """The options and resources of this test run.
 
     Attributes:
         kind: memory, file or postgres.

@@ -23,7 +23,7 @@ from agentpay_server.config import ServerConfig
 
 
 class Validator(Protocol):
-    """Something that answers JSON-RPC.
+    """A JSON-RPC endpoint.
 
     Attributes:
         url: of its endpoint.
@@ -36,7 +36,7 @@ class Validator(Protocol):
 
 @mutable
 class Run:
-    """What this test run was told, and has at hand.
+    """The options and resources of this test run.
 
     Attributes:
         kind: embedded, surfpool or embedded-rpc.
@@ -92,7 +92,7 @@ def rpc_settings(validator: Validator, **settings: Any) -> RpcSettings:
 
 
 def placed(config: ServerConfig) -> ServerConfig:
-    """Return what has a server that would have a chain of its own work where the run was told to."""
+    """Return the arguments that make a server use the validator of this run instead of an embedded chain."""
     if config.rpc is None and run.kind != "embedded":
         return evolve(config, rpc=rpc_settings(run.validator()))
     return config

@@ -1,4 +1,4 @@
-"""An event loop whose time is its own: it jumps to the next timer as soon as there is nothing else to do.
+"""An event loop with virtual time: it jumps to the next timer as soon as nothing is ready.
 
 Pauses, deadlines and time limits keep their real lengths and their real order, and take no time at all. A
 loop that waits without any timer waits for real, and `pytest-timeout` ends it: that would be a deadlock.
@@ -22,7 +22,7 @@ class _JumpingSelector(selectors.DefaultSelector):
         if timeout is None or timeout <= 0:
             return super().select(timeout)
         if self.holds:
-            # Somebody else is at work, and will say when it is done: no time passes meanwhile.
+            # Another thread is at work, and will wake the loop: no virtual time passes meanwhile.
             return super().select(None)
         ready = super().select(0)
         if not ready:

@@ -1,4 +1,4 @@
-"""An independent witness: what Solana's own JavaScript libraries read from a cluster, by itself."""
+"""An independent witness: Solana's JavaScript libraries read a cluster."""
 
 import asyncio
 import json

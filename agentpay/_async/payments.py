@@ -23,7 +23,7 @@ from agentpay.contract.transfers import TransferStatus
 
 
 class AsyncPayments(AsyncResource):
-    """Payments that answer a seller's 402 (interface PM1 to PM9)."""
+    """Pays for responses with HTTP 402."""
 
     __module__ = "agentpay"
 

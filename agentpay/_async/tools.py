@@ -2,7 +2,7 @@
 
 Nothing that a model sends can raise once a payment may have been submitted: whatever fails is reported as
 `unknown`, with the reference to repeat. A reference is the idempotency key, and is looked up before it is
-paid, so that it still stands for its purchase after the service has forgotten the key.
+paid, so that it still identifies its purchase after the service has forgotten the key.
 """
 
 import logging
@@ -233,7 +233,7 @@ class AsyncAgentTools:
         """Return payments of the account, newest first.
 
         Args:
-            status: only those that are `settled`, `submitted`, `pending_approval`, `rejected` or `failed`.
+            status: only `settled`, `submitted`, `pending_approval`, `rejected` or `failed`.
             limit: 1 to 100; 20 by default.
             cursor: that of the previous page.
 
@@ -347,7 +347,7 @@ class AsyncAgentTools:
             return self._without(ref, status, error, to, amount_usdc, **changes)
         held = await self._found(ref) if isinstance(error, OutcomeUnknownError) else earlier
         if held is not None:
-            # What was asked for before is not undone by a call that fails.
+            # A failed call does not undo earlier requests.
             return cast("PaymentResult", {**self._report(held, ref), "reason": reports.reason_of(error)})
         if isinstance(error, ChainUnavailableError):
             return self._without(ref, "failed", error, to, amount_usdc)
@@ -370,7 +370,7 @@ class AsyncAgentTools:
         return cast("PaymentResult", {**result, **changes})
 
     async def _found(self, ref: str) -> Transfer | None:
-        """Return the transfer that a reference stands for."""
+        """Return the transfer of a reference."""
         try:
             page = await self._client.transfers.list(
                 account_id=await self.account_id(), idempotency_key=idempotency_key(ref), limit=100

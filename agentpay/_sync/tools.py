@@ -3,7 +3,7 @@
 
 Nothing that a model sends can raise once a payment may have been submitted: whatever fails is reported as
 `unknown`, with the reference to repeat. A reference is the idempotency key, and is looked up before it is
-paid, so that it still stands for its purchase after the service has forgotten the key.
+paid, so that it still identifies its purchase after the service has forgotten the key.
 """
 
 import logging
@@ -234,7 +234,7 @@ class AgentTools:
         """Return payments of the account, newest first.
 
         Args:
-            status: only those that are `settled`, `submitted`, `pending_approval`, `rejected` or `failed`.
+            status: only `settled`, `submitted`, `pending_approval`, `rejected` or `failed`.
             limit: 1 to 100; 20 by default.
             cursor: that of the previous page.
 
@@ -348,7 +348,7 @@ class AgentTools:
             return self._without(ref, status, error, to, amount_usdc, **changes)
         held = self._found(ref) if isinstance(error, OutcomeUnknownError) else earlier
         if held is not None:
-            # What was asked for before is not undone by a call that fails.
+            # A failed call does not undo earlier requests.
             return cast("PaymentResult", {**self._report(held, ref), "reason": reports.reason_of(error)})
         if isinstance(error, ChainUnavailableError):
             return self._without(ref, "failed", error, to, amount_usdc)
@@ -371,7 +371,7 @@ class AgentTools:
         return cast("PaymentResult", {**result, **changes})
 
     def _found(self, ref: str) -> Transfer | None:
-        """Return the transfer that a reference stands for."""
+        """Return the transfer of a reference."""
         try:
             page = self._client.transfers.list(
                 account_id=self.account_id(), idempotency_key=idempotency_key(ref), limit=100

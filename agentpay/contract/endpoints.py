@@ -79,7 +79,7 @@ class Endpoint:
         is_body_optional: whether an empty body counts as an empty object.
         takes_rest_of_path: whether the last parameter of its path is free text, which may contain slashes,
             instead of an identifier.
-        errors: codes in addition to those that `every_error` derives.
+        errors: codes in addition to the ones that `every_error` derives.
         subject: the object that its refusals and unknown outcomes refer to, if any.
         echoes: what its response, or each item of its page, repeats from the request: attribute, and
             parameter or field of the request. A response with other values belongs to another request.

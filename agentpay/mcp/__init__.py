@@ -1,6 +1,6 @@
 """The tools of `agentpay.tools` as an MCP server: `agentpay-mcp`, or `python -m agentpay.mcp`.
 
-It needs the extra `mcp`. It is a process of its own with an agent-scoped key, over stdio or streamable HTTP;
+It needs the extra `mcp`. It is a separate process with an agent-scoped key, over stdio or streamable HTTP;
 `server` makes the server for a host that brings its own transport.
 """
 

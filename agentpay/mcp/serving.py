@@ -98,7 +98,7 @@ _LOOPBACK: Final = ("127.0.0.1:*", "localhost:*", "[::1]:*", "127.0.0.1", "local
 
 
 class _Bearer:
-    """Answers 401 to a request without the token, before anything of it is read."""
+    """Responds with 401 to a request without the token, before reading anything of it."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app

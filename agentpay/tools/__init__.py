@@ -51,7 +51,7 @@ _HOMES = {
     "AsyncAgentTools": "agentpay._async.tools",
     "ToolInputError": "agentpay.tools.arguments",
 }
-"""Where the public names live; those that are not here live in `agentpay.tools.results`."""
+"""The modules of the public names, unless that is `agentpay.tools.results`."""
 
 
 if not TYPE_CHECKING:

@@ -16,7 +16,7 @@ class ToolInputError(ValueError):
 
 
 def checked(name: str, arguments: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the arguments of a tool. Those that are null and optional are left out.
+    """Return the arguments of a tool. Optional null values are left out.
 
     Raises:
         ToolInputError: there is no such tool, or an argument is missing, unknown or invalid.

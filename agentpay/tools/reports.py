@@ -251,7 +251,7 @@ _SESSION_STEPS: Final = {
 
 
 def newest_that_counts(transfers: Iterable[Transfer]) -> Transfer | None:
-    """Return the transfer that a reference stands for: one that moved or may move money, else the newest."""
+    """Return the transfer of a reference: one that moved or may move money, else the newest."""
     found = list(transfers)
     alive = [each for each in found if str(each.status) not in ("rejected", "failed")]
     return next(iter(alive or found), None)

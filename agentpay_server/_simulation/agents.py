@@ -1,6 +1,6 @@
-"""The work of a world: agents that spend, operators that decide, and a stranger who sends money.
+"""The work in a simulation: agents that spend, operators that decide, and a third party that sends money.
 
-Each call draws from a stream of its own, named by its actor and number, so that leaving one out changes no
+Each call has a separate random stream, named by its actor and number, so that leaving out a call changes no
 other. Agents use the real SDK with its real retries.
 """
 
@@ -32,11 +32,11 @@ _OPERATORS_PAUSES: Final = 10
 _STRANGERS_PAUSES: Final = 25
 _CHARGE_KEYS: Final = 400
 _UNKNOWN_FROM_STATUS: Final = 500
-"""An answer with such a status does not tell whether the request was processed."""
+"""After a response with such a status it is unknown whether the request was processed."""
 
 
 class SimulatedClient(AsyncAgentPay):
-    """The SDK with the time and the chance of a world."""
+    """The SDK with the simulation's time and randomness."""
 
     def __init__(self, world: "World", name: str, api_key: str) -> None:
         self._world, self._name = world, name
@@ -53,11 +53,11 @@ class SimulatedClient(AsyncAgentPay):
 
 
 class Worker(Actor):
-    """Someone who makes calls, one after the other, until the work is over.
+    """An actor that makes calls, one after the other, until the work is over.
 
     Args:
-        world: what it is in.
-        name: names it.
+        world: the simulation.
+        name: its name.
         think_seconds: the average pause between two calls.
     """
 
@@ -90,12 +90,12 @@ class Worker(Actor):
         raise NotImplementedError
 
     def note(self, kind: str, *what: object) -> None:
-        """Take a note of what it does."""
+        """Record what it does."""
         self.world.timeline.note(kind, self.name, *what)
 
 
 class Agent(Worker):
-    """An agent that pays, opens sessions, and asks what became of it."""
+    """An agent that pays, opens sessions, and checks the results."""
 
     def __init__(self, world: "World", number: int, api_key: str, own: Account | None) -> None:
         super().__init__(world, f"a{number}", world.plan.skew.think_seconds)
@@ -217,7 +217,7 @@ class Agent(Worker):
 async def pay(
     world: "World", client: SimulatedClient, who: str, *, key: str, source: str, to: str, micro: int
 ) -> None:
-    """Ask for a transfer, and have the answer judged."""
+    """Request a transfer, and check the response."""
     judges, asked_at = world.judges, world.loop.time()
     is_new, pause = key not in judges.asked, judges.paused_since.get(source)
     judges.will_ask(key, source, to, micro)
@@ -304,14 +304,14 @@ class Operator(Worker):
         except AgentPayError as error:
             status = error.status if isinstance(error, APIError) else None
             if status is None or status >= _UNKNOWN_FROM_STATUS:
-                # It may have been rotated, and the secret is lost.
+                # It may have been rotated; the response with the secret is lost.
                 world.secrets[webhook_id].is_lost = True
             raise
         world.secrets[webhook_id].known.append(new.secret)
 
 
 class Stranger(Worker):
-    """Somebody outside who sends USDC: to accounts, and now and then to the escrow of a session."""
+    """A third party that sends USDC to accounts, and occasionally to the escrow of a session."""
 
     def __init__(self, world: "World") -> None:
         super().__init__(world, "stranger", _STRANGERS_PAUSES * world.plan.skew.think_seconds)
@@ -320,8 +320,9 @@ class Stranger(Worker):
         """Send something."""
         world, micro = self.world, chance.randint(1, 5_000)
         if world.cluster.owes:
-            # What reaches an escrow now makes its vanished settlement fail for good, and no service can help
-            # that. Confirmed blocks do not vanish on a real cluster.
+            # A payment to the escrow now would make its undone settlement fail permanently, which no service
+            # can
+            # prevent. On a real cluster, confirmed blocks are not undone.
             return
         escrows = world.judges.escrows[-_RECENT_SESSIONS:]
         if escrows and chance.random() < 0.3:

@@ -1,6 +1,6 @@
-"""Chance: a stream of random numbers for each actor and purpose, all from one seed.
+"""Randomness: a stream of random numbers per actor and purpose, all from one seed.
 
-Streams do not share state. An actor that is left out, or draws more often, changes what no other draws.
+Streams do not share state. An actor that is left out, or draws more often, does not affect the others.
 """
 
 import random
@@ -15,17 +15,17 @@ class Chance:
         self._seed = seed
 
     def stream(self, *names: object) -> random.Random:
-        """Return the stream of this name from its start. The same name starts again at the same number."""
+        """Return the stream of a name from its start. The same name always gives the same numbers."""
         return random.Random(" ".join(map(str, (self._seed, *names))))  # noqa: S311 - repeatable on purpose
 
 
 class Actor:
-    """Whoever runs code in a world: one life of a server, an agent, an operator.
+    """The owner of running code: one life of a server, an agent, an operator.
 
     Attributes:
-        name: names it in the timeline.
-        order: decides in which order its ready callbacks run among others.
-        is_dead: whether nothing of it runs any more.
+        name: its name in the timeline.
+        order: random order of its ready callbacks among others.
+        is_dead: whether none of its code runs any more.
     """
 
     def __init__(self, name: str, chance: Chance) -> None:
@@ -35,4 +35,4 @@ class Actor:
 
 
 ACTOR: Final[ContextVar[Actor | None]] = ContextVar("ACTOR", default=None)
-"""Whose code runs. Tasks and callbacks inherit it from whoever started them."""
+"""The actor of the running code. Tasks and callbacks inherit it from the code that started them."""

@@ -1,7 +1,7 @@
-"""A Solana cluster on virtual time: slots, blockhashes, what lands when, and what can be undone.
+"""A Solana cluster on virtual time: slots, blockhashes, when transactions land, and forks.
 
-Transactions run on a LiteSVM machine. What a node knows of all this, and when, is `nodes.py`'s business. The
-cluster is honest: a transaction lands once at most, and within the 150 blocks of its blockhash.
+Transactions run on a LiteSVM machine. `nodes.py` decides what each node reports, and when. The cluster is
+honest: a transaction lands at most once, and within the 150 blocks of its blockhash.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS
 from agentpay_server.chain.signing import transaction_of
 
 FINALIZED_SLOTS: Final = 31
-"""How many slots after its own a block can no longer be undone."""
+"""After how many slots a block can no longer be undone."""
 
 USDC_MINT: Final = instructions.USDC_MINTS["mainnet-beta"]
 GENESIS: Final = str(Hash(hashlib.sha256(b"agentpay simulation").digest()))
@@ -52,16 +52,16 @@ _TOKEN: Final = instructions.TOKEN_PROGRAM
 
 @frozen(kw_only=True)
 class Described:
-    """A transaction, as anyone can read it on chain.
+    """A transaction as it can be read on chain.
 
     Attributes:
-        signature: names it; that of the fee payer.
-        signatures: all of them.
-        message: names what they sign.
-        subject: the transfer or session that its memo names, or whose payment it is; None for none.
+        signature: its first signature, by the fee payer.
+        signatures: all its signatures.
+        message: the hash of its message.
+        subject: the transfer or session in its memo, or of its payment; None without one.
         kind: `transfer`, `payment`, `opening`, `closing`, or `other`.
-        source: the token account that the first movement takes from, if any.
-        destination: the one that it goes to.
+        source: the token account of the first movement, if any.
+        destination: its receiving token account.
         last_valid_height: the last block height at which it can land; 0 if its blockhash is unknown.
     """
 
@@ -80,15 +80,15 @@ class Landed:
     """A transaction in a block.
 
     Attributes:
-        about: what it is.
+        about: its description.
         slot: of its block.
-        error: as JSON-RPC says it; None where it succeeded.
-        transaction: the whole.
+        error: in JSON-RPC form; None if it succeeded.
+        transaction: the whole transaction.
         keys: its accounts.
-        before: what its USDC accounts held before it.
-        after: what they held after it.
+        before: the balances of its USDC accounts before it.
+        after: the balances after it.
         logs: of its programs.
-        undo: what its accounts were before it.
+        undo: its accounts before it.
     """
 
     about: Described
@@ -103,10 +103,10 @@ class Landed:
 
 
 class Watcher(Protocol):
-    """Whoever sees everything that happens at the edge of the cluster."""
+    """Observes everything that happens on the cluster."""
 
     def handed_over(self, about: Described, by: str) -> None:
-        """A transaction was handed over for the first time."""
+        """A transaction was received for the first time."""
         ...
 
     def in_block(self, landing: Landed) -> None:
@@ -128,16 +128,16 @@ class _History:
 
 
 class Cluster:
-    """Executes transactions, and knows all that has happened.
+    """Executes transactions, and keeps the complete history.
 
     Args:
         plan: the run.
-        chance: the streams of its seed.
-        loop: tells the time.
-        faults: what fails.
-        timeline: what happened.
-        wall_us: the true time at the start of the world, in microseconds since 1970.
-        watcher: sees what is handed over, and what lands.
+        chance: the random streams of its seed.
+        loop: provides the time.
+        faults: decides which faults strike.
+        timeline: records what happens.
+        wall_us: the true time at the start of the simulation, in microseconds since 1970.
+        watcher: observes received and landed transactions.
     """
 
     def __init__(
@@ -165,10 +165,10 @@ class Cluster:
         self._versions: dict[str, list[tuple[int, Account | None]]] = {}
         self._histories: defaultdict[str, _History] = defaultdict(_History)
         self._order: list[Landed] = []
-        self._messages: dict[str, str] = {}  # under which signature each has landed first
+        self._messages: dict[str, str] = {}  # the signature under which each message landed first
         self._payments: dict[str, str] = {}
         self._trusted: set[str] = set()
-        self._owed: dict[str, Landed] = {}  # what has vanished and not landed again, oldest first
+        self._owed: dict[str, Landed] = {}  # undone transactions that have not landed again, oldest first
         self.landings: dict[str, Landed] = {}
         self.executed = 0
         self.stranger = Keypair.from_seed(hashlib.sha256(b"a stranger").digest())
@@ -181,7 +181,7 @@ class Cluster:
         return _FIRST_SLOT + _SLOTS_BEFORE + int(self._lived() / self.slot_seconds + 1e-9)
 
     def height(self, slot: int) -> int:
-        """Return the height of the block in a slot, or of the one before it where the slot has none."""
+        """Return the height of the block in a slot, or of the block before it if the slot is empty."""
         slots = slot - _FIRST_SLOT
         return _FIRST_HEIGHT + slots - (slots // self._skips_every if self._skips_every else 0)
 
@@ -191,7 +191,7 @@ class Cluster:
 
     @property
     def first_slot(self) -> int:
-        """The first slot that nodes know."""
+        """The first slot that nodes have."""
         return _FIRST_SLOT + 1
 
     def _lived(self) -> float:
@@ -199,7 +199,7 @@ class Cluster:
         return now - self._stalled_seconds
 
     def stall(self, seconds: float) -> None:
-        """Make no blocks for a while."""
+        """Produce no blocks for a while."""
         if self._stalled_since is not None:
             return
         since = self._stalled_since = self._loop.time()
@@ -210,17 +210,17 @@ class Cluster:
 
         self._loop.happen_in(seconds, go_on)
 
-    # --- What begins it
+    # --- Setting up
 
     def furnish(
         self, *, treasury: str, mint_authority: str, sellers: Sequence[tuple[Pubkey, Pubkey]] = ()
     ) -> None:
-        """Give the service its treasury and its mint, and a stranger some USDC, once.
+        """Create the service's treasury and mint, and fund a third party with USDC, once.
 
         Args:
-            treasury: pays the fees of the service.
-            mint_authority: mints USDC.
-            sellers: those who are paid for goods, and those who pay their fees.
+            treasury: address of the service's fee payer.
+            mint_authority: address that mints USDC.
+            sellers: each seller's owner and fee payer.
         """
         if self._versions:
             return
@@ -239,7 +239,7 @@ class Cluster:
             assert account is not None  # noqa: S101 - all of them are there
             self._versions[address] = [(_FIRST_SLOT, Account.from_bytes(account))]
 
-    # --- Handing over and landing
+    # --- Receiving and landing
 
     def blockhash(self, slot: int) -> str:
         """Return the hash of the block at a slot."""
@@ -266,11 +266,11 @@ class Cluster:
         self._trusted.add(signature)
 
     def describe(self, raw: bytes) -> Described:
-        """Return what a transaction is."""
+        """Return the description of a transaction."""
         return self._described(transaction_of(raw))
 
     def submit(self, raw: bytes, by: str) -> str:
-        """Take a transaction, which may land some time later, and return its signature."""
+        """Receive a transaction, which may land some time later, and return its signature."""
         transaction = transaction_of(raw)
         signature = str(transaction.signatures[0])
         about = self._known.get(signature)
@@ -283,7 +283,7 @@ class Cluster:
         delay = self._landing.expovariate(1 / _LANDING_SECONDS)
         if late := self._faults.strike("tx.late", by):
             left = (about.last_valid_height - self.height(self.slot())) * self.slot_seconds
-            # Often in one of the last blocks that can hold it, when an expiry is about to be believed.
+            # Often in one of the last possible blocks, when the service is about to conclude that it expired.
             delay = late.choice((late.uniform(1, 75), max(left - late.uniform(0, 15), 0.1)))
         self._loop.happen_in(delay, self._land, transaction)
         if again := self._faults.strike("tx.repeated", by):
@@ -291,7 +291,7 @@ class Cluster:
         return signature
 
     def pay_from_outside(self, token_account: str, amount_micro: int, *, slots_ago: int = 0) -> None:
-        """Have the stranger send USDC to a token account, at once, under a blockhash of some slots ago."""
+        """Let the third party send USDC to a token account at once, with a slightly old blockhash."""
         pay = instructions.transfer_checked(
             source=Pubkey.from_string(self.strangers_account),
             destination=Pubkey.from_string(token_account),
@@ -361,7 +361,7 @@ class Cluster:
         error, logs = None, []
         if isinstance(result, FailedTransactionMetadata):
             if self._machine.get_transaction(transaction.signatures[0]) is None:
-                return  # Its fee payer has no SOL, or the like: no block takes it.
+                return  # Its fee payer has no SOL, or similar: no block accepts it.
             error, logs = _json_error(result), list(result.meta().logs())
         landing = Landed(
             about=about,
@@ -391,13 +391,13 @@ class Cluster:
         self._watcher.in_block(landing)
 
     def roll_back(self, slots: int, relands: Callable[[Described], float | None]) -> int:
-        """Undo the newest blocks, as far as they are not final, and return how many transactions vanished.
+        """Undo the newest blocks that are not final, and return how many transactions disappeared.
 
-        It goes back only as far as all that vanishes can land again.
+        Only so many blocks are undone that all these transactions can land again.
 
         Args:
             slots: how many blocks to undo.
-            relands: tells in how many seconds a transaction lands again by itself; None for never.
+            relands: returns after how many seconds a transaction lands again automatically; None for never.
         """
         height = self.height(self.slot())
         fork = max(self.slot() - min(slots, FINALIZED_SLOTS - 1), self._kept_for_owed())
@@ -414,7 +414,8 @@ class Cluster:
         self._machine.with_transaction_history(machine.HISTORY_TRANSACTIONS)
         for landing in vanished:
             self._timeline.note("forget", "cluster", landing.about.kind, landing.about.signature[:12])
-        # Those that had vanished before as well, in their order: a later one may spend what an earlier one
+        # Including transactions that had disappeared before, in order: a later one may spend what an earlier
+        # one
         # brought.
         self._owed = {each.about.signature: each for each in (*reversed(vanished), *self._owed.values())}
         delay = 0.0
@@ -427,7 +428,7 @@ class Cluster:
 
     @property
     def owes(self) -> bool:
-        """Whether something has vanished that can land again, and has not yet."""
+        """Whether an undone transaction can still land again."""
         height = self.height(self.slot())
         return any(height <= self._made(each) + BLOCKHASH_LIFE_BLOCKS for each in self._owed.values())
 
@@ -436,7 +437,7 @@ class Cluster:
         return self._heights[str(landing.transaction.message.recent_blockhash)]
 
     def _kept_for_owed(self) -> int:
-        """Return the newest slot that must stay, so that what has vanished before can land again."""
+        """Return the newest slot that must stay, so that undone transactions can land again."""
         slot = self.slot()
         height = self.height(slot)
         owed = [
@@ -451,7 +452,7 @@ class Cluster:
         return slot if owed else 0
 
     def _land_again(self, landing: Landed, fork: int) -> None:
-        # Else there has been another fork since, and with it another order.
+        # Otherwise there was another fork since, with another order.
         if fork == self._fork:
             self._land(landing.transaction)
 
@@ -478,22 +479,22 @@ class Cluster:
         self._watcher.undone(landing)
         return landing
 
-    # --- What is known
+    # --- Reading
 
     def account_at(self, address: str, slot: int) -> Account | None:
-        """Return what was at an address after a slot."""
+        """Return the account at an address after a slot."""
         for changed, account in reversed(self._versions.get(address, ())):
             if changed <= slot:
                 return account
         return None
 
     def history(self, address: str, slot: int) -> tuple[Sequence[str], Mapping[str, int], int]:
-        """Return an account's signatures, oldest first, their places, and how many there were by a slot."""
+        """Return an account's signatures, oldest first, their slots, and how many there were by a slot."""
         history = self._histories[address]
         return history.signatures, history.places, bisect_right(history.slots, slot)
 
     def held_by(self, addresses: Sequence[str]) -> dict[str, int]:
-        """Return what those of the addresses hold that are USDC accounts."""
+        """Return the balances of USDC accounts among addresses."""
         found = {}
         for address in addresses:
             account = machine.token_account_at(self._machine, address, USDC_MINT)
@@ -502,15 +503,15 @@ class Cluster:
         return found
 
     def all_usdc(self) -> dict[str, int]:
-        """Return what every USDC account holds."""
+        """Return the balance of every USDC account."""
         return self.held_by(list(self._versions))
 
     def rent_exemption(self, size: int) -> int:
-        """Return the lamports that an account of a size must hold."""
+        """Return the rent exemption of an account of a size."""
         return self._machine.minimum_balance_for_rent_exemption(size)
 
     def close(self) -> None:
-        """Hand the machine back."""
+        """Release the machine."""
         machines.give_back(self._machine)
 
     def _bytes_at(self, address: str) -> bytes | None:
@@ -538,7 +539,7 @@ def _usdc_account(owner: Pubkey, amount_micro: int) -> bytes:
 
 
 def _has_time(made: int, height: int) -> bool:
-    """Whether half the life of a blockhash is left at a height, to land again in."""
+    """Return whether half the life of a blockhash is left at a height, enough to land again."""
     return made + BLOCKHASH_LIFE_BLOCKS - height >= BLOCKHASH_LIFE_BLOCKS // 2
 
 

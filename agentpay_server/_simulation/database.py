@@ -1,10 +1,10 @@
 """The database of all simulated servers: SQLite in memory behind a network that delays, loses and rolls back.
 
-Units run one at a time, so that no deadlock and no missing row lock can be found here. What is committed is
-noted: texts that could be signatures, so that a judge can tell whether one was stored before it was sent.
+Units run one at a time, so deadlocks and missing row locks cannot be found here. Committed texts that may be
+signatures are recorded, so that a judge can check that one was stored before it was sent.
 
-Every life of a server lays the tables out first, as its release has them. While one of them changes tables
-the others wait, as they would for its locks, and one that dies amid it has changed nothing.
+Every life of a server first migrates the tables to its release. Meanwhile the others wait, as for its locks,
+and if it dies during the migration, nothing has changed.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 NEXT_RELEASE: Final = Release("simulated", (*THIS_RELEASE.folders, Path(__file__).parent / "next_release"))
-"""A later version of the server that is this one but for its tables, to which it adds."""
+"""A later version of the server that differs only in additional tables and columns."""
 
 _SIGNATURE_LENGTHS = range(80, 89)
 _LONGEST_CHANGE_SECONDS: Final = 5.0
@@ -41,13 +41,13 @@ class _UndoneError(Exception):
 
 
 class SharedDatabase:
-    """What all servers share.
+    """The shared part of all servers' database.
 
     Attributes:
-        signatures: every text of the length of a signature that a unit has committed.
+        signatures: every committed text with the length of a signature.
         units: how many units have run.
-        release: by which the tables are laid out.
-        changes: whose life changes tables now, and has locked them.
+        release: the release whose tables it has.
+        changes: the life that is migrating the tables, and has locked them.
     """
 
     def __init__(self) -> None:
@@ -83,20 +83,20 @@ class SharedDatabase:
             return
 
     def read(self, unit: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
-        """Run a unit that changes nothing."""
+        """Run a unit that must not change anything."""
         self.units += 1
         return _finished(self._database.read(unit, *args, **kwargs))
 
     @property
     def is_locked(self) -> bool:
-        """Whether somebody changes tables."""
+        """Whether a migration is running."""
         return self.changes is not None and not self.changes.is_dead
 
     def lay_out(self, release: Release) -> None:
-        """Lay the tables out as a release has them.
+        """Migrate the tables to a release.
 
         Raises:
-            NewerSchemaError: they are those of a later one.
+            NewerSchemaError: they are of a later one.
         """
         _finished(migrations.upgrade(self._database, release=release))
         if release is NEXT_RELEASE:
@@ -107,20 +107,20 @@ class SharedDatabase:
         _finished(self._database.create_missing(tables))
 
     def close(self) -> None:
-        """Let go of it."""
+        """Close it."""
         _finished(self._database.close())
 
 
 class DatabaseLink:
-    """The database as one life of a server reaches it.
+    """The database as one life of a server sees it.
 
     Args:
         shared: the database.
-        server: names the server.
-        chance: the streams of the seed.
-        faults: what fails.
-        timeline: what happened.
-        may_die: gives the server a chance to die at a place, and tells whether it did.
+        server: the server's name.
+        chance: the random streams of the seed.
+        faults: decides which faults strike.
+        timeline: records what happens.
+        may_die: lets the server die at a place with some probability, and returns whether it did.
         life: of the server.
     """
 
@@ -143,11 +143,11 @@ class DatabaseLink:
         self._may_die, self._life = may_die, life
 
     async def lay_out(self, release: Release) -> None:
-        """Lay the tables out as a release has them; while they change, nobody else gets to them.
+        """Migrate the tables to a release; meanwhile no other server can use them.
 
         Raises:
-            NewerSchemaError: they are those of a later one.
-            DatabaseUnavailableError: there was no answer.
+            NewerSchemaError: they are of a later one.
+            DatabaseUnavailableError: the database did not respond.
         """
         await self._travel()
         shared = self._shared
@@ -186,7 +186,7 @@ class DatabaseLink:
     async def read(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run a unit that changes nothing."""
+        """Run a unit that must not change anything."""
         await self._travel()
         return self._shared.read(unit, args, kwargs)
 
@@ -195,7 +195,7 @@ class DatabaseLink:
         self._shared.create_missing(tables)
 
     async def close(self) -> None:
-        """Let go of nothing: the other servers go on."""
+        """Do nothing: the other servers continue to use it."""
 
     async def _travel(self) -> None:
         pause = self._latency.uniform(0.0002, 0.004)
@@ -204,7 +204,7 @@ class DatabaseLink:
         while self._shared.is_locked:  # noqa: ASYNC110 - whoever locked it may die, and tells nobody
             await asyncio.sleep(_WAIT_SECONDS)
         if self._life.is_dead:
-            # Nothing of a dead server gets here; should anything, it must not get further.
+            # Dead servers should never get here; if one does, stop it.
             raise RuntimeError("a dead server asked its database for something")
         if self._faults.strike("db.lost before", self._server):
             raise DatabaseUnavailableError("the connection was lost before")
@@ -216,7 +216,7 @@ class DatabaseLink:
 
 
 class _Noting:
-    """A connection that notes the signatures that statements are given."""
+    """A connection that records signatures in the parameters of statements."""
 
     __slots__ = ("_connection", "_noted")
 
@@ -236,13 +236,13 @@ class _Noting:
 
 
 def _note_release(driver: sqlite3.Connection) -> None:
-    """Note, as migrations do, that the tables are those of this release: they are its template."""
+    """Record, as migrations do, that the tables are of this release: they come from its template."""
     driver.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
     driver.execute("INSERT INTO alembic_version VALUES (?)", (THIS_RELEASE.head,))
 
 
 def _finished(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine that waits for nothing, as those of a database in memory do."""
+    """Return the result of a coroutine that never waits, as for a database in memory."""
     try:
         work.send(None)
     except StopIteration as done:

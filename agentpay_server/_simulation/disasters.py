@@ -1,4 +1,4 @@
-"""Faults that come by themselves: servers die, nodes get stuck, clocks jump, the next release comes."""
+"""Scheduled faults: servers die, nodes get stuck, clocks jump, the next release is installed."""
 
 import asyncio
 import random
@@ -18,7 +18,7 @@ _UPGRADE_PAUSES_SECONDS = (0, 3, 30)
 
 
 def disasters(world: "World") -> Iterator[Coroutine[Any, Any, None]]:
-    """Return what brings each kind of fault that a plan has."""
+    """Return the tasks for each kind of scheduled fault in a plan."""
     for kind, seconds in world.plan.every_seconds.items():
         yield _comes(world, kind, seconds, _KINDS[kind])
 
@@ -26,7 +26,7 @@ def disasters(world: "World") -> Iterator[Coroutine[Any, Any, None]]:
 async def _comes(world: "World", kind: str, seconds: float, disaster: Disaster) -> None:
     pauses = world.chance.stream("pauses of", kind)
     while True:
-        # Now and then two in a row: a recovery that is cut off.
+        # Occasionally two in a row, to interrupt a recovery.
         pause = pauses.expovariate(1 / seconds) if pauses.random() < 0.85 else pauses.uniform(0, 0.2)
         await asyncio.sleep(pause)
         strike = world.faults.strikes(kind, "world")
@@ -71,7 +71,7 @@ def _jump(world: "World", strike: random.Random) -> None:
 
 
 def _upgrade(world: "World", strike: random.Random) -> None:
-    """Have every server restarted with the next release: all at once, or one after the other."""
+    """Restart every server with the next release: all at once, or one after the other."""
     seconds = strike.choice(_UPGRADE_PAUSES_SECONDS)
     for number, server in enumerate(strike.sample(world.servers, len(world.servers))):
         is_killed = strike.random() < 0.3

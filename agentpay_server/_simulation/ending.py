@@ -1,6 +1,6 @@
-"""The end of a world: faults stop, everything in flight must come to its end, and the books must be right.
+"""The end of a simulation: faults stop, everything in flight must finish, and the books must be right.
 
-Everything is read through the API, as an operator would, and held against what is on chain.
+All state is read through the API, as an operator would, and compared with the chain.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from agentpay_server._simulation.world import World
 
 LIVENESS_SECONDS: Final = 180.0
-"""How long after the last fault nothing may be in flight any more."""
+"""How long after the last fault anything may still be in flight."""
 
 _UP_SECONDS: Final = 60.0
 _CLOSING_SECONDS: Final = 90.0
@@ -40,13 +40,13 @@ _IN_FLIGHT: Final = re.compile(rb'^agentpay_queue_depth\{queue="transfers_submit
 
 
 async def come_to_rest(world: "World") -> None:
-    """Stop all faults, and wait until nothing is in flight, as long as that may take."""
+    """Stop all faults, and wait until nothing is in flight, up to a limit."""
     world.faults.are_on, world.is_healing = False, True
     world.nodes.heal()
     for server in world.servers:
         server.rpc.down_until = 0.0
         if world.database.release is NEXT_RELEASE:
-            # Those of before that are still at work go on, but none starts any more.
+            # Faults in progress continue, but none starts from now on.
             server.release = NEXT_RELEASE
     began = world.loop.time()
     while not all(server.is_up for server in world.servers):
@@ -57,7 +57,8 @@ async def come_to_rest(world: "World") -> None:
     world.is_healing = False
     client, done = world.client("auditor"), set[str]()
     asking = world.loop.create_task(_resolve_keys(world, client))
-    # What begins only now has as much time from then on: a key is asked about, a session closes by the clock.
+    # Operations that start only now get the full time from here: repeated keys, sessions that close by the
+    # clock.
     since, first_seen = dict[str, float](), began
     while True:
         open_ones = await _under_way(world, client, done, counts=asking.done())
@@ -76,14 +77,14 @@ async def come_to_rest(world: "World") -> None:
 
 
 async def judge(world: "World") -> None:
-    """Hold everything that the service says against what is on chain."""
+    """Compare everything that the service reports with the chain."""
     if world.violations:
         return
     client = world.client("auditor")
     await _close_sessions(world, client)
     await _judge_payments(world, client)
     await _spend_the_rest(world, client)
-    await asyncio.sleep(_DEPOSITS_SECONDS)  # What came in is booked once it is finalized.
+    await asyncio.sleep(_DEPOSITS_SECONDS)  # Deposits are booked once they are finalized.
     for account in world.accounts:
         await _judge_account(world, client, account)
     await _judge_events(world, client)
@@ -94,7 +95,7 @@ async def judge(world: "World") -> None:
 
 
 async def _resolve_keys(world: "World", client: SimulatedClient) -> None:
-    """Ask once more for every transfer of which it is not known whether there is one."""
+    """Repeat every transfer request whose outcome is unknown."""
     wanted = [
         (key, asked)
         for key, asked in world.judges.asked.items()
@@ -115,13 +116,13 @@ async def _resolve_keys(world: "World", client: SimulatedClient) -> None:
 async def _under_way(
     world: "World", client: SimulatedClient, done: set[str], *, counts: bool
 ) -> list[tuple[str, str]]:
-    """Return what is in flight, of all that was ever handed to the cluster or answered.
+    """Return what is still in flight, of everything that was sent to the cluster or in a response.
 
     Args:
-        world: where.
-        client: asks.
-        done: what was at its end before; what is now is added.
-        counts: whether what nobody was told of is counted as well, as nobody asks for transfers any more.
+        world: the simulation.
+        client: a client of the service.
+        done: what had ended before; updated with what has ended now.
+        counts: whether to count unreported transfers too, because no more transfers are requested.
     """
     judges = world.judges
     names = {subject for subject, _ in judges.subjects} | set(judges.keys) | set(world.sessions)
@@ -147,14 +148,14 @@ async def _under_way(
 
 
 async def _transfers_in_flight(server: "Server") -> int:
-    """Return how many transfers are in flight, as the metrics of a server tell."""
+    """Return how many transfers are in flight, according to a server's metrics."""
     _, text = await _operations(server, "/metrics")
     found = _IN_FLIGHT.search(text)
-    return int(float(found.group(1))) if found else -1  # What nobody can read is no proof of rest.
+    return int(float(found.group(1))) if found else -1  # Unreadable metrics do not prove that it is idle.
 
 
 async def _operations(server: "Server", path: str) -> tuple[int, bytes]:
-    """Return what a server answers to those who run it."""
+    """Return a server's response to an operations request."""
     life = server.life
     if life is None or life.app is None:
         return 503, b"it is not up"
@@ -173,7 +174,7 @@ async def _status(world: "World", client: SimulatedClient, name: str) -> str:
 
 
 async def _close_sessions(world: "World", client: SimulatedClient) -> None:
-    """Close every session and judge what became of it."""
+    """Close every session and check its result."""
     names = {subject for subject, kind in world.judges.subjects if kind == "opening"} | set(world.sessions)
     for name in sorted(names):
         began = world.loop.time()
@@ -183,7 +184,7 @@ async def _close_sessions(world: "World", client: SimulatedClient) -> None:
             if session.status == "open":
                 await client.sessions.close(name)
             else:
-                await asyncio.sleep(1)  # It closes by the clock.
+                await asyncio.sleep(1)  # The clock closes it.
         _judge_session(world, session)
 
 
@@ -210,7 +211,7 @@ def _judge_session(world: "World", session: Session) -> None:
 
 
 async def _judge_payments(world: "World", client: SimulatedClient) -> None:
-    """Judge every payment that is on chain: who asked for it, and what is said of it."""
+    """Check every payment that is on chain: that it was requested, and how it is reported."""
     keys: Counter[tuple[str, str]] = Counter()
     for (subject, kind), signatures in world.judges.landed.items():
         if kind not in ("transfer", "payment") or not signatures:
@@ -236,7 +237,7 @@ def _was_asked_for(judges: Judges, transfer: Transfer, *, is_payment: bool) -> b
 
 
 async def _spend_the_rest(world: "World", client: SimulatedClient) -> None:
-    """Spend what a limit still allows, to the unit, and then all that an account holds."""
+    """Spend what a limit still allows, exactly, and then everything that an account holds."""
     for account in world.accounts[:_SWEPT]:
         await client.policies.update(
             account.account_id, paused=False, max_single_transfer=None, escalation_threshold=None
@@ -275,7 +276,7 @@ async def _must_be_paid(
     try:
         await _spend(world, client, account, what, micro)
     except AgentPayError as error:
-        world.violate("what was left could not be spent", account.account_id, what, micro, error)
+        world.violate("the remainder could not be spent", account.account_id, what, micro, error)
 
 
 async def _spend(world: "World", client: SimulatedClient, account: Account, what: str, micro: int) -> None:
@@ -284,7 +285,7 @@ async def _spend(world: "World", client: SimulatedClient, account: Account, what
 
 
 async def _judge_account(world: "World", client: SimulatedClient, account: Account) -> None:
-    """Judge that history, counters and chain agree."""
+    """Check that history, counters and chain agree."""
     name, address = account.account_id, account.usdc_token_account
     held = world.cluster.held_by([address]).get(address, 0)
     told = to_micro((await client.accounts.balance(name)).balance_usdc)
@@ -308,7 +309,7 @@ async def _judge_account(world: "World", client: SimulatedClient, account: Accou
 
 
 async def _judge_events(world: "World", client: SimulatedClient) -> None:
-    """Judge that each change has its event, and that each event came or is listed."""
+    """Check that each change has its event, and that each event was received or is listed."""
     world.mail.judge()
     events = [event async for event in client.console.events.list(limit=100)]
     told = Counter((event.type, str(getattr(event.data, "transfer_id", None))) for event in events)
@@ -337,7 +338,7 @@ async def _judge_events(world: "World", client: SimulatedClient) -> None:
 
 
 async def _judge_audit(world: "World", client: SimulatedClient) -> None:
-    """Judge that every transfer and session has an entry in the audit trail."""
+    """Check that every transfer and session has an entry in the audit trail."""
     subjects = {entry.subject async for entry in client.console.audit.list(limit=100)}
     wanted = {subject for subject, _ in world.judges.subjects} | set(world.judges.told)
     for subject in sorted(wanted - subjects):
@@ -345,7 +346,7 @@ async def _judge_audit(world: "World", client: SimulatedClient) -> None:
 
 
 async def _judge_health(world: "World") -> None:
-    """Judge that every server says that it is ready."""
+    """Check that every server is ready."""
     for server in world.servers:
         status, text = await _operations(server, "/readyz")
         if status != 200:

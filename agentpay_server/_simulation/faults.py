@@ -1,4 +1,4 @@
-"""Faults: whether one strikes, drawn from a stream of its own for each kind and actor, counted and told."""
+"""Faults: decides whether one strikes, with a random stream per kind and actor; counts and records them."""
 
 import random
 from collections import Counter
@@ -10,12 +10,12 @@ from agentpay_server._simulation.timeline import Timeline
 
 
 class Faults:
-    """Decides which faults strike in a world.
+    """Decides which faults strike in a simulation.
 
     Attributes:
         are_on: whether any strikes at all.
         counts: how often each kind has struck.
-        struck: the name of each strike, in order, as `Plan.without` takes it.
+        struck: the name of each strike, in order, in the form that `Plan.without` takes.
     """
 
     def __init__(self, plan: Plan, chance: Chance, timeline: Timeline) -> None:
@@ -30,7 +30,7 @@ class Faults:
         self.struck: list[str] = []
 
     def strike(self, kind: str, actor: str) -> random.Random | None:
-        """Return a stream for the details of a fault, if one strikes now; None if all goes well."""
+        """Return a random stream for the details of a fault if it strikes now, else None."""
         if not self.are_on:
             return None
         odds = self._odds.get(kind)
@@ -42,7 +42,7 @@ class Faults:
         return self.strikes(kind, actor) if stream.random() < odds else None
 
     def strikes(self, kind: str, actor: str) -> random.Random | None:
-        """Return a stream for the details of a fault whose time has come; None if it is left out."""
+        """Return a random stream for the details of a scheduled fault; None if it is left out."""
         number = self._strikes[kind, actor]
         self._strikes[kind, actor] += 1
         name = f"{kind}/{actor}/{number}"

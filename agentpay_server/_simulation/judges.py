@@ -1,18 +1,18 @@
-"""What must be true at every moment, judged at the edge of the cluster and by what the service has answered.
+"""Rules that must hold at every moment, checked at the edge of the cluster and in the service's responses.
 
 At the edge: a transaction is stored before it is first sent; a subject has one signature that can still land;
-it lands once; a key lands once; no limit is passed. Of answers: what is final never changes, and what was
-said to have failed never lands. Nothing here looks into a server or a table.
+it lands once; a key lands once; no limit is exceeded. Responses: a final status never changes, and a failed
+transfer never lands. Nothing here reads a server's memory or tables.
 """
 
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from typing import Final
 
-from agentpay.contract.payments import Payment
 from attrs import Factory, define
 from solders.transaction import VersionedTransaction
 
+from agentpay.contract.payments import Payment
 from agentpay.contract.transfers import Transfer, TransferStatus
 from agentpay.contract.usdc import to_micro
 from agentpay.errors import APIError
@@ -20,14 +20,14 @@ from agentpay_server._simulation.cluster import Cluster, Described, Landed
 
 _DAY_SECONDS: Final = 24 * 3600.0
 _SLACK_SECONDS: Final = 600.0
-"""How far apart a decision and its landing can be, and the clocks of two machines, together."""
+"""How far apart a decision and its landing can be, plus the clock difference of two machines."""
 
 _FINAL: Final = frozenset({TransferStatus.SETTLED, TransferStatus.REJECTED, TransferStatus.FAILED})
 
 
 @define
 class Limits:
-    """What an account may spend, in micro-USDC; None is without limit."""
+    """The limits of an account, in micro-USDC; None means no limit."""
 
     single_micro: int | None = None
     daily_micro: int | None = None
@@ -36,12 +36,12 @@ class Limits:
 
 @define
 class Asked:
-    """What is known of an idempotency key.
+    """The information on an idempotency key.
 
     Attributes:
-        account_id: the account that is to pay.
-        terms: whom and how much, for each way in which it was asked for.
-        transfers: the transfers that answers have named, with the newest status of each.
+        account_id: the account that pays.
+        terms: recipient and amount of each request with the key.
+        transfers: the transfers in its responses, with the newest status of each.
     """
 
     account_id: str
@@ -50,24 +50,24 @@ class Asked:
 
 
 class Judges:
-    """Watches the edge of the cluster and the answers to agents.
+    """Observes the edge of the cluster and the responses to agents.
 
     Args:
-        violate: reports what must never be.
-        is_stored: tells whether a commit holds a signature.
-        now: seconds since the world began.
+        violate: reports a violation.
+        is_stored: returns whether a commit contains a signature.
+        now: seconds since the start of the simulation.
 
     Attributes:
-        asked: what was asked for, by key.
-        keys: the key of every transfer that an answer has named.
-        prices: out of which account payments behind a 402 were asked for, and for how much, by key.
-        told: the newest answer about each transfer.
-        subjects: every transfer and session of which a transaction was handed over, with those transactions.
-        landed: what has landed and succeeded, by subject and kind.
-        limits: what each account may spend, by its token account.
+        asked: the requests, by key.
+        keys: the key of every transfer in a response.
+        prices: for each key, the accounts and prices with which a payment was requested.
+        told: the newest response about each transfer.
+        subjects: every transfer and session with a sent transaction, with those transactions.
+        landed: successful transactions, by subject and kind.
+        limits: the limits of each account, by its token account.
         escrows: the token accounts that openings pay into.
-        paused_since: since when each account that is paused for certain has been, by its identifier.
-        spent: what each account has spent, by its token account, and when.
+        paused_since: since when each account is certainly paused, by its identifier.
+        spent: the spends of each account with their times, by its token account.
     """
 
     def __init__(
@@ -100,7 +100,7 @@ class Judges:
     # --- At the edge of the cluster
 
     def handed_over(self, about: Described, by: str) -> None:
-        """Judge a transaction that is handed over for the first time."""
+        """Check a transaction that is sent for the first time."""
         if about.subject is None:
             return
         name = (about.subject, about.kind)
@@ -110,7 +110,7 @@ class Judges:
             self._violate("a transaction was sent before it was stored", *name, about.signature[:12], by)
         height = self.cluster.height(self.cluster.slot())
         if height <= about.last_valid_height:
-            # One that can no longer land does no harm.
+            # A transaction that can no longer land is harmless.
             for other in self.subjects[name]:
                 if other.message != about.message:
                     self._judge_beside(other, about, height)
@@ -125,7 +125,7 @@ class Judges:
             self._violate("signed again after it had landed", about.subject, about.kind, *signatures)
 
     def in_block(self, landing: Landed) -> None:
-        """Judge a transaction that is in a block now."""
+        """Check a transaction that has landed."""
         about = landing.about
         if about.subject is None or landing.error is not None:
             return
@@ -140,7 +140,7 @@ class Judges:
             self._judge_key(about.subject)
 
     def undone(self, landing: Landed) -> None:
-        """Forget a transaction that has vanished with its block."""
+        """Forget a transaction that disappeared with its block."""
         about = landing.about
         if about.subject is None or landing.error is not None:
             return
@@ -187,21 +187,21 @@ class Judges:
         if first != transfer_id:
             self._violate("one key, two payments", key, first, transfer_id)
 
-    # --- Answers
+    # --- Responses
 
     def will_ask(self, key: str, account_id: str, to: str, amount_micro: int) -> Asked:
-        """Note that a transfer is about to be asked for."""
+        """Record that a transfer is about to be requested."""
         asked = self.asked.setdefault(key, Asked(account_id))
         asked.terms.add((to, amount_micro))
         return asked
 
     def answered(self, transfer: Transfer, asked_at: float, asked_micro: int | None = None) -> None:
-        """Judge what the service says of a transfer.
+        """Check a response about a transfer.
 
         Args:
-            transfer: the answer.
-            asked_at: when the question was put.
-            asked_micro: what was asked for, where it was asked for.
+            transfer: the response.
+            asked_at: when the request was sent.
+            asked_micro: the requested amount, if it was a create request.
         """
         transfer_id, status = transfer.transfer_id, str(transfer.status)
         if asked_micro is not None and to_micro(transfer.amount_usdc) != asked_micro:
@@ -209,7 +209,7 @@ class Judges:
         final = self._final.get(transfer_id)
         if final is not None:
             was, since = final
-            is_news = status in _FINAL or asked_at > since  # Else it may have been on its way for long.
+            is_news = status in _FINAL or asked_at > since  # Otherwise it may be an old, delayed response.
             if is_news and (status, transfer.tx_signature) != (str(was.status), was.tx_signature):
                 self._violate("a final answer has changed", transfer_id, was.status, status)
         elif status in _FINAL:
@@ -238,12 +238,12 @@ class Judges:
         self.cluster.name_payment(message, transfer_id)
 
     def opened(self, key: str, session_id: str, status: str) -> None:
-        """Judge what the service says of the session of a key."""
+        """Check a response about the session of a key."""
         if status != "failed" and self._opened.setdefault(key, session_id) != session_id:
             self._violate("one key, two sessions", key, self._opened[key], session_id)
 
     def refused(self, key: str, account_id: str, error: APIError) -> None:
-        """Judge an error that names a transfer."""
+        """Check an error that names a transfer."""
         if error.transfer_id is not None and error.transfer_status is not None:
             self._learn(key, account_id, error.transfer_id, error.transfer_status)
 

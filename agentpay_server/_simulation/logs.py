@@ -1,4 +1,4 @@
-"""What simulated servers log: no secret may be in it, and no exception that nobody expects."""
+"""Checks the logs of simulated servers for secrets and unexpected exceptions."""
 
 import logging
 from collections.abc import Callable, Collection, Iterator
@@ -15,12 +15,12 @@ _LOGGERS: Final = ("agentpay_server", "agentpay")
 
 
 class LogJudge(logging.Handler):
-    """Reads every record.
+    """Checks every record.
 
     Args:
-        secrets: what must not be in any.
-        violate: reports what must never be.
-        note: takes a note of a record.
+        secrets: texts that no record may contain.
+        violate: reports a violation.
+        note: records a log record in the timeline.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class LogJudge(logging.Handler):
         self._lines = logging.Formatter()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Judge a record."""
+        """Check a record."""
         actor = ACTOR.get()
         if actor is not None and actor.is_dead:
             return
@@ -51,7 +51,7 @@ class LogJudge(logging.Handler):
 
 @contextmanager
 def judged_logs(judge: LogJudge, level: int) -> Iterator[None]:
-    """Have a judge read all records of a level and above."""
+    """Pass all records of a level and above to a judge."""
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     before = [(each.level, each.propagate) for each in loggers]
     for each in loggers:

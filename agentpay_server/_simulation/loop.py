@@ -1,7 +1,7 @@
-"""An event loop on virtual time: it never waits, and runs ready callbacks in an order that a seed decides.
+"""An event loop on virtual time: it never waits, and runs ready callbacks in an order from the seed.
 
 Time jumps to the next timer when nothing is ready. There are no sockets, threads, signals or executors:
-asking for one raises, because it would bring in what no seed repeats.
+requesting one raises, because it would not be repeatable.
 """
 
 import asyncio
@@ -24,24 +24,24 @@ ExceptionHandler = Callable[[dict[str, Any]], None]
 
 
 class StuckError(Exception):
-    """Nothing can happen any more, or something happens for ever without time going on."""
+    """Nothing can happen any more, or callbacks run forever without time advancing."""
 
 
 async def never() -> NoReturn:
-    """Wait for ever: what the code of a server does that has died amid it."""
+    """Wait forever: for the code of a server that died in the middle of it."""
     await asyncio.get_running_loop().create_future()
     raise AssertionError("it was not for ever")
 
 
 class _Handle(asyncio.TimerHandle):
-    """A callback that waits for its turn."""
+    """A scheduled callback."""
 
     __slots__ = ("_due", "arguments", "call", "context")
 
     def __init__(
         self, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None, when: float
     ) -> None:
-        # Without that of its base, which wants a loop that knows its timers.
+        # Without calling the base class, which requires a loop with timers.
         self.call: Callable[..., object] | None = callback
         self.arguments = args
         self._due = when
@@ -64,12 +64,12 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     """Runs callbacks and tasks on virtual time.
 
     Args:
-        order: decides between callbacks that belong to no actor.
+        order: random order of callbacks that belong to no actor.
 
     Attributes:
         turns: how many callbacks have run.
-        on_task: called with each task that is made, and with whose it is.
-        on_exception: called with what asyncio reports, such as an exception that nobody retrieved.
+        on_task: called with each new task and its actor.
+        on_exception: called with asyncio's reports, such as an exception that was never retrieved.
     """
 
     def __init__(self, order: random.Random) -> None:
@@ -98,7 +98,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         *args: *Ts,
         context: Context | None = None,
     ) -> asyncio.Handle:
-        """Run a callback at the time that it is now."""
+        """Run a callback at the current time."""
         handle = _Handle(callback, args, context, self._now)
         self._ready.append(handle)
         return handle
@@ -109,7 +109,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         *args: *Ts,
         context: Context | None = None,
     ) -> asyncio.Handle:
-        """Run a callback at the time that it is now; there are no other threads."""
+        """Run a callback at the current time. A simulation has a single thread."""
         return self.call_soon(callback, *args, context=context)
 
     def call_later(
@@ -136,7 +136,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return handle
 
     def happen_in(self, delay: float, callback: Callable[[*Ts], object], *args: *Ts) -> None:
-        """Have something happen in the world in `delay` seconds, whatever becomes of whoever asks for it."""
+        """Schedule an event of the simulation in `delay` seconds, even if its requester dies."""
         self.call_at(self._now + delay, callback, *args, context=Context())
 
     # --- Futures and tasks
@@ -213,7 +213,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return [batch[place] for _, place in sorted(keyed)]
 
     def _jump(self) -> None:
-        """Let it be the time of the next timer, and have all timers of that time ready."""
+        """Advance to the next timer, and make all timers of that time ready."""
         timers = self._timers
         while timers and timers[0][2].call is None:
             heapq.heappop(timers)
@@ -233,7 +233,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             self.create_task(generator.aclose())
 
     def is_running(self) -> bool:
-        """Return whether it runs now."""
+        """Return whether it is running."""
         return self._is_running
 
     def is_closed(self) -> bool:
@@ -241,31 +241,31 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return self._is_closed
 
     def close(self) -> None:
-        """Let go of everything that was to run."""
+        """Discard everything that is scheduled."""
         self._is_closed = True
         self._ready.clear()
         self._timers.clear()
 
     def stop(self) -> None:
-        """Do nothing: it runs until what it was given has ended."""
+        """Do nothing: it runs until its coroutine has ended."""
 
-    # --- What is not there
+    # --- Unsupported
 
     def get_debug(self) -> bool:
-        """Return that it does not debug."""
+        """Return False."""
         return False
 
     def set_debug(self, enabled: bool) -> None:  # noqa: FBT001 - as asyncio has it
         """Do nothing."""
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Report what went wrong outside of any call."""
+        """Report an error outside of any call."""
         self.on_exception(context)
 
     def run_in_executor(self, executor: object, func: object, *args: object) -> NoReturn:  # noqa: ARG002
-        """Raise: a thread runs when it likes."""
+        """Raise: threads are not deterministic."""
         raise RuntimeError("a simulation has no threads")
 
     async def getaddrinfo(self, *_: object, **__: object) -> NoReturn:
-        """Raise: there are no names."""
+        """Raise: there is no DNS."""
         raise OSError("a simulation has no names to look up")

@@ -1,4 +1,4 @@
-"""What receivers of webhooks have got: signed, the same bytes for the same event each time."""
+"""The simulated webhook receivers: checks signatures, and that an event always has the same bytes."""
 
 import hashlib
 from collections import defaultdict
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class Mail:
-    """Reads every post.
+    """Checks every post.
 
     Attributes:
-        webhooks: the webhook of each path, and the types of event that it is to hear of.
+        webhooks: the webhook of each path, and its subscribed event types.
         received: the events that a receiver has accepted, by path.
     """
 
@@ -30,21 +30,21 @@ class Mail:
         self.received: defaultdict[str, set[str]] = defaultdict(set)
 
     def registered(self, path: str, webhook_id: str, events: Sequence[str]) -> None:
-        """Note a webhook."""
+        """Record a webhook."""
         self.webhooks[path] = (webhook_id, frozenset(events))
 
     def came(self, path: str, headers: httpx.Headers, body: bytes) -> None:
-        """Judge a post."""
+        """Check a post."""
         event_id, digest = headers["x-service-event-id"], hashlib.sha256(body).digest()
         if self._digests.setdefault(event_id, digest) != digest:
             self._world.violate("an event came with other bytes", path, event_id)
         kept = dict(headers)
         if not self._is_signed(path, kept, body):
-            # Under a secret that is on its way to us, perhaps.
+            # Perhaps signed with a secret whose response has not arrived yet.
             self._unsure.append((path, kept, body))
 
     def judge(self) -> None:
-        """Judge what was left open, now that every secret is known."""
+        """Check the unverified posts, now that every secret is known."""
         for path, headers, body in self._unsure:
             if not self._is_signed(path, headers, body):
                 self._world.violate("a post is not signed", path, headers["x-service-event-id"])

@@ -1,7 +1,7 @@
-"""The network between agents and servers, and between servers and the receivers of webhooks.
+"""The network between agents and servers, and between servers and webhook receivers.
 
-Requests take time, get lost on the way there or back, arrive twice, and are given up by whoever sent them.
-What they say is real HTTP, in and out of the real application and the real poster.
+Requests take time, get lost in either direction, arrive twice, and are cancelled by their sender. They are
+real HTTP, from and to the real application and the real poster.
 """
 
 import asyncio
@@ -27,11 +27,11 @@ _DOCUMENTED_5XX: Final = 503
 
 
 class AgentTransport(httpx.AsyncBaseTransport):
-    """Brings the requests of one client to any server that is up.
+    """Delivers the requests of one client to any running server.
 
     Args:
-        world: what it is in.
-        agent: names who sends.
+        world: the simulation.
+        agent: the sender's name.
     """
 
     def __init__(self, world: "World", agent: str) -> None:
@@ -40,7 +40,7 @@ class AgentTransport(httpx.AsyncBaseTransport):
         self._choice = world.chance.stream("http server", agent)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Return the answer of a server to a request."""
+        """Return the response of a server to a request."""
         world, faults, agent = self._world, self._world.faults, self._agent
         body = await request.aread()
         timeout = request.extensions.get("timeout", {}).get("read") or _TIMEOUT_SECONDS
@@ -75,7 +75,7 @@ class AgentTransport(httpx.AsyncBaseTransport):
     def _handed(
         self, server: "Server", life: "Life", request: httpx.Request, body: bytes
     ) -> tuple[asyncio.Task[None], asyncio.Future[_Answer]]:
-        """Hand a request to a life of a server; return who works on it, and its answer."""
+        """Pass a request to a life of a server; return that life, and its response."""
         loop = self._world.loop
         answer: asyncio.Future[_Answer] = loop.create_future()
         answer.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -113,7 +113,7 @@ class AgentTransport(httpx.AsyncBaseTransport):
 
 
 class Receivers:
-    """The receivers of webhooks: one world of them, whatever the URL."""
+    """The webhook receivers of a simulation, for all URLs."""
 
     def __init__(self, world: "World") -> None:
         self._world = world
@@ -121,13 +121,13 @@ class Receivers:
         self._posting: defaultdict[tuple[str, str, str], list[Life]] = defaultdict(list)
 
     def transport(self, life: "Life", may_die: Callable[[str], bool]) -> httpx.AsyncBaseTransport:
-        """Return how one life of a server reaches them."""
+        """Return the transport from one life of a server to the receivers."""
         return _PostTransport(self, life, may_die)
 
     async def receive(
         self, life: "Life", request: httpx.Request, may_die: Callable[[str], bool]
     ) -> int | None:
-        """Return the status that a receiver answers a post with; None for none."""
+        """Return the status of a receiver's response to a post; None for no response."""
         world, faults = self._world, self._world.faults
         path, event = request.url.path, request.headers["x-service-event-id"]
         attempt = request.headers["x-service-delivery-attempt"]
@@ -138,7 +138,7 @@ class Receivers:
         world.timeline.note("hook", path, event, attempt)
         together = self._posting[path, event, attempt]
         for other in together:
-            # One that is replayed is another delivery of the event, with attempts of its own.
+            # A replay is another delivery of the event, with separate attempts.
             if other is not life and not other.is_dead and event not in world.replayed:
                 world.violate("two live servers post one attempt", event, attempt, life.name, other.name)
         together.append(life)
@@ -174,7 +174,7 @@ class _NoBody(httpx.AsyncByteStream):
 
 
 def _may_repeat(request: httpx.Request) -> bool:
-    """Return whether what lies in between may send a request twice: it is read, or has a key of its own."""
+    """Return whether the network may duplicate a request: it is a read, or has an idempotency key."""
     return request.method == "GET" or request.url.path.startswith(_KEYED)
 
 

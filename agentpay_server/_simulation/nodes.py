@@ -1,7 +1,7 @@
-"""Nodes of the cluster behind one RPC endpoint: how far each has come, and its answers to JSON-RPC.
+"""Nodes of the cluster behind one RPC endpoint: their positions, and their JSON-RPC responses.
 
-Nodes lag, get stuck, and lie about heights and slots. They answer as of the newest slot that they have seen,
-in the shape in which Solana's nodes answer.
+Nodes lag, get stuck, and report wrong heights and slots. They respond as of the newest slot that they have,
+in the format of Solana's nodes.
 """
 
 import base64
@@ -32,10 +32,10 @@ class Node:
     """One node.
 
     Attributes:
-        name: names it in the timeline.
+        name: its name in the timeline.
         behind: how many slots it is behind the newest one.
         stuck_at: the slot at which it stopped, if it did.
-        lies_until: until when it tells numbers that are wrong by `lie`.
+        lies_until: until when it reports numbers that are wrong by `lie`.
         lie: by how much.
     """
 
@@ -47,12 +47,12 @@ class Node:
 
 
 class Nodes:
-    """Answers JSON-RPC calls on behalf of nodes.
+    """Handles JSON-RPC calls for nodes.
 
     Args:
-        cluster: what has happened.
-        faults: what fails.
-        now: seconds since the world began.
+        cluster: the cluster.
+        faults: decides which faults strike.
+        now: seconds since the start of the simulation.
     """
 
     def __init__(self, cluster: Cluster, faults: Faults, now: Callable[[], float]) -> None:
@@ -63,7 +63,7 @@ class Nodes:
         """Return the result of a call.
 
         Raises:
-            RpcRefusalError: the node answers with an error.
+            RpcRefusalError: the node returned an error.
         """
         answer = getattr(self, f"_{method}", None)
         if answer is None:
@@ -77,11 +77,11 @@ class Nodes:
         return self._cluster.slot() - node.behind if node.stuck_at is None else node.stuck_at
 
     def heal(self) -> None:
-        """Have all nodes follow the cluster closely from now on, and tell the truth."""
+        """Let all nodes follow the cluster closely from now on, without lies."""
         for number, node in enumerate(self.all):
             node.behind, node.stuck_at, node.lies_until = number, None, 0.0
 
-    # --- Where a node stands
+    # --- The position of a node
 
     def _at(self, node: Node, options: Options | None) -> int:
         view = self.view(node)
@@ -94,7 +94,7 @@ class Nodes:
                 return view - FINALIZED_SLOTS
 
     def _told(self, node: Node, kind: str, number: int) -> int:
-        """Return a number as a node tells it."""
+        """Return a number as a node reports it."""
         strike = self._faults.strike(kind, node.name)
         if strike is not None:
             node.lie = strike.choice(_LIES)

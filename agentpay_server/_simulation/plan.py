@@ -1,7 +1,7 @@
-"""What a run is: a seed, its size, and what the seed draws (swarm testing).
+"""The parameters of a run: a seed, its size, and what the seed determines (swarm testing).
 
-Each run draws which faults are on, how strong, and how skewed the work is: a fault that is rare everywhere
-hides what happens where it is dense, and one that is everywhere hides what needs it to be absent.
+Each run draws which faults are on, how strong they are, and how skewed the work is: a fault that is always
+rare hides the effects of frequent ones, and one that is always on hides errors that need its absence.
 """
 
 import random
@@ -54,7 +54,7 @@ ODDS: Final[Mapping[str, float]] = {
     "kill.before answer": 0.001,
     "kill.posting": 0.002,
 }
-"""How often each fault strikes, for each time that it could."""
+"""The probability of each fault, per opportunity."""
 
 EVERY_SECONDS: Final[Mapping[str, float]] = {
     "server.killed": 25.0,
@@ -67,14 +67,14 @@ EVERY_SECONDS: Final[Mapping[str, float]] = {
     "clock.jumps": 120.0,
     "schema.upgraded": 300.0,  # once in a run: afterwards every server is of the next release
 }
-"""How long the pause is between two faults that come by themselves, on average and over the whole world."""
+"""The average pause between two scheduled faults of a kind, over the whole simulation."""
 
 LIES: Final[Mapping[str, float]] = {
     "lie.last valid height": 0.01,
     "lie.height": 0.01,
     "lie.slot": 0.01,
 }
-"""What a lying node does, for each reply with such a number; off unless it is asked for."""
+"""The probability of each lie, per reply with such a number; off unless requested."""
 
 KINDS: Final = frozenset({*ODDS, *EVERY_SECONDS, *LIES})
 
@@ -84,16 +84,16 @@ class Skew:
     """How the work of a run is skewed.
 
     Attributes:
-        repeats: how often a used key is sent again.
-        twins: how often a call is made twice at once.
-        hot: how much of the work falls on the first account; the rest is spread evenly.
-        sessions: how much of the work is sessions.
-        purchases: how much of the rest of the work is purchases from sellers that answer 402.
-        agent_keys: whether agents have keys of their own, and not the operator's.
+        repeats: the share of calls that reuse a key.
+        twins: the share of calls that are made twice at once.
+        hot: the share of the work on the first account; the rest is spread evenly.
+        sessions: the share of the work with sessions.
+        purchases: the share of the remaining work with purchases from sellers that answer 402.
+        agent_keys: whether agents use agent-scoped keys instead of the operator's.
         think_seconds: the average pause of an agent between two calls.
-        skips_every: each so-many-th slot is without a block; 0 is none.
-        sticky_seconds: for how long a server's calls of a method go to one node; 0 is to any.
-        slot_seconds: how long a slot takes.
+        skips_every: every how many slots one is without a block; 0 means none.
+        sticky_seconds: for how long a server's calls of a method go to one node; 0 means any node.
+        slot_seconds: the duration of a slot.
     """
 
     repeats: float = 0.3
@@ -110,15 +110,15 @@ class Skew:
 
 @frozen(kw_only=True)
 class Plan:
-    """Everything that decides a run.
+    """All parameters of a run.
 
     Attributes:
-        seed: all chance follows from it.
+        seed: determines all randomness.
         minutes: for how long agents work and faults strike, in simulated minutes.
         servers: how many servers share the database.
         agents: how many agents work.
-        odds: how often each fault strikes, by its kind; a kind that is not there never does.
-        every_seconds: the average pause between faults that come by themselves, by their kind.
+        odds: the probability of each kind of fault; missing kinds never strike.
+        every_seconds: the average pause between scheduled faults, by kind.
         skew: how the work is skewed.
         accounts: how many accounts there are.
         without: actors, faults, and single strikes and calls that are left out; see `shrinking.py`.
@@ -148,21 +148,21 @@ def drawn(
     lies: bool = False,
     strength: float = 1.0,
 ) -> Plan:
-    """Return the run that a seed draws.
+    """Return the run for a seed.
 
     Args:
-        seed: decides everything that is not given.
+        seed: determines everything that is not given.
         minutes: simulated minutes of work and faults.
-        servers: how many servers; drawn from 1 to 5 if None.
+        servers: how many servers; 1 to 5, depending on the seed, if None.
         agents: how many agents.
         lies: whether nodes lie about heights and slots.
-        strength: multiplies how often every fault strikes; 0 is a world without faults.
+        strength: multiplies the probability of every fault; 0 means no faults.
     """
     random_ = Chance(seed).stream("plan")
     odds = {kind: value * _strength(random_) * strength for kind, value in ODDS.items()}
     pauses = {kind: value / factor for kind, value in EVERY_SECONDS.items() if (factor := _strength(random_))}
     lying = {kind: value * _strength(random_) * strength for kind, value in LIES.items()}
-    # Drawn in any case: the rest of the run is the same where a caller repeats the number.
+    # Always drawn, so that the rest of the run is the same if a caller passes this number.
     some_servers = random_.choice((1, 2, 3, 3, 3, 4, 5))
     return Plan(
         seed=seed,

@@ -1,6 +1,6 @@
 """JSON-RPC calls of a simulated server: they take time, get lost, and reach one of several nodes.
 
-It stands where `RpcClient` stands; the chain above it is the real one.
+It replaces `RpcClient`; the chain on top of it is the real one.
 """
 
 import asyncio
@@ -21,19 +21,19 @@ _NODE_IS_BEHIND = -32005
 
 
 class RpcLink:
-    """What lies between one server and the nodes; it outlives the server's lives.
+    """The connection between one server and the nodes; it outlives the server's lives.
 
     Args:
         plan: the run.
-        server: names the server.
-        chance: the streams of the seed.
-        loop: tells the time.
-        nodes: who answers.
-        faults: what fails.
-        timeline: what happened.
+        server: the server's name.
+        chance: the random streams of the seed.
+        loop: provides the time.
+        nodes: the nodes.
+        faults: decides which faults strike.
+        timeline: records what happens.
 
     Attributes:
-        down_until: until when no call gets through.
+        down_until: until when all calls fail.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class RpcLink:
             method: of JSON-RPC.
             params: its parameters.
             timeout_seconds: how long the caller waits.
-            may_die: gives the caller a chance to die at a place, and tells whether it did.
+            may_die: lets the caller die at a place with some probability, and returns whether it did.
 
         Raises:
-            RpcRefusalError: a node answered with an error.
-            ChainUnavailableError: there was no answer.
+            RpcRefusalError: a node returned an error.
+            ChainUnavailableError: there was no response.
         """
         faults, server, is_send = self._faults, self._server, method == "sendTransaction"
         latency = self._latency

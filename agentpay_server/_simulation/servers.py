@@ -1,8 +1,8 @@
-"""Simulated servers: each has a machine with a clock of its own, and lives that end as SIGKILL ends them.
+"""Simulated servers: each has a machine with a clock, and consecutive lives that may end like SIGKILL.
 
 A life is a real server behind its real HTTP application. When it is killed, none of its callbacks runs any
-more. Its coroutines are closed afterwards to free memory, once it can reach nothing outside itself: what
-their `finally` blocks do then changes nothing.
+more. Its coroutines are closed afterwards to free memory, once they can reach nothing outside: what their
+`finally` blocks do then has no effect.
 """
 
 import asyncio
@@ -34,18 +34,18 @@ _TASKS_KEPT: Final = 64
 
 
 class ConnectionLostError(ConnectionError):
-    """The server went away while it was to answer."""
+    """The server was killed before it responded."""
 
 
 @define
 class MachineClock:
-    """The clock of a machine: it drifts, and jumps when somebody sets it.
+    """The clock of a machine, which drifts and jumps.
 
     Attributes:
-        wall_us: the true time at the start of the world.
+        wall_us: the true time at the start of the simulation.
         now: seconds since then.
         offset_us: how far it is ahead.
-        drift: how much faster it goes than time.
+        drift: how much faster it runs.
     """
 
     wall_us: int
@@ -54,7 +54,7 @@ class MachineClock:
     drift: float = 0.0
 
     def now_us(self) -> int:
-        """Return what it shows, in microseconds since 1970."""
+        """Return its time, in microseconds since 1970."""
         seconds = self.now()
         return self.wall_us + self.offset_us + int(seconds * (1 + self.drift) * 1_000_000)
 
@@ -63,9 +63,9 @@ class Life(Actor):
     """One life of a server, from its start to its end.
 
     Attributes:
-        context: what its code runs in.
-        app: answers requests, once it is up.
-        answering: exchanges that wait for an answer of it.
+        context: the context that its code runs in.
+        app: handles requests, once it has started.
+        answering: exchanges that wait for its response.
     """
 
     def __init__(self, name: str, chance: Chance, clock: MachineClock) -> None:
@@ -80,16 +80,16 @@ class Life(Actor):
         self._keeps = _TASKS_KEPT
 
     def add(self, task: asyncio.Task[Any]) -> None:
-        """Remember a task of it."""
+        """Record one of its tasks."""
         self._tasks.append(task)
         if len(self._tasks) > self._keeps:
             self._tasks = [each for each in self._tasks if not each.done()]
             self._keeps = max(_TASKS_KEPT, 2 * len(self._tasks))
 
     def bury(self) -> None:
-        """Free what a dead life holds."""
+        """Free the memory of a dead life."""
         with warnings.catch_warnings():
-            # A coroutine that one of them was to await, and never began with, is nobody's loss.
+            # Coroutines that were created but never started.
             warnings.simplefilter("ignore", RuntimeWarning)
             while self._tasks:
                 self.context.run(close_task, self._tasks.pop())
@@ -97,16 +97,16 @@ class Life(Actor):
 
 
 class Server:
-    """A server: its place in the world, and one life after the other.
+    """A simulated server: its machine, and one life after the other.
 
     Args:
-        world: what it is in.
-        number: which one it is, from 1.
+        world: the simulation.
+        number: its number, from 1.
 
     Attributes:
-        name: names it in the timeline, and as an actor of faults.
-        life: the present or the last one.
-        release: of which its next life is.
+        name: its name in the timeline, and as an actor of faults.
+        life: the current or the last one.
+        release: the release of its next life.
     """
 
     def __init__(self, world: "World", number: int, link: RpcLink, receivers: Receivers) -> None:
@@ -126,7 +126,7 @@ class Server:
 
     @property
     def is_up(self) -> bool:
-        """Whether it answers requests."""
+        """Whether it handles requests."""
         life = self.life
         return life is not None and not life.is_dead and life.app is not None and not self._is_stopping
 
@@ -157,10 +157,10 @@ class Server:
         return True
 
     async def stop(self, *, forever: bool = False) -> None:
-        """End its life as SIGTERM does, and begin another one.
+        """End its life like SIGTERM, and begin another one.
 
         Args:
-            forever: whether no other begins.
+            forever: whether to begin no other one.
         """
         life = self.life
         if life is None or not self.is_up:
@@ -191,7 +191,7 @@ class Server:
         loop = self._world.loop
         for answer in list(life.answering):
             loop.happen_in(self._restart.uniform(0, 0.3), _lose, answer)
-        # Not now: this may be its own code that runs.
+        # Later, because its own code may be running.
         loop.happen_in(0, life.bury)
 
     async def _begin(self, life: Life) -> None:
@@ -209,11 +209,11 @@ class Server:
             runtime = await start_server(config, await self._storage(life, release))
         except Exception as error:  # noqa: BLE001 - whatever it is, its supervisor starts it again
             if life.is_dead:
-                # Killed meanwhile: its coroutines are closed, and what they still await fails.
+                # Killed meanwhile: its coroutines are closed, and their awaits fail.
                 return
             self._note("does not start", type(error).__name__, error)
             is_expected = isinstance(error, StartRefusedError | DatabaseUnavailableError)
-            # What it must not do is to work on tables that it does not know.
+            # It may refuse to start, but must not work on tables that it does not know.
             is_outdated = isinstance(error, NewerSchemaError) and release is not NEXT_RELEASE
             if not is_outdated and not (is_expected and (world.faults.are_on or world.is_healing)):
                 world.violate("a server does not start", self.name, repr(error))
@@ -268,14 +268,14 @@ def _lose(answer: asyncio.Future[Any]) -> None:
 
 
 def close_task(task: asyncio.Task[Any]) -> None:
-    """Free what a task holds that never goes on."""
+    """Free the objects of a task that never continues."""
     if task.done():
         return
-    # That it is pending at its end is no news.
+    # Suppresses asyncio's message that it was destroyed while pending.
     task._log_destroy_pending = False  # type: ignore[attr-defined]  # noqa: SLF001
     coroutine: Any = task.get_coro()
     try:
         coroutine.close()
     except (RuntimeError, ValueError):
-        # It would wait for something else first: nobody is there who could mind.
+        # Its `finally` blocks try to await something else: ignored, because it is dead.
         return

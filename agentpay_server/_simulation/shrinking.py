@@ -1,7 +1,7 @@
-"""Making a failing run small: less time, fewer servers and agents, no fault and no call that is not needed.
+"""Minimising a failing run: less time, fewer servers and agents, no unnecessary fault or call.
 
-Streams are independent, so that a run from which something is left out is the same run otherwise, up to what
-follows from it. What is tried is kept if the same rule is broken.
+Random streams are independent, so a run with something left out is otherwise the same, except for
+consequences. A smaller run is kept if it violates the same rule.
 """
 
 import time
@@ -16,7 +16,7 @@ _SECONDS_AFTER: float = 1.0
 
 
 class Shrinker:
-    """Makes one failing run small.
+    """Minimises one failing run.
 
     Args:
         outcome: of the run.
@@ -58,7 +58,7 @@ class Shrinker:
         return time.process_time() >= self._until
 
     def _is_kept(self, plan: Plan) -> bool:
-        """Run a plan, and keep it if it breaks the same rule."""
+        """Run a plan, and keep it if it violates the same rule."""
         if self._is_over():
             return False
         self.runs += 1
@@ -71,7 +71,7 @@ class Shrinker:
         return True
 
     def _shorten(self) -> None:
-        """End the work as early as possible: just after what went wrong, or else ever sooner."""
+        """End the work as early as possible: just after the violation, then earlier still."""
         while True:
             minutes = self.outcome.plan.minutes
             began = self.outcome.work_began_seconds
@@ -101,7 +101,7 @@ class Shrinker:
             yield self.outcome.plan.leaving_out(name)
 
     def _leave_out(self, parts_of: Callable[[Outcome], Sequence[str]]) -> None:
-        """Leave out ever smaller stretches of what is listed, as long as the same goes wrong."""
+        """Leave out ever smaller parts of a list, as long as the same rule is violated."""
         size = len(parts_of(self.outcome))
         while size >= 1 and not self._is_over():
             at = 0

@@ -1,7 +1,7 @@
-"""What happened in a world: a digest of everything, and lines for people.
+"""The record of a simulation: a digest of everything, and lines for people.
 
-The digest covers every note, so that two runs agree in it only if they agree in all. Lines are kept for the
-notes that tell the story; the others (units of work, RPC reads) only with `keeps_all`.
+The digest covers every note, so two runs have the same digest only if everything is the same. Lines are kept
+for major notes; the others (units of work, RPC reads) only with `keeps_all`.
 """
 
 import hashlib
@@ -15,12 +15,12 @@ _STORY: Final = frozenset(
 
 
 class Timeline:
-    """Takes notes.
+    """Records what happens.
 
     Args:
-        now: seconds since the world began.
-        keeps_all: whether lines are kept of every note, not only of those that tell the story.
-        keeps: whether lines are kept at all.
+        now: seconds since the start of the simulation.
+        keeps_all: whether to keep minor lines too.
+        keeps: whether to keep lines at all.
     """
 
     def __init__(self, now: Callable[[], float], *, keeps: bool = True, keeps_all: bool = False) -> None:
@@ -32,12 +32,12 @@ class Timeline:
         self.counts: Counter[str] = Counter()
 
     def note(self, kind: str, who: str, *what: object) -> None:
-        """Note that something happened.
+        """Record an event of the simulation.
 
         Args:
-            kind: of what happened.
-            who: whose doing it was.
-            what: all there is to say about it.
+            kind: its kind.
+            who: its actor.
+            what: the details.
         """
         line = f"{self._now():12.6f} {kind:9} {who:12} {' '.join(map(str, what))}"
         self._digest.update(line.encode())
@@ -47,5 +47,5 @@ class Timeline:
 
     @property
     def digest(self) -> str:
-        """What is the same for two runs in which the same happened, and no others."""
+        """The digest: equal for two runs only if the same happened."""
         return self._digest.hexdigest()

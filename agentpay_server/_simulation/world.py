@@ -1,4 +1,4 @@
-"""One world, run from one seed: servers, their database, a cluster, a network, and whoever works there."""
+"""A simulation, run from one seed: servers, their database, a cluster, a network, and all actors."""
 
 import asyncio
 import gc
@@ -49,17 +49,17 @@ _EVENTS: Final[tuple[tuple[EventType, ...], ...]] = (
     get_args(EventType),
     ("transfer.settled", "session.settled"),
 )
-"""What each of the webhooks asks for."""
+"""The subscriptions of the webhooks."""
 
 
 @frozen(kw_only=True)
 class Violation:
-    """Something that must never be.
+    """A violation of a rule.
 
     Attributes:
-        what: the rule that was broken.
-        details: by what.
-        at_seconds: when, since the world began.
+        what: the violated rule.
+        details: the objects involved.
+        at_seconds: when, since the start of the simulation.
     """
 
     what: str
@@ -72,22 +72,22 @@ class Violation:
 
 @frozen(kw_only=True)
 class Outcome:
-    """What came of a run.
+    """The result of a run.
 
     Attributes:
         plan: the run.
-        violations: what must never be, and was.
-        digest: the same for two runs in which the same happened.
-        seconds: how long the world lasted, in simulated seconds.
-        cpu_seconds: how long the processor worked for it.
-        calls: the calls that were made, as `Plan.without` takes them.
-        struck: the faults that struck, likewise.
+        violations: the violations.
+        digest: equal for two runs in which the same happened.
+        seconds: the duration in simulated seconds.
+        cpu_seconds: the processor time used.
+        calls: the calls that were made, in the form that `Plan.without` takes.
+        struck: the faults that struck, in the same form.
         faults: how often each kind of fault struck.
         crashes: how often a server was killed.
         landed: how many transactions landed.
         units: how many units of work ran.
         work_began_seconds: when work and faults began.
-        settled_seconds: how long after the faults stopped nothing was in flight any more.
+        settled_seconds: how long after the end of the faults nothing was in flight any more.
         lines: the timeline.
     """
 
@@ -109,11 +109,11 @@ class Outcome:
 
 @define
 class WebhookSecrets:
-    """The secrets of a webhook that were told.
+    """The secrets of a webhook that were returned to its operator.
 
     Attributes:
         known: all of them, in order.
-        is_lost: whether there may be one more, whose answer was lost.
+        is_lost: whether there may be one more, because a response was lost.
     """
 
     known: list[str] = Factory(list)
@@ -121,14 +121,14 @@ class WebhookSecrets:
 
 
 class World:
-    """Everything there is in a run, by the names that its parts use.
+    """All parts of a run.
 
     Args:
         plan: the run.
-        keeps: whether the lines of the timeline are kept.
-        keeps_all: whether also those that do not tell the story.
-        stops_early: whether the first violation ends it.
-        watch: called every simulated second, to show how far it has come.
+        keeps: whether to keep the lines of the timeline.
+        keeps_all: whether to keep minor lines too.
+        stops_early: whether the first violation ends the run.
+        watch: called every simulated second, to show progress.
     """
 
     def __init__(
@@ -205,10 +205,10 @@ class World:
         self.log_secrets: list[str] = [self.operator_key, (self.settings.encryption_key or b"-").hex()]
 
     def run(self) -> Outcome:
-        """Run it to its end and return what came of it."""
+        """Run it to its end and return the result."""
         started = time.process_time()
         self.loop.on_task, self.loop.on_exception = self._remember, self._reported
-        # INFO tells of every request: now and then, since a line takes time to make.
+        # INFO includes every request: kept only occasionally, because formatting a line takes time.
         level = logging.INFO if self.chance.stream("log level").random() < 0.1 else logging.WARNING
         judge = LogJudge(self.log_secrets, self.violate, self.timeline.note)
         with judged_logs(judge, level), _collected_by_hand():
@@ -222,7 +222,7 @@ class World:
         return self._outcome(time.process_time() - started)
 
     def violate(self, what: str, *details: object) -> None:
-        """Report something that must never be."""
+        """Report a violation."""
         found = Violation(what=what, details=" ".join(map(str, details)), at_seconds=self.loop.time())
         self.violations.append(found)
         self.timeline.note("VIOLATION", "judge", what, *details)
@@ -272,7 +272,7 @@ class World:
             self.violate("refused, though nothing is wrong", type(error).__name__, error)
 
     async def _begin(self) -> None:
-        """Start the servers, make accounts and give them money."""
+        """Start the servers, create accounts and fund them."""
         for server in self.servers:
             server.boot()
         while not all(server.is_up for server in self.servers):  # noqa: ASYNC110 - time is virtual
@@ -323,7 +323,7 @@ class World:
                 _collect()
 
     def _end(self) -> None:
-        """Close whatever waits yet: it has no loop any more to wait on."""
+        """Close all suspended coroutines: the loop has ended."""
         with _unawaited():
             for server in self.servers:
                 if server.life is not None:
@@ -390,7 +390,7 @@ def _key(seed: int, name: str) -> Keypair:
 
 @contextmanager
 def _collected_by_hand() -> Iterator[None]:
-    """Have no garbage collected at moments that no seed decides, and what was there before left alone."""
+    """Disable garbage collection at times that the seed does not determine, and freeze existing objects."""
     was_on = gc.isenabled()
     gc.disable()
     gc.freeze()
@@ -404,14 +404,14 @@ def _collected_by_hand() -> Iterator[None]:
 
 
 def _collect() -> None:
-    """Free what the dead have left."""
+    """Free the memory of dead servers."""
     with _unawaited():
         gc.collect()
 
 
 @contextmanager
 def _unawaited() -> Iterator[None]:
-    """Have no warning of coroutines that nobody awaits any more: who was to await them is dead."""
+    """Suppress warnings about coroutines of dead servers that were never awaited."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         yield

@@ -220,7 +220,7 @@ def _introduce(
     output.line("then try: agentpay-server approvals list, deliveries list, listen, trigger session.settled.")
     output.line("There are payments, a rejection, a transfer that waits for approval, and an open session.")
     if tools is not None:
-        title = "Configuration of an MCP server for a model, with an account of its own:"
+        title = "Configuration of an MCP server for a model, with a separate account:"
         output.line(Text(title, style="bold"))
         for line in json.dumps(tools, indent=2).splitlines():
             output.line(Text(line))

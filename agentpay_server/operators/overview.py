@@ -1,4 +1,4 @@
-"""What an operator sees at a glance: counts, and the requests that this process has answered (CO16, CO17)."""
+"""An operator's overview: counts, and the requests that this process has handled (CO16, CO17)."""
 
 from collections import OrderedDict, deque
 from typing import Final
@@ -19,7 +19,7 @@ KEPT: Final = 1000
 """How many requests of one operator are kept."""
 
 OPERATORS_MAX: Final = 100
-"""Of how many operators: those that were served most recently."""
+"""For how many operators requests are kept: the most recently active ones."""
 
 
 @frozen(kw_only=True)

@@ -1,4 +1,4 @@
-"""The transaction of a payment: exactly what its terms ask for, signed in our slots alone. Pure functions.
+"""The transaction of a payment: exactly what its terms require, signed only by our keys. Pure functions.
 
 A version 0 message of: compute-unit limit, unit price, one `transferChecked` for each leg with its memo after
 it, and for x402 a memo in any case. No account is created, no program called besides. Where the seller pays
@@ -29,7 +29,7 @@ from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, TransactionTooL
 from agentpay_server.payments.terms import Protocol, Terms
 
 MOST_UNITS: Final = 190_000
-"""The highest compute-unit limit: sellers of MPP take up to 200,000, and some facilitators about half."""
+"""The highest compute-unit limit: MPP sellers accept up to 200,000, and some facilitators about half."""
 
 _BASE_UNITS: Final = 20_000
 _UNITS_PER_LEG: Final = 7_500
@@ -135,7 +135,7 @@ def _fee_payer(
     taking_part = {str(account.pubkey) for step in steps for account in step.accounts}
     taking_part |= {str(step.program_id) for step in steps}
     if terms.fee_payer in taking_part or terms.fee_payer in own_addresses:
-        raise FeePayerRefusedError("the fee payer of the challenge must be an address of the seller alone")
+        raise FeePayerRefusedError("the fee payer of the challenge must be used only by the seller")
     return Pubkey.from_string(terms.fee_payer)
 
 

@@ -16,7 +16,7 @@ def read_challenge(headers: Iterable[tuple[str, str]], body: bytes) -> list[Offe
 
     Args:
         headers: of the response, names in any case; further ones than `MOST_HEADERS` are not looked at.
-        body: of the response; what goes beyond 64 KiB may be cut off.
+        body: of the response; may be truncated at 64 KiB.
 
     Raises:
         UnreadableChallengeError: a challenge, or an offer on Solana in it, cannot be read.
@@ -53,11 +53,11 @@ def payable(
     now_us: int,
     max_amount_micro: int | None = None,
 ) -> Offer | None:
-    """Return the first offer that can be paid; None where there is none.
+    """Return the first offer that can be paid, or None.
 
     Args:
         offers: as `read_challenge` returns them.
-        cluster: on which chain the service works; None for one of its own.
+        cluster: the cluster of the service; None for a private one.
         usdc_mint: the mint of USDC there.
         now_us: the time, in microseconds since 1970.
         max_amount_micro: the most that the caller pays, in micro-USDC; None for any price.
@@ -77,7 +77,7 @@ def payable(
 
 
 def wrap(offer: Offer, transaction: bytes, *, payment_id: str) -> tuple[str, str]:
-    """Return name and value of the header that presents a payment, as its protocol has it."""
+    """Return name and value of the header with a payment, for its protocol."""
     if offer.terms.protocol is Protocol.MPP:
         return mpp.wrap(offer, transaction)
     return x402.wrap(offer, transaction, payment_id=payment_id)

@@ -135,7 +135,7 @@ def _offer(
 
 
 def _with_identifier(extensions: Mapping[str, Any], payment_id: str) -> dict[str, Any]:
-    """Return extensions with our identifier in the one that asks for it. It is told, never relied on."""
+    """Return extensions with our identifier in the one that asks for it. For information only."""
     declared = extensions.get(_IDENTIFIER)
     if not isinstance(declared, dict):
         return dict(extensions)

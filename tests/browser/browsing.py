@@ -41,7 +41,7 @@ class Console:
         signed_in: bool = True,
         before: Callable[[Page], None] = lambda _: None,
     ) -> Page:
-        """Return a tab of its own at a page that has loaded."""
+        """Return a new tab at a page that has loaded."""
         context = self._browser.new_context(
             viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, reduced_motion="reduce"
         )

@@ -18,7 +18,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
-    """Chromium as the system has it; where it is required, a missing one is a failure."""
+    """The system's Chromium; if it is required, a missing one is a failure."""
     found = next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
         message = "needs Chromium: apt-get install chromium"
@@ -63,7 +63,7 @@ def console_of(browser: Browser) -> Iterator[Callable[[AgentPayServer], Console]
 
 @pytest.fixture
 def server() -> Iterator[AgentPayServer]:
-    """A server with a port, whose clock stands still."""
+    """A server with a port and a paused clock."""
     with AgentPayServer() as server:
         server.listen()
         yield server
@@ -77,7 +77,7 @@ def console(server: AgentPayServer, console_of: Callable[[AgentPayServer], Conso
 
 @pytest.fixture(scope="session")
 def axe() -> str:
-    """Return the source of axe-core, as the package that carries it has it."""
+    """Return the source of axe-core from its package."""
     import axe_playwright_python  # noqa: PLC0415
 
     return (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text()

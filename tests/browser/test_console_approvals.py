@@ -1,4 +1,4 @@
-"""Approving: what is shown, where the focus is, and that money moves once whoever presses what."""
+"""Approving: the displayed details, the focus, and that money moves once for any sequence of clicks."""
 
 import re
 
@@ -32,7 +32,7 @@ def says(tab: Page, text: str) -> None:
     expect(tab.locator("#live")).to_contain_text(text)
 
 
-def test_what_is_asked_is_shown_whole_and_confirmed_by_amount(
+def test_an_approval_shows_all_details_and_is_confirmed_by_amount(
     server: AgentPayServer, console: Console
 ) -> None:
     transfer = waiting(server)
@@ -67,7 +67,7 @@ def test_enter_on_an_open_dialog_pays_nothing(server: AgentPayServer, console: C
     assert status(server, transfer) == "pending_approval"
 
 
-def test_the_keyboard_alone_approves(server: AgentPayServer, console: Console) -> None:
+def test_approval_works_with_the_keyboard_only(server: AgentPayServer, console: Console) -> None:
     transfer = waiting(server)
     tab = console.open()
     tab.keyboard.press("g")
@@ -151,7 +151,7 @@ def test_real_money_is_typed_again(server: AgentPayServer, console: Console) -> 
     assert status(server, transfer) == "settled"
 
 
-def test_a_refusal_at_approval_is_told(server: AgentPayServer, console: Console) -> None:
+def test_a_refusal_at_approval_is_shown(server: AgentPayServer, console: Console) -> None:
     console.expects_failures = True
     transfer = waiting(server)
     server.client().policies.pause(transfer.from_)

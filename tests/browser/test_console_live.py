@@ -1,4 +1,4 @@
-"""What happens while a page is open: changes, a server that goes and comes back, responses that come late."""
+"""An open page: live changes, a server that restarts, responses that arrive late."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +20,7 @@ def pay(server: AgentPayServer, amount: str = "1") -> None:
     client.transfers.create(from_=accounts["Buyer"], to=accounts["Shop"], amount=amount)
 
 
-def test_what_happens_appears_by_itself(server: AgentPayServer, console: Console) -> None:
+def test_changes_appear_automatically(server: AgentPayServer, console: Console) -> None:
     tab = console.open("timeline")
     expect(tab.locator(".empty")).to_be_visible()
     pay(server, "12.5")
@@ -58,7 +58,7 @@ def test_a_late_response_never_replaces_a_newer_page(server: AgentPayServer, con
     expect(tab.locator(".tiles")).to_have_count(0)
 
 
-def test_a_server_that_comes_back_is_followed_again(
+def test_the_page_reconnects_to_a_restarted_server(
     tmp_path: Path, console_of: Callable[[AgentPayServer], Console]
 ) -> None:
     with AgentPayServer(data_dir=tmp_path / "data") as first:

@@ -1,4 +1,4 @@
-"""Who gets in, with what, and where the key is kept."""
+"""Signing in: accepted keys, and where the key is stored."""
 
 from browsing import OTHER_HOST, Console
 from playwright.sync_api import Page, Route, expect

@@ -1,4 +1,4 @@
-"""What operators do beyond approving: pause, replay, keys, webhooks, sessions, the bench; hostile text."""
+"""Operator tasks besides approving: pause, replay, keys, webhooks, sessions, the test bench; hostile text."""
 
 import httpx
 import pytest
@@ -49,7 +49,7 @@ def test_a_refusal_names_its_rule(server: AgentPayServer, console: Console, acco
     expect(failed).to_contain_text("max_single_transfer is 10.000000 USDC")
 
 
-def test_a_settled_transfer_is_told_from_request_to_delivery(
+def test_a_settled_transfer_is_shown_from_request_to_delivery(
     server: AgentPayServer, console: Console, account_id: str
 ) -> None:
     server.webhook_inbox()
@@ -118,7 +118,7 @@ def test_a_webhook_is_registered_rotated_and_deleted(server: AgentPayServer, con
     assert list(server.console.webhooks.list()) == []
 
 
-def test_a_session_shows_what_is_charged_and_closes(
+def test_a_session_shows_its_charges_and_can_be_closed(
     server: AgentPayServer, console: Console, account_id: str
 ) -> None:
     shop = server.client().accounts.create(name="Shop").account_id

@@ -186,11 +186,11 @@ def test_success_statuses_are_those_of_the_contract():
     assert set(map(frozenset, statuses.values())) == {frozenset({200})}
 
 
-def test_agent_scoped_keys_may_call_only_what_is_listed_for_them():
+def test_agent_scoped_keys_may_call_only_the_listed_endpoints():
     assert {endpoint.name for endpoint in EVERYWHERE if endpoint.scope is Scope.ACCOUNT} == OF_AGENTS
 
 
-def test_what_makes_things_twice_is_repeated_only_when_it_was_not_processed():
+def test_non_idempotent_requests_are_retried_only_if_not_processed():
     careful = {endpoint.name for endpoint in ENDPOINTS if endpoint.repeat is Repeat.IF_NOT_PROCESSED}
 
     assert careful == {"accounts.create", "webhooks.create"}
@@ -200,7 +200,7 @@ def test_what_makes_things_twice_is_repeated_only_when_it_was_not_processed():
 
 
 @pytest.mark.parametrize("endpoint", EVERYWHERE, ids=lambda endpoint: endpoint.name)
-def test_what_a_client_sends_is_a_request_model_which_refuses_what_it_does_not_know(endpoint):
+def test_request_models_refuse_unknown_fields(endpoint):
     for model in (endpoint.request, endpoint.query):
         assert model is None or (attrs.has(model) and issubclass(model, Request))
     assert endpoint.request is None or endpoint.method in ("POST", "PUT")

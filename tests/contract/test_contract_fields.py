@@ -58,13 +58,13 @@ def test_a_timestamp_without_an_offset_is_refused(value):
         *["2026-02-30T00:00:00Z", "2026-01-31T25:00:00Z", "1767225600", "2026-01-31T12:00:00Z" + " " * 40],
     ],
 )
-def test_what_is_no_timestamp_is_refused(value):
+def test_an_invalid_timestamp_is_refused(value):
     with pytest.raises(ValueError, match="must be an ISO 8601 timestamp"):
         parse_timestamp(value)
 
 
 @pytest.mark.parametrize("value", [None, 0, 1767225600, 1.5, True, [], {}])
-def test_a_timestamp_that_is_no_string_is_refused(value):
+def test_a_timestamp_must_be_a_string(value):
     with pytest.raises(ValueError, match="must be an ISO 8601 string"):
         parse_timestamp(value)
 
@@ -119,6 +119,6 @@ def test_control_characters_are_refused_where_they_are_not_allowed(character):
 
 
 @pytest.mark.parametrize("value", [None, 1, True, b"a", ["a"]])
-def test_a_text_that_is_no_string_is_refused(value):
+def test_a_text_must_be_a_string(value):
     with pytest.raises(ValueError, match="must be a string"):
         text(maximum=100).parse(value)

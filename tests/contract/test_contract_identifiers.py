@@ -1,4 +1,4 @@
-"""Identifiers and on-chain addresses: recognised by their form alone (interface R13)."""
+"""Identifiers and on-chain addresses are recognised by their format (interface R13)."""
 
 import pytest
 from hypothesis import given
@@ -31,7 +31,7 @@ def test_public_keys_with_leading_zero_bytes_are_recognised(zeros, raw):
 
 
 @given(st.text(alphabet=BASE58, min_size=30, max_size=46) | st.text(max_size=50))
-def test_what_is_a_public_key_is_what_the_chain_library_takes_for_one(text):
+def test_public_keys_are_recognised_like_in_the_chain_library(text):
     assert identifiers.is_public_key(text) == solders_takes(text)
 
 

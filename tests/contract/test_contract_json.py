@@ -65,7 +65,7 @@ def test_numbers_with_a_point_or_an_exponent_are_decimals():
     ],
     ids=lambda value: repr(value)[:24] if isinstance(value, bytes) else value.__name__,
 )
-def test_what_is_not_json_is_refused(parse, body):
+def test_invalid_json_is_refused(parse, body):
     with pytest.raises(InvalidJsonError, match=r"^must "):
         parse(body)
 
@@ -145,7 +145,7 @@ def test_empty_containers_count_as_a_level():
 
 
 @given(values)
-def test_what_is_printed_is_read_back_as_the_same_value(value):
+def test_printed_json_parses_to_the_same_value(value):
     printed = json_text.print_json(value)
 
     assert json_text.parse_json(printed) == value
@@ -178,7 +178,7 @@ def test_a_float_is_not_printed(value):
 
 
 @pytest.mark.parametrize("value", [b"bytes", {1, 2}, object(), 1j])
-def test_what_json_has_no_form_for_is_not_printed(value):
+def test_values_without_a_json_form_are_refused(value):
     with pytest.raises(TypeError, match="has no exact JSON form"):
         json_text.print_json(value)
 

@@ -291,14 +291,14 @@ def test_a_closed_set_is_the_same_for_type_checkers_and_for_the_server(model, va
     assert get_args(literal) == tuple(member.value for member in enum)
 
 
-def test_every_closed_set_is_that_of_the_enum_of_its_name():
+def test_every_literal_type_equals_its_enum():
     for enum in (EventType, ErrorCode, TransactionStatusFilter):
         assert get_args(getattr(choices, enum.__name__)) == tuple(member.value for member in enum)
 
 
 @pytest.mark.parametrize(("model", "value", "name", "enum"), OPEN_ENUMS)
 @pytest.mark.parametrize("wrong", [None, 1, True, ["active"], {"a": 1}])
-def test_an_enum_value_that_is_no_string_is_refused(model, value, name, enum, wrong):
+def test_an_enum_value_must_be_a_string(model, value, name, enum, wrong):
     assert faults({**value, name: wrong}, model) == {name: "must be a string"}
 
 
@@ -391,11 +391,11 @@ def test_a_missing_field_of_a_nested_object_is_named_with_its_path():
 
 @pytest.mark.parametrize("model", [*RESPONSES, *REQUESTS], ids=named)
 @pytest.mark.parametrize("wrong", [None, True, 1, Decimal("1.5"), "text", [], [{}]], ids=repr)
-def test_what_is_no_object_is_no_model(model, wrong):
+def test_a_model_must_be_an_object(model, wrong):
     assert faults(wrong, model) == {"body": "must be an object"}
 
 
-def test_what_is_no_array_is_no_list_of_values():
+def test_a_list_must_be_an_array():
     for wrong in ("text", {"0": "a"}, 1, True):
         assert faults({"categories": wrong}, PolicyChange) == {"categories": "must be an array"}
     assert faults({"categories": ["ok", 1, "", None, "x" * 65]}, PolicyChange) == {
@@ -572,7 +572,7 @@ def test_every_error_code_has_one_http_status():
     } == {code.value: HTTP_STATUS[code] for code in ErrorCode}
 
 
-def test_an_error_body_leaves_out_what_does_not_apply():
+def test_an_error_body_omits_fields_that_do_not_apply():
     body = codec.unstructure(ErrorBody(error="not_found", message="No."))
 
     assert json.loads(json_text.print_json(body)) == {"error": "not_found", "message": "No."}

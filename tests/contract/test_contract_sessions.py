@@ -1,4 +1,4 @@
-"""What crosses the wire of sessions: their models, and the bodies of their refusals.
+"""The wire format of sessions: their models, and the bodies of their refusals.
 
 See interface E1, S1 to S18.
 """
@@ -96,7 +96,7 @@ def test_a_session_has_exactly_the_fields_of_the_decisions_and_exact_amounts():
 
 
 @pytest.mark.parametrize("reason", [*ClosingReason, "a reason of later versions"])
-def test_why_a_session_closes_may_be_what_this_version_does_not_know(reason):
+def test_an_unknown_closing_reason_stays_a_string(reason):
     session = codec.structure({**SESSION, "closing_reason": str(reason)}, Session)
 
     assert session.closing_reason == reason

@@ -70,12 +70,12 @@ def test_equal_amounts_are_equal_in_micro_usdc(value, micro):
 
 
 @pytest.mark.parametrize("value", [0.1, 1.0, float("nan"), True, False, None, b"1", [1]])
-def test_what_cannot_hold_usdc_exactly_is_a_type_error(value):
+def test_inexact_types_of_usdc_are_a_type_error(value):
     with pytest.raises(TypeError, match="Decimal, an int or a string"):
         usdc.to_micro(value)
 
 
-def test_the_refusal_of_a_float_says_what_to_write_instead():
+def test_the_refusal_of_a_float_shows_the_exact_spelling():
     with pytest.raises(TypeError, match=re.escape("Decimal('0.1') or '0.1' instead of 0.1")):
         usdc.to_decimal(0.1)
 
@@ -97,7 +97,7 @@ def test_the_refusal_of_a_float_says_what_to_write_instead():
         "1.0000001",
     ],
 )
-def test_what_is_no_amount_of_usdc_is_a_value_error(value):
+def test_an_invalid_amount_of_usdc_is_a_value_error(value):
     with pytest.raises(ValueError, match="an amount of USDC must"):
         usdc.to_micro(value)
 
@@ -135,13 +135,13 @@ def test_an_amount_of_another_form_is_refused(value):
 
 
 @pytest.mark.parametrize("value", [1, Decimal(1), 1.5, True, None, ["1"], {"amount": "1"}])
-def test_an_amount_that_is_no_string_is_refused(value):
+def test_an_amount_must_be_a_string(value):
     with pytest.raises(ValueError, match="must be a string"):
         usdc.parse_amount(value)
 
 
 @pytest.mark.parametrize("value", ["1", 1.0, True, False, None, [], {}])
-def test_a_limit_that_is_no_number_is_refused(value):
+def test_a_limit_must_be_a_number(value):
     with pytest.raises(ValueError, match="must be a number"):
         usdc.parse_number(value)
 
@@ -166,6 +166,6 @@ def test_a_limit_keeps_its_exact_value(value):
 
 
 @pytest.mark.parametrize("value", [None, 1, 1.5, Decimal(1), "", "1e2", "-1", "1.0000001", "NaN", "1" * 21])
-def test_a_balance_that_is_no_decimal_string_is_refused(value):
+def test_a_balance_must_be_a_decimal_string(value):
     with pytest.raises(ValueError, match="must be a decimal string"):
         usdc.parse_string(value)

@@ -208,7 +208,7 @@ def test_an_amount_that_is_taken_fits_its_schema(amount):
 
 
 @pytest.mark.parametrize("name", ["a", "a b", " a", "a ", "", " ", "a\nb", "\x85", "é", "x" * 100, "x" * 101])
-def test_a_name_fits_its_schema_when_it_is_taken_as_it_stands(name):
+def test_a_name_is_validated_before_trimming_in_its_schema(name):
     schema = PARSED["/openapi.json"]["components"]["schemas"]["CreateAccount"]["properties"]["name"]
 
     is_taken = name == name.strip() and 1 <= len(name) <= 100 and name.isprintable()
@@ -274,7 +274,7 @@ def send(server, method, path, *, key=None, **arguments):
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_a_document_is_served_to_anyone_and_to_readers_alone(name):
+def test_documents_are_served_without_a_key_for_get_only(name):
     with AgentPayServer() as server:
         answer = send(server, "GET", name, key="none")
         assert answer.status_code == 200

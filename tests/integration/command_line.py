@@ -46,7 +46,7 @@ class CommandLine:
         return json.loads(line, parse_float=Decimal)
 
     def refused(self, *arguments: str) -> str:
-        """Run a command that the server refuses, and return what people are told."""
+        """Run a command that the server refuses, and return the terminal output."""
         result = self.run(*arguments)
         assert (result.exit_code, result.stdout) == (1, ""), result.output
         assert result.stderr.startswith("Error: ")
@@ -54,7 +54,7 @@ class CommandLine:
 
     @contextmanager
     def process(self, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
-        """Run a command as a process of its own."""
+        """Run a command as a separate process."""
         with processing(*arguments, environment=self.environment) as process:
             yield process
 
@@ -63,7 +63,7 @@ class CommandLine:
 def processing(
     *arguments: str, environment: dict[str, str] | None = None
 ) -> Iterator["subprocess.Popen[str]"]:
-    """Run a command as a process of its own, which is killed if it still runs in the end."""
+    """Run a command as a separate process, which is killed if it still runs at the end."""
     with subprocess.Popen(
         [sys.executable, "-m", "agentpay_server.cli", *arguments],
         stdout=subprocess.PIPE,

@@ -1,6 +1,6 @@
-"""Fixtures of the integration tests: a server of their own, clients of it, and accounts with money.
+"""Fixtures of the integration tests: a server per test, clients of it, and funded accounts.
 
-Nothing here is a double: every fixture is a part of the real embedded server, on a clock that stands still.
+Nothing here is a double: every fixture is a part of the real embedded server, on a paused clock.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ def anyio_backend() -> str:
 
 @pytest.fixture
 def server() -> Iterator[AgentPayServer]:
-    """A server of the test's own; its clock stands at 2026-01-01T00:00:00Z until the test advances it."""
+    """The test's own server; its clock is at 2026-01-01T00:00:00Z until the test advances it."""
     with AgentPayServer(clock=START) as running:
         yield running
 

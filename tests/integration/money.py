@@ -1,4 +1,4 @@
-"""What the tests about money read behind the server's back: the tables, and the chain itself."""
+"""Reads tables and the chain directly, for tests about money."""
 
 import json
 from collections.abc import Callable, Coroutine

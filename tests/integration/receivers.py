@@ -1,4 +1,4 @@
-"""A receiver of webhooks on a loopback port, as a customer runs one, which answers as the test says.
+"""A webhook receiver on a loopback port, like a customer's, whose responses the test controls.
 
 It speaks HTTP by hand, so that it can also answer what no library would: nothing, half of it, or without end.
 """
@@ -86,7 +86,7 @@ def answer(status: int, headers: str = "", body: bytes = b"") -> bytes:
 
 
 class Receiver:
-    """An HTTP server on a loopback port. It answers 200 unless told otherwise, and keeps connections open."""
+    """An HTTP server on a loopback port. It responds with 200 by default, and keeps connections open."""
 
     def __init__(self, *, host: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None = None) -> None:
         self.posts: list[Post] = []
@@ -124,7 +124,7 @@ class Receiver:
             return list(self.posts)
 
     def close(self) -> None:
-        """End every exchange and let go of the port."""
+        """End every exchange and close the port."""
         self._ended.set()
         with suppress(OSError):
             self._listening.shutdown(socket.SHUT_RDWR)
@@ -208,7 +208,7 @@ def _read(connected: socket.socket, connection: int) -> Post | None:
 
 
 def closed_port() -> int:
-    """Return a port of the loopback on which nobody listens."""
+    """Return a loopback port on which nothing listens."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return int(taken.getsockname()[1])
 

@@ -1,4 +1,4 @@
-"""What the tests against a running server share: where its clock stands, and plain HTTP beside the SDK."""
+"""Shared by tests against a running server: the clock's time, and plain HTTP in addition to the SDK."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -106,10 +106,10 @@ def faults(response: httpx.Response) -> dict[str, str]:
 def state_of(server: AgentPayServer) -> tuple[bytes, int]:
     """Return all that a request could change: the database, and what the treasury has left.
 
-    What earlier requests have begun comes to its end first, the on-chain records of policies above all.
+    Work of earlier requests finishes first, in particular the on-chain records of policies.
     """
     context: Any = server._running.server.context
-    # On a cluster these go on with its blocks, whoever asks for what.
+    # On a cluster these advance with its blocks.
     going_on = ("chain_transactions", "accounts.deposit_cursor", "policy_records")
     watched = () if validators.is_embedded() else going_on
 

@@ -46,7 +46,7 @@ class Desk:
         return self.http.post(f"/sessions/{session_id}/close")
 
     def held(self) -> tuple[int, int]:
-        """What payer and payee hold on chain."""
+        """The on-chain balances of payer and payee."""
         parties = (self.payer, self.payee)
         payer, payee = (money.held(self.server, party.usdc_token_account) for party in parties)
         return payer, payee

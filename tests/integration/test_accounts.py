@@ -73,7 +73,7 @@ def test_an_account_exists_on_chain_with_its_associated_token_account(
     assert usdc == "EPjFWdd5AufqSSqeM2qN1xzybapC8G4wEGGkZwyTDt1v"
 
 
-def test_what_is_read_is_what_was_created(http: httpx.Client):
+def test_a_read_account_equals_the_created_one(http: httpx.Client):
     created = http.post("/v1/accounts", json={"name": "a", "metadata": {"x": 1}}).json()
 
     assert http.get(f"/v1/accounts/{created['account_id']}").json() == created
@@ -244,7 +244,7 @@ def test_an_identifier_of_another_operator_is_answered_as_one_that_does_not_exis
         "event_id": event["id"],
     }
     if stores.has_snapshots():
-        # Elsewhere there are no snapshots, of nobody.
+        # Other stores have no snapshots.
         known["snapshot_id"] = server.sandbox.snapshot().snapshot_id
     bodies = {
         "policies.put": {"paused": True},

@@ -1,4 +1,4 @@
-"""Transfers that wait for an operator: approved, rejected, expired, and what everybody is told.
+"""Pending transfers: approved, rejected, expired, and the responses and events.
 
 See interface AP1 to AP5.
 """
@@ -81,7 +81,7 @@ def audited(server: AgentPayServer) -> list[tuple[str, str, Any, Any]]:
 # --- Waiting ----------------------------------------------------------------------------------------------
 
 
-def test_what_waits_reserves_nothing_and_is_signed_by_nobody(
+def test_a_pending_transfer_reserves_and_signs_nothing(
     server: AgentPayServer, client: AgentPay, escalated: Escalated, payer: Account, payee: Account
 ) -> None:
     client.policies.update(payer.account_id, max_daily_spend=30)
@@ -97,7 +97,7 @@ def test_what_waits_reserves_nothing_and_is_signed_by_nobody(
     assert event_types(server, waiting) == ["escalation.required"]
 
 
-def test_the_list_shows_what_there_is_to_decide_newest_first(
+def test_pending_transfers_are_listed_newest_first(
     server: AgentPayServer, http: httpx.Client, escalated: Escalated, payer: Account, payee: Account
 ) -> None:
     first = escalated("10", key="first", memo="dataset 7", category="data")
@@ -126,7 +126,7 @@ def test_the_list_shows_what_there_is_to_decide_newest_first(
     assert listed[1].category == "data"
 
 
-def test_the_list_holds_what_waits_and_nothing_else(
+def test_only_pending_transfers_are_listed(
     server: AgentPayServer, client: AgentPay, escalated: Escalated, payer: Account, payee: Account
 ) -> None:
     approved, rejected, waiting = (escalated(key=key) for key in "abc")
@@ -223,14 +223,14 @@ def test_the_policy_in_force_decides_and_its_refusal_is_final(
     assert (entry["type"], entry["rejection_reason"]) == ("rejection", error)
     assert audited(server)[0][3] == {"status": "rejected", "error": error, "message": body["message"]}
     assert money.held(server, payee.usdc_token_account) == 1_000_000
-    # Once refused, mending the policy brings it back to nobody.
+    # After a rejection, changing the policy does not revive the transfer.
     client.policies.replace(payer.account_id, **{name: getattr(before, name) for name in change})
     refused(post(http, waiting, "approve"), "not_pending")
     again = money.post(http, money.order(payer, payee.account_id, "25"))
     assert refused(again, error) == body
 
 
-def test_escalation_itself_is_not_asked_again(
+def test_an_approved_transfer_is_not_escalated_again(
     server: AgentPayServer, client: AgentPay, escalated: Escalated, payer: Account
 ) -> None:
     waiting = escalated("25")
@@ -357,7 +357,7 @@ def test_a_reason_is_a_line_of_text(http: httpx.Client, escalated: Escalated, re
     assert post(http, waiting, "reject", {"reason": "x" * 200}).status_code == 200
 
 
-def test_a_paused_account_is_no_obstacle_to_rejecting(
+def test_a_transfer_of_a_paused_account_can_be_rejected(
     server: AgentPayServer, client: AgentPay, escalated: Escalated, payer: Account
 ) -> None:
     waiting = escalated()
@@ -369,7 +369,7 @@ def test_a_paused_account_is_no_obstacle_to_rejecting(
 # --- Expiring ---------------------------------------------------------------------------------------------
 
 
-def test_nobody_decides_within_a_day(
+def test_a_pending_transfer_expires_after_a_day(
     server: AgentPayServer, http: httpx.Client, client: AgentPay, escalated: Escalated, payer: Account
 ) -> None:
     waiting = escalated("25")
@@ -404,7 +404,7 @@ def test_the_last_microsecond_is_enough(server: AgentPayServer, escalated: Escal
     assert server.console.approvals.approve(waiting.transfer_id).status == "settled"
 
 
-def test_the_time_to_decide_is_a_setting_and_each_transfer_has_its_own() -> None:
+def test_the_approval_ttl_is_a_setting_applied_per_transfer() -> None:
     with AgentPayServer(clock=START, settings=Settings(approval_ttl_seconds=1.5)) as server:
         client = server.client()
         payer, payee = client.accounts.create(name="Payer"), client.accounts.create(name="Payee")
@@ -437,7 +437,7 @@ def test_more_than_a_batch_expires_at_once(server: AgentPayServer, escalated: Es
 # --- The key ----------------------------------------------------------------------------------------------
 
 
-def test_the_key_stands_for_the_transfer_all_the_way(
+def test_the_key_returns_the_transfer_in_every_state(
     server: AgentPayServer, http: httpx.Client, escalated: Escalated, payer: Account, payee: Account
 ) -> None:
     waiting = escalated("25")
@@ -450,7 +450,7 @@ def test_the_key_stands_for_the_transfer_all_the_way(
     assert len(money.rows(server, tables.transfers)) == 1
 
 
-def test_the_key_of_a_rejected_transfer_tells_why(
+def test_the_key_of_a_rejected_transfer_returns_the_reason(
     server: AgentPayServer, http: httpx.Client, escalated: Escalated, payer: Account, payee: Account
 ) -> None:
     waiting = escalated("25")
@@ -464,7 +464,7 @@ def test_the_key_of_a_rejected_transfer_tells_why(
     refused(other, "idempotency_conflict")
 
 
-def test_the_key_of_an_expired_transfer_tells_why(
+def test_the_key_of_an_expired_transfer_returns_the_reason(
     server: AgentPayServer, http: httpx.Client, escalated: Escalated, payer: Account, payee: Account
 ) -> None:
     waiting = escalated("25")
@@ -496,7 +496,7 @@ def test_the_key_is_free_24_hours_after_the_end_and_not_before(
 # --- What cannot be decided -------------------------------------------------------------------------------
 
 
-def test_what_is_decided_is_decided(
+def test_a_decision_is_final(
     server: AgentPayServer, http: httpx.Client, client: AgentPay, escalated: Escalated, payer: Account
 ) -> None:
     approved, rejected = escalated(key="a"), escalated(key="b")
@@ -547,7 +547,7 @@ def test_an_agent_key_sees_its_own_waiting_transfer_and_decides_nothing(
     assert server.client().transfers.get(waiting.transfer_id).status == "pending_approval"
 
 
-def test_the_client_raises_what_the_service_says(server: AgentPayServer) -> None:
+def test_the_client_raises_the_service_s_errors(server: AgentPayServer) -> None:
     with pytest.raises(NotFoundError):
         server.console.approvals.approve(UNKNOWN_TRANSFER)
 

@@ -57,7 +57,7 @@ class Paying:
         return dict(self.http.post("/v1/transfers", json=self.order(amount, **more)).json())
 
     def asked(self, amount: str, **more: str) -> dict[str, str]:
-        """What the trail says of what was asked for."""
+        """The audit entries of the requests."""
         return {
             "account_id": self.payer.account_id,
             "to": self.payee.account_id,
@@ -149,7 +149,7 @@ def test_a_rejection_has_its_reason(server: AgentPayServer, waiting: str) -> Non
     assert "Ask legal first" in rejected.after["message"]
 
 
-def test_an_expiry_is_told_of_by_the_server(server: AgentPayServer, waiting: str) -> None:
+def test_an_expiry_is_audited_as_the_server(server: AgentPayServer, waiting: str) -> None:
     server.sandbox.clock.advance(DAY)
     *_, expired = entries(server, waiting)
     assert (expired.action, expired.key_id, expired.request_id) == ("console.approvals.expire", None, None)
@@ -160,7 +160,7 @@ def test_an_expiry_is_told_of_by_the_server(server: AgentPayServer, waiting: str
 # --- Sessions ---------------------------------------------------------------------------------------------
 
 
-def test_a_session_is_told_of_from_its_opening_to_its_close(desk: Desk) -> None:
+def test_a_session_is_audited_from_opening_to_close(desk: Desk) -> None:
     session_id = desk.open(category="data")
     desk.charge(session_id, "1.5", "call-1")
     desk.charge(session_id, "0.25", "call-2")
@@ -207,7 +207,7 @@ def test_a_session_is_told_of_from_its_opening_to_its_close(desk: Desk) -> None:
     }
 
 
-def test_a_closing_by_the_clock_is_told_of_by_the_server() -> None:
+def test_an_automatic_close_is_audited_as_the_server() -> None:
     with AgentPayServer(clock=START, settings=Settings(session_idle_seconds=60)) as server:
         payer, payee = (server.client().accounts.create(name=name).account_id for name in ("a", "b"))
         server.sandbox.fund(payer, 10)
@@ -223,7 +223,7 @@ def test_a_closing_by_the_clock_is_told_of_by_the_server() -> None:
 # --- Everything else --------------------------------------------------------------------------------------
 
 
-def test_keys_are_told_of_when_they_are_made_and_revoked(server: AgentPayServer, funded: Funded) -> None:
+def test_creating_and_revoking_keys_is_audited(server: AgentPayServer, funded: Funded) -> None:
     account_id = funded().account_id
     agent = server.console.agent_keys.create(account_id, name="laptop")
     server.console.agent_keys.revoke(agent.key_id)
@@ -240,7 +240,7 @@ def test_keys_are_told_of_when_they_are_made_and_revoked(server: AgentPayServer,
     ]
 
 
-def test_a_key_that_is_lent_to_a_run_is_told_of_when_it_is_taken_back(tmp_path: Any) -> None:
+def test_revoking_the_key_of_a_run_is_audited(tmp_path: Any) -> None:
     with AgentPayServer(data_dir=tmp_path) as first:
         key = first.operator_key
     with AgentPayServer(data_dir=tmp_path) as second:
@@ -252,7 +252,7 @@ def test_a_key_that_is_lent_to_a_run_is_told_of_when_it_is_taken_back(tmp_path: 
         ]
 
 
-def test_a_webhook_is_told_of_with_all_its_fields(server: AgentPayServer, funded: Funded) -> None:
+def test_a_webhook_is_audited_with_all_its_fields(server: AgentPayServer, funded: Funded) -> None:
     account_id = funded().account_id
     webhook = server.client().webhooks.create(
         url="https://example.com/hooks",
@@ -276,7 +276,7 @@ def test_a_webhook_is_told_of_with_all_its_fields(server: AgentPayServer, funded
     ]
 
 
-def test_what_the_sandbox_does_is_told_of(server: AgentPayServer, client: AgentPay) -> None:
+def test_sandbox_operations_are_audited(server: AgentPayServer, client: AgentPay) -> None:
     account = client.accounts.create(name="a")
     funding = server.sandbox.fund(account.account_id, "2.5")
     outside = server.sandbox.create_token_account()
@@ -302,7 +302,7 @@ def test_what_the_sandbox_does_is_told_of(server: AgentPayServer, client: AgentP
     ]
 
 
-def test_an_account_is_told_of_with_its_addresses(server: AgentPayServer, client: AgentPay) -> None:
+def test_an_account_is_audited_with_its_addresses(server: AgentPayServer, client: AgentPay) -> None:
     account = client.accounts.create(name="Research bot", metadata={"team": "search"})
     assert told(server, account.account_id) == [
         (
@@ -408,7 +408,7 @@ def test_every_operation_that_changes_something_is_one_entry_of_its_name(
     answer = stage.request(endpoint)
     assert answer.status_code in endpoint.responses, answer.text
     if endpoint.name in ("sandbox.snapshots.restore", "sandbox.reset"):
-        # What had been told since is gone, and the way back is told of.
+        # Entries since the snapshot are gone, and the restore is audited.
         newest = rows(stage.server, tables.audit)[-1]
     else:
         *_, newest = made = rows(stage.server, tables.audit)[before:]
@@ -418,7 +418,7 @@ def test_every_operation_that_changes_something_is_one_entry_of_its_name(
     assert newest["request_id"] == answer.headers["x-request-id"]
 
 
-# Their effect is in memory, or on chain, before it is told of.
+# Their effect is in memory or on chain before it is audited.
 NOT_UNDONE = {
     "accounts.create",
     "sandbox.accounts.fund",
@@ -432,7 +432,7 @@ NOT_UNDONE = {
 @pytest.mark.parametrize(
     "endpoint", [e for e in MUTATING if e.name not in NOT_UNDONE], ids=lambda endpoint: endpoint.name
 )
-def test_what_cannot_be_told_of_is_not_done(
+def test_a_change_without_its_audit_entry_is_rolled_back(
     stage: Stage, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = state_of(stage.server)

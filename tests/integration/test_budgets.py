@@ -1,4 +1,4 @@
-"""What an agent can ask before it spends: which key it is, and what it may spend (interface K10, B1, B2)."""
+"""The identity of a key and the budget of an account, read before spending (interface K10, B1, B2)."""
 
 from datetime import timedelta
 from decimal import Decimal
@@ -39,7 +39,7 @@ def pay(client: AgentPay, payer: Account, payee: str, amount: Decimal | int) -> 
 # --- Who am I
 
 
-def test_an_operator_key_says_what_it_is(server: AgentPayServer, client: AgentPay) -> None:
+def test_whoami_describes_an_operator_key(server: AgentPayServer, client: AgentPay) -> None:
     (key,) = server.console.operator_keys.list()
     me = client.whoami()
     assert (me.key_id, me.kind, me.account_id) == (key.key_id, "operator", None)
@@ -58,7 +58,7 @@ def test_an_agents_key_says_which_account_it_is_bound_to(server: AgentPayServer,
 @pytest.mark.parametrize(
     ("cluster", "is_test_money"), [("mainnet-beta", False), ("devnet", True), ("localnet", True)]
 )
-def test_money_is_real_on_mainnet_alone(
+def test_money_is_real_only_on_mainnet(
     client: AgentPay, monkeypatch: pytest.MonkeyPatch, cluster: str, is_test_money: bool
 ) -> None:
     monkeypatch.setattr(EmbeddedChain, "cluster_name", property(lambda _: cluster))
@@ -133,7 +133,7 @@ def test_on_the_wire_amounts_are_strings_and_limits_are_numbers(
     }
 
 
-def test_what_remains_can_be_spent_and_not_a_unit_more(
+def test_exactly_the_remaining_amount_can_be_spent(
     server: AgentPayServer, client: AgentPay, funded: Funded, payee: str
 ) -> None:
     payer = funded("100")
@@ -156,9 +156,7 @@ def test_what_remains_can_be_spent_and_not_a_unit_more(
     assert budget.next_release_at == START + DAY + timedelta(hours=1)
 
 
-def test_what_is_available_can_be_spent_and_not_a_unit_more(
-    client: AgentPay, funded: Funded, payee: str
-) -> None:
+def test_exactly_the_available_amount_can_be_spent(client: AgentPay, funded: Funded, payee: str) -> None:
     payer = funded("2.5")
     available = client.accounts.budget(payer.account_id).available_usdc
     with pytest.raises(InsufficientBalanceError):
@@ -167,7 +165,7 @@ def test_what_is_available_can_be_spent_and_not_a_unit_more(
     assert client.accounts.budget(payer.account_id).available_usdc == 0
 
 
-def test_what_is_in_flight_is_not_available_and_is_reserved() -> None:
+def test_amounts_in_flight_are_reserved_and_not_available() -> None:
     with AgentPayServer(clock=START, settings=Settings(settlement_wait_seconds=0)) as server:
         client = server.client()
         payer, payee = (client.accounts.create(name=name).account_id for name in ("Payer", "Payee"))
@@ -221,7 +219,7 @@ def test_it_says_the_same_as_the_operators_detail(
     }
 
 
-def test_an_agent_reads_its_own_and_no_other_known_or_not(server: AgentPayServer, funded: Funded) -> None:
+def test_an_agent_reads_only_its_own_budget(server: AgentPayServer, funded: Funded) -> None:
     own, other = funded("1"), funded("2")
     agent = server.agent_client(own.account_id)
     assert agent.accounts.budget(own.account_id).balance_usdc == 1

@@ -117,7 +117,7 @@ BASE64 = {"encoding": "base64"}
 
 
 async def use_solana_py(url: str, payee: str, token_account: str) -> None:
-    """What a user of solana-py does with a chain."""
+    """Typical use of a chain through solana-py."""
     async with AsyncClient(url, Confirmed) as client:
         assert await client.is_connected()
         payer = Keypair()
@@ -169,7 +169,7 @@ async def use_solana_py(url: str, payee: str, token_account: str) -> None:
         assert (await client.get_genesis_hash()).value
 
 
-def test_solana_py_finds_what_the_server_paid_and_pays_by_itself(server: AgentPayServer) -> None:
+def test_solana_py_finds_the_server_s_payment_and_makes_another(server: AgentPayServer) -> None:
     client = server.client()
     payer, payee = client.accounts.create(name="Payer"), client.accounts.create(name="Payee")
     server.sandbox.fund(payer.account_id, 10)
@@ -276,14 +276,14 @@ def test_money_from_outside_is_a_deposit(server: AgentPayServer) -> None:
     assert error["data"]["err"] == {"InstructionError": [0, {"Custom": 1}]}
 
 
-def test_what_is_sent_by_default_is_base58(server: AgentPayServer) -> None:
+def test_transactions_are_base58_by_default(server: AgentPayServer) -> None:
     transaction = giving(server, payer_with(server))
     assert result(server, "sendTransaction", base58.encode(bytes(transaction))) == str(
         transaction.signatures[0]
     )
 
 
-def test_preflight_tells_why_and_sends_nothing(server: AgentPayServer) -> None:
+def test_preflight_returns_the_error_and_sends_nothing(server: AgentPayServer) -> None:
     payer = payer_with(server)
     landed = giving(server, payer)
     result(server, "sendTransaction", text_of(landed), BASE64)
@@ -311,7 +311,7 @@ def test_preflight_tells_why_and_sends_nothing(server: AgentPayServer) -> None:
     assert len(result(server, "getSignaturesForAddress", str(payer.pubkey()))) == 2
 
 
-def test_without_preflight_the_signature_is_told_whatever_becomes_of_it(server: AgentPayServer) -> None:
+def test_without_preflight_the_signature_is_always_returned(server: AgentPayServer) -> None:
     payer, skipping = payer_with(server), {**BASE64, "skipPreflight": True}
     poor, good = giving(server, payer, lamports=2 * SOL), giving(server, payer)
     bad = VersionedTransaction.populate(good.message, [Signature.default()])
@@ -358,7 +358,7 @@ def test_a_simulation_needs_neither_signature_nor_blockhash(server: AgentPayServ
 # --- Looking back ------------------------------------------------------------------------------------------
 
 
-def test_a_transaction_is_told_with_what_everybody_held_before_and_after(server: AgentPayServer) -> None:
+def test_a_transaction_has_all_balances_before_and_after(server: AgentPayServer) -> None:
     client = server.client()
     payer, payee = client.accounts.create(name="Payer"), client.accounts.create(name="Payee")
     server.sandbox.fund(payer.account_id, 10)
@@ -437,7 +437,7 @@ def test_going_back_to_a_snapshot_takes_the_history_back(server: AgentPayServer)
     assert error["data"]["err"] == "BlockhashNotFound"
 
 
-def test_what_the_sandbox_does_to_the_chain_is_not_seen_from_outside(server: AgentPayServer) -> None:
+def test_faults_of_the_sandbox_do_not_affect_solana_clients(server: AgentPayServer) -> None:
     with server.sandbox.fault("chain_down"):
         assert result(server, "getHealth") == "ok"
 
@@ -459,7 +459,7 @@ def test_a_batch_is_answered_in_order_and_notifications_are_not(server: AgentPay
     assert httpx.post(server.rpc_url, json=calls[1]).content == b""
 
 
-def test_what_is_too_much_is_refused(server: AgentPayServer) -> None:
+def test_requests_over_the_limits_are_refused(server: AgentPayServer) -> None:
     call = {"jsonrpc": "2.0", "id": 1, "method": "getHealth"}
     batch = httpx.post(server.rpc_url, json=[call] * (MOST_CALLS + 1))
     assert batch.json()["error"]["code"] == -32600
@@ -496,7 +496,7 @@ def test_a_page_in_a_browser_cannot_use_it(server: AgentPayServer) -> None:
 # --- WebSocket ---------------------------------------------------------------------------------------------
 
 
-def test_solana_py_hears_of_a_signature_and_of_slots(server: AgentPayServer) -> None:
+def test_solana_py_gets_notifications_of_a_signature_and_of_slots(server: AgentPayServer) -> None:
     payer = payer_with(server)
     transaction = giving(server, payer)
     url = server.rpc_url.replace("http", "ws", 1)
@@ -519,7 +519,7 @@ def test_solana_py_hears_of_a_signature_and_of_slots(server: AgentPayServer) -> 
     asyncio.run(asyncio.wait_for(listen(), 30))
 
 
-def test_subscriptions_end_once_and_are_refused_by_what_is_none(server: AgentPayServer) -> None:
+def test_a_subscription_ends_once_and_unknown_ones_are_refused(server: AgentPayServer) -> None:
     url = server.rpc_url.replace("http", "ws", 1)
 
     async def talk() -> None:
@@ -546,7 +546,7 @@ def test_subscriptions_end_once_and_are_refused_by_what_is_none(server: AgentPay
 # --- Where it is served ------------------------------------------------------------------------------------
 
 
-def test_serve_tells_where_its_chain_is_and_serves_it_beside_everything_else() -> None:
+def test_serve_prints_the_chain_s_address_and_serves_it_too() -> None:
     with processing("serve", "--port", "0", "--chain-rpc") as process:
         told = next_json(process)
         assert told["rpc_url"] == f"{told['base_url']}/sandbox/rpc"
@@ -560,7 +560,7 @@ def test_serve_tells_where_its_chain_is_and_serves_it_beside_everything_else() -
         async def listen() -> None:
             async with SolanaWsClient(told["rpc_url"].replace("http", "ws", 1)) as connection:
                 await connection.slot_subscribe()
-                # Its clock runs by itself, and its blocks with it.
+                # Its clock is running, and so are its blocks.
                 heard: Any = await connection.recv()
                 assert heard.result.slot > heard.result.parent
             with pytest.raises(websockets.InvalidStatus):
@@ -589,7 +589,7 @@ def test_a_restart_of_a_served_chain_remembers_what_has_landed(tmp_path: Path) -
         error = refused(server, "sendTransaction", text_of(transaction), BASE64)
         assert error["data"]["err"] == "AlreadyProcessed"
         result(server, "sendTransaction", text_of(unsent), BASE64)
-        # The history is that of the process, and the node says from where on it has it.
+        # The history is that of the process; the node reports where it begins.
         assert len(result(server, "getSignaturesForAddress", str(payer.pubkey()))) == 1
         first = result(server, "getFirstAvailableBlock")
         assert first == result(server, "getSlot")

@@ -120,7 +120,7 @@ def test_lines_to_paste_show_no_key_that_was_given() -> None:
         assert key not in "\n".join(shown)
 
 
-def test_a_directory_that_others_can_write_to_is_refused_with_what_mends_it(tmp_path: Path) -> None:
+def test_a_directory_writable_by_others_is_refused_with_the_remedy(tmp_path: Path) -> None:
     data = tmp_path / "their data"
     data.mkdir()
     data.chmod(0o775)
@@ -152,7 +152,7 @@ def test_a_directory_that_others_can_write_to_is_refused_with_what_mends_it(tmp_
         (["--data-dir", "data", "--database-url", "postgresql://localhost/x"], "one of"),
     ],
 )
-def test_options_that_cannot_be_meant_are_refused_with_what_to_do(options: list[str], says: str) -> None:
+def test_invalid_options_are_refused_with_the_remedy(options: list[str], says: str) -> None:
     result = CliRunner().invoke(main, ["serve", *options])
     assert result.exit_code == 2
     assert says in result.output
@@ -160,7 +160,7 @@ def test_options_that_cannot_be_meant_are_refused_with_what_to_do(options: list[
 
 
 @pytest.mark.parametrize("option", ["--session-idle", "--session-lifetime"])
-def test_sessions_close_by_themselves_where_they_are_told_to(option: str) -> None:
+def test_session_limits_are_options(option: str) -> None:
     with serving("--clock", "manual", option, "60", "--json") as (announcement, _):
         where = {"base_url": announcement["base_url"], "api_key": announcement["operator_key"]}
         with AgentPay(**where) as server:
@@ -175,7 +175,7 @@ def test_sessions_close_by_themselves_where_they_are_told_to(option: str) -> Non
 
 
 @pytest.mark.parametrize("host", ["é" * 64, "256.256.256.256"])
-def test_an_address_that_is_none_is_named(host: str) -> None:
+def test_an_invalid_address_is_named(host: str) -> None:
     result = CliRunner().invoke(main, ["serve", "--host", host, "--allow-remote", "--operator-key", "k"])
     assert result.exit_code == 1
     assert f"cannot listen on {host} port 8402" in result.output
@@ -219,7 +219,7 @@ def test_a_data_directory_outlives_the_process_and_its_key_is_shown_once(tmp_pat
         ("postgresql://postgres@/x?host=/nowhere", "", 1, "AGENTPAY_SERVER_ENCRYPTION_KEY"),
     ],
 )
-def test_a_database_that_cannot_be_used_is_said_in_a_sentence(
+def test_an_unusable_database_is_reported_in_a_sentence(
     url: str, key: str, exit_code: int, says: str
 ) -> None:
     environment = {"AGENTPAY_SERVER_ENCRYPTION_KEY": key}

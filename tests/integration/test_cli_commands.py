@@ -31,7 +31,7 @@ def every_command() -> Iterator[tuple[str, click.Command]]:
             yield name, command
 
 
-def test_the_list_of_commands_says_what_each_says_of_itself() -> None:
+def test_the_list_of_commands_has_the_summary_of_each() -> None:
     context = click.Context(main)
     for name, (_, short) in _COMMANDS.items():
         command = main.get_command(context, name)
@@ -84,7 +84,7 @@ def test_a_key_is_made_shown_once_and_revoked(
     assert commands.json("keys", "list") == []
 
 
-def test_people_are_told_that_a_key_is_shown_once(commands: CommandLine, funded: Funded) -> None:
+def test_the_terminal_says_that_a_key_is_shown_once(commands: CommandLine, funded: Funded) -> None:
     result = commands.run("keys", "create", "--account", funded().account_id)
     assert result.exit_code == 0
     assert "ap_agent_" in result.stdout
@@ -127,7 +127,7 @@ def test_an_operator_key_is_made_listed_and_revoked(server: AgentPayServer, comm
             second.accounts.list()
 
 
-def test_people_see_operator_keys_and_are_told_that_one_is_shown_once(commands: CommandLine) -> None:
+def test_the_terminal_lists_operator_keys_and_says_that_one_is_shown_once(commands: CommandLine) -> None:
     result = commands.run("operator-keys", "create", "deploy")
     assert result.exit_code == 0
     assert "ap_operator_" in result.stdout
@@ -181,7 +181,7 @@ def test_a_transfer_is_rejected_with_a_reason(
     assert "Ask legal first" in message
 
 
-def test_what_cannot_be_paid_yet_says_what_to_do(
+def test_an_unpayable_approval_says_what_to_do(
     client: AgentPay, commands: CommandLine, funded: Funded
 ) -> None:
     account_id = funded("5").account_id
@@ -210,9 +210,7 @@ def given_up(server: AgentPayServer, client: AgentPay, funded: Funded) -> tuple[
     return delivery.event_id, delivery.delivery_id
 
 
-def test_deliveries_are_listed_by_what_became_of_them(
-    commands: CommandLine, given_up: tuple[str, str]
-) -> None:
+def test_deliveries_are_listed_by_status(commands: CommandLine, given_up: tuple[str, str]) -> None:
     event_id, delivery_id = given_up
     (listed,) = commands.json("deliveries", "list", "--status", "undelivered", "--event", event_id)
     assert listed["delivery_id"] == delivery_id
@@ -244,7 +242,7 @@ def test_an_event_is_sent_to_all_that_ask_for_it_now_or_to_one(
     assert made_one["webhook_id"] == second.webhook_id
 
 
-def test_what_was_given_up_is_sent_again_once(
+def test_an_undelivered_delivery_is_replayed_once(
     server: AgentPayServer, commands: CommandLine, given_up: tuple[str, str]
 ) -> None:
     event_id, _ = given_up
@@ -256,7 +254,7 @@ def test_what_was_given_up_is_sent_again_once(
     assert commands.shown("deliveries", "replay", "--undelivered") == "Nothing to send.\n"
 
 
-def test_what_was_given_up_to_a_webhook_that_is_gone_is_left(
+def test_a_delivery_to_a_deleted_webhook_is_not_replayed(
     server: AgentPayServer, commands: CommandLine, given_up: tuple[str, str]
 ) -> None:
     (webhook,) = server.console.webhooks.list()
@@ -274,7 +272,7 @@ def test_one_that_cannot_be_sent_does_not_hold_back_the_others(
     assert f"1 not sent: {UNKNOWN['event_id']}" in result.stderr
 
 
-def test_what_was_sent_before_the_server_failed_is_told(
+def test_replays_before_a_failure_are_reported(
     server: AgentPayServer, commands: CommandLine, given_up: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replay = Events.replay
@@ -300,7 +298,7 @@ def test_a_delivery_that_there_is_not_is_named(commands: CommandLine, given_up: 
 
 
 @pytest.mark.parametrize("arguments", [[], ["--undelivered", "evt_1"]])
-def test_a_replay_says_what_it_takes(commands: CommandLine, arguments: list[str]) -> None:
+def test_replay_explains_its_arguments(commands: CommandLine, arguments: list[str]) -> None:
     result = commands.run("deliveries", "replay", *arguments)
     assert result.exit_code == 2
     assert "IDs of deliveries or events, or --undelivered" in result.stderr

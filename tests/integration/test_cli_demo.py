@@ -1,4 +1,4 @@
-"""`agentpay-server demo`: a world that lives, the same for the same seed, and ends when it is told to."""
+"""`agentpay-server demo`: sample data that is the same for the same seed, and a clean end."""
 
 import json
 import signal
@@ -31,7 +31,7 @@ def story(*arguments: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-def test_a_seed_tells_one_story_and_another_seed_another() -> None:
+def test_a_seed_determines_the_demo() -> None:
     def told(seed: str) -> list[tuple[str, ...]]:
         _, *steps = story("--seed", seed, "--steps", "40")
         return [tuple(line["step"][name] for name in ("actor", "action", "status")) for line in steps]
@@ -42,7 +42,7 @@ def test_a_seed_tells_one_story_and_another_seed_another() -> None:
     assert {"settled", "refused", "pending_approval", "open"} <= {status for _, _, status in first}
 
 
-def test_people_are_told_where_it_is_and_what_happens() -> None:
+def test_the_terminal_shows_the_address_and_the_events() -> None:
     result = demo("--seed", "5", "--steps", "40")
     assert result.exit_code == 0
     assert "export AGENTPAY_BASE_URL=http://127.0.0.1:" in result.stdout
@@ -76,7 +76,7 @@ def test_the_account_of_a_model_is_funded_and_limited() -> None:
 
 
 @pytest.mark.parametrize("steps", [0, 1, 7])
-def test_so_many_steps_are_run_as_were_asked_for(steps: int) -> None:
+def test_exactly_the_requested_steps_are_run(steps: int) -> None:
     _, *told = story("--steps", str(steps))
     assert [line["step"]["number"] for line in told] == list(range(1, steps + 1))
 
@@ -95,7 +95,7 @@ def test_no_key_follows_from_a_seed_that_was_only_made_up() -> None:
         assert server.operator_key != first["demo"]["operator_key"]
 
 
-def test_a_seed_that_was_given_makes_the_key_and_is_told_of() -> None:
+def test_a_given_seed_makes_the_key_and_is_logged() -> None:
     keys = {story("--seed", "7", "--steps", "0")[0]["demo"]["operator_key"] for _ in range(2)}
     assert len(keys) == 1
     assert "can compute all keys of this server" in demo("--seed", "7", "--steps", "0").stderr
@@ -117,19 +117,19 @@ def test_a_key_that_was_given_is_taken_and_not_printed(seed: tuple[str, ...]) ->
     assert "set AGENTPAY_API_KEY to the operator key that you passed" in told
 
 
-def test_a_key_that_is_none_is_refused_without_being_repeated() -> None:
+def test_an_invalid_key_is_refused_and_not_printed() -> None:
     result = demo("--operator-key", "hunter2")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "--operator-key" in result.stderr
     assert "hunter2" not in result.stderr
 
 
-def test_a_seed_is_made_up_where_none_is_given_and_time_ends_it() -> None:
+def test_the_seed_is_random_by_default_and_a_duration_ends_the_demo() -> None:
     (announced, *_) = story("--for", "0")
     assert announced["demo"]["seed"] >= 0
 
 
-def test_the_world_is_whole_once_it_can_be_reached_and_ctrl_c_ends_it() -> None:
+def test_the_sample_data_is_complete_at_the_start_and_ctrl_c_ends_the_demo() -> None:
     with processing("demo", "--port", "0", "--json") as process:
         announced = next_json(process)["demo"]
         with AgentPay(base_url=announced["base_url"], api_key=announced["operator_key"]) as server:
@@ -201,11 +201,11 @@ def test_it_lives_on_and_on(world: World) -> None:
         "Webhook receiver responds 503 to the next delivery",
     ):
         assert words in told, words
-    # There is always something for whoever looks on to decide.
+    # There is always a pending approval for the viewer.
     assert 1 <= len(list(world.server.console.approvals.list())) <= 5
 
 
-def test_it_takes_what_whoever_looks_on_does(world: World) -> None:
+def test_the_demo_accepts_actions_of_its_viewer(world: World) -> None:
     for transfer in list(world.server.console.approvals.list()):
         world.server.console.approvals.reject(transfer.transfer_id)
     for session in list(world.server.sessions.list()):

@@ -1,4 +1,4 @@
-"""The page about the command line says what there is: all that it shows can be meant, nothing is missing."""
+"""The page about the command line is complete, and all its commands are valid."""
 
 import re
 import shlex
@@ -37,7 +37,7 @@ COMMANDS = dict(commands(main))
 
 
 def parsed(arguments: list[str]) -> click.Context:
-    """Parse a command line without running it; what cannot be meant raises."""
+    """Parse a command line without running it; an invalid one raises."""
     for shell in ("|", ">"):
         if shell in arguments:
             arguments = arguments[: arguments.index(shell)]

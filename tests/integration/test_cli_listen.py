@@ -53,7 +53,7 @@ def account(server: AgentPayServer, funded: Funded) -> Account:
 
 
 class Heard:
-    """What a listener within the test prints, line by line, as it is printed."""
+    """The output of a listener within the test, line by line."""
 
     def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
         self._capsys = capsys
@@ -112,7 +112,7 @@ async def listening(
             await task
 
 
-async def test_what_happens_is_printed_and_what_happened_before_is_not(
+async def test_only_new_events_are_printed(
     commands: CommandLine, account: Account, capsys: pytest.CaptureFixture[str]
 ) -> None:
     account.pay()
@@ -155,7 +155,7 @@ async def test_events_are_chosen_by_type_and_account(
         assert (event["type"], event["data"]["transfer_id"]) == ("transfer.settled", transfer_id)
 
 
-async def test_it_goes_on_after_the_world_has_gone_back(
+async def test_listening_continues_after_a_restore(
     server: AgentPayServer, commands: CommandLine, account: Account, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stores.memory_only("nothing else can be brought back")
@@ -171,7 +171,7 @@ async def test_it_goes_on_after_the_world_has_gone_back(
 # --- Forwarding
 
 
-async def test_what_is_forwarded_is_what_a_webhook_receives(
+async def test_forwarded_events_equal_those_of_a_webhook(
     server: AgentPayServer,
     commands: CommandLine,
     account: Account,
@@ -214,7 +214,7 @@ async def test_people_see_events_forwards_and_the_secret(
         assert "retrying in 30 s attempt 1 of transfer.settled evt_" in forwarded
 
 
-async def test_a_secret_that_is_given_signs_and_is_not_told(
+async def test_a_given_secret_signs_and_is_not_printed(
     commands: CommandLine, account: Account, receiver: Receiver, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with listening(commands, capsys, forward_to=receiver.url, secret=SECRET) as heard:
@@ -264,7 +264,7 @@ async def test_a_receiver_that_never_answers_is_given_up(receiver: Receiver) -> 
 # --- Troubles
 
 
-async def test_a_server_that_fails_for_a_while_is_told_of_once_and_missed_by_nothing(
+async def test_an_outage_is_reported_once_and_no_event_is_missed(
     server: AgentPayServer, commands: CommandLine, account: Account, capsys: pytest.CaptureFixture[str]
 ) -> None:
     types = frozenset({"transfer.settled"})
@@ -288,7 +288,7 @@ async def test_a_server_that_fails_for_a_while_is_told_of_once_and_missed_by_not
         (["--interval", "0"], "--interval"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(commands: CommandLine, arguments: list[str], says: str) -> None:
+def test_invalid_options_are_refused(commands: CommandLine, arguments: list[str], says: str) -> None:
     result = commands.run("listen", *arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert says in result.stderr

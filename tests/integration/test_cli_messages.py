@@ -1,4 +1,4 @@
-"""What people and programs see of commands, and what they are told when one fails."""
+"""The output of commands for people and programs, and the messages of failing ones."""
 
 import contextlib
 import json
@@ -31,7 +31,7 @@ def on_a_terminal(commands: CommandLine, *arguments: str, **environment: str) ->
     ) as process:
         os.close(theirs)
         written = b""
-        # Linux answers with an error where other systems say that it is the end.
+        # Linux returns an error where other systems report the end of input.
         with contextlib.suppress(OSError):
             while part := os.read(ours, 65536):
                 written += part
@@ -43,7 +43,7 @@ def on_a_terminal(commands: CommandLine, *arguments: str, **environment: str) ->
 # --- What people see
 
 
-def test_nothing_that_a_server_tells_does_anything_to_a_terminal(
+def test_server_text_cannot_control_the_terminal(
     client: AgentPay, commands: CommandLine, funded: Funded
 ) -> None:
     memo = "\x1b]0;owned\x07 [bold]not markup[/bold] :smile: \u202e\n"
@@ -64,7 +64,7 @@ def test_a_memo_that_the_encoding_has_no_letters_for_is_shown_all_the_same(
     assert "Stra\\xdfe" in result.stdout
 
 
-def test_a_terminal_sees_colour_and_what_is_under_way(
+def test_a_terminal_shows_colour_and_progress(
     client: AgentPay, commands: CommandLine, funded: Funded
 ) -> None:
     account_id = funded().account_id
@@ -141,26 +141,26 @@ def test_without_a_server_it_says_how_to_start_one() -> None:
         (["trigger", "transfer.settled", "--key", "k", "--account", "evt_1"], "acct_…"),
     ],
 )
-def test_what_cannot_be_meant_is_said_with_exit_code_2(arguments: list[str], says: str) -> None:
+def test_usage_errors_have_exit_code_2(arguments: list[str], says: str) -> None:
     result = CliRunner(env={"AGENTPAY_API_KEY": None, "AGENTPAY_BASE_URL": None}).invoke(main, arguments)
     assert (result.exit_code, result.stdout) == (2, "")
     assert says in result.stderr
 
 
-def test_a_key_that_is_none_is_answered_with_where_there_is_one(commands: CommandLine) -> None:
+def test_an_invalid_key_message_says_where_to_find_one(commands: CommandLine) -> None:
     said = commands.refused("keys", "list", "--key", "ap_operator_wrong")
     assert said.startswith("Error: unauthorized: ")
     assert "--key" in said
 
 
-def test_a_key_of_an_agent_is_told_what_is_missing(
+def test_an_agent_key_gets_the_required_scope(
     server: AgentPayServer, commands: CommandLine, funded: Funded
 ) -> None:
     key = server.console.agent_keys.create(funded().account_id).key
     assert "forbidden: " in commands.refused("keys", "list", "--key", key)
 
 
-def test_faults_of_what_was_asked_are_named(commands: CommandLine, funded: Funded) -> None:
+def test_faults_of_a_request_are_listed(commands: CommandLine, funded: Funded) -> None:
     account_id = funded().account_id
     said = commands.refused("keys", "create", "--account", account_id, "--name", "x" * 101)
     assert "name must have at most 100 characters" in said
@@ -177,14 +177,12 @@ def test_an_answer_that_is_lost_is_not_taken_for_none(
     assert len(commands.json("keys", "list")) == 1
 
 
-def test_a_fault_of_the_server_is_told_with_the_request(
-    server: AgentPayServer, commands: CommandLine
-) -> None:
+def test_a_server_error_is_printed_with_its_request_id(server: AgentPayServer, commands: CommandLine) -> None:
     server.sandbox.set_fault("http:GET /console/agent-keys", effect="internal_error")
     assert "Request req_" in commands.refused("keys", "list")
 
 
-def test_money_that_may_be_under_way_is_looked_at_first(funded: Funded) -> None:
+def test_an_unknown_outcome_asks_to_check_first(funded: Funded) -> None:
     with AgentPayServer(settings=Settings(settlement_wait_seconds=1)) as server:
         client, commands = server.client(), CommandLine(server)
         account_id = client.accounts.create(name="Payer").account_id
@@ -201,6 +199,6 @@ def test_a_message_does_nothing_to_a_terminal_either(capsys: pytest.CaptureFixtu
     assert capsys.readouterr().err == "Error: \\x1b[31mred\n"
 
 
-def test_what_is_no_server_of_ours_is_said_to_be_none(commands: CommandLine) -> None:
+def test_an_unrelated_server_is_recognised(commands: CommandLine) -> None:
     url = commands.environment["AGENTPAY_BASE_URL"] + "/v2"
     assert "not_found" in commands.refused("keys", "list", "--url", url)

@@ -72,7 +72,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     stores.run.free.append(url)
 
 
-def test_an_operator_is_made_on_a_stopped_server_and_has_accounts_of_its_own(place: Place) -> None:
+def test_an_operator_can_be_created_while_the_server_is_stopped(place: Place) -> None:
     with place.server() as server:
         key = server.operator_key
         server.client().accounts.create(name="first's")
@@ -107,7 +107,7 @@ def test_only_digests_are_stored_and_the_making_is_in_the_trail(place: Place) ->
     assert operator["key"] not in str(place.rows(tables.api_keys))
 
 
-def test_people_are_told_that_the_key_is_shown_once(place: Place) -> None:
+def test_the_terminal_says_that_the_key_is_shown_once(place: Place) -> None:
     result = run("Second", *place.options)
     assert result.exit_code == 0
     assert "op_" in result.stdout
@@ -156,7 +156,7 @@ def test_postgresql_of_an_older_version_is_left_to_the_servers_on_it() -> None:
         (["Second", "--database-url", "mysql://x/y"], "starts with postgresql://"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(
+def test_invalid_options_are_refused(
     arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""`agentpay-server trigger`: every event happens for real, or it is said why it cannot."""
+"""`agentpay-server trigger`: every event is caused by real operations, or the obstacle is reported."""
 
 from decimal import Decimal
 from typing import Any
@@ -37,7 +37,7 @@ def test_every_event_happens_to_a_new_account(
 
 
 @pytest.mark.parametrize("event_type", EventType)
-def test_every_event_happens_to_a_given_account_whose_policy_stays(
+def test_events_are_triggered_on_a_given_account_and_keep_its_policy(
     server: AgentPayServer,
     client: AgentPay,
     commands: CommandLine,
@@ -99,7 +99,7 @@ def test_an_escalation_takes_a_policy_with_a_threshold(
     assert commands.json(*arguments, "--amount", "2.5")["data"]["amount_usdc"] == "2.500000"
 
 
-def test_a_policy_that_allows_nobody_is_named(
+def test_a_policy_without_allowed_counterparties_is_reported(
     client: AgentPay, commands: CommandLine, funded: Funded
 ) -> None:
     account_id = funded().account_id
@@ -108,7 +108,7 @@ def test_a_policy_that_allows_nobody_is_named(
     assert "allowed_counterparties" in said
 
 
-def test_what_would_wait_for_approval_is_not_taken_for_settled(
+def test_a_trigger_refuses_a_transfer_that_would_be_escalated(
     client: AgentPay, commands: CommandLine, funded: Funded
 ) -> None:
     account_id = funded().account_id
@@ -117,7 +117,7 @@ def test_what_would_wait_for_approval_is_not_taken_for_settled(
     assert "pass a smaller --amount" in said
 
 
-def test_what_the_policy_refuses_is_refused_and_a_session_does_not_stay_open(
+def test_a_trigger_refused_by_the_policy_leaves_no_open_session(
     server: AgentPayServer, client: AgentPay, commands: CommandLine, funded: Funded
 ) -> None:
     account_id = funded("10").account_id
@@ -151,7 +151,7 @@ def test_without_a_sandbox_nothing_is_done(
     assert list(client.accounts.list()) == []
 
 
-def test_an_event_that_does_not_come_is_waited_for_and_then_said_to_be_missing(
+def test_a_missing_event_is_reported_after_a_timeout(
     server: AgentPayServer, commands: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentpay_server.cli.trigger._PATIENCE_SECONDS", 0.0)

@@ -1,4 +1,4 @@
-"""Where the client alone is installed: what needs the server says what to install."""
+"""A client-only installation: parts that need the server say what to install."""
 
 import re
 import subprocess
@@ -33,7 +33,7 @@ def test_the_command_says_what_to_install_in_one_line():
     assert ended.stderr == f"agentpay-server: the server needs click, {ADVICE}\n"
 
 
-def test_a_missing_dependency_comes_with_the_name_of_what_brings_it():
+def test_a_missing_dependency_is_reported_with_its_extra():
     with pytest.raises(
         ModuleNotFoundError, match=f"the server needs no_such_module, {re.escape(ADVICE)}"
     ) as missing:

@@ -1,6 +1,6 @@
-"""Slow and silent peers of a port: none holds a connection for ever, and all of them together stop nobody.
+"""Slow and silent peers of a port: no peer holds a connection forever, and many of them block no other.
 
-Deadlines come from the settings: those that a test waits for are short, and the others as long as they are.
+Deadlines come from the settings: those that a test waits for are short, others are long.
 """
 
 import contextlib
@@ -80,7 +80,7 @@ def is_healthy(base_url: str) -> bool:
 def test_a_connection_that_says_nothing_is_closed(listening: Listening) -> None:
     server = listening(SHORT)
     with Peer(server.base_url) as peer:
-        assert peer.rest() == b"", "nobody was asked anything: there is nothing to answer"
+        assert peer.rest() == b"", "without a request there is no response"
     assert metric(server, "agentpay_connections_dropped_total", reason="slow") == 1
 
 
@@ -177,7 +177,7 @@ def test_every_request_that_was_sent_ahead_is_answered_in_order(listening: Liste
         assert [peer.answer().status for _ in range(53)] == [200, 401, 421, *[200] * 50]
 
 
-def test_a_long_call_is_no_slow_peer(listening: Listening) -> None:
+def test_a_long_call_does_not_count_as_a_slow_peer(listening: Listening) -> None:
     server = listening(
         Settings(head_timeout_seconds=0.05, idle_timeout_seconds=0.05, body_timeout_seconds=0.05)
     )
@@ -228,7 +228,7 @@ def slow_connections(base_url: str, count: int) -> Iterator[list[socket.socket]]
 
 
 @pytest.mark.parametrize("count", [2_000, pytest.param(10_000, marks=pytest.mark.deep)])
-def test_slow_connections_without_number_stop_nobody(
+def test_many_slow_connections_do_not_block_others(
     listening: Listening, caplog: pytest.LogCaptureFixture, count: int
 ) -> None:
     limit = 100
@@ -262,7 +262,7 @@ def test_the_one_that_has_waited_longest_makes_room(listening: Listening) -> Non
                 assert peer.send(GET_HEALTH).answer().status == 200
 
 
-def test_what_is_being_served_is_never_dropped_and_newcomers_wait(
+def test_requests_in_service_are_never_dropped(
     listening: Listening, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = listening(Settings(max_connections=4, settlement_wait_seconds=FOR_EVER))
@@ -351,7 +351,7 @@ with AgentPayServer() as server:
 
 
 class Child:
-    """A server in a process of its own, which uses its file descriptors up when it is told to."""
+    """A server in a separate process that uses up its file descriptors on request."""
 
     def __init__(self, parser: type) -> None:
         choice = "port_server.parser = lambda: guarded.GuardedH11" if parser is GuardedH11 else ""

@@ -47,7 +47,7 @@ def test_a_new_account_in_full(http: httpx.Client):
     }
 
 
-def test_an_account_in_full_shows_what_is_spent_and_what_remains(
+def test_account_details_show_spent_and_remaining(
     server: AgentPayServer, funded: Funded, http: httpx.Client, client: AgentPay
 ):
     payer, payee = funded("100"), client.accounts.create(name="b")
@@ -68,7 +68,7 @@ def test_an_account_in_full_shows_what_is_spent_and_what_remains(
     assert (body["spent_usdc"], body["remaining_usdc"]) == ("0.000000", "10.000000")
 
 
-def test_what_remains_is_never_below_zero(funded: Funded, http: httpx.Client, client: AgentPay):
+def test_the_remaining_amount_is_never_below_zero(funded: Funded, http: httpx.Client, client: AgentPay):
     payer, payee = funded("100"), client.accounts.create(name="b")
     client.transfers.create(from_=payer.account_id, to=payee.account_id, amount="7.5")
     client.policies.update(payer.account_id, max_daily_spend="5")
@@ -114,7 +114,7 @@ def test_the_console_in_python_is_the_console_over_http(
 # --- Audit ------------------------------------------------------------------------------------------------
 
 
-def test_an_audit_entry_says_who_what_before_after_and_when(
+def test_an_audit_entry_has_actor_action_before_after_and_time(
     server: AgentPayServer, http: httpx.Client, client: AgentPay
 ):
     account_id = client.accounts.create(name="a").account_id
@@ -153,7 +153,7 @@ def test_every_mutation_is_one_audit_entry(server: AgentPayServer, http: httpx.C
     assert made["key"] not in http.get("/console/audit").text
 
 
-def test_what_changes_nothing_is_not_audited(http: httpx.Client, client: AgentPay):
+def test_requests_without_a_change_are_not_audited(http: httpx.Client, client: AgentPay):
     account_id = client.accounts.create(name="a").account_id
     before = len(audit(http))
 

@@ -1,4 +1,4 @@
-"""What the console shows at a glance: counts, the newest requests, the kept snapshots (CO16, CO17, SB9)."""
+"""The console's overview: counts, the newest requests, the kept snapshots (CO16, CO17, SB9)."""
 
 import attrs
 import pytest
@@ -22,7 +22,7 @@ def counted(server: AgentPayServer) -> dict[str, int]:
     }
 
 
-def test_the_summary_counts_what_waits(server: AgentPayServer, client: AgentPay) -> None:
+def test_the_summary_counts_open_work(server: AgentPayServer, client: AgentPay) -> None:
     assert set(counted(server).values()) == {0}
     payer, payee = (client.accounts.create(name=name).account_id for name in ("Payer", "Payee"))
     server.sandbox.fund(payer, "100")
@@ -44,9 +44,7 @@ def test_the_summary_counts_what_waits(server: AgentPayServer, client: AgentPay)
     assert (after["pending_approvals"], after["open_sessions"], after["undelivered_deliveries"]) == (0, 0, 1)
 
 
-def test_the_summary_is_of_one_operator_and_of_operators_alone(
-    server: AgentPayServer, client: AgentPay
-) -> None:
+def test_the_summary_is_per_operator_and_not_for_agents(server: AgentPayServer, client: AgentPay) -> None:
     account_id = client.accounts.create(name="Mine").account_id
     other = server.client(api_key=server.sandbox.create_operator("Other").key)
     assert other.console.summary().accounts == 0
@@ -66,7 +64,7 @@ def test_the_treasury_is_counted_in_lamports(client: AgentPay) -> None:
 
 
 def test_requests_are_listed_without_their_content(server: AgentPayServer, client: AgentPay) -> None:
-    account = client.accounts.create(name="A name that nobody else reads")
+    account = client.accounts.create(name="A private name")
     client.accounts.get(account.account_id)
     requests = list(client.console.requests.list(limit=100))
     created = next(request for request in requests if request.method == "POST")
@@ -82,7 +80,7 @@ def test_requests_are_paged_newest_first_and_by_operator(server: AgentPayServer,
         client.whoami()
     client.accounts.create(name="Newest")
     requests = list(client.console.requests.list(limit=2))
-    # The pages themselves are requests too: they come after those that the first page began with.
+    # The pages are requests too: they are listed after the requests of the first page.
     assert [request.route for request in requests] == ["/v1/accounts", *["/whoami"] * 5]
     other = server.client(api_key=server.sandbox.create_operator("Other").key)
     assert list(other.console.requests.list()) == []

@@ -29,7 +29,7 @@ FOREIGN = (
     "CREATE TABLE public.alembic_version (version_num varchar(32) PRIMARY KEY)",
     "INSERT INTO public.alembic_version VALUES ('9f3c')",
 )
-"""What another application of the same database has: a table of a name of ours, and Alembic's."""
+"""Tables of another application in the same database: one with a name of ours, and Alembic's."""
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def paid(running: AgentPayServer) -> Decimal:
     return client.accounts.balance(payee).balance_usdc
 
 
-def test_tables_of_others_are_neither_in_the_way_nor_touched(url: str) -> None:
+def test_tables_of_other_software_are_neither_obstacles_nor_changed(url: str) -> None:
     administer(url, *FOREIGN)
     for _ in range(2):
         with server(url) as running:
@@ -98,7 +98,7 @@ def test_servers_with_schemas_of_their_own_run_side_by_side(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentpay_server.database.postgres._HOLD_TRIES", 1)
-    # Each has its chain within it, and holds its schema alone.
+    # Each has an embedded chain, and exclusive use of its schema.
     with server(url, database_schema="one") as one, server(url, database_schema="two") as two:
         assert paid(one) == paid(two) == 4
         with pytest.raises(DatabaseInUseError, match="schema 'one'"):
@@ -107,7 +107,7 @@ def test_servers_with_schemas_of_their_own_run_side_by_side(
         assert one.operator_key != two.operator_key
 
 
-def test_a_schema_that_holds_tables_of_others_is_refused_and_left_alone(url: str) -> None:
+def test_a_schema_with_foreign_tables_is_refused_and_unchanged(url: str) -> None:
     administer(url, *FOREIGN)
     with pytest.raises(SchemaRefusedError, match="'public' holds tables of other software") as refusal:
         server(url, database_schema="public").start()
@@ -161,7 +161,7 @@ class Role:
         self.url = make_url(url).set(username=self.name).render_as_string(hide_password=False)
 
 
-def test_a_role_that_may_make_no_schema_is_told_what_to_ask_for(url: str) -> None:
+def test_a_role_that_cannot_create_a_schema_gets_the_remedy(url: str) -> None:
     role = Role(url)
     with pytest.raises(StartRefusedError, match="CREATE SCHEMA agentpay AUTHORIZATION"):
         server(role.url).start()
@@ -177,7 +177,7 @@ def test_a_role_that_owns_the_schema_needs_no_right_on_the_database(url: str) ->
 @pytest.mark.parametrize(
     "granted", ["", "GRANT USAGE ON SCHEMA agentpay TO {role}"], ids=["unusable", "read"]
 )
-def test_a_role_that_may_not_work_in_the_schema_is_told_so(url: str, granted: str) -> None:
+def test_a_role_without_access_to_the_schema_is_refused(url: str, granted: str) -> None:
     role = Role(url, "CREATE SCHEMA agentpay", *([granted] if granted else []))
     with pytest.raises(SchemaRefusedError, match="schema 'agentpay'"):
         server(role.url).start()
@@ -186,7 +186,7 @@ def test_a_role_that_may_not_work_in_the_schema_is_told_so(url: str, granted: st
 @pytest.mark.parametrize(
     "name", ["", "Agentpay", "1st", "pg_mine", "information_schema", 'a"; --', "ä", "x" * 64]
 )
-def test_a_name_that_cannot_be_one_is_refused_before_anything_is_asked(name: str) -> None:
+def test_an_invalid_schema_name_is_refused_before_connecting(name: str) -> None:
     with pytest.raises(ValueError, match="cannot be the database schema"):
         AgentPayServer(database_url="postgresql://nobody@nowhere.invalid/x", database_schema=name)
 

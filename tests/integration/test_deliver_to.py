@@ -103,7 +103,7 @@ def test_an_application_may_take_the_secret_of_the_webhook(server):
     assert accepted == ["transfer.initiated", "transfer.settled"]
 
 
-def test_what_a_handler_causes_is_waited_for(server):
+def test_drain_waits_for_the_effects_of_handlers(server):
     client = server.client()
     bot, shop = (client.accounts.create(name=name).account_id for name in ("bot", "shop"))
     server.sandbox.fund(bot, "10")
@@ -211,7 +211,7 @@ def test_a_receipt_can_be_sent_again(server):
     assert inbox.receipts == [receipt, again, forged, unsigned]
 
 
-def test_a_plain_inbox_takes_what_it_received_again(server):
+def test_a_plain_inbox_accepts_a_repeated_receipt(server):
     inbox = server.webhook_inbox(events=["transfer.settled"])
     pay(server)
     inbox.drain()
@@ -252,7 +252,7 @@ async def test_a_call_that_would_block_its_own_receiver_raises_at_once(server):
 
 
 @pytest.mark.anyio
-async def test_an_application_with_a_thread_of_its_own_blocks_nobody(server):
+async def test_an_application_on_a_separate_thread_blocks_no_caller(server):
     shop = Shop()
     inbox = await asyncio.to_thread(
         lambda: server.deliver_to(shop.starlette(), path="/hooks", secret=SECRET, events=["transfer.settled"])
@@ -265,7 +265,7 @@ async def test_an_application_with_a_thread_of_its_own_blocks_nobody(server):
     assert inbox.send_again(inbox.receipts[0]).status_code == 200
 
 
-def test_what_is_no_application_is_refused(server):
+def test_an_invalid_application_is_refused(server):
     with pytest.raises(
         TypeError, match="an ASGI application, called with scope, receive and send, or a WSGI"
     ):

@@ -1,4 +1,4 @@
-"""Deliveries under a clock that stands still: when each attempt is made, and what it sends.
+"""Deliveries on a paused clock: when each attempt is made, and what it sends.
 
 See interface W7 to W10; P11.
 """
@@ -43,7 +43,7 @@ def receiver():
 
 @pytest.fixture
 def pay(client: AgentPay, funded: Funded):
-    """A function that makes a transfer: one event for who asked for `transfer.settled`."""
+    """A function that makes a transfer: one event for a subscriber of `transfer.settled`."""
     payer, payee = funded("1000"), funded("1", name="Payee")
 
     def make(amount: str = "1") -> None:
@@ -74,7 +74,7 @@ def test_nothing_runs_before_the_clock_is_moved(server: AgentPayServer, pay):
     assert (delivery.status, delivery.attempts, delivery.next_attempt_at) == ("pending", (), START)
 
 
-def test_what_is_due_runs_when_the_clock_is_moved_by_nothing(server: AgentPayServer, pay):
+def test_advancing_by_zero_runs_due_work(server: AgentPayServer, pay):
     inbox = server.webhook_inbox(events=SETTLED)
     pay()
 
@@ -114,11 +114,11 @@ def test_the_schedule_is_kept_to_the_millisecond(server: AgentPayServer, pay, fa
     assert len(inbox.events) == (failures < 5)
 
 
-def test_the_whole_schedule_takes_what_receivers_are_told_it_takes():
+def test_the_retry_schedule_has_the_documented_duration():
     assert DUE[-1] - DUE[0] == RETRY_SCHEDULE == timedelta(hours=2, minutes=35, seconds=30)
 
 
-def test_one_move_over_several_due_times_runs_each_at_its_own(server: AgentPayServer, pay):
+def test_an_advance_runs_each_delivery_at_its_due_time(server: AgentPayServer, pay):
     inbox = server.webhook_inbox(events=SETTLED)
     inbox.fail_next(times=5)
     pay()
@@ -166,7 +166,7 @@ def test_deliveries_run_in_the_order_in_which_they_fall_due(server: AgentPayServ
     assert received[:4] == [1, 2, 3, 1]
 
 
-def test_what_falls_due_together_runs_in_the_order_of_its_making(server: AgentPayServer, pay):
+def test_deliveries_due_together_run_in_order_of_creation(server: AgentPayServer, pay):
     inbox = server.webhook_inbox(events=SETTLED)
     for amount in range(1, 21):
         pay(str(amount))
@@ -176,7 +176,7 @@ def test_what_falls_due_together_runs_in_the_order_of_its_making(server: AgentPa
     assert [receipt.event.data.amount_usdc for receipt in inbox.receipts] == list(range(1, 21))
 
 
-def test_what_a_receiver_causes_runs_in_the_same_move(server: AgentPayServer, pay, receiver: Receiver):
+def test_effects_of_a_receiver_run_in_the_same_advance(server: AgentPayServer, pay, receiver: Receiver):
     server.client().webhooks.create(url=receiver.url, events=SETTLED)
 
     def pay_again(exchange):
@@ -431,7 +431,7 @@ def test_a_delivery_is_shown_with_exactly_its_fields(server: AgentPayServer, htt
     }
 
 
-def test_what_a_receiver_says_is_never_shown(
+def test_a_receiver_s_response_body_is_never_shown(
     server: AgentPayServer, http: httpx.Client, pay, receiver: Receiver, caplog: pytest.LogCaptureFixture
 ):
     server.client().webhooks.create(url=receiver.url, events=SETTLED)
@@ -508,7 +508,7 @@ def test_deliveries_are_filtered_by_all_that_they_have(listed):
     ("query", "field"),
     [("status=failed", "status"), ("status=", "status"), ("limit=0", "limit"), ("cursor=x", "cursor")],
 )
-def test_a_query_that_cannot_be_is_told_by_its_field(listed, query, field):
+def test_an_invalid_query_names_its_field(listed, query, field):
     assert list(faults(listed[1].get(f"/console/deliveries?{query}"))) == [field]
 
 
@@ -550,7 +550,7 @@ def test_an_undelivered_event_is_replayed(
     ]
 
 
-def test_a_delivered_event_can_be_replayed_too_and_retries_anew(server: AgentPayServer, pay):
+def test_a_delivered_event_can_be_replayed_with_new_retries(server: AgentPayServer, pay):
     inbox = server.webhook_inbox(events=SETTLED)
     pay()
     event = inbox.wait_for("transfer.settled")
@@ -581,7 +581,7 @@ def test_a_replay_is_for_every_webhook_that_asks_for_such_events_now(server: Age
     assert [len(i.receipts) for i in (gone, kept, later, other_type, other_account)] == [1, 2, 1, 0, 0]
 
 
-def test_a_replay_can_be_for_one_webhook_whatever_it_asked_for(server: AgentPayServer, pay):
+def test_a_replay_to_one_webhook_ignores_its_subscription(server: AgentPayServer, pay):
     first, second = server.webhook_inbox(events=SETTLED), server.webhook_inbox(events=["transfer.rejected"])
     pay()
     event = first.wait_for("transfer.settled")
@@ -594,7 +594,7 @@ def test_a_replay_can_be_for_one_webhook_whatever_it_asked_for(server: AgentPayS
     assert second.events[0].id == event.id
 
 
-def test_a_replay_that_nobody_asks_for_delivers_nothing(server: AgentPayServer, http: httpx.Client, pay):
+def test_a_replay_without_subscribers_delivers_nothing(server: AgentPayServer, http: httpx.Client, pay):
     pay()
     event_id = events(server)[-1]["id"]
 
@@ -604,7 +604,7 @@ def test_a_replay_that_nobody_asks_for_delivers_nothing(server: AgentPayServer, 
     assert response.json() == {"data": [], "cursor": "", "has_more": False}
 
 
-def test_what_cannot_be_replayed_is_told(server: AgentPayServer, http: httpx.Client, pay):
+def test_an_invalid_replay_is_refused(server: AgentPayServer, http: httpx.Client, pay):
     inbox = server.webhook_inbox(events=SETTLED)
     pay()
     event_id = inbox.wait_for("transfer.settled").id

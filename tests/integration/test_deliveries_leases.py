@@ -1,4 +1,4 @@
-"""Leases: whoever dies between posting and booking, the event is posted again, under its identifier (P11)."""
+"""Leases: if a process dies between post and commit, the event is posted again with its identifier (P11)."""
 
 import asyncio
 import random
@@ -67,7 +67,7 @@ class Receiver(httpx.AsyncBaseTransport):
 
 
 class Hanging(httpx.AsyncBaseTransport):
-    """A receiver that never answers."""
+    """A receiver that never responds."""
 
     def __init__(self) -> None:
         self.posted = asyncio.Event()
@@ -185,7 +185,7 @@ async def test_an_attempt_that_was_posted_and_never_booked_is_made_again_when_it
 
         real_time[0] += LEASE_US - 1
         await runtime.services.schedule.advance(0)
-        assert len(receiver.posts) == 1, "it may still be under way"
+        assert len(receiver.posts) == 1, "it may still be in progress"
         real_time[0] += 1
         await runtime.services.schedule.advance(0)
 
@@ -196,7 +196,7 @@ async def test_an_attempt_that_was_posted_and_never_booked_is_made_again_when_it
         assert await statuses(runtime) == ["delivered"]
 
 
-async def test_a_claimed_delivery_is_nobody_elses_while_its_lease_runs(real_time):
+async def test_a_leased_delivery_cannot_be_claimed_again(real_time):
     receiver = Receiver()
     async with runtime_on(MemoryDatabase(), receiver) as runtime:
         await with_events(runtime, 3)
@@ -228,7 +228,7 @@ async def test_an_attempt_that_ends_after_its_lease_is_booked_once(real_time):
         assert [attempt.attempt for attempt in attempts] == [1]
 
 
-async def test_a_new_process_frees_what_the_old_one_had_claimed():
+async def test_a_new_process_voids_the_old_one_s_leases():
     receiver, database = Receiver(), Kept()
     async with runtime_on(database, receiver) as killed:
         await with_events(killed, 3)
@@ -274,7 +274,7 @@ async def test_a_secret_that_does_not_open_ends_undelivered_and_can_be_replayed_
 
 
 class Raising(httpx.AsyncBaseTransport):
-    """A receiver at which the HTTP library fails in a way of its own."""
+    """A receiver for which the HTTP library raises an unusual exception."""
 
     def __init__(self, error: BaseException) -> None:
         self.posts = 0
@@ -301,7 +301,7 @@ class ForeignError(Exception):
     ],
     ids=lambda error: type(error).__name__,
 )
-async def test_whatever_an_attempt_raises_it_has_failed_and_the_delivery_comes_to_an_end(error, real_time):
+async def test_any_exception_of_an_attempt_is_a_failed_attempt(error, real_time):
     receiver = Raising(error)
     async with runtime_on(MemoryDatabase(), receiver) as runtime:
         await with_events(runtime, 1)
@@ -432,7 +432,7 @@ async def replayed_to(runtime, count: int, principal=None) -> str:
     return webhook.webhook_id
 
 
-async def test_a_claim_takes_so_many_of_one_endpoint_those_under_way_included():
+async def test_a_claim_is_limited_per_endpoint():
     async with runtime_on(MemoryDatabase(), Receiver()) as runtime:
         await with_events(runtime, 20)
         deliveries = dispatcher(runtime)
@@ -449,7 +449,7 @@ async def test_a_claim_takes_so_many_of_one_endpoint_those_under_way_included():
         assert len(set(taken)) == 9
 
 
-async def test_a_claim_takes_so_many_of_one_operator_those_under_way_included():
+async def test_a_claim_is_limited_per_operator():
     async with runtime_on(MemoryDatabase(), Receiver()) as runtime:
         await with_events(runtime, 10)
         for _ in range(7):
@@ -465,7 +465,7 @@ async def test_a_claim_takes_so_many_of_one_operator_those_under_way_included():
         assert len(await deliveries.claim(256)) == 1
 
 
-async def test_an_operator_with_much_to_send_is_before_nobody_elses_first():
+async def test_a_busy_operator_does_not_delay_others():
     async with runtime_on(MemoryDatabase(), Receiver()) as runtime:
         await with_events(runtime, 30)
         other = await runtime.services.keys.create_operator("b", asked_by=runtime.principal)
@@ -485,7 +485,7 @@ async def test_an_operator_with_much_to_send_is_before_nobody_elses_first():
         assert {owners[delivery.delivery_id] for delivery in claimed} == set(owners.values())
 
 
-async def test_where_the_clock_stands_the_longest_due_comes_first_whosever_it_is():
+async def test_on_a_manual_clock_the_longest_due_comes_first():
     async with runtime_on(MemoryDatabase(), Receiver()) as runtime:
         await with_events(runtime, 12)
         await replayed_to(runtime, 5)
@@ -498,7 +498,7 @@ async def test_where_the_clock_stands_the_longest_due_comes_first_whosever_it_is
         )
 
 
-def test_leases_are_of_real_time_where_the_clock_stands(server: AgentPayServer, funded: Funded):
+def test_leases_expire_in_real_time_on_a_manual_clock(server: AgentPayServer, funded: Funded):
     payer, payee = funded("10"), funded("1")
     inbox = server.webhook_inbox(events=["transfer.settled"])
     deliveries = server._running.server.services.sender
@@ -507,7 +507,7 @@ def test_leases_are_of_real_time_where_the_clock_stands(server: AgentPayServer, 
     server._running._owner.call(deliveries.claim(1))
     server.sandbox.clock.advance(days=30)
 
-    # A month of the server's time is no time at all for whoever is posting.
+    # A month of the server's time does not end an attempt in real time.
     assert inbox.receipts == []
     (row,) = rows(server, tables.deliveries)
     assert row["leased_until_us"] > 1_700_000_000_000_000

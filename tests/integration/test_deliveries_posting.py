@@ -122,7 +122,7 @@ async def test_redirects_are_not_followed(receiver: Receiver, status):
     "location",
     ["", "http://[::1", "http://x:99999999/", "\xff\xfe", "//", "http://" + "a" * 5000, "http://a..b/"],
 )
-async def test_a_redirect_to_nowhere_is_no_success(receiver: Receiver, location):
+async def test_an_invalid_redirect_is_a_failure(receiver: Receiver, location):
     receiver.next(answer(302, f"Location: {location}\r\n"))
 
     answered = await post_once(receiver.url)
@@ -161,7 +161,7 @@ def bytes_then_drop(raw):
     ],
     ids=lambda raw: repr(raw[:40]),
 )
-async def test_what_is_no_whole_head_of_an_answer_is_none(receiver: Receiver, raw):
+async def test_an_incomplete_response_head_is_no_response(receiver: Receiver, raw):
     receiver.next(bytes_then_drop(raw))
 
     answered = await post_once(receiver.url)
@@ -181,7 +181,7 @@ async def test_what_is_no_whole_head_of_an_answer_is_none(receiver: Receiver, ra
     ],
     ids=repr,
 )
-async def test_what_becomes_of_the_rest_of_an_answer_changes_nothing(receiver: Receiver, status, rest):
+async def test_errors_after_the_status_line_do_not_matter(receiver: Receiver, status, rest):
     receiver.next(bytes_then_drop(b"HTTP/1.1 %d Whatever\r\n" % status + rest))
 
     async with poster() as made:
@@ -192,7 +192,7 @@ async def test_what_becomes_of_the_rest_of_an_answer_changes_nothing(receiver: R
     assert following.status_code == 200
 
 
-async def test_a_closed_port_is_no_answer():
+async def test_a_closed_port_is_a_failed_attempt():
     answered = await post_once(f"http://127.0.0.1:{closed_port()}/")
 
     assert (answered.status_code, answered.error) == (None, "no answer: ConnectError")
@@ -214,7 +214,7 @@ async def test_a_closed_port_is_no_answer():
     ],
 )
 @pytest.mark.parametrize("public_only", [False, True])
-async def test_a_name_that_leads_nowhere_is_no_answer(url, public_only):
+async def test_an_unresolvable_name_is_a_failed_attempt(url, public_only):
     url = url.replace("http:", "https:") if public_only else url
 
     answered = await post_once(url, public_only=public_only)
@@ -277,7 +277,7 @@ async def test_a_body_that_drips_does_not_hold_up_for_ever(
     ],
     ids=["until closed", "declared", "chunked", "compressed"],
 )
-async def test_a_body_without_end_is_cut_off(receiver: Receiver, head, chunk):
+async def test_an_endless_response_body_is_aborted(receiver: Receiver, head, chunk):
     sent = []
     receiver.next(without_end(head, chunk, sent))
 
@@ -288,7 +288,7 @@ async def test_a_body_without_end_is_cut_off(receiver: Receiver, head, chunk):
     assert sent[0] < 16 * 1024 * 1024, "what the buffers of two sockets hold, and no more"
 
 
-async def test_what_was_cut_off_does_not_disturb_the_next_post(receiver: Receiver):
+async def test_an_aborted_response_does_not_affect_the_next_post(receiver: Receiver):
     receiver.next(without_end(b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 65536, []))
 
     async with poster() as made:
@@ -380,9 +380,9 @@ async def test_other_spellings_of_an_address_gain_nothing(host):
 
 
 @pytest.mark.parametrize("name", ["xn--bcher-kva.example", "xn--strae-oqa.example"])
-async def test_an_international_name_is_looked_up_as_it_stands(monkeypatch: pytest.MonkeyPatch, name):
+async def test_a_punycode_name_is_resolved_unchanged(monkeypatch: pytest.MonkeyPatch, name):
     # Decoded, and encoded again by the rules of 2003, which Python has, the second is strasse.example: its
-    # owner would be sent what was meant for another.
+    # owner would receive the other's events.
     resolver = Resolver(monkeypatch, [PRIVATE])
 
     for public_only in (True, False):
@@ -479,7 +479,7 @@ async def test_the_very_address_that_was_checked_is_connected_to(named, monkeypa
         assert private.posts == []
 
 
-async def test_it_is_checked_anew_for_every_post(named, monkeypatch: pytest.MonkeyPatch):
+async def test_the_address_is_checked_for_every_post(named, monkeypatch: pytest.MonkeyPatch):
     receiver, _ = named
     resolver = Resolver(monkeypatch, ["127.0.0.1"], ["127.0.0.2"])
 
@@ -515,7 +515,7 @@ async def test_the_name_stays_that_of_the_host(named, monkeypatch: pytest.Monkey
     assert receiver.posts[0].headers["host"] == f"hooks.example:{receiver.port}"
 
 
-async def test_a_certificate_of_another_name_is_no_answer(named, monkeypatch: pytest.MonkeyPatch):
+async def test_a_certificate_for_another_name_is_a_failed_attempt(named, monkeypatch: pytest.MonkeyPatch):
     receiver, _ = named
     Resolver(monkeypatch, ["127.0.0.1"])
 

@@ -1,4 +1,4 @@
-"""Deliveries on a running clock, over real sockets: prompt, and nobody waits for a slow receiver.
+"""Deliveries on a running clock, over real sockets: prompt, and independent of slow receivers.
 
 See interface W7 to W10.
 """
@@ -46,7 +46,7 @@ def pay(server: AgentPayServer):
 
 
 class Gate:
-    """Answers nobody until it is opened."""
+    """Responds to no request until it is opened."""
 
     def __init__(self) -> None:
         self._open = threading.Event()
@@ -73,7 +73,7 @@ def test_an_event_is_posted_as_soon_as_it_is_committed(server: AgentPayServer, r
     assert min(delays) < 0.5 < schedule._PAUSE_SECONDS < schedule._LONGEST_WAIT_SECONDS
 
 
-def test_what_was_posted_is_booked_with_real_times(server: AgentPayServer, receiver: Receiver, pay):
+def test_attempts_are_stored_with_real_durations(server: AgentPayServer, receiver: Receiver, pay):
     server.client().webhooks.create(url=receiver.url, events=SETTLED)
     before = server.sandbox.clock.now()
     pay()
@@ -97,7 +97,7 @@ def test_many_events_are_all_posted_once(server: AgentPayServer, receiver: Recei
 
 
 @pytest.mark.parametrize("act", [hang, drop], ids=["slow", "dead"])
-def test_a_receiver_in_trouble_holds_up_nobody_else(server: AgentPayServer, receiver: Receiver, pay, act):
+def test_a_slow_receiver_does_not_delay_others(server: AgentPayServer, receiver: Receiver, pay, act):
     with Receiver() as bad:
         bad.default = act
         for url in (bad.url, receiver.url):
@@ -120,7 +120,7 @@ def test_so_many_attempts_at_one_endpoint_run_at_once_and_the_others_follow(
 
     pay(20)
     receiver.wait_for(TO_ONE_ENDPOINT_AT_ONCE)
-    # As many as may are under way: nothing is begun until one of them ends.
+    # The limit is reached: no attempt begins until one of them ends.
     eventually(lambda: len(list(server.console.deliveries.list(status="pending"))) == 20)
     assert len(receiver.posts) == TO_ONE_ENDPOINT_AT_ONCE == 8
     gate.open()

@@ -1,4 +1,4 @@
-"""Deposits: whoever sends USDC, by whatever transaction, it is booked once (interface H4)."""
+"""Deposits: USDC from any sender, by any transaction, is booked once (interface H4)."""
 
 import time
 from decimal import Decimal
@@ -50,7 +50,7 @@ def pay(server: AgentPayServer, wallet: Wallet, *payments: tuple[str, int], **mo
 
 
 def looked(server: AgentPayServer) -> None:
-    """Let what is due be done, and what came in be found where the chain does not tell of it."""
+    """Run due work, and scan for deposits where the chain does not report them."""
     if not validators.is_embedded():
         world = server._running
         world._owner.call(world.server.services.deposits.look_everywhere())
@@ -68,7 +68,7 @@ def deposits(server: AgentPayServer, account: Account) -> list[dict[str, Any]]:
     return [entry for entry in entries(server, account.account_id) if entry["type"] == "deposit"]
 
 
-def test_what_a_stranger_sends_is_in_the_history_once_with_signature_and_sender(
+def test_a_third_party_s_payment_is_in_the_history_once(
     server: AgentPayServer, client: AgentPay, wallet: Wallet
 ):
     account = client.accounts.create(name="a")
@@ -96,7 +96,7 @@ def test_what_a_stranger_sends_is_in_the_history_once_with_signature_and_sender(
     assert booked(server, account) == held(server, account.usdc_token_account) == 7_250_000
 
 
-def test_on_a_clock_that_runs_nobody_has_to_ask():
+def test_on_a_running_clock_deposits_are_booked_automatically():
     with AgentPayServer(clock="system") as server:
         wallet, account = opened(server), server.client().accounts.create(name="a")
         signature = pay(server, wallet, (account.usdc_token_account, 3))
@@ -182,10 +182,10 @@ def test_a_transfer_between_accounts_is_one_deposit_and_not_two(
     assert len(entries(server, payer.account_id)) == 3
 
 
-def test_what_comes_from_an_account_without_a_transfer_names_the_account(
+def test_a_deposit_from_an_account_names_the_account(
     server: AgentPayServer, client: AgentPay, funded: Funded
 ):
-    """Only the service signs for an account; this stands for another service with the same keys."""
+    """Only the service signs for an account; this simulates another service with the same keys."""
     payer, payee = funded("10"), client.accounts.create(name="b")
     (row,) = rows(server, tables.accounts, account_id=payer.account_id)
 
@@ -236,7 +236,7 @@ def test_nothing_is_a_deposit_that_brings_nothing(
     assert booked(server, account) == held(server, account.usdc_token_account) == 0
 
 
-def test_money_for_a_stranger_is_nobodys_deposit(server: AgentPayServer, wallet: Wallet):
+def test_money_for_a_third_party_is_not_a_deposit(server: AgentPayServer, wallet: Wallet):
     before = rows(server, tables.entries)
     pay(server, wallet, (opened(server, 2).token_account, 5))
     looked(server)
@@ -247,7 +247,7 @@ def test_money_for_a_stranger_is_nobodys_deposit(server: AgentPayServer, wallet:
 def test_a_deposit_moves_the_balance_that_the_alarm_goes_by(
     server: AgentPayServer, client: AgentPay, http: httpx.Client, wallet: Wallet, funded: Funded
 ):
-    validators.embedded_only("a cluster tells of what comes in after a while")
+    validators.embedded_only("a cluster reports deposits with a delay")
     payer, sink = funded("100"), client.accounts.create(name="Sink")
     inbox = server.webhook_inbox(low_balance_threshold_usdc=50)
 
@@ -271,7 +271,7 @@ def test_a_deposit_moves_the_balance_that_the_alarm_goes_by(
     assert alarms() == [40, 45, 45]
 
 
-def test_a_chain_that_does_not_answer_is_asked_again(
+def test_an_unresponsive_chain_is_asked_again(
     server: AgentPayServer, client: AgentPay, wallet: Wallet, http: httpx.Client
 ):
     validators.embedded_only("a cluster is asked again in real time")

@@ -62,7 +62,7 @@ def blocks(path: Path, language: str) -> list[str]:
 
 
 def anchors(path: Path) -> set[str]:
-    """The anchors of a document: its own, and those that the site and GitHub both give to its headings."""
+    """The anchors of a document: explicit ones, and those that the site and GitHub both generate."""
     found = set(_ANCHOR.findall(prose(path)))
     for heading in _HEADING.findall(prose(path)):
         words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
@@ -155,13 +155,13 @@ def test_the_text_for_language_models_is_current(monkeypatch: pytest.MonkeyPatch
 # --- Code -------------------------------------------------------------------------------------------------
 
 
-# They need packages that cannot be installed here: tests/peers runs them in environments of their own.
+# They need packages that cannot be installed here: tests/peers runs them in separate environments.
 _PROGRAMS_OF_OTHERS = {"test-x402-server.md": {"js", "py"}}
 
 
 @every_document
 def test_blocks_are_python_that_runs_or_a_console(path: Path) -> None:
-    # What is named otherwise would not be run.
+    # Other names would not be collected.
     may = {"python", "console", *_PROGRAMS_OF_OTHERS.get(path.name, ())}
     assert {language for _, language, _ in _FENCE.findall(path.read_text("utf-8"))} <= may
 
@@ -242,13 +242,13 @@ OBJECTS: dict[str, tuple[object, ...]] = {
     "transfers": (Transfers,),
     "webhooks": (Webhooks, webhooks, WebhookRouter),
 }
-"""What the words of the pages call their objects."""
+"""The names of objects in the pages."""
 
 
 @every_document
 def test_names_in_the_text_are_those_of_the_code(path: Path) -> None:
     if path.name == "metrics-and-logs.md":
-        return  # What is logged has names of that form, too.
+        return  # Log events have names of this form too.
     unresolved = []
     for name in re.findall(r"`((?:client\.|await )?[a-z_]+(?:\.\w+)+)", prose(path)):
         text = name.removeprefix("await ").removeprefix("client.").replace("server.console.", "console.")
@@ -273,7 +273,7 @@ def documented() -> list[str]:
     return [name for path in PAGES for name in _REFERENCE.findall(path.read_text("utf-8"))]
 
 
-def test_every_name_of_the_reference_is_there_and_says_what_it_is() -> None:
+def test_every_documented_name_exists_and_has_a_docstring() -> None:
     for name in documented():
         found = resolved(name)
         if inspect.isclass(found) or inspect.isroutine(found) or inspect.ismodule(found):
@@ -320,7 +320,7 @@ def test_the_index_of_errors_has_every_code_with_its_status_and_exception() -> N
     assert len(rows) == len(expected)
 
 
-def test_every_code_has_a_section_that_says_what_it_means_and_what_to_do() -> None:
+def test_every_error_code_has_a_section_with_meaning_and_remedy() -> None:
     page = (DOCS / "reference" / "errors.md").read_text("utf-8")
     sections = dict(re.findall(r"^### `(\w+)`\n\n(.*?)(?=^#|\Z)", page, re.MULTILINE | re.DOTALL))
     assert set(sections) == {

@@ -27,12 +27,12 @@ def test_duplicates_of_a_request_that_is_refused_for_its_balance_share_one_outco
     with ThreadPoolExecutor(16) as pool:
         transfer_ids = set(pool.map(pay, range(64)))
 
-    # Those that found none under way made an attempt of their own: each is stored, and has one history entry.
+    # Requests that found none in progress made a separate attempt: each is stored, with one history entry.
     rejections = [e.transfer_id for e in client.accounts.transactions(source, status="rejected", limit=100)]
     assert sorted(rejections) == sorted(transfer_ids)
 
 
-def test_what_a_payer_writes_is_not_shown_to_another_operator(
+def test_a_payer_s_memo_is_hidden_from_other_operators(
     server: AgentPayServer, client: AgentPay, funded: Funded
 ) -> None:
     source = funded("10").account_id

@@ -72,7 +72,7 @@ def test_closing_twice_does_nothing_and_ends_the_thread():
     assert len(threads()) == before
 
 
-def test_a_client_that_outlives_its_server_is_told_so():
+def test_a_client_of_a_closed_server_raises():
     with AgentPayServer() as server:
         client = server.client()
         client.accounts.create(name="a")
@@ -150,7 +150,7 @@ def test_the_same_seed_makes_the_same_world():
     assert story(7) != story(8)
 
 
-def test_without_a_clock_of_ones_own_it_stands_at_the_time_of_the_start():
+def test_the_default_clock_is_paused_at_the_start():
     with AgentPayServer() as server:
         assert abs(server.sandbox.clock.now() - datetime.now(UTC)) < timedelta(seconds=60)
         assert server.sandbox.clock.now() == server.sandbox.clock.now()
@@ -234,7 +234,7 @@ def test_one_async_client_serves_several_event_loops(server: AgentPayServer):
 
 
 @pytest.mark.anyio
-async def test_a_caller_who_hangs_up_cancels_nothing(server: AgentPayServer):
+async def test_a_disconnecting_caller_cancels_nothing(server: AgentPayServer):
     client, sync = server.async_client(), server.client()
     payer, payee = sync.accounts.create(name="a"), sync.accounts.create(name="b")
     server.sandbox.fund(payer.account_id, 100)
@@ -264,7 +264,7 @@ async def test_a_caller_who_hangs_up_cancels_nothing(server: AgentPayServer):
 # --- A port -----------------------------------------------------------------------------------------------
 
 
-def test_a_port_serves_the_same_world_as_the_way_in_process(server: AgentPayServer, client: AgentPay):
+def test_a_port_serves_the_same_state_as_in_process_clients(server: AgentPayServer, client: AgentPay):
     account = client.accounts.create(name="a")
 
     base_url = server.listen()
@@ -307,7 +307,7 @@ def test_a_port_that_is_taken_is_a_declared_error(server: AgentPayServer):
 
 
 @pytest.mark.parametrize("port", [-1, 65536])
-def test_a_port_that_is_none_is_a_declared_error(server: AgentPayServer, port: int):
+def test_an_invalid_port_is_a_declared_error(server: AgentPayServer, port: int):
     with pytest.raises(ValueError, match=f"port must be between 0 and 65535, not {port}"):
         server.listen(port=port)
     assert server.listen()
@@ -380,7 +380,7 @@ async def test_hanging_up_on_a_port_cancels_nothing(server: AgentPayServer, clie
     assert client.accounts.get(payee.account_id).balance_usdc == 1
 
 
-def test_a_request_that_is_cut_off_leaves_the_port_working(server: AgentPayServer):
+def test_an_aborted_request_leaves_the_port_working(server: AgentPayServer):
     port = int(server.listen().rpartition(":")[2])
 
     async def cut_off():
@@ -463,12 +463,12 @@ def test_a_server_is_not_closed_from_inside_itself():
         assert server.client().accounts.create(name="a").name == "a"
 
 
-# --- Slow answers -----------------------------------------------------------------------------------------
+# --- Slow responses ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def slow(server: AgentPayServer, monkeypatch: pytest.MonkeyPatch) -> AgentPayServer:
-    """A server that never answers the list of accounts."""
+    """A server that never responds to the list of accounts."""
 
     async def never(*_, **__):
         await asyncio.Event().wait()
@@ -477,7 +477,7 @@ def slow(server: AgentPayServer, monkeypatch: pytest.MonkeyPatch) -> AgentPaySer
     return server
 
 
-def test_a_call_that_takes_too_long_times_out_and_the_server_goes_on(slow: AgentPayServer):
+def test_a_slow_call_times_out_and_the_server_continues(slow: AgentPayServer):
     client = slow.client().with_options(timeout=0.02, max_retries=0)
 
     with pytest.raises(APITimeoutError):
@@ -486,7 +486,7 @@ def test_a_call_that_takes_too_long_times_out_and_the_server_goes_on(slow: Agent
 
 
 @pytest.mark.anyio
-async def test_an_async_call_that_takes_too_long_times_out_and_the_server_goes_on(slow: AgentPayServer):
+async def test_a_slow_async_call_times_out_and_the_server_continues(slow: AgentPayServer):
     client = slow.async_client().with_options(timeout=0.02, max_retries=0)
 
     with pytest.raises(APITimeoutError):
@@ -494,7 +494,7 @@ async def test_an_async_call_that_takes_too_long_times_out_and_the_server_goes_o
     assert (await slow.async_client().accounts.create(name="a")).name == "a"
 
 
-def test_calls_that_never_end_are_cut_off_by_the_close(slow: AgentPayServer, monkeypatch: pytest.MonkeyPatch):
+def test_endless_calls_are_cancelled_by_the_close(slow: AgentPayServer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(owner_module, "_LAST_CALLS_SECONDS", 0.02)
     client, ends, under_way = slow.client(), [], threading.Event()
 
@@ -515,7 +515,7 @@ def test_calls_that_never_end_are_cut_off_by_the_close(slow: AgentPayServer, mon
 
 
 @pytest.mark.anyio
-async def test_async_calls_that_never_end_are_cut_off_by_the_close(
+async def test_endless_async_calls_are_cancelled_by_the_close(
     slow: AgentPayServer, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(owner_module, "_LAST_CALLS_SECONDS", 0.02)
@@ -538,7 +538,7 @@ def test_a_call_that_its_caller_gave_up_is_not_waited_for_by_the_close(slow: Age
 
 
 def asgi(server, scope, *received):
-    """What the application sends for what it receives."""
+    """The messages that the application sends."""
     messages, sent = list(received), []
 
     async def receive():
@@ -574,7 +574,7 @@ def test_a_websocket_is_refused(server: AgentPayServer):
         ("POST", "/console/agent-keys", b'{"account_id":"x"}'),
     ],
 )
-def test_half_a_request_is_no_request(server: AgentPayServer, method: str, path: str, part: bytes):
+def test_an_incomplete_request_is_discarded(server: AgentPayServer, method: str, path: str, part: bytes):
     scope = {
         "type": "http",
         "method": method,

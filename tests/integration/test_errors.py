@@ -106,7 +106,7 @@ def test_two_authorization_headers_are_none(shared_server, shared_http):
         refused(anonymous.get("/v1/accounts", headers=twice), "unauthorized")
 
 
-def test_a_key_in_the_query_or_the_body_is_no_key(shared_server):
+def test_a_key_in_the_query_or_the_body_is_ignored(shared_server):
     key = shared_server.operator_key
     with raw_client(shared_server, "") as anonymous:
         refused(anonymous.get("/v1/accounts", params={"api_key": key, "access_token": key}), "unauthorized")
@@ -159,7 +159,7 @@ def test_a_method_that_a_path_does_not_take_is_405_with_those_it_takes(shared_ht
 @pytest.mark.parametrize(
     "identifier", ["x", "%00", "%0a", "%F0%9F%A4%96", "acct_", "..;", "'--", "%25", "a" * 5_000]
 )
-# The name of a fault identifies nothing: there are those that there are, and the 400 lists them.
+# The name of a fault is not an identifier: unknown ones are 400 with a list of the available ones.
 @pytest.mark.parametrize("path", [path for path in PATHS if "_id}" in path])
 def test_a_malformed_identifier_is_404_like_an_unknown_one(shared_http, path, identifier):
     if "snapshot_id" in path and not stores.has_snapshots():
@@ -173,7 +173,7 @@ def test_a_malformed_identifier_is_404_like_an_unknown_one(shared_http, path, id
             refused(shared_http.request(endpoint.method, target, **body), "not_found")
 
 
-def test_every_answer_has_a_request_id_of_its_own(shared_http):
+def test_every_response_has_a_unique_request_id(shared_http):
     answers = [
         shared_http.get("/v1/accounts"),
         shared_http.get("/v1/accounts"),
@@ -220,7 +220,7 @@ def test_a_body_that_claims_to_be_huge_is_413_unread(shared_http, length):
 
 
 @pytest.mark.parametrize("length", ["-1", "abc", "", "1e3", "\u00b2"])
-def test_a_content_length_that_is_no_number_decides_nothing(shared_http, length):
+def test_a_malformed_content_length_is_ignored(shared_http, length):
     headers = {"Content-Length": length.encode("latin-1")}
 
     faults(shared_http.post("/v1/accounts", content=b"{}", headers=headers))
@@ -256,7 +256,7 @@ def test_json_by_any_of_its_names_is_read(http, content_type):
     assert response.status_code == 201
 
 
-def test_a_body_that_does_not_say_what_it_is_is_tried(http):
+def test_a_body_without_a_content_type_is_accepted(http):
     response = http.post("/v1/accounts", content=b'{"name":"x"}')
 
     assert "content-type" not in response.request.headers
@@ -320,7 +320,7 @@ def test_a_nesting_of_16_is_read(http):
     [endpoint for endpoint in BOUND_ENDPOINTS if endpoint.request],
     ids=lambda endpoint: endpoint.name,
 )
-def test_a_body_that_is_no_object_is_400(shared_http, endpoint, body):
+def test_a_body_must_be_an_object(shared_http, endpoint, body):
     path = path_of(endpoint)
 
     assert faults(shared_http.request(endpoint.method, path, content=body)) == {"body": "must be an object"}
@@ -475,7 +475,7 @@ def _move_clock(server, seconds):
 # --- Faults of the server ---------------------------------------------------------------------------------
 
 
-def test_a_fault_of_the_server_is_a_bare_500_whose_cause_is_in_the_log_alone(
+def test_an_internal_error_is_a_bare_500_and_logged(
     server: AgentPayServer,
     http: httpx.Client,
     monkeypatch: pytest.MonkeyPatch,

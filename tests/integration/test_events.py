@@ -1,4 +1,4 @@
-"""Events: written in the commit of what they tell of, with exactly their payload.
+"""Events: written in the commit of the change that they report, with exactly their payload.
 
 See interface EV1, EV2, EV5.
 """
@@ -140,7 +140,7 @@ def test_a_low_balance_has_an_event(server: AgentPayServer, http: httpx.Client, 
     }
 
 
-def test_an_event_tells_the_time_of_the_servers_clock(server: AgentPayServer, http, funded: Funded):
+def test_an_event_has_the_time_of_the_server_s_clock(server: AgentPayServer, http, funded: Funded):
     payer, payee = funded("100"), funded("1")
     server.sandbox.clock.advance(1.234)
 
@@ -149,7 +149,7 @@ def test_an_event_tells_the_time_of_the_servers_clock(server: AgentPayServer, ht
     assert {event["created_at"] for event in events(server)} == {"2026-01-01T00:00:01.234Z"}
 
 
-def test_events_are_recorded_whether_or_not_anybody_listens(server, http: httpx.Client, funded: Funded):
+def test_events_are_recorded_without_subscribers(server, http: httpx.Client, funded: Funded):
     payer, payee = funded("100"), funded("1")
 
     post(http, order(payer, payee.account_id))
@@ -204,7 +204,7 @@ class CutOffError(Exception):
 
 
 @pytest.mark.parametrize(("table", "store"), [("events", "event_store"), ("deliveries", "delivery_store")])
-def test_what_cannot_be_told_does_not_happen(
+def test_a_change_without_its_event_is_rolled_back(
     server: AgentPayServer, client: AgentPay, funded: Funded, monkeypatch: pytest.MonkeyPatch, table, store
 ):
     validators.embedded_only("on a cluster the record of the policy is still being written")
@@ -275,7 +275,7 @@ def test_events_that_were_never_posted_are_there_with_their_deliveries(
     assert len(entries(server, payer.account_id)) == 2
 
 
-def test_what_is_delivered_is_what_is_recorded(server: AgentPayServer, http: httpx.Client, funded: Funded):
+def test_a_delivery_equals_the_recorded_event(server: AgentPayServer, http: httpx.Client, funded: Funded):
     payer, payee = funded("100"), funded("1")
     inbox = server.webhook_inbox(low_balance_threshold_usdc=90)
 
@@ -292,7 +292,7 @@ def test_what_is_delivered_is_what_is_recorded(server: AgentPayServer, http: htt
 # --- Who hears of it --------------------------------------------------------------------------------------
 
 
-def test_each_webhook_hears_of_its_own_types(server: AgentPayServer, http: httpx.Client, funded: Funded):
+def test_each_webhook_gets_its_subscribed_types(server: AgentPayServer, http: httpx.Client, funded: Funded):
     payer, payee = funded("100"), funded("1")
     inboxes = {event_type: server.webhook_inbox(events=[event_type]) for event_type in EventType}
     put_policy(http, payer, max_single_transfer=30)
@@ -318,7 +318,7 @@ def test_for_a_transfer_the_account_is_its_source(server: AgentPayServer, http: 
     assert (len(of_payer.events), len(of_payee.events), len(of_both.events)) == (2, 0, 2)
 
 
-def test_a_webhook_hears_of_accounts_made_after_it(server: AgentPayServer, http, funded: Funded):
+def test_a_webhook_gets_events_of_later_accounts(server: AgentPayServer, http, funded: Funded):
     inbox = server.webhook_inbox()
     payer, payee = funded("100"), funded("1")
 
@@ -327,7 +327,7 @@ def test_a_webhook_hears_of_accounts_made_after_it(server: AgentPayServer, http,
     assert inbox.wait_for("transfer.settled").data.account_id == payer.account_id
 
 
-def test_a_webhook_hears_of_nothing_before_it(server: AgentPayServer, http: httpx.Client, funded: Funded):
+def test_a_webhook_gets_no_earlier_events(server: AgentPayServer, http: httpx.Client, funded: Funded):
     payer, payee = funded("100"), funded("1")
     post(http, order(payer, payee.account_id))
 
@@ -337,7 +337,7 @@ def test_a_webhook_hears_of_nothing_before_it(server: AgentPayServer, http: http
     assert inbox.receipts == []
 
 
-def test_another_operator_hears_of_nothing(server: AgentPayServer, http: httpx.Client, funded: Funded):
+def test_another_operator_gets_no_events(server: AgentPayServer, http: httpx.Client, funded: Funded):
     other = server.client(api_key=server.sandbox.create_operator("b").key)
     mine = server.webhook_inbox()
     other.webhooks.create(url=mine.url, events=["transfer.settled"])
@@ -419,11 +419,11 @@ def test_a_cursor_is_that_of_its_list_and_operator(listed):
 @pytest.mark.parametrize(
     "query", ["limit=0", "limit=101", "limit=x", "type=x", "type=", "account_id=" + "x" * 129]
 )
-def test_a_query_out_of_range_is_told_by_its_field(listed, query):
+def test_a_query_out_of_range_names_its_field(listed, query):
     assert list(faults(listed[1].get(f"/console/events?{query}"))) == [query.partition("=")[0]]
 
 
-def test_an_unknown_type_is_refused_and_told_which_there_are(listed):
+def test_an_unknown_type_is_refused_with_the_available_ones(listed):
     server, http, *_ = listed
     names = ", ".join(member.value for member in EventType)
 

@@ -131,7 +131,7 @@ def test_one_transfer_can_cross_several_thresholds(server: AgentPayServer, funde
     assert [heard(inbox) for inbox in inboxes] == [["5"], ["5"], ["5"], ["5"]]
 
 
-def test_it_is_for_who_asked_for_it_with_a_threshold_and_for_the_account(server: AgentPayServer, funded, pay):
+def test_low_balance_goes_to_subscribers_with_a_threshold(server: AgentPayServer, funded, pay):
     payer, other = funded("100"), funded("100")
     without_threshold = server.webhook_inbox(events=[LOW])
     without_type = server.webhook_inbox(events=["transfer.settled"], low_balance_threshold_usdc=50)
@@ -144,7 +144,7 @@ def test_it_is_for_who_asked_for_it_with_a_threshold_and_for_the_account(server:
     assert LOW not in {event["type"] for event in events(server)}
 
 
-def test_nobody_hears_of_it_after_the_webhook_is_deleted(server: AgentPayServer, funded, pay):
+def test_a_deleted_webhook_gets_no_low_balance_event(server: AgentPayServer, funded, pay):
     payer = funded("100")
     inbox = server.webhook_inbox(low_balance_threshold_usdc=50)
     server.console.webhooks.delete(inbox.webhook_id)

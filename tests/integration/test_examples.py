@@ -81,7 +81,7 @@ def test_the_approval_flow_ends_with_an_agent_that_fails(monkeypatch: pytest.Mon
     monkeypatch.setattr(flow, "agent", fail)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     with pytest.raises(RuntimeError, match="the shop is closed"):
-        flow.main()  # It waits for the operator's process, which goes on until it is ended.
+        flow.main()  # It waits for the operator's process, which continues until it is ended.
 
 
 def test_payments_are_resumed_and_never_repeated(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""No module needs a package of an extra that it does not belong to: each documented install runs by itself.
+"""No module needs a package of an extra that it does not belong to: each documented install works.
 
 The environment of the tests has every extra, and would never see it. `nox -s package` tries the installs
 themselves; what is here says at once which import is wrong.
@@ -21,9 +21,13 @@ OURS = ("agentpay", "agentpay_server")
 
 EXTRAS: dict[str, frozenset[str]] = {
     "agentpay": frozenset(),
+    "agentpay.integrations.claude_agent_sdk": frozenset({"claude_agent_sdk", "mcp"}),
     "agentpay.integrations.django": frozenset({"django"}),
     "agentpay.integrations.flask": frozenset({"flask"}),
+    "agentpay.integrations.langchain": frozenset({"langchain"}),
+    "agentpay.integrations.openai_agents": frozenset({"openai_agents"}),
     "agentpay.integrations.opentelemetry": frozenset({"opentelemetry"}),
+    "agentpay.integrations.pydantic_ai": frozenset({"pydantic_ai"}),
     "agentpay.integrations.starlette": frozenset({"starlette"}),
     "agentpay.mcp.__main__": frozenset({"mcp"}),
     "agentpay.mcp.serving": frozenset({"mcp"}),
@@ -37,19 +41,23 @@ EXTRAS: dict[str, frozenset[str]] = {
     "agentpay_server.database.postgres": frozenset({"server", "postgres"}),
     "agentpay_server.database.postgres_connections": frozenset({"server", "postgres"}),
 }
-"""What a module may need beside the client's dependencies; the nearest entry above a module decides."""
+"""Allowed imports besides the client's dependencies; the entry nearest above a module applies."""
 
 BROUGHT = {"mcp": {"mcp-types", "starlette", "uvicorn"}}
-"""What the one dependency of an extra brings, and the extra uses: its version is the other's to choose."""
+"""Transitive dependencies of an extra that it uses; their version is chosen by the direct dependency."""
 
 FRAMEWORKS = {
+    "claude_agent_sdk": {"claude-agent-sdk"},
+    "langchain": {"langchain-core", "langgraph"},
+    "openai_agents": {"openai-agents"},
+    "pydantic_ai": {"pydantic-ai-slim"},
     "django": {"django"},
     "flask": {"flask", "werkzeug"},
     "starlette": {"starlette"},
     "opentelemetry": {"opentelemetry-api"},
     "pytest": {"pytest"},
 }
-"""What users bring themselves, where an extra of ours would only repeat it."""
+"""Packages that users install themselves; an extra would be redundant."""
 
 
 @frozen
@@ -177,7 +185,7 @@ def test_a_module_needs_nothing_of_an_extra_that_is_not_its_own(module: str) -> 
         ("agentpay.integrations.router", "if TYPE_CHECKING:\n    pass\nelse:\n    import flask"),
     ],
 )
-def test_what_must_not_be_imported_would_be_seen(module: str, source: str) -> None:
+def test_forbidden_imports_are_detected(module: str, source: str) -> None:
     assert faults(module, source)
 
 
@@ -198,7 +206,7 @@ def test_what_must_not_be_imported_would_be_seen(module: str, source: str) -> No
         ("agentpay.integrations.flask", "import werkzeug"),
     ],
 )
-def test_what_may_be_imported_is_not_held_against_it(module: str, source: str) -> None:
+def test_allowed_imports_are_not_reported(module: str, source: str) -> None:
     assert faults(module, source) == []
 
 

@@ -335,7 +335,7 @@ def test_a_payment_in_two_networks_is_refused(server: AgentPayServer, case: Case
         b'{"paymentPayload": {"x402Version": 3}}',
     ],
 )
-def test_what_is_no_request_is_told_so(server: AgentPayServer, body: bytes) -> None:
+def test_an_invalid_request_is_refused(server: AgentPayServer, body: bytes) -> None:
     for path in ("/verify", "/settle"):
         answer = httpx.post(
             f"{server.facilitator_url}{path}", content=body, headers={"content-type": "application/json"}

@@ -20,7 +20,7 @@ CHAIN_FAULTS = [str(fault) for fault in ChainFault]
 
 @pytest.fixture
 def hasty() -> Iterator[AgentPayServer]:
-    """A server that answers a transfer before a chain in trouble can."""
+    """A server that responds before a faulty chain can recover."""
     # Longer than what goes well takes on a disk, shorter than what does not.
     wait_seconds = 0.05 if stores.run.kind == "memory" else 0.25
     with AgentPayServer(clock=START, settings=Settings(settlement_wait_seconds=wait_seconds)) as running:
@@ -106,7 +106,7 @@ def test_agents_have_no_faults(shared_agent_http: httpx.Client, method: str, pat
     refused(shared_agent_http.request(method, f"{FAULTS}{path}"), "forbidden")
 
 
-def test_who_arms_a_fault_is_in_the_audit_trail(http: httpx.Client) -> None:
+def test_arming_a_fault_is_audited(http: httpx.Client) -> None:
     http.delete(FAULTS)
     http.put(f"{FAULTS}/chain_slow", json={"times": 2})
     http.put(f"{FAULTS}/chain_down")
@@ -208,7 +208,7 @@ def test_without_a_chain_a_policy_is_in_force_and_its_record_follows(
     assert detail.policy_record.version == detail.policy_version
 
 
-def test_a_fault_happens_as_often_as_it_was_asked_to(
+def test_a_fault_happens_the_requested_number_of_times(
     server: AgentPayServer, http: httpx.Client, client: AgentPay
 ) -> None:
     path = f"/v1/accounts/{client.accounts.create(name='a').account_id}/balance"
@@ -220,7 +220,7 @@ def test_a_fault_happens_as_often_as_it_was_asked_to(
     assert http.get(path).status_code == 200
 
 
-def test_the_sdk_asks_again_and_sees_nothing_of_a_short_one(server: AgentPayServer, funded: Funded) -> None:
+def test_the_sdk_retries_and_hides_a_short_outage(server: AgentPayServer, funded: Funded) -> None:
     account = funded("5")
     with server.sandbox.fault("chain_down", times=1):
         assert server.client().accounts.balance(account.account_id).balance_usdc == 5
@@ -230,7 +230,7 @@ def test_the_sdk_asks_again_and_sees_nothing_of_a_short_one(server: AgentPayServ
 # --- chain_reply_lost, chain_never_lands, chain_slow ------------------------------------------------------
 
 
-def test_a_lost_reply_is_asked_for_and_the_money_moved_once(
+def test_a_lost_reply_is_recovered_and_money_moves_once(
     server: AgentPayServer, http: httpx.Client, client: AgentPay, funded: Funded
 ) -> None:
     source, to = funded(), client.accounts.create(name="Payee")
@@ -241,7 +241,9 @@ def test_a_lost_reply_is_asked_for_and_the_money_moved_once(
     assert client.accounts.balance(to.account_id).balance_usdc == 7
 
 
-def test_what_is_made_while_replies_are_lost_is_whole(server: AgentPayServer, client: AgentPay) -> None:
+def test_accounts_created_while_replies_are_lost_are_complete(
+    server: AgentPayServer, client: AgentPay
+) -> None:
     with server.sandbox.fault("chain_reply_lost"):
         account = client.accounts.create(name="a")
         assert server.sandbox.fund(account.account_id, 3).balance_usdc == 3
@@ -268,7 +270,7 @@ def test_a_transaction_that_never_lands_is_signed_again_under_the_same_transfer(
     assert client.accounts.balance(to.account_id).balance_usdc == 7
 
 
-def test_what_never_lands_once_lands_at_the_second_attempt(
+def test_a_transaction_lost_once_lands_at_the_second_attempt(
     server: AgentPayServer, http: httpx.Client, client: AgentPay, funded: Funded
 ) -> None:
     source, to = funded(), client.accounts.create(name="Payee")

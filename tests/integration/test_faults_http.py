@@ -97,7 +97,7 @@ def test_the_sdk_pays_once_whatever_happens_to_its_first_request(
 
 
 @pytest.mark.parametrize("effect", EFFECTS)
-def test_an_sdk_that_gives_up_says_what_it_does_not_know_and_the_same_key_finds_out(
+def test_an_unknown_outcome_is_resolved_with_the_same_key(
     server: AgentPayServer, funded: Funded, pay: Pay, effect: str
 ):
     payer, payee = funded(), funded("1")
@@ -135,7 +135,7 @@ def test_a_delay_lasts_as_long_as_it_says(server: AgentPayServer, http: httpx.Cl
     assert time.monotonic() - started >= 0.06
 
 
-def test_what_was_made_twice_for_want_of_a_key_is_not_repeated(server: AgentPayServer, client: AgentPay):
+def test_requests_without_a_key_are_not_retried_after_a_lost_reply(server: AgentPayServer, client: AgentPay):
     """An account has no idempotency key: the SDK says that it does not know, rather than make another."""
     with (
         server.sandbox.fault("http:POST /v1/accounts", effect="reply_lost"),
@@ -167,8 +167,8 @@ def test_one_operation_suffers_and_no_other(server: AgentPayServer, http: httpx.
         http.get("/v1/accounts")
 
 
-def test_whoever_may_not_do_it_is_told_so_first(server: AgentPayServer, funded: Funded):
-    """Nobody learns of a fault, or uses one up, without a key for the operation."""
+def test_the_scope_is_checked_first(server: AgentPayServer, funded: Funded):
+    """Without a key for the operation, a request neither reveals nor uses up a fault."""
     account = funded()
     server.sandbox.set_fault("http:GET /v1/accounts", 1, effect="reset")
     with raw_client(server, "") as nobody:
@@ -266,7 +266,7 @@ def test_an_encoded_slash_is_refused_everywhere_else(http: httpx.Client):
         ("", {"effect": "reset"}, {"name"}),
     ],
 )
-def test_what_cannot_happen_is_refused_by_name(
+def test_an_unknown_fault_is_refused(
     shared_http: httpx.Client, name: str, body: dict[str, Any], wrong: set[str]
 ):
     answer = shared_http.put(f"/sandbox/faults/{name}", json=body)

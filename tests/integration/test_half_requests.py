@@ -1,4 +1,4 @@
-"""Over a real port: a request that is cut off does nothing, and a half-sent one holds no server up (P13)."""
+"""Over a real port: an aborted request has no effect, and a half-sent one blocks nothing (P13)."""
 
 import json
 import socket
@@ -20,7 +20,7 @@ def cut_off(base_url: str, head: str, body: bytes) -> None:
 
 @pytest.mark.parametrize("missing", [1, 5])
 @pytest.mark.parametrize("is_chunked", [False, True])
-def test_a_transfer_whose_request_is_cut_off_is_not_made(
+def test_an_aborted_request_creates_no_transfer(
     server: AgentPayServer, client: AgentPay, funded: Funded, missing: int, is_chunked: bool
 ) -> None:
     source = funded("5").account_id

@@ -1,4 +1,4 @@
-"""`/healthz` and `/readyz`: what a server says of itself to those who run it."""
+"""`/healthz` and `/readyz`."""
 
 import asyncio
 import json
@@ -156,7 +156,7 @@ async def test_a_database_that_does_not_answer_is_named() -> None:
 
 
 @pytest.mark.anyio
-async def test_what_does_not_answer_in_time_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_part_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "PROBE_SECONDS", 0.01)
     async with watched() as server:
         server.chain.trouble = server.database.trouble = silent

@@ -174,7 +174,7 @@ def test_a_refusal_is_a_rejection_with_its_error_code(
     assert history(http, payee.account_id) == []
 
 
-def test_what_never_became_a_transfer_is_not_in_the_history(funded: Funded, http: httpx.Client):
+def test_invalid_requests_are_not_in_the_history(funded: Funded, http: httpx.Client):
     payer = funded("2")
     body = {"from": payer.account_id, "to": "nobody", "amount": "1", "idempotency_key": "k"}
 
@@ -230,7 +230,7 @@ def test_since_is_strict(server: AgentPayServer, http: httpx.Client, client: Age
     assert amounts("9999-12-31T23:59:59.999Z") == []
 
 
-def test_what_is_shown_with_a_time_is_not_after_that_time():
+def test_since_excludes_entries_shown_with_that_time():
     """Times are shown in milliseconds and kept in microseconds; a poller sends back what it was shown."""
     with AgentPayServer(clock="system") as server:
         account = server.client().accounts.create(name="a")

@@ -1,4 +1,4 @@
-"""`Host` on a port: a web page cannot reach a local server under a name of its own (interface R19)."""
+"""`Host` on a port: a web page cannot reach a local server under its own host name (interface R19)."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -89,7 +89,7 @@ def test_a_websocket_for_another_host_is_refused_as_any_request(
 
 
 @pytest.mark.parametrize("host", ["", "a b", "localhost:x", "user@localhost", "http://localhost", "::1", "é"])
-def test_what_is_no_host_is_an_invalid_request(local: AgentPayServer, host: str) -> None:
+def test_an_invalid_host_is_an_invalid_request(local: AgentPayServer, host: str) -> None:
     answered = ask(local.base_url, host)
     assert (answered.status, answered.json()["error"]) == (400, "invalid_request")
     assert answered.json()["details"][0]["field"] in ("host", "request")
@@ -107,7 +107,7 @@ def test_http_1_1_needs_exactly_one_host(local: AgentPayServer) -> None:
         assert answered.json()["request_id"] == answered.headers["x-request-id"]
 
 
-def test_http_1_0_needs_none_and_is_held_to_the_one_that_it_sends(local: AgentPayServer) -> None:
+def test_http_1_0_needs_no_host_but_a_sent_one_is_checked(local: AgentPayServer) -> None:
     assert ask(local.base_url, None, "GET /healthz HTTP/1.0").status == 200
     assert is_misdirected(ask(local.base_url, "evil.example", "GET /healthz HTTP/1.0"), "evil.example")
 
@@ -176,7 +176,7 @@ def test_an_absolute_target_is_answered_and_its_authority_counts(
 
 
 def test_a_page_under_a_name_that_was_rebound_reads_nothing(local: AgentPayServer) -> None:
-    # What a browser sends once evil.example resolves to 127.0.0.1, even with a key that it was told.
+    # A browser's request once evil.example resolves to 127.0.0.1, even with a stolen key.
     port = local.base_url.rpartition(":")[2]
     with httpx.Client(base_url=local.base_url, headers={"Host": f"evil.example:{port}"}) as page:
         for path in ("/v1/accounts", "/metrics", "/openapi.json"):
@@ -208,7 +208,7 @@ def statuses(base_url: str, *hosts: str) -> list[int]:
 HOSTS = ("localhost", "127.0.0.1", "pay.example:443", "10.0.0.7", "evil.example")
 
 
-def test_serve_answers_to_loopback_names_alone() -> None:
+def test_serve_accepts_only_loopback_names() -> None:
     with serving() as base_url:
         assert statuses(base_url, *HOSTS) == [200, 200, 421, 421, 421]
 
@@ -235,14 +235,14 @@ def test_a_port_for_other_machines_answers_to_every_host(key: str) -> None:
         assert statuses(base_url, *HOSTS) == [200] * 5
 
 
-def test_a_port_for_other_machines_answers_to_the_allowed_hosts_alone(key: str) -> None:
+def test_a_public_port_accepts_only_allowed_hosts(key: str) -> None:
     remote = ("--host", "0.0.0.0", "--allow-remote", "--operator-key", key)
     with serving(*remote, "--allowed-host", "pay.example") as base_url:
         assert statuses(base_url, *HOSTS) == [421, 421, 200, 421, 421]
 
 
 @pytest.mark.parametrize("command", ["serve", "demo"])
-def test_an_allowed_host_that_is_none_is_a_usage_error(command: str) -> None:
+def test_an_invalid_allowed_host_is_a_usage_error(command: str) -> None:
     result = CliRunner().invoke(main, [command, "--allowed-host", "https://pay.example"])
     assert result.exit_code == 2
     assert "--allowed-host" in result.stderr
@@ -253,7 +253,7 @@ def test_an_allowed_host_that_is_none_is_a_usage_error(command: str) -> None:
 
 
 def write(base_url: str, *headers: str) -> Answered:
-    """Return the answer to a write without a key, which is 401 once it is let in."""
+    """Return the response to a write without a key, which is 401 if the host is accepted."""
     host = base_url.removeprefix("http://")
     with Peer(base_url) as peer:
         lines = ("POST /v1/accounts HTTP/1.1", f"Host: {host}", "Content-Length: 0", *headers, "", "")

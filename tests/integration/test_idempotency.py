@@ -110,7 +110,7 @@ def test_a_changed_parameter_is_a_conflict_and_sends_nothing(
     assert (response.status_code, response.json()["error"]) == (409, "idempotency_conflict")
     assert set(response.json()) == {"error", "message", "request_id"}
     assert (money.events(server), len(money.rows(server, tables.transfers))) == before
-    # The key still stands for what it stood for.
+    # The key still refers to the same transfer.
     again = money.post(http, pair.order())
     assert (again.status_code, again.json()["status"]) == (first.status_code, first.json()["status"])
 
@@ -135,7 +135,7 @@ def test_a_policy_rejection_is_replayed_as_it_was(
     money.put_policy(http, pair.payer, **policy)
     first = money.post(http, pair.order())
     assert (first.status_code, first.json()["error"]) == (402, error)
-    # What stood in the way is gone, and the answer is still the one that was given.
+    # The obstacle is gone, and the response is still the original one.
     money.put_policy(http, pair.payer, **lifted)
     again = money.post(http, pair.order())
     assert (again.status_code, again.content) == (402, first.content)
@@ -163,7 +163,9 @@ def test_insufficient_balance_is_tried_again_as_a_new_transfer(
     assert http.get(f"/v1/transfers/{first['transfer_id']}").json()["status"] == "rejected"
 
 
-def test_what_stores_nothing_uses_no_key(server: AgentPayServer, http: httpx.Client, pair: Pair) -> None:
+def test_a_request_that_stores_nothing_keeps_no_key(
+    server: AgentPayServer, http: httpx.Client, pair: Pair
+) -> None:
     for wrong in ({"to": "nobody"}, {"amount": "0"}, {"memo": "x" * 201}, {"from": "acct_1"}):
         assert money.post(http, pair.order(**wrong)).status_code in (400, 404, 422)
     assert money.rows(server, tables.transfers) == []
@@ -187,7 +189,7 @@ class TestExpiry:
         assert again.status_code == 200
         assert again.json()["transfer_id"] != first.json()["transfer_id"]
         assert money.held(server, pair.payee.usdc_token_account) == 51_000_000
-        # Both are there to be read, and the key stands for the newer one.
+        # Both can be read, and the key refers to the newer one.
         assert http.get(f"/v1/transfers/{first.json()['transfer_id']}").json() == first.json()
         assert money.post(http, pair.order()).content == again.content
 
@@ -236,14 +238,14 @@ class TestScope:
             from_=source.account_id, to=pair.payee.account_id, amount="1", idempotency_key="shared"
         )
 
-    def test_an_operator_finds_what_its_agent_has_paid(
+    def test_an_operator_s_retry_returns_its_agent_s_payment(
         self, server: AgentPayServer, client: AgentPay, pair: Pair
     ) -> None:
         transfer = self.pay(server.agent_client(pair.payer.account_id), pair.payer, pair)
         assert self.pay(client, pair.payer, pair) == transfer
         assert money.held(server, pair.payee.usdc_token_account) == 2_000_000
 
-    def test_an_agent_finds_what_its_operator_has_paid_from_its_account(
+    def test_an_agent_s_retry_returns_its_operator_s_payment(
         self, server: AgentPayServer, client: AgentPay, pair: Pair
     ) -> None:
         transfer = self.pay(client, pair.payer, pair)
@@ -294,7 +296,7 @@ class TestScope:
             self.pay(client, pair.payer, pair)
         assert money.held(server, pair.payee.usdc_token_account) == 3_000_000
 
-    def test_an_operator_retries_what_an_agent_could_not_pay_though_it_has_used_the_key_elsewhere(
+    def test_an_operator_can_retry_an_agent_s_failed_payment(
         self, server: AgentPayServer, client: AgentPay, pair: Pair
     ) -> None:
         poor = client.accounts.create(name="Poor")

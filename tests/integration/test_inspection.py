@@ -1,4 +1,4 @@
-"""What a server shows of itself in process: requests, events, deliveries, transactions, and the timeline."""
+"""The records of an in-process server: requests, events, deliveries, transactions, and the timeline."""
 
 import asyncio
 import threading
@@ -56,7 +56,7 @@ def test_a_request_without_an_answer_is_shown(server: AgentPayServer) -> None:
             return {"type": "http.disconnect"}
 
         async def send(message: object) -> None:
-            raise AssertionError("nobody is there")
+            raise AssertionError("no server is running")
 
         scope = {
             "type": "http",
@@ -127,7 +127,7 @@ def test_a_request_that_was_dropped_while_it_was_answered_leaves_no_trace() -> N
     assert recorder._bytes_kept == 10 * inspection.RECORDS_MAX
 
 
-def test_what_is_kept_can_be_brought_back(server: AgentPayServer, client: AgentPay) -> None:
+def test_recorded_requests_can_be_restored(server: AgentPayServer, client: AgentPay) -> None:
     client.accounts.create(name="a")
     kept_bytes = server._running.recorder._bytes_kept
     restore = server._running.recorder.capture()
@@ -190,7 +190,7 @@ def test_a_transaction_that_the_chain_refuses_is_shown_with_its_reason(
     frozen = server.sandbox.create_token_account().usdc_token_account
     with server.sandbox.fault("chain_never_lands", times=1):
         client.transfers.create(from_=payer, to=frozen, amount=1)
-    # What never reached the chain is not the chain's.
+    # Transactions that never reached the chain are not recorded.
     assert len([t for t in server.transactions if (t.memo or "").startswith("txn_")]) == 1
     assert all(t.error is None for t in server.transactions)
 
@@ -204,7 +204,7 @@ def test_records_are_plain_lists(server: AgentPayServer, paid: str) -> None:
     assert server.events.where(type="none") == []
 
 
-def test_what_is_not_there_is_told_with_what_there_is(server: AgentPayServer, paid: str) -> None:
+def test_a_missing_record_lists_the_existing_ones(server: AgentPayServer, paid: str) -> None:
     with pytest.raises(AssertionError) as none:
         server.events.one(type="session.opened")
     assert "0 records with type='session.opened', not one; there is:" in str(none.value)
@@ -215,7 +215,7 @@ def test_what_is_not_there_is_told_with_what_there_is(server: AgentPayServer, pa
         server.deliveries.one()
 
 
-def test_a_field_that_does_not_exist_is_no_silent_nothing(server: AgentPayServer, paid: str) -> None:
+def test_an_unknown_field_raises(server: AgentPayServer, paid: str) -> None:
     with pytest.raises(
         TypeError, match="TransferInitiated has no field 'typ'; it has created_at, data, id, type"
     ):
@@ -249,7 +249,7 @@ def test_looking_is_safe_while_others_write(server: AgentPayServer, client: Agen
 def test_the_timeline_puts_each_thing_where_it_belongs(
     server: AgentPayServer, client: AgentPay, funded: Funded
 ) -> None:
-    stores.memory_only("what is written beside an answer comes when the disk is done")
+    stores.memory_only("writes that follow a response wait for the disk")
     server.webhook_inbox(low_balance_threshold_usdc=6).fail_next(503)
     payer, payee = funded("10").account_id, client.accounts.create(name="Payee").account_id
     client.policies.update(payer, escalation_threshold=4)

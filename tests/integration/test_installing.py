@@ -1,4 +1,4 @@
-"""What users are told to install: by a name that is ours, and from a place where it is."""
+"""Install commands in messages: with our name, and from the right source."""
 
 import json
 import re
@@ -26,7 +26,7 @@ SUFFIXES = {".md", ".py", ".toml", ".txt", ".svg"}
 
 
 def texts() -> list[Path]:
-    """Every text of the repository, whoever reads it."""
+    """Every text of the repository."""
     below = (path for name in DIRECTORIES for path in (ROOT / name).rglob("*"))
     return [path for path in (*ROOT.iterdir(), *below) if path.suffix in SUFFIXES]
 
@@ -45,7 +45,7 @@ def test_no_text_says_to_install_a_package_of_others() -> None:
 @pytest.mark.parametrize(
     "text", ["pip install {}", "pip install -U {}==1", 'pip install "{}"', "uv pip install '{}'", "uv add {}"]
 )
-def test_what_must_not_be_said_would_be_seen(text: str, name: str) -> None:
+def test_forbidden_words_are_detected(text: str, name: str) -> None:
     assert NOT_OURS.search(text.format(name))
     assert NOT_OURS.search(text.format("agentpay" + "[server]"))
 
@@ -53,11 +53,11 @@ def test_what_must_not_be_said_would_be_seen(text: str, name: str) -> None:
 @pytest.mark.parametrize(
     "text", ['pip install ".[server]"', "pip install agentpay-kit", "install agentpay_kit-1.whl"]
 )
-def test_what_may_be_said_is_not_held_against_it(text: str) -> None:
+def test_allowed_words_are_not_reported(text: str) -> None:
     assert not NOT_OURS.search(text)
 
 
-def test_nothing_says_to_install_by_name_what_is_not_published() -> None:
+def test_no_text_installs_an_unpublished_name() -> None:
     assert [
         path for path in texts() if path.suffix == ".md" and BY_NAME.search(path.read_text("utf-8"))
     ] == []
@@ -113,7 +113,7 @@ def test_the_command_installs_from_where_it_was_installed(
     assert advice(monkeypatch, None) == "pip install 'agentpay-kit[server]'"
 
 
-def test_the_command_names_the_checkout_of_what_was_never_installed(
+def test_the_command_installs_from_an_uninstalled_checkout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def missing(name: str) -> None:

@@ -81,7 +81,7 @@ def test_rules_are_numbered_upwards_each_once_with_an_anchor_of_their_number() -
     assert len(re.findall(r'<a id="', PAGE)) == len(rules())
 
 
-def test_every_rule_says_whose_it_is_or_its_table_does_so_row_by_row() -> None:
+def test_every_rule_has_its_origin() -> None:
     unmarked = {f"{prefix}{number}" for prefix, number, mark in rules() if not mark}
     assert {mark for _, _, mark in rules() if mark} == {"contract", "ours"}
     assert unmarked == {"E5", "L1"}
@@ -194,5 +194,5 @@ _MADE_UP = {Path(__file__), ROOT / "tests" / "contract" / "test_openapi_document
 @pytest.mark.parametrize(
     "path", sorted({*DOCUMENTS, *SOURCES} - _MADE_UP), ids=lambda path: str(path.relative_to(ROOT))
 )
-def test_nothing_cites_what_the_project_does_not_hold(path: Path) -> None:
+def test_citations_refer_to_existing_rules(path: Path) -> None:
     assert _DECISION.findall(path.read_text("utf-8")) == []

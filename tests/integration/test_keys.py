@@ -25,7 +25,7 @@ from agentpay_server import AgentPayServer
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 from agentpay_server.credentials import KeyKind, new_key
 
-# What the table says is one thing; what the decisions say is written out here a second time.
+# The rules of the decisions, written out again independently of the table.
 ALLOWED = {
     "accounts.get",
     "accounts.balance",
@@ -144,11 +144,11 @@ def test_transfers_of_other_accounts_are_404_like_unknown_ones(matrix):
     )
 
 
-def test_the_table_lists_what_the_decisions_list():
+def test_the_table_lists_all_rules():
     assert {endpoint.name for endpoint in BOUND_ENDPOINTS if endpoint.scope is not Scope.OPERATOR} == ALLOWED
 
 
-def test_an_agent_sees_its_own_policy_inside_its_account(server: AgentPayServer, client: AgentPay):
+def test_an_agent_reads_its_policy_in_its_account(server: AgentPayServer, client: AgentPay):
     account = client.accounts.create(name="a")
     client.policies.update(account.account_id, max_single_transfer=5)
     agent = server.agent_client(account.account_id)
@@ -172,7 +172,7 @@ def test_an_agent_cannot_widen_its_own_policy(server: AgentPayServer, client: Ag
 # --- Making and revoking ----------------------------------------------------------------------------------
 
 
-def test_a_key_is_shown_once_with_what_it_is_bound_to(http: httpx.Client, client: AgentPay):
+def test_a_key_is_shown_once_with_its_account(http: httpx.Client, client: AgentPay):
     account_id = client.accounts.create(name="a").account_id
 
     made = http.post("/console/agent-keys", json={"account_id": account_id, "name": " Laptop "})
@@ -298,7 +298,7 @@ def test_the_database_holds_digests_and_no_keys(planted: AgentPayServer):
 
     database, _ = state_of(planted)
 
-    assert b"MARKER" in database, "the dump holds what is stored"
+    assert b"MARKER" in database, "the dump contains the stored data"
     for secret in (PLANTED, agent.key, operator.key):
         assert secret.encode() not in database
         assert secret[-30:].encode() not in database
@@ -337,7 +337,7 @@ def test_a_malformed_key_is_refused_before_any_look_up(
             refused(http.get("/v1/accounts"), "unauthorized")
 
 
-def test_a_payer_can_be_left_alone_with_an_agent_key(server: AgentPayServer, funded: Funded):
+def test_an_agent_key_is_sufficient_to_pay(server: AgentPayServer, funded: Funded):
     payer, payee = funded("5"), funded("0.1")
 
     transfer = server.agent_client(payer.account_id).transfers.create(

@@ -1,4 +1,4 @@
-"""Imports run down only, and the SDK alone is light."""
+"""Imports run down only, and the SDK is light."""
 
 import ast
 import subprocess
@@ -32,7 +32,7 @@ LAYERS: list[list[str]] = [
         "agentpay_server.webhooks",
         "agentpay_server.health",
     ],
-    # What every feature stands on.
+    # The platform of every feature.
     ["agentpay_server.money", "agentpay_server.accounts.store", "agentpay_server.webhooks.outbox"],
     [
         "agentpay_server.webhooks.store",
@@ -67,7 +67,7 @@ LAYERS: list[list[str]] = [
     ["agentpay.contract"],
 ]
 
-# What happens to one kind of thing, in a folder of its own. None knows of another.
+# The features, a folder each. They do not import each other.
 FEATURES = [
     "agentpay_server.accounts",
     "agentpay_server.operators",
@@ -77,9 +77,9 @@ FEATURES = [
     "agentpay_server.transfers",
     "agentpay_server.webhooks",
 ]
-# What is in the folder of a feature and is everybody's: every feature locks accounts and writes events.
+# Shared modules in the folder of a feature: every feature locks accounts and writes events.
 CORE = ["agentpay_server.accounts.store", "agentpay_server.webhooks.outbox"]
-# What one feature may know of another, and why.
+# Allowed imports between features, and why.
 EXCEPTIONS = {
     # A payment is a transfer whose transaction the provider broadcasts.
     ("agentpay_server.payments", "agentpay_server.transfers"),
@@ -194,11 +194,11 @@ def test_a_package_imports_nothing_but_its_neighbours(package, alone):
                 assert layer_of(imported) in alone, f"{module_name(path)} imports {imported}"
 
 
-# What both sides share: the version, and the signature and headers that one makes and the other verifies.
+# Shared by both sides: the version, and the signature and headers that one creates and the other verifies.
 SHARED = {"agentpay._version", "agentpay._deliveries", "agentpay.webhooks"}
 
 
-def test_only_the_embedded_server_and_what_is_a_client_use_the_sdk():
+def test_only_the_embedded_server_and_clients_use_the_sdk():
     users = {
         layer_of(module_name(path))
         for path in MODULES
@@ -270,7 +270,7 @@ def test_the_rules_are_without_input_and_output():
             assert not IO & set(libraries_of(path)), module
 
 
-def test_sql_is_written_in_stores_alone():
+def test_sql_is_only_in_stores():
     """In modules that are named for it, and where tables and runners are; a simulation is a database."""
     may = ("agentpay_server.database", "agentpay_server._simulation")
     for path in MODULES:
@@ -311,11 +311,11 @@ def test_the_tools_load_neither_mcp_nor_a_framework():
     assert not {"mcp", "mcp_types", "pydantic", "starlette", "agentpay.mcp", "agentpay_server"} & loaded
 
 
-def test_the_metrics_library_is_loaded_at_the_first_look_alone():
+def test_the_metrics_library_is_imported_on_first_use():
     assert "prometheus_client" not in loaded_by("import agentpay_server.cli.process")
 
 
-def test_the_command_line_says_what_there_is_without_loading_any_of_it():
+def test_the_command_line_lists_commands_without_importing_them():
     loaded = loaded_by("from agentpay_server.cli import main; main(['--help'], standalone_mode=False)")
 
     for name in ("rich", "attr", "httpx", "sqlalchemy", "solders", "uvicorn", "agentpay_server.cli.serve"):

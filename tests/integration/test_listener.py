@@ -1,4 +1,4 @@
-"""A port answers at once, also on a connection that is kept."""
+"""A port responds at once, also on a kept-alive connection."""
 
 import asyncio
 import socket

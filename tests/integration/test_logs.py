@@ -1,4 +1,4 @@
-"""What a server logs: one line an event, silent unless it is asked for, and never a secret."""
+"""The server's logs: one line per event, silent by default, and never a secret."""
 
 import ast
 import io
@@ -21,7 +21,7 @@ from agentpay_server.logs import REQUEST_ID, ROOT, LogFormat, log, logging_to
 
 
 class Lines:
-    """What is logged while it is being listened to."""
+    """The records that are logged meanwhile."""
 
     def __init__(self, stream: io.StringIO) -> None:
         self._stream = stream
@@ -76,7 +76,7 @@ def test_a_transfer_is_followed_from_its_request_to_its_end(
     assert settled["transfer_id"] == request["transfer_id"] == transfer.transfer_id
     assert settled["request_id"] == request["request_id"]
     assert settled["tx_signature"] == transfer.tx_signature
-    assert settled["duration_ms"] == 0  # the clock stands still
+    assert settled["duration_ms"] == 0  # the clock is paused
 
 
 def test_every_event_is_in_the_documents() -> None:
@@ -164,7 +164,7 @@ def test_a_fault_of_the_server_is_one_line_with_its_traceback(
     assert lines.events("request.answered")[-1]["status"] == 500
 
 
-def test_what_libraries_warn_of_is_a_line_of_the_same_form(lines: Lines) -> None:
+def test_library_warnings_are_logged_in_the_same_format(lines: Lines) -> None:
     logging.getLogger("somebody.else").warning('"quoted"\nand %s', "broken")
     logging.getLogger("somebody.else").info("not worth a line")
     (line,) = lines.events("log")

@@ -1,6 +1,6 @@
-"""Names of webhooks: looked up where they hold up nobody else, a few at a time for each operator.
+"""Look-ups of webhook names: on separate threads, with a limit for each operator.
 
-A name server that does not answer is a resolver that blocks until the test lets go of it.
+A name server that does not respond is a resolver that blocks until the test releases it.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ SLOW = ".slow.test"
 
 
 class Resolver:
-    """Answers at once, but for names below `slow.test`, which it is asked in vain until it is released."""
+    """Responds at once, except to names below `slow.test`, for which it blocks until released."""
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -77,7 +77,7 @@ async def test_slow_names_of_one_operator_hold_up_no_other(resolver: Resolver) -
 
 
 @pytest.mark.anyio
-async def test_a_look_up_that_nobody_waits_for_any_more_keeps_its_place_until_it_ends(
+async def test_an_abandoned_look_up_keeps_its_slot_until_it_ends(
     resolver: Resolver,
 ) -> None:
     look_ups = LookUps(resolver)
@@ -99,7 +99,7 @@ async def test_a_look_up_that_nobody_waits_for_any_more_keeps_its_place_until_it
 
 
 @pytest.mark.anyio
-async def test_whatever_a_resolver_raises_is_raised_where_it_is_awaited_and_frees_its_place() -> None:
+async def test_a_resolver_s_exception_reaches_the_caller_and_frees_the_slot() -> None:
     def fail(host: str, _port: int) -> list[str]:
         raise {"gone": socket.gaierror(-2, "x"), "odd": ZeroDivisionError()}[host]
 
@@ -114,7 +114,7 @@ async def test_whatever_a_resolver_raises_is_raised_where_it_is_awaited_and_free
 # --- A whole server ---------------------------------------------------------------------------------------
 
 
-def test_forty_webhooks_on_a_slow_name_server_starve_nobody(
+def test_a_slow_name_server_does_not_starve_other_operators(
     resolver: Resolver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither other operators' deliveries, nor the event loop's threads, which the chain's client uses."""

@@ -1,4 +1,4 @@
-"""What is no request is answered as a request is: in JSON, with an identifier, and once (interface E1)."""
+"""A malformed request gets a normal error response: in JSON, with a request id, once (interface E1)."""
 
 import json
 import logging
@@ -142,7 +142,7 @@ def test_a_body_that_cannot_be_read_is_refused_and_does_nothing(
     assert list(listening.client().accounts.list()) == []
 
 
-def test_what_follows_a_request_does_not_spoil_its_answer(listening: AgentPayServer) -> None:
+def test_data_after_a_request_does_not_affect_its_response(listening: AgentPayServer) -> None:
     with Peer(listening.base_url) as peer:
         peer.send(GET_HEALTH + GET_HEALTH + b"nonsense\r\n\r\n" + GET_HEALTH)
         assert [peer.answer().status, peer.answer().status] == [200, 200]
@@ -176,7 +176,7 @@ PIECES = [
 
 
 @given(st.lists(st.sampled_from(PIECES) | st.binary(max_size=8), max_size=12).map(b"".join))
-def test_whatever_is_sent_every_answer_is_ours_and_the_connection_ends(
+def test_arbitrary_data_gets_a_valid_response_and_a_closed_connection(
     hasty: AgentPayServer, data: bytes
 ) -> None:
     with Peer(hasty.base_url) as peer:

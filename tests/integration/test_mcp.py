@@ -79,7 +79,7 @@ def place() -> Iterator[Place]:
 
 
 def command(*arguments: str, env: dict[str, str]) -> dict[str, Any]:
-    """What starts a program in this environment, without what the caller's environment says of AgentPay."""
+    """Starts a program in this environment, without the caller's AGENTPAY_ variables."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("AGENTPAY")}
     return {"args": [sys.executable, "-m", "agentpay.mcp", *arguments], "env": {**inherited, **env}}
 
@@ -204,7 +204,7 @@ async def test_a_host_that_can_opens_the_page_of_the_approval(
     ref = f"{transport}-{mode}-{action}"
     async with connected(place, over_http, transport, mode, elicitation_callback=show) as client:
         result = await called(client, "pay", payment_ref=ref, to=place.payee, amount_usdc="5")
-        # The model cannot approve, whatever the person clicks: the console alone does.
+        # The model cannot approve, whatever the user clicks: only the console can.
         assert (result["status"], result["money_moved"]) == ("pending_approval", "no")
         assert (await called(client, "get_payment", payment_ref=ref))["status"] == "pending_approval"
     (params,) = asked

@@ -64,7 +64,7 @@ def copies(pages: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[
 
 
 def run_of(pages: Any, ratio: float) -> dict[str, list[Any]]:
-    """What a run of all benchmarks returns, and more, where everything takes as long."""
+    """The results of a run of all benchmarks, if everything takes the same time."""
     names = {
         "start": ["AgentPayServer() to first answer, and close (at most 15 ms: ok)"],
         "snapshots": ["sandbox.restore(...) (at most 5 ms: ok)", "sandbox.snapshot()"],
@@ -87,7 +87,7 @@ def test_one_run_is_written_into_both(pages: Any, copies: list[Path]) -> None:
     assert "| 4.25 times |" in guarantees
     assert "| 64 bare loops at once: 0.2 times;" in guarantees
     assert '"transfer": "4.25"' in stored
-    # What stands around the tables is left as it is.
+    # The text around the tables is unchanged.
     for path, text in zip((README, GUARANTEES), (readme, guarantees), strict=True):
         assert [line for line in text.splitlines() if "nox -s bench -- " not in line] == [
             line for line in path.read_text("utf-8").splitlines() if "nox -s bench -- " not in line

@@ -17,7 +17,7 @@ Value = Callable[..., float]
 
 @pytest.fixture
 def value(server: AgentPayServer) -> Iterator[Value]:
-    """Reads one sample: `value("agentpay_transfers_total", outcome="settled")`; 0 where there is none."""
+    """Reads one sample: `value("agentpay_transfers_total", outcome="settled")`; 0 for a missing one."""
     with raw_client(server, "") as http:
 
         def read(name: str, **labels: str) -> float:
@@ -54,7 +54,7 @@ def test_the_format_is_the_text_format_and_no_key_is_needed(server: AgentPayServ
     }
 
 
-def test_requests_are_counted_by_template_and_never_by_what_a_caller_wrote(
+def test_requests_are_counted_by_path_template(
     server: AgentPayServer, client: AgentPay, http: httpx.Client, value: Value
 ) -> None:
     account = client.accounts.create(name="Payer")
@@ -96,7 +96,7 @@ def test_transfers_are_counted_once_by_how_they_ended(client: AgentPay, funded: 
     assert value(count, outcome="rejected", error="policy_violation") == 1
     assert value(count, outcome="pending_approval", error="") == 1
     assert value("agentpay_settlement_seconds_count") == 1
-    assert value("agentpay_settlement_seconds_sum") == 0  # the clock stands still
+    assert value("agentpay_settlement_seconds_sum") == 0  # the clock is paused
     assert value("agentpay_settlement_seconds_bucket", le="0.005") == 1
     assert value("agentpay_settlement_seconds_bucket", le="+Inf") == 1
 

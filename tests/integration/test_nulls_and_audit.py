@@ -49,15 +49,13 @@ def test_a_memo_may_be_null(http: httpx.Client, server: AgentPayServer, funded: 
     assert answer.json()["memo"] is None
 
 
-def test_a_body_that_nobody_asked_for_is_held_to_the_same_size(http: httpx.Client) -> None:
+def test_an_unexpected_body_has_the_same_size_limit(http: httpx.Client) -> None:
     answer = http.post("/sandbox/token-accounts", content=b"x" * (BODY_MAX_BYTES + 1))
     assert answer.status_code == 413
     assert answer.json()["error"] == "payload_too_large"
 
 
-def test_every_mutation_leaves_an_entry_that_says_who_did_what(
-    server: AgentPayServer, client: AgentPay, funded: Funded
-) -> None:
+def test_every_mutation_is_audited(server: AgentPayServer, client: AgentPay, funded: Funded) -> None:
     account = funded("5").account_id
     recipient = server.sandbox.create_token_account().usdc_token_account
     client.policies.update(account, max_single_transfer=3)
@@ -97,7 +95,7 @@ def test_a_repeated_transfer_leaves_no_second_entry(
     assert actions.count("transfers.create") == 1
 
 
-def test_a_server_refuses_to_be_closed_by_its_own_thread_and_can_be_closed_afterwards() -> None:
+def test_closing_from_the_server_s_thread_is_refused() -> None:
     server = AgentPayServer().start()
 
     async def close() -> None:

@@ -119,7 +119,7 @@ def test_a_generated_client_completes_the_quickstart(packages: tuple[ModuleType,
 
 
 @pytest.mark.parametrize("has_transfer", [True, False])
-def test_a_generated_client_tells_an_unknown_outcome_from_nothing_done(
+def test_a_generated_client_distinguishes_an_unknown_outcome(
     packages: tuple[ModuleType, ModuleType], has_transfer: bool
 ) -> None:
     v1, _ = packages

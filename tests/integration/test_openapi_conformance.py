@@ -1,4 +1,4 @@
-"""Schemathesis against a real port: every operation of both documents answers as its document says (P14).
+"""Schemathesis against a real port: every operation of both documents responds as documented (P14).
 
 No undocumented status, no body or header that its schema does not allow, no fault of the server, no key that
 is not asked for, nothing accepted that the schema refuses; by examples, edges, random requests and sequences.
@@ -17,7 +17,7 @@ from agentpay_server import AgentPayServer
 ROOT = Path(__file__).parents[2]
 
 # What a schema cannot say is refused with a 400 all the same: a cursor of another list, a seventh decimal,
-# somebody else's identifier. So a request that fits its schema need not be accepted.
+# another operator's identifier. So a request that matches its schema may still be refused.
 CONFIGURATION = """
 base-url = {base_url}
 seed = 1
@@ -76,7 +76,7 @@ def accounts_of(server: AgentPayServer) -> list[str]:
 def judged(
     document: str, tmp_path: Path, *, examples: int, timeout_seconds: int | None, as_agent: bool = False
 ) -> str:
-    """Run Schemathesis on a server of its own, with an operator's key or an agent's; return what it says."""
+    """Run Schemathesis against a separate server, with an operator's key or an agent's; return its output."""
     with AgentPayServer(clock=START, seed=1) as server:
         base_url = server.listen()
         accounts = accounts_of(server)

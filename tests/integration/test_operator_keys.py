@@ -40,7 +40,7 @@ def test_a_key_needs_a_name(shared_http: httpx.Client, body: dict[str, object]) 
     refused(shared_http.post(PATH, json=body), "invalid_request")
 
 
-def test_a_new_key_may_do_what_its_maker_may(server: AgentPayServer, client: AgentPay) -> None:
+def test_a_new_key_has_the_rights_of_its_creator(server: AgentPayServer, client: AgentPay) -> None:
     account = client.accounts.create(name="a")
     key = server.console.operator_keys.create(name="second")
 
@@ -118,7 +118,7 @@ def test_pages_of_keys(server: AgentPayServer, http: httpx.Client) -> None:
     assert (first["has_more"], rest["has_more"], rest["cursor"]) == (True, False, "")
 
 
-def test_a_key_that_is_lent_to_a_run_is_no_key_to_be_left_with(tmp_path: Path) -> None:
+def test_the_key_of_a_run_does_not_count_as_the_last_key(tmp_path: Path) -> None:
     with AgentPayServer(clock=START, data_dir=tmp_path) as first:
         kept, kept_id = first.operator_key, own_key_id(first)
     with AgentPayServer(clock=START, data_dir=tmp_path) as second:
@@ -156,7 +156,7 @@ def test_a_revoked_key_starts_no_server_and_its_successor_does(tmp_path: Path) -
         assert own_key_id(second) == new.key_id
 
 
-def test_what_runs_in_process_acts_under_a_valid_key(tmp_path: Path) -> None:
+def test_in_process_calls_use_a_valid_key(tmp_path: Path) -> None:
     with AgentPayServer(data_dir=tmp_path) as first:
         new = first.console.operator_keys.create(name="June")
         first.console.operator_keys.revoke(own_key_id(first))

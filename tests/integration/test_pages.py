@@ -1,4 +1,4 @@
-"""Pages: newest first, nothing twice and nothing skipped, cursors that fit their own list alone.
+"""Pages: newest first, no item twice, none skipped, and cursors that are valid only for their list.
 
 See interface R15.
 """
@@ -102,7 +102,7 @@ def test_default_page_sizes_are_20_accounts_and_25_entries(
     assert len(http.get(f"/v1/accounts/{account.account_id}/transactions").json()["data"]) == 25
 
 
-def test_a_cursor_fits_its_own_list_alone(
+def test_a_cursor_is_valid_only_for_its_list(
     lists, server: AgentPayServer, client: AgentPay, http: httpx.Client
 ):
     sibling = client.accounts.create(name="sibling").account_id

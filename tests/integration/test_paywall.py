@@ -64,7 +64,7 @@ def payer(server: AgentPayServer, account: Account) -> Payer:
 
 
 class Purse:
-    """What left an account, by the chain."""
+    """The amount that left an account, on chain."""
 
     def __init__(self, client: AgentPay, account: Account) -> None:
         self._client, self._account = client, account
@@ -282,7 +282,7 @@ def test_a_lost_reply_is_a_broken_connection_and_a_settled_sale(
     with pytest.raises(httpx.RemoteProtocolError):
         shop.get(f"/{protocol}", headers=header)
     assert paywall.requests[-1].status is None
-    # What the same payment brings later depends on the seller.
+    # A later request with the same payment depends on the seller.
     assert shop.get(f"/{protocol}", headers=header).status_code == 402
     paywall.serves_again, paywall.mode = True, Mode.HONEST
     assert shop.get(f"/{protocol}", headers=header).status_code == 200

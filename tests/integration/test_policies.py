@@ -125,7 +125,7 @@ def test_a_flag_cannot_be_null(http: httpx.Client, account: Account) -> None:
         ("-0.0", "0"),
     ],
 )
-def test_a_limit_is_exact_in_whatever_form_it_is_written(
+def test_a_limit_is_exact_in_every_notation(
     http: httpx.Client, account: Account, sent: str, shown: str
 ) -> None:
     response = http.put(url(account), content=f'{{"max_single_transfer": {sent}}}')
@@ -142,7 +142,7 @@ def test_a_limit_is_exact_in_whatever_form_it_is_written(
     ],
 )
 @pytest.mark.parametrize("field", ["max_single_transfer", "max_daily_spend", "escalation_threshold"])
-def test_what_is_no_exact_limit_is_refused_and_changes_nothing(
+def test_an_inexact_limit_is_refused_and_changes_nothing(
     http: httpx.Client, account: Account, field: str, sent: str
 ) -> None:
     response = http.put(url(account), content=f'{{"paused": true, "{field}": {sent}}}')
@@ -152,7 +152,7 @@ def test_what_is_no_exact_limit_is_refused_and_changes_nothing(
 
 
 @pytest.mark.parametrize("sent", ["NaN", "Infinity", "-Infinity", "01", "1.", ".5", "+1", "0x10", "1_000"])
-def test_what_is_no_json_number_is_no_json(http: httpx.Client, account: Account, sent: str) -> None:
+def test_an_invalid_json_number_is_invalid_json(http: httpx.Client, account: Account, sent: str) -> None:
     response = http.put(url(account), content=f'{{"max_single_transfer": {sent}}}')
     assert (response.status_code, response.json()["error"]) == (400, "invalid_request")
     assert rules(http.get(url(account)).json()) == DEFAULTS
@@ -272,7 +272,9 @@ class TestPreconditions:
         assert response.status_code == 412
         assert http.get(url(account)).json()["paused"] is False
 
-    def test_an_invalid_body_is_told_before_a_stale_tag(self, http: httpx.Client, account: Account) -> None:
+    def test_an_invalid_body_is_reported_before_a_stale_tag(
+        self, http: httpx.Client, account: Account
+    ) -> None:
         response = http.put(url(account), json={"paused": 1}, headers={"If-Match": '"other"'})
         assert response.status_code == 400
 
@@ -280,7 +282,7 @@ class TestPreconditions:
 class TestSdk:
     """The SDK means the same under either reading of PUT."""
 
-    def test_update_keeps_what_it_does_not_name(self, either: AgentPayServer) -> None:
+    def test_update_keeps_omitted_fields(self, either: AgentPayServer) -> None:
         client = either.client()
         account_id = client.accounts.create(name="Payer").account_id
         client.policies.update(
@@ -291,7 +293,7 @@ class TestSdk:
         assert (policy.categories, policy.require_memo, policy.paused) == (None, True, True)
         assert client.policies.get(account_id) == policy
 
-    def test_replace_resets_what_it_does_not_name(self, either: AgentPayServer) -> None:
+    def test_replace_resets_omitted_fields(self, either: AgentPayServer) -> None:
         client = either.client()
         account_id = client.accounts.create(name="Payer").account_id
         client.policies.update(account_id, max_single_transfer=1, require_memo=True, paused=True)
@@ -340,7 +342,7 @@ class TestSdk:
         assert (policy.categories, policy.require_memo, policy.paused) == (("data",), True, True)
 
 
-def test_a_change_and_what_it_was_before_are_in_the_audit_trail(
+def test_a_change_is_audited_with_its_previous_value(
     server: AgentPayServer, client: AgentPay, account: Account
 ) -> None:
     client.policies.update(account.account_id, max_single_transfer=5)

@@ -43,7 +43,7 @@ def on_chain(server: AgentPayServer, account: Account) -> PolicyRecord:
 
 
 def canonical(http: httpx.Client, account: Account) -> bytes:
-    """Return the policy in force as RFC 8785 JSON, by a library that knows nothing of the service."""
+    """Return the policy in force as RFC 8785 JSON, by an independent library."""
     body = http.get(f"/v1/accounts/{account.account_id}/policy").json()
     return rfc8785.dumps({name: body[name] for name in POLICY_FIELDS})
 
@@ -117,7 +117,7 @@ def test_the_record_is_written_at_once_without_moving_the_clock(
 ) -> None:
     validators.embedded_only("a cluster takes a second and more until nothing can be undone")
     client.policies.pause(account.account_id)
-    # The write runs beside the answer; where nothing waits for a disk, any later request finds it done.
+    # The write runs concurrently with the response; in memory, any later request finds it done.
     if stores.run.kind != "memory":
         server.sandbox.clock.advance(0)
     detail = server.console.accounts.get(account.account_id)

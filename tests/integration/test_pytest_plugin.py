@@ -58,7 +58,7 @@ def test_the_tests_that_the_documentation_shows_pass(pytester: pytest.Pytester, 
     pytester.runpytest_inprocess(*PLUGIN).assert_outcomes(passed=len(shown))
 
 
-def test_every_test_has_a_world_of_its_own(pytester: pytest.Pytester) -> None:
+def test_every_test_has_a_separate_server(pytester: pytest.Pytester) -> None:
     result = run(
         pytester,
         """
@@ -104,7 +104,7 @@ def test_the_marker_says_how_a_test_begins(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=3)
 
 
-def test_a_marker_that_says_something_else_is_told_so(pytester: pytest.Pytester) -> None:
+def test_an_invalid_marker_fails_the_test(pytester: pytest.Pytester) -> None:
     result = run(
         pytester,
         """
@@ -397,7 +397,7 @@ IDENTITIES = """
 def test_identities_do_not_depend_on_order_nor_on_the_process(
     pytester: pytest.Pytester, tmp_path: Path
 ) -> None:
-    stores.memory_only("what is written beside an answer comes when the disk is done")
+    stores.memory_only("writes that follow a response wait for the disk")
     pytester.makepyfile(test_identities=IDENTITIES.format(path=str(tmp_path / "seen")))
     for arguments in (["-p", "no:randomly"], ["-p", "randomly", "-p", "xdist", "-n", "2"]):
         pytester.runpytest_inprocess(*PLUGIN, *arguments).assert_outcomes(passed=6)

@@ -1,4 +1,4 @@
-"""What a server keeps of a request that it has refused: nothing, however often it is made."""
+"""A server keeps nothing of refused requests, however many there are."""
 
 import gc
 import traceback

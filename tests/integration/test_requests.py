@@ -104,7 +104,7 @@ def test_an_amount_of_another_form_is_400(shared_server, shared_http, shared_acc
 
 
 @pytest.mark.parametrize("amount", [None, 1, 25.5, 1e2, -1, True, [], ["1"], {}, {"usdc": "1"}])
-def test_an_amount_that_is_no_string_is_400(shared_server, shared_http, shared_account, amount):
+def test_an_amount_must_be_a_string(shared_server, shared_http, shared_account, amount):
     assert faults(transfer(shared_http, shared_account, {"amount": amount})) == {
         "amount": 'must be a string such as "25.50"'
     }
@@ -203,7 +203,7 @@ def test_a_recipient_that_can_hold_no_usdc_is_422(shared_server, shared_http, sh
     assert len(body["message"]) < 300
 
 
-def test_a_wallet_address_is_no_recipient(shared_server, shared_http, shared_account):
+def test_a_wallet_address_is_an_invalid_recipient(shared_server, shared_http, shared_account):
     body = refused(
         transfer(shared_http, shared_account, {"to": shared_account.chain_address}), "invalid_recipient"
     )
@@ -211,7 +211,7 @@ def test_a_wallet_address_is_no_recipient(shared_server, shared_http, shared_acc
     assert shared_account.chain_address in body["message"]
 
 
-def test_the_source_itself_is_no_recipient(shared_server, shared_http, shared_account):
+def test_the_source_is_an_invalid_recipient(shared_server, shared_http, shared_account):
     refused(transfer(shared_http, shared_account, {"to": shared_account.account_id}), "invalid_recipient")
     refused(
         transfer(shared_http, shared_account, {"to": shared_account.usdc_token_account}), "invalid_recipient"
@@ -227,7 +227,7 @@ def test_an_unknown_transfer_is_404(shared_server, shared_http, path):
 
 
 @pytest.mark.parametrize("name", NOT_STRINGS)
-def test_a_name_that_is_no_string_is_400(shared_server, shared_http, name):
+def test_a_name_must_be_a_string(shared_server, shared_http, name):
     assert faults(shared_http.post("/v1/accounts", json={"name": name})) == {"name": "must be a string"}
 
 
@@ -251,7 +251,7 @@ def test_a_name_out_of_bounds_is_400(shared_server, shared_http, name, message):
 
 
 @pytest.mark.parametrize("metadata", [1, 1.5, "x", "{}", True, [], [{}]])
-def test_metadata_that_is_no_object_is_400(shared_server, shared_http, metadata):
+def test_metadata_must_be_an_object(shared_server, shared_http, metadata):
     response = shared_http.post("/v1/accounts", json={"name": "x", "metadata": metadata})
 
     assert faults(response) == {"metadata": "must be an object"}
@@ -306,13 +306,13 @@ def test_metadata_of_16_kib_as_sent_is_stored_and_one_byte_more_is_400(http, spe
     }
 
 
-def test_metadata_that_is_too_large_is_named_beside_the_other_faults(shared_server, shared_http):
+def test_oversized_metadata_is_listed_with_other_faults(shared_server, shared_http):
     response = shared_http.post("/v1/accounts", json={"metadata": {"a": "x" * 17_000}, "surprise": 1})
 
     assert set(faults(response)) == {"name", "metadata", "surprise"}
 
 
-def test_a_large_body_without_metadata_is_no_fault_of_metadata(shared_server, shared_http):
+def test_a_large_body_without_metadata_has_no_metadata_fault(shared_server, shared_http):
     assert set(faults(shared_http.post("/v1/accounts", json={"name": "x" * 20_000}))) == {"name"}
 
 
@@ -325,7 +325,7 @@ def put_policy(http, account, **fields):
 
 @pytest.mark.parametrize("name", ["max_single_transfer", "max_daily_spend", "escalation_threshold"])
 @pytest.mark.parametrize("value", NOT_NUMBERS)
-def test_a_limit_that_is_no_number_is_400(shared_server, shared_http, shared_account, name, value):
+def test_a_limit_must_be_a_number(shared_server, shared_http, shared_account, name, value):
     assert faults(put_policy(shared_http, shared_account, **{name: value})) == {name: "must be a number"}
 
 
@@ -355,13 +355,13 @@ def test_a_limit_out_of_range_is_400(shared_server, shared_http, shared_account,
 
 @pytest.mark.parametrize("name", ["require_memo", "paused"])
 @pytest.mark.parametrize("value", NOT_BOOLEANS)
-def test_a_flag_that_is_no_boolean_is_400(shared_server, shared_http, shared_account, name, value):
+def test_a_flag_must_be_a_boolean(shared_server, shared_http, shared_account, name, value):
     assert faults(put_policy(shared_http, shared_account, **{name: value})) == {name: "must be true or false"}
 
 
 @pytest.mark.parametrize("name", ["allowed_counterparties", "categories"])
 @pytest.mark.parametrize("value", ["x", 1, True, {}, {"0": "x"}])
-def test_a_list_that_is_no_array_is_400(shared_server, shared_http, shared_account, name, value):
+def test_a_list_must_be_an_array(shared_server, shared_http, shared_account, name, value):
     assert faults(put_policy(shared_http, shared_account, **{name: value})) == {name: "must be an array"}
 
 
@@ -384,7 +384,7 @@ def test_every_fault_of_a_policy_has_its_path(shared_server, shared_http, shared
     }
 
 
-def test_one_fault_keeps_the_whole_policy_as_it_was(shared_server, shared_http, shared_account):
+def test_an_invalid_change_leaves_the_policy_unchanged(shared_server, shared_http, shared_account):
     path = f"/v1/accounts/{shared_account.account_id}/policy"
     before = shared_http.get(path)
 
@@ -456,7 +456,7 @@ def test_an_unknown_history_status_is_400(shared_server, shared_http, shared_acc
         *["0001-01-01T00:00:00+14:00", "2026-01-01T00:00:00Z" + "0" * 100, "10000-01-01T00:00:00Z"],
     ],
 )
-def test_a_since_that_is_no_moment_is_400(shared_server, shared_http, shared_account, since):
+def test_since_must_be_a_timestamp(shared_server, shared_http, shared_account, since):
     path = f"/v1/accounts/{shared_account.account_id}/transactions"
 
     assert set(faults(shared_http.get(path, params={"since": since}))) == {"since"}
@@ -537,7 +537,7 @@ def test_a_tenants_name_has_the_bounds_of_a_name(shared_server, shared_http, nam
 
 
 @pytest.mark.parametrize("seconds", ["-1", "-0.001", "1e9", "1e999999", '"60"', "true", "null", "[]", "{}"])
-def test_a_clock_is_not_moved_back_nor_far_nor_by_what_is_no_number(shared_server, shared_http, seconds):
+def test_an_invalid_advance_is_refused(shared_server, shared_http, seconds):
     now = shared_http.get("/sandbox/clock").json()
 
     assert set(faults(shared_http.post("/sandbox/clock/advance", content=f'{{"seconds":{seconds}}}'))) == {

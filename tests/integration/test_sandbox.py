@@ -11,7 +11,7 @@ from agentpay import AgentPay, ConflictError, InvalidRequestError
 from agentpay_server import AgentPayServer
 
 
-def test_funding_mints_and_tells_the_balance(http: httpx.Client, client: AgentPay):
+def test_funding_mints_and_returns_the_balance(http: httpx.Client, client: AgentPay):
     account_id = client.accounts.create(name="a").account_id
 
     first = http.post(f"/sandbox/accounts/{account_id}/fund", json={"amount": "1.5"})
@@ -54,7 +54,7 @@ def test_an_outside_recipient_can_be_paid(server: AgentPayServer, http: httpx.Cl
 # --- The clock --------------------------------------------------------------------------------------------
 
 
-def test_a_manual_clock_stands_still_until_it_is_advanced(http: httpx.Client):
+def test_a_manual_clock_is_paused_until_it_is_advanced(http: httpx.Client):
     readings = {http.get("/sandbox/clock").text for _ in range(3)}
     assert readings == {'{"now":"2026-01-01T00:00:00.000Z"}'}
 

@@ -80,13 +80,13 @@ def test_an_undelivered_webhook(server: AgentPayServer) -> None:
     assert event.data.transfer_id == scenario.transfer.transfer_id
 
 
-def test_an_unknown_scenario_is_told_which_there_are(server: AgentPayServer) -> None:
+def test_an_unknown_scenario_is_refused_with_the_available_ones(server: AgentPayServer) -> None:
     with pytest.raises(ValueError, match="unknown scenario 'rich'; available: low_balance, near_daily"):
         server.scenario("rich")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_scenarios_repeat_with_their_seed_and_stand_beside_each_other(name: str) -> None:
+def test_scenarios_repeat_with_the_seed_and_can_be_combined(name: str) -> None:
     def told() -> list[Account]:
         with AgentPayServer(seed=7, clock=START) as server:
             first, second = server.scenario(name), server.scenario(name)

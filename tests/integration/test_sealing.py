@@ -1,4 +1,4 @@
-"""Ciphertexts open where they were stored and nowhere else; those of earlier versions are sealed anew."""
+"""Ciphertexts open only where they were stored; those of earlier versions are resealed."""
 
 import asyncio
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ from agentpay_server.webhooks import store as webhook_store
 SETTINGS = Settings(encryption_key=stores.KEY)
 SEED = "custody_seed"
 ELSEWHERE = RpcSettings(url="http://node.invalid")
-"""A chain that is not in the server's directory: its own can be left alone."""
+"""A chain outside the server's directory, so that the server's own stays untouched."""
 
 
 @frozen
@@ -169,7 +169,7 @@ def test_a_secret_of_a_webhook_is_no_seed_of_the_server(place: Place) -> None:
         place.server().start()
 
 
-def test_what_an_earlier_version_has_sealed_is_sealed_anew_at_the_start(place: Place) -> None:
+def test_secrets_of_an_earlier_version_are_resealed_at_the_start(place: Place) -> None:
     with place.server() as server:
         account = server.client().accounts.create(name="a")
         rotating(server)
@@ -188,7 +188,7 @@ def test_what_an_earlier_version_has_sealed_is_sealed_anew_at_the_start(place: P
     assert not set(old.values()) & set(new.values())
 
 
-def test_a_ciphertext_of_an_earlier_version_is_accepted_in_the_migration_alone(place: Place) -> None:
+def test_old_ciphertexts_are_accepted_only_in_the_migration(place: Place) -> None:
     with place.server() as server:
         webhook_id = rotating(server)
     secrets = opened(place.run(ciphertexts))
@@ -201,7 +201,7 @@ def test_a_ciphertext_of_an_earlier_version_is_accepted_in_the_migration_alone(p
 
 
 @pytest.mark.parametrize("writes", range(3))
-def test_a_migration_that_is_cut_off_is_done_at_the_next_start(
+def test_an_aborted_migration_is_done_at_the_next_start(
     place: Place, monkeypatch: pytest.MonkeyPatch, writes: int
 ) -> None:
     with place.server() as server:
@@ -247,7 +247,7 @@ def test_a_damaged_secret_of_an_earlier_version_stops_no_start(
     assert sum(message.startswith("secret.damaged") for message in caplog.messages) == 1
 
 
-def test_a_start_with_another_key_seals_nothing_anew(place: Place) -> None:
+def test_a_start_with_another_key_reseals_nothing(place: Place) -> None:
     with place.server() as server:
         rotating(server)
     seal_as_before(place)
@@ -272,17 +272,17 @@ def test_a_rotation_moves_the_secret_in_use_to_its_own_column(place: Place, is_d
         newest = server.console.webhooks.rotate_secret(webhook_id).secret
 
     found = opened(place.run(ciphertexts))
-    # What does not open signs nothing, so that the new secret takes over at once.
+    # A secret that does not open signs nothing, so the new one applies at once.
     assert found["webhooks", "secret", webhook_id] == (newest if is_damaged else in_use)
     assert found.get(where) == (None if is_damaged else newest)
 
 
-def test_an_old_seal_is_none_for_its_place() -> None:
+def test_an_old_ciphertext_does_not_open_at_its_place() -> None:
     with pytest.raises(VaultError):
         opened({("webhooks", "secret", "wh_1"): old_seal("secret", "wh_1")})
 
 
-def test_servers_that_start_at_once_seal_everything_anew_once() -> None:
+def test_servers_that_start_at_once_reseal_everything_once() -> None:
     url = asyncio.run(stores.fresh_url())
     place = Place({"database_url": url})
     with place.server() as server:

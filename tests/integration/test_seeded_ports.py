@@ -1,4 +1,4 @@
-"""Keys that follow from a seed: in process always, on a port only where somebody chose the seed."""
+"""Keys that depend on a seed: always valid in process, on a port only if the seed was chosen by a person."""
 
 import logging
 import random
@@ -27,7 +27,7 @@ def is_accepted(server: AgentPayServer, key: str) -> bool:
 
 
 def guessed(server: AgentPayServer, seed: int) -> list[str]:
-    """The keys that somebody finds who knows the seed, and runs the same server."""
+    """The keys that anyone with the seed can compute, by running the same server."""
     with AgentPayServer(clock=START, seed=seed) as twin:
         account = twin.client().accounts.create(name="Agent").account_id
         return [twin.operator_key, twin.console.agent_keys.create(account).key]
@@ -38,7 +38,7 @@ def unchosen() -> AgentPayServer:
     return AgentPayServer(clock=START, seed=7, seeded_port_keys=False)
 
 
-def test_a_chosen_seed_makes_the_keys_of_the_port_which_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_chosen_seed_makes_the_port_s_keys_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with AgentPayServer(clock=START, seed=7) as server:
         key = server.operator_key
         with caplog.at_level(logging.WARNING, "agentpay_server"):
@@ -55,7 +55,7 @@ def test_a_chosen_seed_makes_the_keys_of_the_port_which_is_told(caplog: pytest.L
     "options",
     [{}, {"seed": 7, "seeded_port_keys": False}, {"operator_key": GIVEN}, {"seeded_port_keys": False}],
 )
-def test_nothing_is_told_where_no_key_can_be_computed(
+def test_no_warning_is_logged_without_predictable_keys(
     options: dict[str, object], caplog: pytest.LogCaptureFixture
 ) -> None:
     with AgentPayServer(**options) as server, caplog.at_level(logging.WARNING, "agentpay_server"):  # type: ignore[arg-type]
@@ -63,7 +63,7 @@ def test_nothing_is_told_where_no_key_can_be_computed(
     assert EVENT not in caplog.text
 
 
-def test_no_key_of_a_seed_that_nobody_chose_is_valid_on_the_port(unchosen: AgentPayServer) -> None:
+def test_keys_of_a_generated_seed_are_refused_on_the_port(unchosen: AgentPayServer) -> None:
     stores.memory_only("a key that is stored is valid at every start")
     with unchosen as server:
         client = server.client()
@@ -130,6 +130,6 @@ def test_no_two_ports_have_the_same_key() -> None:
     assert len(keys) == 2
 
 
-def test_only_what_ends_with_the_server_may_have_such_a_seed() -> None:
+def test_generated_seeds_are_only_for_servers_in_memory() -> None:
     with pytest.raises(ValueError, match="for servers in memory"):
         AgentPayServer(seed=7, seeded_port_keys=False, data_dir="data")

@@ -1,4 +1,4 @@
-"""What bounds the SOL that sessions hold: how many an account may have, how small, and for how long.
+"""Limits on the SOL that sessions hold: their number per account, their minimum cap, and their duration.
 
 See interface S6, S7, S17.
 """
@@ -158,7 +158,7 @@ def public(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 def closes_at(desk: Desk) -> datetime | None:
-    """Return when the only session closes by itself."""
+    """Return when the only session closes automatically."""
     (row,) = money.rows(desk.server, tables.sessions)
     return None if row["closes_us"] is None else datetime.fromtimestamp(row["closes_us"] / 1e6, UTC)
 

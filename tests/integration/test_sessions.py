@@ -60,7 +60,7 @@ def test_opening_puts_the_cap_into_an_escrow(desk: Desk) -> None:
     }
 
 
-def test_a_session_is_settled_to_the_unit_and_told_of(desk: Desk) -> None:
+def test_a_session_is_settled_exactly_and_emits_its_event(desk: Desk) -> None:
     session_id = desk.open(category="data")
     for amount in ("1", "2.500001"):
         assert desk.charge(session_id, amount).status_code == 200
@@ -86,7 +86,7 @@ def test_a_session_is_settled_to_the_unit_and_told_of(desk: Desk) -> None:
     assert len(desk.events("session.settled")) == 1
 
 
-def test_the_history_tells_both_sides_of_a_settlement(desk: Desk) -> None:
+def test_the_history_has_both_sides_of_a_settlement(desk: Desk) -> None:
     session_id = desk.open(category="data")
     desk.charge(session_id, "4")
     signature = desk.close(session_id).json()["settlement_tx_signature"]
@@ -102,7 +102,7 @@ def test_the_history_tells_both_sides_of_a_settlement(desk: Desk) -> None:
         assert desk.books(account)["balance"] == money.held(desk.server, account.usdc_token_account)
 
 
-def test_what_a_payer_calls_it_is_not_shown_to_another_operator(desk: Desk) -> None:
+def test_a_payer_s_category_is_hidden_from_other_operators(desk: Desk) -> None:
     other = desk.server.sandbox.create_operator("other")
     client = desk.server.client(api_key=other.key)
     stranger = client.accounts.create(name="Stranger")
@@ -130,7 +130,7 @@ def test_an_account_named_by_its_token_account_is_credited_once(desk: Desk) -> N
     assert desk.books(desk.payee)["balance"] == 2_000_000
 
 
-def test_a_session_that_nobody_charged_returns_everything(desk: Desk) -> None:
+def test_a_session_without_charges_returns_everything(desk: Desk) -> None:
     session_id = desk.open()
     session = desk.close(session_id).json()
     assert (session["settled_usdc"], session["returned_usdc"]) == ("0.000000", "10.000000")
@@ -175,7 +175,7 @@ def test_a_charge_beyond_the_cap_changes_nothing_and_frees_its_key(desk: Desk) -
     assert desk.charge(session_id, "1", "b").json()["running_total_usdc"] == "10.000000"
 
 
-def test_the_warning_and_the_end_of_the_cap_are_told_once_each(desk: Desk) -> None:
+def test_cap_warning_and_cap_reached_are_sent_once_each(desk: Desk) -> None:
     session_id = desk.open()
     for number, amount in enumerate(["8", "0.000001", "1", "0.999999"]):
         assert desk.charge(session_id, amount, str(number)).status_code == 200
@@ -209,7 +209,7 @@ def test_a_charge_answers_to_pause_and_to_the_limit_of_a_single_transfer(desk: D
     assert desk.charge(session_id, "2").status_code == 200
     money.put_policy(desk.http, desk.payer, paused=True)
     refused(desk.charge(session_id, "1"), "account_paused", "open", session_id)
-    # What was made is still answered as made.
+    # The original result is still returned.
     assert desk.charge(session_id, "2").status_code == 200
 
 
@@ -247,7 +247,7 @@ def test_a_policy_that_forbids_a_session_leaves_nothing_behind(
     assert desk.ask(cap_usdc="3").status_code == 201
 
 
-def test_the_limits_of_a_single_transfer_and_of_memos_are_none_of_an_opening(desk: Desk) -> None:
+def test_single_transfer_and_memo_rules_do_not_apply_to_openings(desk: Desk) -> None:
     money.put_policy(desk.http, desk.payer, max_single_transfer=1, require_memo=True)
     desk.open()
 
@@ -266,7 +266,7 @@ def test_a_cap_above_the_balance_is_refused(desk: Desk) -> None:
     desk.open(cap_usdc="100")
 
 
-def test_a_session_is_no_way_around_a_human(desk: Desk) -> None:
+def test_a_session_cannot_bypass_an_approval(desk: Desk) -> None:
     money.put_policy(desk.http, desk.payer, escalation_threshold=10)
     key = desk.server.console.agent_keys.create(desk.payer.account_id).key
     with raw_client(desk.server, key) as agent:
@@ -317,7 +317,7 @@ def test_other_parameters_under_a_key_are_a_conflict(desk: Desk, change: dict[st
 # --- The daily limit
 
 
-def test_a_cap_is_reserved_until_it_is_settled_and_then_what_was_charged_is_spent(desk: Desk) -> None:
+def test_a_cap_is_reserved_until_settlement_and_then_the_charges_are_spent(desk: Desk) -> None:
     money.put_policy(desk.http, desk.payer, max_daily_spend=25)
     session_id = desk.open(cap_usdc="20")
     detail = desk.detail()
@@ -355,7 +355,7 @@ def test_closing_lets_no_balance_fall_below_and_opening_does(desk: Desk) -> None
 # --- Who may
 
 
-def test_an_agent_sees_and_moves_the_sessions_of_its_account_alone(desk: Desk, funded: Funded) -> None:
+def test_an_agent_reads_and_uses_only_sessions_of_its_account(desk: Desk, funded: Funded) -> None:
     other = funded("100", name="Other")
     mine, theirs = desk.open(), desk.open(account_id=other.account_id, idempotency_key="theirs")
     key = desk.server.console.agent_keys.create(desk.payer.account_id).key
@@ -419,7 +419,7 @@ def test_sessions_are_listed_newest_first_by_account_and_status(desk: Desk, fund
     assert listed(status="failed") == []
 
 
-def test_the_client_raises_what_the_server_refuses(desk: Desk) -> None:
+def test_the_client_raises_refusals(desk: Desk) -> None:
     sessions = desk.server.sessions
     session = sessions.open(account_id=desk.payer.account_id, to=desk.payee.account_id, cap_usdc=1)
     with pytest.raises(errors.SessionCapExceededError):

@@ -1,4 +1,4 @@
-"""What is in the way of a settlement, what is not, and sessions that close by themselves.
+"""Obstacles to a settlement, and sessions that close automatically.
 
 See interface S13 to S17.
 """
@@ -20,7 +20,7 @@ from agentpay_server.sessions.closing import Closing
 # --- Dust, and a payee who cannot be paid
 
 
-def test_what_strangers_send_to_an_escrow_is_booked_once_and_stops_nothing(desk: Desk) -> None:
+def test_third_party_payments_to_an_escrow_are_booked_once(desk: Desk) -> None:
     session_id = desk.open()
     escrow = desk.http.get(f"/sessions/{session_id}").json()["escrow_token_account"]
     sent = money.post(desk.http, money.order(desk.payer, escrow, "0.000003"))
@@ -58,7 +58,7 @@ def test_a_payee_whose_account_is_frozen_is_paid_once_it_is_not(desk: Desk) -> N
     assert desk.detail().reserved_usdc == 0
 
 
-def test_what_cannot_be_settled_is_tried_again_after_longer_and_longer(desk: Desk) -> None:
+def test_a_stuck_settlement_is_retried_at_growing_intervals(desk: Desk) -> None:
     outside = desk.server.sandbox.create_token_account().usdc_token_account
     session_id = desk.open(to=outside)
     desk.charge(session_id, "4")
@@ -106,14 +106,14 @@ def test_a_session_cannot_pay_into_the_escrow_of_another(desk: Desk) -> None:
     assert "escrow" in answer.json()["message"]
 
 
-def test_a_payee_who_is_owed_nothing_is_not_in_the_way(desk: Desk) -> None:
+def test_a_payee_who_is_owed_nothing_does_not_block_the_settlement(desk: Desk) -> None:
     outside = desk.server.sandbox.create_token_account().usdc_token_account
     session_id = desk.open(to=outside)
     money.freeze(desk.server, outside)
     assert desk.close(session_id).json()["returned_usdc"] == "10.000000"
 
 
-# --- Sessions that close by themselves
+# --- Sessions that close automatically
 
 
 @pytest.fixture

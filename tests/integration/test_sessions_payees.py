@@ -1,4 +1,4 @@
-"""Payees whose token account is gone or frozen at the close: who is paid where, what is said.
+"""Payees whose token account is missing or frozen at the close: where they are paid, and the messages.
 
 See interface S14 to S16.
 """
@@ -59,7 +59,7 @@ class Payee:
         self.does(lambda: self.wallet.pay((to, held)))
 
     def another(self) -> str:
-        """Make a token account beside the associated one."""
+        """Create a second token account besides the associated one."""
 
         async def work(context: Context) -> str:
             address, signature = await self.wallet.open_another("another")
@@ -116,7 +116,7 @@ def assert_settled(desk: Desk, session: dict[str, Any], *, reason: str | None = 
 # --- The payee's token account is gone
 
 
-def test_a_payee_who_closed_its_token_account_is_given_it_again_and_paid(desk: Desk, payee: Payee) -> None:
+def test_a_closed_payee_token_account_is_recreated_and_paid(desk: Desk, payee: Payee) -> None:
     session_id = charged(desk, payee.token_account)
     payee.closes()
     assert payee.holds() is None
@@ -131,9 +131,7 @@ def test_a_payee_who_closed_its_token_account_is_given_it_again_and_paid(desk: D
     assert len(desk.events("session.settled")) == 1
 
 
-def test_a_payee_whose_other_token_account_is_gone_is_paid_at_its_associated_one(
-    desk: Desk, payee: Payee
-) -> None:
+def test_a_missing_payee_account_is_replaced_by_the_associated_one(desk: Desk, payee: Payee) -> None:
     other = payee.another()
     session_id = charged(desk, other)
     payee.closes(other)
@@ -172,7 +170,7 @@ def test_a_payee_who_is_owed_nothing_is_given_nothing(desk: Desk, payee: Payee) 
     assert payee.holds() is None
 
 
-def test_a_frozen_token_account_in_the_place_of_the_one_that_is_gone_waits(desk: Desk, payee: Payee) -> None:
+def test_a_frozen_replacement_account_waits(desk: Desk, payee: Payee) -> None:
     other = payee.another()
     session_id = charged(desk, other)
     payee.closes(other)
@@ -233,10 +231,10 @@ def test_the_treasury_pays_for_ten_token_accounts_a_day_and_account_and_the_othe
     assert payee.holds() == 8_000_000
 
 
-# --- Somebody's token account is frozen
+# --- A frozen token account
 
 
-def test_a_session_says_for_what_its_settlement_waits_until_it_is_settled(desk: Desk) -> None:
+def test_closing_reason_names_the_obstacle_until_settled(desk: Desk) -> None:
     outside = desk.server.sandbox.create_token_account().usdc_token_account
     session_id = charged(desk, outside)
     assert shown(desk, session_id)["closing_reason"] is None
@@ -264,7 +262,7 @@ def test_it_says_whose_token_account_is_frozen(desk: Desk, whose: str, reason: s
     assert_settled(desk, desk.close(session_id).json())
 
 
-# --- Nobody closed it
+# --- An automatic close
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: what is under way is finished or handed over, and nothing is lost."""
+"""SIGTERM and SIGINT: work in progress is finished or handed over, and nothing is lost."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ WAIT_SECONDS = 30
 
 
 class Process:
-    """A server of its own process, and an operator's client of it."""
+    """A server in a separate process, and an operator's client of it."""
 
     def __init__(self, process: "subprocess.Popen[str]", key: str | None) -> None:
         self.process = process
@@ -81,7 +81,7 @@ def serving(
 
 @contextmanager
 def asked(server: Process, path: str, body: dict[str, object]) -> Iterator[list[httpx.Response | None]]:
-    """A request that is under way in the block, and answered in the list after it; None if it never is."""
+    """A request in progress within the block; its response is in the list afterwards, None without one."""
     answers: list[httpx.Response | None] = []
 
     def ask() -> None:
@@ -99,7 +99,7 @@ def asked(server: Process, path: str, body: dict[str, object]) -> Iterator[list[
 
 
 def wait_until_submitted(server: Process, answers: list[httpx.Response | None]) -> None:
-    """Return once a transfer is under way, which `/metrics` says, or is answered already."""
+    """Return once a transfer is in flight, according to `/metrics`, or has its response."""
     submitted = 'agentpay_queue_depth{queue="transfers_submitted"} 1.0'
     while not answers and submitted not in server.http.get("/metrics").text:
         assert server.process.poll() is None
@@ -131,7 +131,7 @@ def test_a_transfer_that_settles_within_the_bound_is_answered(tmp_path: Path) ->
         assert server.ended() == 0
 
 
-def test_a_transfer_under_way_at_the_bound_is_said_to_be_and_taken_up_at_the_next_start(
+def test_a_transfer_in_flight_at_shutdown_is_resumed_at_the_next_start(
     tmp_path: Path,
 ) -> None:
     body: dict[str, object] = {"amount": "1", "idempotency_key": "k"}
@@ -158,7 +158,7 @@ def test_a_transfer_under_way_at_the_bound_is_said_to_be_and_taken_up_at_the_nex
         assert balance == "1.000000"
 
 
-def test_a_request_that_never_arrives_whole_is_cut_off_at_the_bound() -> None:
+def test_an_incomplete_request_is_aborted_at_shutdown() -> None:
     with serving("--shutdown-wait", "0.1") as server:
         url = server.http.base_url
         with socket.create_connection((url.host, url.port or 80), WAIT_SECONDS) as sock:

@@ -1,4 +1,4 @@
-"""Snapshots, restore and reset: everything goes back, and goes on from there as it did before."""
+"""Snapshots, restore and reset: all state is restored, and work continues from there as before."""
 
 import asyncio
 import threading
@@ -71,7 +71,7 @@ def run(server: AgentPayServer, payer: Account, payee: Account) -> list[object]:
 
 
 def kept(server: AgentPayServer) -> tuple[Any, ...]:
-    """Return all that a restore brings back but the audit trail, which tells of the restore."""
+    """Return everything that a restore brings back, except the audit trail, which contains the restore."""
     names = sorted(set(tables.metadata.tables) - {"audit", "alembic_version"})
     rows = {name: money.rows(server, tables.metadata.tables[name]) for name in names}
 
@@ -200,7 +200,7 @@ def send(server: AgentPayServer, raw: bytes) -> None:
     money.on_owner(server, work)
 
 
-def test_what_was_executed_before_the_snapshot_executes_never_again(server: AgentPayServer):
+def test_transactions_from_before_a_snapshot_never_execute_again(server: AgentPayServer):
     payer, payee = prepared(server)
     (raw,) = sent_by(server, lambda: pay(server, payer, payee.account_id, "before"))
     snapshot = server.sandbox.snapshot()
@@ -267,7 +267,7 @@ def test_snapshots_are_restored_in_any_order(server: AgentPayServer):
         assert kept(server) == states[name]
 
 
-def test_a_snapshot_that_is_taken_after_a_restore_has_a_name_of_its_own(seeded: AgentPayServer):
+def test_a_snapshot_after_a_restore_has_a_new_identifier(seeded: AgentPayServer):
     first = seeded.sandbox.snapshot()
     second = seeded.sandbox.snapshot()
     seeded.sandbox.restore(first)
@@ -314,7 +314,7 @@ def test_keys_that_were_made_since_stop_working(server: AgentPayServer):
             client.accounts.get(payer.account_id)
 
 
-def test_an_inbox_goes_back_and_one_that_was_made_since_hears_nothing(server: AgentPayServer):
+def test_inboxes_are_restored_and_later_ones_get_nothing(server: AgentPayServer):
     payer, payee = prepared(server)
     inbox = server.webhook_inbox(events=["transfer.settled"])
     pay(server, payer, payee.account_id, "before")
@@ -412,7 +412,7 @@ def test_an_agent_may_neither_take_nor_restore_nor_reset(server: AgentPayServer)
             refused(agent.post(path), "forbidden")
 
 
-def test_who_did_it_is_in_the_audit_trail(server: AgentPayServer):
+def test_snapshots_and_restores_are_audited(server: AgentPayServer):
     snapshot = server.sandbox.snapshot()
     server.sandbox.restore(snapshot)
     entries = [(entry.action, entry.subject) for entry in server.console.audit.list()]
@@ -448,7 +448,7 @@ def test_the_snapshot_that_was_used_least_recently_makes_way(
         server.sandbox.restore(second)
 
 
-# --- What is under way ------------------------------------------------------------------------------------
+# --- Work in progress -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -457,7 +457,9 @@ def hasty() -> Iterator[AgentPayServer]:
         yield running
 
 
-def test_nothing_is_captured_while_money_is_under_way(hasty: AgentPayServer, monkeypatch: pytest.MonkeyPatch):
+def test_no_snapshot_is_taken_while_money_is_in_flight(
+    hasty: AgentPayServer, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.setattr(snapshot_service, "_REST_SECONDS", 0.05)
     payer, payee = prepared(hasty)
     with raw_client(hasty) as http:
@@ -471,7 +473,7 @@ def test_nothing_is_captured_while_money_is_under_way(hasty: AgentPayServer, mon
 
 
 @pytest.mark.parametrize("fault", ["chain_never_lands", "chain_slow"])
-def test_money_under_way_is_cut_off_by_a_restore_and_never_lands(hasty: AgentPayServer, fault: str):
+def test_a_restore_cancels_money_in_flight_which_never_lands(hasty: AgentPayServer, fault: str):
     payer, payee = prepared(hasty)
     snapshot = hasty.sandbox.snapshot()
     before = kept(hasty)
@@ -490,7 +492,7 @@ def test_money_under_way_is_cut_off_by_a_restore_and_never_lands(hasty: AgentPay
     assert money.held(hasty, payee.usdc_token_account) == 5_000_000
 
 
-def test_whoever_waits_for_what_is_cut_off_gets_no_answer(server: AgentPayServer):
+def test_callers_of_cancelled_work_get_no_response(server: AgentPayServer):
     payer, payee = prepared(server)
     snapshot = server.sandbox.snapshot()
     server.sandbox.set_fault("chain_never_lands")
@@ -570,7 +572,7 @@ def _awaits_body(task: Any) -> bool:
 # --- On a running clock -----------------------------------------------------------------------------------
 
 
-def test_work_goes_on_by_itself_after_a_restore_on_a_running_clock():
+def test_work_continues_automatically_after_a_restore():
     with AgentPayServer(clock="system") as server:
         payer, payee = prepared(server)
         inbox = server.webhook_inbox(events=["transfer.settled"])
@@ -597,7 +599,7 @@ async def test_the_async_sandbox_does_the_same():
         await server.async_sandbox.reset()
 
 
-def test_a_loop_outlives_the_work_that_is_cut_off_beneath_it(server: AgentPayServer):
+def test_a_loop_survives_the_cancellation_of_its_work(server: AgentPayServer):
     """Records of policies are awaited by the loop that serves them; its own end would be the server's."""
     payer, _ = prepared(server)
     with server.sandbox.fault("chain_down"):

@@ -88,7 +88,7 @@ def test_what_was_spent_before_the_limit_was_set_counts(
     assert not pay(client, payer, payee, "0.000001")
 
 
-def test_what_is_refused_is_not_spent(
+def test_a_refused_transfer_is_not_spent(
     server: AgentPayServer, client: AgentPay, funded: Funded, payee: Account
 ) -> None:
     payer = funded("100")
@@ -101,7 +101,7 @@ def test_what_is_refused_is_not_spent(
     assert pay(client, payer, payee, "100")
 
 
-def test_what_comes_in_does_not_make_room(
+def test_deposits_do_not_increase_the_remaining_limit(
     server: AgentPayServer, client: AgentPay, funded: Funded, payee: Account
 ) -> None:
     payer = funded("100")
@@ -161,7 +161,7 @@ async def test_200_racers_spend_the_balance_and_none_fails_on_chain(
     assert server.console.accounts.get(payer.account_id).reserved_usdc == Decimal(0)
 
 
-def test_the_message_tells_limit_spent_and_asked(
+def test_the_message_has_limit_spent_and_requested_amount(
     http: httpx.Client, client: AgentPay, funded: Funded, payee: Account
 ) -> None:
     payer = funded("100")

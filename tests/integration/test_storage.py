@@ -154,7 +154,7 @@ def test_one_seed_does_not_repeat_itself_at_the_next_start(place: Place) -> None
     assert len(set(names)) == 3
 
 
-def test_a_second_server_is_refused_and_the_first_goes_on(
+def test_a_second_server_is_refused_and_the_first_continues(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentpay_server.database.file._LOCK_WAIT_SECONDS", 0)
@@ -182,7 +182,7 @@ def test_a_newer_schema_is_refused(place: Place) -> None:
     place.spoil(f"UPDATE {table} SET version_num = '9999'")
     with pytest.raises(NewerSchemaError, match="newer version"):
         place.server().start()
-    # The database is a template's copy again for whoever comes next.
+    # The database is a fresh copy of the template for the next test.
     place.spoil(f"UPDATE {table} SET version_num = '{HEAD}'")
 
 
@@ -202,7 +202,7 @@ def _bytes(place: Place, value: bytes) -> str:
     return f"x'{value.hex()}'" if "data_dir" in place.where else f"'\\x{value.hex()}'"
 
 
-def test_a_chain_that_is_gone_is_noticed(tmp_path: Path) -> None:
+def test_a_missing_chain_database_is_detected(tmp_path: Path) -> None:
     with AgentPayServer(data_dir=tmp_path, clock=START) as first:
         first.client().accounts.create(name="Mine")
     (tmp_path / "chain.sqlite3").unlink()
@@ -210,7 +210,7 @@ def test_a_chain_that_is_gone_is_noticed(tmp_path: Path) -> None:
         AgentPayServer(data_dir=tmp_path).start()
 
 
-def test_a_store_that_is_gone_is_noticed(tmp_path: Path) -> None:
+def test_a_missing_store_is_detected(tmp_path: Path) -> None:
     with AgentPayServer(data_dir=tmp_path) as first:
         first.client().accounts.create(name="Mine")
     (tmp_path / "store.sqlite3").unlink()
@@ -218,7 +218,7 @@ def test_a_store_that_is_gone_is_noticed(tmp_path: Path) -> None:
         AgentPayServer(data_dir=tmp_path).start()
 
 
-def test_a_directory_gets_a_key_that_its_owner_alone_can_read(
+def test_a_directory_s_key_is_readable_only_by_its_owner(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
@@ -239,7 +239,7 @@ def test_a_directory_gets_a_key_that_its_owner_alone_can_read(
         assert key.read_text() == kept
 
 
-def test_a_key_that_is_missing_is_asked_for_and_not_made_anew(
+def test_a_missing_key_is_refused_and_not_generated_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
@@ -398,7 +398,7 @@ def test_a_directory_that_others_can_only_read_will_do(tmp_path: Path, mode: int
         assert server.operator_key
 
 
-def test_what_is_kept_is_refused_once_others_can_write_to_it(tmp_path: Path) -> None:
+def test_existing_data_writable_by_others_is_refused(tmp_path: Path) -> None:
     data, link = tmp_path / "data", tmp_path / "link"
     link.symlink_to(data)
     with AgentPayServer(data_dir=data):
@@ -412,7 +412,7 @@ def test_what_is_kept_is_refused_once_others_can_write_to_it(tmp_path: Path) -> 
         pass
 
 
-def test_a_directory_is_made_for_its_owner_alone_whatever_the_umask(tmp_path: Path) -> None:
+def test_a_directory_is_private_whatever_the_umask(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
         with AgentPayServer(data_dir=tmp_path / "data") as server:
@@ -424,7 +424,7 @@ def test_a_directory_is_made_for_its_owner_alone_whatever_the_umask(tmp_path: Pa
 # --- Without the driver of PostgreSQL ---------------------------------------------------------------------
 
 
-def test_a_database_without_its_driver_is_refused_with_what_to_install(
+def test_a_missing_driver_is_refused_with_the_install_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(KEY_VARIABLE, stores.KEY.hex())

@@ -68,7 +68,7 @@ def test_a_payment_settles(tools: AgentTools, client: AgentPay, payee: str) -> N
     assert moved(client, payee) == "1.500000"
 
 
-def test_what_remains_of_the_daily_limit_is_told(
+def test_the_remaining_daily_limit_is_returned(
     tools: AgentTools, client: AgentPay, payer: str, payee: str
 ) -> None:
     client.policies.update(payer, max_daily_spend=10)
@@ -227,7 +227,7 @@ def test_a_payment_is_unknown_while_neither_it_nor_its_record_can_be_read(
 
 
 def paid_with_one_look(tools: AgentTools, payee: str) -> PaymentResult:
-    """Pay where the look before the payment is answered and the look after it is not."""
+    """Pay where the check before the payment succeeds and the one after it fails."""
     calls = []
     listing = tools._client.transfers.list
 

@@ -58,12 +58,12 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"amount": "95.000001"},
     ),
     "paused": ({"paused": True}, {}),
-    "nobody may be paid": ({"allowed_counterparties": []}, {}),
+    "no counterparty allowed": ({"allowed_counterparties": []}, {}),
 }
 
 
 def made(client: AgentPay, **order: Any) -> tuple[str, str | None, str | None]:
-    """What a transfer comes to, in the words of a check."""
+    """The outcome of a transfer, in the form of a check."""
     try:
         transfer = client.transfers.create(**order)
     except TransferRejectedError as error:
@@ -72,7 +72,7 @@ def made(client: AgentPay, **order: Any) -> tuple[str, str | None, str | None]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_it_says_what_the_transfer_then_comes_to(client: AgentPay, payer: str, payee: str, case: str) -> None:
+def test_the_check_predicts_the_transfer(client: AgentPay, payer: str, payee: str, case: str) -> None:
     policy, order = CASES[case]
     client.transfers.create(from_=payer, to=payee, amount=5)
     client.policies.replace(payer, **{**POLICY, **policy})
@@ -100,7 +100,7 @@ def test_the_message_of_an_escalation_names_the_threshold(client: AgentPay, paye
     )
 
 
-def test_it_stores_reserves_and_tells_nothing(
+def test_the_check_stores_reserves_and_emits_nothing(
     server: AgentPayServer, client: AgentPay, payer: str, payee: str
 ) -> None:
     client.policies.update(payer, max_daily_spend=50, escalation_threshold=20)
@@ -121,9 +121,7 @@ def test_it_stores_reserves_and_tells_nothing(
     assert state() == before
 
 
-def test_it_may_be_asked_any_number_of_times_and_binds_nobody(
-    client: AgentPay, payer: str, payee: str
-) -> None:
+def test_the_check_can_be_repeated_without_effect(client: AgentPay, payer: str, payee: str) -> None:
     client.policies.update(payer, max_daily_spend=10)
     order = {"from_": payer, "to": payee, "amount": 10}
     assert [client.transfers.check(**order).would for _ in range(3)] == ["settle"] * 3  # type: ignore[arg-type]
@@ -132,7 +130,7 @@ def test_it_may_be_asked_any_number_of_times_and_binds_nobody(
     assert (checked.would, checked.error, checked.remaining_usdc) == ("reject", "policy_violation", 0)
 
 
-def test_what_is_in_flight_counts_as_spent() -> None:
+def test_amounts_in_flight_count_as_spent() -> None:
     with AgentPayServer(clock=START, settings=Settings(settlement_wait_seconds=0)) as server:
         client = server.client()
         payer, payee = (client.accounts.create(name=name).account_id for name in ("Payer", "Payee"))
@@ -151,7 +149,7 @@ def test_a_recipient_that_cannot_be_paid_is_422(client: AgentPay, payer: str) ->
             client.transfers.check(from_=payer, to=to, amount=1)
 
 
-def test_a_paused_account_is_told_without_the_chain(
+def test_a_paused_account_is_reported_without_the_chain(
     server: AgentPayServer, client: AgentPay, payer: str, payee: str
 ) -> None:
     once = client.with_options(max_retries=0)
@@ -162,9 +160,7 @@ def test_a_paused_account_is_told_without_the_chain(
         assert once.transfers.check(from_=payer, to=payee, amount=1).error == "account_paused"
 
 
-def test_an_agent_checks_its_own_account_and_no_other_known_or_not(
-    server: AgentPayServer, payer: str, payee: str
-) -> None:
+def test_an_agent_checks_only_its_own_account(server: AgentPayServer, payer: str, payee: str) -> None:
     agent = server.agent_client(payer)
     assert agent.transfers.check(from_=payer, to=payee, amount=1).would == "settle"
     messages = set()

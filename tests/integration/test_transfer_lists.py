@@ -117,7 +117,7 @@ def test_a_key_finds_all_its_attempts(server: AgentPayServer, client: AgentPay, 
     assert listed(client, idempotency_key="order-7") == [again.transfer_id, *attempts[::-1]]
 
 
-def test_an_agent_lists_those_of_its_account(world: World) -> None:
+def test_an_agent_lists_transfers_of_its_account(world: World) -> None:
     agent = world.server.agent_client(world.first)
     own = [world.ids[4], world.ids[2], world.ids[0]]
     assert listed(agent) == listed(agent, account_id=world.first) == own
@@ -155,7 +155,7 @@ def test_a_cursor_is_of_its_list(world: World) -> None:
         ({"idempotency_key": "x" * 129}, "idempotency_key"),
     ],
 )
-def test_what_is_not_valid_is_named(world: World, query: dict[str, str], field: str) -> None:
+def test_invalid_parameters_are_named(world: World, query: dict[str, str], field: str) -> None:
     with raw_client(world.server) as http:
         answer: httpx.Response = http.get("/transfers", params=query)
     assert answer.status_code == 400

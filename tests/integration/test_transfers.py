@@ -1,4 +1,4 @@
-"""Transfers that settle: what moves on chain, what is answered, what is written (interface T2)."""
+"""Transfers that settle: on-chain effects, responses, stored records (interface T2)."""
 
 from decimal import Decimal
 
@@ -173,7 +173,7 @@ def test_another_operators_account_can_be_paid_and_sees_the_deposit(
     assert (deposit.amount_usdc, deposit.transfer_id) == (Decimal(7), transfer.transfer_id)
 
 
-def test_on_chain_the_memo_is_the_transfer_id_alone(
+def test_the_on_chain_memo_is_only_the_transfer_id(
     server: AgentPayServer, client: AgentPay, funded: Funded
 ) -> None:
     payer, payee = funded("100"), funded("1", name="Payee")
@@ -226,7 +226,7 @@ async def _treasury(context: money.Context) -> str:
     return context.signer.address(TREASURY)
 
 
-def test_an_agent_key_moves_money_from_its_account_alone(
+def test_an_agent_key_pays_only_from_its_account(
     server: AgentPayServer, client: AgentPay, funded: Funded
 ) -> None:
     payer, other = funded("100"), funded("100", name="Other")

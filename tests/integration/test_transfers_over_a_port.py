@@ -47,7 +47,7 @@ def test_a_connection_closed_after_the_request_leaves_one_transfer(
 
 
 @pytest.mark.parametrize("missing", [1, 40, 150])
-def test_a_request_that_never_arrives_whole_moves_nothing(
+def test_an_incomplete_request_moves_nothing(
     server: AgentPayServer, over_the_port: AgentPay, funded: Funded, missing: int
 ) -> None:
     payer, payee = funded("100"), funded("1", name="Payee")

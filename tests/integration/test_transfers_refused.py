@@ -205,7 +205,7 @@ def bad_recipients(server: AgentPayServer, payer: Account, payee: Account) -> di
         "wallet": payee.chain_address,
         "mint": money.on_owner(server, _usdc_mint),
         "token account of another mint": _other_mints_account(server, payee),
-        "nobody there": "9" * 44,
+        "a missing account": "9" * 44,
         "program": "TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA",
         "frozen": frozen,
         "itself": payer.account_id,
@@ -345,7 +345,7 @@ class TestEscalation:
             Decimal(100),
         ]
 
-    def test_sending_it_again_shows_where_it_stands(
+    def test_a_retry_shows_the_current_state(
         self, server: AgentPayServer, http: httpx.Client, funded: Funded
     ) -> None:
         payer, payee = funded("100"), funded("1", name="Payee")
@@ -359,7 +359,7 @@ class TestEscalation:
         assert http.get(f"/v1/transfers/{first.json()['transfer_id']}").json() == first.json()
         assert len(money.events(server)) == 1
 
-    def test_what_a_rule_refuses_is_not_escalated(self, http: httpx.Client, funded: Funded) -> None:
+    def test_a_refused_transfer_is_not_escalated(self, http: httpx.Client, funded: Funded) -> None:
         payer, payee = funded("100"), funded("1", name="Payee")
         money.put_policy(http, payer, escalation_threshold=10, max_single_transfer=20)
         answer = money.post(http, money.order(payer, payee.account_id, "20.000001"))

@@ -54,7 +54,7 @@ async def test_it_is_waited_for_in_async_the_same_way() -> None:
         assert caught.value.transfer == pending
 
 
-def test_what_cannot_be_read_is_not_waited_for(
+def test_an_unreadable_transfer_ends_the_wait(
     server: AgentPayServer, client: AgentPay, funded: Funded
 ) -> None:
     payer, payee = funded("100"), funded("1", name="Payee")

@@ -16,7 +16,7 @@ LATER = START + timedelta(days=40, milliseconds=1)
     [LATER, LATER.astimezone(timezone(timedelta(hours=-5))), "2026-02-10T00:00:00.001Z"],
     ids=["utc", "offset", "text"],
 )
-def test_the_clock_stands_where_one_travelled_to(server: AgentPayServer, moment: datetime | str) -> None:
+def test_travel_to_sets_the_clock(server: AgentPayServer, moment: datetime | str) -> None:
     assert server.sandbox.clock.travel_to(moment) == LATER == server.sandbox.clock.now()
 
 
@@ -25,9 +25,7 @@ async def test_async_too(server: AgentPayServer) -> None:
     assert await server.async_sandbox.clock.travel_to("2026-02-10T00:00:00.001Z") == LATER
 
 
-def test_what_falls_due_on_the_way_has_run_in_order(
-    server: AgentPayServer, client: AgentPay, funded: Funded
-) -> None:
+def test_work_that_falls_due_runs_in_order(server: AgentPayServer, client: AgentPay, funded: Funded) -> None:
     inbox = server.webhook_inbox()
     payer, payee = funded("10").account_id, client.accounts.create(name="Payee").account_id
     client.policies.update(payer, escalation_threshold=5)
@@ -55,7 +53,7 @@ def test_travelling_to_now_runs_what_is_due_now(
     assert len(inbox.receipts) == 1
 
 
-def test_nobody_travels_to_the_past(server: AgentPayServer) -> None:
+def test_travelling_to_the_past_is_refused(server: AgentPayServer) -> None:
     server.sandbox.clock.advance(days=1)
     with pytest.raises(ValueError, match=r"the clock is at 2026-01-02T00:00:00\+00:00 and does not go back"):
         server.sandbox.clock.travel_to(START + timedelta(days=1, microseconds=-1))

@@ -72,7 +72,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [line for line in caplog.messages if line.startswith("treasury.low")]
 
 
-def test_the_metric_is_what_the_treasury_holds(watched: Watched) -> None:
+def test_the_metric_is_the_treasury_s_balance(watched: Watched) -> None:
     watched.holds(1_234_567_890)
     assert watched.sol() == 1.23456789
     watched.holds(0)
@@ -90,7 +90,7 @@ def test_a_treasury_that_cannot_pay_for_a_transaction_is_not_ready(
     assert watched.not_ready() == not_ready
 
 
-def test_the_bound_of_readiness_is_what_the_chain_takes_for_a_transfer() -> None:
+def test_readiness_requires_the_cost_of_a_transfer() -> None:
     validators.embedded_only("what its treasury holds is set in the virtual machine")
     with AgentPayServer(clock=START) as server, raw_client(server) as http:
         watched, client = Watched(server, http), server.client()

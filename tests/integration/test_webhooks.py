@@ -44,7 +44,7 @@ def register(http: httpx.Client, **fields) -> httpx.Response:
     return http.post("/v1/webhooks", json={"url": URL, "events": ["transfer.settled"], **fields})
 
 
-# --- What is answered -------------------------------------------------------------------------------------
+# --- Responses --------------------------------------------------------------------------------------------
 
 
 def test_a_webhook_is_answered_with_exactly_its_fields(http: httpx.Client, client: AgentPay):
@@ -65,7 +65,7 @@ def test_a_webhook_is_answered_with_exactly_its_fields(http: httpx.Client, clien
     }
 
 
-def test_what_may_be_left_out_has_its_default(http: httpx.Client):
+def test_optional_fields_have_defaults(http: httpx.Client):
     body = register(http).json()
 
     assert (body["account_ids"], body["low_balance_threshold_usdc"]) == ([], None)
@@ -90,7 +90,7 @@ def test_every_type_can_be_subscribed(http: httpx.Client, event_type):
     assert register(http, events=[event_type]).json()["events"] == [event_type]
 
 
-def test_what_is_named_twice_is_kept_once(http: httpx.Client, client: AgentPay):
+def test_duplicate_events_are_stored_once(http: httpx.Client, client: AgentPay):
     account_id = client.accounts.create(name="a").account_id
 
     body = register(
@@ -177,7 +177,7 @@ def test_the_sandbox_posts_to_any_address(http: httpx.Client, url):
     ],
     ids=repr,
 )
-def test_a_fault_is_told_by_its_field_and_nothing_is_stored(shared_server, shared_http, fields, field):
+def test_a_fault_names_its_field_and_nothing_is_stored(shared_server, shared_http, fields, field):
     before = state_of(shared_server)
 
     assert list(faults(register(shared_http, **fields))) == [field]
@@ -198,7 +198,7 @@ def test_an_unknown_type_is_answered_with_those_that_exist(shared_http: httpx.Cl
     assert all(event_type in message for event_type in TYPES)
 
 
-def test_all_faults_of_form_are_told_at_once(shared_http: httpx.Client):
+def test_all_format_faults_are_reported_at_once(shared_http: httpx.Client):
     answer = register(
         shared_http, url=1, events=["x", "transfer.settled", "y"], low_balance_threshold_usdc="1", extra=1
     )
@@ -206,13 +206,13 @@ def test_all_faults_of_form_are_told_at_once(shared_http: httpx.Client):
     assert set(faults(answer)) == {"url", "events[0]", "events[2]", "low_balance_threshold_usdc", "extra"}
 
 
-def test_all_faults_of_the_lists_and_the_url_are_told_at_once(shared_http: httpx.Client):
+def test_all_faults_of_lists_and_url_are_reported_at_once(shared_http: httpx.Client):
     answer = register(shared_http, url="ftp://x", events=[], low_balance_threshold_usdc=-1)
 
     assert set(faults(answer)) == {"url", "events", "low_balance_threshold_usdc"}
 
 
-def test_every_account_that_is_not_there_is_told_at_once(shared_http: httpx.Client, shared_account):
+def test_all_unknown_accounts_are_reported_at_once(shared_http: httpx.Client, shared_account):
     answer = register(shared_http, account_ids=["x", shared_account.account_id, UNKNOWN_ACCOUNT])
 
     assert list(faults(answer)) == ["account_ids[0]", "account_ids[2]"]
@@ -277,7 +277,7 @@ def test_the_database_holds_no_secret(server: AgentPayServer, http: httpx.Client
 
     database, _ = state_of(server)
 
-    assert b"marker.example" in database, "the dump holds what is stored"
+    assert b"marker.example" in database, "the dump contains the stored data"
     for shown in (secret, new):
         assert shown.encode() not in database
         assert shown[6:].encode() not in database
@@ -320,7 +320,7 @@ def test_secrets_do_not_repeat_from_server_to_server():
 # --- List and delete --------------------------------------------------------------------------------------
 
 
-def test_the_list_shows_what_was_registered_without_the_secret(http: httpx.Client):
+def test_webhooks_are_listed_without_the_secret(http: httpx.Client):
     made = register(http, low_balance_threshold_usdc=5).json()
 
     listed = http.get("/console/webhooks").json()
@@ -349,7 +349,7 @@ def test_a_deleted_webhook_is_gone(server: AgentPayServer, http: httpx.Client):
     refused(http.post(f"/console/webhooks/{deleted}/rotate-secret"), "not_found")
 
 
-def test_a_deleted_webhook_hears_of_nothing_more(server: AgentPayServer, funded: Funded):
+def test_a_deleted_webhook_gets_no_more_events(server: AgentPayServer, funded: Funded):
     payer, payee = funded("5"), funded("1")
     gone, kept = server.webhook_inbox(), server.webhook_inbox()
     gone.fail_next(times=2)
@@ -369,9 +369,7 @@ def test_a_deleted_webhook_hears_of_nothing_more(server: AgentPayServer, funded:
     ] * 2
 
 
-def test_what_was_delivered_stays_delivered_when_its_webhook_is_deleted(
-    server: AgentPayServer, funded: Funded
-):
+def test_deliveries_of_a_deleted_webhook_stay_delivered(server: AgentPayServer, funded: Funded):
     payer, payee = funded("5"), funded("1")
     inbox = server.webhook_inbox(events=["transfer.settled"])
     server.client().transfers.create(from_=payer.account_id, to=payee.account_id, amount="1")

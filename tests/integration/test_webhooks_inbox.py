@@ -1,4 +1,4 @@
-"""The inbox: a receiver within the process, for tests of those who use the service."""
+"""The inbox: a receiver within the process, for users' tests."""
 
 import asyncio
 import threading
@@ -46,7 +46,7 @@ def test_an_event_is_waited_for_on_either_clock(clock):
         assert inbox.events == [event]
 
 
-def test_what_else_must_be_true_may_be_asked_of_the_server_while_it_posts(running: AgentPayServer):
+def test_a_where_condition_may_call_the_server(running: AgentPayServer):
     payer, payee = payer_and_payee(running)
     client = running.client()
     inbox = running.webhook_inbox(events=["transfer.settled"])
@@ -83,13 +83,13 @@ def test_it_is_registered_like_any_other(server: AgentPayServer, client: AgentPa
 
 
 @pytest.mark.parametrize("arguments", [{"events": ["x"]}, {"events": []}, {"account_ids": ["x"]}])
-def test_what_cannot_be_registered_is_refused(server: AgentPayServer, arguments):
+def test_an_invalid_registration_is_refused(server: AgentPayServer, arguments):
     with pytest.raises(InvalidRequestError):
         server.webhook_inbox(**arguments)
     assert list(server.console.webhooks.list()) == []
 
 
-def test_waiting_does_not_move_a_clock_that_stands(server: AgentPayServer, funded: Funded):
+def test_waiting_does_not_advance_a_manual_clock(server: AgentPayServer, funded: Funded):
     payer, payee = funded("10"), funded("1")
     inbox = server.webhook_inbox(events=["transfer.settled"])
     inbox.fail_next()
@@ -114,7 +114,7 @@ def test_where_chooses_among_events_of_the_type(server: AgentPayServer, funded: 
     assert inbox.wait_for("transfer.settled", where=lambda e: e.data.amount_usdc > 1).data.amount_usdc == 2
 
 
-def test_what_does_not_come_is_an_error_that_lists_what_did(server: AgentPayServer, funded: Funded):
+def test_a_missing_event_is_an_error_that_lists_the_received_ones(server: AgentPayServer, funded: Funded):
     payer, payee = funded("10"), funded("1")
     inbox = server.webhook_inbox()
     with pytest.raises(
@@ -147,7 +147,7 @@ def test_events_are_each_once_and_receipts_are_all(server: AgentPayServer, funde
     assert inbox.events == [event]
 
 
-def test_failures_are_answered_in_the_order_in_which_they_were_asked_for(server, funded: Funded):
+def test_failures_happen_in_the_requested_order(server, funded: Funded):
     payer, payee = funded("10"), funded("1")
     inbox = server.webhook_inbox(events=["transfer.settled"])
     inbox.fail_next(400, times=2)
@@ -190,9 +190,7 @@ def test_inboxes_of_two_servers_are_apart(server: AgentPayServer, funded: Funded
         assert (len(mine.receipts), len(theirs.receipts)) == (2, 0)
 
 
-def test_after_a_rotation_it_goes_on_within_the_overlap_and_after_it_with_the_new_secret(
-    server: AgentPayServer, funded: Funded
-):
+def test_an_inbox_keeps_verifying_during_and_after_a_rotation(server: AgentPayServer, funded: Funded):
     payer, payee = funded("10"), funded("1")
     inbox = server.webhook_inbox(events=["transfer.settled"])
     new = server.console.webhooks.rotate_secret(inbox.webhook_id, overlap_seconds=60).secret
@@ -210,7 +208,7 @@ def test_after_a_rotation_it_goes_on_within_the_overlap_and_after_it_with_the_ne
     assert inbox.receipts[-1].attempt == 2
 
 
-def test_what_is_signed_by_somebody_else_is_answered_401(server: AgentPayServer):
+def test_a_foreign_signature_gets_401(server: AgentPayServer):
     inbox = server.webhook_inbox()
 
     assert asyncio.run(inbox.receive([("X-Service-Signature", "0" * 64)], b"{}")) == 401

@@ -107,7 +107,7 @@ def test_after_a_leak_the_old_secret_signs_nothing_more(server: AgentPayServer, 
         webhooks.verify(post.body, post.headers, registered.secret)
 
 
-def test_whoever_holds_either_secret_or_both_reads_the_event(server: AgentPayServer, registered, deliver):
+def test_either_secret_or_both_verify_during_a_rotation(server: AgentPayServer, registered, deliver):
     old = registered.secret
     new = server.console.webhooks.rotate_secret(registered.webhook_id).secret
 
@@ -142,7 +142,7 @@ def test_a_second_rotation_waits_for_the_first_one_to_end(
     second = server.console.webhooks.rotate_secret(registered.webhook_id).secret
     server.sandbox.clock.advance(DAY - MILLISECOND)
 
-    # A third signature would have no header, and whoever holds only the first secret would miss.
+    # A third signature would have no header, and receivers with only the first secret would fail.
     path = f"/console/webhooks/{registered.webhook_id}/rotate-secret"
     refused(http.post(path), "rotation_in_progress")
     with pytest.raises(ConflictError, match="overlap_seconds 0"):
@@ -175,7 +175,7 @@ def test_a_leak_during_an_overlap_ends_both_old_secrets(server: AgentPayServer, 
     assert signers(deliver(), registered.secret, second, third) == (2, None)
 
 
-def test_a_retry_is_signed_by_what_signs_then(
+def test_a_retry_is_signed_with_the_current_secrets(
     server: AgentPayServer, registered, receiver: Receiver, deliver
 ):
     receiver.next(500, 500, 500)
@@ -211,7 +211,7 @@ def test_an_overlap_that_cannot_be_is_refused_and_changes_nothing(
     assert signers(deliver(), registered.secret) == (0, None)
 
 
-def test_secrets_that_rest_in_the_database_are_sealed_for_their_webhook_alone(
+def test_stored_secrets_are_sealed_for_their_webhook(
     server: AgentPayServer, client: AgentPay, registered, receiver: Receiver, deliver
 ):
     other = client.webhooks.create(url=receiver.url + "/other", events=["transfer.rejected"])

@@ -54,7 +54,7 @@ class World:
     partner: Account
 
     def environment(self, **more: str) -> dict[str, str]:
-        """What the programs of the peers are told."""
+        """The output of the peers' programs."""
         fee_payer = Keypair()
         call = {
             "jsonrpc": "2.0",
@@ -74,7 +74,7 @@ class World:
         }
 
     def balances(self) -> tuple[int, int, int]:
-        """What payer, seller and partner hold, in micro-USDC."""
+        """The balances of payer, seller and partner, in micro-USDC."""
         accounts = self.server.client().accounts
         held = [
             accounts.balance(account.account_id).balance_usdc

@@ -5,9 +5,9 @@ whatever it returns or raises is what the service sees.
 
     chain.next("send", reply_lost)             the next send executes, and its answer is lost
     chain.next("send", passed, dropped)        the second one from now is accepted and never executed
-    chain.next_payment(reply_lost)             the same for the next payment, whatever is sent beside it
+    chain.next_payment(reply_lost)             the same for the next payment, whatever else is sent
     chain.at(7, down)                          the chain does not answer the seventh call from now
-    chain.is_down = True                       no call is answered, until it is False again
+    chain.is_down = True                       all calls fail, until it is False again
 """
 
 import asyncio
@@ -95,7 +95,7 @@ async def lagging(chain: "FaultyChain", proceed: Proceed) -> Any:
 
 
 async def not_final(chain: "FaultyChain", proceed: Proceed) -> Any:
-    """What was executed is known at once, and final only after three looks."""
+    """Executed transactions are known at once, and final only after three looks."""
     chain.not_final(3)
     return await proceed()
 
@@ -138,9 +138,9 @@ class FaultyChain:
         self.sent: list[tuple[str, bytes]] = []
         """Signature and bytes of what was handed over, each time that it was."""
         self.sent_to_succeed: list[str] = []
-        """Signatures of what was not to be handed over if a node expects it to fail."""
+        """Signatures of transactions sent with `even_if_failing=False`."""
         self.black_holes: set[str] = set()
-        """Whose sends are accepted and never executed: signatures, transfer_ids, or `*` for all."""
+        """Sends that are accepted and never executed: signatures, transfer_ids, or `*` for all."""
         self.landed_before: set[str] = set()
         """Signatures of what succeeded in an earlier life of the chain."""
         self._swallowed_next = False
@@ -180,7 +180,7 @@ class FaultyChain:
         self.script_ends()
 
     def script_ends(self) -> None:
-        """Forget the acts that nobody came to need, and what they left behind; black holes stay."""
+        """Forget the acts that were never needed, and their remains; black holes stay."""
         self._acts.clear()
         self._acts_at.clear()
         self._swallowed_next = False

@@ -40,7 +40,7 @@ class ClusterWorld(World):
         return self.cluster.balance(party.token_account)
 
     async def account(self, amount: str = "0", name: str = "Payer") -> Party:
-        """Make an account, and let somebody send money to it, which is booked before this returns."""
+        """Create an account, and let a third party fund it; the deposit is booked on return."""
         party = await super().account(name=name)
         if micro(amount):
             await self.mint(party, amount)
@@ -72,7 +72,7 @@ class ClusterWorld(World):
         return signed.signature
 
     async def settled(self, key: str, source: Party, to: Party, amount: str) -> str:
-        """Send one key until it is answered by more than a 503, and return the transfer_id."""
+        """Send one key until the response is not a 503, and return the transfer_id."""
         for _ in range(200):
             answer = await self.transfer(key, source, to, amount)
             if answer.status != 503:

@@ -38,7 +38,7 @@ UNFINALIZED_SLOTS = 31
 NEVER = float("inf")
 
 Change = Callable[[Any, "Cluster"], Any]
-"""Returns what a node tells in the place of a true reply."""
+"""Returns the value that a node reports instead of the true one."""
 
 _SUBJECT = re.compile(rb"(txn|sess)_[0-9a-z]{26}")
 _BEHIND = {"processed": 0, "confirmed": 1, "finalized": UNFINALIZED_SLOTS}
@@ -96,7 +96,7 @@ class Cluster:
         It counts from their first send; those beyond land after a slot.
         """
         self.drops = 0
-        """How many sends of such transactions are lost from now on; each may be sent again."""
+        """How many sends of such transactions are lost from now on; each may be resent."""
         self.landed: dict[str, Landed] = {}
         self.sent: Counter[str] = Counter()
         """How often each signature was handed over."""

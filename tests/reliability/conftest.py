@@ -1,4 +1,4 @@
-"""What the reliability tests share: a world each, on an event loop whose time takes no time."""
+"""Fixtures of the reliability tests: a server per test, on an event loop with virtual time."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -24,7 +24,7 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 
 @pytest.fixture(autouse=True)
 def _no_deadlocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a deadlock on PostgreSQL fail the test: all units lock in one order, so there is none."""
+    """Let a deadlock on PostgreSQL fail the test: all units lock in one order, so none can happen."""
     monkeypatch.setattr(postgres, "_GIVEN_UP", postgres._GIVEN_UP - {"40P01"})
 
 
@@ -37,7 +37,7 @@ async def world() -> AsyncIterator[World]:
 
 @pytest.fixture
 async def proxy(surfpool: Surfpool) -> AsyncIterator[RpcProxy]:
-    """A faulty network in front of the validator; it is in order until it is told otherwise."""
+    """A faulty network in front of the validator; it works until a fault is set."""
     async with rpc_proxy.in_front_of(surfpool.url) as running:
         yield running
 

@@ -1,4 +1,4 @@
-"""Servers in processes of their own that are killed, and the state that they leave behind.
+"""Servers in separate processes that are killed, and the state that they leave behind.
 
 A child serves a directory or a database and dies by SIGKILL at a named point. What it leaves is then served
 again, in process, where a test can look at the chain and the tables themselves.
@@ -45,7 +45,7 @@ from agentpay_server.storage import KEY_VARIABLE
 
 WAIT_SECONDS = 60
 
-# What the chain within the process keeps, in a database of its own.
+# The ledger of the embedded chain, in a separate database.
 _LEDGER = (chain_accounts, chain_credits, chain_signatures, chain_state)
 
 
@@ -109,7 +109,7 @@ class OnValidator(Directory):
     @property
     def options(self) -> list[str]:
         cluster = ["--rpc-url", self.node.url, "--rpc-websocket-url", self.node.websocket_url]
-        # What is lost there takes some ten seconds to expire.
+        # Lost transactions take some ten seconds to expire.
         return ["--data-dir", str(self.path), *cluster, "--settlement-wait", "60"]
 
     @property
@@ -149,7 +149,7 @@ class Prepared:
 
 
 def prepared(place: Place) -> Prepared:
-    """Lay out a place by a server that is stopped in good order."""
+    """Prepare a directory by a server that is stopped cleanly."""
     with place.serve(clock="system") as server:
         client = server.client()
         payer, payee = client.accounts.create(name="Payer"), client.accounts.create(name="Payee")
@@ -165,7 +165,7 @@ def _fork_server() -> "subprocess.Popen[bytes]":
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        # Unbuffered: what is there to read is in the pipe, where it can be seen.
+        # Unbuffered: all available output is in the pipe.
         bufsize=0,
     )
     atexit.register(_end, process)
@@ -179,7 +179,7 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 
 @contextmanager
 def child(it: Prepared, crash_at: str | None = None) -> Iterator["Child"]:
-    """Serve a place in a process of its own, which is killed in the end if it is not dead by then."""
+    """Serve a directory in a separate process, which is killed at the end if it is still running."""
     # Loads are many and small: a killed process leaves sessions open.
     bounds = ["--min-session-cap", "0.000001", "--max-open-sessions", "1000000"]
     arguments = ["serve", "--port", "0", "--settlement-wait", "10", *bounds, *it.place.options]
@@ -196,10 +196,10 @@ def child(it: Prepared, crash_at: str | None = None) -> Iterator["Child"]:
 
 
 class Child:
-    """A server in a process of its own.
+    """A server in a separate process.
 
     Args:
-        told: what it says, and what is said of it, line by line.
+        told: its output, and the log of the test about it, line by line.
     """
 
     def __init__(self, told: IO[bytes]) -> None:
@@ -211,7 +211,7 @@ class Child:
         self._http = httpx.Client(base_url=self.base_url or "", trust_env=False, timeout=WAIT_SECONDS)
 
     def request(self, method: str, path: str, key: str, body: object = None) -> httpx.Response | None:
-        """Return the answer to a request; None when the server died over it, or before."""
+        """Return the response to a request; None if the server died during or before it."""
         if self.base_url is None:
             return None
         try:
@@ -226,7 +226,7 @@ class Child:
     def kill(self) -> None:
         """Kill it, if it lives, and wait for its end."""
         if self._status is None and not readable([self._told], [], [], 0)[0]:
-            # It may have died by itself, and the word of it be still on its way.
+            # It may have died on its own, with the report still on its way.
             with suppress(ProcessLookupError):
                 os.kill(self._pid, signal.SIGKILL)
         self._ended()
@@ -247,7 +247,7 @@ class Child:
 
 
 class Survey:
-    """What a server that is running in process has on chain and in its tables."""
+    """The chain and the tables of a server that is running in process."""
 
     def __init__(self, server: AgentPayServer) -> None:
         world: Any = server._running
@@ -303,7 +303,7 @@ class Survey:
         """Assert that no money was made or lost, and that the books say what the chain says.
 
         Args:
-            unbooked: micro-USDC that arrived on chain and that nobody has noticed yet.
+            unbooked: micro-USDC that arrived on chain and is not booked yet.
         """
         balances = self.balances()
         assert sum(balances.values()) == self.minted()

@@ -1,4 +1,4 @@
-"""Accounts that are asked for together where a send takes its time: all at once, or each by itself."""
+"""Accounts requested together while sends take time: in one transaction, or one by one."""
 
 import asyncio
 from typing import Any
@@ -37,7 +37,7 @@ async def refused(chain: FaultyChain, proceed: Proceed) -> Any:
     return SignatureStatus(is_final=True, failure=Failure(reason=FailureReason.OTHER, detail="scripted"))
 
 
-async def test_they_share_transactions_and_each_has_its_own_answer(world: World) -> None:
+async def test_accounts_share_transactions_and_get_separate_results(world: World) -> None:
     answers = await asked_for(world, 2 * MOST_PROVISIONED + 1)
     assert {answer.status for answer in answers} == {201}
     assert await listed(world) == {answer.body["account_id"] for answer in answers}
@@ -48,23 +48,23 @@ async def test_they_share_transactions_and_each_has_its_own_answer(world: World)
         assert (balance.status, balance.body["balance_usdc"]) == (200, "0.000000")
 
 
-async def test_one_alone_is_put_on_chain_alone(world: World) -> None:
+async def test_a_single_account_is_provisioned_alone(world: World) -> None:
     (answer,) = await asked_for(world, 1)
     assert answer.status == 201
     assert len(world.chain.sent) == 1
 
 
-async def test_what_the_chain_refuses_for_all_is_tried_for_each(world: World) -> None:
+async def test_a_refused_batch_is_retried_one_by_one(world: World) -> None:
     world.chain.next("send", chains.dropped)
     world.chain.next("signature_status", refused, refused)
     answers = await asked_for(world, 4)
-    # One of those that are alone is refused too.
+    # One of the single ones is refused too.
     assert sorted(answer.status for answer in answers) == [201, 201, 201, 503]
     assert await listed(world) == {a.body["account_id"] for a in answers if a.status == 201}
     assert len(world.chain.sent) == 1 + 4
 
 
-async def test_a_chain_that_goes_away_is_told_to_all(world: World) -> None:
+async def test_an_unavailable_chain_fails_all_waiting_callers(world: World) -> None:
     world.chain.next("latest_blockhash", chains.goes_down)
     answers = await asked_for(world, 5)
     assert {(answer.status, answer.error) for answer in answers} == {(503, "chain_unavailable")}
@@ -80,7 +80,7 @@ async def test_one_that_expires_is_signed_again_for_all(world: World) -> None:
     assert len({signature for signature, _ in world.chain.sent}) == 2
 
 
-async def test_a_server_that_stops_leaves_nobody_waiting(world: World) -> None:
+async def test_a_stopping_server_leaves_no_caller_waiting(world: World) -> None:
     accounts, tasks = world.runtime.services.accounts._provisioning, world.runtime.context.tasks
     for turns in (0, 1, 40):
         # Before anybody collects, before the transaction is signed, and while it is on its way.
@@ -95,7 +95,7 @@ async def test_a_server_that_stops_leaves_nobody_waiting(world: World) -> None:
 
 
 @pytest.mark.parametrize("turns", range(1, 12))
-async def test_whenever_the_collecting_is_cut_off_who_waits_is_told(
+async def test_cancelling_the_collection_fails_all_waiting_callers(
     world: World, monkeypatch: pytest.MonkeyPatch, turns: int
 ) -> None:
     monkeypatch.setattr(provisioning, "COLLECTING_SECONDS", 0)

@@ -91,7 +91,7 @@ async def test_an_approval_through_a_fault_pays_once(seed: int, fault: chains.Ac
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_approving_and_rejecting_at_once_has_one_outcome_that_both_are_told(seed: int) -> None:
+async def test_approving_and_rejecting_at_once_has_one_outcome(seed: int) -> None:
     async with worlds.world(interrupted=seed) as world:
         source, to, transfer_id = await waiting(world)
         # An approval looks at the chain first: the rejections start from later and later.
@@ -158,7 +158,7 @@ async def test_approvals_and_transfers_together_never_pass_the_daily_limit(seed:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_approvals_together_spend_the_balance_and_the_rest_goes_on_waiting(seed: int) -> None:
+async def test_concurrent_approvals_spend_the_balance_and_the_rest_stay_pending(seed: int) -> None:
     async with worlds.world(interrupted=seed) as world:
         source, to = await world.account("10.999999"), await world.account()
         await world.policy(source, escalation_threshold=1)
@@ -194,9 +194,7 @@ async def test_expiry_and_decisions_at_the_very_moment_have_one_outcome(seed: in
 
 
 @pytest.mark.parametrize("verb", ["approve", "reject"])
-async def test_at_the_moment_of_expiry_whoever_asks_before_the_worker_ends_it(
-    world: World, verb: str
-) -> None:
+async def test_a_request_at_expiry_time_ends_the_transfer(world: World, verb: str) -> None:
     source, to, transfer_id = await waiting(world)
     clock: Any = world.runtime.context.clock
     clock.move_to(clock.now_us() + DAY_SECONDS * 10**6)
@@ -237,7 +235,7 @@ async def test_an_approval_whose_outcome_is_unknown_says_so_and_is_finished(worl
     assert world.balance(to) == 7_000_000
 
 
-async def test_a_caller_who_hangs_up_on_an_approval_cancels_nothing(world: World) -> None:
+async def test_a_disconnecting_approver_cancels_nothing(world: World) -> None:
     source, to, transfer_id = await waiting(world)
     world.chain.next_payment(chains.lagging)
     caller = asyncio.ensure_future(world.approve(transfer_id))
@@ -247,7 +245,7 @@ async def test_a_caller_who_hangs_up_on_an_approval_cancels_nothing(world: World
     assert await assert_one_end(world, source, to, transfer_id) == "settled"
 
 
-async def test_a_transfer_that_failed_after_its_approval_waits_anew_under_its_key(world: World) -> None:
+async def test_a_transfer_that_failed_after_approval_is_pending_again_under_its_key(world: World) -> None:
     source, to, transfer_id = await waiting(world)
     world.chain.next_payment(chains.before(lambda: world.freeze(to)))
     answer = await world.approve(transfer_id)
@@ -285,7 +283,7 @@ async def test_an_approved_transfer_that_expired_on_chain_is_not_signed_again_fo
 
 @asynccontextmanager
 async def two_servers(seed: int, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[World, World]]:
-    """Two servers with connections of their own to one PostgreSQL, over one chain."""
+    """Two servers with separate connections to one PostgreSQL, over one chain."""
     chance = random.Random(seed)
     found: list[chains.FaultyChain] = []
 
@@ -295,7 +293,7 @@ async def two_servers(seed: int, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
         return found[0]
 
     async def is_the_first_ones(*_: object) -> None:
-        """The chain of its own that the second server starts with is not the one that it is given."""
+        """The second server starts with a different chain than the one it is given."""
 
     with worlds._real_time():
         url = await stores.fresh_url()

@@ -1,4 +1,4 @@
-"""What the audit trail says when a transaction provably moved nothing: it is the server's own entry."""
+"""The audit trail when a transaction certainly moved nothing: an entry of the server itself."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""What counts as settled is watched until it cannot be undone; a chain that forgets proves nothing.
+"""Settled transactions are watched until irreversible; a chain that forgets proves nothing.
 
 See interface T12.
 """
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def confirmed_only(chain: FaultyChain, proceed: Proceed) -> Any:
-    """What has landed may yet be undone."""
+    """A landed transaction may still be undone."""
     await proceed()
     return SignatureStatus(is_final=True, is_irreversible=False)
 
@@ -70,7 +70,7 @@ async def test_what_vanishes_is_sent_again_as_it_was_and_stays_settled(world: Wo
     world.chain.next("signature_status", gone)
     await look(world)
     assert world.chain.sent == [*before, before[-1]]
-    # What it depends on may have vanished too: a failure on chain would keep it from ever landing again.
+    # Its dependencies may have disappeared too: a failure on chain would keep it from ever landing again.
     assert world.chain.sent_to_succeed == [before[-1][0]]
     assert (await world.get_transfer(transfer_id))["status"] == "settled"
     assert await watched(world) == [transfer_id]

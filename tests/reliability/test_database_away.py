@@ -29,7 +29,7 @@ RECEIVER = "http://receiver.invalid/"
 
 
 class Away:
-    """A database that can be away: before a call, or once it is committed and nobody can be told."""
+    """A database that can fail: before a call, or after the commit, before its result is returned."""
 
     def __init__(self, inner: Database) -> None:
         self._inner = inner
@@ -126,7 +126,7 @@ async def test_a_transfer_without_trouble_makes_so_many_calls() -> None:
         source, to = await world.account("100"), await world.account()
         database.calls = 0
         assert (await world.transfer("key", source, to, "7")).status == 200
-        # What the test above goes through, one by one.
+        # The steps of the test above, one by one.
         assert database.calls == CALLS_OF_A_TRANSFER
 
 
@@ -183,7 +183,7 @@ async def test_drivers_and_workers_go_on_once_the_database_is_back() -> None:
         assert world.balance(to) == 7_000_000
         database.comes_back()
         await world.rest()
-        # Nobody asked again: its driver has booked it, and the workers look for due work as before.
+        # No request was repeated: its driver has booked it, and the workers look for due work as before.
         (transfer,) = await world.rows(tables.transfers)
         assert (transfer["status"], transfer["transfer_id"]) == ("settled", away.transfer_id)
         assert world.runtime.services.schedule.lag_seconds() == 0
@@ -202,7 +202,7 @@ class Shared(InterruptedDatabase):
 
 
 class Hanging(httpx.AsyncBaseTransport):
-    """A receiver that never answers."""
+    """A receiver that never responds."""
 
     def __init__(self) -> None:
         self.posts = 0

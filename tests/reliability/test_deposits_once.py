@@ -1,4 +1,4 @@
-"""Deposits are booked once: whoever looks, whenever it ends, and whatever the chain tells again (P3).
+"""Deposits are booked once, whichever process looks, whenever it dies, and whatever the chain repeats (P3).
 
 The watcher is led through every order in which it and a settling transfer can come to the same money.
 """
@@ -66,7 +66,7 @@ def watcher(world: World) -> Deposits:
 
 
 async def test_the_watcher_leaves_a_transfer_to_its_settling_commit(world: World) -> None:
-    """On a chain that tells of all, the service's own transfers too, before they are booked and after."""
+    """On a chain that reports everything, also the service's own transfers, before and after booking."""
     source, to = await world.account("10"), await world.account()
     world.chain.black_holes.add("*")
     answer = asyncio.ensure_future(world.transfer("key", source, to, "4"))
@@ -114,7 +114,7 @@ async def test_what_a_transfer_will_not_book_is_a_deposit_though_it_is_under_way
 
 
 async def test_another_process_is_left_its_transfers(world: World) -> None:
-    """The journal tells of what somebody else sent for the service; it is no deposit all the same."""
+    """The journal reports a payment that a third party submitted for the service; it is not a deposit."""
     source, to = await world.account("10"), await world.account()
     world.chain.black_holes.add("*")
     answer = asyncio.ensure_future(world.transfer("key", source, to, "4"))
@@ -122,7 +122,7 @@ async def test_another_process_is_left_its_transfers(world: World) -> None:
     world.runtime.services.settlement._under_way.clear()
     await world.chain.inner.send(world.chain.sent[-1][1])
     await world.advance()
-    assert world.chain.calls.count("deposits") == 2  # One for the funding, one for what was told just now.
+    assert world.chain.calls.count("deposits") == 2  # One for the funding, one for the new report.
     world.chain.black_holes.clear()
     assert (await answer).status == 200
     await assert_booked(world, to, 4_000_000)
@@ -317,7 +317,7 @@ async def test_what_came_and_was_not_booked_is_booked_by_the_next_server(lives: 
 
 
 async def test_what_hides_behind_a_transfer_under_way_is_found(lives: Lives) -> None:
-    """Exactly as much came as is on its way out: the balance alone would not tell."""
+    """A deposit equals the amount in flight, so the balance does not reveal it."""
     world = await lives.start()
     wallet, source, to = await stranger(world), await world.account("9"), await world.account()
     world.chain.next("signature_status", chains.goes_down_after)
@@ -352,7 +352,7 @@ async def test_a_funding_that_ends_before_or_after_it_is_executed_is_booked_if_i
     world = await lives.start()
     await assert_booked(world, account, *([5_000_000] if point == "after" else []))
     audited = [row["action"] for row in await world.rows(tables.audit)]
-    # Who asked went with the process; what came did not.
+    # The caller died with the process; the deposit did not.
     assert audited.count("sandbox.accounts.fund") == 0
 
 

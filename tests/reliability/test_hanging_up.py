@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def hung_up_after(steps: int, call: Coroutine[Any, Any, object]) -> bool:
-    """Cancel a call after it has been woken up so many times; tell whether it was still under way."""
+    """Cancel a call after a number of wake-ups; return whether it was still in progress."""
     task = asyncio.ensure_future(call)
     for step in range(1, steps + 1):
         await asyncio.sleep(0)
@@ -44,7 +44,7 @@ async def assert_key_makes_one_transfer(world: World, key: str, source: Party, t
     assert (answer.status, answer.body["status"]) == (200, "settled")
     (row,) = await world.rows(tables.transfers, idempotency_key=key)
     assert row["transfer_id"] == answer.transfer_id
-    # What had been decided before the caller went away has been carried out without him.
+    # Work decided before the caller disconnected has been carried out.
     assert [row["status"] for row in stored] == ["settled"] * len(stored)
     assert world.balance(to) == before + (0 if stored else 1_000_000)
     assert world.attempts(answer.transfer_id)[-1] == "landed"

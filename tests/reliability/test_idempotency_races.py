@@ -63,7 +63,7 @@ async def test_many_requests_with_one_key_share_an_unknown_outcome(seed: int) ->
         world.chain.next("send", chains.goes_down)
         answers = await at_once(world, 30, source, to, "0.5", "one")
         assert {answer.status for answer in answers} == {503}
-        # Those that came before the decision and could not read the chain say that they did nothing.
+        # Requests before the decision that could not read the chain report that they did nothing.
         assert len({answer.transfer_id for answer in answers} - {None}) == 1
         world.chain.clear()
         answers = await at_once(world, 30, source, to, "0.5", "one")

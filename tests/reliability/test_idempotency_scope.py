@@ -1,6 +1,6 @@
-"""Whose requests an idempotency key reaches: operators and agents in every order, and at once (interface I9).
+"""The scope of idempotency keys: operators and agents in every order, and concurrently (interface I9).
 
-What a server answers to requests at once must be what it would answer if they came one after the other, in
+The responses to concurrent requests must equal those of the same requests one after the other, in
 some order. A model of the rule plays every order.
 """
 
@@ -26,7 +26,7 @@ from agentpay_server.database import tables
 DAY_SECONDS = 24 * 3600
 STORES = ["memory", "file", "postgres"]
 OUTCOMES = {"1": "settled", "400": "insufficient_balance", "900": "policy_violation"}
-"""What becomes of an amount from an account that holds 300 and may pay 500 at once."""
+"""The outcome of an amount from an account that holds 300 and may pay 500 at once."""
 
 pytestmark = pytest.mark.anyio
 
@@ -42,7 +42,7 @@ class Ask:
 
 @define
 class Kept:
-    """What the model has stored under the key of one account."""
+    """The model's record of a key of one account."""
 
     ask: Ask
     outcome: str
@@ -52,7 +52,7 @@ class Kept:
 
 @define
 class Model:
-    """What interface I1 to I9 say of requests under one key that come one after the other."""
+    """The rules of interface I1 to I9 for consecutive requests with one key."""
 
     now: float = 0.0
     kept: dict[int, Kept] = field(factory=dict)
@@ -86,7 +86,7 @@ def told(answer: Answer) -> str:
 def agrees(
     expected: list[tuple[str, int | None]], answers: list[Answer], known: dict[int, str]
 ) -> dict[int, str] | None:
-    """Return which attempt of the model is which transfer, if the answers can be those of the model."""
+    """Return which attempt of the model is which transfer, if the responses can be those of the model."""
     known = dict(known)
     for (outcome, label), answer in zip(expected, answers, strict=True):
         if told(answer) != outcome:
@@ -287,7 +287,7 @@ class TestTwoServers:
         url = await stores.fresh_url()
         first = await started(url, None, None)
         second = await started(url, first.chain, first.runtime.operator.key)
-        # The second has made a chain of its own from the ledger: the first goes on from there.
+        # The second has created another chain from the ledger: the first continues from there.
         with suppress(ChainUnavailableError):
             await first.chain.latest_blockhash()
         yield await scene_of(first, second)

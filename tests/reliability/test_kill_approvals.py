@@ -18,7 +18,7 @@ from agentpay_server import AgentPayServer
 from agentpay_server.crash_points import Operation, points_of
 from agentpay_server.database import tables
 
-# The first page that a server writes is that of its own start.
+# The first page that a server writes is that of its start.
 CHAIN = ["chain.executed@2", "chain.written@2"]
 APPROVE = [*points_of(Operation.APPROVE), *CHAIN]
 RECOVERY = ["approve.sent", "approve.landed", "approve.expired", "approve.signed", "approve.booked", CHAIN[1]]
@@ -142,7 +142,7 @@ def test_an_approval_that_the_policy_refuses_is_refused_once(escalated: Escalate
 
 
 def test_what_waits_outlives_a_kill_and_a_clock_that_went_on(escalated: Escalated) -> None:
-    """A child on the machine's clock, which is ahead of the one that stood still: nobody was asked yet."""
+    """A child on the machine's clock, which is ahead of the paused one; nothing was requested yet."""
     with child(escalated.it) as living:
         answer = living.request("GET", "/console/approvals", escalated.it.key)
         assert answer is not None

@@ -14,7 +14,7 @@ from killing import Child, Directory, Postgres, Prepared, Survey, child, expirin
 from agentpay_server.crash_points import POINTS, Operation, points_of
 from agentpay_server.database import tables
 
-# The first page that a server writes is that of its own start.
+# The first page that a server writes is that of its start.
 CHAIN = ["chain.executed@2", "chain.written@2"]
 
 
@@ -46,7 +46,7 @@ def template(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="module")
 def before(template: Prepared, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """What the chain of the template had executed, read from a copy of it."""
+    """The executed transactions of the template's chain, read from a copy of it."""
     with template.copied(tmp_path_factory.mktemp("before"), "data").served() as server:
         return Survey(server).landed()
 
@@ -146,7 +146,7 @@ def test_money_from_nowhere_killed_at_any_point_comes_whole_or_not_at_all(it: Pr
         client, survey = server.client(), Survey(server)
         has_come = point not in ("fund.begun", "fund.signed", "fund.expired", "chain.executed@2")
         assert client.accounts.balance(it.payee).balance_usdc == (5 if has_come else 0)
-        # What landed and was not booked is a deposit, which the start has noticed.
+        # A transaction that landed and was not booked is a deposit, found at the start.
         survey.assert_conserved()
         server.sandbox.fund(it.payee, "1")
         survey.assert_conserved()
@@ -163,7 +163,7 @@ def test_a_deposit_whose_booking_after_a_restart_is_killed_too_is_booked_once(
         dying.request("POST", f"/sandbox/accounts/{it.payee}/fund", it.key, {"amount": "5"})
         dying.assert_killed()
     with child(it, second) as dying:
-        # Nobody asks: the server looks by itself for what came while there was none.
+        # Without a request: the server looks for deposits from before its start.
         dying.assert_killed()
     with it.served() as server:
         survey = Survey(server)

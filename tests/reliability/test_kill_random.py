@@ -62,7 +62,7 @@ class Transfers:
         assert {(row["status"], row["error"]) for row in transfers} <= {("settled", None)}
         by_key = {row["idempotency_key"]: row for row in transfers}
         assert len(by_key) == len(transfers)
-        # Nobody was told of a transfer that did not happen.
+        # No response reported a transfer that did not happen.
         assert {key: by_key[key]["transfer_id"] for key in self._answered} == self._answered
         assert {row["tx_signature"] for row in transfers} <= survey.landed()
         paid = len(transfers)
@@ -97,7 +97,7 @@ class Sessions:
         self._settled: dict[str, str] = {}
 
     def call(self, server: Child, key: str) -> bool:
-        """Use a session from its opening to its end, and return whether the server still answers."""
+        """Use a session from its opening to its end, and return whether the server still responds."""
         terms = {"account_id": self._it.payer, "to": self._it.payee, "cap_usdc": usdc(self.cap_micro)}
         answer = self._ask(server, "/sessions", {**terms, "idempotency_key": key})
         if answer is None:
@@ -136,7 +136,7 @@ class Sessions:
             server.sessions.close(row["session_id"])
         sessions = {row["session_id"]: row for row in survey.rows(tables.sessions)}
         assert {row["status"] for row in sessions.values()} <= {"settled"}
-        # Nobody was told of a session that there is not, and no key has two.
+        # No response reported a session that does not exist, and no key has two.
         by_key = {row["idempotency_key"]: row["session_id"] for row in sessions.values()}
         assert len(by_key) == len(sessions)
         assert {key: by_key[key] for key in self._opened} == self._opened
@@ -195,7 +195,7 @@ def killed_rounds(it: Prepared, work: Work, seconds: float, seed: int) -> None:
     while rounds == 0 or time.monotonic() < end:
         rounds += 1
         keys += [f"{rounds}-{number}" for number in range(work.keys_per_round)]
-        # Those that were answered already are sent again, too: they must be answered alike.
+        # Requests with a response are repeated too, and must get the same response.
         sent = chance.sample(keys, min(len(keys), 2 * work.keys_per_round))
         with child(it) as server:
             killer = threading.Timer(chance.uniform(0, LONGEST_LIFE_SECONDS), server.kill)

@@ -15,7 +15,7 @@ from agentpay_server import AgentPayServer
 from agentpay_server.crash_points import Operation, points_of
 from agentpay_server.database import tables
 
-# The first page that a server writes is that of its own start.
+# The first page that a server writes is that of its start.
 OPENING = [*points_of(Operation.SESSION_OPEN), "chain.executed@2", "chain.written@2"]
 CHARGING = points_of(Operation.SESSION_CHARGE)
 CLOSING = [*points_of(Operation.SESSION_CLOSE), "chain.executed@3", "chain.written@3"]
@@ -31,7 +31,7 @@ def template(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="module")
 def before(template: Prepared, tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """What the chain of the template had executed, read from a copy of it."""
+    """The executed transactions of the template's chain, read from a copy of it."""
     with template.copied(tmp_path_factory.mktemp("before"), "data").served() as server:
         return Survey(server).landed()
 
@@ -137,7 +137,7 @@ def test_a_settlement_killed_at_any_point_pays_once(it: Prepared, before: set[st
         dying.assert_killed()
     with it.served() as server:
         if point != "session_close.begun":
-            # Nobody has to ask again for what was claimed; a server that is not alone waits for a while.
+            # No request has to be repeated for a claimed one; a server that is not alone waits for a while.
             server.sandbox.clock.advance(5)
             assert server.sessions.get(session_id).status == "settled"
         finish(it, server, before)

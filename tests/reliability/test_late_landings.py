@@ -1,4 +1,4 @@
-"""What lands after it was believed expired is booked, counted, and stops its account until an operator looks.
+"""A transaction that lands after its expiry is booked, counted, and blocks its account until reviewed.
 
 All that is done about wrong numbers cannot keep a cluster from breaking its own promise: here blockhashes
 live longer than it says.
@@ -88,7 +88,7 @@ async def test_a_transfer_that_lands_twice_is_booked_twice_and_stops_its_account
     ins = [row["tx_signature"] for row in await world.entries(to)]
     assert ins == [second, first]
     assert (await world.get_transfer(transfer_id))["tx_signature"] == second
-    # It is said, loudly, with both signatures.
+    # It is logged as an error, with both signatures.
     (record,) = [each for each in caplog.records if "transaction.landed_after_expiry" in each.getMessage()]
     assert record.levelno == logging.ERROR
     assert f"tx_signature={first}" in record.getMessage()
@@ -99,7 +99,7 @@ async def test_a_transfer_that_lands_twice_is_booked_twice_and_stops_its_account
     assert (entry["after"]["tx_signature"], entry["after"]["replacement_tx_signature"]) == (first, second)
     assert await readiness(world) == (503, {"status": "not_ready", "not_ready": ["stopped_accounts"]})
     assert "agentpay_stopped_accounts 1.0" in (await world.http.get("/metrics")).text
-    # Nothing more is signed for it, whoever asks; what is stored is shown all the same.
+    # Nothing more is signed for it, by any request; stored data can still be read.
     handed_over = len(world.cluster.sent)
     await refused(await world.transfer("another", source, to, "1"))
     await refused(await world.open_session("session", source, to, "1"))
@@ -132,7 +132,7 @@ async def test_a_transfer_whose_first_transaction_lands_while_its_second_is_on_t
     assert (await books(world, source))["in_flight"] == 0
     sends = world.cluster.sent.copy()
     await world.rest()
-    # The second is never sent again, and is booked as well once it lands.
+    # The second is never resent, and is booked as well once it lands.
     assert world.cluster.sent == sends
     assert len(world.cluster.payments(transfer_id)) == 2
     assert (await books(world, source))["balance"] == world.balance(source) == 8_000_000
@@ -188,7 +188,7 @@ async def test_while_nobody_tells_of_the_first_transaction_the_second_is_not_boo
     asked = asyncio.ensure_future(until_settled(world, "key", source, to))
     await asyncio.sleep(LATE)
     (expired,) = signed.expired(await world.rows(tables.chain_transactions))
-    # Nodes lag behind for those that ask for it, while its successor fails for good.
+    # Nodes lag for queries about it, while its successor fails permanently.
     world.cluster.tell("getSignatureStatuses", hidden(expired["signature"]), seconds=30)
     await asyncio.sleep(28)
     assert [row["status"] for row in await world.rows(tables.transfers)] == ["submitted"]
@@ -199,7 +199,7 @@ async def test_while_nobody_tells_of_the_first_transaction_the_second_is_not_boo
 
 
 def hidden(signature: str) -> Change:
-    """Know nothing of one signature, on a node that has not come as far as the tip."""
+    """Lack one signature, on a node that is behind the tip."""
 
     def change(reply: Any, cluster: Cluster) -> Any:
         landed = cluster.landed.get(signature)

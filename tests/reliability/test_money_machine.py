@@ -38,12 +38,12 @@ def usdc(micro: int) -> str:
 
 @define
 class Account:
-    """What the model knows of an account."""
+    """The model's record of an account."""
 
     party: Party
     balance: int = 0
     unseen: int = 0
-    """What of it strangers have sent, and perhaps nobody has looked at yet."""
+    """The part sent by third parties that may not be scanned yet."""
     reserved: int = 0
     policy: dict[str, Any] = field(factory=dict)
     spends: list[tuple[int, int]] = field(factory=list)
@@ -51,7 +51,7 @@ class Account:
 
 @define
 class Transfer:
-    """What the model knows of a transfer, and of the key that it holds."""
+    """The model's record of a transfer, and of the key that it holds."""
 
     terms: tuple[int, str, int]
     answer: Answer
@@ -108,11 +108,11 @@ class Money(RuleBasedStateMachine):
         return sum(amount for at_us, amount in account.spends if at_us > self.now_us - DAY_US)
 
     def set_aside(self, account: Account) -> int:
-        """What is an account's own and not in its balance."""
+        """Money that belongs to an account and is not in its balance."""
         return 0
 
     def elsewhere(self) -> int:
-        """What neither the accounts nor the outside recipient hold."""
+        """Money that neither the accounts nor the outside recipient hold."""
         return 0
 
     def refusal(self, source: int, amount: int) -> str | None:
@@ -160,7 +160,7 @@ class Money(RuleBasedStateMachine):
         return transfer
 
     def expect(self, key: str, terms: tuple[int, str, int], answer: Answer) -> None:
-        """Compare the answer of a request that no lasting fault met, and bring the model up to date."""
+        """Compare the response of a request without a lasting fault, and update the model."""
         held = self.holder(key)
         source, _, amount = terms
         if held is not None and held.terms != terms:
@@ -273,7 +273,7 @@ class Money(RuleBasedStateMachine):
             return await asyncio.gather(*(self.sending(name, terms) for name in names))
 
         answers = [self.do(self.resolved(answer)) for answer in self.do(all_at_once())]
-        # Equal requests are alike: whichever were first, the model takes those that passed first.
+        # Equal requests are interchangeable: the model assumes that the successful ones came first.
         order = sorted(zip(names, answers, strict=True), key=lambda pair: pair[1].status)
         for name, answer in order:
             self.expect(name, terms, answer)
@@ -325,7 +325,7 @@ class Money(RuleBasedStateMachine):
                 self.move(transfer.terms)
 
     def expire_in_flight(self) -> None:
-        """What is lost on the way has expired: it is signed again and lost again, or has failed if paused."""
+        """A lost transaction has expired: it is signed again and lost again, or has failed if paused."""
         self.do(self.world.rest())
         for transfer in self.made:
             account = self.accounts[transfer.terms[0]]
@@ -449,9 +449,9 @@ class Money(RuleBasedStateMachine):
                 entry["amount"] if entry["direction"] == "in" else -entry["amount"] for entry in settled
             )
             (row,) = await self.world.rows(tables.accounts, account_id=account.party.account_id)
-            # What is in an escrow is the account's own by its history, and no longer in its balance.
+            # Money in an escrow belongs to the account by its history, and is no longer in its balance.
             assert ledger == row["balance"] + self.set_aside(account)
-            # Whoever looks books all of it; transfers from the account look too.
+            # A scan books all of it; transfers from the account scan too.
             own = account.balance + self.set_aside(account)
             assert ledger in (own, own - account.unseen)
             if ledger == own:
@@ -521,7 +521,7 @@ class InterruptedMoney(Money):
 
 
 class RestartedMoney(Money):
-    """The same in a directory, by one server after the other: each is killed, at rest or in the middle."""
+    """The same in a directory, by one server after another: each is killed, while idle or at work."""
 
     def __init__(self) -> None:
         self.directory = tempfile.TemporaryDirectory()

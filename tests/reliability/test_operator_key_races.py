@@ -37,7 +37,7 @@ async def revoke_all_at_once(*servers: World) -> None:
     counted = Counter(answer.status for answer in answers)
     assert counted[204] == len(keys) + 1 - len(left)
     assert set(counted) <= {204, 401, 404, 409}
-    # Whoever is left can go on.
+    # The remaining operator can continue.
     survivor = left[0]["key_id"]
     headers = bearer.get(survivor)
     for server in servers:
@@ -89,7 +89,7 @@ async def test_of_many_revocations_at_once_one_key_is_left(store: str, seed: int
 
 
 class TestTwoServers:
-    """Two servers on one PostgreSQL, each with connections of its own."""
+    """Two servers on one PostgreSQL, each with separate connections."""
 
     @pytest.fixture
     def anyio_backend(self) -> str:

@@ -97,7 +97,7 @@ class Way:
 
 @asynccontextmanager
 async def way_to(connect: Callable[[], Connected], port: int = 0) -> AsyncIterator[Way]:
-    """Open a way to a server, on a port of its own unless one is given."""
+    """Open a proxy to a server, on a free port unless one is given."""
     way, joining = Way(connect), set()
 
     async def joined(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -174,7 +174,7 @@ async def test_connections_that_went_dead_are_replaced(way: Way, database: Postg
         await asyncio.sleep(0.01)
         if not database._pool._free:
             way.swallows = False
-    # What was not committed is run again, on a connection that is new.
+    # Uncommitted units are run again, on a new connection.
     assert await asked == 9
     assert await database.read(value) == 9
 
@@ -219,7 +219,7 @@ async def test_both_sides_find_out_that_the_other_is_gone(way: Way, database: Po
         row = connection.execute(shown).one_or_none()
         return dict(zip(names, row, strict=True))
 
-    # A transaction whose server has vanished lets go of its locks.
+    # A transaction whose server has disappeared releases its locks.
     assert (await database.read(settings))["idle_in_transaction_session_timeout"] == "15s"
     session = await database._pool.connect()
     found = session.driver._transport.get_extra_info("socket")
@@ -234,7 +234,7 @@ async def test_both_sides_find_out_that_the_other_is_gone(way: Way, database: Po
 
 @asynccontextmanager
 async def serving(*options: str, **environment: str) -> AsyncIterator[asyncio.subprocess.Process]:
-    """Start a server in a process of its own; what still runs in the end is killed."""
+    """Start a server in a separate process; it is killed if it still runs at the end."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "agentpay_server", "serve", "--port", "0", "--operator-key", KEY, *options),
         env={**os.environ, KEY_VARIABLE: bytes(range(32)).hex(), **environment},

@@ -28,7 +28,7 @@ async def test_an_outage_of_the_database_is_one_line_a_second(caplog: pytest.Log
         assert 15 <= len(lines) <= 32
         assert all("database.unavailable" in record.getMessage() for record in lines)
         assert not any(record.exc_info for record in lines)
-        # What was left out is counted.
+        # Suppressed lines are counted.
         left_out = [record.msg.fields["left_out"] for record in lines]
         assert sum(count or 0 for count in left_out) > 5 * len(lines)
         database.comes_back()

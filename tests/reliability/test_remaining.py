@@ -1,4 +1,4 @@
-"""What the console says of a daily limit, against what may be spent next.
+"""The displayed daily limit, compared with the next transfer that is accepted.
 
 See interface PO9, AP1 to AP5, S1 to S18; P9.
 
@@ -118,7 +118,7 @@ class Game:
             assert (await self.ask(amount)).status == 503
             self.reserved += amount
             self.spends.append((self.now_us, amount))
-            # The chain answers again, and nobody has asked it yet.
+            # The chain responds again, and no call has been made yet.
             chain.clear()
             await self.check_shown()
             if fate == "is lost":
@@ -143,7 +143,7 @@ class Game:
         answer = await self.ask_to_open(cap)
         assert (answer.status, answer.body["status"]) == (503, "opening")
         self.sessions.append(Session(answer.body["session_id"], cap))
-        # The chain answers again, and nobody has asked it yet.
+        # The chain responds again, and no call has been made yet.
         chain.clear()
         await self.check_shown()
         if fate == "opening is lost":
@@ -183,7 +183,7 @@ class Game:
         assert micro(detail["remaining_usdc"]) == self.room
         live = [spend for spend in self.spends if spend[0] > self.now_us - DAY_US]
         if not live:
-            # When a session is settled nobody knows beforehand.
+            # The time of a settlement is not known in advance.
             assert (detail["next_release_at"], detail["next_release_usdc"]) == (None, None)
             return detail
         first_us = min(at_us for at_us, _ in live)

@@ -1,6 +1,6 @@
-"""A server that ends in the middle of something, and another that goes on from what the first had stored.
+"""A server that dies in the middle of an operation, and another that resumes from the stored state.
 
-Here the end is a cancellation of everything that the first server had under way, so that it can come at any
+The death is a cancellation of everything that the first server had in progress, so that it can come at any
 await; `test_kill_points.py` kills real processes.
 """
 
@@ -38,13 +38,13 @@ ENCRYPTION_KEY = bytes(range(32))
 
 
 class Disk(MemoryDatabase):
-    """What stays when a server is gone."""
+    """The state after the death of a server."""
 
     async def close(self) -> None:
         """Stay."""
 
     async def destroy(self) -> None:
-        """Let go of everything."""
+        """Close everything."""
         await super().close()
 
 
@@ -180,11 +180,11 @@ async def test_a_restart_keeps_money_keys_accounts_time_and_transfers(lives: Liv
     assert (await balance(world, source), await balance(world, to)) == (90_000_000, 10_000_000)
 
 
-# --- What was under way
+# --- Work in progress
 
 
 async def a_minute_passes(world: World) -> None:
-    """Let the blockhash expire of what was signed, and the ledger know of it."""
+    """Let the blockhash of signed transactions expire, also in the ledger."""
     world.chain.inner.expire_blockhash()
     await world.chain.inner.block_height()
 

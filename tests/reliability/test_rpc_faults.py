@@ -1,4 +1,4 @@
-"""The RPC chain behind a faulty network (P8): the truth or "unavailable", in time, and well by itself."""
+"""The RPC chain behind a faulty network (P8): correct or unavailable, in time, and self-healing."""
 
 import asyncio
 import time

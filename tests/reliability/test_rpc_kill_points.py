@@ -1,7 +1,7 @@
 """SIGKILL at every step of what moves money on a real validator, then another start (P1, P2).
 
 The caller knows nothing but that no answer came, and sends the same again. Then the validator is the judge.
-Each test has accounts of its own: a validator is not copied.
+Each test has separate accounts: a validator is not copied.
 """
 
 from pathlib import Path
@@ -60,7 +60,7 @@ def assert_settled_once(node: Surfpool, it: Prepared, survey: Survey, answer: An
     assert transfer["tx_signature"] == answer.tx_signature
     rows = account_rows(survey)
     payer, payee = rows[it.payer], rows[it.payee]
-    # Beside it there is the transaction that made the account.
+    # In addition to the transaction that created the account.
     assert landed(node, payee["usdc_token_account"])[:-1] == [answer.tx_signature]
     for row, amount_micro in ((payer, 93_000_000), (payee, 7_000_000)):
         assert held(node, row["usdc_token_account"]) == amount_micro

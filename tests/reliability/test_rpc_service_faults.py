@@ -171,7 +171,7 @@ async def test_a_node_that_lags_delays_a_transfer_and_does_not_double_it(
     asked = asyncio.create_task(settled(service, source, to, seen := []))
     signature = await signature_of_the_transfer(service)
     await asyncio.sleep(1)
-    # It has landed long ago; whoever lags cannot have it signed again.
+    # It has landed long ago; a lagging node cannot cause another signature.
     assert await signature_of_the_transfer(service) == signature
     proxy.clear()
     told = await asked

@@ -95,7 +95,7 @@ async def test_while_both_live_each_event_is_delivered_once(servers: tuple[Serve
         event = json.loads(body)
         received[event["id"]] += 1
         types[event["id"]] = event["type"]
-        # Slow enough for the other to look at what is under way here.
+        # Slow enough for the other to see the transfers in flight here.
         await asyncio.sleep(0.05)
         return json_rpc_server.ok(b"{}")
 
@@ -114,7 +114,7 @@ async def test_while_both_live_each_event_is_delivered_once(servers: tuple[Serve
             return len(received) == 2 * CALLS + 1 and bool(answer.json()["data"]) and not more.json()["data"]
 
         await rpc_service.eventually(are_all_delivered)
-        # Whoever would post again does so within its next look.
+        # Another server would post again at its next check.
         await asyncio.sleep(2)
     assert set(received.values()) == {1}
     assert Counter(types.values()) == {
@@ -143,7 +143,7 @@ async def test_what_a_killed_server_had_under_way_the_other_brings_to_its_end(
         surfpool.call("surfnet_resumeClock")
     again = await other.post("/v1/transfers", order(source, to, "asked again", "7"))
     assert (again.status_code, again.json()["status"]) == (200, "settled")
-    # The other is nobody's until its lease has run out.
+    # The other one is free once its lease has expired.
     await rpc_service.eventually(lambda: are_submitted(database_url, 0))
     assert await other.balance(to) == "14.000000"
     assert await other.balance(source) == "86.000000"
@@ -152,7 +152,7 @@ async def test_what_a_killed_server_had_under_way_the_other_brings_to_its_end(
 
 
 async def are_submitted(database_url: str, count: int) -> bool:
-    """Whether so many transfers are under way."""
+    """Return whether so many transfers are in flight."""
     connection = await stores.connect(database_url)
     try:
         found = await connection.fetchval("SELECT count(*) FROM transfers WHERE status = 'submitted'")

@@ -1,4 +1,4 @@
-"""The faults of the sandbox in time, and in a process of its own: what they may never do is lie."""
+"""The sandbox's faults in time, and in a separate process: they must never cause a false response."""
 
 from pathlib import Path
 
@@ -79,7 +79,7 @@ async def test_what_was_lost_stays_lost_whenever_it_is_sent_again(world: World) 
 
 
 async def test_a_chain_without_an_end_of_its_own_loses_a_transaction_for_good(world: World) -> None:
-    """As over RPC, where time alone lets a blockhash expire."""
+    """As over RPC, where a blockhash expires only with time."""
     chain, account = FaultyChain(world.chain), await world.account()
     chain.arm(ChainFault.NEVER_LANDS, 1)
     blockhash = await chain.latest_blockhash()

@@ -43,7 +43,7 @@ LIVING = ("open", "closing")
 
 @define
 class Session:
-    """What the model knows of a session."""
+    """The model's record of a session."""
 
     key: str
     terms: tuple[int, str, int]
@@ -65,7 +65,7 @@ class Session:
 class MoneyWithSessions(Money):
     """Sessions between the accounts and with a shop, and strangers who send to escrows."""
 
-    # What they do to a transfer is tried without them: there is the more room for sessions.
+    # Their effect on transfers is tested elsewhere, which leaves more room for sessions.
     resubmit = race = transfer_while_the_chain_is_away = None  # type: ignore[assignment]
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ class MoneyWithSessions(Money):
         return "session_cap_exceeded" if session.total + amount > session.cap else None
 
     def cannot_be_paid(self, session: Session) -> bool:
-        """Whether the payee is in the way; nobody is asked who gets nothing."""
+        """Whether the payee is an obstacle; one who gets nothing is not."""
         return self.is_shop_frozen and session.terms[1] == self.shop.account_id and session.total > 0
 
     def is_swallowed(self, session: Session) -> bool:
@@ -290,7 +290,7 @@ class MoneyWithSessions(Money):
         self.world.chain.is_down = True
         away = self.do(self.world.close_session(session.session_id))
         assert (away.status, away.error, away.body["status"]) == (503, "chain_unavailable", "closing")
-        # What it was charged until then is what is settled.
+        # The charges until then are settled.
         session.status = "closing"
         self.charge_under(session, "late", 1)
         self.world.chain.is_down = False
@@ -343,7 +343,7 @@ class MoneyWithSessions(Money):
         self.is_shop_frozen = not is_thawed
         for session in self.owed_to_the_shop() if is_thawed else ():
             if session.status == "closing" and not session.is_lost:
-                # How soon it would be settled by itself is a matter of the real time.
+                # When it would be settled automatically depends on real time.
                 self.close(session)
 
     def owed_to_the_shop(self) -> list[Session]:
@@ -372,7 +372,7 @@ class MoneyWithSessions(Money):
                 payer.balance -= session.cap
             elif session.is_lost and not self.cannot_be_paid(session):
                 self.book_settled(session)
-            # What the chain has refused waits for the payee.
+            # A settlement that the chain refused waits for the payee.
             session.is_lost = False
             self.expect_status(session)
 
@@ -415,7 +415,7 @@ class MoneyWithSessions(Money):
         rows = {row["account_id"]: row for row in await self.world.rows(tables.accounts)}
         for account in self.accounts:
             row = rows[account.party.account_id]
-            # What strangers have sent may be told of since anybody last looked, and may not.
+            # Third-party payments since the last scan may or may not be reported.
             assert row["balance"] in (account.balance, account.balance - account.unseen)
             assert row["in_flight"] == account.reserved
             assert row["session_reserved"] == self.promised(account)

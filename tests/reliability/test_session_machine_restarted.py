@@ -13,7 +13,7 @@ units = st.integers(0, 8)
 
 
 class RestartedMoneyWithSessions(MoneyWithSessions, RestartedMoney):
-    """The same in a directory, by servers killed at rest, or in the middle of a step of a session."""
+    """The same in a directory, by servers killed while idle, or in the middle of a step of a session."""
 
     verbs = (*MoneyWithSessions.verbs, "open_session_killed", "charge_killed", "close_killed", "close_killed")
 

@@ -93,7 +93,7 @@ async def test_200_racing_openings_stop_at_exactly_the_bound_of_sessions(
         }
         assert len(await world.rows(tables.sessions)) == 20
         assert world.balance(source) == 98_000_000
-        # Who was refused holds no key, and one that is settled makes room for one.
+        # A refused one holds no key, and a settled one makes room.
         opened = [answer.body["session_id"] for answer in answers if answer.status == 201]
         refused = [number for number, answer in enumerate(answers) if answer.status == 409]
         assert (await world.close_session(opened[0])).status == 200

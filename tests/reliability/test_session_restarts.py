@@ -1,7 +1,8 @@
-"""A settlement that the chain refuses, and a server that is cut off in any step of it (P1, P10).
+"""A settlement that the chain refuses, and a server that dies in any step of it (P1, P10).
 
-What is refused is put off, looked at and signed again. The end is a cancellation of everything that the first
-server had under way, so that it can come between any two units of work; `test_kill_sessions.py` kills real
+A refused settlement is postponed, checked and signed again. The death is a cancellation of everything that
+the first
+server had in progress, so that it can come between any two units of work; `test_kill_sessions.py` kills real
 processes at the points that a settlement passes without trouble.
 """
 

@@ -40,7 +40,7 @@ SITES = range(1, 9)
 
 
 async def transferred_in_the_end(world: World, source: Party, to: Party, seen: list[Answer]) -> Answer:
-    """Send one key until it is answered by more than a 503; after the first answer the trouble ends."""
+    """Send one key until the response is not a 503; after the first response the trouble ends."""
     for _ in range(4):
         answer = await world.transfer("key", source, to, "7")
         seen.append(answer)
@@ -61,7 +61,7 @@ async def pending(world: World, transfer_id: str) -> ChainTransaction:
 async def assert_moved_once(world: World, source: Party, to: Party, seen: list[Answer]) -> None:
     final = seen[-1]
     assert final.status == 200, final
-    # Whoever was told of a transfer was told of the one that settled.
+    # Every reported transfer is the one that settled.
     assert {answer.transfer_id for answer in seen} <= {None, final.transfer_id}
     assert world.balance(source) == 93_000_000
     assert world.balance(to) == 7_000_000
@@ -140,7 +140,7 @@ async def test_an_unknown_outcome_names_the_transfer_and_its_key_resumes_it(worl
     assert unknown.body["status"] == "submitted"
     shown = await world.get_transfer(unknown.body["transfer_id"])
     assert (shown["status"], shown["settled_at"]) == ("submitted", None)
-    # Nobody asks again, and still the transfer comes to its end.
+    # No request is repeated, and still the transfer ends.
     world.chain.is_down = False
     await world.rest()
     assert (await world.get_transfer(unknown.body["transfer_id"]))["status"] == "settled"
@@ -208,7 +208,7 @@ async def test_a_new_attempt_is_never_signed_under_the_blockhash_that_expired(
         return blockhash
 
     async def lagging_behind(chain: chains.FaultyChain, proceed: chains.Proceed) -> object:
-        # Its last valid height may be wrong too: the bytes would be those that have expired.
+        # Its last valid height may be wrong too: the bytes would equal the expired ones.
         return evolve(stale[0], last_valid_block_height=stale[0].last_valid_block_height + too_high)
 
     world.chain.next("latest_blockhash", remembered, lagging_behind, lagging_behind)

@@ -64,7 +64,7 @@ async def servers() -> AsyncIterator[tuple[World, World]]:
     url = await stores.fresh_url()
     first = await started(url, None, None)
     second = await started(url, first.chain, first.runtime.operator.key)
-    # The second has made a chain of its own from the ledger, which nobody uses: the first goes on from there.
+    # The second has created an unused chain from the ledger: the first continues from there.
     with suppress(ChainUnavailableError):
         await first.chain.latest_blockhash()
     yield first, second
@@ -190,7 +190,7 @@ async def test_charges_at_both_stop_at_exactly_the_cap_and_a_key_charges_once(
     }
     made = await first.rows(tables.session_charges)
     assert [row["amount"] for row in made] == [20_000] * 50
-    # A key that has charged is answered alike by both.
+    # Both respond in the same way to a key that has charged.
     told = Counter(f"key-{number // 2}" for number, answer in enumerate(answers) if answer.status == 200)
     assert told == {row["idempotency_key"]: 2 for row in made}
     assert [event["type"] for event in await second.events()] == [
@@ -240,7 +240,7 @@ async def test_a_daily_limit_is_reached_by_sessions_and_transfers_at_both_and_pa
 async def test_sessions_in_opposite_directions_at_both_wait_for_each_other_and_never_for_good(
     servers: tuple[World, World],
 ) -> None:
-    """Whoever settles locks both accounts, whoever opens and transfers one: in one order, or one is lost."""
+    """Settling locks both accounts, opening and transferring one: in one order, or there is a deadlock."""
     first, _ = servers
     one, other = await first.account("100"), await first.account("100")
     ways = [(one, other), (other, one)] * 6

@@ -1,4 +1,4 @@
-"""Who waits for a transfer through the SDK sees its end, whatever the chain does before (interface T4)."""
+"""Waiting for a transfer through the SDK returns its end, whatever the chain does before (interface T4)."""
 
 import asyncio
 

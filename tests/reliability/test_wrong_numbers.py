@@ -69,7 +69,7 @@ async def change_policy(world: ClusterWorld, source: Party, to: Party) -> str:
 
 Operation = Callable[[ClusterWorld, Party, Party], Coroutine[Any, Any, str]]
 OPERATIONS: dict[str, tuple[Operation, int, int]] = {
-    # What is done, how many transactions land of its subject, and what moves from the source to the payee.
+    # The operation, how many transactions of its subject land, and how much moves from source to payee.
     "transfer": (pay, 1, 1_000_000),
     "session": (open_and_close, 2, 1_000_000),
     "policy": (change_policy, 1, 0),
@@ -77,7 +77,7 @@ OPERATIONS: dict[str, tuple[Operation, int, int]] = {
 
 
 async def assert_happens_once(world: ClusterWorld, name: str, lie: Callable[[], None], after: float) -> None:
-    """Do something while a node tells wrong numbers, and judge what has landed once all is at rest."""
+    """Run an operation while a node reports wrong numbers, and check what has landed once all is idle."""
     operation, landings, moved = OPERATIONS[name]
     source, to = await world.account("10"), await world.account()
     await world.rest()

@@ -110,7 +110,7 @@ class InterruptedDatabase:
 
 
 def _real_time() -> AbstractContextManager[None]:
-    """What the loop's own time does not pass over: work on other threads, and in other processes."""
+    """Work that virtual time must wait for: on other threads, and in other processes."""
     loop = asyncio.get_running_loop()
     return loop.held() if isinstance(loop, VirtualTimeLoop) else nullcontext()
 
@@ -122,7 +122,7 @@ def is_at_work() -> bool:
 
 
 def _unchanging(unit: Callable[Concatenate[Connection, P], T]) -> Callable[Concatenate[Connection, P], T]:
-    """Return the unit with a check that it changes nothing, where nobody else would tell."""
+    """Return the unit with a check that it changes nothing, for engines that do not check."""
 
     def checked(connection: Connection, *args: P.args, **kwargs: P.kwargs) -> T:
         driver = connection._driver if isinstance(connection, SqliteConnection) else None
@@ -141,7 +141,7 @@ def _whole(table: Table) -> Select[Any]:
 
 @frozen
 class Answer:
-    """The answer to a request."""
+    """The response to a request."""
 
     status: int
     body: dict[str, Any]
@@ -180,7 +180,7 @@ class World:
         self._signed = 0
 
     async def stop(self) -> None:
-        """End the server in good order."""
+        """End the server cleanly."""
         await self.http.aclose()
         await self.runtime.stop()
 
@@ -315,7 +315,7 @@ class World:
         assert answer.status == 200, answer
 
     async def rest(self) -> None:
-        """Let everything that is under way come as far as it can: two minutes of the loop's own time."""
+        """Let everything in progress get as far as it can: two minutes of virtual time."""
         await asyncio.sleep(120)
 
     # --- What became of it --------------------------------------------------------------------------------
@@ -422,7 +422,7 @@ async def started(
     after: World | None = None,
     **settings: Any,
 ) -> World:
-    """Return a running world on a clock that stands at 2026-01-01T00:00:00Z, or where it stood before.
+    """Return a running server on a clock at 2026-01-01T00:00:00Z, or where it was before.
 
     Args:
         seed: makes identifiers, keys and signatures repeat.
@@ -475,6 +475,6 @@ async def world(**options: Any) -> AsyncIterator[World]:
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a test of its own event loop, for hypothesis, which calls it many times."""
+    """Run a test on a separate event loop, for hypothesis, which calls it many times."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         runner.run(test())

@@ -459,7 +459,7 @@ def a_batch_of_deposits_loses_its_last_one(patch: Patch) -> None:
     patch(deposit_service.Deposits, "_book", lossy)
 
 
-# --- Events, answers, records
+# --- Events, responses, records
 
 
 @planted
@@ -497,7 +497,7 @@ def a_body_tells_its_attempt(patch: Patch) -> None:
 
 @planted
 def an_event_of_a_retried_unit_is_lost(patch: Patch) -> None:
-    """Who remembers outside the unit what it wrote leaves it out when the unit is run again."""
+    """A unit that remembers its writes outside the transaction omits them when it is run again."""
     add = outbox_service.Outbox.add
     written: set[Any] = set()
 

@@ -10,7 +10,7 @@ from agentpay_server._simulation.world import Outcome, simulate
 BUDGET_SECONDS = 60.0
 FIRST_SEED = 999
 
-# What every run checks: bugs of several kinds that most seeds find.
+# Checked in every run: bugs of several kinds that most seeds find.
 SAMPLE = (
     "a_send_that_is_not_answered_is_a_failure",
     "an_idempotency_key_is_not_held",

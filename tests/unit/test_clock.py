@@ -1,4 +1,4 @@
-"""Clocks: integer microseconds, exactly; a manual one stands still and never goes back."""
+"""Clocks: exact integer microseconds; a manual one is paused and never goes back."""
 
 import time
 from datetime import UTC, datetime, timedelta, timezone

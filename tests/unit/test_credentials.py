@@ -1,4 +1,4 @@
-"""The form of keys (interface K6): recognised, and told from what is mistyped, by their text alone."""
+"""The format of keys (interface K6): valid and mistyped ones are distinguished by their text."""
 
 import hashlib
 import re

@@ -1,4 +1,4 @@
-"""What a simulation puts in place of a machine: clock, entropy and RPC client, for one server alone."""
+"""The parts that a simulation replaces: clock, entropy and RPC client, each for a single server."""
 
 import asyncio
 import contextvars

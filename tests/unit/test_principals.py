@@ -1,4 +1,4 @@
-"""Who may do what, from the key alone (interface E9, K5)."""
+"""Permissions that follow from the key (interface E9, K5)."""
 
 import pytest
 

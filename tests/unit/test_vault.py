@@ -1,4 +1,4 @@
-"""Secrets at rest: they open for their own record, with their own key, undamaged, and for nothing else."""
+"""Sealed secrets open only for their own record, with their own key, undamaged."""
 
 import copy
 import pickle

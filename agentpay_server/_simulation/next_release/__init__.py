@@ -1,1 +1,1 @@
-"""The step of a release that comes after this one, as far as simulations go."""
+"""The migration of a simulated next release."""

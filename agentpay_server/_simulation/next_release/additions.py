@@ -1,4 +1,4 @@
-"""Add a column to every table, and a table: what servers of the release before can work beside."""
+"""Add a column to every table, and a table: changes that servers of the previous release can work with."""
 
 import sqlalchemy
 from alembic import op

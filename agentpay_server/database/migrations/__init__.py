@@ -17,7 +17,7 @@ from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.database.runner import NewerSchemaError, OlderSchemaError
 
 if TYPE_CHECKING:
-    # Its driver is an extra of its own: a server on files runs without it.
+    # PostgreSQL's driver is a separate extra: a server on files runs without it.
     from agentpay_server.database.postgres import PostgresDatabase
 
 HEAD: Final = "0009"
@@ -56,7 +56,7 @@ async def upgrade(
     Args:
         database: the database.
         only_if_empty: whether to refuse those of an older one, since older servers may be at work on them.
-        release: the version; another one for simulations alone.
+        release: the version; only simulations pass another one.
 
     Raises:
         NewerSchemaError: a newer version has laid it out.

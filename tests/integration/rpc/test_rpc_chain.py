@@ -1,4 +1,4 @@
-"""The RPC chain on a real validator: what lands, what fails and why, what is not known, what cannot land."""
+"""The RPC chain on a real validator: landed, failed, unknown and expired transactions."""
 
 import asyncio
 import time
@@ -52,7 +52,7 @@ async def test_a_transaction_that_is_sent_again_lands_once(world: RpcWorld) -> N
     assert await world.balance(recipient) == 4
 
 
-async def test_what_was_sent_to_a_node_that_makes_no_blocks_is_not_known_until_it_does(
+async def test_a_transaction_is_unknown_while_a_node_makes_no_blocks(
     world: RpcWorld,
 ) -> None:
     recipient = await world.account(2)
@@ -116,7 +116,7 @@ async def test_a_frozen_recipient_is_account_frozen(world: RpcWorld) -> None:
     assert await reason_of(world, await world.transfer(1, recipient, 1)) is FailureReason.ACCOUNT_FROZEN
 
 
-async def test_a_recipient_that_is_no_token_account_is_account_missing(world: RpcWorld) -> None:
+async def test_a_recipient_without_a_token_account_is_account_missing(world: RpcWorld) -> None:
     await world.account(1, 10)
     await world.account(2)
     await world.close_account(2)
@@ -149,7 +149,7 @@ async def test_a_fee_payer_without_sol_has_not_handed_anything_over(world: RpcWo
 # --- Expiring
 
 
-async def test_an_unknown_blockhash_is_no_end(world: RpcWorld) -> None:
+async def test_an_unknown_blockhash_is_not_an_outcome(world: RpcWorld) -> None:
     await world.account(1, 10)
     signed = transactions.create_token_account(
         world.custody,
@@ -243,7 +243,7 @@ async def test_sizes_and_rents(world: RpcWorld) -> None:
     assert await world.chain.account_size("no address") is None
 
 
-async def test_a_signature_that_is_none_is_not_known(world: RpcWorld) -> None:
+async def test_an_invalid_signature_is_unknown(world: RpcWorld) -> None:
     assert await world.chain.signature_status("not a signature") is None
 
 

@@ -50,7 +50,7 @@ async def test_the_cluster_of_the_database_is_accepted_and_another_is_refused(su
         await connected(surfpool, genesis_hash=str(Keypair().pubkey()))
 
 
-async def test_a_mint_that_is_not_there_or_is_none_is_refused(surfpool: Surfpool) -> None:
+async def test_a_missing_or_invalid_mint_is_refused(surfpool: Surfpool) -> None:
     missing = str(Keypair().pubkey())
     with pytest.raises(ClusterRefusedError, match="has no USDC mint"):
         await connected(surfpool, usdc_mint=missing)
@@ -68,7 +68,7 @@ async def test_a_mint_without_six_decimals_is_refused(surfpool: Surfpool) -> Non
         await connected(surfpool, usdc_mint=mint)
 
 
-async def test_a_mint_of_others_and_a_fee_payer_without_sol_are_told(
+async def test_a_foreign_mint_and_a_fee_payer_without_sol_are_logged(
     surfpool: Surfpool, caplog: pytest.LogCaptureFixture
 ) -> None:
     mint = str(Keypair().pubkey())

@@ -58,7 +58,7 @@ async def test_failed_and_outgoing_transactions_and_other_money_are_no_deposits(
     assert [deposit.amount_micro for deposit in deposits] == [50]
 
 
-async def test_nothing_is_told_before_it_is_irreversible(world: RpcWorld) -> None:
+async def test_only_irreversible_deposits_are_reported(world: RpcWorld) -> None:
     address = await world.account(1)
     minted = await world.mint(address, 7)
     deposits, _ = await read(world, address)
@@ -70,7 +70,7 @@ async def test_nothing_is_told_before_it_is_irreversible(world: RpcWorld) -> Non
     assert len(deposits) == 1
 
 
-async def test_a_long_history_comes_in_batches_and_can_be_taken_up_at_any(
+async def test_a_long_history_comes_in_batches_and_can_be_resumed_at_any(
     world: RpcWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rpc_chain, "_MAX_HISTORY_LINES", 3)

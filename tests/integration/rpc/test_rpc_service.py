@@ -70,7 +70,7 @@ async def test_a_transfer_moves_exactly_its_amount_and_its_key_moves_it_once(ser
     assert (await service.held(payer), await service.held(payee)) == (74_500_000, 25_500_000)
 
 
-async def test_what_is_refused_by_policy_or_balance_moves_nothing(service: Service) -> None:
+async def test_a_refusal_by_policy_or_balance_moves_nothing(service: Service) -> None:
     payer, payee = await service.account("10"), await service.account()
     policy = {"max_single_transfer": 5}
     assert (await service.http.put(f"/v1/accounts/{payer.account_id}/policy", json=policy)).is_success
@@ -83,9 +83,7 @@ async def test_what_is_refused_by_policy_or_balance_moves_nothing(service: Servi
     assert await service.held(payee) == 10_000_000
 
 
-async def test_accounts_that_are_asked_for_together_share_transactions(
-    surfpool: Surfpool, proxy: RpcProxy
-) -> None:
+async def test_accounts_requested_together_share_transactions(surfpool: Surfpool, proxy: RpcProxy) -> None:
     async with rpc_service.serving(surfpool, url=proxy.url) as service:
         await service.account()
         before = proxy.requests.copy()
@@ -100,7 +98,7 @@ async def test_accounts_that_are_asked_for_together_share_transactions(
 
 async def test_an_account_that_cannot_be_made_hinders_no_other(surfpool: Surfpool, service: Service) -> None:
     await service.account()
-    # Somebody else's account is where the token account of the third from now would be.
+    # Another owner's account is at the address of the token account of the third account from now.
     owner = service.runtime.context.signer.address(spending_key(4))
     taken = associated_token_address(owner, rpc_world.USDC)
     program = str(MEMO_PROGRAM)
@@ -115,7 +113,7 @@ async def test_an_account_that_cannot_be_made_hinders_no_other(surfpool: Surfpoo
     assert {answer.json().get("error") for answer in answers} == {None, "chain_unavailable"}
 
 
-async def test_limits_that_simulations_have_told_suffice_for_whatever_is_done(
+async def test_simulated_compute_limits_suffice_for_every_operation(
     surfpool: Surfpool, proxy: RpcProxy
 ) -> None:
     fees = {"priority_fee_micro_lamports": 1_000, "priority_fee_cap_micro_lamports": 5_000}
@@ -170,7 +168,7 @@ async def test_money_from_outside_is_booked_once_it_cannot_be_undone(
     assert (entry["amount_usdc"], entry["tx_signature"]) == ("0.000007", signed.signature)
 
 
-async def test_a_transfer_to_a_token_account_whose_account_is_not_stored_yet_is_its_deposit(
+async def test_a_transfer_to_an_account_that_is_not_stored_yet_is_its_deposit(
     service: Service,
 ) -> None:
     payer, context = await service.account("10"), service.runtime.context
@@ -200,7 +198,7 @@ async def test_a_transfer_to_a_token_account_whose_account_is_not_stored_yet_is_
     assert await history() == [("deposit", "4.000000", paid["tx_signature"])]
 
 
-async def test_what_an_escrow_pays_is_booked_by_its_settlement_and_by_nobody_else(
+async def test_payments_from_an_escrow_are_booked_only_by_its_settlement(
     surfpool: Surfpool, service: Service
 ) -> None:
     payer, payee = await service.account("10"), await service.account()
@@ -230,7 +228,7 @@ async def test_what_an_escrow_pays_is_booked_by_its_settlement_and_by_nobody_els
     ]
 
 
-async def test_what_is_settled_is_watched_until_it_cannot_be_undone(service: Service) -> None:
+async def test_settled_transactions_are_watched_until_irreversible(service: Service) -> None:
     payer, payee = await service.account("10"), await service.account()
     assert (await service.transfer("a", payer, payee, "5")).status_code == 200
     database = service.runtime.context.database
@@ -295,7 +293,7 @@ async def test_while_the_endpoint_is_down_it_says_so_and_is_back_by_itself(
                 assert "transfer_id" not in answer.json()
             # The height of a moment ago counts as an answer.
             await rpc_service.eventually(lambda: is_ready(service, 503))
-            # What needs no chain goes on.
+            # Operations without the chain continue.
             history = await service.http.get(f"/v1/accounts/{payer.account_id}/transactions")
             assert history.status_code == 200
             proxy.clear()
@@ -308,7 +306,7 @@ async def test_while_the_endpoint_is_down_it_says_so_and_is_back_by_itself(
 
 
 async def serve(*options: str, **environment: str) -> tuple[int, str]:
-    """Return the exit code and what is said by a server that does not start."""
+    """Return the exit code and output of a server that does not start."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "agentpay_server.cli", "serve", "--port", "0", *options),
         env={**os.environ, **environment},

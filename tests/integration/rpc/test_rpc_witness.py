@@ -1,4 +1,4 @@
-"""What the service has done, as libraries see it that we did not write: balances, memos, policy records."""
+"""The service's transactions as read by independent libraries: balances, memos, policy records."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from surfpool import Surfpool
 pytestmark = pytest.mark.anyio
 
 
-async def test_balances_and_the_memo_are_what_was_told(surfpool: Surfpool) -> None:
+async def test_balances_and_memo_on_chain_match_the_transfer(surfpool: Surfpool) -> None:
     async with rpc_service.serving(surfpool) as service:
         payer, payee = await service.account("100"), await service.account()
         answer = (await service.transfer("key", payer, payee, "25.5", memo="private")).json()

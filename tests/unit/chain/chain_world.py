@@ -59,7 +59,7 @@ class World:
         self.filled = 0
 
     def restarted(self, seed: bytes | None = None, *, now_us: int | None = None) -> "World":
-        """Return the world after a process has ended, anyhow, and another has taken up its ledger."""
+        """Return the world after a process has ended, and another has resumed its ledger."""
         now_us = self.now_us if now_us is None else now_us
         return World(self.seed if seed is None else seed, self.ledger, now_us=now_us)
 

@@ -1,4 +1,4 @@
-"""A node in memory: answers as a real one does, until a test puts something else in place of an answer."""
+"""A node in memory: it responds like a real one, until a test replaces a response."""
 
 import base64
 from collections import Counter
@@ -44,7 +44,7 @@ Reply = Callable[..., Any]
 
 
 class FakeNode:
-    """Stands in for `RpcClient`; `answers` holds what each method answers, given its parameters."""
+    """Replaces `RpcClient`; `answers` has the response of each method for its parameters."""
 
     def __init__(self) -> None:
         self.calls: Counter[str] = Counter()

@@ -69,7 +69,7 @@ def test_a_frozen_recipient_or_source_is_account_frozen(world: World) -> None:
     assert failure_of(world.send(world.transfer(1, other, 1))) is FailureReason.ACCOUNT_FROZEN
 
 
-def test_a_recipient_that_is_no_token_account_is_account_missing(world: World) -> None:
+def test_a_recipient_without_a_token_account_is_account_missing(world: World) -> None:
     world.account(1, 10)
     world.account(2)
     world.close(2)
@@ -367,7 +367,7 @@ def test_what_can_never_land_is_proved_expired_even_on_an_idle_chain(world: Worl
     assert world.send(forged) == REFUSED
     assert world.send(honest) == REFUSED
     assert world.balance(recipient) == 0
-    # It alone: what others signed under the same blockhash lands.
+    # Only this one: transactions of others with the same blockhash land.
     assert world.send(world.transfer(1, recipient, 3, memo="another")) == LANDED
 
 

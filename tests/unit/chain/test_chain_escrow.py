@@ -66,7 +66,7 @@ class EscrowWorld(World):
         )
 
     def balances(self) -> tuple[int, int, int | None]:
-        """What payer, payee and escrow hold; None for an account that is not there."""
+        """The balances of payer, payee and escrow; None for a missing account."""
         held = [self.token_account(address) for address in (self.payer, self.payee, self.escrow())]
         payer, payee, held_in_escrow = (None if a is None else a.amount_micro for a in held)
         return payer or 0, payee or 0, held_in_escrow

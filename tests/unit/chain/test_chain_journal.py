@@ -1,4 +1,4 @@
-"""The embedded chain's journal of deposits: what came in, once, in order, for as long as somebody may ask."""
+"""The embedded chain's journal: every deposit once, in order, until it is acknowledged."""
 
 from collections.abc import Iterator
 

@@ -86,7 +86,7 @@ async def lost(write: Coroutine[Any, Any, None]) -> None:
 
 
 async def reply_lost(write: Coroutine[Any, Any, None]) -> None:
-    """The page is written, and nobody is told."""
+    """The page is written, but its result is not returned."""
     await write
     raise OSError("scripted: connection lost")
 
@@ -98,7 +98,7 @@ async def died(write: Coroutine[Any, Any, None]) -> None:
 
 
 async def died_after(write: Coroutine[Any, Any, None]) -> None:
-    """The process ends with the page written, before anybody is told."""
+    """The process ends with the page written, before its result is returned."""
     await write
     raise KeyboardInterrupt
 
@@ -295,14 +295,14 @@ def test_a_restart_never_offers_a_blockhash_that_was_offered_before(world: World
         world = world.restarted()
         assert world.blockhash().value not in seen
         seen.add(world.blockhash().value)
-        # Shown, and therefore written: the next process goes on beyond it.
+        # Reported, and therefore written: the next process continues above it.
         world.chain.expire_blockhash()
         assert world.blockhash().value not in seen
         seen.add(world.blockhash().value)
 
 
 def test_the_trap_itself_a_machine_with_the_same_blockhashes_replays(world: World) -> None:
-    """What the ledger's height prevents: a machine that is made again has forgotten what it executed."""
+    """The ledger's height prevents this: a rebuilt machine has forgotten what it executed."""
     world.account(1, 10)
     recipient = world.account(2)
     transaction = world.transfer(1, recipient, 3)
@@ -431,7 +431,7 @@ def test_a_ledger_that_is_gone_makes_the_chain_unavailable_until_it_is_back(
         with pytest.raises(ChainUnavailableError):
             run(read())
     ledger.is_down = False
-    # What was sent meanwhile may have been executed since: nobody was told that it was lost.
+    # Transactions sent meanwhile may have been executed since: they were not reported as lost.
     world.land(transaction)
     assert world.balance(recipient) == 3
 
@@ -531,7 +531,7 @@ class Filed:
         )
 
     def signed(self, blockhash: Blockhash, number: int) -> SignedTransaction:
-        """Return a transaction of its own for each number."""
+        """Return a distinct transaction for each number."""
         treasury = Pubkey.from_string(self.custody.address(TREASURY))
         step = instructions.transfer_lamports(treasury, treasury, number)
         return sign_transaction(self.custody, blockhash, [step])

@@ -1,4 +1,4 @@
-"""Machines are used again, and nobody can tell."""
+"""Reused machines behave like new ones."""
 
 from collections import deque
 

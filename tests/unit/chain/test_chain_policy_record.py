@@ -1,4 +1,4 @@
-"""The policy record: what is written is what is read, by one writer alone, and never half of it."""
+"""The policy record: read back as written, by a single writer, never partially."""
 
 import pytest
 from chain_world import World, run

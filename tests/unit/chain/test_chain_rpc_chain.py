@@ -1,4 +1,4 @@
-"""What the RPC chain asks a node, how often, and what it believes, against a node that a test leads."""
+"""The RPC chain's calls, their number, and what it accepts, against a node that a test controls."""
 
 import asyncio
 from typing import Any
@@ -77,10 +77,10 @@ async def test_a_missing_status_of_a_node_behind_the_height_proves_nothing() -> 
     chain = rpc_chain(node)
     node.slot, node.height = 2_000, 901
     assert await chain.block_height() > SIGNED.last_valid_block_height
-    node.slot = 1_999  # Another node answers, which has not seen the last block.
+    node.slot = 1_999  # The response comes from a node that lacks the last block.
     with pytest.raises(ChainUnavailableError, match="lags behind"):
         await chain.signature_status(SIGNED.signature)
-    node.lands()  # What it does know is true all the same.
+    node.lands()  # Its positive information is still true.
     status = await chain.signature_status(SIGNED.signature)
     assert status is not None
     node.statuses.clear()
@@ -93,7 +93,7 @@ async def test_what_a_node_has_forgotten_it_does_not_know() -> None:
     chain = rpc_chain(node)
     assert await chain.knows_blocks(100, 250)
     assert not await chain.knows_blocks(99, 249)
-    node.answers["getGenesisHash"] = lambda: USDC  # Whoever it was that did not know the signature.
+    node.answers["getGenesisHash"] = lambda: USDC  # The node that did not know the signature.
     with pytest.raises(ChainUnavailableError, match="serves the cluster"):
         await chain.knows_blocks(100, 250)
     node.answers["getGenesisHash"] = lambda: GENESIS_HASH
@@ -435,7 +435,7 @@ async def test_nothing_is_told_from_the_first_line_on_that_may_vanish() -> None:
     node = FakeNode()
     node.answers["getSignaturesForAddress"] = lambda *params: lines
     told = [deposit.signature for deposit in await deposits(node)]
-    assert told == [signatures[2]]  # The oldest alone.
+    assert told == [signatures[2]]  # Only the oldest.
 
 
 async def test_a_node_that_pages_in_a_circle_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:

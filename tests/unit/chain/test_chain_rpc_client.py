@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Script:
-    """Gives the answers of a list, and the last one for ever."""
+    """Returns the responses of a list, and the last one forever."""
 
     def __init__(self, *answers: Answer) -> None:
         self.answers = list(answers)

@@ -1,4 +1,4 @@
-"""A history that is told in pages is told whole or not at all: not all nodes behind one URL know the same."""
+"""A paged history is complete or refused: not all nodes behind one URL have the same history."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ SIGNATURES = [str(Keypair().sign_message(bytes([number]))) for number in range(8
 
 
 class Ledger:
-    """What a node knows of an account's history, told as many do: without a word on what is missing."""
+    """A node's history of an account, without any hint at missing parts, as on many nodes."""
 
     def __init__(self, known: list[str]) -> None:
         self.known = known
@@ -42,7 +42,7 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def told(*nodes: Ledger, after: str | None = None) -> list[str]:
-    """Return the signatures of all deposits; each page is told by the next node, the last tells the rest."""
+    """Return the signatures of all deposits; each page is from the next node, the last one has the rest."""
     node, waiting = FakeNode(), list(nodes)
 
     def page(address: str, options: dict[str, Any]) -> list[dict[str, Any]]:

@@ -181,7 +181,7 @@ def test_a_budget_is_no_part_of_a_shape() -> None:
 
 
 async def settled_price(chain: RpcChain) -> int | None:
-    """Return the price once the question for it is answered."""
+    """Return the price once its request has a response."""
     await chain.latest_blockhash()
     for _ in range(10):
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""What heights are believed: the truth is, a jump is not, and half a minute of anything is the truth."""
+"""Accepted heights: the truth, not a jump, and after half a minute whatever all nodes report."""
 
 from collections.abc import Iterator
 
@@ -32,7 +32,7 @@ def moments(gaps: list[float], start: float, end: float) -> Iterator[float]:
 
 
 def warm(pace: float, gaps: list[float]) -> Line:
-    """Return what is known after a minute of true claims."""
+    """Return the state after a minute of true claims."""
     line = Line()
     for now in moments(gaps, 0.0, WARM_SECONDS):
         line.note(truth(pace, now), now)
@@ -74,7 +74,7 @@ def test_a_wrong_number_is_not_believed_for_ten_seconds_and_forgotten_at_once(
         assert believed <= min(told, truth(pace, now) + tolerance(pace))
         if not is_wrong:
             assert believed == told
-        # What no blockhash outlives is no shorter for it than 150 blocks take.
+        # The assumed life of a blockhash is never shorter than 150 blocks take.
         assert line.per_second is None or life_seconds(line.per_second) >= 150 / pace
 
 
@@ -144,7 +144,7 @@ def test_a_blockhash_is_new_if_it_is_valid_for_150_blocks_and_what_is_not_final_
     last_valid = height + ahead
     assert has_plausible_life(last_valid, height=height) == fits
     assert has_plausible_life(last_valid, height=height, lowest_height=height - lag) == fits
-    # A node whose height and blockhash are both too low is given away by what was told before.
+    # A node whose height and blockhash are both too low is detected by earlier claims.
     assert has_plausible_life(last_valid, height=height, lowest_height=height + lag) == (
         fits and ahead >= 150 + lag
     )

@@ -1,4 +1,4 @@
-"""Whatever a node answers, the RPC chain tells the truth or that it does not know, and nothing else."""
+"""Whatever a node responds, the RPC chain returns the truth or reports that it is unknown."""
 
 import asyncio
 import copy
@@ -95,7 +95,7 @@ async def answered(node: FakeNode, operation: Operation) -> Any:
 
 
 def answer_of(node: FakeNode, method: str, operation: Operation) -> Any:
-    """Return what a healthy node answers to the operation's call of `method`."""
+    """Return a healthy node's response to the operation's call of `method`."""
     answers: list[Any] = []
     healthy = node.answers[method]
 

@@ -1,4 +1,4 @@
-"""Questions that many share: asked once, in the right order, and nobody is hurt by another's giving up."""
+"""Shared requests: made once, in the right order, and unaffected by cancelled callers."""
 
 import asyncio
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Source:
-    """Counts how often it is asked, and answers when the test says so."""
+    """Counts its calls, and responds when the test allows it."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -121,7 +121,7 @@ async def test_who_waits_at_the_end_is_told() -> None:
 
 
 class Statuses:
-    """Answers each signature with the number of the question that it was in."""
+    """Responds to each signature with the number of its request."""
 
     def __init__(self) -> None:
         self.questions: list[list[str]] = []
@@ -233,7 +233,7 @@ async def test_who_waits_when_it_is_closed_is_told() -> None:
     for waiting in (under_way, queued):
         with pytest.raises(ChainUnavailableError, match="stops"):
             await waiting
-    # Whoever comes after that is answered as the source answers.
+    # Later callers get the source's current response.
     statuses.gate.set()
     async with asyncio.timeout(10):
         assert await poller.answer("c") == 2
@@ -253,6 +253,6 @@ async def test_whenever_it_is_closed_who_waits_is_told(turns: int) -> None:
             with pytest.raises(ChainUnavailableError, match="stops"):
                 await waiting
         else:
-            # It had not asked yet, and is answered as the source answers.
+            # It had not been requested yet, and gets the source's current response.
             statuses.gate.set()
             assert await waiting == 1

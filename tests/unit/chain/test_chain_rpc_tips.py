@@ -47,7 +47,7 @@ class Cluster:
         self.node.answers[method] = told
 
     def tell(self, method: str, *changes: tuple[tuple[str, ...], int]) -> None:
-        """Let all answers to a method have numbers that are too high by some."""
+        """Increase the numbers in all responses to a method."""
         self.node.answers[method] = lambda *params: self._changed(method, changes, *params)
 
     def _changed(self, method: str, changes: tuple[tuple[tuple[str, ...], int], ...], *params: Any) -> Any:
@@ -131,7 +131,7 @@ async def test_a_height_that_has_risen_faster_than_time_allows_is_asked_for_agai
     assert f"getEpochInfo told {cluster.node.height + by}" in record.getMessage()
     await cluster.pass_time(1, reading=False)
     cluster.tell("getEpochInfo", (HEIGHT, by), (SLOT, by))
-    # All of them tell so: what was told before is believed.
+    # All of them report the same: earlier claims are used.
     assert abs(await cluster.chain.block_height() - cluster.node.height) <= 3
     assert cluster.node.calls["getEpochInfo"] == before + 2 + 3
 
@@ -204,7 +204,7 @@ async def test_a_node_that_tells_an_impossible_slot_is_not_relied_on_to_know_a_s
         with pytest.raises(DoubtfulNodeError):
             await cluster.chain.signature_status(SIGNED.signature)
         assert await cluster.chain.signature_status(SIGNED.signature) is None
-    # What it does know is true all the same.
+    # Its positive information is still true.
     cluster.node.lands()
     cluster.tell_once("getSignatureStatuses", (CONTEXT, 200))
     assert await cluster.chain.signature_status(SIGNED.signature) is not None

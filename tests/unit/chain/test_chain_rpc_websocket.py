@@ -20,7 +20,7 @@ def notice_of(subscription: object) -> str:
 
 
 class Websocket:
-    """A node's websocket: notes what is asked for, and gives notices when the test says so."""
+    """A node's websocket: records subscriptions, and sends notifications when the test asks for them."""
 
     def __init__(self) -> None:
         self.connections: list[ServerConnection] = []
@@ -108,7 +108,7 @@ async def test_a_notice_that_comes_before_the_wait_ends_it_at_once() -> None:
 
 
 async def test_a_notice_ends_one_wait_only() -> None:
-    # Who waits again has asked meanwhile, and was not content: asking without pause would help nobody.
+    # A second wait means that the status was not sufficient: polling without a pause would not help.
     async with listening() as (websocket, notices):
         websocket.is_hasty = True
         async with asyncio.timeout(10):

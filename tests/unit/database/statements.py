@@ -77,7 +77,7 @@ def filled_database() -> sqlite3.Connection:
         places = ", ".join("?" for _ in columns)
         names = ", ".join(f'"{column.name}"' for column in columns)
         for number in range(ROWS):
-            # What the constraints of a table ask of several columns at once.
+            # Constraints over several columns of a table.
             bound = _IN_FLIGHT[number % 2] if table.name == "chain_transactions" else {}
             values = [bound.get(column.name, _value(table, column, number)) for column in columns]
             driver.execute(f"INSERT INTO {table.name} ({names}) VALUES ({places})", values)

@@ -71,7 +71,7 @@ async def test_any_exception_undoes_all_of_it(database, error):
 
     assert raised.value is error
     assert await database.read(count) == 0
-    assert await database.run(add, "a") == 1, "the next unit begins anew"
+    assert await database.run(add, "a") == 1, "the next unit begins a new transaction"
 
 
 async def test_a_conflict_within_undoes_what_came_before_it(database):

@@ -113,7 +113,7 @@ def test_many_rows_are_inserted_as_by_sqlalchemy(content, name):
             run(content, statement, rows) for run in (by_us, by_sqlalchemy)
         )
         if expected == "conflict":
-            # What of the rows was there before the conflict is undone by the transaction, not here.
+            # Rows before the conflict are undone by the transaction, not here.
             assert outcome == "conflict"
         else:
             assert state == expected_state
@@ -207,7 +207,7 @@ def test_no_statement_reads_a_whole_table(name):
     plan = [row[3] for row in driver.execute(f"EXPLAIN QUERY PLAN {text_of(statement)}", [1] * count)]
     driver.close()
 
-    # An alias may stand for a table; only what a statement has gathered itself may be gone through.
+    # An alias may refer to a table; only a statement's own intermediate results may be scanned.
     scans = [step for step in plan if re.match(r"SCAN (?!anon_|\(subquery)", step)]
     if name in MAY_SCAN:
         assert scans

@@ -1,4 +1,4 @@
-"""SQLite in a file: what is committed is there after the end, and nobody else is let in."""
+"""SQLite in a file: committed data outlives the process, and no other process can open it."""
 
 import asyncio
 import sqlite3
@@ -128,7 +128,7 @@ async def test_a_unit_that_has_begun_runs_to_its_commit_though_its_caller_is_can
 
 @asynccontextmanager
 async def held_up(database):
-    """Let units wait in line meanwhile, behind one that is under way; yields what SQLite was told."""
+    """Queue units behind a running one; yields the statements that SQLite gets."""
     begun, go_on, told = threading.Event(), threading.Event(), []
 
     def first(connection):
@@ -143,7 +143,7 @@ async def held_up(database):
     finally:
         await asyncio.sleep(0)
         go_on.set()
-        # What waits in line may be running by now, and goes on being told of.
+        # Queued units may be running by now, and are still traced.
         await under_way
 
 
@@ -254,7 +254,7 @@ async def test_a_read_waits_for_nobody_when_the_connection_is_free_and_sees_only
         return names(connection)
 
     with database._in_use:
-        # Whatever opened the database has let go of the connection by now.
+        # The opener has released the connection by now.
         pass
     assert await database.read(noted) == []
     async with held_up(database):
@@ -271,7 +271,7 @@ async def test_closing_waits_for_what_is_under_way(database, path):
 
     def slow(connection):
         go_on.wait()
-        add(connection, "under way")
+        add(connection, "in progress")
 
     under_way = asyncio.ensure_future(database.run(slow))
     in_line = asyncio.ensure_future(database.run(add, "in line"))
@@ -289,7 +289,7 @@ async def test_closing_waits_for_what_is_under_way(database, path):
     with sqlite3.connect(path) as plain:
         assert plain.execute("SELECT name FROM things ORDER BY 1").fetchall() == [
             ("in line",),
-            ("under way",),
+            ("in progress",),
         ]
     plain.close()
 

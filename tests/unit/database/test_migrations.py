@@ -61,7 +61,7 @@ def differences(connection):
 
 
 def shapes(connection):
-    """What autogenerate does not compare: columns' defaults, keys, and the conditions of indexes."""
+    """The parts that autogenerate does not compare: defaults, keys, and the conditions of indexes."""
     if connection.dialect.name == "sqlite":
         rows = connection.execute(
             text("SELECT name, sql FROM sqlite_master WHERE tbl_name != 'alembic_version'")
@@ -153,7 +153,7 @@ async def test_a_newer_schema_is_refused_and_left_alone(bare):
 
 
 async def test_a_step_that_fails_leaves_nothing_behind(bare):
-    # What only the step itself meets: a schema of PostgreSQL that holds other tables is refused before it.
+    # Only for the step itself: a PostgreSQL schema with other tables is refused earlier.
     is_postgres = isinstance(bare, PostgresDatabase)
     in_the_way = "CREATE TYPE webhooks AS ENUM ('a')" if is_postgres else "CREATE TABLE webhooks (a TEXT)"
     await on_connection(bare, lambda connection: connection.execute(text(in_the_way)))

@@ -66,7 +66,7 @@ async def database(url):
 
 @pytest.fixture
 async def holder(url):
-    """A connection beside those of the databases."""
+    """A connection in addition to those of the databases."""
     made = await stores.connect(url)
     yield made
     await made.close()
@@ -187,7 +187,7 @@ async def test_deadlocks_are_resolved_by_running_a_unit_again(database, other, h
     await holder.execute("SELECT pg_advisory_unlock(88)")
     await asyncio.gather(*racers)
     assert await database.read(values) == {"one": 2, "two": 2}
-    # Whoever was given up may meet the other once more.
+    # The aborted one may deadlock once more.
     assert len(tries) >= 3
 
 
@@ -201,7 +201,7 @@ async def test_a_caller_that_is_cancelled_leaves_no_transaction_open(database, o
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
-    # What had begun runs to its commit, and closing waits for it.
+    # A unit that has begun runs to its commit, and closing waits for it.
     await database.close()
     assert await other.read(values) == {"one": 2}
 

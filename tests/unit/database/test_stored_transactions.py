@@ -64,7 +64,7 @@ def test_of_all_that_would_end_a_transaction_the_first_does(tried: list[str]) ->
     assert [tx is None for tx in ended] == [False] + [True] * (len(tried) - 1)
     assert ended[0].state == tried[0]
     assert run(database, store.pending, Kind.TRANSFER, "txn_1") is None
-    # What can be sent again, and nothing else, keeps its bytes.
+    # Only transactions that can be resent keep their bytes.
     assert (ended[0].raw is not None) == (tried[0] == "confirmed")
     assert (ended[0].released_us is not None) == (tried[0] == "failed")
 

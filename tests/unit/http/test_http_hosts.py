@@ -1,4 +1,4 @@
-"""Which hosts a port answers to: loopback names on a loopback address, and those that were named.
+"""The hosts that a port accepts: loopback names on a loopback address, and allowed ones.
 
 See interface R19.
 """

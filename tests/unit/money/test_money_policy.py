@@ -1,4 +1,4 @@
-"""What a policy allows: each rule, its boundary, their order (interface PO6) and what a refusal says.
+"""The policy: each rule, its boundary, their order (interface PO6) and the messages of refusals.
 
 See interface PO7.
 """

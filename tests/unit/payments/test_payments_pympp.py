@@ -1,4 +1,4 @@
-"""What pympp writes is read as it is meant, and what is answered pympp reads."""
+"""pympp's challenges are parsed correctly, and pympp parses our responses."""
 
 import base64
 

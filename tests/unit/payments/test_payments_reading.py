@@ -117,7 +117,7 @@ def test_parameters_need_no_quotes_and_names_no_case() -> None:
 def test_mpp_is_preferred_to_x402_and_version_2_to_version_1() -> None:
     offers = read(v2(), mpp())
     assert [offer.terms.protocol for offer in offers] == [Protocol.MPP, Protocol.X402_V2]
-    # Who speaks version 2 may repeat itself for clients of before.
+    # A version 2 seller may repeat itself for version 1 clients.
     assert [offer.terms.protocol for offer in read(v2(), body=v1_body())] == [Protocol.X402_V2]
     assert [offer.terms.protocol for offer in read(mpp(), body=v1_body())] == [
         Protocol.MPP,
@@ -299,7 +299,7 @@ def test_equal_terms_have_one_digest_and_every_difference_another() -> None:
     assert digest(request_with(details={"feePayer": False})) != digest(mpp())
 
 
-# --- Answers
+# --- Responses
 
 
 def test_x402_version_2_repeats_what_it_accepts() -> None:

@@ -16,7 +16,7 @@ from agentpay import AgentPay, AsyncAgentPay
 
 
 def ask(client: AgentPay, name: str, calls: int) -> list[str]:
-    """Pay, and look at balances, as often as asked; return every answer that belongs to somebody else."""
+    """Pay, and read balances, repeatedly; return every response that belongs to another process."""
     wrong = []
     for number in range(calls):
         account = f"acct_{name}_{number}"
@@ -89,7 +89,7 @@ def asynchronous(base_url: str, children: int, calls: int) -> list[str]:
 
     async def main() -> list[str]:
         wrong = await ask_async(client, "before", 1)
-        # The children find the parent's event loop, with its connections, and run one of their own.
+        # The children inherit the parent's event loop, with its connections, and run a new one.
         wrong += in_children(children, lambda number: asyncio.run(child_main(number)))
         wrong += await ask_async(client, "after", 2)
         await client.close()

@@ -51,7 +51,7 @@ class Service:
     """A running service.
 
     Attributes:
-        respond: what it answers; a test may put something else in its place.
+        respond: its handler; a test may replace it.
         asked: the requests, oldest first.
         accepted: how many connections it took.
         most: how many requests it had at the same time.

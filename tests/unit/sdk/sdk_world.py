@@ -1,4 +1,4 @@
-"""What the tests of the SDK share: a service played from a script, and both clients behind one face."""
+"""Shared by the tests of the SDK: a scripted service, and both clients behind one interface."""
 
 import inspect
 import json
@@ -102,7 +102,7 @@ Step = httpx.Response | Exception | Callable[[httpx.Request], httpx.Response]
 
 
 class Script(httpx.MockTransport):
-    """A service that gives these answers, one per request; exceptions are raised. Keeps the requests."""
+    """A service with these responses, one per request; exceptions are raised. Records the requests."""
 
     def __init__(self, *steps: Step) -> None:
         super().__init__(self._play)
@@ -144,7 +144,7 @@ class Clock:
 class Caller:
     """A client, sync or async, whose calls are made the same way: `caller(lambda c: c.accounts.get(...))`.
 
-    Each call of the async client has an event loop of its own.
+    Each call of the async client has a separate event loop.
     """
 
     def __init__(self, kind: type[AgentPay] | type[AsyncAgentPay], backend: str = "asyncio") -> None:
@@ -173,7 +173,7 @@ class Caller:
         return self.run(_resolved, result) if inspect.isawaitable(result) else result
 
     def run(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """Run an async function on an event loop of its own."""
+        """Run an async function on a new event loop."""
         return anyio.run(work, *arguments, backend=self.backend)
 
     def items(self, call: Callable[[Any], Any]) -> list[Any]:
@@ -197,7 +197,7 @@ async def hang(_request: httpx.Request) -> httpx.Response:
 
 
 async def cancelled(call: Callable[[], Any]) -> BaseException:
-    """What is raised by a call that is cancelled while it waits for its answer."""
+    """The exception of a call that is cancelled while it waits for its response."""
     caught: list[BaseException] = []
 
     async def run() -> None:

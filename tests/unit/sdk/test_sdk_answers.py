@@ -1,4 +1,4 @@
-"""What an answer becomes: a model, or the exception of its status and code; and nothing else, ever."""
+"""Every response becomes a model, or the exception of its status and code."""
 
 import json
 import logging

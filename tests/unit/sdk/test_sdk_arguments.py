@@ -1,4 +1,4 @@
-"""What may be passed: objects of other libraries that say the same; of others, a sentence what to pass."""
+"""Accepted arguments: equivalent objects of other libraries; others get an error with the remedy."""
 
 import json
 from decimal import Decimal

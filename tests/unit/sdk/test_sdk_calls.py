@@ -1,4 +1,4 @@
-"""What any call can be told: options, a deadline, the response itself, and requests that have no method."""
+"""Options of a call, deadlines, raw responses, and requests without a method."""
 
 import copy
 import inspect

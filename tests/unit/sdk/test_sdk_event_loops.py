@@ -1,4 +1,4 @@
-"""One async client on many event loops: every loop has connections of its own, which end with it."""
+"""One async client on many event loops: every loop has separate connections, which end with it."""
 
 import asyncio
 import gc

@@ -1,4 +1,4 @@
-"""A service that does not offer an extension is told apart from one that finds nothing."""
+"""A missing extension is distinguished from a missing object."""
 
 import inspect
 

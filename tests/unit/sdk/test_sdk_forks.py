@@ -1,4 +1,4 @@
-"""After a fork: no process reads the answers of another, and none ends the connections of another."""
+"""After a fork: no process reads the responses of another, or closes its connections."""
 
 import json
 import os
@@ -68,7 +68,7 @@ def said(client):
 
 @pytest.mark.parametrize("given", ["http_client", "transport"])
 def test_what_was_given_and_used_before_a_fork_is_refused_after_it(given):
-    """Its connections cannot be made anew, and would be those of the parent."""
+    """Its connections cannot be recreated, and would be those of the parent."""
     transport = httpx.MockTransport(lambda _: answer(200, BALANCE))
     part = transport if given == "transport" else httpx.Client(transport=transport)
     with AgentPay(api_key=KEY, base_url=URL, **{given: part}) as client:

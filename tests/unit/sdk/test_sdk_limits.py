@@ -1,4 +1,4 @@
-"""What a client spends at most: connections, time spent waiting for one, and memory for an answer."""
+"""Limits of a client: connections, time spent waiting for one, and memory for a response."""
 
 import gzip
 import re
@@ -45,7 +45,7 @@ def run(kind, work):
 
 @FLAVOURS
 def test_many_calls_at_a_time_share_a_bounded_number_of_connections(service, kind, monkeypatch):
-    """None waits within the HTTP library, whose bookkeeping takes time with the square of those that do."""
+    """None waits within the HTTP library, whose bookkeeping takes quadratic time."""
     within = most = 0
     counting = threading.Lock()
 
@@ -133,7 +133,7 @@ def test_a_call_that_gets_no_connection_in_time_was_not_sent_and_says_so(service
 @FLAVOURS
 @pytest.mark.parametrize(("waited", "is_sent"), [(7.0, True), (9.5, False)])
 def test_the_wait_counts_against_the_timeout(service, kind, waited, is_sent, monkeypatch):
-    """What is left is what the exchange may take; a request is not sent with next to nothing left."""
+    """The exchange may take the remaining time; a request is not sent with almost none left."""
     timeouts = []
 
     def seen(pool, request):
@@ -147,7 +147,7 @@ def test_the_wait_counts_against_the_timeout(service, kind, waited, is_sent, mon
     monkeypatch.setattr(httpcore.AsyncConnectionPool, "handle_async_request", aseen)
     caller = Caller(AgentPay) if kind == "sync" else Caller(AsyncAgentPay, kind)
     caller.connect(None, base_url=service.base_url, max_retries=0)
-    # A clock that moves by as much with every look stands for a wait of as long.
+    # A clock that advances with every reading simulates a wait.
     looks = iter(range(100))
     caller.client._http.monotonic = lambda: next(looks) * waited
     with pytest.raises(errors.APITimeoutError) as caught:

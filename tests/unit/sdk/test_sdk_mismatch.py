@@ -1,4 +1,4 @@
-"""An answer that belongs to another request is never returned, whoever mixed the answers up."""
+"""A response that belongs to another request is never returned, wherever it was mixed up."""
 
 import re
 import typing
@@ -191,7 +191,7 @@ def test_the_answer_to_another_request_is_an_error_and_no_object(caller, operati
     is_read = script.requests[-1].method == "GET"
     assert error.may_have_been_processed is not is_read
     assert ("may have been processed" in str(error)) is not is_read
-    assert len(script.requests) == 2, "it is not sent again"
+    assert len(script.requests) == 2, "it is not retried"
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ def test_what_the_other_answer_says_is_shown_in_brief_and_does_nothing_to_a_term
 
 
 async def answer_twice(asked):
-    """Say everything twice: the second time would be taken for the answer to the next request."""
+    """Send everything twice: the second copy would be read as the next request's response."""
     return 2 * await repeat(asked)
 
 

@@ -1,4 +1,4 @@
-"""What the service returns, as objects: JSON both ways, unknown fields, other libraries, names, pickles."""
+"""The models: JSON both ways, unknown fields, other libraries, names, pickles."""
 
 import copy
 import inspect

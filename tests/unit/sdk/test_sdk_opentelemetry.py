@@ -21,7 +21,7 @@ PAYMENT = {"from_": "acct_a", "to": "acct_b", "amount": "7.77", "memo": "hush", 
 
 
 class Recorded:
-    """What was recorded, by the span processor and the metric reader of the SDK."""
+    """The recorded spans and metrics, from the SDK's processors."""
 
     def __init__(self):
         self._spans = InMemorySpanExporter()

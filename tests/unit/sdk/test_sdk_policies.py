@@ -1,4 +1,4 @@
-"""Changing a policy: the outcome is the same whatever a PUT means to the service, and whoever else writes."""
+"""Changing a policy: the result is independent of the meaning of PUT and of concurrent writers."""
 
 import json
 
@@ -10,7 +10,7 @@ from agentpay import errors
 
 
 class PolicyService(httpx.MockTransport):
-    """One account's policy, over HTTP. A PUT replaces or merges; versions are told by ETag, or not."""
+    """One account's policy, over HTTP. A PUT replaces or merges; with or without ETags."""
 
     def __init__(self, *, merge: bool, etags: bool = True) -> None:
         super().__init__(self._serve)
@@ -23,7 +23,7 @@ class PolicyService(httpx.MockTransport):
         self.puts = []
 
     def change(self, **fields):
-        """What someone else changes."""
+        """A concurrent change."""
         self.policy |= fields
         self.version += 1
 

@@ -1,4 +1,4 @@
-"""What goes over the wire: for every endpoint the exact request, and what is refused before it is sent."""
+"""The exact request of every endpoint, and arguments that are refused before sending."""
 
 import json
 from datetime import UTC, datetime, timedelta, timezone

@@ -1,4 +1,4 @@
-"""When a request is sent again, and what is raised in the end: the generator alone, fed with data.
+"""Retries and final exceptions: only the generator, driven with data.
 
 A scenario is a sequence of outcomes. Each is a reply or a failure, with what it says about the work: it was
 not done (`nothing`), it may have been (`doubt`), or the service has decided (`settled`).
@@ -49,7 +49,7 @@ class Run:
 
 
 def play(request, outcomes, *, max_retries=2, random=lambda: 1.0, now=lambda: 0.0):
-    """Drive the generator with these outcomes; those that are not asked for must not be there."""
+    """Drive the generator with these outcomes; all of them must be used."""
     flow = attempts(request, max_retries=max_retries, random=random, now=now)
     outcomes = list(outcomes)
     run = Run(sent=0, sleeps=[])
@@ -89,7 +89,7 @@ GARBAGE = reply(200, b"<html>")
 UNKNOWN = errors.TransferOutcomeUnknownError
 
 PAYMENTS = [
-    # What is answered in the end is returned, whatever came before.
+    # The last response is returned, whatever came before.
     ("answered at once", [DONE], None),
     ("answered at the second attempt", [unsent(), DONE], None),
     ("answered after doubt", [lost(), BAD_GATEWAY, DONE], None),
@@ -119,7 +119,7 @@ PAYMENTS = [
     ),
     ("too large", [refusal(413, "payload_too_large")], errors.InvalidRequestError),
     ("not JSON", [refusal(415, "unsupported_media_type")], errors.InvalidRequestError),
-    # An attempt may have done it, and nobody said otherwise since.
+    # An attempt may have been processed, and no later response decided it.
     ("lost", [lost(), lost(), lost()], UNKNOWN),
     ("lost once, then not connected", [lost(), unsent(), unsent()], UNKNOWN),
     ("lost once, then busy", [lost(), BUSY, BUSY], UNKNOWN),

@@ -1,4 +1,4 @@
-"""What is public, what the two clients share, and what importing the package costs."""
+"""The public names, the common interface of the two clients, and the cost of importing the package."""
 
 import inspect
 import subprocess
@@ -146,7 +146,7 @@ def test_both_clients_have_the_same_surface():
         for name in names:
             parameters = inspect.signature(one[name]).parameters
             assert parameters == inspect.signature(other[name]).parameters
-            # Keywords alone, but for the identifier that comes first.
+            # Only keywords, except for the identifier that comes first.
             kinds = [parameter.kind for parameter in parameters.values()]
             assert (kinds[-1] is inspect.Parameter.VAR_KEYWORD) == (name != "wait")
             positional = [kind for kind in kinds if kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]

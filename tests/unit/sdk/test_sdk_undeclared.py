@@ -1,4 +1,4 @@
-"""Once a request was handed over, nothing but a declared error leaves a call, whoever raised what."""
+"""Once a request was handed over, a call raises only declared errors, whatever the source."""
 
 import asyncio
 import concurrent.futures
@@ -32,12 +32,12 @@ FOREIGN = [
     anyio.ClosedResourceError(),
     anyio.BrokenResourceError(),
     httpcore.ReadError("raw"),
-    httpcore.ConnectError("raw, and perhaps of a second attempt of its own"),
+    httpcore.ConnectError("raw, and perhaps from an internal second attempt"),
     httpx.InvalidURL("of a redirect"),
     httpx.StreamConsumed(),
     httpx.CookieConflict("two"),
     concurrent.futures.CancelledError(),
-    TimeoutError("of a timer of its own"),
+    TimeoutError("from an internal timer"),
     AssertionError("not so"),
     StopIteration(),
     MemoryError(),
@@ -98,7 +98,7 @@ def test_what_would_be_done_twice_is_not_sent_again(caller):
 
 
 class Stream(httpx.SyncByteStream, httpx.AsyncByteStream):
-    """A body that begins, and may fail as it goes on or as it is closed."""
+    """A body that begins, and may fail while it continues or when it is closed."""
 
     def __init__(self, *chunks, error=None, error_of_close=None):
         self.chunks, self.error, self.error_of_close = chunks, error, error_of_close

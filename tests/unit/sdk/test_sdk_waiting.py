@@ -1,4 +1,4 @@
-"""Waiting for a transfer: through both clients on a virtual clock, and the generator alone, fed with data."""
+"""Waiting for a transfer: through both clients on a virtual clock, and only the generator, fed with data."""
 
 import json
 import math
@@ -215,7 +215,7 @@ async def test_it_reads_what_the_contract_says_in_async():
     assert route.call_count == 1
 
 
-# --- The generator alone ----------------------------------------------------------------------------------
+# --- The generator ----------------------------------------------------------------------------------------
 
 
 def transfer(status):

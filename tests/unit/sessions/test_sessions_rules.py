@@ -371,7 +371,7 @@ def test_books_that_do_not_match_the_escrow_settle_nothing(total, held):
         settlement(cap_micro=CAP, running_total_micro=total, escrow_micro=held)
 
 
-# --- Closing by itself ------------------------------------------------------------------------------------
+# --- Closing automatically --------------------------------------------------------------------------------
 
 
 def test_a_session_without_limits_lasts_until_it_is_closed():

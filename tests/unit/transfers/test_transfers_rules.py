@@ -1,4 +1,4 @@
-"""What a request under an idempotency key amounts to, in full (interface I1 to I9)."""
+"""The verdict on a request with an idempotency key, in all cases (interface I1 to I9)."""
 
 from itertools import product
 

@@ -1,4 +1,4 @@
-"""Deliveries as they go wrong, made from a random source alone: cheap, so that there can be very many."""
+"""Malformed deliveries from a random source: cheap, so that there can be very many."""
 
 import json
 
@@ -73,7 +73,7 @@ def body(random):
 
 
 def headers(random):
-    """What does not sign `PAYLOAD`: no headers, a signature, a mapping or pairs."""
+    """Anything that does not sign `PAYLOAD`: no headers, a signature, a mapping or pairs."""
     way = random.randrange(4)
     if way == 0:
         return random.choice([None, *(value for value in SIGNATURES if isinstance(value, str | bytes))])

@@ -28,7 +28,7 @@ EXAMPLE_NAMES = sorted(path.stem for path in EXAMPLES.glob("*_app.py"))
 
 @pytest.fixture
 def example(request, monkeypatch):
-    """An example application as a module, made anew, and what posts to it."""
+    """A new instance of an example application as a module, and a function that posts to it."""
     name = request.param
     monkeypatch.setenv("AGENTPAY_WEBHOOK_SECRET", SECRET)
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")

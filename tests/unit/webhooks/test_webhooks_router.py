@@ -1,4 +1,4 @@
-"""The router: which handlers run, how often, and what becomes of those that fail."""
+"""The router: which handlers run, how often, and the handling of failing ones."""
 
 import asyncio
 import logging
@@ -23,7 +23,7 @@ NEWER = UnknownEvent(id="evt_b", type="moon.landed", created_at=SETTLED.created_
 
 
 class Heard(list):
-    """A handler that keeps what it was called with, and fails as often as it is told to."""
+    """A handler that records its calls, and fails a given number of times."""
 
     __qualname__ = "Heard"
 

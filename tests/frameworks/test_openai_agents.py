@@ -1,0 +1,103 @@
+"""The tools in the OpenAI Agents SDK, called by a scripted model."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from scripted import World, required
+
+required("agents")
+
+from agents import Agent, ModelResponse, Runner, Usage, set_tracing_disabled  # noqa: E402
+from agents.models.interface import Model  # noqa: E402
+from openai.types.responses import (  # noqa: E402
+    ResponseFunctionToolCall,
+    ResponseOutputMessage,
+    ResponseOutputText,
+)
+
+from agentpay.integrations.openai_agents import function_tools  # noqa: E402
+
+pytestmark = pytest.mark.anyio
+set_tracing_disabled(disabled=True)
+
+
+class Scripted(Model):
+    """Calls what the world says next, then ends."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._calls = 0
+
+    async def get_response(self, *_arguments: Any, **_options: Any) -> ModelResponse:
+        call = self._world.next_call()
+        self._calls += 1
+        output: Any
+        if call is None:
+            text = ResponseOutputText(annotations=[], text="Done", type="output_text")
+            output = ResponseOutputMessage(
+                id="msg", content=[text], role="assistant", status="completed", type="message"
+            )
+        else:
+            output = ResponseFunctionToolCall(
+                arguments=json.dumps(call[1]),
+                call_id=f"call-{self._calls}",
+                name=call[0],
+                type="function_call",
+            )
+        return ModelResponse(output=[output], usage=Usage(), response_id=None)
+
+    async def stream_response(self, *_arguments: Any, **_options: Any) -> AsyncIterator[Any]:
+        raise NotImplementedError
+        yield
+
+
+def results(items: list[Any]) -> list[dict[str, Any]]:
+    return [json.loads(item.output) for item in items if item.type == "tool_call_output_item"]
+
+
+async def test_a_careless_model_pays_once_and_only_what_the_policy_allows(world: World) -> None:
+    agent = Agent(name="Buyer", model=Scripted(world), tools=list(function_tools(world.tools())))
+    done = await Runner.run(agent, "Buy the report", max_turns=50)
+    world.assert_told(results(done.new_items))
+
+
+@pytest.mark.parametrize("is_approved", [True, False])
+async def test_a_person_decides_before_a_tool_that_spends_runs(world: World, is_approved: bool) -> None:
+    asked: list[tuple[str, Any]] = []
+
+    def rule(name: str, arguments: Any) -> bool:
+        asked.append((name, arguments["amount_usdc"]))
+        return float(arguments["amount_usdc"]) >= 1
+
+    world.position = 3  # one call to pay
+    tools = function_tools(world.tools(), needs_approval=rule)
+    agent = Agent(name="Buyer", model=Once(world), tools=list(tools))
+    stopped = await Runner.run(agent, "Buy the report")
+    (interruption,) = stopped.interruptions
+    assert asked == [("pay", "1.5")]
+    assert world.balance(world.shop) == "0.000000"
+    state = stopped.to_state()
+    if is_approved:
+        state.approve(interruption)
+    else:
+        state.reject(interruption)
+    await Runner.run(agent, state)
+    assert world.balance(world.shop) == ("1.500000" if is_approved else "0.000000")
+
+
+class Once(Scripted):
+    """Makes one call, then ends."""
+
+    async def get_response(self, *arguments: Any, **options: Any) -> ModelResponse:
+        if self._calls:
+            self._world.position = 10**6
+        return await super().get_response(*arguments, **options)
+
+
+async def test_arguments_that_are_no_json_are_refused(world: World) -> None:
+    (pay,) = [tool for tool in function_tools(world.tools()) if tool.name == "pay"]
+    for arguments in ("{", "[]", ""):
+        result = json.loads(await pay.on_invoke_tool(None, arguments))  # type: ignore[arg-type]
+        assert result["error"] == "invalid_arguments"

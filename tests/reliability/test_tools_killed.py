@@ -1,0 +1,124 @@
+"""SIGKILL of the service at every step of a payment, and of the MCP server under a call: paid once.
+
+The model knows its reference, and calls again.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from killing import Directory, Prepared, child, prepared
+from mcp import Client
+from mcp.client.streamable_http import streamable_http_client
+
+from agentpay import AgentPay
+from agentpay.tools import AgentTools
+from agentpay_server import AgentPayServer
+from agentpay_server.crash_points import Operation, points_of
+
+ORDER = {"payment_ref": "order-0001", "amount_usdc": "7"}
+TOKEN = "a-token-of-32-characters-or-more"
+POINTS = [
+    *(point for point in points_of(Operation.TRANSFER) if point != "transfer.expired"),
+    "chain.executed@2",
+    "chain.written@2",
+]
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> tuple[Prepared, str]:
+    """A place with a payer and a payee, and an agent-scoped key of the payer."""
+    it = prepared(Directory(tmp_path_factory.mktemp("template") / "data"))
+    with it.served() as server:
+        return it, server.console.agent_keys.create(it.payer).key
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_the_service_is_killed_at_every_step_of_a_payment(
+    template: tuple[Prepared, str], tmp_path: Path, point: str
+) -> None:
+    it, key = template[0].copied(tmp_path, "data"), template[1]
+    order: Any = {**ORDER, "to": it.payee}
+    with child(it, point) as dying:
+        agent = AgentPay(base_url=dying.base_url, api_key=key, max_retries=0)
+        with agent:
+            result = AgentTools(agent).pay(**order)
+        assert (result["status"], result["money_moved"]) == ("unknown", "unknown")
+        assert result["payment_ref"] == ORDER["payment_ref"]
+        dying.assert_killed()
+    with it.served() as server:
+        tools = AgentTools(server.client(api_key=key))
+        paid = tools.pay(**order)
+        assert (paid["status"], paid["money_moved"]) == ("settled", "yes")
+        assert tools.pay(**order) == paid == tools.get_payment(payment_ref=ORDER["payment_ref"])
+        assert server.client().accounts.balance(it.payee).balance_usdc == 7
+
+
+@contextmanager
+def mcp_process(base_url: str, key: str) -> Iterator[tuple[str, "subprocess.Popen[str]"]]:
+    """Run the MCP server over HTTP; it is killed in the end if it lives."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("AGENTPAY")}
+    env |= {"AGENTPAY_BASE_URL": base_url, "AGENTPAY_API_KEY": key, "AGENTPAY_MCP_TOKEN": TOKEN}
+    program = [sys.executable, "-m", "agentpay.mcp", "--http", "--port", "0"]
+    with subprocess.Popen(program, env=env, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield json.loads(process.stdout.readline())["url"], process
+        finally:
+            process.kill()
+
+
+async def asked(url: str, order: dict[str, str]) -> dict[str, Any]:
+    async with (
+        httpx2.AsyncClient(headers={"Authorization": f"Bearer {TOKEN}"}) as http,
+        Client(streamable_http_client(url, http_client=http)) as model,
+    ):
+        return dict((await model.call_tool("pay", order)).structured_content)
+
+
+@pytest.mark.parametrize(
+    ("answered", "held"),
+    [
+        ("/whoami", "GET /transfers"),
+        ("/transfers", "POST /v1/transfers"),
+        ("/v1/transfers", "GET /accounts/{account_id}/budget"),
+    ],
+)
+def test_the_mcp_server_is_killed_while_it_waits_for_the_service(answered: str, held: str) -> None:
+    with AgentPayServer() as server:
+        server.listen()
+        client = server.client()
+        payer, payee = (client.accounts.create(name=name).account_id for name in ("Payer", "Payee"))
+        server.sandbox.fund(payer, 100)
+        key = server.console.agent_keys.create(payer).key
+        order, begun = {**ORDER, "to": payee}, len(server.requests)
+
+        async def kill(process: "subprocess.Popen[str]") -> None:
+            # Until it has the answer before the one that is held.
+            while not any(each.path.startswith(answered) for each in server.requests[begun:]):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+            os.kill(process.pid, signal.SIGKILL)
+
+        async def interrupted() -> None:
+            with mcp_process(server.base_url, key) as (url, process):
+                calling = asyncio.ensure_future(asked(url, order))
+                await kill(process)
+                with pytest.raises(BaseException):  # noqa: B017 - of the MCP client: no answer came
+                    await calling
+
+        with server.sandbox.fault(f"http:{held}", times=1, effect="delay", delay_ms=500):
+            asyncio.run(interrupted())
+        with mcp_process(server.base_url, key) as (url, _):
+            paid = asyncio.run(asked(url, order))
+        assert (paid["status"], paid["money_moved"]) == ("settled", "yes")
+        assert client.accounts.balance(payee).balance_usdc == 7
+        assert [each.status for each in client.transfers.list(account_id=payer)] == ["settled"]
