@@ -220,7 +220,7 @@ async def _judge_payments(world: "World", client: SimulatedClient) -> None:
         if transfer.status != "settled" or [transfer.tx_signature] != signatures:
             world.violate("landed, and not settled so", subject, transfer.status, *signatures)
         if not _was_asked_for(world.judges, transfer, is_payment=kind == "payment"):
-            world.violate("paid, and nobody asked for it", subject, transfer.idempotency_key)
+            world.violate("paid without a request", subject, transfer.idempotency_key)
         keys[transfer.from_, transfer.idempotency_key] += 1
         if keys[transfer.from_, transfer.idempotency_key] > 1:
             world.violate("one key, two payments", transfer.idempotency_key, subject)
