@@ -1,7 +1,9 @@
 """Runs every Python block of the README and the documentation as a test."""
 
 import asyncio
+import os
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,13 +15,17 @@ from sybil.sybil import SybilCollection
 pytest_plugins = ["agentpay_server.pytest_plugin", "pytester"]
 
 _ON_POSTGRES = "docs/how-to/postgresql.md"
+_IN_FRAMEWORKS = "docs/how-to/frameworks.md"
+_FRAMEWORKS = ("agents", "claude_agent_sdk", "langchain", "pydantic_ai")
+_LACKS_FRAMEWORKS = not os.environ.get("CI") and None in map(find_spec, _FRAMEWORKS)
+"""Whether the page of the frameworks cannot be run here; `nox -s tests` installs them."""
 
 pytest_collect_file = SybilCollection(
     [
         Sybil(
             parsers=[PythonCodeBlockParser()],
             patterns=["README.md", "docs/*.md", "docs/*/*.md", "docs/*/*/*.md"],
-            excludes=[_ON_POSTGRES],
+            excludes=[_ON_POSTGRES, *([_IN_FRAMEWORKS] if _LACKS_FRAMEWORKS else [])],
         ),
         Sybil(parsers=[PythonCodeBlockParser()], patterns=[_ON_POSTGRES], fixtures=["documented_database"]),
     ]

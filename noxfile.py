@@ -121,7 +121,7 @@ def check_console(session: nox.Session) -> None:
 @nox.session
 def types(session: nox.Session) -> None:
     """Check types strictly, and the completeness of the public API's types."""
-    install(session, "types", "test")
+    install(session, "types", "test", "frameworks")
     session.run("mypy")
     session.run("pyright")
     # Where an error must be reported, the file ignores it, and an ignore that is not needed is an error.

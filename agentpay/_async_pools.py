@@ -9,7 +9,7 @@ Separate from `agentpay._pools`, so that the sync client imports neither anyio n
 import contextlib
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import anyio
 from anyio.lowlevel import current_token
@@ -20,13 +20,30 @@ from agentpay.errors import ConfigurationError
 C = TypeVar("C")
 
 
-class AsyncPool(Generic[C]):
-    """The connections of one event loop, and the number of requests that use them."""
+LANE_CONNECTIONS: Final = 4
+"""Connections of one HTTP client.
 
-    def __init__(self, client: C, close: Callable[[C], Awaitable[None]]) -> None:
+For each request, httpcore looks at every pair of a client's idle connections. With 100 of them, this takes
+longer than the request; if fewer are kept, most are made anew.
+"""
+
+
+class Lane(Generic[C]):
+    """One of the HTTP clients of a pool, and how many requests use it."""
+
+    def __init__(self, client: C) -> None:
         self.client: C = client
+        self.users = 0
+
+
+class AsyncPool(Generic[C]):
+    """The connections of one event loop, and how many requests use them."""
+
+    def __init__(self, make: Callable[[], C], close: Callable[[C], Awaitable[None]]) -> None:
+        self._make = make
+        self._lanes = [Lane(make())]
         self._ended = anyio.Event()
-        self._keeper = _kept(client, close, self._ended)
+        self._keeper = _kept(self._lanes, close, self._ended)
         self._free = anyio.Semaphore(CONNECTIONS_MAX, fast_acquire=True)
         self._users = 0
         self._is_retired = False
@@ -37,23 +54,43 @@ class AsyncPool(Generic[C]):
         return self._ended.is_set()
 
     async def open(self) -> None:
-        """Register the pool with the event loop, which closes it at its end."""
+        """Let the event loop know what to close when it ends."""
         await anext(self._keeper)
 
-    async def enter(self, timeout: float | None) -> bool:
-        """Wait for permission to send a request, to be followed by `leave`; False after `timeout` seconds."""
+    async def enter(self, timeout: float | None) -> Lane[C] | None:
+        """Wait until a request may be sent, then expect `leave`; None when `timeout` seconds pass before.
+
+        Raises:
+            ConfigurationError: no further connections can be made with the environment's settings.
+        """
         try:
             self._free.acquire_nowait()
         except anyio.WouldBlock:
             with anyio.move_on_after(timeout) as scope:
                 await self._free.acquire()
             if scope.cancelled_caught:
-                return False
+                return None
+        try:
+            lane = self._lane()
+        except BaseException:
+            self._free.release()
+            raise
+        lane.users += 1
         self._users += 1
-        return True
+        return lane
 
-    async def leave(self) -> None:
-        """Allow the next request."""
+    def _lane(self) -> Lane[C]:
+        """Return the first client with a free connection: few requests at a time need one client."""
+        for lane in self._lanes:
+            if lane.users < LANE_CONNECTIONS:
+                return lane
+        lane = Lane(self._make())
+        self._lanes.append(lane)
+        return lane
+
+    async def leave(self, lane: Lane[C]) -> None:
+        """Let the next request be sent."""
+        lane.users -= 1
         self._users -= 1
         self._free.release()
         if self._is_retired and not self._users:
@@ -67,20 +104,21 @@ class AsyncPool(Generic[C]):
 
     async def close(self) -> None:
         """Close the connections now."""
-        with contextlib.suppress(RuntimeError):  # another task is already closing them
+        with contextlib.suppress(RuntimeError):  # another task is closing them already
             await self._keeper.aclose()
 
 
 async def _kept(
-    client: C, close: Callable[[C], Awaitable[None]], ended: anyio.Event
+    lanes: list[Lane[C]], close: Callable[[C], Awaitable[None]], ended: anyio.Event
 ) -> AsyncGenerator[None, None]:
-    """Close `client` when this generator ends. An ending event loop closes all remaining generators."""
+    """Close the clients when this generator ends; an event loop that ends does that to all that are left."""
     try:
         yield
     finally:
         ended.set()
-        with contextlib.suppress(Exception):  # if it cannot be closed cleanly, it is dropped
-            await close(client)
+        for lane in lanes:
+            with contextlib.suppress(Exception):  # what cannot be closed in good order is dropped
+                await close(lane.client)
 
 
 class AsyncPools(Generic[C]):
@@ -111,7 +149,7 @@ class AsyncPools(Generic[C]):
         pool = pools.get(loop)
         if pool is None or pool.is_closed:
             _forget_the_ended(pools)
-            pool = pools[loop] = AsyncPool(self._make(), self._close)
+            pool = pools[loop] = AsyncPool(self._make, self._close)
             await pool.open()
         return pool
 

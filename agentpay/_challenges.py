@@ -7,6 +7,7 @@ which may hold secrets.
 
 import re
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -14,6 +15,9 @@ from attrs import frozen
 
 BODY_MAX_BYTES: Final = 32 * 1024
 """The largest body of a 402 that is looked at. A challenge is far below."""
+
+HEADERS_MAX_CHARACTERS: Final = 32 * 1024
+"""How long all challenges in header fields may be together."""
 
 URL_MAX_CHARACTERS: Final = 2_048
 
@@ -24,6 +28,10 @@ _PAYMENT: Final = re.compile(r"(?:^|,)[ \t]*payment[ \t]", re.IGNORECASE)
 """The scheme of MPP within `WWW-Authenticate`, which may list others."""
 
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+
+
+class ChallengeTooLargeError(ValueError):
+    """A challenge is larger than any payment needs; nothing is paid."""
 
 
 @frozen(kw_only=True)
@@ -70,7 +78,8 @@ def challenge_of(
 
     Raises:
         TypeError: something is missing, or not of a type that it can have; the message says what to pass.
-        ValueError: the response is not a 402, or the address is not one of http or https.
+        ValueError: the response is not a 402, its challenge is too large, or the address is not one of http
+            or https.
     """
     if response is not None:
         status = getattr(response, "status_code", getattr(response, "status", 402))
@@ -86,7 +95,7 @@ def challenge_of(
         )
     return Challenge(
         origin=origin_of(str(url)) if origin is None else origin,
-        url=None if url is None else _shown(str(url)),
+        url=None if url is None else _taken_apart(str(url))[1],
         method=method,
         headers=challenge_headers(headers),
         body=challenge_body(body),
@@ -99,6 +108,12 @@ def origin_of(url: str) -> str:
     Raises:
         ValueError: it is not one of http or https.
     """
+    return _taken_apart(url)[0]
+
+
+@lru_cache(maxsize=128)
+def _taken_apart(url: str) -> tuple[str, str | None]:
+    """Return the origin of an address, and the address without what may be secret; None if it is too long."""
     parts = urlsplit(url)
     host = parts.hostname
     if parts.scheme not in _DEFAULT_PORTS or not host:
@@ -108,17 +123,28 @@ def origin_of(url: str) -> str:
     elif not host.isascii():
         host = host.encode("idna").decode("ascii")
     port = "" if parts.port in (None, _DEFAULT_PORTS[parts.scheme]) else f":{parts.port}"
-    return f"{parts.scheme}://{host}{port}"
+    origin = f"{parts.scheme}://{host}{port}"
+    shown = origin + parts.path
+    return origin, shown if len(shown) <= URL_MAX_CHARACTERS else None
 
 
 def challenge_headers(headers: Pairs) -> tuple[tuple[str, str], ...]:
-    """Return the fields that hold challenges, each as it came."""
+    """Return the fields that hold challenges, each as it came.
+
+    Raises:
+        ChallengeTooLargeError: they are too long together.
+    """
     given: Any = headers
     for name in ("multi_items", "items"):
         if callable(pairs := getattr(given, name, None)):
             given = pairs()
             break
-    return tuple((str(name), str(value)) for name, value in given if _holds_challenge(str(name), str(value)))
+    found = tuple((str(name), str(value)) for name, value in given if _holds_challenge(str(name), str(value)))
+    if sum(len(value) for _, value in found) > HEADERS_MAX_CHARACTERS:
+        raise ChallengeTooLargeError(
+            f"the challenge is longer than {HEADERS_MAX_CHARACTERS} characters, which no payment needs"
+        )
+    return found
 
 
 def _holds_challenge(name: str, value: str) -> bool:
@@ -134,12 +160,6 @@ def challenge_body(body: bytes | str | None) -> str | None:
     if len(content) > BODY_MAX_BYTES or content.lstrip()[:1] != b"{" or b"x402Version" not in content:
         return None
     return content.decode("utf-8", "replace")
-
-
-def _shown(address: str) -> str | None:
-    parts = urlsplit(address)
-    url = origin_of(address) + parts.path
-    return url if len(url) <= URL_MAX_CHARACTERS else None
 
 
 def _method_of(response: object) -> str | None:

@@ -70,13 +70,32 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_lock)
 
 
+def page_client(connect_seconds: float, read_seconds: float) -> httpx.Client:
+    """Return a client for pages that strangers name: no proxies, no redirects, nothing kept."""
+    return httpx.Client(**_page_options(connect_seconds, read_seconds))
+
+
+def async_page_client(connect_seconds: float, read_seconds: float) -> httpx.AsyncClient:
+    """Return `page_client`, async."""
+    return httpx.AsyncClient(**_page_options(connect_seconds, read_seconds))
+
+
+def _page_options(connect_seconds: float, read_seconds: float) -> dict[str, Any]:
+    return {
+        "verify": shared_ssl_context(),
+        "trust_env": False,
+        "follow_redirects": False,
+        "timeout": httpx.Timeout(connect_seconds, read=read_seconds),
+    }
+
+
 C = TypeVar("C")
 
 
-def _new(kind: Callable[..., C]) -> C:
+def _new(kind: Callable[..., C], limits: httpx.Limits) -> C:
     """Return a new HTTP client, which uses proxies and certificates of the environment."""
     try:
-        return kind(verify=shared_ssl_context(), limits=_LIMITS)
+        return kind(verify=shared_ssl_context(), limits=limits)
     except Exception as error:  # noqa: BLE001 - of any kind; nothing was sent
         raise ConfigurationError(
             "no connections can be made with the proxies and certificates of the environment: "
@@ -92,7 +111,7 @@ class Http(Edge):
         self.sleep: Callable[[float], None] = time.sleep
         self._given = given
         self._transport = transport
-        self._pools: Pools[httpx.Client] = Pools(partial(_new, httpx.Client), httpx.Client.close)
+        self._pools: Pools[httpx.Client] = Pools(partial(_new, httpx.Client, _LIMITS), httpx.Client.close)
 
     def send(self, request: PreparedRequest, call: Call) -> Reply | AgentPayError:
         """Send a request once and return its reply, or the exception for a missing one.
@@ -180,14 +199,15 @@ class AsyncHttp(Edge):
         # Imported here: it takes longer than all of this package, and the sync client does not need it.
         import anyio  # noqa: PLC0415
 
-        from agentpay._async_pools import AsyncPools  # noqa: PLC0415
+        from agentpay._async_pools import LANE_CONNECTIONS, AsyncPools  # noqa: PLC0415
 
         super().__init__(base_url, given, library_of(given, transport, is_async=True) or httpx)
         self.sleep: Callable[[float], Awaitable[None]] = anyio.sleep
         self._given = given
         self._transport = transport
+        limits = httpx.Limits(max_connections=LANE_CONNECTIONS, max_keepalive_connections=LANE_CONNECTIONS)
         self._pools: AsyncPools[httpx.AsyncClient] = AsyncPools(
-            partial(_new, httpx.AsyncClient), httpx.AsyncClient.aclose
+            partial(_new, httpx.AsyncClient, limits), httpx.AsyncClient.aclose
         )
 
     async def send(self, request: PreparedRequest, call: Call) -> Reply | AgentPayError:
@@ -217,15 +237,16 @@ class AsyncHttp(Edge):
             return await self._exchange(partial(self._given.send, **_PLAINLY), attempt)
         pool = await self._pools.current()
         started = self.monotonic()
-        if not await pool.enter(attempt.timeout):
+        lane = await pool.enter(attempt.timeout)
+        if lane is None:
             return _failures.no_connection(attempt.request, attempt.timeout)
         try:
             attempt = attempt._replace(waited=self.monotonic() - started)
             if attempt.is_too_late:
                 return _failures.no_connection(attempt.request, attempt.timeout)
-            return await self._exchange(partial(pool.client.send, **_PLAINLY), attempt)
+            return await self._exchange(partial(lane.client.send, **_PLAINLY), attempt)
         finally:
-            await pool.leave()
+            await pool.leave(lane)
 
     async def _exchange(
         self,

@@ -5,8 +5,9 @@ Classes are made for the library in use, so that neither is needed for the other
 
 import contextlib
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, KeysView
 from functools import cache
+from types import ModuleType
 from typing import Any
 
 from agentpay._challenges import BODY_MAX_BYTES
@@ -30,8 +31,13 @@ def _mixed(kind: type, *bases: type) -> type:
 
 def _of_library(message: object, name: str) -> Any:
     """Return a class of the library that a message is of."""
-    homes = (kind.__module__.partition(".")[0] for kind in type(message).__mro__)
-    return getattr(sys.modules[next(home for home in homes if home in LIBRARIES)], name)
+    return getattr(_library_of(type(message)), name)  # type: ignore[arg-type]  # mypy/issues/11470
+
+
+@cache
+def _library_of(kind: type) -> ModuleType:
+    homes = (base.__module__.partition(".")[0] for base in kind.__mro__)
+    return sys.modules[next(home for home in homes if home in LIBRARIES)]
 
 
 # --- Headers
@@ -54,6 +60,18 @@ class _Presenting:
         base: Any = type(self).__mro__[2]
         return base([*base.multi_items(self), self.presented])
 
+    def __getitem__(self, key: str) -> str:
+        name, value = self.presented
+        return value if key.lower() == name.lower() else super().__getitem__(key)  # type: ignore[misc]
+
+    def __contains__(self, key: str) -> bool:
+        return key.lower() == self.presented[0].lower() or super().__contains__(key)  # type: ignore[misc]
+
+    def keys(self) -> KeysView[str]:
+        """Return the names, in lower case."""
+        names = dict.fromkeys(super().keys())  # type: ignore[misc]
+        return {**names, self.presented[0].lower(): None}.keys()
+
     @property
     def raw(self) -> list[tuple[bytes, bytes]]:
         """Every field, as it is sent."""
@@ -66,10 +84,10 @@ def _reader(name: str) -> Any:
     return lambda self, *args, **kwargs: getattr(self._whole(), name)(*args, **kwargs)
 
 
-for _name in ("keys", "values", "items", "multi_items", "get_list"):
+for _name in ("values", "items", "multi_items", "get_list"):
     setattr(_Presenting, _name, _reader(_name))
-for _name in ("getitem", "contains", "len", "eq"):
-    setattr(_Presenting, f"__{_name}__", _reader(f"__{_name}__"))
+for _name in ("__len__", "__eq__"):
+    setattr(_Presenting, _name, _reader(_name))
 
 
 # --- Bodies

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from attrs import evolve, frozen
 
 from agentpay import _messages
-from agentpay._challenges import Challenge, challenge_of, origin_of
+from agentpay._challenges import Challenge, ChallengeTooLargeError, challenge_of, origin_of
 from agentpay._settings import logger
 from agentpay._sync.client import AgentPay
 from agentpay.contract.payments import Payment
@@ -56,7 +56,7 @@ READ_TIMEOUT_SECONDS: Final = 65.0
 """How long a seller may take to answer a paid request: settling takes up to 30 s, and is tried again."""
 
 _PRESENTED: Final = ("payment-signature", "x-payment", "payment-authorization")
-_RECEIPTS: Final = ("payment-response", "payment-receipt", "x-payment-response")
+_RECEIPTS: Final = (b"payment-response", b"payment-receipt", b"x-payment-response")
 _OTHER_FIELD: Final = re.compile(r'header="?payment-authorization', re.IGNORECASE)
 _RECEIPT_MAX_CHARACTERS: Final = 4_096
 
@@ -244,7 +244,12 @@ class PaymentAuth(Auth):
 
     def _pay(self, request: Any, response: Any) -> Generator[_Step, Any, None]:  # noqa: ANN401 - as above
         declined = self._declined(request, response)
-        challenge = None if declined else (yield from self._challenge(request, response))
+        challenge = None
+        if declined is None:
+            try:
+                challenge = yield from self._challenge(request, response)
+            except ChallengeTooLargeError as problem:
+                declined = str(problem)
         if not challenge:
             if declined:
                 _note(response, PaymentRecord(idempotency_key=None, declined=declined))
@@ -263,8 +268,7 @@ class PaymentAuth(Auth):
         started = time.monotonic()
         response = yield _Send(request)
         duration_ms = int((time.monotonic() - started) * 1000)
-        receipt = next((response.headers[name] for name in _RECEIPTS if name in response.headers), None)
-        receipt = None if receipt is None else receipt[:_RECEIPT_MAX_CHARACTERS]
+        receipt = _receipt_of(response)
         _note(response, evolve(record, receipt=receipt))
         logger.info(
             "presented payment %s to %s: %d", payment.transfer_id, challenge.origin, response.status_code
@@ -308,7 +312,8 @@ class PaymentAuth(Auth):
         return {
             "account_id": self._account_id,
             "idempotency_key": step.key,
-            "url": challenge.url or challenge.origin,
+            "origin": challenge.origin,
+            "url": challenge.url,
             "method": challenge.method,
             "headers": challenge.headers,
             "body": challenge.body,
@@ -336,6 +341,11 @@ _OWN_AUTHORIZATION: Final = "the seller wants its payment in the header Authoriz
 
 def _note(response: Any, record: PaymentRecord) -> None:  # noqa: ANN401 - a response of either library
     response.extensions = {**response.extensions, "payment": record}
+
+
+def _receipt_of(response: Any) -> str | None:  # noqa: ANN401 - as above
+    found: list[bytes] = [value for name, value in response.headers.raw if name.lower() in _RECEIPTS]
+    return found[0][:_RECEIPT_MAX_CHARACTERS].decode("latin-1") if found else None
 
 
 def _is_payment(authorization: str) -> bool:

@@ -182,7 +182,8 @@ def agentpay_mcp(agentpay_server: "AgentPayServer", agentpay_account: "Account")
     """The configuration of an MCP server with the tools of `agentpay_account`: command, args and env.
 
     Hand it to what starts MCP servers: `StdioServerParameters(**agentpay_mcp)`, or `{"mcpServers":
-    {"agentpay": agentpay_mcp}}` in a file. The service listens on a port; the key is agent-scoped.
+    {"agentpay": agentpay_mcp}}` in a file. The service listens on a port; the key is agent-scoped. The tool
+    `fetch_paid` may fetch from 127.0.0.1.
     """
     if agentpay_server.base_url.endswith(".invalid"):
         agentpay_server.listen()
@@ -190,7 +191,11 @@ def agentpay_mcp(agentpay_server: "AgentPayServer", agentpay_account: "Account")
     return {
         "command": sys.executable,
         "args": ["-m", "agentpay.mcp"],
-        "env": {"AGENTPAY_BASE_URL": agentpay_server.base_url, "AGENTPAY_API_KEY": key},
+        "env": {
+            "AGENTPAY_BASE_URL": agentpay_server.base_url,
+            "AGENTPAY_API_KEY": key,
+            "AGENTPAY_MCP_PRIVATE_ORIGINS": "http://127.0.0.1:*",
+        },
     }
 
 

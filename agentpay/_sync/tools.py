@@ -7,10 +7,11 @@ paid, so that it still identifies its purchase after the service has forgotten t
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, cast
 
 from agentpay._sync.client import AgentPay
+from agentpay._sync.paid_fetches import PaidFetches, Wanted
 from agentpay._sync.session_calls import SessionCalls
 from agentpay.contract.identity import Identity
 from agentpay.contract.transfers import Transfer
@@ -29,7 +30,14 @@ from agentpay.errors import (
 from agentpay.tools import reports
 from agentpay.tools.arguments import ToolInputError, checked
 from agentpay.tools.reports import idempotency_key
-from agentpay.tools.results import CheckResult, ErrorResult, PaymentList, PaymentResult, SessionResult
+from agentpay.tools.results import (
+    CheckResult,
+    ErrorResult,
+    FetchResult,
+    PaymentList,
+    PaymentResult,
+    SessionResult,
+)
 
 logger = logging.getLogger("agentpay.tools")
 
@@ -51,17 +59,21 @@ class AgentTools:
 
     Args:
         client: a client with an agent-scoped key. It stays the caller's to close.
+        private_origins: origins such as `http://127.0.0.1:8000`, or `http://127.0.0.1:*` for every port, that
+            `fetch_paid` may fetch although they are private or not https. By default it fetches only public
+            addresses over https.
     """
 
     __module__ = "agentpay.tools"
 
-    def __init__(self, client: AgentPay) -> None:
+    def __init__(self, client: AgentPay, *, private_origins: Iterable[str] = ()) -> None:
         given = client.deadline
         self._client = client.with_options(
             deadline=CALL_SECONDS if given is None else min(given, CALL_SECONDS)
         )
         self._account_id: str | None = None
         self._sessions = SessionCalls(self._client, self.account_id)
+        self._fetches = PaidFetches(self._client, self.account_id, self._found, private_origins)
 
     @property
     def base_url(self) -> str:
@@ -251,6 +263,42 @@ class AgentTools:
             cursor=page.cursor,
             has_more=page.has_more,
         )
+
+    def fetch_paid(
+        self,
+        *,
+        url: str,
+        max_usdc: str,
+        payment_ref: str,
+        method: str = "GET",
+        headers: Mapping[str, str] | None = None,
+        body: str | None = None,
+    ) -> FetchResult:
+        """Fetch a page, and pay its 402 once for each reference.
+
+        Args:
+            url: an address of https, and public unless `private_origins` names its origin.
+            max_usdc: the most to pay, in USDC.
+            payment_ref: names the purchase; see `pay`. One payment is signed for it, and presented again.
+            method: `GET`, `POST`, `PUT`, `PATCH` or `DELETE`.
+            headers: header fields of the request; not those that present payments or keys.
+            body: body of the request.
+
+        Returns:
+            What became of the payment, and in `untrusted_content` what the site sent; `status` is None where
+            nothing was to be paid.
+
+        Raises:
+            ToolInputError: an argument is invalid; nothing was done.
+        """
+        wanted = {"url": url, "max_usdc": max_usdc, "method": method, "headers": headers, "body": body}
+        given = checked("fetch_paid", {**wanted, "payment_ref": payment_ref})
+        del given["payment_ref"]
+        try:
+            result = self._fetches.fetch(payment_ref, Wanted(**given))
+        except Exception as error:  # noqa: BLE001 - it may have been presented, so nothing raises
+            result = cast("FetchResult", {**self._unknown(payment_ref, error), "untrusted_content": None})
+        return cast("FetchResult", self._with_remaining(result))
 
     def open_session(
         self, *, session_ref: str, to: str, cap_usdc: str, category: str | None = None

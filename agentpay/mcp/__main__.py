@@ -21,6 +21,7 @@ import anyio
 
 from agentpay._async.client import AsyncAgentPay
 from agentpay._async.tools import OPERATOR_KEY
+from agentpay._fetching import private_origin
 from agentpay._version import __version__
 from agentpay.errors import (
     AgentPayError,
@@ -31,6 +32,7 @@ from agentpay.errors import (
 )
 from agentpay.tools import AsyncAgentTools
 
+ORIGINS_VARIABLE = "AGENTPAY_MCP_PRIVATE_ORIGINS"
 TOKEN_VARIABLE = "AGENTPAY_MCP_TOKEN"  # noqa: S105 - the name of a variable
 START_SECONDS = 10.0
 """Longest wait for the service at the start, in seconds. If it does not answer, the first call asks again."""
@@ -38,7 +40,7 @@ START_SECONDS = 10.0
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Serve until the host closes the connection."""
-    options = _parser().parse_args(argv)
+    options = parser().parse_args(argv)
     try:
         import mcp  # noqa: F401, PLC0415 - whether the extra is there
     except ModuleNotFoundError as error:
@@ -52,24 +54,35 @@ def main(argv: Sequence[str] | None = None) -> None:
         _end(130, "interrupted")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parsing = argparse.ArgumentParser(
         prog="agentpay-mcp",
         description="Serve payment tools of one account to a model, over stdio. AGENTPAY_BASE_URL is the "
         "address of the service and AGENTPAY_API_KEY an agent-scoped key of the account.",
     )
-    parser.add_argument("--version", action="version", version=f"agentpay-mcp, version {__version__}")
-    parser.add_argument(
+    parsing.add_argument("--version", action="version", version=f"agentpay-mcp, version {__version__}")
+    parsing.add_argument(
+        "--allow-private-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="Origin that fetch_paid may fetch although its address is private or it uses http, such as "
+        "http://127.0.0.1:8000, or http://127.0.0.1:* for every port. Repeatable; the variable "
+        f"{ORIGINS_VARIABLE} holds further ones, separated by commas. By default only public addresses are "
+        "fetched, over https.",
+    )
+    parsing.add_argument(
         "--http",
         action="store_true",
         help=f"Serve streamable HTTP at /mcp instead of stdio. Requests need the bearer token in "
         f"{TOKEN_VARIABLE}; without that variable, a new token is printed with the address.",
     )
-    parser.add_argument("--host", default="127.0.0.1", help="Address for --http (default: %(default)s).")
-    parser.add_argument(
+    parsing.add_argument("--host", default="127.0.0.1", help="Address for --http (default: %(default)s).")
+    parsing.add_argument(
         "--port", type=int, default=8403, help="Port for --http; 0 chooses a free one (default: %(default)s)."
     )
-    parser.add_argument(
+    parsing.add_argument(
         "--allowed-host",
         action="append",
         default=[],
@@ -77,17 +90,32 @@ def _parser() -> argparse.ArgumentParser:
         help="Host header to accept with --http in addition to loopback names, such as tools.example.com. "
         "Repeatable.",
     )
-    return parser
+    return parsing
 
 
 async def _serve(options: argparse.Namespace) -> None:
     async with AsyncAgentPay(app_info=f"agentpay-mcp/{__version__}") as client:
-        tools = AsyncAgentTools(client)
+        tools = AsyncAgentTools(client, private_origins=_private_origins(options))
         await _check_key(tools, client)
         if options.http:
             await _serve_http(tools, options)
         else:
             await _serve_stdio(tools)
+
+
+def _private_origins(options: argparse.Namespace) -> list[str]:
+    """Return the origins that whoever starts the server allows to be private.
+
+    Raises:
+        ConfigurationError: one is no origin.
+    """
+    listed = os.environ.get(ORIGINS_VARIABLE, "").split(",")
+    try:
+        return [
+            private_origin(each.strip()) for each in (*options.allow_private_origin, *listed) if each.strip()
+        ]
+    except ValueError as error:
+        raise ConfigurationError(str(error)) from None
 
 
 async def _check_key(tools: AsyncAgentTools, client: AsyncAgentPay) -> None:

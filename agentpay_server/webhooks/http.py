@@ -19,7 +19,7 @@ from typing import Final
 import httpx
 from attrs import frozen
 
-from agentpay_server.webhooks.addresses import is_public
+from agentpay.contract.addresses import is_public
 from agentpay_server.webhooks.look_ups import LookUps
 from agentpay_server.webhooks.rules import TIMEOUT_SECONDS
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from attrs import field, frozen
 
 from agentpay.contract import codec, identifiers
+from agentpay.contract.addresses import is_https
 from agentpay.contract.deliveries import (
     DELETE_WEBHOOK,
     ROTATE_SECRET,
@@ -30,7 +31,6 @@ from agentpay_server.errors import Problem, invalid, not_found
 from agentpay_server.principals import Principal
 from agentpay_server.vault import Place, Vault, VaultError
 from agentpay_server.webhooks import delivery_store, store
-from agentpay_server.webhooks.addresses import is_https
 from agentpay_server.webhooks.store import WebhookRecord
 
 

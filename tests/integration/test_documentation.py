@@ -31,6 +31,7 @@ from agentpay.contract.endpoints import GET_TRANSFER
 from agentpay.contract.errors import HTTP_STATUS, ErrorCode, RejectionReason
 from agentpay.contract.event_types import EventType
 from agentpay.integrations import WebhookRouter
+from agentpay.mcp.__main__ import parser as tools_parser
 from agentpay_server import AgentPayServer, WebhookInbox, cli
 from agentpay_server.clients._sync.sandbox import Sandbox, SandboxClock
 from agentpay_server.embedded.scenarios import Scenario
@@ -207,6 +208,7 @@ def test_the_commands_of_the_server_exist(path: Path) -> None:
 def test_options_variables_files_and_sessions_that_are_named_exist(path: Path) -> None:
     words = prose(path)
     known = set().union(*(options(command) for command in commands(cli.main).values()))
+    known |= {option for action in tools_parser()._actions for option in action.option_strings}
     others = {"--check", "--chain", "--strict", "--store", "--write"}  # of scripts and of pytest
     assert set(re.findall(r"`(--[a-z-]+)", words)) <= known | others
     named = re.findall(r"(?:tests|examples|benchmarks|scripts)/[\w/.]*\w", words)

@@ -21,6 +21,7 @@ from server_world import START
 from agentpay.mcp import server as mcp_server
 from agentpay.tools import TOOLS, AsyncAgentTools
 from agentpay_server import AgentPayServer
+from agentpay_server.paywall import Paywall
 
 pytestmark = pytest.mark.anyio
 
@@ -61,21 +62,27 @@ class Place:
     payer: str
     payee: str
     key: str
+    paywall: str
 
     @property
     def env(self) -> dict[str, str]:
-        return {"AGENTPAY_BASE_URL": self.server.base_url, "AGENTPAY_API_KEY": self.key}
+        return {
+            "AGENTPAY_BASE_URL": self.server.base_url,
+            "AGENTPAY_API_KEY": self.key,
+            "AGENTPAY_MCP_PRIVATE_ORIGINS": self.paywall,
+        }
 
 
 @pytest.fixture(scope="module")
 def place() -> Iterator[Place]:
-    with AgentPayServer(clock=START) as server:
+    with AgentPayServer(clock=START) as server, Paywall(server, {"/page": "0.1"}) as paywall:
         server.listen()
         client = server.client()
         payer, payee = (client.accounts.create(name=name).account_id for name in ("Payer", "Payee"))
         server.sandbox.fund(payer, 100)
         client.policies.update(payer, max_single_transfer=10, escalation_threshold=5)
-        yield Place(server, payer, payee, server.console.agent_keys.create(payer).key)
+        key = server.console.agent_keys.create(payer).key
+        yield Place(server, payer, payee, key, paywall.listen())
 
 
 def command(*arguments: str, env: dict[str, str]) -> dict[str, Any]:
@@ -145,6 +152,9 @@ async def test_every_tool_is_listed_and_called(
         assert await called(client, "get_payment", payment_ref=order["payment_ref"]) == paid
         page = await called(client, "list_payments", limit=1)
         assert page["payments"][0]["payment_ref"] == order["payment_ref"]
+        url = f"{place.paywall}/page"
+        page = await called(client, "fetch_paid", url=url, max_usdc="1", payment_ref=f"{prefix}-page")
+        assert (page["status"], page["untrusted_content"]["http_status"]) == ("settled", 200)
         session = {"session_ref": f"{prefix}-session"}
         await called(client, "open_session", **session, to=place.payee, cap_usdc="1")
         await called(client, "charge_session", **session, charge_ref="charge-1", amount_usdc="0.25")
@@ -281,6 +291,7 @@ def test_an_operator_key_ends_it_while_the_service_does_not_answer(place: Place)
         ({"AGENTPAY_API_KEY": ""}, "no API key"),
         ({"AGENTPAY_BASE_URL": ""}, "base"),
         ({"AGENTPAY_API_KEY": "ap_agent_nonsense"}, "AGENTPAY_API_KEY"),
+        ({"AGENTPAY_MCP_PRIVATE_ORIGINS": "127.0.0.1"}, "is not an origin"),
         ({"AGENTPAY_MCP_TOKEN": "short"}, "AGENTPAY_MCP_TOKEN must have at least 16"),
     ],
 )

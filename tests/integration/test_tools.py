@@ -575,6 +575,7 @@ def test_no_tool_approves_raises_a_limit_funds_replays_or_makes_keys() -> None:
         "pay",
         "get_payment",
         "list_payments",
+        "fetch_paid",
         "open_session",
         "charge_session",
         "close_session",

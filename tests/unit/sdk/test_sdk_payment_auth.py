@@ -305,6 +305,15 @@ def test_a_compressed_challenge_is_read_within_its_bound(world: World) -> None:
     assert len(world.service.orders) == 1
 
 
+@pytest.mark.parametrize("name", ["PAYMENT_REQUIRED", "WWW_Authenticate"])
+def test_an_enormous_challenge_in_a_header_is_not_sent_on(world: World, name: str) -> None:
+    value = f"Payment {'x' * 33_000}"
+    world.seller.serves(lambda _: world.seller.response(402, b"pay", **{name: value}))
+    response = world.get()
+    assert (response.content, world.service.orders) == (b"pay", [])
+    assert "longer than 32768" in response.extensions["payment"].declined
+
+
 def test_after_a_redirect_nothing_is_paid(world: World) -> None:
     world.seller.serves(world.seller.redirects("https://other.example/pay"), world.seller.asks)
     response = world.get(follow_redirects=True)

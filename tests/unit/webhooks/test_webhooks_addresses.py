@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentpay.contract import codec
+from agentpay.contract.addresses import is_https, is_public
 from agentpay.contract.codec import InvalidValueError
 from agentpay.contract.webhooks import CreateWebhook
-from agentpay_server.webhooks.addresses import is_https, is_public
 
 
 def checked(url: str) -> str:

@@ -1,6 +1,6 @@
-"""The network addresses that events may be posted to when money is real: only public ones (interface W4).
+"""The network addresses that strangers may name: only public ones, for webhooks (interface W4) and tools.
 
-The address is checked when the connection is made, not when the name is registered: a name may resolve to a
+The address is checked when the connection is made, not when the name is given: a name may resolve to a
 public address at first and to a private one later. An IPv4-mapped address is checked as its IPv4 address;
 translated and tunnelled addresses are refused.
 
@@ -54,7 +54,7 @@ _ISATAP: Final = frozenset({0x0000_5EFE, 0x0200_5EFE})
 
 
 def is_https(url: str) -> bool:
-    """Return whether a webhook's URL, whose form was checked, uses https."""
+    """Return whether a URL, whose form was checked, uses https."""
     return url.lower().startswith("https:")
 
 

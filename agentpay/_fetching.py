@@ -1,0 +1,328 @@
+"""Fetching a page that a model named: no private address, no redirect, no more than a bounded body.
+
+The name is resolved here and the connection goes to the address that was checked, so that a name which
+resolves differently a moment later reaches nothing. Proxies of the environment are not used: they would
+resolve the name themselves.
+"""
+
+import contextlib
+import socket
+import time
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+from urllib.parse import urljoin, urlsplit
+
+from attrs import evolve, frozen
+
+from agentpay._http import async_page_client, page_client
+from agentpay.contract.addresses import is_public
+from agentpay.contract.printable import printable
+
+BODY_MAX_BYTES: Final = 256 * 1024
+"""The most of a body that is read, in bytes, before and after decompression."""
+
+CONNECT_SECONDS: Final = 10.0
+_GZIP_BITS: Final = 31
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+_DECIDED: Final = frozenset(
+    {
+        "accept-encoding",
+        "authorization",
+        "connection",
+        "content-length",
+        "cookie",
+        "host",
+        "payment-authorization",
+        "payment-signature",
+        "proxy-authorization",
+        "transfer-encoding",
+        "upgrade",
+        "x-payment",
+    }
+)
+"""Header fields that a model must not set: they would redirect the request, or stand in for a payment."""
+
+
+class FetchRefusedError(Exception):
+    """The page is not fetched: nothing was sent. The message says why."""
+
+
+class FetchFailedError(Exception):
+    """No whole response came; the request may have been sent."""
+
+
+@frozen(kw_only=True)
+class Target:
+    """Where a request goes.
+
+    Attributes:
+        url: the address as a whole.
+        origin: scheme, host and port in one form.
+        host: the host as it is resolved.
+        port: the port.
+        is_private_allowed: whether whoever configured the tools allows this origin to be private.
+    """
+
+    url: str
+    origin: str
+    host: str
+    port: int
+    is_private_allowed: bool
+
+    def redirected(self, location: str, private_origins: Iterable[str]) -> "Target":
+        """Return where a redirect leads, which must be the same origin.
+
+        Raises:
+            FetchRefusedError: it is another one.
+        """
+        target = target_of(urljoin(self.url, location), private_origins)
+        if target.origin != self.origin:
+            raise FetchRefusedError(
+                f"{self.origin} redirects to another origin, {printable(target.origin)[:200]}, which is not "
+                "followed. Fetch that URL only if the task asks for it"
+            )
+        return target
+
+
+@frozen(kw_only=True)
+class Request:
+    """A request for a page. Headers were checked."""
+
+    target: Target
+    method: str = "GET"
+    headers: Mapping[str, str] = {}
+    body: bytes | None = None
+    read_seconds: float = 20.0
+
+    def at(self, target: Target) -> "Request":
+        """Return the same request for another target."""
+        return evolve(self, target=target)
+
+
+@frozen(kw_only=True)
+class Page:
+    """A response, whatever its status.
+
+    Attributes:
+        status: HTTP status.
+        headers: names in lower case, and values.
+        body: the first `BODY_MAX_BYTES` of the body at most.
+        is_truncated: whether there was more.
+    """
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+    is_truncated: bool
+
+    def header(self, name: str) -> str | None:
+        """Return the first value of a header."""
+        return next((value for key, value in self.headers if key == name), None)
+
+
+def origin_of(url: str) -> str:
+    """Return scheme, host and port of an address, in one form.
+
+    Raises:
+        FetchRefusedError: it is not one of http or https, or has a user name.
+    """
+    return target_of(url, (), is_any=True).origin
+
+
+def private_origin(text: str) -> str:
+    """Return an origin of a setting in its one form, with a port of `*` for any.
+
+    Raises:
+        ValueError: it is no origin.
+    """
+    is_any_port = text.endswith(":*")
+    try:
+        origin = origin_of(text.removesuffix(":*"))
+    except FetchRefusedError:
+        raise ValueError(
+            f"{text!r} is not an origin such as http://127.0.0.1:8000 or http://127.0.0.1:*"
+        ) from None
+    return f"{origin}:*" if is_any_port else origin
+
+
+def target_of(url: str, private_origins: Iterable[str], *, is_any: bool = False) -> Target:
+    """Return where an address leads.
+
+    Args:
+        url: the address.
+        private_origins: origins that may be private, and need no https; a port of `*` is any.
+        is_any: whether every origin is one of them.
+
+    Raises:
+        FetchRefusedError: it is no address of https, or of http where that is allowed.
+    """
+    scheme, host, port = _parts(url)
+    port = _DEFAULT_PORTS[scheme] if port is None else port
+    shown = f"[{host}]" if ":" in host else host
+    origin = f"{scheme}://{shown}" + ("" if port == _DEFAULT_PORTS[scheme] else f":{port}")
+    allowed = frozenset(private_origins)
+    is_private_allowed = is_any or not allowed.isdisjoint({origin, f"{scheme}://{shown}:*"})
+    if scheme != "https" and not is_private_allowed:
+        raise FetchRefusedError(f"url must be https: a payment over http can be read on its way ({origin})")
+    return Target(url=url, origin=origin, host=host, port=port, is_private_allowed=is_private_allowed)
+
+
+def _parts(url: str) -> tuple[str, str, int | None]:
+    """Return scheme, host and port of an address."""
+    with contextlib.suppress(ValueError):
+        parts = urlsplit(url)
+        host, port = parts.hostname or "", parts.port
+        if ":" not in host:
+            host = host.encode("idna").decode("ascii").lower()  # UnicodeError is a ValueError
+        is_plain = url.isprintable() and "\\" not in url and " " not in url
+        if parts.scheme in _DEFAULT_PORTS and host and parts.username is None and is_plain:
+            return parts.scheme, host, port
+    raise FetchRefusedError(
+        "url must be an address such as https://api.example.com/forecast, without a user name"
+    )
+
+
+def checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
+    """Return the headers of a model's request.
+
+    Raises:
+        FetchRefusedError: one of them is decided by the tool, or cannot be sent.
+    """
+    for name, value in (headers or {}).items():
+        if name.lower() in _DECIDED:
+            raise FetchRefusedError(f"headers must not set {printable(name)[:64]}, which the tool decides")
+        is_token = name.isascii() and all(letter.isalnum() or letter in "!#$%&'*+-.^_`|~" for letter in name)
+        if not name or not is_token or not value.isascii() or not value.isprintable():
+            raise FetchRefusedError("headers must have names and printable ASCII values of HTTP headers")
+    return dict(headers or {})
+
+
+class Fetcher:
+    """Fetches pages, synchronously."""
+
+    def fetch(self, request: Request) -> Page:
+        """Return the response to a request.
+
+        Raises:
+            FetchRefusedError: the name resolves to a private address; nothing was sent.
+            FetchFailedError: no response came.
+        """
+        address = _checked(_resolved(request.target), request.target)
+        reading = _Reading(request)
+        try:
+            with (
+                page_client(*_seconds(request)) as client,
+                client.stream(**_sent(request, address)) as response,
+            ):
+                for chunk in response.iter_raw():
+                    if not reading.feed(chunk):
+                        break
+                return reading.page(response)
+        except Exception as error:  # noqa: BLE001 - of the HTTP library, whichever it is
+            raise _failed(error, request) from None
+
+
+class AsyncFetcher:
+    """Fetches pages."""
+
+    async def fetch(self, request: Request) -> Page:
+        """Return the response to a request.
+
+        Raises:
+            FetchRefusedError: the name resolves to a private address; nothing was sent.
+            FetchFailedError: no response came.
+        """
+        import anyio.to_thread  # noqa: PLC0415 - the sync tools do not need it
+
+        found = await anyio.to_thread.run_sync(_resolved, request.target)
+        address = _checked(found, request.target)
+        reading = _Reading(request)
+        try:
+            async with (
+                async_page_client(*_seconds(request)) as client,
+                client.stream(**_sent(request, address)) as response,
+            ):
+                async for chunk in response.aiter_raw():
+                    if not reading.feed(chunk):
+                        break
+                return reading.page(response)
+        except Exception as error:  # noqa: BLE001 - of the HTTP library, whichever it is
+            raise _failed(error, request) from None
+
+
+def _resolved(target: Target) -> list[str]:
+    try:
+        found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        raise FetchRefusedError(f"the host of {printable(target.origin)[:200]} cannot be resolved") from None
+    return [str(each[4][0]) for each in found]
+
+
+def _checked(addresses: list[str], target: Target) -> str:
+    """Return the address to connect to: every one of a name must be public.
+
+    Raises:
+        FetchRefusedError: one is private.
+    """
+    if not addresses or (not target.is_private_allowed and not all(map(is_public, addresses))):
+        raise FetchRefusedError(
+            f"{printable(target.origin)[:200]} is a private address; only public ones are fetched, and those "
+            "that whoever configured these tools allows"
+        )
+    return addresses[0]
+
+
+def _sent(request: Request, address: str) -> dict[str, Any]:
+    parts = urlsplit(request.target.url)
+    literal = f"[{address}]" if ":" in address else address
+    path = parts.path or "/"
+    return {
+        "method": request.method,
+        # The address that was checked, under the name that was asked for.
+        "url": f"{parts.scheme}://{literal}:{request.target.port}{path}"
+        + (f"?{parts.query}" if parts.query else ""),
+        "headers": {
+            **request.headers,
+            "Host": request.target.origin.partition("://")[2],
+            "Accept-Encoding": "identity",
+        },
+        "content": request.body,
+        "extensions": {"sni_hostname": request.target.host},
+    }
+
+
+def _seconds(request: Request) -> tuple[float, float]:
+    return CONNECT_SECONDS, request.read_seconds
+
+
+class _Reading:
+    """The body as it comes, up to a size and a time."""
+
+    def __init__(self, request: Request) -> None:
+        self._ends_at = time.monotonic() + request.read_seconds + CONNECT_SECONDS
+        self._body = bytearray()
+        self._is_truncated = False
+
+    def feed(self, chunk: bytes) -> bool:
+        """Add received data; return whether to read on."""
+        self._body += chunk
+        if len(self._body) > BODY_MAX_BYTES or time.monotonic() > self._ends_at:
+            self._is_truncated = True
+        return not self._is_truncated
+
+    def page(self, response: Any) -> Page:  # noqa: ANN401 - a response of either library
+        """Return what was read."""
+        headers = tuple((name.lower(), value) for name, value in response.headers.multi_items())
+        body, is_truncated = bytes(self._body[:BODY_MAX_BYTES]), self._is_truncated
+        if (response.headers.get("content-encoding") or "identity").lower() == "gzip":
+            decompressor = zlib.decompressobj(_GZIP_BITS)
+            with contextlib.suppress(zlib.error):
+                body = decompressor.decompress(body, BODY_MAX_BYTES)
+                is_truncated = is_truncated or bool(decompressor.unconsumed_tail)
+        return Page(status=response.status_code, headers=headers, body=body, is_truncated=is_truncated)
+
+
+def _failed(error: Exception, request: Request) -> FetchFailedError:
+    # Its text may hold the address of the page with a secret in it.
+    return FetchFailedError(f"no response came from {request.target.origin} ({type(error).__name__})")
