@@ -2,6 +2,9 @@
 
 lint, unasync, types, tests, stores,
 simulate, docs, package              the checks that every change must pass; the default
+quick                                the tests in two minutes, on the memory store
+paths                                the pages of "Choose your path", each in an empty environment
+release                              build, check and publish a version; asks before it publishes
 frameworks                           the tools for models in agent frameworks
 pythons                              the tests on each supported Python that is installed
 lowest                               the tests with the lowest allowed versions of direct dependencies
@@ -162,6 +165,28 @@ def tests(session: nox.Session) -> None:
 
 
 @nox.session
+def quick(session: nox.Session) -> None:
+    """Run the contract, unit and behaviour tests on the memory store, with 25 examples of each property.
+
+    Left out: the kill matrix, state machines, other stores, browsers, peers, and the documentation.
+    """
+    install(session, "test")
+    suite = session.posargs or [
+        "tests/contract",
+        "tests/unit",
+        "tests/integration/test_layers.py",
+        *BEHAVIOUR,
+    ]
+    session.run("pytest", "-n", "auto", "-m", EVERY_RUN, "--hypothesis-profile", "quick", *suite)
+
+
+@nox.session(venv_backend="none")
+def release(session: nox.Session) -> None:
+    """Release the version in agentpay/_version.py; with `-- --dry-run`, stop before publishing."""
+    session.run("python", "scripts/release.py", *session.posargs, external=True)
+
+
+@nox.session
 def frameworks(session: nox.Session) -> None:
     """Run the tools for models in agent frameworks, with their real packages."""
     install(session, "test", "frameworks")
@@ -275,10 +300,17 @@ def screenshots(session: nox.Session) -> None:
 def docs(session: nox.Session) -> None:
     """Build the documentation; its examples run with the tests."""
     session.install(*nox.project.dependency_groups(PYPROJECT, "docs"))
+    session.run("python", "scripts/diagrams.py", "--check")
     session.run("zensical", "build", "--clean", "--strict")
     # Add the Markdown sources, which llms.txt links to.
     for page in Path("docs").rglob("*.md"):
         shutil.copyfile(page, "site" / page.relative_to("docs"))
+
+
+@nox.session(venv_backend="none")
+def paths(session: nox.Session) -> None:
+    """Follow the pages of "Choose your path" to the letter, each in an empty environment, and time them."""
+    session.run("python3", "scripts/follow.py", *session.posargs, external=True)
 
 
 @nox.session

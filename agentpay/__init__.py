@@ -81,6 +81,7 @@ if TYPE_CHECKING:
         ErrorCode,
         EventType,
         KeyKind,
+        OperatorKeyKind,
         Outcome,
         PaymentProtocol,
         SessionStatus,
@@ -103,6 +104,7 @@ if TYPE_CHECKING:
         DeliveryAttempt,
         NewSecret,
         RegisteredWebhook,
+        ReplayedDeliveries,
     )
     from agentpay.contract.errors import ErrorBody
     from agentpay.contract.identity import Identity
@@ -112,6 +114,7 @@ if TYPE_CHECKING:
     from agentpay.contract.policies import AccountPolicy, Policy
     from agentpay.contract.requests import UNSET
     from agentpay.contract.sessions import Session
+    from agentpay.contract.sign_in import ConsoleKey, SignInCode
     from agentpay.contract.spending import Budget, TransferCheck
     from agentpay.contract.transactions import Transaction
     from agentpay.contract.transfers import Transfer
@@ -213,6 +216,7 @@ __all__ = [
     "ConfigurationError",
     "ConflictError",
     "Console",
+    "ConsoleKey",
     "ConsoleSummary",
     "CreateAccountParams",
     "CreateAgentKeyParams",
@@ -252,6 +256,7 @@ __all__ = [
     "NotFoundError",
     "OpenSessionParams",
     "OperatorKey",
+    "OperatorKeyKind",
     "OperatorKeys",
     "Origins",
     "Outcome",
@@ -281,6 +286,7 @@ __all__ = [
     "RegisteredWebhooks",
     "RejectTransferParams",
     "ReplayEventParams",
+    "ReplayedDeliveries",
     "ReportOutcomeParams",
     "RotateSecretParams",
     "ServedRequest",
@@ -293,6 +299,7 @@ __all__ = [
     "SessionOutcomeUnknownError",
     "SessionStatus",
     "Sessions",
+    "SignInCode",
     "Transaction",
     "TransactionStatus",
     "TransactionStatusFilter",
@@ -315,6 +322,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    "ReplayedDeliveries": "agentpay.contract.deliveries",
+    "ConsoleKey": "agentpay.contract.sign_in",
     "Account": "agentpay.contract.accounts",
     "AccountDetail": "agentpay.contract.console",
     "AccountDetails": "agentpay._sync.console",
@@ -385,6 +394,7 @@ _HOMES = {
     "NewSecret": "agentpay.contract.deliveries",
     "OpenSessionParams": "agentpay._params",
     "OperatorKey": "agentpay.contract.operator_keys",
+    "OperatorKeyKind": "agentpay.contract.choices",
     "OperatorKeys": "agentpay._sync.keys",
     "Origins": "agentpay._sync.origins",
     "Outcome": "agentpay.contract.choices",
@@ -411,6 +421,7 @@ _HOMES = {
     "ServedRequests": "agentpay._sync.console",
     "Session": "agentpay.contract.sessions",
     "SessionStatus": "agentpay.contract.choices",
+    "SignInCode": "agentpay.contract.sign_in",
     "Sessions": "agentpay._sync.sessions",
     "PinOriginParams": "agentpay._params",
     "Transaction": "agentpay.contract.transactions",

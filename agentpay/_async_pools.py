@@ -24,7 +24,7 @@ LANE_CONNECTIONS: Final = 4
 """Connections of one HTTP client.
 
 For each request, httpcore looks at every pair of a client's idle connections. With 100 of them, this takes
-longer than the request; if fewer are kept, most are made anew.
+longer than the request; if fewer are kept, most requests open a new one.
 """
 
 
@@ -117,7 +117,7 @@ async def _kept(
     finally:
         ended.set()
         for lane in lanes:
-            with contextlib.suppress(Exception):  # what cannot be closed in good order is dropped
+            with contextlib.suppress(Exception):  # a client that fails to close is dropped
                 await close(lane.client)
 
 

@@ -1,8 +1,8 @@
-"""What of a seller's 402 the service needs to pay it: taken from the response of any HTTP library.
+"""Extracts the challenge of a seller's 402 from the response of any HTTP library.
 
-Nothing is decided here. Only header fields that hold a challenge are sent on, and the body only where it may
-be one of x402 version 1, so that cookies and pages stay with the caller. A URL is sent without its query,
-which may hold secrets.
+Nothing is decided here. Only header fields with a challenge are sent to the service, and the body only if it
+may be one of x402 version 1, so that cookies and pages stay with the caller. A URL is sent without its query,
+which may contain secrets.
 """
 
 import re
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from attrs import frozen
 
 BODY_MAX_BYTES: Final = 32 * 1024
-"""The largest body of a 402 that is looked at. A challenge is far below."""
+"""The largest body of a 402 that is read. A challenge is far smaller."""
 
 HEADERS_MAX_CHARACTERS: Final = 32 * 1024
 """How long all challenges in header fields may be together."""
@@ -22,7 +22,7 @@ HEADERS_MAX_CHARACTERS: Final = 32 * 1024
 URL_MAX_CHARACTERS: Final = 2_048
 
 Pairs = Mapping[str, str] | Iterable[tuple[str, str]]
-"""Headers as any library has them: a mapping, or pairs."""
+"""Headers of any library: a mapping, or pairs."""
 
 _PAYMENT: Final = re.compile(r"(?:^|,)[ \t]*payment[ \t]", re.IGNORECASE)
 """The scheme of MPP within `WWW-Authenticate`, which may list others."""
@@ -40,10 +40,10 @@ class Challenge:
 
     Attributes:
         origin: the seller: scheme, host and port.
-        url: what was asked for, without its query; None where it is not known.
-        method: the HTTP method that was used; None where it is not known.
-        headers: the fields that hold challenges.
-        body: the body, where it may be a challenge; None where it is none.
+        url: the requested URL, without its query; None if unknown.
+        method: the HTTP method; None if unknown.
+        headers: the fields with challenges.
+        body: the body, if it may be a challenge; None otherwise.
     """
 
     origin: str
@@ -65,7 +65,7 @@ def challenge_of(
     headers: Pairs | None = None,
     body: bytes | str | None = None,
 ) -> Challenge:
-    """Return the challenge of a response; what is given beside it is taken in its place.
+    """Return the challenge of a response; explicit arguments take precedence over it.
 
     Args:
         response: of httpx, httpx2, requests, urllib3 or any library whose responses have `url`, `headers` and
@@ -74,7 +74,7 @@ def challenge_of(
         url: the address that answered 402.
         method: the HTTP method of the request.
         headers: of the response.
-        body: of the response; what goes beyond `BODY_MAX_BYTES` makes it no challenge.
+        body: of the response; one larger than `BODY_MAX_BYTES` is not a challenge.
 
     Raises:
         TypeError: something is missing, or not of a type that it can have; the message says what to pass.
@@ -103,10 +103,10 @@ def challenge_of(
 
 
 def origin_of(url: str) -> str:
-    """Return scheme, host and port of an address, in their one form.
+    """Return scheme, host and port of an address in their normal form.
 
     Raises:
-        ValueError: it is not one of http or https.
+        ValueError: it is not http or https.
     """
     return _taken_apart(url)[0]
 

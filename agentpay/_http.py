@@ -11,7 +11,7 @@ import os
 import ssl
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -30,7 +30,7 @@ from agentpay._given import (
 )
 from agentpay._options import Call
 from agentpay._pools import CONNECTIONS_MAX, Pools
-from agentpay._requests import PreparedRequest, Reply
+from agentpay._requests import PreparedRequest, Reply, refusal_of
 from agentpay.contract.bodies import BodyError
 from agentpay.errors import AgentPayError, ClosedClientError, ConfigurationError
 
@@ -39,7 +39,7 @@ __all__ = ["AsyncHttp", "AsyncHttpClient", "AsyncTransport", "Http", "HttpClient
 if TYPE_CHECKING:
 
     class Auth(httpx.Auth, Any):  # type: ignore[misc]  # to type checkers, of any library's
-        """What every HTTP library takes for `auth`."""
+        """The type that every HTTP library accepts as `auth`."""
 
 
 _PLAINLY: Final[Mapping[str, Any]] = {"stream": True, "auth": None, "follow_redirects": False}
@@ -47,6 +47,8 @@ _PLAINLY: Final[Mapping[str, Any]] = {"stream": True, "auth": None, "follow_redi
 
 # With as many idle connections allowed as connections in total, httpcore's bookkeeping takes cubic time.
 _LIMITS: Final = httpx.Limits(max_connections=CONNECTIONS_MAX, max_keepalive_connections=20)
+
+_OK: Final = 200
 
 _ssl_lock = threading.Lock()
 _ssl_context: ssl.SSLContext | None = None
@@ -176,6 +178,44 @@ class Http(Edge):
             # key.
             raise error.with_traceback(None)  # noqa: B904 - the same
 
+    def pieces(self, request: PreparedRequest, call: Call) -> Iterator[bytes]:
+        """Send a request once, and yield the body of its response as it arrives, to its end.
+
+        Raises:
+            AgentPayError: the request failed, or the connection was lost.
+        """
+        if self.closed:
+            raise ClosedClientError
+        attempt = self._attempt_of(request, call)
+        built = self._build(attempt)
+        with contextlib.ExitStack() as opened:
+            try:
+                response = self._opened(built, attempt, opened)
+                opened.callback(response.close)
+                body = body_of(response)
+                for chunk in response.stream:
+                    if response.status_code == _OK:
+                        yield chunk
+                    else:
+                        body.feed(chunk)
+            except Exception as error:  # noqa: BLE001 - whichever library it is of
+                raise self._failure(error, built, attempt) from None
+        if response.status_code != _OK:
+            raise refusal_of(
+                request, Reply(response.status_code, response.headers, body.finish()), self.now()
+            )
+
+    def _opened(self, built: Any, attempt: Attempt, opened: contextlib.ExitStack) -> Response:  # noqa: ANN401
+        if self._transport is not None:
+            return self._transport.handle_request(built)
+        if self._given is not None:
+            return self._given.send(built, **_PLAINLY)
+        pool = self._pools.current()
+        if not pool.enter(attempt.timeout):
+            raise _failures.no_connection(attempt.request, attempt.timeout)
+        opened.callback(pool.leave)
+        return pool.client.send(built, **_PLAINLY)
+
     def renew(self) -> None:
         """Use new connections from now on, because the existing ones mix up their responses."""
         self._pools.retire()
@@ -277,6 +317,50 @@ class AsyncHttp(Edge):
             # Cancelled or interrupted. Clears frames of the HTTP library, which may hold the request and its
             # key.
             raise error.with_traceback(None)  # noqa: B904 - the same
+
+    async def pieces(self, request: PreparedRequest, call: Call) -> AsyncIterator[bytes]:
+        """Send a request once, and yield the body of its response as it arrives, to its end.
+
+        Raises:
+            AgentPayError: the request failed, or the connection was lost.
+        """
+        if self.closed:
+            raise ClosedClientError
+        attempt = self._attempt_of(request, call)
+        built = self._build(attempt)
+        async with contextlib.AsyncExitStack() as opened:
+            try:
+                response = await self._opened(built, attempt, opened)
+                opened.push_async_callback(response.aclose)
+                body = body_of(response)
+                async for chunk in response.stream:
+                    if response.status_code == _OK:
+                        yield chunk
+                    else:
+                        body.feed(chunk)
+            except Exception as error:  # noqa: BLE001 - whichever library it is of
+                raise self._failure(error, built, attempt) from None
+        if response.status_code != _OK:
+            raise refusal_of(
+                request, Reply(response.status_code, response.headers, body.finish()), self.now()
+            )
+
+    async def _opened(
+        self,
+        built: Any,  # noqa: ANN401 - a request of the library in use
+        attempt: Attempt,
+        opened: contextlib.AsyncExitStack,
+    ) -> AsyncResponse:
+        if self._transport is not None:
+            return await self._transport.handle_async_request(built)
+        if self._given is not None:
+            return await self._given.send(built, **_PLAINLY)
+        pool = await self._pools.current()
+        lane = await pool.enter(attempt.timeout)
+        if lane is None:
+            raise _failures.no_connection(attempt.request, attempt.timeout)
+        opened.push_async_callback(pool.leave, lane)
+        return await lane.client.send(built, **_PLAINLY)
 
     async def renew(self) -> None:
         """Use new connections from now on, because the existing ones mix up their responses."""

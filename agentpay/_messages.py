@@ -104,7 +104,7 @@ class _Replayed:
 
     @property
     def elapsed(self) -> Any:
-        """What httpx2 asks the stream for."""
+        """The iterator that httpx2 uses."""
         return getattr(self._stream, "elapsed", None)
 
     def cut(self) -> bool:

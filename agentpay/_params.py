@@ -164,6 +164,9 @@ class ListEventsParams(TypedDict, total=False):
 
     type: EventType | None
     account_id: str | None
+    transfer_id: str | None
+    since: datetime | None
+    until: datetime | None
     limit: int | None
     cursor: str | None
 
@@ -174,6 +177,9 @@ class ListDeliveriesParams(TypedDict, total=False):
     status: DeliveryStatusFilter | Literal["pending", "retrying", "delivered", "undelivered"] | None
     event_id: str | None
     webhook_id: str | None
+    transfer_id: str | None
+    since: datetime | None
+    until: datetime | None
     limit: int | None
     cursor: str | None
 

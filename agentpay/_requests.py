@@ -208,6 +208,18 @@ def _free_text(name: str, value: object) -> str:
     return "/".join(_quoted(name, part) for part in check_text(name, value).split("/"))
 
 
+def refusal_of(request: PreparedRequest, reply: Reply, now: float) -> errors.AgentPayError:
+    """Return what to raise for a response in the place of a stream."""
+    if reply.status >= 400:
+        return error_of(request.endpoint, reply, now)
+    return errors.DecodingError(
+        f"the answer to {request.endpoint.name} ({reply.status}) is no stream. Check that base_url is the "
+        "address of the service",
+        status=reply.status,
+        request_id=reply.request_id,
+    )
+
+
 def _query_text(name: str, value: object) -> str:
     if isinstance(value, datetime):
         if value.utcoffset() is None:

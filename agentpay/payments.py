@@ -7,9 +7,10 @@ The flow is one generator, which two drivers serve. It knows no protocol of paym
 challenge, decides under the policy, signs, and returns the header that presents the payment. The rules here:
 
 - The key belongs to the request, not to the challenge, and a key has at most one signature. A request that is
-  sent again under its key presents the same payment.
-- A second 402 ends in `PaymentRefusedError`. Nothing is paid twice, and nothing is tried again here.
-- A 402 without a challenge, after a redirect, or of the payment service itself is returned untouched.
+retried
+  with its key presents the same payment.
+- A second 402 ends in `PaymentRefusedError`. Nothing is paid twice, and nothing is retried here.
+- A 402 without a challenge, after a redirect, or of the payment service itself is returned unchanged.
 - An `Authorization` of the request is never replaced, and no redirect carries the payment.
 - The body of a request is buffered, so that it can be sent twice. At most 32 KiB of a 402 are read.
 """
@@ -53,7 +54,7 @@ __all__ = [
 ]
 
 READ_TIMEOUT_SECONDS: Final = 65.0
-"""How long a seller may take to answer a paid request: settling takes up to 30 s, and is tried again."""
+"""How long a seller may take to respond to a paid request: settling can last 30 s, and is retried."""
 
 _PRESENTED: Final = ("payment-signature", "x-payment", "payment-authorization")
 _RECEIPTS: Final = (b"payment-response", b"payment-receipt", b"x-payment-response")
@@ -63,15 +64,15 @@ _RECEIPT_MAX_CHARACTERS: Final = 4_096
 
 @frozen(kw_only=True)
 class PaymentRecord:
-    """What was paid for a request: `extensions["payment"]` of its response, and of the request itself.
+    """The payment for a request: `extensions["payment"]` of its response, and of the request itself.
 
     Attributes:
-        idempotency_key: the key of the request. Sent again under it (`extensions={"payment_key": key}`), the
+        idempotency_key: the key of the request. If you retry with it (`extensions={"payment_key": key}`), the
             request presents this payment and never pays twice.
-        transfer_id: the payment, `txn_…`, for `client.payments.get`; None where nothing was paid.
-        payment: the payment as it was authorized; None where nothing was paid.
+        transfer_id: the payment, `txn_…`, for `client.payments.get`; None if nothing was paid.
+        payment: the payment as it was authorized; None if nothing was paid.
         receipt: the receipt header of the response, a claim of the seller; None without one.
-        declined: why nothing was paid, on a 402 that was returned untouched; None otherwise.
+        declined: why nothing was paid, for a 402 that was returned unchanged; None otherwise.
     """
 
     idempotency_key: str | None
@@ -86,18 +87,18 @@ class _Peek(NamedTuple):
 
     response: Any
     is_refusal: bool = False
-    """Whether it only explains an error, so that a body that cannot be read is none."""
+    """Whether it only explains an error, so that an unreadable body counts as empty."""
 
 
 class _Authorize(NamedTuple):
-    """Have the service sign the payment."""
+    """Let the service sign the payment."""
 
     challenge: Challenge
     key: str
 
 
 class _Report(NamedTuple):
-    """Tell the service what the seller answered."""
+    """Report the seller's response to the service."""
 
     transfer_id: str
     outcome: dict[str, Any]
@@ -113,18 +114,18 @@ _Step: TypeAlias = _Peek | _Authorize | _Report | _Send
 
 
 class PaymentAuth(Auth):
-    """An `auth` of httpx and httpx2 that pays what a server asks for with HTTP 402.
+    """An `auth` of httpx and httpx2 that pays the amount that a server requests with HTTP 402.
 
-    A `Client` takes one of `AgentPay`, an `AsyncClient` one of `AsyncAgentPay`. It holds no state of
-    requests: one serves any number of clients, threads and tasks.
+    A `Client` needs one with `AgentPay`, an `AsyncClient` one with `AsyncAgentPay`. It has no state of
+    requests, so one can be used by any number of clients, threads and tasks.
 
     The response of a paid request has a `PaymentRecord` under `response.extensions["payment"]`. So has the
-    request, before it is sent with its payment: a reply that is lost then raises the error of the HTTP
-    library, and `error.request.extensions["payment"]` has key and `transfer_id`.
+    request, before it is sent with its payment: if the reply is lost, the HTTP library raises its error, and
+    `error.request.extensions["payment"]` has key and `transfer_id`.
 
     The call raises the errors of the service, such as `PolicyViolationError`, `UnpayableChallengeError`,
-    `PaymentPendingApprovalError` and `PaymentOutcomeUnknownError`; and `PaymentRefusedError` where the seller
-    answers 402 to its payment.
+    `PaymentPendingApprovalError` and `PaymentOutcomeUnknownError`; and `PaymentRefusedError` if the seller
+    responds to its payment with 402.
     """
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> "PaymentAuth":  # noqa: ANN401, D102, PYI034
@@ -141,18 +142,18 @@ class PaymentAuth(Auth):
         read_timeout: float | None = READ_TIMEOUT_SECONDS,
         report: bool = False,
     ) -> None:
-        """Make an auth. Nothing is sent before the first 402.
+        """Create an auth. It sends nothing before the first 402.
 
         Args:
             client: the client of the service, with an operator key or the account's agent-scoped key.
             account_id: the account that pays, `acct_…`.
-            max_amount: the most USDC to pay for one request; by default the policy alone decides. Floats are
-                refused.
+            max_amount: the maximum USDC to pay for one request; by default only the policy decides. Floats
+                are refused.
             memo: the memo of each payment, at most 200 characters; it stays off chain.
-            read_timeout: seconds that a seller may take to answer a paid request at least; a shorter read
-                timeout of the request is raised to it. None leaves the request's own.
-            report: whether to report what the seller answered (`payments.report_outcome`), in one more
-                request to the service. A report that fails is logged and changes nothing.
+            read_timeout: minimum read timeout in seconds for a paid request; a shorter one of the request is
+                raised to it. None keeps the request's.
+            report: whether to report the seller's response (`payments.report_outcome`), in an additional
+                request to the service. A failed report is logged and changes nothing.
 
         Raises:
             ConfigurationError: `client` is not a client of the service.
@@ -234,7 +235,7 @@ class PaymentAuth(Auth):
 
     @staticmethod
     def _unpaid(request: Any) -> Any:  # noqa: ANN401 - a request of either library
-        """Return a request as it was before it presented a payment, where it is sent once more."""
+        """Return a request as it was before it presented a payment, for sending it again."""
         if "payment" in request.extensions:
             request.headers = request.headers.copy()
             request.extensions = {
@@ -283,12 +284,12 @@ class PaymentAuth(Auth):
             )
 
     def _declined(self, request: Any, response: Any) -> str | None:  # noqa: ANN401 - as above
-        """Return why a 402 is not paid, whatever it says; None where it may be."""
+        """Return why a 402 is not paid, whatever it contains; None if it may be paid."""
         headers = request.headers
         if response.history:
             return "the request was redirected, and who redirects is not who asks for money"
         if any(name in headers for name in _PRESENTED) or _is_payment(headers.get("authorization", "")):
-            return "the request presents a payment of its own"
+            return "the request presents another payment already"
         if origin_of(str(request.url)) == origin_of(self._client.base_url):
             return "the 402 is one of the payment service, which refuses a payment so"
         return None
@@ -322,7 +323,7 @@ class PaymentAuth(Auth):
         }
 
     def _present(self, request: Any, record: PaymentRecord) -> None:  # noqa: ANN401 - as above
-        """Put the payment into a request, in a way that no redirect carries on."""
+        """Add the payment to a request, such that redirects do not carry it."""
         assert record.payment is not None  # noqa: S101 - it was authorized
         assert record.payment.header is not None  # noqa: S101 - and signed
         header = record.payment.header
@@ -330,7 +331,7 @@ class PaymentAuth(Auth):
         extensions = {**request.extensions, "payment": record, "payment_key": record.idempotency_key}
         steps = extensions.get("timeout")
         if self._read_timeout is not None and steps and (steps.get("read") or 0.0) < self._read_timeout:
-            # None is without limit.
+            # None means no limit.
             read = steps.get("read", 0.0)
             extensions["timeout"] = {**steps, "read": None if read is None else self._read_timeout}
         request.extensions = extensions
@@ -359,7 +360,7 @@ def _is_json(headers: Any) -> bool:  # noqa: ANN401 - headers of either library
 
 
 def _leaves_authorization(name: str, value: str) -> bool:
-    """Return whether the answer to a challenge goes into another header than `Authorization`."""
+    """Return whether the payment for a challenge uses another header than `Authorization`."""
     return name.lower() != "www-authenticate" or _OTHER_FIELD.search(value) is not None
 
 

@@ -37,6 +37,7 @@ from agentpay.contract.deliveries import (
     DeliveryAttempt,
     NewSecret,
     RegisteredWebhook,
+    ReplayedDeliveries,
 )
 from agentpay.contract.endpoints import CREATE_TRANSFER
 from agentpay.contract.errors import HTTP_STATUS, MEANINGS, ErrorBody, ErrorCode, FieldFault
@@ -51,6 +52,7 @@ from agentpay.contract.payments import Payment, PaymentHeader, PaymentOutcome, P
 from agentpay.contract.policies import AccountPolicy, Policy
 from agentpay.contract.schemas import Schemas
 from agentpay.contract.sessions import Session
+from agentpay.contract.sign_in import ConsoleKey, SignInCode
 from agentpay.contract.spending import Budget, TransferCheck
 from agentpay.contract.transactions import Transaction
 from agentpay.contract.transfers import Transfer
@@ -153,7 +155,7 @@ def payment_outcome(**fields: Any) -> PaymentOutcome:  # noqa: ANN401
 
 
 def pinned_origin(**fields: Any) -> PinnedOrigin:  # noqa: ANN401
-    """Return what an operator knows of a seller."""
+    """Return the recorded details of a seller, as operators see them."""
     return _made(PinnedOrigin, {}, fields)
 
 
@@ -247,6 +249,16 @@ def new_operator_key(**fields: Any) -> NewOperatorKey:  # noqa: ANN401
     return _made(NewOperatorKey, {}, fields)
 
 
+def console_key(**fields: Any) -> ConsoleKey:  # noqa: ANN401
+    """Return the key of a browser that signs in to the console."""
+    return _made(ConsoleKey, {}, fields)
+
+
+def sign_in_code(**fields: Any) -> SignInCode:  # noqa: ANN401
+    """Return a code that signs in to the console once."""
+    return _made(SignInCode, {}, fields)
+
+
 def identity(**fields: Any) -> Identity:  # noqa: ANN401
     """Return the identity of a client's key, as `whoami` does."""
     return _made(Identity, {}, fields)
@@ -255,6 +267,11 @@ def identity(**fields: Any) -> Identity:  # noqa: ANN401
 def audit_entry(**fields: Any) -> AuditEntry:  # noqa: ANN401
     """Return an entry of the audit trail."""
     return _made(AuditEntry, {}, fields)
+
+
+def replayed_deliveries(**fields: Any) -> ReplayedDeliveries:  # noqa: ANN401
+    """Return how many deliveries were replayed."""
+    return _made(ReplayedDeliveries, {}, fields)
 
 
 def console_summary(**fields: Any) -> ConsoleSummary:  # noqa: ANN401

@@ -6,7 +6,7 @@ nothing until a test uses it.
 
 from typing import TYPE_CHECKING
 
-from agentpay_server._loading import load
+from agentpay._loading import load
 
 if TYPE_CHECKING:
     from agentpay_server.chain.rpc.settings import Finality, RpcSettings
@@ -57,7 +57,7 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> object:
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value: object = getattr(load(_HOMES[name]), name)
+        value: object = getattr(load(_HOMES[name], part="the server", extra="server"), name)
         globals()[name] = value
         return value
 

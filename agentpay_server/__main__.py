@@ -2,16 +2,16 @@
 
 import sys
 
-from agentpay_server._loading import load
+from agentpay._loading import load
 
 
 def main() -> None:
     """Run the command line, or print one line about missing dependencies."""
     try:
-        cli = load("agentpay_server.cli")
+        cli = load("agentpay_server.cli", part="the server", extra="server")
     except ModuleNotFoundError as missing:
         sys.exit(f"agentpay-server: {missing}")
-    cli.main()
+    cli.main(prog_name="agentpay-server")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,9 @@ class Operation(StrEnum):
     """The operation in progress."""
 
     TRANSFER = "transfer"
+    PAYMENT = "payment"
+    """A payment behind HTTP 402, which its seller broadcasts."""
+
     APPROVE = "approve"
     """A transfer that an operator has approved; before that, it is a `transfer`."""
 
@@ -77,6 +80,9 @@ def points_of(operation: Operation) -> tuple[str, ...]:
         steps = [Step.BEGUN, Step.BOOKED]
     else:
         steps = [step for step in Step if step is not Step.CLAIMED or operation is Operation.SESSION_CLOSE]
+    if operation is Operation.PAYMENT:
+        # Its seller sends it.
+        steps.remove(Step.SENT)
     return tuple(f"{operation}.{step}" for step in steps)
 
 

@@ -1,8 +1,9 @@
-"""The format of API keys and of webhook secrets (interface K6, W2).
+"""The form of API keys, sign-in codes and webhook secrets (interface K6, W2).
 
-An API key is `ap_operator_` or `ap_agent_`, 43 base62 characters, and a 6-character checksum; a secret is
-`whsec_` and 43 base62 characters. Both are 256 random bits. The checksum allows refusing mistyped or invented
-keys before any look-up, and recognising leaked keys in text. Only the SHA-256 digest of a key is stored.
+An API key is `ap_operator_`, `ap_agent_` or `ap_console_`, 43 base62 characters, and a 6-character checksum.
+A sign-in code is the same after `ap_code_`; a secret is `whsec_` and 43 base62 characters. All are 256 random
+bits. The checksum lets a mistyped or invented key be refused before any look-up, and leaked keys be
+recognised in text. Only the SHA-256 digest of a key or a code is ever stored.
 """
 
 import hashlib
@@ -11,9 +12,10 @@ import zlib
 from typing import Final
 
 from agentpay.contract.identity import KeyKind
+from agentpay.contract.operator_keys import OperatorKeyKind
 
 _ALPHABET: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
-_KEY: Final = re.compile(r"(ap_(?:operator|agent)_[0-9A-Za-z]{43})([0-9A-Za-z]{6})", re.ASCII)
+_FORM: Final = re.compile(r"(ap_(operator|agent|console|code)_[0-9A-Za-z]{43})([0-9A-Za-z]{6})", re.ASCII)
 
 SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - the mark of a secret, not one
 
@@ -21,9 +23,20 @@ SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - the mark of a secret, not one
 LENT: Final = "lent"
 """The stored kind of an operator key that is valid for one run of a server."""
 
+_CODE: Final = "code"
 
-def new_key(kind: KeyKind, random_bytes: bytes) -> str:
-    """Return the key for 32 random bytes."""
+
+def new_key(kind: KeyKind | OperatorKeyKind, random_bytes: bytes) -> str:
+    """Return the key that 32 random bytes make."""
+    return _credential(kind, random_bytes)
+
+
+def new_code(random_bytes: bytes) -> str:
+    """Return the sign-in code that 32 random bytes make."""
+    return _credential(_CODE, random_bytes)
+
+
+def _credential(kind: str, random_bytes: bytes) -> str:
     if len(random_bytes) != 32:
         raise ValueError("a key is made of exactly 32 random bytes")
     body = f"ap_{kind}_{_base62(int.from_bytes(random_bytes, 'big'), 43)}"
@@ -31,11 +44,20 @@ def new_key(kind: KeyKind, random_bytes: bytes) -> str:
 
 
 def digest_of(key: str) -> str | None:
-    """Return the digest under which a key is stored; None for malformed text."""
-    match = _KEY.fullmatch(key)
-    if match is None or _checksum(match[1]) != match[2]:
+    """Return the digest under which a key is stored; None for a text that cannot be a key."""
+    return _digest(key, is_code=False)
+
+
+def digest_of_code(code: str) -> str | None:
+    """Return the digest under which a sign-in code is stored; None for a text that cannot be one."""
+    return _digest(code, is_code=True)
+
+
+def _digest(text: str, *, is_code: bool) -> str | None:
+    match = _FORM.fullmatch(text)
+    if match is None or (match[2] == _CODE) is not is_code or _checksum(match[1]) != match[3]:
         return None
-    return hashlib.sha256(key.encode("ascii")).hexdigest()
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
 
 
 def new_secret(random_bytes: bytes) -> str:

@@ -104,18 +104,24 @@ def _log_outage(logger: logging.Logger, level: int, event: str, detail: str) -> 
 
 
 @contextmanager
-def logging_to(stream: TextIO, style: LogFormat) -> Iterator[None]:
-    """Print the server's events, and warnings of the libraries that it uses, to a stream."""
+def logging_to(stream: TextIO, style: LogFormat, level: int = logging.INFO) -> Iterator[None]:
+    """Print the server's events, and warnings of the libraries that it uses, to a stream.
+
+    Args:
+        stream: where to print.
+        style: how to print an event.
+        level: the lowest level of events to print.
+    """
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if style is LogFormat.JSON else TextFormatter())
     root, ours = logging.getLogger(), logging.getLogger(ROOT)
-    level = ours.level
+    before = ours.level
     root.addHandler(handler)
-    ours.setLevel(logging.INFO)
+    ours.setLevel(level)
     try:
         yield
     finally:
-        ours.setLevel(level)
+        ours.setLevel(before)
         root.removeHandler(handler)
 
 

@@ -15,12 +15,24 @@ class Principal:
         key_id: the key.
         account_id: the account that an agent-scoped key is bound to; None for an operator key.
         request_id: the request, for the audit trail.
+        is_console: whether the key is one of the console: an operator key, but for other operator keys.
     """
 
     operator_id: str
     key_id: str
     account_id: str | None = None
     request_id: str | None = None
+    is_console: bool = False
+
+    @classmethod
+    def without_key(cls, address: str, request_id: str) -> "Principal":
+        """Return who asks without a key: nobody's, and told from others by the address alone."""
+        return cls(operator_id="", key_id=f"address {address}", request_id=request_id)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is a key."""
+        return bool(self.operator_id)
 
     @property
     def is_agent(self) -> bool:
@@ -35,6 +47,20 @@ class Principal:
         """
         if self.is_agent:
             raise forbidden(operation, "an operator key")
+
+    def require_operator_key(self, operation: str) -> None:
+        """Refuse an agent-scoped key, and one of the console (interface CO19).
+
+        Raises:
+            Problem: `forbidden`.
+        """
+        self.require_operator(operation)
+        if self.is_console:
+            raise Problem(
+                ErrorCode.FORBIDDEN,
+                f"{operation} is not allowed with the key of a console that signed in by a link; it requires "
+                "an operator key.",
+            )
 
     def require_account(self, account_id: str, operation: str) -> None:
         """Refuse an agent-scoped key of another account, whether or not `account_id` exists.

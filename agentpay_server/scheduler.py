@@ -54,7 +54,7 @@ class AddedWork:
             self._workers.remove(worker)
 
     async def next_due_us(self) -> int | None:
-        """Return when work is due next; None when there is none."""
+        """Return when work is due next; None if no work is waiting."""
         dues = [due for worker in self._workers if (due := await worker.next_due_us()) is not None]
         return min(dues, default=None)
 

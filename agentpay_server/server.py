@@ -15,6 +15,7 @@ from agentpay_server.audit import AuditTrail
 from agentpay_server.chain.clusters import ClusterRefusedError
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, Custody, KeyPath
 from agentpay_server.chain.embedded.chain import EmbeddedChain
+from agentpay_server.chain.embedded.executed import Executed
 from agentpay_server.chain.embedded.persistence import ForeignLedgerError
 from agentpay_server.chain.embedded.store import DatabaseLedger
 from agentpay_server.chain.protocol import ChainUnavailableError, Deposit
@@ -32,6 +33,11 @@ from agentpay_server.money.settlement_schedule import SettlementWorker
 from agentpay_server.money.watch_schedule import ConfirmationWorker, LateLandingWorker
 from agentpay_server.operators.keys import FirstOperator, Keys
 from agentpay_server.operators.overview import Overview, RequestLog
+from agentpay_server.operators.sign_in import SignIns
+from agentpay_server.payments.pins import Origins
+from agentpay_server.payments.service import Payments
+from agentpay_server.payments.settling import PaymentHandler
+from agentpay_server.payments.watch import PaymentWatch
 from agentpay_server.principals import Principal
 from agentpay_server.randomness import Identifiers, Randomness, SeededRandomness
 from agentpay_server.sandbox.faults import Faults
@@ -57,9 +63,16 @@ from agentpay_server.webhooks.deliveries import Deliveries
 from agentpay_server.webhooks.http import HttpPoster
 from agentpay_server.webhooks.sender import WebhookSender
 from agentpay_server.webhooks.service import Webhooks
+from agentpay_server.webhooks.tail import EventTail
 
-HANDLERS: Final = (TransferHandler(), SessionOpenHandler(), SessionSettleHandler(), PolicyRecordHandler())
-"""The handlers of all kinds of transactions that move money or write a policy record."""
+HANDLERS: Final = (
+    TransferHandler(),
+    PaymentHandler(),
+    SessionOpenHandler(),
+    SessionSettleHandler(),
+    PolicyRecordHandler(),
+)
+"""What becomes of every kind of transaction that moves money or writes a policy's record."""
 
 if TYPE_CHECKING:
     from agentpay_server.chain.rpc.chain import RpcChain
@@ -82,16 +95,21 @@ class Services:
     Attributes:
         tasks: running tasks.
         keys: operators and API keys.
+        sign_ins: links to the console, and the keys that browsers get for them.
         accounts: accounts and balances.
         policies: policies.
         transfers: transfers.
-        checks: predicted outcomes of transfers.
-        approvals: transfers that are pending approval.
+        checks: what would become of transfers.
+        approvals: transfers that wait for an operator.
+        payments: payments behind HTTP 402.
+        payment_watch: finds out what became of them.
+        origins: what operators have pinned of sellers.
         sessions: sessions.
         history: history entries.
         webhooks: registered endpoints.
         deliveries: events and their deliveries.
         sender: sends deliveries.
+        tail: sends events to streams as they are committed.
         deposits: deposits.
         settlement: drivers of signed transactions.
         audit: the audit trail.
@@ -110,6 +128,7 @@ class Services:
         self.settlement: Settlement = Settlement(context, HANDLERS)
         self.deposits: Deposits = Deposits(context, self.settlement, server.arrivals)
         self.keys: Keys = Keys(context, are_all_seeded=config.seeded_port_keys)
+        self.sign_ins: SignIns = SignIns(context)
         decisions = Decisions(context, self.settlement, self.deposits.look_if_told)
         execution = Execution(context, self.settlement, decisions)
         records = PolicyRecords(context, self.settlement)
@@ -119,11 +138,15 @@ class Services:
         self.transfers: Transfers = Transfers(context, execution)
         self.checks: Checks = Checks(context, decisions)
         self.approvals: Approvals = Approvals(context, execution)
+        self.payment_watch: PaymentWatch = PaymentWatch(context, self.settlement)
+        self.payments: Payments = Payments(context, execution, self.payment_watch)
+        self.origins: Origins = Origins(context)
         self.sessions: Sessions = Sessions(context, self.settlement, closing, decisions)
         self.history: History = History(context)
         self.webhooks: Webhooks = Webhooks(context)
         self.deliveries: Deliveries = Deliveries(context)
         self.sender: WebhookSender = WebhookSender(context, server.poster)
+        self.tail: EventTail = EventTail(context)
         self.audit: AuditTrail = AuditTrail(context)
         # Without the sandbox's faults: an automatic check must not use up one of them.
         self.treasury: Treasury = Treasury(context, server.chain)
@@ -135,6 +158,8 @@ class Services:
         self._deposit_worker = DepositWorker(self.deposits, clock=clock, look_every_us=look_every_us)
         workers: list[Worker] = [
             self._settlement_worker,
+            # What a payment took is booked before what it brought.
+            self.payment_watch,
             self._deposit_worker,
             self._session_worker,
             records,
@@ -165,6 +190,7 @@ class Services:
             schedule=self.schedule,
             faults=server.faults,
             snapshots=server.snapshots,
+            console_keys=self.sign_ins,
         )
 
     async def recover(self, *, is_alone: bool) -> None:
@@ -180,6 +206,8 @@ class Services:
         if is_alone or self._clock.is_manual:
             await self._session_worker.resume()
         await self._settlement_worker.resume()
+        # What sellers have broadcast meanwhile.
+        await self.payment_watch.look()
 
     async def book_arrivals(self) -> None:
         """Book deposits that arrived while no server ran."""
@@ -233,6 +261,7 @@ class Server:
         if isinstance(chain, EmbeddedChain):
             # Not bound to one `Services`: later ones must be notified too.
             chain.listen(self)
+            chain.history.listen(self._executed)
 
     @property
     def principal(self) -> Principal:
@@ -242,6 +271,9 @@ class Server:
     def arrived(self, deposit: Deposit | None) -> None:
         """Process a report of the chain; None means that there may be unreported deposits."""
         self.services.deposits.arrived(deposit)
+
+    def _executed(self, executed: Executed) -> None:
+        self.services.payment_watch.executed(executed)
 
     async def begin(self) -> None:
         """Resume work of an earlier process, and start the scheduler.
@@ -284,6 +316,7 @@ class Server:
 
     def _restarted(self) -> None:
         """Continue after restoring a snapshot, at which no work was in progress."""
+        self.services.tail.close()
         self.context.tasks.end_loops()
         self.context.wakeup.forget_listeners()
         self.services = Services(self)

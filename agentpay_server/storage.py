@@ -188,7 +188,7 @@ def _postgres(url: str, schema: str) -> "PostgresDatabase":
     try:
         from agentpay_server.database.postgres import PostgresDatabase  # noqa: PLC0415
     except ModuleNotFoundError as missing:
-        from agentpay_server.installation import install_command  # noqa: PLC0415
+        from agentpay._installation import install_command  # noqa: PLC0415
 
         raise MissingDriverError(
             f"PostgreSQL needs {missing.name}, which is not installed: {install_command('postgres')}"

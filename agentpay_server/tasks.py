@@ -1,4 +1,4 @@
-"""Tasks that the server owns: a disconnecting caller cancels nothing that moves money. And wake-ups."""
+"""Tasks that the server owns, which no disconnecting caller cancels, and the wake-ups of schedulers."""
 
 import asyncio
 import logging

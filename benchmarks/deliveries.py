@@ -1,8 +1,8 @@
-"""What the dispatcher costs per delivery beyond the HTTP post itself, on SQLite in memory, in microseconds.
+"""The sender's cost per delivery beyond the HTTP post itself, on SQLite in memory, in microseconds.
 
 The subject claims a due delivery, opens its secret, signs, posts to a receiver within the process and books
 the attempt: one after the other, as under a manual clock, and side by side, as on a running one. The floor is
-the same post by httpx alone, to the same receiver.
+the same post by plain httpx, to the same receiver.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ BATCHES = ROUNDS + 3  # those of the warm-up included
 
 
 class Receiver(httpx.AsyncBaseTransport):
-    """Answers 200."""
+    """Responds with 200."""
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Answer a post."""
@@ -41,7 +41,7 @@ class Receiver(httpx.AsyncBaseTransport):
 
 
 class RunningAt:
-    """A clock that counts as running, and shows what it is told."""
+    """A clock that counts as running, with a time that the benchmark sets."""
 
     is_manual = False
 

@@ -1,4 +1,4 @@
-"""A server for each test: what setting one up and tearing it down costs, warm, beside moto's `mock_aws`.
+"""The cost of setting up and tearing down a server per test, warm, compared with moto's `mock_aws`.
 
 Warm means that a virtual machine is at hand: the first server of a process makes one, which takes longer than
 all the rest, and every later one takes over the machine of the one before, emptied
@@ -84,11 +84,11 @@ def _beside_moto() -> list[Result]:
             server.client()
 
     pairs = (
-        ("mock_aws alone", _fixture, bare),
+        ("mock_aws", _fixture, bare),
         ("mock_aws and a client", server_with_a_client, with_a_client),
     )
     return [
-        compare(f"fixture beside {name}", subject=subject, floor=floor, bound=OF_MOTO, calls=10)
+        compare(f"fixture vs {name}", subject=subject, floor=floor, bound=OF_MOTO, calls=10)
         for name, subject, floor in pairs
     ]
 

@@ -1,6 +1,6 @@
-"""What a client-only install puts on disk: packages, and bytes with the bytecode that pip compiles.
+"""The size of a client-only install: packages, and bytes with the bytecode that pip compiles.
 
-It is counted in an environment of its own, into which this checkout is installed without extras.
+It is measured in a new environment, into which this checkout is installed without extras.
 """
 
 import json

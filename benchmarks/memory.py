@@ -1,6 +1,6 @@
 """What 100,000 transfers leave behind on a data directory: in the memory of the process, and at a start.
 
-The transfers are made in a process of its own, whose resident memory is read after a first 5,000 and again at
+The transfers are made in a separate process, whose resident memory is read after a first 5,000 and again at
 the end. A start is the whole of `agentpay-server serve`, from the shell to the line that it accepts requests.
 AGENTPAY_BENCH_TRANSFERS makes it fewer.
 """

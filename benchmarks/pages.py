@@ -53,8 +53,8 @@ FIGURES: Final[Mapping[str, Figure]] = {
     "import_package": Figure("imports", "import agentpay"),
     "import_client": Figure("imports", "from agentpay import AgentPay"),
     "fixture": Figure("fixtures", "fixture: set-up and tear-down", _milliseconds),
-    "fixture_moto": Figure("fixtures", "fixture beside mock_aws alone"),
-    "fixture_moto_client": Figure("fixtures", "fixture beside mock_aws and a client"),
+    "fixture_moto": Figure("fixtures", "fixture vs mock_aws"),
+    "fixture_moto_client": Figure("fixtures", "fixture vs mock_aws and a client"),
     "restore": Figure("snapshots", r"sandbox\.restore", _milliseconds),
     "unwrap_signature": Figure("webhooks", "unwrap, from the signature"),
     "unwrap_headers": Figure("webhooks", "unwrap, from the headers"),
@@ -67,7 +67,7 @@ FIGURES: Final[Mapping[str, Figure]] = {
 }
 
 BENCHMARKS: Final = frozenset(figure.benchmark for figure in FIGURES.values())
-"""What has to be measured for the pages."""
+"""The figures that the pages need."""
 
 
 @frozen

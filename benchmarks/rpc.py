@@ -1,11 +1,10 @@
-"""Transfers on a real validator with slots of 50 ms: what the service adds to a bare loop, and how it scales.
+"""Transfers on a real validator with slots of 50 ms: overhead over a bare loop, and scaling.
 
-The bare loop builds, signs, sends and asks until the transaction is confirmed, in raw RPC calls, and keeps
-nothing. Beside it: RPC calls for each settled transfer, all that the server asks for by itself included; and
-callers at once, of one and of two servers on one PostgreSQL that waits for its disk, against one caller. A
-validator for tests takes transactions one after the other, and ever more slowly: each round has a new one,
-and as many bare loops at once, in the same round, tell how much of a limit is its own. What a transfer costs
-the servers in CPU time tells what theirs would be.
+The bare loop builds, signs and sends a transaction and polls until it is confirmed, with raw RPC calls and
+without storage. Also measured: RPC calls per settled transfer, including the server's own, and concurrent
+callers of one and of two servers on one durable PostgreSQL, compared with one caller. A test validator
+executes transactions one after the other, and slows down with age: each round has a new one, and as many
+bare loops in the same round show its own limit. The CPU time of a transfer shows the servers' limit.
 """
 
 import asyncio
@@ -97,7 +96,7 @@ class BareLoop:
 
 @asynccontextmanager
 async def _bare_loops(surfpool: Surfpool, count: int) -> AsyncIterator[list[BareLoop]]:
-    """Give as many loops, each with a payer of its own."""
+    """Generate load with as many loops, each with its own payer."""
     limits = httpx.Limits(max_connections=None)
     async with (
         rpc_world.world(surfpool) as world,
@@ -272,7 +271,7 @@ def _together(database_urls: Iterable[str], count: int) -> list[Result]:
 
 
 def run() -> list[Result]:
-    """Measure, each part on a validator of its own: it slows down with its age."""
+    """Measure, each part on a separate validator, because validators slow down with age."""
     with surfpools.running() as node:
         results = [asyncio.run(_alone(node))]
     with surfpools.running() as node:

@@ -1,4 +1,4 @@
-"""Run the benchmarks, all or those that are named, and print one table.
+"""Run all benchmarks, or the named ones, and print one table.
 
     python benchmarks/run.py transfer stores
     python benchmarks/run.py --write
@@ -45,7 +45,7 @@ def main() -> None:
     if unknown := sorted(set(asked.names) - set(MODULES)):
         parser.error(f"there is no {', '.join(unknown)}")
     if asked.write and asked.names:
-        parser.error("--write measures all that the pages show, in one run: name nothing beside it")
+        parser.error("--write measures everything that the pages show, in one run: do not name benchmarks")
     names = asked.names or [name for name in MODULES if name in pages.BENCHMARKS or not asked.write]
     results: dict[str, list[Result]] = {name: importlib.import_module(name).run() for name in names}
     print_table([result for found in results.values() for result in found])

@@ -1,4 +1,4 @@
-"""How fast the simulator is: simulated time beside the processor's, busy and nearly idle, and crashes.
+"""The speed of the simulator: simulated time per processor time, busy and nearly idle, and crashes.
 
 Busy is a world as the seeds draw them, of middling strength: 8 agents and 3 servers. In the last world
 servers die as often as they can be started again. The floor is a second of real time, or a crash in 30 ms.
@@ -29,7 +29,7 @@ _DENSE: Final = evolve(
 
 
 def run() -> list[Result]:
-    """Return what simulated seconds and crashes cost, beside what they may."""
+    """Return the cost of simulated seconds and crashes, with their bounds."""
     return [
         _seconds("8 busy agents, 3 servers", _BUSY, _BUSY_TIMES),
         _seconds("nearly idle", _IDLE, _IDLE_TIMES),
@@ -38,7 +38,7 @@ def run() -> list[Result]:
 
 
 def _seconds(name: str, plan: Plan, least: int) -> Result:
-    """Measure a simulated second, beside a real one."""
+    """Measure a simulated second, compared with a real one."""
     outcome = simulate(plan)
     times = outcome.seconds / outcome.cpu_seconds
     told = f"simulate, {name}: {times:.0f} times real time on one core (at least {least})"
@@ -46,7 +46,7 @@ def _seconds(name: str, plan: Plan, least: int) -> Result:
 
 
 def _crashes() -> Result:
-    """Measure a crash and the recovery after it, beside what one may cost."""
+    """Measure a crash and its recovery, compared with its bound."""
     outcome = simulate(_DENSE)
     minute = outcome.crashes * 60 / outcome.cpu_seconds
     told = f"simulate, dying servers: {minute:.0f} crashes a core minute (at least {_CRASHES_A_MINUTE})"

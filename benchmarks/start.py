@@ -1,7 +1,7 @@
-"""From `AgentPayServer()` to the first answer, chain included, warm: bound in milliseconds, not in a ratio.
+"""From `AgentPayServer()` to the first response, chain included, warm: bound in milliseconds, not in a ratio.
 
-The floor is LiteSVM alone: making its virtual machine is most of a first start. Beside it, over a port as
-they are used, the servers that other test suites start, where they are installed: they must take longer.
+The floor is creating LiteSVM's virtual machine, which is most of a first start. Compared over a port, as they
+are used, with the servers that other test suites start, if these are installed: they must take longer.
 """
 
 import importlib.util
@@ -35,7 +35,7 @@ def run() -> list[Result]:
     return [
         Result(name, result.subject_us, result.floor_us, result.ratio, None),
         *(
-            compare(f"start over a port beside {name}", subject=_over_a_port, floor=peer, bound=1.0, calls=3)
+            compare(f"start over a port vs {name}", subject=_over_a_port, floor=peer, bound=1.0, calls=3)
             for module, (name, peer) in peers.items()
             if importlib.util.find_spec(module) is not None
         ),

@@ -1,9 +1,9 @@
-"""What the stores cost: a transfer on a file, look-ups as tables grow, transfers/s on PostgreSQL.
+"""The cost of the stores: a transfer on a file, look-ups as tables grow, transfers/s on PostgreSQL.
 
 The limit of the bare database is measured with the statements of one transfer, recorded from the service with
-the borders of their transactions and played again by as many callers over the bare driver, each with names of
-its own in the place of the transfer's. The ledger of the embedded chain, which the service writes to the same
-database, is no part of it. Each caller has a payer and a payee of its own, so that none waits for another's.
+their transactions, and replayed by as many callers over the bare driver, each with different identifiers. The
+ledger of the embedded chain, which the service writes to the same database, is not included. Each caller has
+its own payer and payee, so that none waits for another.
 """
 
 import asyncio
@@ -167,7 +167,7 @@ async def _filled(database: Database, count: int) -> Database:
     return database
 
 
-# --- PostgreSQL: transfers/s beside the bare database -----------------------------------------------------
+# --- PostgreSQL: transfers/s compared with the bare database ----------------------------------------------
 
 
 @frozen
@@ -197,7 +197,7 @@ def _throughput(url: str) -> list[Result]:
                 served = runner.run(_served(server, pairs[:callers], TRANSFERS))
                 bare = runner.run(_bare(database_url, recorded, pairs, callers))
                 name = (
-                    f"PostgreSQL, {callers} callers: {1 / served:,.0f} transfers/s, the statements alone "
+                    f"PostgreSQL, {callers} callers: {1 / served:,.0f} transfers/s, only the statements "
                     f"{1 / bare:,.0f}"
                 )
                 results.append(Result(name, served * 1e6, bare * 1e6, served / bare, None))
@@ -209,7 +209,7 @@ def _recorded(server: AgentPayServer, pair: Pair) -> list[Transaction]:
     payer, payee = pair
     transfers = server.client().transfers
     transactions: list[Transaction] = []
-    # By session, because others are under way: those of the workers.
+    # By session, because the workers' connections are active too.
     current: dict[Session, Transaction] = {}
     kept = {name: getattr(Session, name) for name in ("in_transaction", "alone", "fetch", "run_each")}
 
@@ -261,7 +261,7 @@ async def _no_reset(_connection: Any) -> None:
 
 
 def _own(value: Any, number: int, recorded: Pair, pair: Pair) -> Any:
-    """Return what stands in the place of a recorded value in the transfer of this number and pair."""
+    """Return the replacement of a recorded value in the transfer of this number and pair."""
     if value in recorded:
         return pair[recorded.index(value)]
     if not isinstance(value, str):

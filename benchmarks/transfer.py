@@ -4,9 +4,9 @@ The floor is: LiteSVM builds, signs and executes a transfer with a memo; one htt
 request into an ASGI application that does nothing and reads its answer as JSON; two commits of one row each
 through SQLAlchemy Core into SQLite in memory.
 
-An async client on the server's own event loop stands against a floor on one thread. A sync client's calls
+An async client on the server's own event loop is compared with a floor on one thread. A sync client's calls
 cross to the server's thread and back, so its floor does too: the same round trip into an application on a
-thread of its own. Waking two threads takes 20 to 200 us, by how deeply the machine's idle cores sleep.
+separate thread. Waking two threads takes 20 to 200 us, depending on how deeply idle cores sleep.
 """
 
 import asyncio

@@ -37,7 +37,7 @@ PAYLOAD = json.dumps(
             "amount_usdc": "25.000000",
             "tx_signature": "5" * 88,
             "settled_at": "2026-01-31T12:00:00.000Z",
-            # What a later version may add, which makes it 700 bytes.
+            # Possible additions of a later version, up to 700 bytes.
             "memo": "m" * 192,
             "chain_explorer_url": "https://explorer.solana.com/tx/" + "5" * 63,
         },
@@ -132,7 +132,7 @@ def run() -> list[Result]:
             ("unwrap, from the headers", with_headers),
         )
     ]
-    # Each beside the one that is given as much: stripe takes a signature, openai takes headers.
+    # Each compared with a library that gets the same input: stripe takes a signature, openai takes headers.
     for name, peer, subject in (
         ("stripe construct_event", stripe, with_signature),
         ("openai webhooks.unwrap", openai, with_headers),

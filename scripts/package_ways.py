@@ -202,6 +202,26 @@ def as_client(client: Installed) -> None:
             fail(command, said)
 
 
+def as_command_line(installed: Installed) -> None:
+    """Run commands that need only the client, and one that finds no server."""
+    program = "agentpay"
+    with tempfile.TemporaryDirectory() as home:
+        variables = {
+            "AGENTPAY_CONFIG": str(Path(home) / "config.toml"),
+            "AGENTPAY_BASE_URL": f"http://127.0.0.1:{free_port()}",
+            "AGENTPAY_API_KEY": "ap_operator_x",
+        }
+        for expected, code, arguments in (
+            ("agentpay, version", 0, ["--version"]),
+            ("_AGENTPAY_COMPLETE", 0, ["completion", "bash"]),
+            ("whsec_", 0, ["listen", "--print-secret"]),
+            ("no server responds", 1, ["accounts", "list"]),
+        ):
+            told = installed.run(program, *arguments, code=code, **variables)
+            if expected not in told:
+                fail([program, *arguments], f"no {expected!r} in {told!r}")
+
+
 def as_receiver(installed: Installed, app: str) -> None:
     """Receive a webhook in one of the examples, started by its documented command."""
     port, needs = free_port(), RECEIVERS[app]

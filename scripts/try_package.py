@@ -115,6 +115,7 @@ def documented(client: Installed, database_url: str) -> list[Install]:
         Install(("server",), (), (serves, package_ways.without_driver)),
         Install(("server", "fast"), (), (serves,)),
         Install(("server",), ("pytest",), (package_ways.as_test_suite,)),
+        Install(("cli",), (), (package_ways.as_command_line,)),
         *receivers,
         Install((), (), (package_ways.as_client,)),
     ]

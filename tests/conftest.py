@@ -14,6 +14,7 @@ from hypothesis import settings
 from surfpool import Surfpool
 
 settings.register_profile("agentpay", deadline=None, print_blob=True)
+settings.register_profile("quick", settings.get_profile("agentpay"), max_examples=25)
 settings.load_profile("agentpay")
 
 

@@ -55,12 +55,13 @@ class Payer:
             if pick is not None:
                 offer: Offer | None = pick(offers)
             else:
-                offer = rules.payable(
+                payable = rules.payable(
                     offers,
                     cluster=None,
                     usdc_mint=context.chain.usdc_mint,
                     now_us=context.clock.now_us(),
                 )
+                offer = payable[0] if payable else None
             assert offer is not None, "nothing payable"
             prepared = build_payment(
                 context.signer,

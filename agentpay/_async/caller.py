@@ -4,6 +4,7 @@
 `agentpay._http` does the network I/O.
 """
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 from agentpay._http import AsyncHttp
@@ -60,6 +61,16 @@ class AsyncCaller:
             raise
         watch.succeeded(model, reply)
         return model, reply
+
+    async def pieces(self, request: PreparedRequest, options: CallOptions) -> AsyncIterator[bytes]:
+        """Send a request once, and yield the body of its response as it arrives.
+
+        Raises:
+            AgentPayError: the request failed, or the connection was lost.
+        """
+        self.http.warn_if_exposed()
+        async for piece in self.http.pieces(request, self.begin(options)):
+            yield piece
 
     async def _noted(self, request: PreparedRequest, call: Call) -> tuple[Any, Reply]:
         try:

@@ -1,5 +1,6 @@
 """The operator API of the dashboard as resources, an extension."""
 
+from collections.abc import AsyncIterator
 from typing import Unpack
 
 from agentpay._async.caller import AsyncCaller
@@ -8,11 +9,15 @@ from agentpay._async.keys import AsyncAgentKeys, AsyncOperatorKeys
 from agentpay._async.origins import AsyncOrigins
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
+from agentpay._event_stream import EventReader
 from agentpay._options import CallOptions
 from agentpay._requests import prepare
-from agentpay.contract import approvals, console
+from agentpay.contract import approvals, console, deliveries, sign_in
 from agentpay.contract.approvals import PendingTransfer, RejectTransfer
 from agentpay.contract.console import AccountDetail, AuditEntry, ConsoleSummary, ServedRequest
+from agentpay.contract.events import Event
+from agentpay.contract.headers import LAST_EVENT_ID
+from agentpay.contract.sign_in import ConsoleKey, SignIn, SignInCode
 from agentpay.contract.transfers import Transfer
 
 
@@ -88,6 +93,18 @@ class AsyncAccountDetails(AsyncResource):
     """Accounts with details that only their operator may see (interface CO4). All need an operator key."""
 
     __module__ = "agentpay"
+
+    def list(
+        self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
+    ) -> AsyncPages[AccountDetail]:
+        """List accounts in full, newest first: as `get` returns each, in one request (interface CO4).
+
+        Args:
+            limit: accounts per page, 1 to 100; 20 by default.
+            cursor: `cursor` of an earlier page, to continue from there.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+        """
+        return self._pages(console.LIST_ACCOUNT_DETAILS, options, query={"limit": limit, "cursor": cursor})
 
     async def get(self, account_id: str, **options: Unpack[CallOptions]) -> AccountDetail:
         """Read an account with its metadata, its on-chain policy record, and its spending.
@@ -173,7 +190,7 @@ class AsyncConsole(AsyncResource):
         deliveries: deliveries of events, with every attempt.
         audit: the audit trail.
         requests: requests that the server has responded to.
-        origins: what is known of sellers, and held against their challenges.
+        origins: recorded details of sellers, which their challenges are checked against.
     """
 
     __module__ = "agentpay"
@@ -199,3 +216,56 @@ class AsyncConsole(AsyncResource):
         """
         summary: ConsoleSummary = await self._call(prepare(console.GET_SUMMARY), options)
         return summary
+
+    async def stream(
+        self, *, last_event_id: str | None = None, **options: Unpack[CallOptions]
+    ) -> AsyncIterator[Event]:
+        """Yield events as they are recorded, until the server ends the stream (interface CO21).
+
+        Nothing is retried. When the connection is lost, call it again with the `id` of the last event.
+
+        Args:
+            last_event_id: yield what was recorded after this event, `evt_…`; by default from now on. After an
+                unknown one, from now on too.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`. Keep the
+                timeout above 15 seconds, after which the server shows that it is alive.
+
+        Raises:
+            RateLimitedError: this operator has 10 streams open at this server.
+            APIConnectionError: the connection was lost.
+        """
+        if last_event_id is not None:
+            options["extra_headers"] = {**options.get("extra_headers", {}), LAST_EVENT_ID.name: last_event_id}
+        reader = EventReader()
+        async for piece in self._caller.pieces(prepare(deliveries.STREAM_EVENTS), options):
+            for event in reader.feed(piece):
+                yield event
+
+    async def sign_in(self, code: str, **options: Unpack[CallOptions]) -> ConsoleKey:
+        """Exchange the code of a sign-in link for a key of the console (interface CO18).
+
+        It needs no key: the one of this client is not looked at.
+
+        Args:
+            code: what follows `#code=` in the link.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+
+        Returns:
+            The key, which expires after 12 hours; it is shown here and never again.
+
+        Raises:
+            AuthenticationError: the code is invalid, has expired, or was used before.
+        """
+        key: ConsoleKey = await self._call(prepare(sign_in.SIGN_IN, body=SignIn(code=code)), options)
+        return key
+
+    async def sign_in_code(self, **options: Unpack[CallOptions]) -> SignInCode:
+        """Create a code that signs in to the console once, within 10 minutes (interface CO20).
+
+        The link to open is `{base_url}/dashboard#code={code}`.
+
+        Args:
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+        """
+        code: SignInCode = await self._call(prepare(sign_in.CREATE_SIGN_IN_CODE), options)
+        return code

@@ -14,18 +14,18 @@ from agentpay.contract.payments import PinnedOrigin, PinOrigin
 
 
 class AsyncOrigins(AsyncResource):
-    """What is known of sellers, and held against their challenges. All need an operator key."""
+    """Pins of sellers, which override their challenges. All need an operator key."""
 
     __module__ = "agentpay"
 
     def list(
         self, *, limit: int | None = None, cursor: str | None = None, **options: Unpack[CallOptions]
     ) -> AsyncPages[PinnedOrigin]:
-        """List the pinned sellers, the one that was pinned last first.
+        """List the pinned sellers, the last pinned first.
 
         Args:
             limit: sellers per page, 1 to 100; 20 by default.
-            cursor: `cursor` of an earlier page, to go on from there.
+            cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
         """
         return self._pages(payments.LIST_ORIGINS, options, query={"limit": limit, "cursor": cursor})
@@ -40,20 +40,20 @@ class AsyncOrigins(AsyncResource):
         blocked: bool = False,
         **options: Unpack[CallOptions],
     ) -> PinnedOrigin:
-        """Pin what is known of a seller: it wins over what the seller's challenges claim.
+        """Pin a seller: the pin overrides what the seller's challenges claim.
 
-        The pin is replaced as a whole: what is left out is not known.
+        The whole pin is replaced, including omitted fields.
 
         Args:
             origin: the seller: scheme, host and port, such as `https://api.example.com`.
-            category: spend category of whatever it sells, 1 to 64 characters.
+            category: spend category of all its products, 1 to 64 characters.
             recipients: on-chain addresses of owners that may be paid there; None allows all.
-            max_amount: the highest price in USDC; None is no limit. Floats are refused.
-            blocked: whether nothing is paid there.
+            max_amount: the highest price in USDC; None means no limit. Floats are refused.
+            blocked: whether to block payments to it.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Raises:
-            InvalidRequestError: the request is not valid; `details` names every fault.
+            InvalidRequestError: the request is invalid; `details` lists every fault.
         """
         body = PinOrigin(
             category=category,
@@ -67,7 +67,7 @@ class AsyncOrigins(AsyncResource):
         return pin
 
     async def get(self, origin: str, **options: Unpack[CallOptions]) -> PinnedOrigin:
-        """Read what is pinned of a seller.
+        """Read the pin of a seller.
 
         Args:
             origin: the seller, such as `https://api.example.com`.
@@ -80,7 +80,7 @@ class AsyncOrigins(AsyncResource):
         return pin
 
     async def delete(self, origin: str, **options: Unpack[CallOptions]) -> None:
-        """Forget what is pinned of a seller.
+        """Delete the pin of a seller.
 
         Args:
             origin: the seller, such as `https://api.example.com`.

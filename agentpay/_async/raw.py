@@ -141,6 +141,7 @@ class AsyncRawOrigins(AsyncRawResource):
 class AsyncRawAccountDetails(AsyncRawResource):
     """`client.console.accounts`, with responses."""
 
+    list: Final = AsyncRaw(AsyncAccountDetails.list)
     get: Final = AsyncRaw(AsyncAccountDetails.get)
     allow_signing: Final = AsyncRaw(AsyncAccountDetails.allow_signing)
 
@@ -188,6 +189,7 @@ class AsyncRawDeliveries(AsyncRawResource):
     """`client.console.deliveries`, with responses."""
 
     list: Final = AsyncRaw(AsyncDeliveries.list)
+    replay: Final = AsyncRaw(AsyncDeliveries.replay)
 
 
 class AsyncRawAudit(AsyncRawResource):
@@ -206,6 +208,8 @@ class AsyncRawConsole(AsyncRawResource):
     """`client.console`, with responses."""
 
     summary: Final = AsyncRaw(AsyncConsole.summary)
+    sign_in: Final = AsyncRaw(AsyncConsole.sign_in)
+    sign_in_code: Final = AsyncRaw(AsyncConsole.sign_in_code)
 
     def __init__(self, console: AsyncConsole) -> None:
         super().__init__(console)

@@ -5,6 +5,7 @@
 `agentpay._http` does the network I/O.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 from agentpay._http import Http
@@ -61,6 +62,16 @@ class Caller:
             raise
         watch.succeeded(model, reply)
         return model, reply
+
+    def pieces(self, request: PreparedRequest, options: CallOptions) -> Iterator[bytes]:
+        """Send a request once, and yield the body of its response as it arrives.
+
+        Raises:
+            AgentPayError: the request failed, or the connection was lost.
+        """
+        self.http.warn_if_exposed()
+        for piece in self.http.pieces(request, self.begin(options)):
+            yield piece
 
     def _noted(self, request: PreparedRequest, call: Call) -> tuple[Any, Reply]:
         try:

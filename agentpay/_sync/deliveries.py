@@ -1,6 +1,7 @@
 # Generated from _async by scripts/unasync.py. Edit that one.
 """The operator API for webhooks, events and deliveries as resources, an extension."""
 
+from datetime import datetime
 from typing import Literal, Unpack
 
 from agentpay._sync.paging import Page
@@ -15,6 +16,9 @@ from agentpay.contract.deliveries import (
     DeliveryStatusFilter,
     NewSecret,
     RegisteredWebhook,
+    ReplayableStatus,
+    ReplayDeliveries,
+    ReplayedDeliveries,
     ReplayEvent,
     RotateSecret,
 )
@@ -95,6 +99,9 @@ class Events(Resource):
         *,
         type: EventType | None = None,  # noqa: A002 - the name of the query parameter
         account_id: str | None = None,
+        transfer_id: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
         limit: int | None = None,
         cursor: str | None = None,
         **options: Unpack[CallOptions],
@@ -104,6 +111,9 @@ class Events(Resource):
         Args:
             type: only events of this type, such as `transfer.settled`.
             account_id: only events about this account.
+            transfer_id: only events about this transfer or payment, `txn_…`.
+            since: only events recorded after this moment, with a UTC offset.
+            until: only events recorded up to this moment, with a UTC offset.
             limit: events per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
@@ -111,7 +121,15 @@ class Events(Resource):
         Raises:
             InvalidRequestError: the type does not exist.
         """
-        query = {"type": type, "account_id": account_id, "limit": limit, "cursor": cursor}
+        query = {
+            "type": type,
+            "account_id": account_id,
+            "transfer_id": transfer_id,
+            "since": since,
+            "until": until,
+            "limit": limit,
+            "cursor": cursor,
+        }
         return self._pages(deliveries.LIST_EVENTS, options, query=query)
 
     def replay(
@@ -152,6 +170,9 @@ class Deliveries(Resource):
         | None = None,
         event_id: str | None = None,
         webhook_id: str | None = None,
+        transfer_id: str | None = None,
+        since: datetime | None = None,
+        until: datetime | None = None,
         limit: int | None = None,
         cursor: str | None = None,
         **options: Unpack[CallOptions],
@@ -162,6 +183,9 @@ class Deliveries(Resource):
             status: only deliveries that are `pending`, `retrying`, `delivered` or `undelivered`.
             event_id: only deliveries of this event.
             webhook_id: only deliveries to this webhook.
+            transfer_id: only deliveries of events about this transfer or payment, `txn_…`.
+            since: only deliveries created after this moment, with a UTC offset.
+            until: only deliveries created up to this moment, with a UTC offset.
             limit: deliveries per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
@@ -170,7 +194,41 @@ class Deliveries(Resource):
             "status": status,
             "event_id": event_id,
             "webhook_id": webhook_id,
+            "transfer_id": transfer_id,
+            "since": since,
+            "until": until,
             "limit": limit,
             "cursor": cursor,
         }
         return self._pages(deliveries.LIST_DELIVERIES, options, query=query)
+
+    def replay(
+        self,
+        *,
+        since: datetime,
+        webhook_id: str | None = None,
+        status: Literal["undelivered", "delivered"] = "undelivered",
+        **options: Unpack[CallOptions],
+    ) -> ReplayedDeliveries:
+        """Deliver once more what was created since a moment and ended with a status (interface CO22).
+
+        The newest delivery of each event to each webhook counts, so calling it again does not repeat what
+        is being delivered.
+
+        Args:
+            since: only deliveries created after this moment, with a UTC offset.
+            webhook_id: only deliveries to this webhook, `wh_…`; None is every one that is not deleted.
+            status: `undelivered`, or `delivered` for a receiver that has lost what it received.
+            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+
+        Returns:
+            How many were replayed, 1,000 at most, and whether there are others.
+
+        Raises:
+            InvalidRequestError: no such webhook of this operator.
+        """
+        body = ReplayDeliveries(since=since, webhook_id=webhook_id, status=ReplayableStatus(status))
+        replayed: ReplayedDeliveries = self._call(
+            prepare(deliveries.REPLAY_DELIVERIES, body=body), options
+        )
+        return replayed

@@ -1,5 +1,5 @@
 # Generated from _async by scripts/unasync.py. Edit that one.
-"""Payments behind HTTP 402 as a resource, an extension: authorized, read, listed, reported.
+"""The payments resource for HTTP 402, an extension: authorize, read, list and report payments.
 
 `agentpay.payments.PaymentAuth` is built on it, for callers whose HTTP library is httpx.
 """
@@ -43,10 +43,10 @@ class Payments(Resource):
         memo: str | None = None,
         **options: Unpack[CallOptions],
     ) -> Payment:
-        """Sign the payment that a 402 asks for, and return the header that presents it to the seller.
+        """Sign the payment for a 402, and return the header that presents it to the seller.
 
-        Nothing moves before you send `payment.header` to the seller, with the request that is paid for. Do
-        not follow redirects with it. With httpx, `agentpay.payments.PaymentAuth` does all of this.
+        Nothing moves before you send `payment.header` to the seller, with the paid request. Do not follow
+        redirects with it. With httpx, `agentpay.payments.PaymentAuth` does all of this.
 
         Args:
             account_id: the account that pays, `acct_…`.
@@ -60,12 +60,12 @@ class Payments(Resource):
             method: the HTTP method of the request.
             headers: of the response, as a mapping or as pairs. Only challenges are sent to the service.
             body: of the response; x402 version 1 has its challenge there.
-            max_amount: the most USDC to pay; by default the policy alone decides. Floats are refused.
+            max_amount: the maximum USDC to pay; by default only the policy decides. Floats are refused.
             memo: at most 200 characters; it stays off chain.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
-            The payment. Its `header` is None while it waits for an operator (`pending_approval`): call again
+            The payment. Its `header` is None while it is pending approval (`pending_approval`): call again
             with the same key and a fresh 402 once it is approved.
 
         Raises:
@@ -73,7 +73,7 @@ class Payments(Resource):
             ValueError: the response is not a 402, its challenge is too large, or `max_amount` has more than
                 6 decimals.
             UnpayableChallengeError: the challenge cannot be read, or offers nothing payable at this price.
-            PolicyViolationError: the policy, or what is pinned of the seller, refuses it.
+            PolicyViolationError: the policy, or the pin of the seller, refuses it.
             AccountPausedError: the account is paused.
             InsufficientBalanceError: the account holds too little.
             IdempotencyConflictError: the key was used for another purchase.
@@ -99,7 +99,7 @@ class Payments(Resource):
         return payment
 
     def get(self, transfer_id: str, **options: Unpack[CallOptions]) -> Payment:
-        """Read a payment. Its `header` is None: `authorize` alone hands it out.
+        """Read a payment. Its `header` is None: only `authorize` hands it out.
 
         Args:
             transfer_id: the payment, `txn_…`.
@@ -129,11 +129,11 @@ class Payments(Resource):
 
         Args:
             account_id: only payments out of this account.
-            status: only payments that have come this far.
+            status: only payments with this status.
             origin: only payments to this seller, such as `https://api.example.com`.
-            since: only payments that were asked for after this moment; with a UTC offset.
+            since: only payments requested after this time; with a UTC offset.
             limit: payments per page, 1 to 100; 20 by default. Iterating goes through all pages.
-            cursor: `cursor` of an earlier page, to go on from there.
+            cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Raises:
@@ -158,9 +158,9 @@ class Payments(Resource):
         duration_ms: int | None = None,
         **options: Unpack[CallOptions],
     ) -> Payment:
-        """Report what the seller answered to a payment, for the operator's records.
+        """Report the seller's response to a payment, for the operator's records.
 
-        It is stored as your claim and decides nothing: what became of the money, the chain tells.
+        It is stored as your claim and decides nothing: the outcome is read from the chain.
 
         Args:
             transfer_id: the payment, `txn_…`.

@@ -142,6 +142,7 @@ class RawOrigins(RawResource):
 class RawAccountDetails(RawResource):
     """`client.console.accounts`, with responses."""
 
+    list: Final = Raw(AccountDetails.list)
     get: Final = Raw(AccountDetails.get)
     allow_signing: Final = Raw(AccountDetails.allow_signing)
 
@@ -189,6 +190,7 @@ class RawDeliveries(RawResource):
     """`client.console.deliveries`, with responses."""
 
     list: Final = Raw(Deliveries.list)
+    replay: Final = Raw(Deliveries.replay)
 
 
 class RawAudit(RawResource):
@@ -207,6 +209,8 @@ class RawConsole(RawResource):
     """`client.console`, with responses."""
 
     summary: Final = Raw(Console.summary)
+    sign_in: Final = Raw(Console.sign_in)
+    sign_in_code: Final = Raw(Console.sign_in_code)
 
     def __init__(self, console: Console) -> None:
         super().__init__(console)

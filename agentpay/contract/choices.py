@@ -104,5 +104,11 @@ KeyKind = Literal[
 ]
 """The kind of a key: what it is allowed to do (interface K2)."""
 
+OperatorKeyKind = Literal[
+    "operator",
+    "console",
+]
+"""What an operator key is for (interface K8)."""
+
 Outcome = Literal["settle", "escalate", "reject"]
 """The predicted outcome of a transfer (interface B4)."""

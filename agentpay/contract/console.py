@@ -225,6 +225,19 @@ class ListServedRequests(Request):
     cursor: Cursor = ""
 
 
+@frozen(kw_only=True)
+class ListAccountDetails(Request):
+    """Query of `GET /console/accounts`.
+
+    Attributes:
+        limit: page size, 1 to 100.
+        cursor: `cursor` of the previous page; empty for the first.
+    """
+
+    limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
+    cursor: Cursor = ""
+
+
 GET_SUMMARY: Final = Endpoint(
     name="console.summary",
     method="GET",
@@ -275,6 +288,17 @@ REVOKE_AGENT_KEY: Final = Endpoint(
     responses={204: None},
     summary="Revoke an agent-scoped key.",
 )
+LIST_ACCOUNT_DETAILS: Final = Endpoint(
+    name="console.accounts.list",
+    method="GET",
+    path="/console/accounts",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.ALWAYS,
+    query=ListAccountDetails,
+    responses={200: PageBody[AccountDetail]},
+    errors=(ErrorCode.CHAIN_UNAVAILABLE,),
+    summary="List accounts in full, newest first: as each is read alone, in one request.",
+)
 GET_ACCOUNT_DETAIL: Final = Endpoint(
     name="console.accounts.get",
     method="GET",
@@ -312,6 +336,7 @@ CONSOLE_ENDPOINTS: Final = (
     CREATE_AGENT_KEY,
     LIST_AGENT_KEYS,
     REVOKE_AGENT_KEY,
+    LIST_ACCOUNT_DETAILS,
     GET_ACCOUNT_DETAIL,
     ALLOW_SIGNING,
     LIST_AUDIT,

@@ -10,11 +10,18 @@ from agentpay.contract.endpoints import Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.event_types import EventType
 from agentpay.contract.events import Event
-from agentpay.contract.fields import Cursor, Form, query_integer, text, whole_number
+from agentpay.contract.fields import Cursor, Form, Rule, parse_timestamp, query_integer, text, whole_number
+from agentpay.contract.headers import LAST_EVENT_ID
 from agentpay.contract.models import Model
 from agentpay.contract.pages import PageBody
 from agentpay.contract.requests import Request
 from agentpay.contract.usdc import UsdcNumber
+
+RETRY_DELAYS_SECONDS: Final = (30, 300, 1_800, 7_200)
+"""Delay of each retry after the failed attempt before it; after one more failure there is no retry."""
+
+ATTEMPT_TIMEOUT_SECONDS: Final = 10.0
+"""How long a receiver may take to respond."""
 
 DEFAULT_OVERLAP_SECONDS: Final = 24 * 3600
 MAX_OVERLAP_SECONDS: Final = 30 * 24 * 3600
@@ -96,12 +103,18 @@ class ListEvents(Request):
     Attributes:
         type: only events of this type.
         account_id: only events about this account.
+        transfer_id: only events about this transfer or payment.
+        since: only events recorded after this moment.
+        until: only events recorded up to this moment.
         limit: page size, 1 to 100.
         cursor: `cursor` of the previous page; empty for the first.
     """
 
     type: EventType | None = None
     account_id: Annotated[str, text(maximum=128)] | None = None
+    transfer_id: Annotated[str, text(maximum=128)] | None = None
+    since: Annotated[datetime, Rule(parse_timestamp)] | None = None
+    until: Annotated[datetime, Rule(parse_timestamp)] | None = None
     limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
     cursor: Cursor = ""
 
@@ -115,12 +128,15 @@ class DeliveryAttempt(Model):
         status_code: HTTP status of the response; None without a response.
         error: why there was no response; None if there was one.
         duration_ms: duration in milliseconds of real time.
+        response_excerpt: the first 1,024 bytes of the response's body as text, written by the receiver; None
+            for an empty body or no response. Control characters are escaped, bytes outside UTF-8 replaced.
     """
 
     at: datetime
     status_code: int | None
     error: str | None
     duration_ms: int
+    response_excerpt: str | None
 
 
 @frozen(kw_only=True)
@@ -154,6 +170,9 @@ class ListDeliveries(Request):
         status: only deliveries with this status.
         event_id: only deliveries of this event.
         webhook_id: only deliveries to this webhook.
+        transfer_id: only deliveries of events about this transfer or payment.
+        since: only deliveries created after this moment.
+        until: only deliveries created up to this moment.
         limit: page size, 1 to 100.
         cursor: `cursor` of the previous page; empty for the first.
     """
@@ -161,6 +180,9 @@ class ListDeliveries(Request):
     status: DeliveryStatusFilter | None = None
     event_id: Annotated[str, text(maximum=128)] | None = None
     webhook_id: Annotated[str, text(maximum=128)] | None = None
+    transfer_id: Annotated[str, text(maximum=128)] | None = None
+    since: Annotated[datetime, Rule(parse_timestamp)] | None = None
+    until: Annotated[datetime, Rule(parse_timestamp)] | None = None
     limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
     cursor: Cursor = ""
 
@@ -174,6 +196,41 @@ class ReplayEvent(Request):
     """
 
     webhook_id: Annotated[str, text(maximum=128)] | None = None
+
+
+class ReplayableStatus(StrEnum):
+    """What became of the deliveries that are replayed."""
+
+    UNDELIVERED = "undelivered"
+    DELIVERED = "delivered"
+
+
+@frozen(kw_only=True)
+class ReplayDeliveries(Request):
+    """Body of `POST /console/deliveries/replay` (interface CO22).
+
+    Attributes:
+        since: only deliveries created after this moment.
+        webhook_id: only deliveries to this webhook; None is every one that is not deleted.
+        status: `undelivered`, or `delivered` for a receiver that has lost what it received.
+    """
+
+    since: Annotated[datetime, Rule(parse_timestamp)]
+    webhook_id: Annotated[str, text(maximum=128)] | None = None
+    status: ReplayableStatus = ReplayableStatus.UNDELIVERED
+
+
+@frozen(kw_only=True)
+class ReplayedDeliveries(Model):
+    """How many deliveries were replayed.
+
+    Attributes:
+        replayed: how many events are delivered once more, each to one webhook; 1,000 at most.
+        has_more: whether there are others: the same request replays them.
+    """
+
+    replayed: int
+    has_more: bool
 
 
 LIST_WEBHOOKS: Final = Endpoint(
@@ -242,12 +299,42 @@ REPLAY_EVENT: Final = Endpoint(
     summary="Deliver an event again.",
 )
 
+REPLAY_DELIVERIES: Final = Endpoint(
+    name="console.deliveries.replay",
+    method="POST",
+    path="/console/deliveries/replay",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.IF_NOT_PROCESSED,
+    request=ReplayDeliveries,
+    responses={202: ReplayedDeliveries},
+    summary="Deliver once more what was created since a moment and ended with a status.",
+    description="The newest delivery of each event to each webhook counts. So an event that was replayed "
+    "before is not replayed again, unless that failed too.",
+)
+STREAM_EVENTS: Final = Endpoint(
+    name="console.stream",
+    method="GET",
+    path="/console/stream",
+    scope=Scope.OPERATOR,
+    repeat=Repeat.ALWAYS,
+    responses={200: Event},
+    is_stream=True,
+    request_headers=(LAST_EVENT_ID,),
+    summary="Receive events as they are recorded, as server-sent events.",
+    description="Each event has its `id`, and the event as JSON in `data`. With `Last-Event-ID` the stream "
+    "continues after that event; if it is unknown, the stream begins now, with an event named `reset`. A "
+    "comment is sent every 15 seconds while nothing happens. An operator may have 10 streams open at a "
+    "server; more are 429.",
+)
+
 DELIVERY_ENDPOINTS: Final = (
+    STREAM_EVENTS,
     LIST_WEBHOOKS,
     DELETE_WEBHOOK,
     ROTATE_SECRET,
     LIST_EVENTS,
     LIST_DELIVERIES,
     REPLAY_EVENT,
+    REPLAY_DELIVERIES,
 )
 """All operations of the console on webhooks, events and deliveries."""

@@ -23,10 +23,16 @@ class Scope(Enum):
     """Which keys may call an endpoint (interface K2, K3, K5)."""
 
     OPERATOR = "operator"
-    """Only operator keys."""
+    """Only operator keys, those of the console included."""
+
+    OPERATOR_KEY = "operator_key"
+    """Only operator keys, not those of the console: for creating and revoking such keys (interface CO19)."""
 
     ACCOUNT = "account"
     """Operator keys, and agent-scoped keys that are bound to the account."""
+
+    NO_KEY = "no_key"
+    """Anyone: what the request holds decides."""
 
 
 class Repeat(Enum):
@@ -52,12 +58,14 @@ class Subject:
         unknown: possible values of its status in a 503 with an unknown outcome; empty if there is no such
             503.
         is_always_stored: whether a refusal stores the object; if not, the field is null then.
+        is_named_by_conflicts: whether a 409 names the object that holds the key, if the caller may see it.
     """
 
     kind: str
     refused: tuple[str, ...]
     unknown: tuple[str, ...] = ()
     is_always_stored: bool = True
+    is_named_by_conflicts: bool = False
 
 
 TRANSFER: Final = Subject(kind="transfer", refused=("rejected", "failed"), unknown=("submitted",))
@@ -77,6 +85,7 @@ class Endpoint:
         query: model of the query string, or None.
         responses: model of the body of each success status.
         is_body_optional: whether an empty body counts as an empty object.
+        is_stream: whether a success is a stream of server-sent events, whose data are such models.
         takes_rest_of_path: whether the last parameter of its path is free text, which may contain slashes,
             instead of an identifier.
         errors: codes in addition to the ones that `every_error` derives.
@@ -99,6 +108,7 @@ class Endpoint:
     request: type | None = None
     query: type | None = None
     is_body_optional: bool = False
+    is_stream: bool = False
     takes_rest_of_path: bool = False
     errors: tuple[ErrorCode, ...] = field(default=())
     subject: Subject | None = None
@@ -124,7 +134,7 @@ class Endpoint:
             ErrorCode.SERVICE_UNAVAILABLE,
             *self.errors,
         }
-        if self.scope is Scope.OPERATOR or "{account_id}" in self.path:
+        if self.scope in (Scope.OPERATOR, Scope.OPERATOR_KEY) or "{account_id}" in self.path:
             codes.add(ErrorCode.FORBIDDEN)
         if "{" in self.path:
             codes.add(ErrorCode.NOT_FOUND)

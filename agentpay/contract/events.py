@@ -53,14 +53,15 @@ class TransferInitiatedData(Model):
         account_id: the account that pays, `acct_…`.
         to: recipient, as sent.
         amount_usdc: USDC to be transferred.
-        tx_signature: signature of the on-chain transaction.
+        tx_signature: signature of the on-chain transaction; None for a payment whose seller pays the fee, and
+            names the transaction with that.
     """
 
     transfer_id: str
     account_id: str
     to: str
     amount_usdc: UsdcString
-    tx_signature: str
+    tx_signature: str | None
 
 
 @frozen(kw_only=True)

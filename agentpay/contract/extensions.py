@@ -7,15 +7,19 @@ from agentpay.contract.console import CONSOLE_ENDPOINTS
 from agentpay.contract.deliveries import DELIVERY_ENDPOINTS
 from agentpay.contract.identity import WHO_AM_I
 from agentpay.contract.operator_keys import OPERATOR_KEY_ENDPOINTS
+from agentpay.contract.payments import PAYMENT_ENDPOINTS
 from agentpay.contract.sessions import SESSION_ENDPOINTS
+from agentpay.contract.sign_in import SIGN_IN_ENDPOINTS
 from agentpay.contract.spending import SPENDING_ENDPOINTS
 
 EXTENSION_ENDPOINTS: Final = (
     WHO_AM_I,
     *SPENDING_ENDPOINTS,
     *SESSION_ENDPOINTS,
+    *PAYMENT_ENDPOINTS,
     *CONSOLE_ENDPOINTS,
     *OPERATOR_KEY_ENDPOINTS,
+    *SIGN_IN_ENDPOINTS,
     *APPROVAL_ENDPOINTS,
     *DELIVERY_ENDPOINTS,
 )

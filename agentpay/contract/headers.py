@@ -54,6 +54,13 @@ IF_MATCH: Final = Header(
     keywords={"type": "string"},
 )
 
+LAST_EVENT_ID: Final = Header(
+    name="Last-Event-ID",
+    meaning="The `id` of the last event that was received: the stream continues after it.",
+    example="evt_01kdvdna0049bdrk9b68rp8kma",
+    keywords={"type": "string"},
+)
+
 STATUS_HEADERS: Final[Mapping[int, tuple[Header, ...]]] = {
     401: (WWW_AUTHENTICATE,),
     429: (RETRY_AFTER,),

@@ -1,16 +1,25 @@
 """Operator keys: an operator creates, lists and revokes its own (interface K8, K9)."""
 
 from datetime import datetime
+from enum import StrEnum
 from typing import Annotated, Final
 
 from attrs import field, frozen
 
+from agentpay.contract import choices
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import Cursor, query_integer, text
 from agentpay.contract.models import Model
 from agentpay.contract.pages import PageBody
 from agentpay.contract.requests import Request
+
+
+class OperatorKeyKind(StrEnum):
+    """What an operator key is for."""
+
+    OPERATOR = "operator"
+    CONSOLE = "console"
 
 
 @frozen(kw_only=True)
@@ -32,11 +41,16 @@ class OperatorKey(Model):
         key_id: identifier, `key_…`.
         name: display label.
         created_at: when it was created, UTC.
+        kind: `operator`, or `console` for the key of a browser that signed in with a link (interface CO19); a
+            value that this version does not know stays a plain string.
+        expires_at: when it expires, UTC; None for a key that does not.
     """
 
     key_id: str
     name: str
     created_at: datetime
+    kind: choices.OperatorKeyKind
+    expires_at: datetime | None
 
 
 @frozen(kw_only=True)
@@ -75,7 +89,7 @@ CREATE_OPERATOR_KEY: Final = Endpoint(
     name="console.operator_keys.create",
     method="POST",
     path="/console/operator-keys",
-    scope=Scope.OPERATOR,
+    scope=Scope.OPERATOR_KEY,
     repeat=Repeat.IF_NOT_PROCESSED,
     request=CreateOperatorKey,
     responses={201: NewOperatorKey},
@@ -96,7 +110,7 @@ REVOKE_OPERATOR_KEY: Final = Endpoint(
     name="console.operator_keys.revoke",
     method="DELETE",
     path="/console/operator-keys/{key_id}",
-    scope=Scope.OPERATOR,
+    scope=Scope.OPERATOR_KEY,
     repeat=Repeat.IF_NOT_PROCESSED,
     responses={204: None},
     errors=(ErrorCode.LAST_OPERATOR_KEY,),

@@ -1,7 +1,8 @@
-"""Payments behind HTTP 402: a transfer whose transaction the seller broadcasts.
+"""Payments for HTTP 402: transfers whose transaction the seller broadcasts.
 
 Models and endpoints. The service reads the challenge of a 402, decides under the account's policy, signs, and
-hands the signed transaction out as a header; the seller broadcasts it. What became of it, the chain tells.
+returns the signed transaction as a header; the seller broadcasts it. The service learns the outcome from the
+chain.
 """
 
 import re
@@ -32,7 +33,7 @@ from agentpay.contract.usdc import UsdcAmount, UsdcString
 
 
 class PaymentProtocol(StrEnum):
-    """How a challenge is written and answered."""
+    """The protocol of a challenge and its payment."""
 
     MPP = "mpp"
     X402_V2 = "x402_v2"
@@ -50,10 +51,10 @@ _DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
 
 
 def parse_origin(value: object) -> str:
-    """Return an origin in its one form: scheme and host in lower case, and a port that is not the default.
+    """Return an origin in its normal form: scheme and host in lower case, and a port that is not the default.
 
     Raises:
-        ValueError: not such a string.
+        ValueError: the string is not an origin.
     """
     found = _IS_ORIGIN.fullmatch(value) if isinstance(value, str) and len(value) <= 300 else None
     if found is None or found[2] == _DEFAULT_PORTS[found[1]] or int(found[2] or 0) > 65_535:
@@ -99,8 +100,8 @@ class PaymentHeader(Model):
 
     Attributes:
         name: such as `PAYMENT-SIGNATURE`, `X-PAYMENT` or `Authorization`.
-        value: the signed transaction as the seller's protocol wraps it. Whoever has it can present it until
-            it expires.
+        value: the signed transaction in the format of the seller's protocol. Keep it secret: anyone can
+            present it until it expires.
     """
 
     name: str
@@ -109,12 +110,12 @@ class PaymentHeader(Model):
 
 @frozen(kw_only=True)
 class PaymentOutcome(Model):
-    """What the client says that the seller answered: a claim, and no proof that the payment settled.
+    """The client's report on the seller's response: a claim, not a proof that the payment settled.
 
     Attributes:
         status_code: HTTP status of the seller's response.
-        receipt: the receipt header of the response as it came; None where there was none.
-        duration_ms: how long the paid request took, in milliseconds; None where the client did not say.
+        receipt: the receipt header of the response; None without one.
+        duration_ms: how long the paid request took, in milliseconds; None if not reported.
     """
 
     status_code: int
@@ -124,7 +125,7 @@ class PaymentOutcome(Model):
 
 @frozen(kw_only=True)
 class Payment(Model):
-    """A payment: the transfer that answers a seller's 402.
+    """A payment: the transfer that pays a seller's 402.
 
     `GET /v1/transfers/{transfer_id}` shows the same transfer. A `status` or `protocol` that this version does
     not know stays a plain string.
@@ -133,26 +134,28 @@ class Payment(Model):
         transfer_id: identifier of the transfer, `txn_…`.
         account_id: the account that pays.
         status: `pending_approval`, `approved`, `submitted`, `settled`, `rejected` or `failed`. `approved`: an
-            operator has approved it and nothing is signed; ask again under the same key. `submitted`: it is
-            signed, reserved and handed out, and the seller may broadcast it.
+            operator has approved it and nothing is signed; repeat the request with the same key. `submitted`:
+            it is signed, reserved and handed out, and the seller may broadcast it.
         protocol: `mpp`, `x402_v2` or `x402_v1`.
-        amount_usdc: USDC that leaves the account, splits included.
-        recipient: on-chain address of the owner who is paid; of the primary one where there are splits.
-        fee_payer: on-chain address that pays the network fee; None where the service does.
+        amount_usdc: USDC that leaves the account, including splits.
+        recipient: on-chain address of the paid owner; of the primary one if there are splits.
+        fee_payer: on-chain address that pays the network fee; None if the service does.
         origin: the seller, such as `https://api.example.com`.
-        url: what was asked for, as the client said; None where it did not.
-        category: spend category: of the pin of the origin, or else as the challenge declares; None for none.
+        url: the requested URL, as reported by the client; None if not reported.
+        category: spend category: of the origin's pin, or else of the challenge; None for none.
         memo: the caller's memo, or None. It stays off chain.
-        header: what to send with the request that is paid for; None unless this answers `POST /payments` with
-            a signed payment.
+        header: the header to send with the paid request; None except in a response to `POST /payments` with a
+            signed payment.
         expires_at: until when the signed transaction can land, UTC: an estimate; the chain decides. Before it
-            is signed: when the payment is rejected if it is neither approved nor asked for again.
-        tx_signature: signature of the on-chain transaction. Where the seller pays the fee, the chain alone
-            tells it: None until the payment has settled.
+            is
+            signed: when the payment is rejected if it is neither approved nor requested again.
+        tx_signature: signature of the on-chain transaction. If the seller pays the fee, it is known only from
+            the
+            chain: None until the payment has settled.
         settled_at: when it was found to be final on chain, UTC; None before.
-        outcome: what the client reported of the seller's response; None where it did not.
-        is_replay: whether this answers `POST /payments` for a payment that had been signed before.
-        error: code of the error, of a rejected or failed payment alone.
+        outcome: the client's report on the seller's response; None without one.
+        is_replay: whether this is the response to `POST /payments` for a payment that was signed before.
+        error: code of the error; only for rejected and failed payments.
         message: sentence that explains `error`.
     """
 
@@ -185,13 +188,13 @@ class AuthorizePayment(Request):
         account_id: the account that pays.
         idempotency_key: 1 to 128 characters; of the caller's request, not of the challenge. The same key
             never pays twice. Transfers and payments share their keys.
-        origin: the seller that answered 402: scheme, host and port, such as `https://api.example.com`.
-        url: what was asked for.
-        method: HTTP method of the request that was answered with 402.
+        origin: the seller that returned 402: scheme, host and port, such as `https://api.example.com`.
+        url: the requested URL.
+        method: HTTP method of the request.
         headers: pairs of name and value: the challenge headers of the 402, or all of its headers.
         body: body of the 402; only x402 version 1 has its challenge there.
-        max_amount: the most USDC that the caller pays; without it, the policy alone decides.
-        memo: max 200 characters. It stays off chain, and meets `require_memo`.
+        max_amount: the maximum USDC that the caller pays; without it, only the policy decides.
+        memo: max 200 characters. It stays off chain, and satisfies `require_memo`.
     """
 
     account_id: str
@@ -207,7 +210,7 @@ class AuthorizePayment(Request):
 
 @frozen(kw_only=True)
 class ReportOutcome(Request):
-    """Body of `POST /payments/{transfer_id}/outcome`: what the seller answered to the payment.
+    """Body of `POST /payments/{transfer_id}/outcome`: the seller's response to the payment.
 
     Attributes:
         status_code: HTTP status of the seller's response.
@@ -226,9 +229,9 @@ class ListPayments(Request):
 
     Attributes:
         account_id: only payments out of this account.
-        status: only payments that have come this far.
+        status: only payments with this status.
         origin: only payments to this seller.
-        since: only payments that were asked for after this moment.
+        since: only payments requested after this time.
         limit: page size, 1 to 100.
         cursor: `cursor` of the previous page; empty for the first.
     """
@@ -243,14 +246,14 @@ class ListPayments(Request):
 
 @frozen(kw_only=True)
 class PinnedOrigin(Model):
-    """What an operator knows of a seller, and holds against what its challenges claim.
+    """An operator's pin of a seller, which overrides what the seller's challenges claim.
 
     Attributes:
         origin: the seller, such as `https://api.example.com`.
-        category: spend category of whatever it sells; None leaves it to the challenge.
+        category: spend category of all its products; None uses that of the challenge.
         recipients: on-chain addresses of owners that may be paid there; None allows all.
-        max_amount: the highest price in USDC; None is no limit.
-        blocked: whether nothing is paid there.
+        max_amount: the highest price in USDC; None means no limit.
+        blocked: whether payments to it are blocked.
         updated_at: when the pin was last set, UTC.
     """
 
@@ -264,13 +267,13 @@ class PinnedOrigin(Model):
 
 @frozen(kw_only=True)
 class PinOrigin(Request):
-    """Body of `PUT /console/origins/{origin}`: all that is known of a seller.
+    """Body of `PUT /console/origins/{origin}`: the whole pin.
 
     Attributes:
-        category: spend category of whatever it sells, 1 to 64 characters.
-        recipients: on-chain addresses of owners that may be paid there, splits included.
+        category: spend category of all its products, 1 to 64 characters.
+        recipients: on-chain addresses of owners that may be paid there, including splits.
         max_amount: the highest price in USDC.
-        blocked: whether nothing is paid there.
+        blocked: whether payments to it are blocked.
     """
 
     category: Category | None = field(default=None, metadata=NULLABLE)
@@ -314,12 +317,12 @@ AUTHORIZE_PAYMENT: Final = Endpoint(
         ErrorCode.FORBIDDEN,
         ErrorCode.NOT_FOUND,
     ),
-    subject=Subject(kind="transfer", refused=("rejected", "approved")),
+    subject=Subject(kind="transfer", refused=("rejected", "approved"), is_named_by_conflicts=True),
     echoes={"account_id": "account_id", "origin": "origin"},
     summary="Pay a seller's 402: decide, sign, and return the header that presents the payment.",
     description="The first payable offer of the challenge is paid: MPP before x402 version 2 before version "
     "1.\n\n"
-    "It answers to the account's policy as any transfer does, and to the pin of its origin.\n\n"
+    "It is subject to the account's policy like any transfer, and to the pin of its origin.\n\n"
     "Signed bytes are handed out at most once for a key: the same key with equal terms gives the same "
     "transaction again, wrapped for the challenge at hand (`is_replay`). Other terms are 409 "
     "`idempotency_conflict`. The key of a payment that has expired is 409 `payment_expired`, and that of one "
@@ -339,7 +342,7 @@ GET_PAYMENT: Final = Endpoint(
     responses={200: Payment},
     echoes={"transfer_id": "transfer_id"},
     summary="Read one payment.",
-    description="`header` is null: the signed transaction is handed out by `POST /payments` alone.",
+    description="`header` is null: only `POST /payments` hands out the signed transaction.",
 )
 LIST_PAYMENTS: Final = Endpoint(
     name="payments.list",
@@ -363,9 +366,9 @@ REPORT_OUTCOME: Final = Endpoint(
     request=ReportOutcome,
     responses={200: Payment},
     echoes={"transfer_id": "transfer_id"},
-    summary="Report what the seller answered to a payment.",
-    description="It is stored as the client's claim, and decides nothing: what became of the money, the "
-    "chain tells. A later report takes the place of an earlier one.",
+    summary="Report the seller's response to a payment.",
+    description="It is stored as the client's claim, and decides nothing: the outcome is read from the "
+    "chain. A later report replaces an earlier one.",
 )
 LIST_ORIGINS: Final = Endpoint(
     name="console.origins.list",
@@ -375,7 +378,7 @@ LIST_ORIGINS: Final = Endpoint(
     repeat=Repeat.ALWAYS,
     query=ListOrigins,
     responses={200: PageBody[PinnedOrigin]},
-    summary="List the sellers that are pinned, the one that was pinned last first.",
+    summary="List the pinned sellers, the last pinned first.",
 )
 PUT_ORIGIN: Final = Endpoint(
     name="console.origins.put",
@@ -387,10 +390,9 @@ PUT_ORIGIN: Final = Endpoint(
     responses={200: PinnedOrigin},
     takes_rest_of_path=True,
     echoes={"origin": "origin"},
-    summary="Pin what is known of a seller.",
-    description="A pin wins over what a challenge claims: another recipient or a higher price is refused "
-    "with `policy_violation`, which names the pin. What is left out is not known: the pin is replaced as a "
-    "whole.",
+    summary="Pin a seller.",
+    description="A pin overrides what a challenge claims: another recipient or a higher price is refused "
+    "with `policy_violation`, which names the pin. The whole pin is replaced, including omitted fields.",
 )
 GET_ORIGIN: Final = Endpoint(
     name="console.origins.get",
@@ -424,4 +426,4 @@ PAYMENT_ENDPOINTS: Final = (
     GET_ORIGIN,
     DELETE_ORIGIN,
 )
-"""Every operation about payments."""
+"""All operations on payments."""

@@ -22,6 +22,7 @@ from agentpay.contract.events import Event
 from agentpay.contract.fields import ALWAYS_SENT, Form, NotEmpty, Rule
 from agentpay.contract.identity import KeyKind
 from agentpay.contract.models import plain
+from agentpay.contract.operator_keys import OperatorKeyKind
 from agentpay.contract.pages import PageBody
 from agentpay.contract.payments import PaymentProtocol
 from agentpay.contract.requests import NULLABLE, UNSET, Request, UnsetType
@@ -52,6 +53,7 @@ _ENUMS: Final[Mapping[object, type[Enum]]] = {
     choices.ClosingReason: ClosingReason,
     choices.Direction: Direction,
     choices.KeyKind: KeyKind,
+    choices.OperatorKeyKind: OperatorKeyKind,
     choices.Outcome: Outcome,
     choices.PaymentProtocol: PaymentProtocol,
     choices.SessionStatus: SessionStatus,

@@ -18,7 +18,7 @@ class TransferStatus(StrEnum):
 
     PENDING_APPROVAL = "pending_approval"
     APPROVED = "approved"
-    """Of payments alone: an operator has approved it, and nothing is signed yet."""
+    """Only of payments: an operator has approved it, and nothing is signed yet."""
 
     SUBMITTED = "submitted"
     SETTLED = "settled"

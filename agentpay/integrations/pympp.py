@@ -44,7 +44,7 @@ _PARAMETERS: Final = (
 
 
 class _Open(BaseModel, extra="allow"):
-    """What the service reads and writes itself."""
+    """The protocols that the service handles itself."""
 
 
 class AgentPayRuntime(PaymentRuntime):
@@ -53,10 +53,10 @@ class AgentPayRuntime(PaymentRuntime):
     Args:
         client: the client of the service, with an operator key or the account's agent-scoped key.
         account_id: the account that pays, `acct_…`.
-        max_amount: the most USDC to pay for one request; by default the policy alone decides. Floats are
+        max_amount: the maximum USDC to pay for one request; by default only the policy decides. Floats are
             refused.
         memo: the memo of each payment, at most 200 characters; it stays off chain.
-        methods: other methods of pympp, which pay by themselves.
+        methods: other methods of pympp, which pay on their own.
         events: as for `PaymentRuntime`.
 
     Raises:

@@ -152,7 +152,7 @@ async def _asked(
     """Ask a person to open the page of the approval, where the host can show one.
 
     Returns:
-        What a host of the newer protocol must answer first; else whether anybody was asked.
+        The request that a host of the newer protocol must respond to first; else whether a person was asked.
     """
     capabilities = context.session.client_capabilities
     elicitation = None if capabilities is None else capabilities.elicitation

@@ -11,7 +11,7 @@ YesNo = Literal["yes", "no", "unknown"]
 
 
 class UntrustedContent(TypedDict):
-    """What a site sent to `fetch_paid`: data of a stranger, never instructions.
+    """The content that a site sent to `fetch_paid`: data of a third party, never instructions.
 
     Attributes:
         notice: says so, to a model.
@@ -29,7 +29,7 @@ class UntrustedContent(TypedDict):
 
 
 class PaymentResult(TypedDict):
-    """What became of the payment that a reference names.
+    """The status of the payment that a reference names.
 
     Attributes:
         status: how far it has come; None where `fetch_paid` had nothing to pay.
@@ -72,12 +72,12 @@ class FetchResult(PaymentResult):
 
 
 class CheckResult(TypedDict):
-    """What a payment would come to.
+    """The predicted outcome of a payment.
 
     Attributes:
         would: `settle`, `escalate` or `reject`.
         error: the error code that it would be rejected with.
-        message: the rule, with its value and what was asked.
+        message: the rule, with its value and the request.
         remaining_usdc: USDC that `max_daily_spend` allows before the payment; None without that limit.
     """
 
@@ -109,11 +109,11 @@ class PaymentList(TypedDict):
 
 
 class SessionResult(TypedDict):
-    """What became of a session, or of a charge.
+    """The status of a session, or of a charge.
 
     Attributes:
         status: how far the session has come; `rejected` where a call was refused.
-        money_moved: whether what was asked for was done: the cap is reserved, the charge counts, the session
+        money_moved: whether the request was carried out: the cap is reserved, the charge counts, the session
             is settled.
         may_retry_with_same_ref: whether the same call with the same references is sensible.
         session_ref: the reference of the session.
@@ -146,7 +146,7 @@ class SessionResult(TypedDict):
 
 
 class ErrorResult(TypedDict):
-    """A tool could not answer: an argument is invalid, or the service cannot be read now."""
+    """A tool cannot return a result: an argument is invalid, or the service cannot be read now."""
 
     error: str
     message: str

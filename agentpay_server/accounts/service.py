@@ -11,7 +11,7 @@ import attrs
 
 from agentpay.contract import codec, identifiers, json_text
 from agentpay.contract.accounts import Account, AccountStatus, Balance, CreateAccount, ListAccounts
-from agentpay.contract.console import ALLOW_SIGNING, AccountDetail, PolicyRecordView
+from agentpay.contract.console import ALLOW_SIGNING, AccountDetail, ListAccountDetails, PolicyRecordView
 from agentpay.contract.endpoints import CREATE_ACCOUNT
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.pages import PageBody
@@ -123,8 +123,27 @@ class Accounts:
         account = await self.get(principal, account_id)
         # The limits are read consistently, as a transfer at that moment would have been judged.
         detail = await self._context.database.read(self._detail, principal, account_id)
-        shown = {field.name: getattr(account, field.name) for field in attrs.fields(Account)}
-        return AccountDetail(**(shown | detail))
+        return _in_full(account, detail)
+
+    async def list_details(self, principal: Principal, query: ListAccountDetails) -> PageBody[AccountDetail]:
+        """Return a page of the operator's accounts in full, newest first.
+
+        Raises:
+            Problem: `invalid_request` for a cursor of another list, `chain_unavailable`.
+        """
+        listing = List("account-details", principal.operator_id)
+        before = listing.before(query.cursor)
+        rows = await self._context.database.read(
+            self._details, principal.operator_id, before, query.limit + 1
+        )
+        balances = await self._balances([record for record, _ in rows])
+        found = [
+            (record, _account(record, held), more)
+            for (record, more), held in zip(rows, balances, strict=True)
+        ]
+        return listing.page(
+            found, query.limit, seq=lambda row: row[0].seq, item=lambda row: _in_full(*row[1:])
+        )
 
     async def budget(self, principal: Principal, account_id: str) -> Budget:
         """Return the budget of an account (interface B1, B2).
@@ -266,9 +285,17 @@ class Accounts:
         }
 
     def _detail(self, connection: Connection, principal: Principal, account_id: str) -> dict[str, Any]:
-        record = own_account(connection, principal, account_id)
+        return self._detail_of(connection, own_account(connection, principal, account_id))
+
+    def _details(
+        self, connection: Connection, operator_id: str, before: int, count: int
+    ) -> Sequence[tuple[AccountRecord, dict[str, Any]]]:
+        rows = store.page(connection, operator_id, before, count, paused=None)
+        return [(record, self._detail_of(connection, record)) for record in rows]
+
+    def _detail_of(self, connection: Connection, record: AccountRecord) -> dict[str, Any]:
         policy = stored_policy(record.policy)
-        written = policy_records.record(connection, account_id)
+        written = policy_records.record(connection, record.account_id)
         view = None
         if written is not None:
             view = PolicyRecordView(
@@ -283,6 +310,11 @@ class Accounts:
             **self._spending(connection, record, policy),
             "signing_stopped_at": None if record.stopped_us is None else from_us(record.stopped_us),
         }
+
+
+def _in_full(account: Account, detail: dict[str, Any]) -> AccountDetail:
+    shown = {field.name: getattr(account, field.name) for field in attrs.fields(Account)}
+    return AccountDetail(**(shown | detail))
 
 
 def _account(record: AccountRecord, balance_micro: int) -> Account:

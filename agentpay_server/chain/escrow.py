@@ -7,7 +7,7 @@ closed one cannot be emptied. (A closed one could be created again; therefore an
 if none has landed.) Like all transactions they are pure functions from arguments to signed bytes;
 `sessions/rules.py` decides the amounts.
 
-How a chain may refuse them (`base.FailureReason`), in which case nothing moves:
+How a chain may refuse them (`protocol.FailureReason`), in which case nothing moves:
 
 - opening: `INSUFFICIENT_FUNDS` if the account now holds less than the cap; `OTHER` if the escrow already
 exists.

@@ -96,12 +96,14 @@ class Failure:
     """A transaction that the chain processed and rejected: it moved nothing and never will.
 
     Attributes:
-        reason: the kind of failure.
-        detail: the chain's own message, for logs.
+        reason: what kind of refusal.
+        detail: the chain's own words, for logs.
+        chain_signature: the transaction's name on chain, where it was found by other means.
     """
 
     reason: FailureReason
     detail: str
+    chain_signature: str | None = None
 
 
 @frozen(kw_only=True)
@@ -109,19 +111,21 @@ class SignatureStatus:
     """The chain's information on a signature.
 
     Attributes:
-        is_final: whether it has reached the finality that counts as settled. A failure is final only if it is
-            irreversible: if its block disappears, the same bytes may still succeed.
-        failure: why it moved nothing; None if it succeeded or is not final yet.
-        is_irreversible: whether it can no longer disappear with its block (interface T12). Implies
-            `is_final`.
-        is_refused: whether the chain has refused to execute it and never will: it has expired, whatever the
-            block height. It is not final then, because it is on no chain.
+        is_final: whether it has reached the finality that counts as settled here. A failure is final only
+            when it is irreversible: should its block vanish, the same bytes may yet succeed.
+        failure: why it moved nothing; None when it succeeded, or is not final yet.
+        is_irreversible: whether it can no longer vanish with the block that it is in (interface T12). What is
+            irreversible is final.
+        is_refused: whether the chain has refused it without executing it, and never will execute it: it has
+            expired, whatever the block height. It is not final then, because it is on no chain.
+        chain_signature: the transaction's name on chain, where it was found by other means.
     """
 
     is_final: bool
     failure: Failure | None = None
     is_irreversible: bool = Factory(lambda self: self.is_final, takes_self=True)
     is_refused: bool = False
+    chain_signature: str | None = None
 
 
 @frozen(kw_only=True)
@@ -137,6 +141,23 @@ class SignedTransaction:
     signature: str
     raw: bytes = field(repr=False)
     last_valid_block_height: int
+
+
+@frozen(kw_only=True)
+class Cosigned:
+    """A transaction that we have signed, and whose fee payer is somebody else.
+
+    Attributes:
+        token_account: the account that it takes from.
+        signature: ours.
+        message_hash: names the message that all its signatures sign.
+        after: the newest transaction of the token account before it was signed; None where that is not known.
+    """
+
+    token_account: str
+    signature: str
+    message_hash: str
+    after: str | None = None
 
 
 class Chain(Protocol):
@@ -188,6 +209,31 @@ class Chain(Protocol):
 
         Raises:
             DoubtfulNodeError: the node that does not know it may lack transactions that landed.
+        """
+        ...
+
+    async def find_cosigned(
+        self, cosigned: Cosigned, *, is_for_proof: bool = False
+    ) -> SignatureStatus | None:
+        """Return what became of a transaction whose fee somebody else pays; None when it is not there (yet).
+
+        Its name on chain is the fee payer's signature, which that one alone makes. It is found by the message
+        that was signed, and by our signature over it.
+
+        Args:
+            cosigned: the transaction.
+            is_for_proof: whether None is to prove that it is in no block up to the height that `block_height`
+                returned before the call.
+
+        Raises:
+            ChainUnavailableError: nothing is known, or nothing is proved.
+        """
+        ...
+
+    async def newest_signature(self, token_account: str) -> str | None:
+        """Return what names the newest transaction of a token account that cannot be undone.
+
+        None where the chain finds a message without it, or where there is no transaction.
         """
         ...
 

@@ -15,17 +15,27 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import click
 from rich.text import Text
 
+from agentpay._installation import install_command
+from agentpay.cli.output import Output, takes_json
+from agentpay.cli.tables import styled
+from agentpay.cli.values import Seconds
+from agentpay.cli.variables import KEY_VARIABLE, export_lines
 from agentpay.contract.printable import printable
-from agentpay_server.cli.output import Output, styled, takes_json
-from agentpay_server.cli.values import Host, Seconds
-from agentpay_server.cli.variables import KEY_VARIABLE, export_lines
-from agentpay_server.installation import install_command
+from agentpay_server.cli.values import Host
 
 if TYPE_CHECKING:
     from agentpay_server.cli.demo_world import Step
     from agentpay_server.embedded.server import AgentPayServer
 
 _HOST: Final = "127.0.0.1"
+_TRY_NEXT: Final = (
+    ("agentpay-server approvals list", "see what waits for you, then approve or reject it"),
+    ("agentpay-server listen", "watch events as they happen"),
+    ('agentpay-server budget "Research bot"', "see what an agent may spend now"),
+    ('agentpay-server accounts policy "Intern bot" --resume', "let a paused agent pay"),
+    ("agentpay-server deliveries list --watch", "watch webhook deliveries and their retries"),
+    ("agentpay-server trigger session.settled", "cause an event by real operations"),
+)
 _SEEDS: Final = 1_000_000
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
@@ -124,7 +134,8 @@ def demo(
             server.base_url,
             None if operator_key else server.operator_key,
             story_seed,
-            has_console=not no_dashboard,
+            console_url=None if no_dashboard else server.console_url,
+            paid_api_url=world.listen(),
             tools=world.tools() if has_tools else None,
         )
         if has_tools and find_spec("mcp") is None:
@@ -198,12 +209,14 @@ def _introduce(
     operator_key: str | None,
     seed: int,
     *,
-    has_console: bool,
+    console_url: str | None,
+    paid_api_url: str,
     tools: Mapping[str, Any] | None,
 ) -> None:
     if output.is_json:
-        told = {"base_url": base_url, "operator_key": operator_key, "seed": seed, **(tools or {})}
-        output.document({"demo": told})
+        told = {"base_url": base_url, "operator_key": operator_key, "seed": seed}
+        told |= {"paid_api_url": paid_api_url, **(tools or {})}
+        output.document({"demo": told if console_url is None else {**told, "console_url": console_url}})
         return
     output.line(
         Text(
@@ -215,10 +228,13 @@ def _introduce(
         output.line(f"  {line}")
     if operator_key is None:
         output.line(f"  and set {KEY_VARIABLE} to the operator key that you passed")
-    if has_console:
-        output.line(f"Operator console: {base_url}/dashboard (sign in with the operator key).")
-    output.line("then try: agentpay-server approvals list, deliveries list, listen, trigger session.settled.")
-    output.line("There are payments, a rejection, a transfer that waits for approval, and an open session.")
+    if console_url is not None:
+        output.line(f"Operator console (the link works once, within 10 minutes): {console_url}")
+    output.line("There are payments, a rejection, an open session, and two transfers that wait for you.")
+    output.line(f"{paid_api_url} sells calls for 0.05 USDC by MPP and x402: GET it, and it responds 402.")
+    output.line(Text("Then try:", style="bold"))
+    for command, purpose in _TRY_NEXT:
+        output.line(f"  {command:<52}", Text(purpose, style="dim"))
     if tools is not None:
         title = "Configuration of an MCP server for a model, with a separate account:"
         output.line(Text(title, style="bold"))

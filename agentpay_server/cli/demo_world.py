@@ -11,12 +11,15 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any, Final
 
+import httpx
 from attrs import frozen
 
 from agentpay import AgentPay, errors
 from agentpay.contract.sessions import Session
 from agentpay.contract.transfers import TransferStatus
+from agentpay.payments import PaymentAuth
 from agentpay_server.embedded.server import AgentPayServer
+from agentpay_server.paywall import Paywall
 
 RESEARCH: Final = "Research bot"
 TRAVEL: Final = "Travel desk"
@@ -42,8 +45,14 @@ _MODEL_POLICY: Final[Mapping[str, Any]] = {
 }
 _CAP_USDC: Final = Decimal(3)
 _PRICE_USDC: Final = Decimal("0.35")
+_CALL_USDC: Final = Decimal("0.05")
+_PAID_PATH: Final = "/complete"
 _LOW_USDC: Final = 20
+_LEFT: Final = 2
+"""Transfers that wait for the user: the demo's operator does not decide them."""
+_BOOKED_AGAIN: Final = 0.5
 _WAITING_MAX: Final = 4
+"""Transfers that wait for the demo's operator at most."""
 
 
 @frozen(kw_only=True)
@@ -88,6 +97,8 @@ class DemoWorld:
         self._agents: dict[str, AgentPay] = {}
         self._session: Session | None = None
         self._waiting: list[str] = []
+        self._calls = 0
+        self._left: list[str] = []
         self.accounts: dict[str, str] = {}
 
     def begin(self, say: Callable[[str], None]) -> None:
@@ -105,8 +116,12 @@ class DemoWorld:
         )
         self._sessions = self._server.agent_client(self.accounts[RESEARCH]).sessions
         self._inbox = self._server.webhook_inbox(low_balance_threshold_usdc=_LOW_USDC)
-        for act in (self._buy, self._buy_too_much, self._book, self._meter, self._meter, self._pay_stranger):
+        self._open_paid_api()
+        acts = (self._buy, self._buy_too_much, self._meter, self._meter, self._pay_stranger)
+        for act in (*acts, self._call_paid_api):
             self._do(act)
+        for _ in range(_LEFT):
+            self._do(self._book)
         self._has_begun = True
 
     def tools(self) -> dict[str, Any]:
@@ -123,25 +138,76 @@ class DemoWorld:
         started = {"command": sys.executable, "args": ["-m", "agentpay.mcp"], "env": env}
         return {"mcpServers": {"agentpay": started}}
 
+    def listen(self) -> str:
+        """Open a port for the paid API, and return the URL of a call."""
+        return self._paid_api.listen() + _PAID_PATH
+
     def step(self) -> None:
         """Perform one more step, and show it."""
         self._do(self._next)
 
     def _next(self) -> None:
+        # Not at every step: while the user has paused the travel desk, the others go on.
+        if self._leaves_too_few() and self._random.random() < _BOOKED_AGAIN:
+            self._book()
+            return
         for name in (RESEARCH, TRAVEL, BUYER):
             if self._operator.accounts.balance(self.accounts[name]).balance_usdc < _LOW_USDC:
                 self._fund(name, 100)
                 self._record("Operator", f"funds {name} with 100 USDC", "funded")
                 return
+        remaining = self._operator.accounts.budget(self.accounts[BUYER]).remaining_usdc
+        if remaining is not None and remaining < _LOW_USDC:
+            self._raise_limit()
+            return
         acts = [self._buy, self._meter, self._book, self._buy_too_much, self._pay_stranger]
-        acts += [self._work_while_paused, self._decide, self._break_receiver]
-        self._random.choices(acts, weights=[40, 25, 8, 8, 6, 4, 8, 3])[0]()
+        acts += [self._work_while_paused, self._decide, self._break_receiver, self._call_paid_api]
+        self._random.choices(acts, weights=[40, 25, 8, 8, 6, 4, 8, 3, 15])[0]()
 
     def _do(self, act: Callable[[], None]) -> None:
         try:
             act()
         except errors.AgentPayError as error:
-            self._record("Server", "fails a request", "failed", message=str(error))
+            if self._is_gone():
+                self._begin_again()
+            else:
+                self._record("Server", "fails a request", "failed", message=str(error))
+
+    def _is_gone(self) -> bool:
+        """Return whether the sandbox was reset, or restored to before the demo began."""
+        if not self._has_begun:
+            return False
+        try:
+            self._operator.accounts.get(self.accounts[AIRLINE])
+        except errors.NotFoundError:
+            return True
+        except errors.AgentPayError:
+            # Broken otherwise, perhaps by a fault that the user has set.
+            return False
+        return False
+
+    def _begin_again(self) -> None:
+        self._record("Operator", "starts again, since the sandbox was reset", "settled")
+        self._has_begun = False
+        self._session = None
+        self._waiting.clear()
+        self._left.clear()
+        try:
+            self.begin(lambda _: None)
+        finally:
+            self._has_begun = True
+
+    def _leaves_too_few(self) -> bool:
+        """Return whether the user has decided a transfer that waited for them."""
+        waiting = {each.transfer_id for each in self._operator.console.approvals.list(limit=100)}
+        self._left = [transfer_id for transfer_id in self._left if transfer_id in waiting]
+        return len(self._left) < _LEFT
+
+    def _raise_limit(self) -> None:
+        """Raise the daily limit of the data buyer, which would otherwise be refused until tomorrow."""
+        limit = (self._operator.policies.get(self.accounts[BUYER]).max_daily_spend or 0) + 100
+        self._operator.policies.update(self.accounts[BUYER], max_daily_spend=limit)
+        self._record("Operator", f"raises the daily limit of {BUYER} to {limit} USDC", "active")
 
     def _buy(self) -> None:
         name = self._random.choice([RESEARCH, BUYER])
@@ -166,8 +232,8 @@ class DemoWorld:
         self._pay(TRAVEL, AIRLINE, self._amount(2000, 4000), memo=f"flight AP{number}")
 
     def _decide(self) -> None:
-        """Approve or reject the transfer that has waited longest; always leave one for the user."""
-        if len(self._waiting) < 2:
+        """Approve or reject a transfer that does not wait for the user."""
+        if not self._waiting:
             self._book()
             return
         transfer_id = self._waiting.pop(0)
@@ -210,6 +276,32 @@ class DemoWorld:
         self._session = None if session.is_final else session
         self._record(RESEARCH, action, str(session.status), session_id=session.session_id)
 
+    def _open_paid_api(self) -> None:
+        """Let the inference house sell calls by HTTP 402 too."""
+        seller = self._operator.accounts.get(self.accounts[INFERENCE]).chain_address
+        self._paid_api = Paywall(self._server, pay_to=seller, name="demo")
+        self._paid_api.sell(
+            _PAID_PATH,
+            _CALL_USDC,
+            protocols=["mpp", "x402_v2"],
+            category="inference",
+            content={"text": "Rain."},
+        )
+        auth = PaymentAuth(self._agents[RESEARCH], account_id=self.accounts[RESEARCH])
+        self._http = httpx.Client(
+            transport=self._paid_api.transport(), base_url=self._paid_api.base_url, auth=auth, trust_env=False
+        )
+
+    def _call_paid_api(self) -> None:
+        """Call the paid API, which asks for money first."""
+        self._calls += 1
+        response = self._http.get(_PAID_PATH, extensions={"payment_key": f"demo-call-{self._calls}"})
+        transfer_id: str = response.extensions["payment"].transfer_id
+        # What the seller says does not count: the service asks the chain.
+        settled = self._agents[RESEARCH].payments.get(transfer_id)
+        action = f"pays {_CALL_USDC} USDC for a call of {INFERENCE}"
+        self._record(RESEARCH, action, settled.status, transfer_id=transfer_id)
+
     def _break_receiver(self) -> None:
         """Make the webhook's receiver fail once; that delivery is retried after 30 seconds."""
         self._inbox.fail_next(503)
@@ -240,7 +332,8 @@ class DemoWorld:
             self._refused(name, action, refusal)
             return
         if transfer.status == "pending_approval":
-            self._waiting.append(transfer.transfer_id)
+            # The first ones are left to the user.
+            (self._left if len(self._left) < _LEFT else self._waiting).append(transfer.transfer_id)
         self._record(name, action, transfer.status, transfer_id=transfer.transfer_id)
 
     def _amount(self, least_cents: int, most_cents: int) -> Decimal:

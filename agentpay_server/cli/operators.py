@@ -9,8 +9,9 @@ from pathlib import Path
 
 import click
 
-from agentpay_server.cli.output import Output, takes_json
-from agentpay_server.cli.values import Label, SchemaName
+from agentpay.cli.output import Output, takes_json
+from agentpay.cli.values import Label
+from agentpay_server.cli.values import SchemaName
 from agentpay_server.contract.sandbox import Operator
 from agentpay_server.database.schema_name import DATABASE_SCHEMA
 

@@ -20,10 +20,11 @@ import click
 from attrs import evolve, field, frozen
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from agentpay_server.cli.variables import KEY_VARIABLE, export_lines
+from agentpay.cli.variables import KEY_VARIABLE, export_lines
 from agentpay_server.config import ServerConfig
 from agentpay_server.database.runner import DatabaseAwayError, DatabaseUnavailableError, StartRefusedError
 from agentpay_server.embedded.port import bound_socket, url_of
+from agentpay_server.http import dashboard
 from agentpay_server.http.app import Application
 from agentpay_server.http.hosts import Hosts
 from agentpay_server.http.port.connections import raise_descriptor_limit
@@ -68,6 +69,7 @@ class Announcement:
         is_key_given: whether the user passed the key, which is then not printed.
         rpc_url: URL of the embedded chain's JSON-RPC; None if it is not served.
         facilitator_url: URL of the x402 facilitator, which is served with it.
+        console_url: link that signs in to the console once; None if the console is not served.
     """
 
     base_url: str
@@ -75,6 +77,7 @@ class Announcement:
     is_key_given: bool
     rpc_url: str | None = None
     facilitator_url: str | None = None
+    console_url: str | None = field(default=None, repr=False)
 
     def line(self) -> str:
         """Return the line of JSON; without `operator_key` if an earlier start created the key."""
@@ -84,6 +87,8 @@ class Announcement:
         if self.rpc_url is not None:
             fields["rpc_url"] = self.rpc_url
             fields["facilitator_url"] = self.facilitator_url
+        if self.console_url is not None:
+            fields["console_url"] = self.console_url
         return json.dumps(fields)
 
     def to_paste(self) -> str:
@@ -92,6 +97,8 @@ class Announcement:
         if self.operator_key is None:
             known = "that you passed" if self.is_key_given else "that the first start on this data printed"
             lines.append(f"Set {KEY_VARIABLE} to the operator key {known}.")
+        if self.console_url is not None:
+            lines.append(f"Operator console (the link works once, within 10 minutes): {self.console_url}")
         return "\n".join(lines)
 
 
@@ -103,13 +110,14 @@ def run(
     allowed_hosts: Sequence[str],
     serves_chain: bool,
     log_format: LogFormat,
+    log_level: int,
     start_wait_seconds: float,
 ) -> None:
     """Serve until a signal arrives.
 
     Prints one JSON line on standard output once requests are accepted: `base_url`; `operator_key`, the new
-    key, null if it was passed, omitted if an earlier start created it; and `rpc_url` and
-    `facilitator_url` if the chain is served.
+    key, null if it was passed, omitted if an earlier start created it; `rpc_url` and `facilitator_url` if the
+    chain is served; and `console_url` if the console is.
     Events are logged to standard error.
 
     Raises:
@@ -124,7 +132,7 @@ def run(
     hosts = Hosts.of(sock.getsockname()[0], allowed_hosts)
     raise_descriptor_limit(config.settings.max_connections)
     serving = _serve(sock, hosts, config, serves_chain=serves_chain, start_wait_seconds=start_wait_seconds)
-    with sock, logging_to(sys.stderr, log_format):
+    with sock, logging_to(sys.stderr, log_format, log_level):
         try:
             asyncio.run(serving)
         except (StartRefusedError, DatabaseUnavailableError) as error:
@@ -245,10 +253,14 @@ class _Server(PortServer):
     async def startup(self, sockets: Sequence[socket.socket] | None = None) -> None:
         """Start to accept requests, and print the announcement."""
         await super().startup(sockets=sockets)
-        click.echo(self._announcement.line())
+        announcement = self._announcement
+        if self._owner.context.settings.serves_dashboard:
+            url = await dashboard.console_url(self._owner, announcement.base_url)
+            announcement = evolve(announcement, console_url=url)
+        click.echo(announcement.line())
         if sys.stderr.isatty():
-            # Only on a terminal: elsewhere standard error is a log, which must not contain a key.
-            click.echo(self._announcement.to_paste(), err=True)
+            # Only on a terminal: elsewhere standard error is a log, which must not contain a key or a code.
+            click.echo(announcement.to_paste(), err=True)
         log(logger, logging.INFO, "server.started", base_url=self._announcement.base_url)
 
     @contextlib.contextmanager
@@ -277,6 +289,7 @@ class _Server(PortServer):
         self._wait_seconds = 0.0
         self._ends_at = self._loop.time()
         self.should_exit = True
+        self._owner.services.tail.close()
         self._owner.context.tasks.close()
 
     def remaining_seconds(self) -> float:
@@ -284,6 +297,7 @@ class _Server(PortServer):
         return self._wait_seconds if self._ends_at is None else max(self._ends_at - self._loop.time(), 0.0)
 
     def _begin_to_stop(self, name: str) -> None:
+        self._owner.services.tail.close()
         log(logger, logging.INFO, "server.stopping", signal=name, within_seconds=self._wait_seconds)
         self._loop.call_later(self._wait_seconds, self._hurry)
 

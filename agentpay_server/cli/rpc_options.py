@@ -8,10 +8,10 @@ from typing import Any, Final
 
 import click
 
+from agentpay.cli.values import Seconds
 from agentpay_server.chain.custody import read_key
 from agentpay_server.chain.protocol import MOST_COMPUTE_UNITS
 from agentpay_server.chain.rpc.settings import Finality, RpcSettings
-from agentpay_server.cli.values import Seconds
 
 FEE_PAYER_VARIABLE: Final = "AGENTPAY_SERVER_FEE_PAYER_KEY"
 MINT_AUTHORITY_VARIABLE: Final = "AGENTPAY_SERVER_MINT_AUTHORITY_KEY"

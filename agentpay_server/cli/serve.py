@@ -5,14 +5,17 @@ output has the URL and the operator key; logs go to standard error.
 """
 
 import ipaddress
+import logging
+import sys
 from decimal import Decimal
 from pathlib import Path
 
 import click
 
+from agentpay.cli.values import Seconds, Usdc
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.cli.rpc_options import takes_cluster
-from agentpay_server.cli.values import Host, SchemaName, Seconds, Sol, Usdc
+from agentpay_server.cli.values import Host, SchemaName, Sol
 from agentpay_server.clock import SystemClock, manual_clock
 from agentpay_server.database.schema_name import DATABASE_SCHEMA
 from agentpay_server.logs import LogFormat
@@ -155,10 +158,16 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
 @click.option(
     "--log-format",
     type=click.Choice([choice.value for choice in LogFormat]),
-    default=LogFormat.JSON.value,
-    show_default=True,
-    help="Format of the log on standard error.",
+    help="Format of the log on standard error.  [default: text on a terminal, json elsewhere]",
 )
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="Lowest level to log. debug adds the requests of listen.",
+)
+@click.option("-q", "--quiet", "is_quiet", is_flag=True, help="Log warnings and errors only.")
 @click.option(
     "--chain-rpc",
     is_flag=True,
@@ -218,7 +227,9 @@ def serve(
     rate_limit: int | None,
     shutdown_wait: float,
     start_wait: float,
-    log_format: str,
+    log_format: str | None,
+    log_level: str,
+    is_quiet: bool,
     chain_rpc: bool,
     no_dashboard: bool,
     allow_remote: bool,
@@ -230,8 +241,9 @@ def serve(
     """Run a server.
 
     Once it accepts requests, it prints one JSON line on standard output: base_url; operator_key, the new key,
-    or null if you passed one; and with --chain-rpc, rpc_url and facilitator_url. On a terminal, export lines
-    to paste follow on standard error. SIGTERM or SIGINT stops it gracefully; a second signal ends it at once.
+    or null if you passed one; console_url, a link that signs in to the operator console once; and with
+    --chain-rpc, rpc_url and facilitator_url. On a terminal, export lines to paste follow on standard error.
+    SIGTERM or SIGINT stops it gracefully; a second signal ends it at once.
     """
     if not _is_loopback(host) and not (allow_remote and operator_key):
         raise click.UsageError(
@@ -288,13 +300,21 @@ def serve(
             config,
             allowed_hosts=allowed_hosts,
             serves_chain=chain_rpc,
-            log_format=LogFormat(log_format),
+            log_format=log_format_of(log_format),
+            log_level=logging.WARNING if is_quiet else logging.getLevelNamesMapping()[log_level.upper()],
             start_wait_seconds=start_wait,
         )
     except process.OptionError as error:
         raise click.BadParameter(str(error), param_hint=error.option) from None
     except process.CannotServeError as error:
         raise click.ClickException(str(error)) from None
+
+
+def log_format_of(given: str | None) -> LogFormat:
+    """Return the format of the log: the given one, else text on a terminal and JSON elsewhere."""
+    if given is not None:
+        return LogFormat(given)
+    return LogFormat.TEXT if sys.stderr is not None and sys.stderr.isatty() else LogFormat.JSON
 
 
 def _is_loopback(host: str) -> bool:

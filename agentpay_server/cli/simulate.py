@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from agentpay_server.cli.output import Output, takes_json
-from agentpay_server.cli.values import Seconds
+from agentpay.cli.output import Output, takes_json
+from agentpay.cli.values import Seconds
 
 if TYPE_CHECKING:
     from agentpay_server._simulation.world import Outcome, World

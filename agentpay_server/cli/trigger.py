@@ -7,13 +7,13 @@ from typing import Final
 import click
 
 from agentpay import AgentPay
+from agentpay.cli.connection import RefusedError, program, takes_server
+from agentpay.cli.naming import find_account
+from agentpay.cli.output import Output
+from agentpay.cli.values import Usdc
 from agentpay.contract.event_types import EventType
 from agentpay.contract.events import AnyEvent
-from agentpay.contract.identifiers import ACCOUNT
-from agentpay_server.cli.connection import RefusedError, takes_server
-from agentpay_server.cli.output import Output
 from agentpay_server.cli.triggers import CannotHappenError, Stage, Trace, happening, new_account
-from agentpay_server.cli.values import Identifier, Usdc
 from agentpay_server.clients import Sandbox
 
 _PATIENCE_SECONDS: Final = 10.0
@@ -24,9 +24,7 @@ _LOOK_EVERY_SECONDS: Final = 0.05
 @click.argument("event", type=click.Choice([event.value for event in EventType]), metavar="EVENT")
 @click.option(
     "--account",
-    "account_id",
-    type=Identifier(ACCOUNT),
-    metavar="ACCOUNT_ID",
+    metavar="ACCOUNT",
     help="Account that the event is about. Default: a new account.",
 )
 @click.option(
@@ -35,14 +33,21 @@ _LOOK_EVERY_SECONDS: Final = 0.05
     metavar="USDC",
     help="Amount to pay, or cap of the session. Default: 1, or less if the policy allows less.",
 )
+@click.option(
+    "--list",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=lambda context, _, is_given: _print_types(context) if is_given else None,
+    help="Print the events that can be caused, and exit.",
+)
 @takes_server
 def trigger(
-    *, server: AgentPay, output: Output, event: str, account_id: str | None, amount: Decimal | None
+    *, server: AgentPay, output: Output, event: str, account: str | None, amount: Decimal | None
 ) -> None:
     """Cause an event by real operations, on a test chain.
 
-    EVENT is one of transfer.initiated, transfer.settled, transfer.rejected, session.opened,
-    session.cap_warning, session.cap_reached, session.settled, balance.low_threshold, escalation.required.
+    EVENT is one of the types that --list prints.
 
     Creates test USDC, a recipient and a webhook where needed. Never changes the account's policy, and fails
     if the policy forbids the payment. Preceding events occur too, and a session is closed at the end.
@@ -50,6 +55,7 @@ def trigger(
     event_type = EventType(event)
     # Fails on a public cluster, before anything is done.
     Sandbox(server).clock.now()
+    account_id = None if account is None else find_account(server, output, account)
     try:
         with output.progress(f"Causing {event}") as say:
             stage = Stage(server, account_id or new_account(server, event_type, amount), amount, say)
@@ -62,11 +68,17 @@ def trigger(
     if happened is None:
         raise RefusedError(
             f"{event} did not occur within {_PATIENCE_SECONDS:g} s, but still may: watch for it with "
-            "agentpay-server listen.",
+            f"{program()} listen.",
             output,
             error="not_seen",
         )
     output.record(happened, "Event")
+
+
+def _print_types(context: click.Context) -> None:
+    for event_type in EventType:
+        click.echo(event_type.value)
+    context.exit()
 
 
 def _awaited(

@@ -3,7 +3,7 @@
 
 import { call } from "./api.js";
 import { accounts, feed, learn, party } from "./data.js";
-import { ask, badge, button, code, empty, field, h, json, moment, plain, quiet, said, select, showSecret } from "./ui.js";
+import { ask, badge, button, code, empty, field, h, json, moment, plain, quiet, said, select, showSecret, unfolding } from "./ui.js";
 
 const TABS = { agents: "Agent keys", operators: "Operator keys", webhooks: "Webhooks", audit: "Audit" };
 const EVENTS = ["transfer.initiated", "transfer.settled", "transfer.rejected", "session.opened", "session.cap_warning", "session.cap_reached", "session.settled", "balance.low_threshold", "escalation.required"];
@@ -72,6 +72,6 @@ function webhooks(view) {
 function audit(view) {
   feed(view, {
     path: "/console/audit", keyOf: (it) => `${it.created_at} ${it.action} ${it.subject} ${it.request_id}`, none: empty("Nothing was changed yet."),
-    row: (it) => h("li", { "data-row": true }, h("details", h("summary.row", moment(it.created_at), h("span.grow", plain(it.action)), code(it.subject), it.key_id ? code(it.key_id) : quiet("server")), h("div.fold", json(it)))),
+    row: (it) => h("li", { "data-row": true }, unfolding(h("summary.row", moment(it.created_at), h("span.grow", plain(it.action)), code(it.subject), it.key_id ? code(it.key_id) : quiet("server")), () => h("div.fold", json(it)))),
   });
 }

@@ -60,30 +60,64 @@ export function at(path, query) {
   return given ? `${path}?${given}` : path;
 }
 
-const FIRST_PAUSE_MS = 500, LONGEST_PAUSE_MS = 15000, POLL_MS = 2000;
+const FIRST_PAUSE_MS = 500, LONGEST_PAUSE_MS = 15000, POLL_MS = 2000, SILENCE_MS = 40000;
 
 /**
  * Follow what happens until the signal: `onChange` after each change, `onState` with `live` or `reconnecting`.
- * Silent while the page is hidden; after a failure it pauses, longer each time, with jitter.
+ * Silent while the page is hidden; after a failure it pauses, longer each time, with jitter. A server that has no
+ * stream to give is asked again and again.
  */
 export async function follow({ signal, onChange, onState }) {
-  let failures = 0, last = "";
+  const seen = { id: "", failures: 0 };
+  const isLive = () => { seen.failures = 0; onState("live"); };
   while (!signal.aborted) {
     await visible(signal);
+    const turn = untilHidden(signal);
     try {
-      const newest = (await call("GET", "/console/events?limit=1", { signal })).data[0]?.id ?? "none";
-      if (failures || newest !== last) onChange();
-      last = newest;
-      failures = 0;
-      onState("live");
-      await pause(POLL_MS, signal);
+      await listen(seen, turn, () => { isLive(); onChange(); }).catch(async (error) => {
+        if (![404, 429].includes(error.status)) throw error;
+        const newest = (await call("GET", "/console/events?limit=1", { signal: turn.signal })).data[0]?.id ?? "";
+        if (seen.failures || newest !== seen.id) onChange();
+        seen.id = newest;
+        isLive();
+        await pause(POLL_MS, turn.signal);
+      });
     } catch {
-      if (signal.aborted) return;
+      if (turn.signal.aborted) continue;
       onState("reconnecting");
-      await pause(Math.min(LONGEST_PAUSE_MS, FIRST_PAUSE_MS * 2 ** failures) * (0.5 + Math.random() / 2), signal);
-      failures += 1;
+      await pause(Math.min(LONGEST_PAUSE_MS, FIRST_PAUSE_MS * 2 ** seen.failures) * (0.5 + Math.random() / 2), signal);
+      seen.failures += 1;
+    } finally {
+      turn.abort();
     }
   }
+}
+
+/** Read the stream of events, from the one that was seen last, until the server ends it; `onNews` at its start, too. */
+async function listen(seen, turn, onNews) {
+  const response = await send("GET", "/console/stream", { signal: turn.signal, headers: seen.id ? { "Last-Event-ID": seen.id } : {} });
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "\n";
+  onNews();
+  for (;;) {
+    const silence = setTimeout(() => reader.cancel(), SILENCE_MS), { value, done } = await reader.read();
+    clearTimeout(silence);
+    if (done) return pause(FIRST_PAUSE_MS, turn.signal);
+    const lines = (rest + value).split("\n"), ids = lines.slice(0, -1).filter((line) => line.startsWith("id: "));
+    rest = lines.at(-1);
+    if (ids.length) {
+      seen.id = ids.at(-1).slice(4);
+      onNews();
+    }
+  }
+}
+
+/** What is aborted at the signal, or when the page is hidden. */
+function untilHidden(signal) {
+  const turn = new AbortController(), end = () => { if (document.hidden || signal.aborted) turn.abort(); };
+  document.addEventListener("visibilitychange", end, { signal: turn.signal });
+  signal.addEventListener("abort", end, { signal: turn.signal });
+  return turn;
 }
 
 /** Return once the page is visible. */
@@ -94,7 +128,10 @@ async function visible(signal) {
   });
 }
 
-/** Return after a while, or at the signal. */
+/**
+ * Return after a while, or at the signal.
+ * @type {(ms: number, signal?: AbortSignal) => Promise<void>}
+ */
 export const pause = (ms, signal) => new Promise((resolve) => {
   const done = () => { clearTimeout(timer); signal?.removeEventListener("abort", done); resolve(); };
   const timer = setTimeout(done, ms);

@@ -59,10 +59,25 @@ function signIn(why = "") {
       go.disabled = false;
       input.select();
     }
-  } }, h("h1", "agentpay console"), h("p.quiet", "Sign in with an operator key. It stays in this tab, and ends with it."), field("Operator key", input), note, go,
-  h("p.quiet", h("code", "agentpay-server serve"), " prints a key at its first start; ", h("code", "agentpay-server operator-keys create"), " creates another."))));
+  } }, h("h1", "agentpay console"), h("p", "Open a sign-in link: ", h("code", "agentpay-server serve"), " prints one when it starts, and ", h("code", "agentpay-server console-link"), " another."),
+  h("p.quiet", "Or paste an operator key. It stays in this tab, and ends with it."), field("Operator key", input), note, go)));
   document.title = "Sign in · agentpay console";
   input.focus();
+}
+
+/** Exchange the code of a sign-in link, which leaves the address at once, for a key; returns what went wrong. */
+async function redeem() {
+  const code = new URLSearchParams(location.hash.slice(1)).get("code"), before = key.get();
+  if (!code) return "";
+  history.replaceState(null, "", location.pathname);
+  key.clear();
+  try {
+    key.set((await call("POST", "/console/sign-in", { body: { code } })).key);
+    return "";
+  } catch (error) {
+    if (before) key.set(before);
+    return plain(error.message);
+  }
 }
 
 async function enter() {
@@ -101,6 +116,7 @@ function start() {
     if (is !== "live") tell("The connection to the server is lost; reconnecting.", "warn");
     else if (was) tell("Connected again.");
   } });
+  count();
   route();
 }
 
@@ -134,8 +150,7 @@ function route() {
   const isFirst = !main.firstChild;
   reload = () => {};
   document.title = `${label} · agentpay console`;
-  for (const place of document.querySelectorAll("nav a")) place.toggleAttribute("data-here", $("nav").contains(place) && place.getAttribute("data-page") === (letter ? name : owner));
-  for (const place of document.querySelectorAll("nav a")) place.hasAttribute("data-here") ? place.setAttribute("aria-current", "page") : place.removeAttribute("aria-current");
+  for (const place of document.querySelectorAll("nav a")) place.ariaCurrent = place.getAttribute("data-page") === (letter ? name : owner) ? "page" : null;
   main.replaceChildren(title, problem, root);
   scrollTo(0, 0);
   if (!isFirst) title.focus({ preventScroll: true });
@@ -208,7 +223,8 @@ function help() {
 
 const EXPIRED = "The key is no longer accepted: it was revoked, or has expired.";
 whenUnauthorized(() => { if (main && !signedIn.signal.aborted) signIn(EXPIRED); });
-addEventListener("hashchange", route);
+addEventListener("hashchange", () => (location.hash.startsWith("#code=") ? location.reload() : route()));
+const refusal = await redeem();
 addEventListener("keydown", press);
 while (key.get() && !main) {
   try {
@@ -222,4 +238,5 @@ while (key.get() && !main) {
     await pause(2000);
   }
 }
-if (!main && !$("form")) signIn();
+if (!main && !$("form")) signIn(refusal);
+else if (refusal) tell(refusal, "bad");

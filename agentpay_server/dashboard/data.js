@@ -2,7 +2,7 @@
 // What several pages read: who the key is, the names of accounts, the counts, the server's time, lists.
 
 import { at, call } from "./api.js";
-import { button, code, h, plain, said, show } from "./ui.js";
+import { button, code, field, h, plain, said, show } from "./ui.js";
 
 /**
  * @typedef {object} View a page while it is shown
@@ -50,17 +50,39 @@ export async function learn(view, ids) {
   }));
 }
 
+/** Learn the names of accounts that were read in full. */
+export const meetAll = (list) => list.forEach((it) => names.set(it.account_id, it.name));
+
 export const nameOf = (id) => plain(names.get(id) || id);
 
 /** An account by its name, anything else by its address. */
 export const party = (id) => (names.get(id) ? h("a.party", { href: `#/accounts/${id}`, title: id }, said(names.get(id))) : code(id));
 
-/** The newest accounts; those with a daily limit with their budgets. */
+/** The newest accounts. */
 export async function accounts(view) {
   const page = await view.get("/v1/accounts?limit=100");
-  for (const account of page.data) names.set(account.account_id, account.name);
-  return { ...page, data: await Promise.all(page.data.slice(0, 24).map((account) => (account.policy.max_daily_spend === null ? account : view.get(`/console/accounts/${account.account_id}`)))) };
+  meetAll(page.data);
+  return page;
 }
+
+/** Fields whose values become the query of a page's address. */
+export function filters(page, ...fields) {
+  const go = (event) => {
+    event.preventDefault();
+    location.hash = at(`#/${page}`, Object.fromEntries(new FormData(form)));
+  };
+  const form = h("form.filters", { change: go, submit: go }, fields);
+  return form;
+}
+
+/** @type {(asked: any) => any} */
+export const moments = ({ since, until }) => [["since", "After", since], ["until", "Up to", until]].map(([name, label, value]) => field(label, h("input", { type: "datetime-local", name, value })));
+
+/**
+ * A query with the moments that a page's address has in the reader's zone.
+ * @type {(asked: any) => any}
+ */
+export const instants = (asked) => Object.fromEntries(Object.entries(asked).map(([name, value]) => [name, value && ["since", "until"].includes(name) ? new Date(value).toISOString() : value]));
 
 /** What there is and what waits, in numbers. */
 export const summary = (signal) => call("GET", "/console/summary", { signal });

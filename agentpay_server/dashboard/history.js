@@ -2,8 +2,8 @@
 // The pages about what happened: the timeline, a transfer from request to delivery, sessions.
 
 import { call } from "./api.js";
-import { feed, learn, nameOf, party } from "./data.js";
-import { $, ask, badge, big, button, code, copies, empty, facts, field, h, json, link, meter, micro, moment, percent, plain, quiet, said, select, show, span, usdc, words } from "./ui.js";
+import { feed, filters, instants, learn, moments, nameOf, party } from "./data.js";
+import { $, ask, badge, big, button, code, copies, empty, facts, field, h, json, link, meter, micro, moment, percent, plain, quiet, said, select, show, span, unfolding, usdc, words } from "./ui.js";
 
 const STATUS = {
   "transfer.initiated": "submitted", "transfer.settled": "settled", "transfer.rejected": "rejected", "escalation.required": "pending_approval", "session.opened": "open",
@@ -28,7 +28,7 @@ function folded(events) {
 }
 
 export function timeline(view) {
-  const asked = Object.fromEntries(view.query), list = h("ul.rows.card"), filters = h("form.filters");
+  const asked = Object.fromEntries(view.query), list = h("ul.rows.card"), choices = h("div");
   const fresh = button("", () => { isHeld = false; draw(); $("summary", list)?.focus(); }, { hidden: true, look: "fresh" });
   let isHeld = false, rows = [], known = new Set();
   const none = empty("Nothing here. Payments, refusals and sessions appear as they happen. On a test chain, let one happen:", "agentpay-server trigger transfer.settled");
@@ -40,23 +40,18 @@ export function timeline(view) {
     if (!isHeld) known = new Set(rows.map((row) => row.id));
     show(list, isHeld ? wanted.filter((row) => known.has(row.id)) : wanted, (row) => row.id, timelineRow, none);
   };
-  const go = (event) => {
-    event.preventDefault();
-    location.hash = `#/timeline?${new URLSearchParams([...new FormData(filters)].filter(([, value]) => value).map(([name, value]) => [name, String(value)]))}`;
-  };
-  filters.addEventListener("change", go);
-  filters.addEventListener("submit", go);
-  view.root.append(filters, fresh);
+  view.root.append(choices, fresh);
   feed(view, {
-    path: "/console/events", query: { type: asked.type, account_id: asked.account }, keyOf: (event) => event.id, list,
+    path: "/console/events", query: instants({ type: asked.type, account_id: asked.account, since: asked.since, until: asked.until }), keyOf: (event) => event.id, list,
     before: async (items) => {
       rows = folded(items);
       await learn(view, rows.flatMap((row) => [row.account, row.to]));
-      if (!filters.firstChild) filters.append(
+      if (!choices.firstChild) choices.append(filters("timeline",
         field("Search", h("input", { name: "id", type: "search", value: asked.id ?? "", placeholder: "Identifier, address, amount", "data-search": true })),
         field("Account", select("account", [["", "All"], ...[...new Set([asked.account, ...rows.map((row) => row.account)])].filter(Boolean).map((id) => [id, nameOf(id)])], asked.account)),
         field("Event", select("type", [["", "All"], ...Object.keys(STATUS).map((type) => [type, type])], asked.type)),
-        field("Status", select("status", ["", ...new Set(Object.values(STATUS))].map((status) => [status]), asked.status)));
+        field("Status", select("status", ["", ...new Set(Object.values(STATUS))].map((status) => [status]), asked.status)),
+        moments(asked)));
       // Rows that are being read must not move: new ones wait until they are asked for.
       isHeld = known.size > 0 && (list.contains(document.activeElement) || Boolean($("details[open]", list)));
     },
@@ -64,10 +59,10 @@ export function timeline(view) {
   });
 }
 
-const timelineRow = (row) => h("li", { "data-row": true }, h("details", h("summary.row", moment(row.at), badge(row.status),
+const timelineRow = (row) => h("li", { "data-row": true }, unfolding(h("summary.row", moment(row.at), badge(row.status),
   h("span.grow", said(row.account ? nameOf(row.account) : row.kind), row.to && [quiet(" → "), said(nameOf(row.to))], row.kind === "sessions" && quiet(" · session")),
   h("span.sum", usdc(row.amount)), h("span.quiet.n", String(row.events.length), h("span.sr", " events"))),
-h("div.fold", h("p", code(row.id), " ", row.kind && link(`#/${row.kind}/${row.id}`, "Open")),
+() => h("div.fold", h("p", code(row.id), " ", row.kind && link(`#/${row.kind}/${row.id}`, "Open")),
   row.events.map((event) => [h("p", moment(event.created_at), " ", h("strong", plain(event.type)), " ", code(event.id)), json(event.data)]))));
 
 // --- A transfer, whole
@@ -76,9 +71,7 @@ export function transfer(view) {
   const top = h("div"), steps = h("ol.steps");
   view.root.append(top, steps);
   view.load(async () => {
-    const it = await view.get(`/v1/transfers/${view.id}`);
-    const events = (await view.get(`/console/events?limit=100&account_id=${it.from}`)).data.filter((event) => event.data.transfer_id === it.transfer_id).reverse();
-    const deliveries = (await Promise.all(events.slice(0, 10).map((event) => view.get(`/console/deliveries?limit=100&event_id=${event.id}`)))).flatMap((page) => page.data);
+    const [it, events, deliveries] = await Promise.all([view.get(`/v1/transfers/${view.id}`), ...["events", "deliveries"].map(async (list) => (await view.get(`/console/${list}?limit=100&transfer_id=${view.id}`)).data.reverse())]);
     await learn(view, [it.from, it.to]);
     show(top, [it], () => "", () => h("div.card.hero", h("div.head", big(it.amount_usdc), badge(it.status)), h("p", party(it.from), quiet(" pays "), party(it.to)), it.memo && h("p.memo", said(it.memo)),
       h("div.actions", copies("Copy as curl", curl(it)), copies("Copy identifier", it.transfer_id))));
@@ -97,7 +90,7 @@ function story(it, events, deliveries) {
     asked && { name: "Approval", at: isWaiting ? null : (sent ?? refused)?.created_at, look: isWaiting ? "wait" : isRefused ? "bad" : "ok", text: isWaiting ? "Waiting for an operator." : isRefused ? it.message : "Approved.", link: isWaiting && ["#/approvals", "Decide"] },
     it.tx_signature && { name: "Signature", at: sent?.created_at, since: begun, look: "ok", text: "Signed, stored, then sent.", facts: [["Transaction", it.tx_signature]], link: it.chain_explorer_url && [it.chain_explorer_url, "Explorer"] },
     it.tx_signature && { name: "Settlement", at: it.settled_at, since: begun, look: it.status === "settled" ? "ok" : isFailed ? "bad" : "wait", text: it.status === "settled" ? "Final on chain." : isFailed ? it.message : "Waiting for finality." },
-    { name: "Events", look: events.length ? "ok" : "wait", text: events.length ? "" : "None yet, or no longer among the newest 100 of the account.", events },
+    { name: "Events", look: events.length ? "ok" : "wait", text: events.length ? "" : "None yet.", events },
     { name: "Deliveries", look: deliveries.some((each) => each.status === "undelivered") ? "bad" : deliveries.length ? "ok" : "none", text: deliveries.length ? "" : "No webhook asks for these events.", deliveries },
   ].filter(Boolean);
 }
@@ -121,8 +114,7 @@ function curl({ from, to, amount_usdc: amount, idempotency_key, memo, category }
 
 export function sessions(view) {
   const status = view.query.get("status") ?? "", choice = select("status", ["", "opening", "open", "closing", "settled", "failed"].map((it) => [it]), status);
-  choice.addEventListener("change", () => { location.hash = `#/sessions?status=${choice.value}`; });
-  view.root.append(h("div.filters", field("Status", choice)));
+  view.root.append(filters("sessions", field("Status", choice)));
   feed(view, {
     path: "/sessions", query: { status }, keyOf: (it) => it.session_id, list: h("ul.cards"), seconds: 3, before: (items) => learn(view, items.flatMap((it) => [it.account_id, it.to])),
     none: empty("No sessions. An agent opens one with a cap:", 'client.sessions.open(account_id=…, to=…, cap_usdc="3")'),

@@ -2,7 +2,7 @@
 // The pages about money that is there and money that waits: overview, an account, approvals.
 
 import { ApiError, call, send } from "./api.js";
-import { accounts, feed, learn, me, nameOf, now, party, summary } from "./data.js";
+import { feed, learn, me, meetAll, nameOf, now, party, summary } from "./data.js";
 import { ask, badge, big, button, code, empty, facts, field, fromMicro, h, json, link, meter, micro, moment, percent, quiet, said, show, span, tell, usdc, words } from "./ui.js";
 
 // --- Overview
@@ -10,15 +10,18 @@ import { ask, badge, big, button, code, empty, facts, field, fromMicro, h, json,
 const SOL = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 3 });
 
 export function overview(view) {
-  const tiles = h("ul.tiles"), cards = h("ul.cards");
-  view.root.append(tiles, h("h2", "Accounts"), cards);
-  view.load(async () => {
-    const [told, page] = await Promise.all([summary(view.signal), accounts(view)]);
+  const tiles = h("ul.tiles");
+  view.root.append(tiles, h("h2", "Accounts"));
+  const count = async () => {
+    const told = await summary(view.signal);
     show(tiles, [["Waiting for approval", told.pending_approvals, "#/approvals", "warn"], ["Undelivered", told.undelivered_deliveries, "#/deliveries?status=undelivered", "bad"], ["Open sessions", told.open_sessions, "#/sessions", ""], ["Treasury, SOL", told.treasury_lamports === null ? "–" : SOL.format(told.treasury_lamports / 1e9), "#/overview", ""]],
       ([label]) => label, ([label, count, href, look]) => h("li", h(count && look ? `a.tile.${look}` : "a.tile", { href }, h("strong", String(count)), h("span", label))));
-    show(cards, page.data, (it) => it.account_id, (it) => h("li.card", { "data-row": true },
-      h("div.head", party(it.account_id), it.status === "active" ? null : badge(it.status)), big(it.balance_usdc), budget(it)),
-    empty("There are no accounts yet. Create one:", 'client.accounts.create(name="Research bot")'));
+  };
+  feed(view, {
+    path: "/console/accounts", query: { limit: 24 }, keyOf: (it) => it.account_id, list: h("ul.cards"),
+    before: (items) => { meetAll(items); return count(); },
+    none: empty("There are no accounts yet. Create one:", 'client.accounts.create(name="Research bot")'),
+    row: (it) => h("li.card", { "data-row": true }, h("div.head", party(it.account_id), it.status === "active" ? null : badge(it.status)), big(it.balance_usdc), budget(it)),
   });
 }
 

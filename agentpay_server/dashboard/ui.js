@@ -178,6 +178,13 @@ export function ask({ title, action, look = "primary", typed = "", cancel = "Can
   });
 }
 
+/** A row that unfolds. What is within is built when it is opened: most never are. */
+export function unfolding(summary, within) {
+  const node = h("details", summary);
+  node.addEventListener("toggle", () => { if (node.open && !summary.nextSibling) node.append(within()); });
+  return node;
+}
+
 export const copies = (label, text) => button(label, () => (navigator.clipboard?.writeText(text) ?? Promise.reject()).then(() => tell("Copied."), () => tell("The browser did not allow copying.", "bad")));
 
 /** Show a secret: this once. */

@@ -167,7 +167,7 @@ class PostgresDatabase:
                 on.
 
         Raises:
-            DatabaseInUseError: another server has it.
+            DatabaseInUseError: another server holds the schema.
             DatabaseUnavailableError: the database did not respond.
         """
         if self._holder is None:
@@ -298,7 +298,7 @@ class PostgresDatabase:
         # Another server may hold the schema from now on: this one must not use it again.
         if self._holder is not None:
             self._is_hold_lost = True
-            # Abort what is not committed: the other server relies on what it has read.
+            # Abort uncommitted transactions: the other server relies on the state that it has read.
             self._pool.cut_off()
             self._lost()
 

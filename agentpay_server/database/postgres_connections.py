@@ -113,7 +113,7 @@ class Session:
         Raises:
             MoreThanOneStatement: it does more; nothing was changed.
         """
-        return await greenlet_spawn(unit, _LonelyConnection(self))
+        return await greenlet_spawn(unit, _SingleStatementConnection(self))
 
     async def execute(self, text: str) -> str:
         """Run a statement without parameters, and return its status text."""
@@ -188,7 +188,7 @@ class _Connection:
             raise ConflictError(str(error)) from error
 
 
-class _LonelyConnection(_Connection):
+class _SingleStatementConnection(_Connection):
     """Runs a single SELECT, without a transaction."""
 
     _is_used = False

@@ -32,7 +32,7 @@ RECORDS_MAX: Final = 1_000
 
 _BODIES_MAX_BYTES: Final = 8 * 1024 * 1024
 _SHOWN_CHARACTERS: Final = 300
-_SECRET: Final = re.compile(r"\b(ap_operator_|ap_agent_|whsec_)[0-9A-Za-z]+")
+_SECRET: Final = re.compile(r"\b(ap_(?:operator|agent|console|code)_|whsec_)[0-9A-Za-z]+")
 _MASK: Final = r"\1***"
 
 
@@ -210,7 +210,8 @@ class Recorder:
             async def saying(message: Message) -> None:
                 if message["type"] == "http.response.start":
                     exchange.status = message["status"]
-                elif body := message.get("body"):
+                elif (body := message.get("body")) and not message.get("more_body"):
+                    # A stream has no end, and is not kept.
                     exchange.answered.append(body)
                 await send(message)
 

@@ -339,6 +339,15 @@ class AgentPayServer:
         return self._running.listen(port, allowed_hosts)
 
     @property
+    def console_url(self) -> str:
+        """A new link that signs in to the operator console once, within 10 minutes; each use makes another.
+
+        Raises:
+            RuntimeError: the server does not listen, or its settings do without the console.
+        """
+        return self._running.console_url()
+
+    @property
     def rpc_url(self) -> str:
         """The address at which Solana clients reach the embedded chain, by JSON-RPC over HTTP.
 
@@ -355,7 +364,7 @@ class AgentPayServer:
         """Where sellers' x402 packages verify and settle payments on the chain within the server.
 
         Sellers pass it as the URL of their facilitator. The first use opens the port of `rpc_url`, which
-        needs no key. The facilitator pays fees with a key of its own.
+        needs no key. The facilitator pays fees with its own key.
 
         Raises:
             ValueError: the server works on a cluster.

@@ -1,12 +1,15 @@
 """httpx transports to an in-process server: requests and responses as over HTTP, without a socket."""
 
-from collections.abc import Awaitable, Callable
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Final
 
 import anyio
 import httpx
 from starlette.types import Message, Receive, Scope, Send
 
+from agentpay.contract.deliveries import STREAM_EVENTS
 from agentpay_server.embedded.owner_thread import OwnerThread
 from agentpay_server.http.requests import WHOLE
 
@@ -26,6 +29,11 @@ class EmbeddedTransport(httpx.BaseTransport):
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Return the server's response to a request."""
         body = request.read()
+        if request.url.path == STREAM_EVENTS.path:
+            feed = self._owner.call(Feed.of(self._app, request, body))
+            return httpx.Response(
+                feed.status, headers=feed.headers, stream=_Pieces(feed, self._owner, request)
+            )
         try:
             answer = self._owner.call(exchange(self._app, request, body), timeout=_read_timeout(request))
         except TimeoutError:
@@ -44,6 +52,11 @@ class AsyncEmbeddedTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Return the server's response to a request."""
         body = await request.aread()
+        if request.url.path == STREAM_EVENTS.path:
+            feed = await self._owner.call_async(Feed.of(self._app, request, body))
+            return httpx.Response(
+                feed.status, headers=feed.headers, stream=_AsyncPieces(feed, self._owner, request)
+            )
         try:
             with anyio.fail_after(_read_timeout(request)):
                 answer = await self._owner.call_async(exchange(self._app, request, body))
@@ -58,10 +71,108 @@ def _read_timeout(request: httpx.Request) -> float | None:
     return seconds
 
 
-async def exchange(app: Asgi, request: httpx.Request, body: bytes) -> _Answer:
-    """Run one request through an ASGI application and return its whole response."""
+class Feed:
+    """An answer that arrives piece by piece; all of it is used on the owner's thread.
+
+    Attributes:
+        status: HTTP status.
+        headers: header fields.
+    """
+
+    def __init__(self) -> None:
+        self.status: int = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._begun = asyncio.Event()
+        self._task: asyncio.Task[None]
+
+    @classmethod
+    async def of(cls, app: Asgi, request: httpx.Request, body: bytes) -> "Feed":
+        """Put one request to an ASGI application, and return its answer once that has begun."""
+        feed = cls()
+        feed._task = asyncio.get_running_loop().create_task(feed._run(app, request, body))
+        await feed._begun.wait()
+        if not feed.status:
+            raise httpx.RemoteProtocolError(
+                "Server disconnected without sending a response.", request=request
+            )
+        return feed
+
+    async def next(self) -> bytes | None:
+        """Return the next piece; None at the end."""
+        return await self._pieces.get()
+
+    async def close(self) -> None:
+        """Go away."""
+        self._task.cancel()
+        await asyncio.wait((self._task,))
+
+    async def _run(self, app: Asgi, request: httpx.Request, body: bytes) -> None:
+        is_read = False
+
+        async def receive() -> Message:
+            nonlocal is_read
+            if is_read:
+                # The caller goes away by `close`.
+                await asyncio.Event().wait()
+            is_read = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self.status, self.headers = message["status"], message["headers"]
+                self._begun.set()
+            else:
+                self._pieces.put_nowait(message.get("body", b""))
+
+        try:
+            await app(_scope(request), receive, send)
+        finally:
+            self._begun.set()
+            self._pieces.put_nowait(None)
+
+
+class _Pieces(httpx.SyncByteStream):
+    def __init__(self, feed: Feed, owner: OwnerThread, request: httpx.Request) -> None:
+        self._feed, self._owner, self._request = feed, owner, request
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            while (
+                piece := self._owner.call(self._feed.next(), timeout=_read_timeout(self._request))
+            ) is not None:
+                yield piece
+        except TimeoutError:
+            raise httpx.ReadTimeout("the server did not answer in time", request=self._request) from None
+
+    def close(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the server has stopped, and the stream with it
+            self._owner.call(self._feed.close())
+
+
+class _AsyncPieces(httpx.AsyncByteStream):
+    def __init__(self, feed: Feed, owner: OwnerThread, request: httpx.Request) -> None:
+        self._feed, self._owner, self._request = feed, owner, request
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            while True:
+                with anyio.fail_after(_read_timeout(self._request)):
+                    piece = await self._owner.call_async(self._feed.next())
+                if piece is None:
+                    return
+                yield piece
+        except TimeoutError:
+            raise httpx.ReadTimeout("the server did not answer in time", request=self._request) from None
+
+    async def aclose(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the server has stopped, and the stream with it
+            await self._owner.call_async(self._feed.close())
+
+
+def _scope(request: httpx.Request) -> Scope:
     url = request.url
-    scope = {
+    return {
         "type": "http",
         "asgi": _ASGI_VERSION,
         "http_version": "1.1",
@@ -76,6 +187,11 @@ async def exchange(app: Asgi, request: httpx.Request, body: bytes) -> _Answer:
         "server": (url.host, url.port),
         WHOLE: True,
     }
+
+
+async def exchange(app: Asgi, request: httpx.Request, body: bytes) -> _Answer:
+    """Put one request to an ASGI application and return its whole answer."""
+    scope = _scope(request)
     status = 0
     headers: list[tuple[bytes, bytes]] = []
     chunks: list[bytes] = []

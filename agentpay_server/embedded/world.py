@@ -18,6 +18,7 @@ from agentpay_server.embedded.port import Listener, bound_socket
 from agentpay_server.embedded.port_key import PortKey
 from agentpay_server.embedded.recorder import Recorder
 from agentpay_server.embedded.transports import AsyncEmbeddedTransport, EmbeddedTransport
+from agentpay_server.http import dashboard
 from agentpay_server.http.app import Application
 from agentpay_server.http.port.server import Served
 from agentpay_server.logs import log
@@ -146,6 +147,16 @@ class World:
             log(logger, logging.WARNING, "server.keys_follow_from_seed", base_url=self.base_url)
         return self.base_url
 
+    def console_url(self) -> str:
+        """Return a new link that signs in to the console once.
+
+        Raises:
+            RuntimeError: no port is open, or the console is not served.
+        """
+        if self._listener is None or not self.server.context.settings.serves_dashboard:
+            raise RuntimeError("the console needs a port, and Settings(serves_dashboard=True): call listen()")
+        return self.call(dashboard.console_url(self.server, self.base_url))
+
     def rpc_url(self) -> str:
         """Return the chain's JSON-RPC address; the first call opens a port for it.
 
@@ -217,6 +228,7 @@ class World:
 
     async def _end(self) -> None:
         try:
+            self.server.services.tail.close()
             for listener in (self._listener, self._rpc_listener, *self._guests):
                 if listener is not None:
                     await listener.close()

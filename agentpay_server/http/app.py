@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from functools import cache
 from typing import Final
 
@@ -59,11 +59,18 @@ REQUEST_PREFIX: Final = "req_"
 NO_ROUTE: Final = "none"
 """The route of requests that are refused before their path is read."""
 
+_STREAM_TYPE: Final = b"text/event-stream; charset=utf-8"
+
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 DOCUMENTS: Final = {"/openapi.json": False, "/openapi-extensions.json": True}
 """The paths of the OpenAPI documents, which need no key; the values: whether each is of the extensions."""
 
+_WITHOUT_KEY: Final = frozenset(
+    (endpoint.method, endpoint.path) for endpoint in BOUND_ENDPOINTS if endpoint.scope is KeyScope.NO_KEY
+)
+
+_POLLED: Final = "/console/events"
 logger: logging.Logger = logging.getLogger(__name__)
 
 
@@ -129,7 +136,7 @@ class Application:
                 return
             headers = _headers(scope)
             scope["agentpay.headers"] = headers
-            scope["agentpay.principal"] = await authenticated(headers, self._server.services.keys, request_id)
+            scope["agentpay.principal"] = await self._principal(scope, headers, request_id)
             _require_plain_path(scope)
             with self._served(scope):
                 await self._paths(scope, receive, send)
@@ -153,8 +160,18 @@ class Application:
             log(logger, logging.ERROR, "request.failed", exception=error)
             await _respond(send, 500, _internal_error(request_id), [])
         finally:
-            self._told(trace, scope, start, logging.INFO)
+            self._told(trace, scope, start, _level_of(trace))
             REQUEST_ID.reset(token)
+
+    async def _principal(self, scope: Scope, headers: Mapping[str, str], request_id: str) -> Principal:
+        """Return who asks.
+
+        Raises:
+            Problem: `unauthorized`.
+        """
+        if (scope["method"], scope["path"]) in _WITHOUT_KEY:
+            return Principal.without_key((scope.get("client") or ("unknown",))[0], request_id)
+        return await authenticated(headers, self._server.services.keys, request_id)
 
     async def _keyless(self, scope: Scope) -> tuple[str, Answer] | None:
         """Return the response of a path outside the endpoint tables that needs no key, with its route."""
@@ -219,6 +236,8 @@ class Application:
         self._requests[trace.route, method, "none" if trace.status is None else str(trace.status)] += 1
         principal: Principal | None = scope.get("agentpay.principal")
         duration_ms = round((asyncio.get_running_loop().time() - start) * 1000, 3)
+        if principal is not None and not principal.is_known:
+            principal = None
         if principal is not None:
             self._server.requests.record(
                 principal,
@@ -242,6 +261,11 @@ class Application:
                 key_id=None if principal is None else principal.key_id,
                 duration_ms=duration_ms,
             )
+
+
+def _level_of(trace: _Trace) -> int:
+    """Return the level of a request's log event: `listen` polls the list of events twice a second."""
+    return logging.DEBUG if trace.route == _POLLED and trace.status == 200 else logging.INFO
 
 
 @cache
@@ -328,6 +352,9 @@ class _Path:
         query = None if endpoint.query is None else structured_query(scope["query_string"], endpoint.query)
         call = Call(principal=principal, path=path, headers=headers, body=body, query=query)
         reply = await ROUTES[endpoint.name].answer(self._server.services, call)
+        if reply.stream is not None:
+            await _respond_in_pieces(send, receive, reply.stream)
+            return
         trace.transfer_id = getattr(reply.model, "transfer_id", None)
         await _respond(send, reply.status, _printed(reply), list(reply.headers))
 
@@ -348,6 +375,8 @@ def _require_scope(endpoint: Endpoint, principal: Principal, path: Mapping[str, 
     operation = f"{endpoint.method} {endpoint.path}"
     if endpoint.scope is KeyScope.OPERATOR:
         principal.require_operator(operation)
+    elif endpoint.scope is KeyScope.OPERATOR_KEY:
+        principal.require_operator_key(operation)
     elif "account_id" in path:
         principal.require_account(path["account_id"], operation)
 
@@ -420,10 +449,45 @@ async def _respond(
 ) -> None:
     if body:
         headers.append((b"content-type", content_type))
+    if not any(name == b"cache-control" for name, _ in headers):
+        headers.append((b"cache-control", b"no-store"))
     if status not in (204, 304):
         headers.append((b"content-length", str(len(body)).encode("ascii")))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
+
+
+async def _respond_in_pieces(send: Send, receive: Receive, pieces: AsyncGenerator[bytes]) -> None:
+    """Send a body piece by piece, until it ends or the caller goes away."""
+    headers = [
+        (b"content-type", _STREAM_TYPE),
+        (b"cache-control", b"no-store"),
+        (b"x-accel-buffering", b"no"),
+    ]
+    async with contextlib.aclosing(pieces):
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        sending = asyncio.ensure_future(_send_pieces(send, pieces))
+        leaving = asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+        finally:
+            for task in (sending, leaving):
+                task.cancel()
+            await asyncio.wait((sending, leaving))
+
+
+async def _send_pieces(send: Send, pieces: AsyncGenerator[bytes]) -> None:
+    async for piece in pieces:
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _gone(receive: Receive) -> None:
+    """Return once the caller has gone away."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _printed(reply: Reply) -> bytes:

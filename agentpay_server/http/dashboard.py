@@ -13,7 +13,9 @@ from attrs import frozen
 
 from agentpay.contract import codec
 from agentpay.contract.errors import ErrorCode
+from agentpay_server import audit
 from agentpay_server.http.operations import Answer
+from agentpay_server.server import Server
 
 PATH: Final = "/dashboard"
 
@@ -50,6 +52,17 @@ class _File:
 def is_dashboard(path: str) -> bool:
     """Return whether a path belongs to the console."""
     return path == PATH or path.startswith(f"{PATH}/")
+
+
+def link(base_url: str, code: str) -> str:
+    """Return the address that signs in to the console once."""
+    return f"{base_url}{PATH}#code={code}"
+
+
+async def console_url(server: Server, base_url: str) -> str:
+    """Return a new link that signs in to the console of a server once, as its first operator."""
+    code = await server.services.sign_ins.create_code(audit.Server(server.operator.operator_id))
+    return link(base_url, code.code)
 
 
 def answer(path: str, method: str, if_none_match: bytes | None) -> Answer:

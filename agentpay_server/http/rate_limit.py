@@ -11,6 +11,7 @@ from agentpay_server.clock import SECOND_US, Clock
 from agentpay_server.errors import Problem
 
 _MINUTE_US = 60 * SECOND_US
+_KEPT_MAX = 10_000
 
 
 class RateLimit:
@@ -23,6 +24,7 @@ class RateLimit:
         self._clock = clock
         self._per_minute = per_minute
         self._full_at_us: dict[str, int] = {}
+        self._kept_max = _KEPT_MAX
 
     def capture(self) -> Callable[[], None]:
         """Return a function that restores the current use of each key."""
@@ -50,3 +52,7 @@ class RateLimit:
                 retry_after_seconds=math.ceil(wait_us / SECOND_US),
             )
         self._full_at_us[key_id] = full_at_us
+        if len(self._full_at_us) > self._kept_max:
+            # Addresses without a key are without number: full buckets are forgotten, which changes nothing.
+            self._full_at_us = {name: full for name, full in self._full_at_us.items() if full > now_us}
+            self._kept_max = max(2 * len(self._full_at_us), _KEPT_MAX)

@@ -5,7 +5,7 @@ See interface K1, E7, R9 to R11.
 
 import asyncio
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
@@ -65,11 +65,12 @@ class Call:
 
 @frozen(kw_only=True)
 class Reply:
-    """A success: its status, its model, and additional headers."""
+    """A success: its status, its model or the stream of its body, and additional headers."""
 
     status: int
     model: object = None
     headers: tuple[tuple[bytes, bytes], ...] = field(default=())
+    stream: AsyncGenerator[bytes] | None = None
 
 
 async def authenticated(headers: Mapping[str, str], keys: Keys, request_id: str) -> Principal:

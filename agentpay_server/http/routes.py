@@ -5,11 +5,12 @@ continues if the caller disconnects. Operations on snapshots do not: they wait f
 cancel them.
 """
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any, Final
 
 from attrs import frozen
 
+from agentpay.contract.payments import Payment
 from agentpay.contract.transfers import Transfer
 from agentpay_server.accounts.policies import VersionedPolicy
 from agentpay_server.http.requests import Call, Reply
@@ -43,8 +44,16 @@ def _transfer(transfer: Transfer) -> Reply:
     return Reply(status=200 if transfer.status == "settled" else 202, model=transfer)
 
 
+def _payment(payment: Payment) -> Reply:
+    return Reply(status=201 if payment.header is not None else 202, model=payment)
+
+
 def _policy(versioned: VersionedPolicy) -> Reply:
     return Reply(status=200, model=versioned.policy, headers=((b"etag", versioned.etag.encode("ascii")),))
+
+
+def _stream(stream: AsyncGenerator[bytes]) -> Reply:
+    return Reply(status=200, stream=stream)
 
 
 ROUTES: Final[Mapping[str, Route]] = {
@@ -76,7 +85,21 @@ ROUTES: Final[Mapping[str, Route]] = {
     "sessions.close": Route(200, lambda s, c: s.sessions.close(c.principal, c.path["session_id"])),
     "sessions.get": Route(200, lambda s, c: s.sessions.get(c.principal, c.path["session_id"])),
     "sessions.list": Route(200, lambda s, c: s.sessions.list(c.principal, c.query)),
+    # Payments
+    "payments.authorize": Route(
+        _payment, lambda s, c: s.payments.authorize(c.principal, c.body), is_owned=True
+    ),
+    "payments.get": Route(200, lambda s, c: s.payments.get(c.principal, c.path["transfer_id"])),
+    "payments.list": Route(200, lambda s, c: s.payments.list(c.principal, c.query)),
+    "payments.report_outcome": Route(
+        200, lambda s, c: s.payments.report_outcome(c.principal, c.path["transfer_id"], c.body), is_owned=True
+    ),
     # The console
+    "console.accounts.list": Route(200, lambda s, c: s.accounts.list_details(c.principal, c.query)),
+    "console.origins.list": Route(200, lambda s, c: s.origins.list(c.principal, c.query)),
+    "console.origins.put": Route(200, lambda s, c: s.origins.put(c.principal, c.path["origin"], c.body)),
+    "console.origins.get": Route(200, lambda s, c: s.origins.get(c.principal, c.path["origin"])),
+    "console.origins.delete": Route(204, lambda s, c: s.origins.delete(c.principal, c.path["origin"])),
     "console.accounts.get": Route(200, lambda s, c: s.accounts.detail(c.principal, c.path["account_id"])),
     "console.accounts.allow_signing": Route(
         200, lambda s, c: s.accounts.allow_signing(c.principal, c.path["account_id"])
@@ -91,6 +114,8 @@ ROUTES: Final[Mapping[str, Route]] = {
     "console.operator_keys.revoke": Route(
         204, lambda s, c: s.keys.revoke_operator_key(c.principal, c.path["key_id"])
     ),
+    "console.sign_in": Route(201, lambda s, c: s.sign_ins.sign_in(c.principal, c.body)),
+    "console.sign_in_code": Route(201, lambda s, c: s.sign_ins.create_code(c.principal)),
     "console.approvals.list": Route(200, lambda s, c: s.approvals.list(c.principal, c.query)),
     "console.approvals.approve": Route(
         200, lambda s, c: s.approvals.approve(c.principal, c.path["transfer_id"]), is_owned=True
@@ -106,10 +131,12 @@ ROUTES: Final[Mapping[str, Route]] = {
     "console.webhooks.rotate_secret": Route(
         200, lambda s, c: s.webhooks.rotate_secret(c.principal, c.path["webhook_id"], c.body)
     ),
+    "console.stream": Route(_stream, lambda s, c: s.tail.stream(c.principal, c.headers.get("last-event-id"))),
     "console.events.list": Route(200, lambda s, c: s.deliveries.list_events(c.principal, c.query)),
     "console.events.replay": Route(
         202, lambda s, c: s.deliveries.replay(c.principal, c.path["event_id"], c.body)
     ),
+    "console.deliveries.replay": Route(202, lambda s, c: s.deliveries.replay_since(c.principal, c.body)),
     "console.deliveries.list": Route(200, lambda s, c: s.deliveries.list_deliveries(c.principal, c.query)),
     # The sandbox
     "sandbox.accounts.fund": Route(

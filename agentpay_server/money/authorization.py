@@ -5,10 +5,10 @@ reserves and signs. `settlement.py` then drives the signed transaction.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Generic, Protocol, TypeVar
 
-from attrs import frozen
+from attrs import field, frozen
 
 from agentpay_server.accounts.store import AccountRecord
 from agentpay_server.chain.protocol import ChainUnavailableError
@@ -26,10 +26,19 @@ T = TypeVar("T")
 
 @frozen(kw_only=True)
 class Parties:
-    """The stored accounts of a spend: its source, and its recipient if it is one of this service."""
+    """Whom a spend concerns, as the database has them.
+
+    Attributes:
+        source: the account that pays.
+        recipient: the account of this service that is paid, if it is one.
+        others: the token accounts that are paid besides, each with its account if it is of this service.
+        is_broadcast_by_us: whether this service sends the transaction.
+    """
 
     source: AccountRecord
     recipient: AccountRecord | None
+    others: Mapping[str, AccountRecord | None] = field(factory=dict)
+    is_broadcast_by_us: bool = True
 
 
 @frozen(kw_only=True)
@@ -105,7 +114,14 @@ class Decisions:
         try:
             # Book known deposits before the spend: the low-balance alarm relies on the books.
             await self._book_arrivals(source.usdc_token_account)
-            return await look(self._context.chain, to, source=source, recipient=parties.recipient)
+            return await look(
+                self._context.chain,
+                to,
+                source=source,
+                recipient=parties.recipient,
+                others=parties.others,
+                is_broadcast_by_us=parties.is_broadcast_by_us,
+            )
         except ChainUnavailableError:
             raise chain_unavailable() from None
 
@@ -133,8 +149,11 @@ class Decisions:
         fault_point(operation, Step.BEGUN)
         try:
             return await self._context.database.run(unit, sight, is_last_look=is_last_look)
-        except Contended:
+        except Contended as contended:
             if self._context.tasks.closing.done():
                 raise chain_unavailable() from None
-            await self._settlement.finish_in_flight(source.account_id, deadline)
-            return None
+            is_any_ended = await self._settlement.finish_in_flight(source.account_id, deadline)
+            if is_any_ended or not contended.is_up_to_others:
+                return None
+        # Nobody knows how long others take to broadcast what they hold: what they may take is not there.
+        return await self._context.database.run(unit, sight, is_last_look=True)

@@ -17,7 +17,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable
 from enum import Enum
-from typing import Final
+from typing import Final, Protocol
 
 from attrs import frozen
 
@@ -27,6 +27,7 @@ from agentpay_server.chain.protocol import (
     ChainUnavailableError,
     DoubtfulNodeError,
     Failure,
+    SignatureStatus,
     SignedTransaction,
 )
 from agentpay_server.crash_points import Operation, Step, fault_point
@@ -51,13 +52,28 @@ class Landed:
     """The transaction is final on chain and was successful.
 
     Attributes:
-        is_irreversible: whether it can no longer disappear with its block.
+        is_irreversible: whether it can no longer vanish with the block that it is in.
+        chain_signature: its name on chain, where it was found by other means.
     """
 
     is_irreversible: bool
+    chain_signature: str | None = None
 
 
 Outcome = Landed | Expired | Failure
+
+
+class Find(Protocol):
+    """Asks the chain what became of a transaction; None when it is not there (yet)."""
+
+    async def __call__(self, *, is_for_proof: bool) -> SignatureStatus | None:
+        """Ask; `is_for_proof`: whether None is to prove that it is in no block up to the height read last."""
+        ...
+
+
+def may_vanish(end: Outcome) -> bool:
+    """Return whether an end may yet be undone."""
+    return isinstance(end, Landed) and not end.is_irreversible
 
 
 class Ages:
@@ -131,7 +147,7 @@ class Broadcaster:
                     await self._send(signed, operation)
                     is_sent = True
                 end, must_send = await self._look(signed, operation)
-                if end is not None and not (irreversibly and end == Landed(is_irreversible=False)):
+                if end is not None and not (irreversibly and may_vanish(end)):
                     if not isinstance(end, Expired):
                         self.ages.forget(signed.signature)
                     return end
@@ -176,8 +192,12 @@ class Broadcaster:
             fault_point(operation, Step.EXPIRED if isinstance(end, Expired) else Step.LANDED)
         return end, must_send
 
-    async def look(self, signed: SignedTransaction) -> tuple[Outcome | None, bool]:
-        """Look once at a transaction that may have been sent, without deciding or sending anything.
+    async def look(self, signed: SignedTransaction, find: Find | None = None) -> tuple[Outcome | None, bool]:
+        """Look once at a transaction that may have been sent; decide nothing, and send nothing.
+
+        Args:
+            signed: the transaction.
+            find: asks the chain for it; by its signature if None.
 
         Returns:
             The outcome if it is known; and whether to resend the bytes.
@@ -186,19 +206,25 @@ class Broadcaster:
             ChainUnavailableError: the chain did not respond.
         """
         try:
-            return await self._seen(signed)
+            return await self._seen(signed, find or self._by_signature(signed.signature))
         except DoubtfulNodeError:
             # Nothing is proved, and nothing forbids resending the bytes.
             return None, True
 
-    async def _seen(self, signed: SignedTransaction) -> tuple[Outcome | None, bool]:
+    def _by_signature(self, signature: str) -> Find:
+        async def find(*, is_for_proof: bool) -> SignatureStatus | None:  # noqa: ARG001
+            return await self._chain.signature_status(signature)
+
+        return find
+
+    async def _seen(self, signed: SignedTransaction, find: Find) -> tuple[Outcome | None, bool]:
         chain = self._chain
-        status = await chain.signature_status(signed.signature)
+        status = await find(is_for_proof=False)
         if status is None:
             if not await self._may_have_expired(signed):
                 return None, True
-            # Read again after the height: it may have landed in the last possible block.
-            status = await chain.signature_status(signed.signature)
+            # Read once more, now that the height is known: it may have landed in the last block it could.
+            status = await find(is_for_proof=True)
         if status is None:
             first_block = max(signed.last_valid_block_height - BLOCKHASH_LIFE_BLOCKS, 0)
             if await chain.knows_blocks(first_block, signed.last_valid_block_height):
@@ -210,7 +236,8 @@ class Broadcaster:
             return Expired.EXPIRED, False
         if not status.is_final:
             return None, False
-        return status.failure or Landed(is_irreversible=status.is_irreversible), False
+        landed = Landed(status.is_irreversible, status.chain_signature)
+        return status.failure or landed, False
 
     async def _may_have_expired(self, signed: SignedTransaction) -> bool:
         """Return whether a transaction can no longer land, by heights and by time."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, Generic, TypeVar
 from attrs import field, frozen
 
 from agentpay_server.accounts.store import AccountRecord
-from agentpay_server.chain.protocol import Blockhash, Failure, SignedTransaction
+from agentpay_server.chain.protocol import Blockhash, Chain, Failure, SignatureStatus, SignedTransaction
 from agentpay_server.clock import SECOND_US, real_now_us
 from agentpay_server.context import Context
 from agentpay_server.crash_points import Operation
@@ -74,6 +74,9 @@ class Handler(Generic[S]):
     must_be_irreversible: ClassVar[bool] = False
     """Whether the outcome must be irreversible before the next transaction of the subject is signed."""
 
+    is_broadcast_by_us: ClassVar[bool] = True
+    """Whether this service sends it. What others broadcast is found on chain, and never signed again."""
+
     announces: ClassVar[bool] = False
     """Whether to emit an event that the transaction was sent, if its outcome takes longer."""
 
@@ -98,6 +101,25 @@ class Handler(Generic[S]):
     def failed(self, unit: Unit, tx: ChainTransaction, subject: S, failure: Failure) -> S:
         """Book that it moved nothing, because the chain has rejected it."""
         raise NotImplementedError
+
+    async def find(
+        self,
+        chain: Chain,
+        tx: ChainTransaction,
+        *,
+        is_for_proof: bool,  # noqa: ARG002
+    ) -> SignatureStatus | None:
+        """Ask the chain what became of a transaction; None when it is not there (yet).
+
+        Args:
+            chain: the chain.
+            tx: the transaction.
+            is_for_proof: whether None is to prove that it is in no block up to the height that was read last.
+
+        Raises:
+            ChainUnavailableError: nothing is known.
+        """
+        return await chain.signature_status(tx.signature)
 
     async def prepare(self, context: Context, subject: S) -> object:
         """Read from the chain the data, besides a blockhash, for signing a replacement.

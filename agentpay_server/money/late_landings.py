@@ -11,11 +11,11 @@ import asyncio
 import logging
 from typing import Final
 
-from attrs import define
+from attrs import define, evolve
 
 from agentpay_server import audit
 from agentpay_server.accounts import store as account_store
-from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS, ChainUnavailableError
+from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS, ChainUnavailableError, SignatureStatus
 from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
 from agentpay_server.logs import log
@@ -71,13 +71,13 @@ class LateLandings:
             # Ignore a node that lags behind the currently finalized block: the failure happened before.
             await self._chain.block_height()
         for expired in watched:
-            status = await self._chain.signature_status(expired.signature)
+            status = await self._found(expired)
             if status is not None and status.is_final and status.failure is None:
-                await self._book(expired)
+                await self._book(evolve(expired, chain_signature=status.chain_signature))
 
     async def _look_at(self, expired: ChainTransaction) -> None:
         try:
-            status = await self._chain.signature_status(expired.signature)
+            status = await self._found(expired)
             if status is None:
                 if await self._is_ruled_out(expired):
                     await self._rule_out(expired)
@@ -88,8 +88,8 @@ class LateLandings:
             # It has moved nothing, and never will.
             await self._rule_out(expired)
         elif status.is_final:
-            await self._book(expired)
-            # Its replacement must not be sent any more.
+            await self._book(evolve(expired, chain_signature=status.chain_signature))
+            # What took its place must not be sent again.
             self._settlement.stop_driving(expired.kind, expired.subject_id)
 
     async def _is_ruled_out(self, expired: ChainTransaction) -> bool:
@@ -100,13 +100,19 @@ class LateLandings:
         last = expired.last_valid_block_height
         if await self._chain.block_height() <= last + _LIVES * BLOCKHASH_LIFE_BLOCKS:
             return False
-        if await self._chain.signature_status(expired.signature) is not None:
+        if await self._found(expired, is_for_proof=True) is not None:
             return False
         first = max(last - BLOCKHASH_LIFE_BLOCKS, 0)
         if await self._chain.knows_blocks(first, last + BLOCKHASH_LIFE_BLOCKS):
             return True
         self._put_off(expired)
         return False
+
+    async def _found(
+        self, expired: ChainTransaction, *, is_for_proof: bool = False
+    ) -> SignatureStatus | None:
+        handler = self._settlement.handler(expired.kind)
+        return await handler.find(self._chain, expired, is_for_proof=is_for_proof)
 
     def _is_time(self, expired: ChainTransaction) -> bool:
         search = self._searches.get(expired.signature)

@@ -28,7 +28,7 @@ def spent(outbox: Outbox, unit: Unit, account_id: str, amount_micro: int) -> Non
     connection, context = unit.connection, unit.context
     balance_micro, unjudged_micro = accounts.debit(connection, account_id, amount_micro)
     before_micro = balance_micro + amount_micro + unjudged_micro
-    if context.is_cluster and outbox.hears_of_drop(before_micro=before_micro, after_micro=balance_micro):
+    if context.is_cluster and outbox.wants_drop(before_micro=before_micro, after_micro=balance_micro):
         accounts.set_unjudged(connection, account_id, unjudged_micro + amount_micro)
         unit.afterwards.append(partial(judge, context, account_id))
         return

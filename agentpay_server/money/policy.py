@@ -32,6 +32,9 @@ class Purpose(StrEnum):
     TRANSFER = "transfer"
     """One payment."""
 
+    PAYMENT = "payment"
+    """One payment behind HTTP 402."""
+
     SESSION = "session"
     """The opening of a session; the amount is its whole cap."""
 
@@ -61,7 +64,8 @@ class Spend:
         recipient: the recipient that `to` resolves to.
         memo: the caller's memo, or None; sessions have no memo.
         category: the spend category, or None.
-        purpose: what it is for; decides which rules apply.
+        purpose: what it is for, which decides the rules that apply.
+        others: whom else it pays: an allowlist must name every one of them.
     """
 
     amount_micro: int
@@ -70,6 +74,7 @@ class Spend:
     memo: str | None
     category: str | None
     purpose: Purpose = Purpose.TRANSFER
+    others: tuple[Recipient, ...] = ()
 
 
 @frozen(kw_only=True)
@@ -145,10 +150,14 @@ def _memo(policy: Policy, spend: Spend, _: Means) -> str | None:
 
 def _counterparty(policy: Policy, spend: Spend, _: Means) -> str | None:
     allowed = policy.allowed_counterparties
-    names = (spend.recipient.account_id, spend.recipient.token_account, spend.recipient.owner)
-    if allowed is None or any(name in allowed for name in names if name is not None):
+    if allowed is None:
         return None
-    return f"allowed_counterparties is {_listed(allowed)} and does not include {shown(spend.to)}."
+    for recipient in (spend.recipient, *spend.others):
+        names = (recipient.account_id, recipient.token_account, recipient.owner)
+        if not any(name in allowed for name in names if name is not None):
+            named = recipient.owner if spend.purpose is Purpose.PAYMENT else spend.to
+            return f"allowed_counterparties is {_listed(allowed)} and does not include {shown(named)}."
+    return None
 
 
 def _category(policy: Policy, spend: Spend, _: Means) -> str | None:
@@ -192,6 +201,7 @@ _Rule = Callable[[Policy, Spend, Means], str | None]
 
 _RULES: Final[dict[Purpose, tuple[_Rule, ...]]] = {
     Purpose.TRANSFER: (_memo, _counterparty, _category, _single_transfer, _daily_spend),
+    Purpose.PAYMENT: (_memo, _counterparty, _category, _single_transfer, _daily_spend),
     Purpose.SESSION: (_counterparty, _category, _daily_spend),
 }
 """The rules in the order in which they are judged."""

@@ -4,18 +4,33 @@ It is read before the unit of work that decides, because that cannot wait for th
 are assumed to the disadvantage of the spend. Nothing here decides.
 """
 
+from collections.abc import Mapping
+from typing import Final
+
 from attrs import frozen
 
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
 from agentpay_server.accounts.store import AccountRecord
 from agentpay_server.chain.protocol import Blockhash, Chain, TokenAccount
+from agentpay_server.database.connection import Connection
 from agentpay_server.errors import Problem, shown
+from agentpay_server.money import transactions
 from agentpay_server.money.policy import Recipient, Refusal
 
+_NOBODY: Final[Mapping[str, AccountRecord | None]] = {}
 
-class Contended(Exception):  # noqa: N818 - a signal to the caller of the unit
-    """The balance may already lack amounts that also count as in flight: it must be read again."""
+
+class Contended(Exception):  # noqa: N818 - a signal to whoever runs the unit
+    """The balance may already be less amounts that also count as in flight: it must be read again.
+
+    Args:
+        is_up_to_others: whether all that is in flight is up to others, who may never broadcast it.
+    """
+
+    def __init__(self, *, is_up_to_others: bool = False) -> None:
+        super().__init__()
+        self.is_up_to_others = is_up_to_others
 
 
 @frozen(kw_only=True)
@@ -27,7 +42,9 @@ class Sight:
         recipient: the recipient of the spend.
         blockhash: a recent one, to sign with.
         in_flight_micro: micro-USDC that may or may not have left that balance already.
-        in_flight_total_micro: running total of everything that was ever in flight.
+        in_flight_total_micro: running total of all that was ever in flight.
+        others: whom else it pays.
+        newest_signature: the source's newest transaction; None where this service broadcasts.
     """
 
     balance_micro: int
@@ -35,6 +52,8 @@ class Sight:
     blockhash: Blockhash
     in_flight_micro: int
     in_flight_total_micro: int
+    others: tuple[Recipient, ...] = ()
+    newest_signature: str | None = None
 
     def available_micro(self, source: AccountRecord) -> int:
         """Return the micro-USDC that can certainly be spent.
@@ -45,21 +64,23 @@ class Sight:
         return self.balance_micro - self._unsure_micro(source)
 
     def confirmed(
-        self, refusal: Refusal | None, source: AccountRecord, *, is_last_look: bool
+        self, connection: Connection, refusal: Refusal | None, source: AccountRecord, *, is_last_look: bool
     ) -> Refusal | None:
         """Return a refusal if reading the balance again cannot change it.
 
         Args:
-            refusal: the refusal based on the certainly available amount; None for none.
-            source: the account's current row, locked.
-            is_last_look: whether there is no time left to read it again.
+            connection: within a unit of work.
+            refusal: by what is certainly available; None if there is none.
+            source: the account as it is now, locked.
+            is_last_look: whether there is no time left for another one.
 
         Raises:
             Contended: there may be enough.
         """
         is_short = refusal is not None and refusal.code == ErrorCode.INSUFFICIENT_BALANCE
-        if is_short and not is_last_look and self._unsure_micro(source):
-            raise Contended
+        if is_short and not is_last_look and (unsure := self._unsure_micro(source)):
+            payments = transactions.payments_of(connection, source.account_id)
+            raise Contended(is_up_to_others=unsure == sum(tx.held for tx in payments))
         return refusal
 
     def _unsure_micro(self, source: AccountRecord) -> int:
@@ -80,14 +101,24 @@ def unsure_micro(source: AccountRecord, in_flight_micro: int, in_flight_total_mi
     return in_flight_micro + source.in_flight_total - in_flight_total_micro
 
 
-async def look(chain: Chain, to: str, *, source: AccountRecord, recipient: AccountRecord | None) -> Sight:
-    """Read the data for a decision about a spend from the chain.
+async def look(
+    chain: Chain,
+    to: str,
+    *,
+    source: AccountRecord,
+    recipient: AccountRecord | None,
+    others: Mapping[str, AccountRecord | None] = _NOBODY,
+    is_broadcast_by_us: bool = True,
+) -> Sight:
+    """Read from the chain what a decision about a spend needs.
 
     Args:
         chain: the chain.
         to: the recipient, as sent.
-        source: the account that pays, as just read.
-        recipient: the account of this service that `to` names, if any.
+        source: the account that pays, read just before.
+        recipient: the account of this service that `to` names, if it is one.
+        others: the token accounts that are paid besides, each with its account if it is of this service.
+        is_broadcast_by_us: whether this service sends the transaction.
 
     Raises:
         Problem: `invalid_recipient`.
@@ -98,23 +129,33 @@ async def look(chain: Chain, to: str, *, source: AccountRecord, recipient: Accou
         raise invalid_recipient(to, "is not an account of this service")
     if recipient is None and not identifiers.is_public_key(address):
         raise invalid_recipient(to, "is neither an account_id nor an on-chain address")
-    if address == source.usdc_token_account:
+    if source.usdc_token_account in (address, *others):
         raise invalid_recipient(to, "is the source account itself")
-    held, target = await chain.token_accounts([source.usdc_token_account, address])
-    if target is None:
-        raise invalid_recipient(to, "is not an existing USDC token account")
-    if target.is_frozen:
-        raise invalid_recipient(to, "is a frozen token account")
+    newest = None if is_broadcast_by_us else await chain.newest_signature(source.usdc_token_account)
+    held, target, *more = await chain.token_accounts([source.usdc_token_account, address, *others])
     return Sight(
         balance_micro=spendable_micro(held),
-        recipient=Recipient(
-            account_id=None if recipient is None else recipient.account_id,
-            token_account=target.address,
-            owner=target.owner,
+        recipient=_recipient(to, target, recipient),
+        others=tuple(
+            _recipient(token_account, found, account)
+            for (token_account, account), found in zip(others.items(), more, strict=True)
         ),
+        newest_signature=newest,
         blockhash=await chain.latest_blockhash(),
         in_flight_micro=source.in_flight,
         in_flight_total_micro=source.in_flight_total,
+    )
+
+
+def _recipient(to: str, found: TokenAccount | None, account: AccountRecord | None) -> Recipient:
+    if found is None:
+        raise invalid_recipient(to, "is not an existing USDC token account")
+    if found.is_frozen:
+        raise invalid_recipient(to, "is a frozen token account")
+    return Recipient(
+        account_id=None if account is None else account.account_id,
+        token_account=found.address,
+        owner=found.owner,
     )
 
 

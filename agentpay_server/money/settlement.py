@@ -33,6 +33,7 @@ from agentpay_server.money.broadcast import (
     Expired,
     Landed,
     Outcome,
+    may_vanish,
 )
 from agentpay_server.money.handlers import LEASE_US, Again, Handler, SigningInputs, Unit, pending_transaction
 from agentpay_server.money.transactions import ChainTransaction, Kind, State
@@ -163,10 +164,42 @@ class Settlement:
         tx = await self._database.read(store.pending, kind, subject_id)
         return None if tx is None else await self._awaited(self.drive(tx), deadline)
 
-    async def finish_in_flight(self, account_id: str, deadline: float) -> None:
-        """Drive all transactions that may still reduce an account's balance, until `deadline`."""
-        for tx in await self._database.read(store.in_flight, account_id):
+    async def finish_in_flight(self, account_id: str, deadline: float) -> bool:
+        """Bring to its end whatever may yet leave an account's balance, as far as that goes by `deadline`.
+
+        What others broadcast is looked at, and not waited for.
+
+        Returns:
+            Whether anything may have changed.
+        """
+        driven = await self._database.read(store.in_flight, account_id)
+        for tx in driven:
             await self._awaited(self.drive(tx), deadline)
+        waiting = await self._database.read(store.payments_of, account_id)
+        ended = [await self.look_at(tx) for tx in waiting]
+        return bool(driven) or any(subject is not None for subject in ended)
+
+    async def look_at(self, tx: ChainTransaction) -> Any | None:  # noqa: ANN401
+        """Look once at a transaction that others broadcast, and book its end if it has one.
+
+        Returns:
+            Its subject then; None while it has no end, or while none is known.
+        """
+        handler = self._handlers[tx.kind]
+        try:
+            end, _ = await self.broadcaster.look(tx.signed, partial(handler.find, self._chain, tx))
+            if end is None or _may_vanish(handler, end):
+                return None
+            subject = await self._database.read(handler.load, tx.subject_id)
+            is_expired = isinstance(end, Expired)
+            fault_point(handler.operation(subject), Step.EXPIRED if is_expired else Step.LANDED)
+            following = await (
+                self._replaced(tx, subject) if isinstance(end, Expired) else self._booked(tx, subject, end)
+            )
+        except ChainUnavailableError:
+            return None
+        self.broadcaster.ages.forget(tx.signature)
+        return following.subject if isinstance(following, Ended) else None
 
     async def free_all(self) -> None:
         """Void all leases, where no other process can hold any: their holders no longer run."""
@@ -313,6 +346,11 @@ class Settlement:
         current = await self._database.read(self._found, tx)
         if not isinstance(current, ChainTransaction) or current.signature != tx.signature:
             return cast("Ended[S] | ChainTransaction", current)
+        if not handler.is_broadcast_by_us:
+            booked = await self._database.run(self._given_up, tx, subject)
+            await self._told(booked, None)
+            fault_point(handler.operation(subject), Step.BOOKED)
+            return booked.following
         blockhash = await self._chain.latest_blockhash()
         if blockhash.last_valid_block_height <= tx.last_valid_block_height:
             # From a node that lags: the height that proved the expiry was already higher.
@@ -345,6 +383,7 @@ class Settlement:
         self, connection: Connection, tx: ChainTransaction, subject: S, end: Landed | Failure
     ) -> "_Booked[S]":
         handler, unit = self._handlers[tx.kind], self._unit(connection)
+        tx = evolve(tx, chain_signature=end.chain_signature or tx.chain_signature)
         if isinstance(end, Landed):
             ended = store.land(connection, tx, unit.now_us, is_irreversible=end.is_irreversible)
         else:
@@ -391,9 +430,21 @@ class Settlement:
                 # The same bytes again: a node reports a different last valid height for an old blockhash.
                 raise ChainUnavailableError("the chain offered the blockhash of what has expired") from None
             return _Booked(replaced, expired, unit.afterwards)
+        return self._dropped(unit, expired, subject, again)
+
+    def _given_up(self, connection: Connection, tx: ChainTransaction, subject: S) -> "_Booked[S]":
+        """Book that a transaction has expired which is not signed again."""
+        unit = self._unit(connection)
+        expired = store.expire(connection, tx, unit.now_us)
+        if expired is None:
+            return _Booked(self._found(connection, tx))
+        account_store.existing_account(connection, tx.account_id, lock=True)
+        return self._dropped(unit, expired, subject, None)
+
+    def _dropped(self, unit: Unit, expired: ChainTransaction, subject: S, reason: object) -> "_Booked[S]":
         if expired.spent_us is not None:
-            store.set_released(connection, expired, expired.spent_us)
-        subject = handler.dropped(unit, expired, subject, again)
+            store.set_released(unit.connection, expired, expired.spent_us)
+        subject = self._handlers[expired.kind].dropped(unit, expired, subject, reason)
         return _Booked(Ended(subject), expired, unit.afterwards)
 
     def _found(self, connection: Connection, tx: ChainTransaction) -> Ended[Any] | ChainTransaction:
@@ -423,4 +474,4 @@ def _subject(tx: ChainTransaction) -> tuple[Kind, str]:
 
 
 def _may_vanish(handler: Handler[Any], end: Outcome) -> bool:
-    return handler.must_be_irreversible and end == Landed(is_irreversible=False)
+    return handler.must_be_irreversible and may_vanish(end)

@@ -13,7 +13,7 @@
 A row leaves `pending` once, in one statement. The transaction that changes the row also books the result.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -29,6 +29,7 @@ class Kind(StrEnum):
     """The purpose of a transaction."""
 
     TRANSFER = "transfer"
+    PAYMENT = "payment"
     SESSION_OPEN = "session_open"
     SESSION_SETTLE = "session_settle"
     POLICY_RECORD = "policy_record"
@@ -72,6 +73,12 @@ class ChainTransaction:
     created_us: int
     ended_us: int | None = None
     leased_until_us: int = 0
+    chain_signature: str | None = None
+
+    @property
+    def name(self) -> str | None:
+        """Its name on chain; None for a payment whose name the fee payer has not given yet."""
+        return self.chain_signature if self.kind is Kind.PAYMENT else self.signature
 
     @property
     def signed(self) -> SignedTransaction:
@@ -100,12 +107,31 @@ _THIS: Final = (
 _COLUMNS: Final = tuple(column.name for column in table.columns if column.name != "seq")
 
 _INSERT: Final = insert(table)
+# Somebody else broadcasts payments: nobody drives them, and there is nothing to wait for.
+_IS_DRIVEN: Final = table.c.kind != literal_column(f"'{Kind.PAYMENT}'")
+_IS_PAYMENT: Final = table.c.kind == literal_column(f"'{Kind.PAYMENT}'")
+_PAYMENTS: Final = (
+    select(table)
+    .where(_IS_PENDING, _IS_PAYMENT, table.c.seq > bindparam("after"))
+    .order_by(table.c.seq)
+    .limit(bindparam("count"))
+)
+_PAYMENTS_OF: Final = (
+    select(table)
+    .where(_IS_PENDING, _IS_PAYMENT, table.c.account_id == bindparam("account_id"))
+    .order_by(table.c.seq)
+)
+_PAYMENT_SIGNED: Final = select(table).where(
+    _IS_PENDING,
+    _IS_PAYMENT,
+    table.c.signature.in_((bindparam("first_signature"), bindparam("second_signature"))),
+)
 _PENDING: Final = select(table).where(
     _IS_PENDING, table.c.subject_id == bindparam("subject_id"), table.c.kind == bindparam("kind")
 )
 _IN_FLIGHT: Final = (
     select(table)
-    .where(_IS_PENDING, table.c.account_id == bindparam("account_id"), table.c.held > 0)
+    .where(_IS_PENDING, table.c.account_id == bindparam("account_id"), table.c.held > 0, _IS_DRIVEN)
     .order_by(table.c.seq)
 )
 _END: Final = (
@@ -117,6 +143,7 @@ _END: Final = (
         released_us=bindparam("released_us"),
         ended_us=bindparam("ended_us"),
         leased_until_us=0,
+        chain_signature=bindparam("chain_signature"),
     )
     .returning(table.c.announced_us)
 )
@@ -132,7 +159,7 @@ _SET_RELEASED: Final = update(table).where(*_THIS).values(released_us=bindparam(
 
 _ABANDONED: Final = (
     select(table)
-    .where(_IS_PENDING, table.c.leased_until_us <= bindparam("now_us"))
+    .where(_IS_PENDING, table.c.leased_until_us <= bindparam("now_us"), _IS_DRIVEN)
     .order_by(table.c.leased_until_us)
     .limit(bindparam("count"))
 )
@@ -218,8 +245,26 @@ def pending(connection: Connection, kind: Kind, subject_id: str) -> ChainTransac
 
 
 def in_flight(connection: Connection, account_id: str) -> list[ChainTransaction]:
-    """Return the transactions that may still reduce an account's balance, oldest first."""
+    """Return what may yet leave an account's balance and is driven to its end, oldest first."""
     return [_record(row) for row in connection.execute(_IN_FLIGHT, {"account_id": account_id})]
+
+
+def payments_of(connection: Connection, account_id: str) -> list[ChainTransaction]:
+    """Return the payments of an account that their sellers may yet broadcast, oldest first."""
+    return [_record(row) for row in connection.execute(_PAYMENTS_OF, {"account_id": account_id})]
+
+
+def payment_signed(connection: Connection, signatures: Sequence[str]) -> ChainTransaction | None:
+    """Return the payment that its seller may yet broadcast under two signatures, one of which is ours."""
+    first, second = signatures
+    values = {"first_signature": first, "second_signature": second}
+    row = connection.execute(_PAYMENT_SIGNED, values).one_or_none()
+    return None if row is None else _record(row)
+
+
+def payments_after(connection: Connection, seq: int, count: int) -> list[ChainTransaction]:
+    """Return up to `count` payments that their sellers may yet broadcast, in order, from above a place."""
+    return [_record(row) for row in connection.execute(_PAYMENTS, {"after": seq, "count": count})]
 
 
 def credits_account(connection: Connection, signature: str, account_id: str) -> bool:
@@ -258,6 +303,7 @@ def _end(connection: Connection, ended: ChainTransaction) -> ChainTransaction | 
         "new_raw": ended.raw,
         "released_us": ended.released_us,
         "ended_us": ended.ended_us,
+        "chain_signature": ended.chain_signature,
     }
     row = connection.execute(_END, values).one_or_none()
     # `announced` may have changed since the row was read.

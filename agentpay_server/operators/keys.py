@@ -23,6 +23,7 @@ from agentpay.contract.operator_keys import (
     ListOperatorKeys,
     NewOperatorKey,
     OperatorKey,
+    OperatorKeyKind,
 )
 from agentpay.contract.pages import PageBody
 from agentpay_server import audit
@@ -38,10 +39,12 @@ from agentpay_server.database.runner import run_again_if_late
 from agentpay_server.errors import Problem, not_found
 from agentpay_server.operators import store
 from agentpay_server.operators.operators import NewOperator, insert_key, insert_operator
+from agentpay_server.operators.store import KeyRecord
 from agentpay_server.principals import Principal
 
 _LENT_NAME: Final = "this run"
 _FIRST_OPERATOR: Final = "first_operator"
+_CONSOLE: Final = f"ap_{OperatorKeyKind.CONSOLE}_"
 
 
 @frozen(kw_only=True)
@@ -75,15 +78,23 @@ class Keys:
         self._are_all_seeded = are_all_seeded
 
     async def authenticate(self, key: str, request_id: str) -> Principal | None:
-        """Return the principal that a key belongs to; None for a malformed, unknown or revoked key."""
+        """Return the principal of a key; None for a malformed, unknown, revoked or expired key."""
         digest = digest_of(key)
         if digest is None:
             return None
         found = await self._context.database.read(store.live_key, digest)
         if found is None:
             return None
-        key_id, operator_id, account_id = found
-        return Principal(operator_id=operator_id, key_id=key_id, account_id=account_id, request_id=request_id)
+        key_id, operator_id, account_id, expires_us = found
+        if expires_us is not None and expires_us <= self._context.clock.now_us():
+            return None
+        return Principal(
+            operator_id=operator_id,
+            key_id=key_id,
+            account_id=account_id,
+            request_id=request_id,
+            is_console=key.startswith(_CONSOLE),
+        )
 
     async def identify(self, principal: Principal) -> Identity:
         """Return which key a request uses, and whose money it moves."""
@@ -151,15 +162,13 @@ class Keys:
         listing = List("operator-keys", principal.operator_id)
         before = listing.before(query.cursor)
         rows = await self._context.database.read(
-            store.operator_keys, principal.operator_id, before, query.limit + 1
+            store.operator_keys, principal.operator_id, before, query.limit + 1, self._context.clock.now_us()
         )
         return listing.page(
             rows,
             query.limit,
             seq=lambda row: row.seq,
-            item=lambda row: OperatorKey(
-                key_id=row.key_id, name=row.name or "", created_at=from_us(row.created_us)
-            ),
+            item=_listed,
         )
 
     async def revoke_operator_key(self, principal: Principal, key_id: str) -> None:
@@ -369,6 +378,17 @@ class Keys:
             now_us=now_us,
             before={"account_id": account_id, "name": name},
         )
+
+
+def _listed(row: KeyRecord) -> OperatorKey:
+    is_console = row.kind == OperatorKeyKind.CONSOLE
+    return OperatorKey(
+        key_id=row.key_id,
+        name=row.name or "",
+        created_at=from_us(row.created_us),
+        kind="console" if is_console else "operator",
+        expires_at=None if row.expires_us is None else from_us(row.expires_us),
+    )
 
 
 def _operator_key(key: str) -> str:

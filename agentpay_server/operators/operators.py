@@ -96,6 +96,7 @@ def insert_key(
     kind: str,
     account_id: str | None = None,
     now_us: int,
+    expires_us: int | None = None,
 ) -> None:
     """Store a new key; `account_id` is None for an operator key."""
     digest = digest_of(key)
@@ -109,4 +110,5 @@ def insert_key(
         digest=digest,
         kind=kind,
         created_us=now_us,
+        expires_us=expires_us,
     )

@@ -3,12 +3,12 @@
 from typing import Final
 
 from attrs import frozen
-from sqlalchemy import bindparam, insert, literal_column, select, update
+from sqlalchemy import BindParameter, bindparam, delete, insert, literal_column, or_, select, update
 
 from agentpay.contract.identity import KeyKind
 from agentpay_server.credentials import LENT
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.tables import api_keys, operators
+from agentpay_server.database.tables import api_keys, operators, sign_in_codes
 
 
 @frozen
@@ -24,6 +24,7 @@ class KeyRecord:
     created_us: int
     revoked_us: int | None
     kind: str
+    expires_us: int | None
 
 
 _FIRST_OPERATOR: Final = (
@@ -32,6 +33,7 @@ _FIRST_OPERATOR: Final = (
 _LOCK_OPERATOR: Final = (
     select(operators.c.seq).where(operators.c.operator_id == bindparam("operator_id")).with_for_update()
 )
+_NOW: Final[BindParameter[int]] = bindparam("now_us")
 _OF_OPERATOR: Final = (
     api_keys.c.operator_id == bindparam("operator_id"),
     api_keys.c.account_id.is_(None),
@@ -59,9 +61,9 @@ _REVOKE_LENT: Final = (
 )
 _INSERT_OPERATOR: Final = insert(operators)
 _INSERT_KEY: Final = insert(api_keys)
-_LIVE_BY_DIGEST: Final = select(api_keys.c.key_id, api_keys.c.operator_id, api_keys.c.account_id).where(
-    api_keys.c.digest == bindparam("digest"), api_keys.c.revoked_us.is_(None)
-)
+_LIVE_BY_DIGEST: Final = select(
+    api_keys.c.key_id, api_keys.c.operator_id, api_keys.c.account_id, api_keys.c.expires_us
+).where(api_keys.c.digest == bindparam("digest"), api_keys.c.revoked_us.is_(None))
 _AGENT_KEYS: Final = (
     select(api_keys)
     .where(
@@ -74,9 +76,23 @@ _AGENT_KEYS: Final = (
     .limit(bindparam("count"))
 )
 _LIVE_OPERATOR_KEY: Final = select(api_keys).where(*_OF_OPERATOR, api_keys.c.key_id == bindparam("key_id"))
+_SET_EXPIRY: Final = (
+    update(api_keys).where(api_keys.c.key_id == bindparam("of_key")).values(expires_us=bindparam("until_us"))
+)
+_INSERT_CODE: Final = insert(sign_in_codes)
+_FORGET_CODES: Final = delete(sign_in_codes).where(sign_in_codes.c.expires_us <= _NOW)
+_TAKE_CODE: Final = (
+    delete(sign_in_codes)
+    .where(sign_in_codes.c.digest == bindparam("of_digest"), sign_in_codes.c.expires_us > _NOW)
+    .returning(sign_in_codes.c.operator_id)
+)
 _OPERATOR_KEYS: Final = (
     select(api_keys)
-    .where(*_OF_OPERATOR, api_keys.c.seq < bindparam("before"))
+    .where(
+        *_OF_OPERATOR,
+        api_keys.c.seq < bindparam("before"),
+        or_(api_keys.c.expires_us.is_(None), api_keys.c.expires_us > _NOW),
+    )
     .order_by(api_keys.c.seq.desc())
     .limit(bindparam("count"))
 )
@@ -138,6 +154,7 @@ def insert_key(
     digest: str,
     kind: str,
     created_us: int,
+    expires_us: int | None = None,
 ) -> None:
     """Store the digest of a key; `account_id` is None for an operator key."""
     connection.execute(
@@ -150,14 +167,15 @@ def insert_key(
             "digest": digest,
             "kind": kind,
             "created_us": created_us,
+            "expires_us": expires_us,
         },
     )
 
 
-def live_key(connection: Connection, digest: str) -> tuple[str, str, str | None] | None:
-    """Return key_id, operator_id and bound account of a key that is not revoked."""
+def live_key(connection: Connection, digest: str) -> tuple[str, str, str | None, int | None] | None:
+    """Return key_id, operator_id, bound account and expiry of a key that is not revoked."""
     row = connection.execute(_LIVE_BY_DIGEST, {"digest": digest}).one_or_none()
-    return None if row is None else (row[0], row[1], row[2])
+    return None if row is None else (row[0], row[1], row[2], row[3])
 
 
 def agent_keys(connection: Connection, operator_id: str, before: int, count: int) -> list[KeyRecord]:
@@ -166,9 +184,12 @@ def agent_keys(connection: Connection, operator_id: str, before: int, count: int
     return [KeyRecord(*row) for row in rows]
 
 
-def operator_keys(connection: Connection, operator_id: str, before: int, count: int) -> list[KeyRecord]:
+def operator_keys(
+    connection: Connection, operator_id: str, before: int, count: int, now_us: int
+) -> list[KeyRecord]:
     """Return live operator keys of an operator, newest first, below a sequence number."""
-    rows = connection.execute(_OPERATOR_KEYS, {"operator_id": operator_id, "before": before, "count": count})
+    values = {"operator_id": operator_id, "before": before, "count": count, "now_us": now_us}
+    rows = connection.execute(_OPERATOR_KEYS, values)
     return [KeyRecord(*row) for row in rows]
 
 
@@ -192,3 +213,21 @@ def revoke_operator_key(connection: Connection, operator_id: str, key_id: str, n
     """Revoke an operator key."""
     values = {"of_operator": operator_id, "of_key": key_id, "now_us": now_us}
     connection.execute(_REVOKE_OPERATOR_KEY, values)
+
+
+def set_expiry(connection: Connection, key_id: str, expires_us: int) -> bool:
+    """Let a key expire at another time; return whether there is such a key."""
+    return connection.execute(_SET_EXPIRY, {"of_key": key_id, "until_us": expires_us}).rowcount == 1
+
+
+def insert_code(connection: Connection, digest: str, operator_id: str, expires_us: int, now_us: int) -> None:
+    """Store the digest of a sign-in code, and forget the codes that have expired."""
+    connection.execute(_FORGET_CODES, {"now_us": now_us})
+    values = {"digest": digest, "operator_id": operator_id, "expires_us": expires_us}
+    connection.execute(_INSERT_CODE, values)
+
+
+def take_code(connection: Connection, digest: str, now_us: int) -> str | None:
+    """Use up a sign-in code, and return its operator; None if it has expired or was used."""
+    row = connection.execute(_TAKE_CODE, {"of_digest": digest, "now_us": now_us}).one_or_none()
+    return None if row is None else str(row[0])

@@ -52,8 +52,8 @@ def payable(
     usdc_mint: str,
     now_us: int,
     max_amount_micro: int | None = None,
-) -> Offer | None:
-    """Return the first offer that can be paid, or None.
+) -> list[Offer]:
+    """Return the offers that can be paid, in their order.
 
     Args:
         offers: as `read_challenge` returns them.
@@ -63,17 +63,14 @@ def payable(
         max_amount_micro: the most that the caller pays, in micro-USDC; None for any price.
     """
     networks = networks_of(cluster)
-    return next(
-        (
-            offer
-            for offer in offers
-            if offer.terms.network in networks
-            and offer.terms.mint in (usdc_mint, mpp.USDC)
-            and (max_amount_micro is None or offer.terms.amount_micro <= max_amount_micro)
-            and (offer.expires_us is None or offer.expires_us > now_us)
-        ),
-        None,
-    )
+    return [
+        offer
+        for offer in offers
+        if offer.terms.network in networks
+        and offer.terms.mint in (usdc_mint, mpp.USDC)
+        and (max_amount_micro is None or offer.terms.amount_micro <= max_amount_micro)
+        and (offer.expires_us is None or offer.expires_us > now_us)
+    ]
 
 
 def wrap(offer: Offer, transaction: bytes, *, payment_id: str) -> tuple[str, str]:

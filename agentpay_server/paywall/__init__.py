@@ -1,7 +1,7 @@
 """Paid APIs for tests: a seller that speaks x402 and MPP, honest or hostile as a test needs.
 
 `Paywall` sells over httpx transports, as an ASGI application, or on a port, and settles what it is paid on a
-test chain. What it can do wrong, `Mode` lists.
+test chain. `Mode` lists its possible misbehaviour.
 """
 
 from agentpay_server.payments.terms import Protocol

@@ -4,12 +4,15 @@ from typing import Final
 
 from starlette.types import Receive, Scope, Send
 
+from agentpay.contract import json_text
+from agentpay_server.chain.node.errors import RpcError
 from agentpay_server.embedded.owner_thread import OwnerThread
 from agentpay_server.errors import Problem
 from agentpay_server.http.errors import Headers, rendered
 from agentpay_server.http.requests import DROP, REFUSED, WHOLE
 from agentpay_server.metrics import Metrics
 from agentpay_server.paywall.seller import LostReplyError, Reply, Seller
+from agentpay_server.sandbox.facilitator.fee_payer import FailedOnChainError, NotConfirmedError
 from agentpay_server.settings import Settings
 
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
@@ -57,6 +60,9 @@ class SellerApp:
         except LostReplyError:
             await _drop(scope, receive)
             return
+        except (RpcError, NotConfirmedError, FailedOnChainError) as error:
+            content = json_text.print_json({"error": "chain_unavailable", "message": str(error)})
+            reply = Reply(503, [("content-type", "application/json")], content)
         await _send(reply, send)
 
 

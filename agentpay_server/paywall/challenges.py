@@ -38,12 +38,12 @@ _PAYMENT_HEADERS: Final = {
 
 @frozen(kw_only=True)
 class Challenge:
-    """What a challenge says beyond its terms.
+    """The parts of a challenge beyond its terms.
 
     Attributes:
         url: of the resource.
         description: text for people.
-        category: what the seller says it sells; None to say nothing.
+        category: the seller's category; None for none.
         error: why the last payment was refused; None for the first challenge.
         now_us: the seller's time, in microseconds since 1970.
     """
@@ -148,7 +148,7 @@ def _mpp(terms: Terms, challenge: Challenge) -> str:
 
 
 def mpp_request(terms: Terms) -> dict[str, Any]:
-    """Return what an MPP challenge asks for."""
+    """Return the request of an MPP challenge."""
     primary, *others = terms.legs
     details: dict[str, Any] = {
         "network": terms.network.value,
@@ -171,7 +171,7 @@ def mpp_request(terms: Terms) -> dict[str, Any]:
 
 
 def receipt(presented: Presented, *, payer: str, signature: str, now_us: int) -> tuple[str, str]:
-    """Return the header that tells a payer what it has paid; `signature` is empty for none."""
+    """Return the header with the receipt for a payer; `signature` is empty for none."""
     if presented.protocol is Protocol.MPP:
         told = {
             "status": "success",
@@ -190,7 +190,7 @@ def receipt(presented: Presented, *, payer: str, signature: str, now_us: int) ->
 
 
 def read_payment(headers: Iterable[tuple[str, str]]) -> Presented | None:
-    """Return the payment that a request presents; None where it presents none.
+    """Return the payment that a request presents, or None.
 
     Raises:
         PaymentRefusedError: it cannot be read.
@@ -207,7 +207,7 @@ def read_payment(headers: Iterable[tuple[str, str]]) -> Presented | None:
 
 
 def require_own(presented: Presented, terms: Terms, now_us: int) -> None:
-    """Check that a payment answers a challenge that this seller has issued for `terms`.
+    """Check that a payment is for a challenge that this seller issued for `terms`.
 
     Raises:
         PaymentRefusedError: it does not.

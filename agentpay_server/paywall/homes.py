@@ -1,4 +1,4 @@
-"""Where a seller lives: on the thread of a server in process, or on its own next to a node elsewhere."""
+"""Homes of a seller: the thread of a server in process, or its own thread next to a node elsewhere."""
 
 import asyncio
 import contextlib
@@ -44,7 +44,7 @@ class Home(Protocol):
 
     @property
     def rpc(self) -> Rpc:
-        """What reaches a node of the chain."""
+        """Calls a node of the chain."""
         ...
 
     def keypair(self, name: str) -> Keypair:
@@ -56,7 +56,7 @@ class Home(Protocol):
         ...
 
     def woken(self) -> None:
-        """Hear that work falls due; called on the owner's thread."""
+        """Wake the scheduler because work falls due; called on the owner's thread."""
         ...
 
     def listen(self, app: Served, port: int) -> str:
@@ -94,11 +94,11 @@ class ServerHome:
 
     @property
     def rpc(self) -> Rpc:
-        """What reaches the node of the server's chain, on the server's thread."""
+        """Calls the node of the server's chain, on the server's thread."""
         return self._rpc
 
     def keypair(self, name: str) -> Keypair:
-        """Return a key that is the same for the same chain, whoever else may know it."""
+        """Return a key that is the same for the same chain; others may know it."""
         return keypair_of("paywall", self._name, name, self._genesis)
 
     def move_in(self, work: Work) -> None:
@@ -111,7 +111,7 @@ class ServerHome:
         self.owner.call(add())
 
     def woken(self) -> None:
-        """Have the schedule look again."""
+        """Wake the scheduler."""
         self._wakeup.set()
 
     def listen(self, app: Served, port: int) -> str:
@@ -134,16 +134,17 @@ class ServerHome:
 
 
 class NodeHome:
-    """On a thread of its own, next to the RPC node of a test chain.
+    """On its own thread, next to the RPC node of a test chain.
 
     Args:
         rpc_url: of the node.
-        usdc_mint: address of the USDC mint.
+        usdc_mint: address of the USDC mint; None for that of mainnet.
+        clock: the seller's time; None for the machine's.
     """
 
-    def __init__(self, rpc_url: str, usdc_mint: str | None) -> None:
+    def __init__(self, rpc_url: str, usdc_mint: str | None, clock: Clock | None) -> None:
         self.owner: OwnerThread = OwnerThread("agentpay-paywall")
-        self.clock: Clock = SystemClock()
+        self.clock: Clock = clock or SystemClock()
         self.usdc_mint: str = usdc_mint or USDC_MINTS["mainnet-beta"]
         self._url = rpc_url
         self._keypairs: dict[str, Keypair] = {}
@@ -154,7 +155,7 @@ class NodeHome:
 
     @property
     def rpc(self) -> Rpc:
-        """What reaches the node."""
+        """Calls the node."""
         return self._call
 
     async def _call(self, method: str, *params: Any) -> Any:  # noqa: ANN401 - JSON
@@ -175,11 +176,11 @@ class NodeHome:
         return told["result"]
 
     def keypair(self, name: str) -> Keypair:
-        """Return a key of chance: on a chain that others use, none may be known to them."""
+        """Return a random key: on a shared chain, others must not know it."""
         return self._keypairs.setdefault(name, Keypair())
 
     def move_in(self, work: Work) -> None:
-        """Look for due work now and again."""
+        """Look for due work periodically."""
 
         async def look() -> None:
             while True:

@@ -43,7 +43,7 @@ def at_higher_price(terms: Terms) -> Terms:
 
 
 def to_other_payee(terms: Terms, payee: str) -> Terms:
-    """Return terms that ask to pay somebody else."""
+    """Return terms that name another recipient."""
     primary, *others = terms.legs
     return evolve(terms, legs=(evolve(primary, recipient=payee), *others))
 

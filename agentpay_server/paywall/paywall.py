@@ -9,6 +9,7 @@ import httpx
 from starlette.types import Receive, Scope, Send
 
 from agentpay.contract.usdc import from_micro, to_micro
+from agentpay_server.clock import Clock
 from agentpay_server.embedded.recorder import Records
 from agentpay_server.embedded.server import AgentPayServer
 from agentpay_server.embedded.transports import AsyncEmbeddedTransport, EmbeddedTransport
@@ -35,7 +36,7 @@ class Paywall:
             assert http.get("/forecast").status_code == 402
 
     It checks payments as strictly as the packages of the field, and broadcasts them itself. `mode` makes it
-    hostile. Its addresses belong to no account, and it pays fees with a key of its own.
+    hostile. Its addresses belong to no account, and it pays fees with its own key.
 
     It may be used from any thread. On a server in process it shares the server's thread, chain, clock and
     snapshots, and is closed with it at the latest.
@@ -53,6 +54,7 @@ class Paywall:
         name: str = "paywall",
         rpc_url: str | None = None,
         usdc_mint: str | None = None,
+        clock: Clock | None = None,
     ) -> None:
         """Set up a shop.
 
@@ -63,19 +65,20 @@ class Paywall:
             mode: how it behaves, a `Mode` or its name.
             serves_again: whether it serves a settled payment that is presented again, instead of refusing it
                 as a duplicate.
-            pay_to: address of the owner who is paid, such as an account's `chain_address`; default: an
-                address of its own.
+            pay_to: address of the owner who is paid, such as an account's `chain_address`; default: its own
+                address.
             name: distinguishes several paywalls of one server: addresses follow from it.
             rpc_url: instead of `server`: JSON-RPC endpoint of another test chain. The paywall then has a
-                thread of its own and the machine's clock.
+                separate thread.
             usdc_mint: with `rpc_url`: address of the USDC mint; default: that of mainnet.
+            clock: with `rpc_url`: the seller's time; default: the machine's clock.
 
         Raises:
             TypeError: a price is a float.
             ValueError: a path, price, protocol or mode is invalid, or `server` works on a cluster, or not
                 exactly one of `server` and `rpc_url` is given.
         """
-        self._home: Home = _home(server, name, rpc_url, usdc_mint)
+        self._home: Home = _home(server, name, rpc_url, usdc_mint, clock)
         recipient = pay_to or str(self._home.keypair("recipient").pubkey())
         self._seller = Seller(
             rpc=self._home.rpc,
@@ -236,10 +239,16 @@ class Paywall:
         return self._home.owner.call(there())
 
 
-def _home(server: AgentPayServer | None, name: str, rpc_url: str | None, usdc_mint: str | None) -> Home:
+def _home(
+    server: AgentPayServer | None,
+    name: str,
+    rpc_url: str | None,
+    usdc_mint: str | None,
+    clock: Clock | None,
+) -> Home:
     if (server is None) == (rpc_url is None):
         raise ValueError("pass either a server in process or the rpc_url of a test chain")
     if server is not None:
         return ServerHome(server, name)
     assert rpc_url is not None  # noqa: S101 - checked above
-    return NodeHome(rpc_url, usdc_mint)
+    return NodeHome(rpc_url, usdc_mint, clock)

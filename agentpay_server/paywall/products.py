@@ -1,4 +1,4 @@
-"""What a seller sells, and the terms on which it does."""
+"""Products of a seller, and their terms."""
 
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
@@ -45,7 +45,7 @@ class Product:
     mode: Mode | None = None
 
     def terms(self, protocol: Protocol, *, mint: str, recipient: str, fee_payer: str) -> Terms:
-        """Return what is asked for in a protocol.
+        """Return the terms in a protocol.
 
         Args:
             protocol: one of `protocols`.

@@ -1,4 +1,4 @@
-"""What a paywall remembers: sales, and requests."""
+"""Records of a paywall: sales and requests."""
 
 from datetime import datetime
 from decimal import Decimal

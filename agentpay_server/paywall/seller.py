@@ -77,7 +77,7 @@ class _Visit:
 
 @define
 class _Noted:
-    """A request while it is being served: what is known of it so far."""
+    """A request while it is being served: with the facts known so far."""
 
     request: PaywallRequest
 
@@ -135,7 +135,7 @@ class Seller:
         return list(self._sales.values())
 
     def capture(self) -> Callable[[], None]:
-        """Return what brings back what the seller remembers now; products and modes stay as they are."""
+        """Return a function that restores the seller's records; products and modes stay as they are."""
         sales, late, requests = self._sales.copy(), self._late.copy(), self.requests.copy()
 
         def restore() -> None:
@@ -146,7 +146,7 @@ class Seller:
     # --- Late work, as a schedule runs it
 
     async def next_due_us(self) -> int | None:
-        """Return when the next held payment is to be broadcast; None if there is none."""
+        """Return when the next held payment is to be broadcast; None without one."""
         return min((due_us for due_us, _ in self._late.values()), default=None)
 
     async def run_due(self) -> bool:

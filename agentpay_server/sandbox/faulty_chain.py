@@ -18,6 +18,7 @@ from agentpay_server.chain.protocol import (
     Blockhash,
     Booked,
     ChainUnavailableError,
+    Cosigned,
     DepositBatch,
     SignatureStatus,
     TokenAccount,
@@ -155,6 +156,18 @@ class FaultyChain:
             self._shown.add(signature)
             self._note_trouble()
         return None
+
+    async def find_cosigned(
+        self, cosigned: Cosigned, *, is_for_proof: bool = False
+    ) -> SignatureStatus | None:
+        """Return what became of a transaction that somebody else broadcasts."""
+        self._take_call()
+        return await self.inner.find_cosigned(cosigned, is_for_proof=is_for_proof)
+
+    async def newest_signature(self, token_account: str) -> str | None:
+        """Return what names the newest transaction of a token account."""
+        self._take_call()
+        return await self.inner.newest_signature(token_account)
 
     async def knows_blocks(self, first_height: int, last_height: int) -> bool:
         """Return whether the chain knows all signatures in the blocks between two heights."""

@@ -1,8 +1,9 @@
 """The sandbox: an extension with test features that need a test chain (interface SB1 to SB10)."""
 
 import asyncio
-from collections.abc import Mapping
-from typing import Protocol
+import contextlib
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Protocol, TypeVar
 
 from agentpay.contract import identifiers
 from agentpay.contract.endpoints import Endpoint
@@ -55,6 +56,8 @@ from agentpay_server.sandbox.faults import ArmedFault, Faults
 from agentpay_server.sandbox.snapshots import Snapshots
 from agentpay_server.scheduler import Schedule
 
+_Key = TypeVar("_Key")
+
 
 class NewTenant(Protocol):
     """A new operator, with its first key."""
@@ -78,6 +81,22 @@ class CreateTenant(Protocol):
         ...
 
 
+class ConsoleKeys(Protocol[_Key]):
+    """Keeps a browser signed in that moves the clock or restores the world."""
+
+    async def postpone(self, principal: Principal, by_us: int) -> None:
+        """Let the console key of a request expire later."""
+        ...
+
+    async def held(self, principal: Principal) -> _Key | None:
+        """Return the console key of a request; None for other keys."""
+        ...
+
+    async def put_back(self, key: _Key | None, *, at_us: int) -> None:
+        """Store it again, with the time that it had left at `at_us`."""
+        ...
+
+
 class Sandbox:
     """The operations of the sandbox, for any operator."""
 
@@ -91,6 +110,7 @@ class Sandbox:
         schedule: Schedule,
         faults: Faults,
         snapshots: Snapshots,
+        console_keys: ConsoleKeys[Any],
     ) -> None:
         self._context = context
         self._create_tenant = create_tenant
@@ -99,6 +119,7 @@ class Sandbox:
         self._schedule = schedule
         self._faults = faults
         self._snapshots = snapshots
+        self._console_keys = console_keys
 
     async def fund(self, principal: Principal, account_id: str, request: Fund) -> Funding:
         """Mint test USDC to an account of the operator; it appears in the history as a deposit.
@@ -232,6 +253,8 @@ class Sandbox:
         duration_us, before_us = int(request.seconds * SECOND_US), self._context.clock.now_us()
         if before_us + duration_us > LATEST_US:
             raise invalid(FieldFault(field="seconds", message="must not lead beyond the year 9999"))
+        if self._context.clock.is_manual:
+            await self._console_keys.postpone(principal, duration_us)
         await self._schedule.advance(duration_us)
         if duration_us:
             await self._context.database.run(
@@ -324,7 +347,8 @@ class Sandbox:
             Problem: `not_found`, `not_in_memory`, `not_at_rest`; `forbidden` on a chain where money is real.
         """
         self._require_test_chain()
-        return _snapshot(await self._snapshots.restore(principal, snapshot_id))
+        async with self._signed_in(principal):
+            return _snapshot(await self._snapshots.restore(principal, snapshot_id))
 
     async def reset(self, principal: Principal) -> None:
         """Restore the server's state at its start, for all tenants.
@@ -333,7 +357,16 @@ class Sandbox:
             Problem: `not_in_memory`, `not_at_rest`; `forbidden` on a chain where money is real.
         """
         self._require_test_chain()
-        await self._snapshots.reset(principal)
+        async with self._signed_in(principal):
+            await self._snapshots.reset(principal)
+
+    @contextlib.asynccontextmanager
+    async def _signed_in(self, principal: Principal) -> AsyncIterator[None]:
+        """Keep the console key with which the world is restored."""
+        key, at_us = await self._console_keys.held(principal), self._context.clock.now_us()
+        yield
+        # In memory nothing waits here: the next request of the browser finds its key.
+        await self._console_keys.put_back(key, at_us=at_us)
 
     def _armed(self, name: str) -> dict[str, object] | None:
         """Return the audit trail's view of an armed fault; None if it is not armed."""

@@ -134,7 +134,7 @@ class Opening:
             Means(spent_micro=counted, available_micro=sight.available_micro(source)),
             is_operator=not self._principal.is_agent,
         )
-        refusal = sight.confirmed(refusal, source, is_last_look=is_last_look)
+        refusal = sight.confirmed(connection, refusal, source, is_last_look=is_last_look)
         if refusal is not None:
             return refusal
         # The account is locked: no other session of it can be opened before this one is stored.

@@ -9,12 +9,13 @@ waits: on-chain data is passed in as `Sight`.
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from agentpay.contract.policies import Policy
 from agentpay.contract.transfers import TransferStatus
 from agentpay_server.accounts import store as account_store
 from agentpay_server.accounts.store import AccountRecord
+from agentpay_server.clock import SECOND_US
 from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
 from agentpay_server.errors import signing_stopped
@@ -24,9 +25,9 @@ from agentpay_server.money import transactions as chain_transactions
 from agentpay_server.money.authorization import Decided
 from agentpay_server.money.handlers import pending_transaction
 from agentpay_server.money.idempotency import KEY_LIFETIME_US
-from agentpay_server.money.policy import Means, Recipient, Refusal, Spend, stored_policy
+from agentpay_server.money.policy import Means, Purpose, Recipient, Refusal, Spend, stored_policy
 from agentpay_server.money.preflight import Sight
-from agentpay_server.money.transactions import Kind
+from agentpay_server.money.transactions import ChainTransaction, Kind
 from agentpay_server.transfers import booking
 from agentpay_server.transfers.rules import Terms
 from agentpay_server.transfers.signing import signed_transfer
@@ -78,6 +79,9 @@ class Acceptance(ABC):
     again: ClassVar[str]
     """For `insufficient_balance`: what to do after funding the account, as the end of a sentence."""
 
+    purpose: ClassVar[Purpose] = Purpose.TRANSFER
+    """What refusals call it."""
+
     def __init__(self, context: Context, *, transfer_id: str, terms: Terms) -> None:
         self._context = context
         self._transfer_id = transfer_id
@@ -113,9 +117,7 @@ class Acceptance(ABC):
         now_us = self._context.clock.now_us()
         # Times never decrease within an account: its spends are in the order of their times.
         spent_us = max(now_us, source.last_spend_us)
-        refusal = refusal_of(
-            connection, source, self._terms, sight, spent_us, is_last_look=is_last_look, again=self.again
-        )
+        refusal = self._refusal(connection, source, sight, spent_us, is_last_look=is_last_look)
         if refusal is not None:
             return self._refused(connection, refusal, now_us)
         assert sight is not None  # noqa: S101 - without sight the account is paused, which is a refusal
@@ -124,35 +126,65 @@ class Acceptance(ABC):
             return self._set_aside(connection, policy, sight, now_us)
         return self._submitted(connection, source, sight, spent_us, now_us)
 
-    def _submitted(
-        self, connection: Connection, source: AccountRecord, sight: Sight, spent_us: int, now_us: int
-    ) -> Decided[TransferRecord]:
-        amount_micro, account_id = self._terms.amount_micro, source.account_id
+    def _refusal(
+        self,
+        connection: Connection,
+        source: AccountRecord,
+        sight: Sight | None,
+        spent_us: int,
+        *,
+        is_last_look: bool,
+    ) -> Refusal | None:
+        return refusal_of(
+            connection,
+            source,
+            self._terms,
+            sight,
+            spent_us,
+            is_last_look=is_last_look,
+            again=self.again,
+            purpose=self.purpose,
+        )
+
+    def _signed(
+        self,
+        connection: Connection,  # noqa: ARG002
+        source: AccountRecord,
+        sight: Sight,
+        now_us: int,
+    ) -> ChainTransaction:
+        """Return the transaction, signed, without what it takes from the account."""
         signed = signed_transfer(
             self._context,
             source,
             sight.blockhash,
             transfer_id=self._transfer_id,
             recipient=sight.recipient.token_account,
-            amount_micro=amount_micro,
+            amount_micro=self._terms.amount_micro,
             memo=self._terms.memo,
         )
-        decision = Decision(
-            status=TransferStatus.SUBMITTED, recipient=sight.recipient, tx_signature=signed.signature
-        )
-        transfer = self._store(connection, decision, now_us)
-        total = source.spent_total + amount_micro
-        tx = pending_transaction(
+        return pending_transaction(
             signed,
             kind=Kind.TRANSFER,
             subject_id=self._transfer_id,
-            account_id=account_id,
-            held=amount_micro,
+            account_id=source.account_id,
             credits_account_id=sight.recipient.account_id,
-            spent_us=spent_us,
-            spent_total=total,
             now_us=now_us,
         )
+
+    def _submitted(
+        self, connection: Connection, source: AccountRecord, sight: Sight, spent_us: int, now_us: int
+    ) -> Decided[TransferRecord]:
+        amount_micro, account_id = self._terms.amount_micro, source.account_id
+        signed = self._signed(connection, source, sight, now_us)
+        decision = Decision(
+            status=TransferStatus.SUBMITTED,
+            recipient=evolve(sight.recipient, account_id=signed.credits_account_id),
+            tx_signature=signed.name,
+        )
+        transfer = self._store(connection, decision, now_us)
+        total = source.spent_total + amount_micro
+        tx = evolve(signed, held=amount_micro, spent_us=spent_us, spent_total=total)
         chain_transactions.insert_transaction(connection, tx)
         account_store.reserve(
             connection, account_id, spent_total=total, spent_us=spent_us, amount=amount_micro
@@ -179,6 +211,11 @@ class Acceptance(ABC):
         return Decided(record=transfer)
 
 
+def waits_until_us(context: Context, now_us: int) -> int:
+    """Return until when a transfer waits that begins to wait now."""
+    return now_us + round(context.settings.approval_ttl_seconds * SECOND_US)
+
+
 def must_look_again(source: AccountRecord, sight: Sight | None) -> bool:
     """Return whether the chain must be read again, because the account was resumed since the first look.
 
@@ -203,6 +240,7 @@ def refusal_of(
     *,
     is_last_look: bool,
     again: str,
+    purpose: Purpose = Purpose.TRANSFER,
 ) -> Refusal | None:
     """Return why a transfer is refused, or None; escalation is judged separately.
 
@@ -212,8 +250,9 @@ def refusal_of(
         terms: the requested parameters.
         sight: the data read from the chain; None only while the account is paused.
         spent_us: when it would be spent.
-        is_last_look: whether there is no time left to read a contended balance again.
-        again: what to do after funding the account, as the end of a sentence.
+        is_last_look: whether there is no time left to read the balance again should it be contended.
+        again: what to do once an account that holds too little is funded, as the end of a sentence.
+        purpose: what is asked, as refusals call it.
 
     Raises:
         Contended: the balance must be read again.
@@ -228,6 +267,8 @@ def refusal_of(
         recipient=sight.recipient,
         memo=terms.memo,
         category=terms.category,
+        purpose=purpose,
+        others=sight.others,
     )
     means = Means(
         spent_micro=0
@@ -236,4 +277,4 @@ def refusal_of(
         available_micro=sight.available_micro(source),
     )
     refusal = rules.spending_refusal(policy, spend, means, again=again)
-    return sight.confirmed(refusal, source, is_last_look=is_last_look)
+    return sight.confirmed(connection, refusal, source, is_last_look=is_last_look)

@@ -41,7 +41,7 @@ def answered(record: TransferRecord, chain: Chain) -> Transfer:
     Raises:
         Problem: it was refused, failed, or its outcome is not known yet.
     """
-    if record.status in (TransferStatus.SETTLED, TransferStatus.PENDING_APPROVAL):
+    if record.status in (TransferStatus.SETTLED, TransferStatus.PENDING_APPROVAL, TransferStatus.APPROVED):
         return shown(record, chain)
     if record.status == TransferStatus.SUBMITTED:
         raise Problem(
@@ -52,7 +52,12 @@ def answered(record: TransferRecord, chain: Chain) -> Transfer:
             status=TransferStatus.SUBMITTED,
             retry_after_seconds=RETRY_AFTER_SECONDS,
         )
-    raise Problem(
+    raise refused(record)
+
+
+def refused(record: TransferRecord) -> Problem:
+    """Return the answer to who asks for a transfer that was refused, or that failed."""
+    return Problem(
         _code(record.error),
         record.message or "The transfer was refused.",
         transfer_id=record.transfer_id,

@@ -3,6 +3,7 @@
     pending_approval ── approved, the policy allows it ─────────► submitted, as any other transfer
     pending_approval ── approved, the policy refuses it ────────► rejected, with the rule's own error
     pending_approval ── approved, funds, chain or recipient ────► stays, and can be approved again
+    pending_approval ── approved, of a payment behind HTTP 402 ─► approved, and signed when asked for again
     pending_approval ── rejected by an operator ────────────────► rejected, escalation_rejected
     pending_approval ── no decision within the time ────────────► rejected, escalation_expired
 
@@ -28,6 +29,7 @@ from agentpay.contract.pages import PageBody
 from agentpay.contract.transfers import Transfer, TransferStatus
 from agentpay_server import audit
 from agentpay_server.accounts import store as account_store
+from agentpay_server.accounts.store import AccountRecord
 from agentpay_server.clock import from_us
 from agentpay_server.context import Context
 from agentpay_server.crash_points import Operation, Step, fault_point
@@ -37,9 +39,10 @@ from agentpay_server.errors import Problem
 from agentpay_server.money.authorization import Decided, Parties
 from agentpay_server.money.idempotency import KEY_LIFETIME_US
 from agentpay_server.money.policy import Refusal
+from agentpay_server.money.preflight import Sight
 from agentpay_server.principals import Principal
 from agentpay_server.transfers import booking, store
-from agentpay_server.transfers.acceptance import Acceptance, Decision
+from agentpay_server.transfers.acceptance import Acceptance, Decision, waits_until_us
 from agentpay_server.transfers.answers import answered, shown
 from agentpay_server.transfers.creation import terms_of_record
 from agentpay_server.transfers.execution import Execution
@@ -49,6 +52,7 @@ from agentpay_server.transfers.service import own_transfer
 from agentpay_server.transfers.store import TransferRecord
 
 _BATCH: Final = 100
+_NOBODY_APPROVED: Final = "No operator approved this transfer"
 
 
 class Approval(Acceptance):
@@ -64,7 +68,11 @@ class Approval(Acceptance):
     again = "approve the transfer again"
 
     def __init__(self, context: Context, principal: Principal, pending: TransferRecord) -> None:
-        super().__init__(context, transfer_id=pending.transfer_id, terms=terms_of_record(pending))
+        terms = terms_of_record(pending)
+        if pending.payment_digest is not None:
+            # What a payment is for is known without the caller's words.
+            terms = attrs.evolve(terms, memo=terms.memo or pending.to)
+        super().__init__(context, transfer_id=pending.transfer_id, terms=terms)
         self._principal = principal
         self._pending = pending
 
@@ -83,9 +91,21 @@ class Approval(Acceptance):
             )
         return super()._refused(connection, refusal, now_us)
 
+    def _submitted(
+        self, connection: Connection, source: AccountRecord, sight: Sight, spent_us: int, now_us: int
+    ) -> Decided[TransferRecord]:
+        if self._pending.payment_digest is None:
+            return super()._submitted(connection, source, sight, spent_us, now_us)
+        # Nobody waits for it now: what would be signed for the challenge of back then would expire unused.
+        recipient = attrs.evolve(sight.recipient, account_id=None)
+        decision = Decision(status=TransferStatus.APPROVED, recipient=recipient)
+        return Decided(record=self._store(connection, decision, now_us))
+
     def _store(self, connection: Connection, decision: Decision, now_us: int) -> TransferRecord:
         pending = self._pending
         decided = attrs.evolve(pending, **decision.columns(now_us))
+        if decision.status == TransferStatus.APPROVED:
+            decided = attrs.evolve(decided, approval_expires_us=waits_until_us(self._context, now_us))
         _move_on(connection, pending, decided)
         _audit(connection, self._principal, APPROVE_TRANSFER.name, decided, now_us)
         return decided
@@ -202,7 +222,7 @@ class Approvals:
     def _expire(self, connection: Connection, transfer_id: str) -> tuple[TransferRecord, bool]:
         """Reject a transfer if it has expired; return it, and whether this changed it."""
         transfer, now_us = store.existing_transfer(connection, transfer_id, lock=True), self._now_us()
-        is_waiting = transfer.status == TransferStatus.PENDING_APPROVAL
+        is_waiting = transfer.status in (TransferStatus.PENDING_APPROVAL, TransferStatus.APPROVED)
         if not is_waiting or _is_approvable(transfer, now_us):
             return transfer, False
         return self._end_expired(connection, transfer, now_us), True
@@ -217,10 +237,12 @@ class Approvals:
     def _end_expired(self, connection: Connection, pending: TransferRecord, now_us: int) -> TransferRecord:
         assert pending.approval_expires_us is not None  # noqa: S101 - what waits was given its time
         until = format_timestamp(from_us(pending.approval_expires_us))
-        message = f"No operator approved this transfer until {until}; ask again under a new idempotency_key."
+        is_approved = pending.status == TransferStatus.APPROVED
+        what = "This payment was approved, and not asked for again" if is_approved else _NOBODY_APPROVED
+        message = f"{what} until {until}; ask again under a new idempotency_key."
         rejected = self._end(connection, pending, RejectionReason.ESCALATION_EXPIRED, message, now_us)
         server = audit.Server(pending.operator_id)
-        _audit(connection, server, audit.APPROVAL_EXPIRED, rejected, now_us)
+        _audit(connection, server, audit.APPROVAL_EXPIRED, rejected, now_us, before=pending.status)
         return rejected
 
     def _end(
@@ -262,6 +284,8 @@ def _audit(
     action: str,
     decided: TransferRecord,
     now_us: int,
+    *,
+    before: str = TransferStatus.PENDING_APPROVAL,
 ) -> None:
     audit.record(
         connection,
@@ -269,7 +293,7 @@ def _audit(
         action=action,
         subject=decided.transfer_id,
         now_us=now_us,
-        before={"status": TransferStatus.PENDING_APPROVAL.value},
+        before={"status": before},
         after=booking.audited(decided),
     )
 

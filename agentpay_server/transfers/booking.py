@@ -94,7 +94,6 @@ def audited(transfer: TransferRecord) -> dict[str, object]:
 
 def initiated(transfer: TransferRecord) -> Happening:
     """Return the event that a transfer was sent."""
-    assert transfer.tx_signature is not None  # noqa: S101 - it was signed before it was sent
     return Happening(
         type=EventType.TRANSFER_INITIATED,
         data=events.TransferInitiatedData(

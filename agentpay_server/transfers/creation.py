@@ -3,46 +3,51 @@
 See interface T4, I1 to I9.
 """
 
+from typing import ClassVar
+
 from agentpay.contract import identifiers
 from agentpay.contract.endpoints import CREATE_TRANSFER
 from agentpay.contract.transfers import CreateTransfer, TransferStatus
 from agentpay.contract.usdc import to_micro
 from agentpay_server import audit
-from agentpay_server.clock import SECOND_US
 from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
 from agentpay_server.money.held_keys import Asked, Held
 from agentpay_server.principals import Principal
 from agentpay_server.transfers import booking, store
-from agentpay_server.transfers.acceptance import Acceptance, Decision
+from agentpay_server.transfers.acceptance import Acceptance, Decision, waits_until_us
 from agentpay_server.transfers.rules import KeyHolder, Terms, check_transition
 from agentpay_server.transfers.store import TransferRecord
 
 
-class Creation(Acceptance):
+class New(Acceptance):
     """The decision about a new transfer. Storing it raises ConflictError if another has taken its key.
 
     Args:
         context: the parts of the server.
-        principal: the requester.
-        request: the request.
-        held: the rows that held the key when the request was judged; an ended transfer loses the key.
+        principal: who asks.
+        terms: what is asked.
+        asked: under which idempotency key.
+        held: what that key stood for when the request was judged: an ended transfer loses it.
     """
 
     is_approved = False
     again = "retry with the same key"
+    action: ClassVar[str]
+    """What the audit trail calls it."""
 
     def __init__(
         self,
         context: Context,
         principal: Principal,
-        request: CreateTransfer,
+        terms: Terms,
+        asked: Asked,
         held: Held[TransferRecord],
     ) -> None:
         transfer_id = context.identifiers.new(identifiers.TRANSFER)
-        super().__init__(context, transfer_id=transfer_id, terms=terms_of(request))
+        super().__init__(context, transfer_id=transfer_id, terms=terms)
         self._principal = principal
-        self._asked = asked_under(principal, request)
+        self._asked = asked
         self._held = held
 
     def _claim(self, connection: Connection) -> bool:
@@ -52,7 +57,7 @@ class Creation(Acceptance):
         check_transition(None, decision.status)
         terms, approval_expires_us = self._terms, None
         if decision.status == TransferStatus.PENDING_APPROVAL:
-            approval_expires_us = now_us + round(self._context.settings.approval_ttl_seconds * SECOND_US)
+            approval_expires_us = waits_until_us(self._context, now_us)
         record = TransferRecord(
             seq=0,
             transfer_id=self._transfer_id,
@@ -69,18 +74,25 @@ class Creation(Acceptance):
             settled_us=None,
             created_us=now_us,
             approval_expires_us=approval_expires_us,
+            payment_digest=terms.payment_digest,
             **decision.columns(now_us),
         )
         store.insert_transfer(connection, record)
         audit.record(
             connection,
             self._principal,
-            action=CREATE_TRANSFER.name,
+            action=self.action,
             subject=self._transfer_id,
             now_us=now_us,
             after=booking.audited(record),
         )
         return record
+
+
+class Creation(New):
+    """The decision about what `POST /v1/transfers` asks for."""
+
+    action = CREATE_TRANSFER.name
 
 
 def asked_under(principal: Principal, request: CreateTransfer) -> Asked:
@@ -111,6 +123,7 @@ def terms_of_record(record: TransferRecord) -> Terms:
         amount_micro=record.amount,
         memo=record.memo,
         category=record.category,
+        payment_digest=record.payment_digest,
     )
 
 

@@ -65,13 +65,17 @@ def is_approvable(status: str, approval_expires_us: int | None, now_us: int) -> 
 
 @frozen(kw_only=True)
 class Terms:
-    """The parameters that must match for two requests with one key to be the same request (interface I6)."""
+    """The parameters that make two requests under one key the same request (interface I6).
+
+    Of a payment behind HTTP 402, `payment_digest` alone stands for all that its challenge asks for.
+    """
 
     account_id: str
     to: str
     amount_micro: int
     memo: str | None
     category: str | None
+    payment_digest: str | None = None
 
 
 @frozen(kw_only=True)

@@ -155,8 +155,9 @@ class Transfers:
     async def _decided(
         self, principal: Principal, request: CreateTransfer, view: _View, deadline: float
     ) -> Decided[TransferRecord] | None:
-        """Decide about a new transfer; None means that the request must start over."""
-        creation = Creation(self._context, principal, request, view.held)
+        """Have it decided about a new transfer; None asks for another look at everything."""
+        asked = asked_under(principal, request)
+        creation = Creation(self._context, principal, terms_of(request), asked, view.held)
         try:
             return await self._execution.decided(creation, Operation.TRANSFER, view.parties, deadline)
         except ConflictError:

@@ -165,7 +165,7 @@ class TransferHandler(Handler[TransferRecord]):
             status=TransferStatus.FAILED.value,
             error=refusal.code.value,
             message=refusal.message,
-            tx_signature=tx.signature,
+            tx_signature=tx.name,
             key_expires_us=now_us + KEY_LIFETIME_US,
         )
         account_store.release(connection, failed.account_id, tx.held)
@@ -198,7 +198,7 @@ def _settled(transfer: TransferRecord, tx: ChainTransaction, now_us: int) -> Tra
         status=TransferStatus.SETTLED.value,
         error=None,
         message=None,
-        tx_signature=tx.signature,
+        tx_signature=tx.name,
         settled_us=now_us,
         key_expires_us=now_us + KEY_LIFETIME_US,
     )

@@ -40,14 +40,17 @@ class TransferRecord:
     created_us: int
     approval_expires_us: int | None
     claimed_by_operator: bool
+    payment_digest: str | None = None
 
 
 _INSERT: Final = insert(transfers)
 # A literal in the SQL text, as in the partial index: with a parameter the index would not be used.
 _IS_PENDING: Final = transfers.c.status == literal_column(f"'{TransferStatus.PENDING_APPROVAL}'")
+_IS_APPROVED: Final = transfers.c.status == literal_column(f"'{TransferStatus.APPROVED}'")
 _BY_ID: Final = select(transfers).where(transfers.c.transfer_id == bindparam("transfer_id"))
 _BY_ID_LOCKED: Final = _BY_ID.with_for_update()
 _WAITING: Final = _BY_ID.where(_IS_PENDING).with_for_update()
+_APPROVED: Final = _BY_ID.where(_IS_APPROVED).with_for_update()
 _HELD_BY: Final = held_keys.statements(transfers, transfers.c.transfer_id)
 _SET_SIGNATURE: Final = (
     update(transfers)
@@ -68,9 +71,11 @@ _FINISH: Final = (
 )
 _DECIDE: Final = (
     update(transfers)
-    .where(transfers.c.transfer_id == bindparam("of_transfer"), _IS_PENDING)
+    .where(transfers.c.transfer_id == bindparam("of_transfer"), _IS_PENDING | _IS_APPROVED)
     .values(
         status=bindparam("new_status"),
+        category=bindparam("category"),
+        approval_expires_us=bindparam("approval_expires_us"),
         recipient_account_id=bindparam("recipient_account_id"),
         recipient_token_account=bindparam("recipient_token_account"),
         error=bindparam("error"),
@@ -118,13 +123,18 @@ _PAGES: Final[dict[tuple[str, ...], Select[Any]]] = {
     for count in range(len(_FILTERS) + 1)
     for names in combinations(_FILTERS, count)
 }
-_NEXT_EXPIRY: Final = select(func.min(transfers.c.approval_expires_us)).where(_IS_PENDING)
-_EXPIRED: Final = (
+_DUE: Final = func.min(transfers.c.approval_expires_us)
+# Each from an index of its own.
+_NEXT_EXPIRIES: Final = select(
+    select(_DUE).where(_IS_PENDING).scalar_subquery(), select(_DUE).where(_IS_APPROVED).scalar_subquery()
+)
+_EXPIRED: Final = tuple(
     select(transfers)
-    .where(_IS_PENDING, transfers.c.approval_expires_us <= bindparam("now_us"))
+    .where(waits, transfers.c.approval_expires_us <= bindparam("now_us"))
     .order_by(transfers.c.approval_expires_us, transfers.c.seq)
     .limit(bindparam("count"))
     .with_for_update(skip_locked=True)
+    for waits in (_IS_PENDING, _IS_APPROVED)
 )
 KEYS: Final = HeldKeys(_HELD_BY, TransferRecord, "transfer_id")
 """The idempotency keys that transfers hold."""
@@ -161,6 +171,12 @@ def waiting(connection: Connection, transfer_id: str) -> TransferRecord | None:
     return None if row is None else TransferRecord(*row)
 
 
+def approved(connection: Connection, transfer_id: str) -> TransferRecord | None:
+    """Lock and return a payment that is approved and not signed; None if it is not, or not any more."""
+    row = connection.execute(_APPROVED, {"transfer_id": transfer_id}).one_or_none()
+    return None if row is None else TransferRecord(*row)
+
+
 def set_signature(connection: Connection, transfer_id: str, tx_signature: str) -> None:
     """Store the newest transaction of a submitted transfer."""
     connection.execute(_SET_SIGNATURE, {"of_transfer": transfer_id, "tx_signature": tx_signature})
@@ -194,7 +210,7 @@ def finish(connection: Connection, end: TransferRecord, *, before: str) -> None:
 
 
 def decide(connection: Connection, decided: TransferRecord) -> bool:
-    """Set all columns of a transfer that is pending approval, except its terms, to those of `decided`.
+    """Make of a transfer that waits, for approval or for its payer, what `decided` describes, but its terms.
 
     Returns:
         False if the transfer is no longer pending approval; nothing was changed.
@@ -202,6 +218,8 @@ def decide(connection: Connection, decided: TransferRecord) -> bool:
     values = {
         "of_transfer": decided.transfer_id,
         "new_status": decided.status,
+        "category": decided.category,
+        "approval_expires_us": decided.approval_expires_us,
         "recipient_account_id": decided.recipient_account_id,
         "recipient_token_account": decided.recipient_token_account,
         "error": decided.error,
@@ -238,15 +256,15 @@ def page(
 
 
 def next_expiry_us(connection: Connection) -> int | None:
-    """Return when the next pending approval expires; None without one."""
-    expires_us: int | None = connection.execute(_NEXT_EXPIRY).scalar_one_or_none()
-    return expires_us
+    """Return when the next transfer that waits has waited too long; None if none waits."""
+    (due,) = connection.execute(_NEXT_EXPIRIES)
+    return min((expires_us for expires_us in due if expires_us is not None), default=None)
 
 
 def expired(connection: Connection, now_us: int, count: int) -> list[TransferRecord]:
-    """Lock and return up to `count` transfers whose pending approval has expired.
+    """Lock and return up to `count` transfers of each kind that have waited too long: for approval, or since.
 
     Rows that another transaction has locked are being decided there, and are skipped.
     """
     values = {"now_us": now_us, "count": count}
-    return [TransferRecord(*row) for row in connection.execute(_EXPIRED, values)]
+    return [TransferRecord(*row) for waiting in _EXPIRED for row in connection.execute(waiting, values)]

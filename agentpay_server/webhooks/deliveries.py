@@ -1,19 +1,26 @@
 """Listing and replaying events and their deliveries (interface W12). `sender.py` makes the attempts."""
 
+from collections.abc import Mapping
+from typing import Final
+
 from agentpay.contract import codec, identifiers
 from agentpay.contract.deliveries import (
+    REPLAY_DELIVERIES,
     REPLAY_EVENT,
     Delivery,
     DeliveryAttempt,
     ListDeliveries,
     ListEvents,
+    ReplayDeliveries,
+    ReplayedDeliveries,
     ReplayEvent,
 )
 from agentpay.contract.errors import FieldFault
 from agentpay.contract.events import Event
+from agentpay.contract.fields import format_timestamp
 from agentpay.contract.pages import PageBody
 from agentpay_server import audit
-from agentpay_server.clock import from_us
+from agentpay_server.clock import from_us, to_us
 from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
@@ -24,6 +31,10 @@ from agentpay_server.webhooks import event_store
 from agentpay_server.webhooks import store as webhook_store
 from agentpay_server.webhooks.delivery_store import AttemptRecord, DeliveryRecord
 from agentpay_server.webhooks.outbox import new_delivery
+from agentpay_server.webhooks.rules import DeliveryStatus
+
+REPLAYED_AT_ONCE: Final = 1000
+"""How many deliveries one request replays: each is a row in one transaction."""
 
 
 class Deliveries:
@@ -38,11 +49,7 @@ class Deliveries:
         Raises:
             Problem: `invalid_request` for a cursor of another list.
         """
-        filters = {
-            name: str(value)
-            for name in ("status", "event_id", "webhook_id")
-            if (value := getattr(query, name)) is not None
-        }
+        filters = _filters(query, "status", "event_id", "webhook_id", "transfer_id")
         listing = List("deliveries", principal.operator_id)
         before = listing.before(query.cursor)
         rows = await self._context.database.read(
@@ -65,8 +72,7 @@ class Deliveries:
             principal.operator_id,
             before,
             query.limit + 1,
-            type_=query.type,
-            account_id=query.account_id,
+            _filters(query, "type", "account_id", "transfer_id"),
         )
         return listing.page(rows, query.limit, seq=lambda row: row.seq, item=lambda row: _event(row.body))
 
@@ -90,6 +96,57 @@ class Deliveries:
         self._context.wakeup.set()
         return PageBody(data=tuple(_delivery(row, []) for row in rows), cursor="", has_more=False)
 
+    async def replay_since(self, principal: Principal, request: ReplayDeliveries) -> ReplayedDeliveries:
+        """Start new deliveries of all events since a moment whose newest delivery ended with a status.
+
+        Raises:
+            Problem: `invalid_request` for an unknown webhook.
+        """
+        replayed = await self._context.database.run(self._replay_since, principal, request)
+        self._context.wakeup.set()
+        return replayed
+
+    def _replay_since(
+        self, connection: Connection, principal: Principal, request: ReplayDeliveries
+    ) -> ReplayedDeliveries:
+        webhook_id = request.webhook_id
+        if webhook_id is not None:
+            webhook_id = _named_webhook(connection, principal, webhook_id)
+        found = store.replayable(
+            connection,
+            principal.operator_id,
+            DeliveryStatus(request.status),
+            to_us(request.since),
+            count=REPLAYED_AT_ONCE + 1,
+            webhook_id=webhook_id,
+        )
+        now_us, chosen = self._context.clock.now_us(), found[:REPLAYED_AT_ONCE]
+        if chosen:
+            store.insert_deliveries(connection, [self._again(row, now_us) for row in chosen])
+        audit.record(
+            connection,
+            principal,
+            action=REPLAY_DELIVERIES.name,
+            subject=webhook_id or "deliveries",
+            now_us=now_us,
+            after={
+                "since": format_timestamp(request.since),
+                "status": request.status,
+                "replayed": len(chosen),
+            },
+        )
+        return ReplayedDeliveries(replayed=len(chosen), has_more=len(found) > len(chosen))
+
+    def _again(self, row: DeliveryRecord, now_us: int) -> dict[str, object]:
+        return new_delivery(
+            delivery_id=self._context.identifiers.new(identifiers.DELIVERY),
+            operator_id=row.operator_id,
+            event_id=row.event_id,
+            event_type=row.event_type,
+            webhook_id=row.webhook_id,
+            now_us=now_us,
+        )
+
     def _replay(
         self, connection: Connection, principal: Principal, event_id: str, request: ReplayEvent
     ) -> list[DeliveryRecord]:
@@ -102,7 +159,7 @@ class Deliveries:
             webhooks = [
                 webhook.webhook_id
                 for webhook in webhook_store.of_operator(connection, principal.operator_id)
-                if webhook.subscription.hears(event.type, event.account_id)
+                if webhook.subscription.wants(event.type, event.account_id)
             ]
         else:
             webhooks = [_named_webhook(connection, principal, request.webhook_id)]
@@ -131,6 +188,16 @@ class Deliveries:
         return [DeliveryRecord(seq=0, **row) for row in rows]  # type: ignore[arg-type]
 
 
+def _filters(query: ListEvents | ListDeliveries, *names: str) -> dict[str, object]:
+    """Return the values of filters that are given, as the statements take them."""
+    values = {name: getattr(query, name) for name in names}
+    values |= {
+        f"{name}_us": None if moment is None else to_us(moment)
+        for name, moment in (("since", query.since), ("until", query.until))
+    }
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def _named_webhook(connection: Connection, principal: Principal, webhook_id: str) -> str:
     record = None
     if identifiers.is_identifier(webhook_id, identifiers.WEBHOOK):
@@ -141,7 +208,7 @@ def _named_webhook(connection: Connection, principal: Principal, webhook_id: str
 
 
 def _with_attempts(
-    connection: Connection, operator_id: str, before: int, count: int, filters: dict[str, str]
+    connection: Connection, operator_id: str, before: int, count: int, filters: Mapping[str, object]
 ) -> list[tuple[DeliveryRecord, list[AttemptRecord]]]:
     return _and_attempts(connection, store.page(connection, operator_id, before, count, filters))
 
@@ -171,6 +238,7 @@ def _delivery(row: DeliveryRecord, attempts: list[AttemptRecord]) -> Delivery:
                 status_code=attempt.status_code,
                 error=attempt.error,
                 duration_ms=attempt.duration_ms,
+                response_excerpt=attempt.response_excerpt,
             )
             for attempt in attempts
         ),

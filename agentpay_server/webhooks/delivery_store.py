@@ -1,14 +1,27 @@
 """Statements about deliveries and their attempts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, Final
 
 from attrs import field, frozen
-from sqlalchemy import Select, bindparam, func, insert, select, update
+from sqlalchemy import (
+    ColumnElement,
+    Select,
+    bindparam,
+    exists,
+    func,
+    insert,
+    literal_column,
+    not_,
+    select,
+    update,
+)
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
+from agentpay_server.database import time_bounds
 from agentpay_server.database.connection import PLANNED_EACH_TIME, Connection
 from agentpay_server.database.tables import deliveries, delivery_attempts, events, webhooks
 from agentpay_server.webhooks.rules import DeliveryStatus, NextStep
@@ -41,6 +54,7 @@ class AttemptRecord:
     status_code: int | None
     error: str | None
     duration_ms: int
+    response_excerpt: str | None = None
 
 
 @frozen
@@ -190,31 +204,67 @@ _ATTEMPTS: Final = (
     .where(delivery_attempts.c.delivery_id == bindparam("delivery_id"))
     .order_by(delivery_attempts.c.attempt)
 )
-_FILTERS: Final = {
-    "status": deliveries.c.status == bindparam("status"),
-    "event_id": deliveries.c.event_id == bindparam("event_id"),
-    "webhook_id": deliveries.c.webhook_id == bindparam("webhook_id"),
-}
-_PAGES: Final[dict[tuple[str, ...], Select[Any]]] = {
-    names: select(deliveries)
-    .where(
-        deliveries.c.operator_id == bindparam("operator_id"),
-        deliveries.c.seq < bindparam("before"),
-        *(_FILTERS[name] for name in names),
-    )
+_PAGE: Final = (
+    select(deliveries)
+    .where(deliveries.c.operator_id == bindparam("operator_id"), deliveries.c.seq < bindparam("before"))
     .order_by(deliveries.c.seq.desc())
     .limit(bindparam("count"))
-    for names in (
-        (),
-        ("status",),
-        ("event_id",),
-        ("webhook_id",),
-        ("status", "event_id"),
-        ("status", "webhook_id"),
-        ("event_id", "webhook_id"),
-        ("status", "event_id", "webhook_id"),
-    )
+)
+# Of a few events: sorted, since walking along all deliveries in their order would find them late.
+_place = deliveries.c.seq + 0
+_PAGE_OF_FEW: Final = (
+    select(deliveries)
+    .where(deliveries.c.operator_id == bindparam("operator_id"), _place < bindparam("before"))
+    .order_by(_place.desc())
+    .limit(bindparam("count"))
+)
+_FILTERS: Final[Mapping[str, tuple[ColumnElement[Any], ...]]] = {
+    "status": (deliveries.c.status == bindparam("status"),),
+    "event_id": (deliveries.c.event_id == bindparam("event_id"),),
+    "webhook_id": (deliveries.c.webhook_id == bindparam("webhook_id"),),
+    # A transfer has a few events.
+    "transfer_id": (
+        deliveries.c.event_id.in_(
+            select(events.c.event_id).where(
+                events.c.operator_id == bindparam("operator_id"),
+                events.c.transfer_id == bindparam("transfer_id"),
+            )
+        ),
+    ),
+    "since_us": time_bounds.after(deliveries),
+    "until_us": time_bounds.up_to(deliveries),
 }
+_later = deliveries.alias("later")
+_REPLAYABLE: Final = (
+    select(deliveries)
+    .join(webhooks, webhooks.c.webhook_id == deliveries.c.webhook_id)
+    .where(
+        deliveries.c.operator_id == bindparam("operator_id"),
+        webhooks.c.deleted_us.is_(None),
+        *time_bounds.after(deliveries),
+        not_(
+            exists().where(
+                _later.c.operator_id == deliveries.c.operator_id,
+                _later.c.event_id == deliveries.c.event_id,
+                _later.c.webhook_id == deliveries.c.webhook_id,
+                _later.c.seq > deliveries.c.seq,
+            )
+        ),
+    )
+    .order_by(deliveries.c.seq)
+    .limit(bindparam("count"))
+)
+# A constant in the text, as the partial index has it: a parameter would not use that.
+_REPLAYABLE_BY_STATUS: Final = {
+    status: _REPLAYABLE.where(deliveries.c.status == literal_column(f"'{status}'"))
+    for status in (DeliveryStatus.UNDELIVERED, DeliveryStatus.DELIVERED)
+}
+
+
+@cache
+def _page_by(*names: str) -> Select[Any]:
+    page = _PAGE_OF_FEW if "transfer_id" in names else _PAGE
+    return page.where(*(condition for name in names for condition in _FILTERS[name]))
 
 
 def insert_deliveries(connection: Connection, rows: Sequence[dict[str, object]]) -> None:
@@ -273,6 +323,7 @@ def finish_attempt(connection: Connection, attempt: AttemptRecord, step: NextSte
             "status_code": attempt.status_code,
             "error": attempt.error,
             "duration_ms": attempt.duration_ms,
+            "response_excerpt": attempt.response_excerpt,
         },
     )
     return True
@@ -290,7 +341,7 @@ def attempts(connection: Connection, delivery_id: str) -> list[AttemptRecord]:
 
 
 def page(
-    connection: Connection, operator_id: str, before: int, count: int, filters: dict[str, str]
+    connection: Connection, operator_id: str, before: int, count: int, filters: Mapping[str, object]
 ) -> list[DeliveryRecord]:
     """Return deliveries of an operator, newest first, below a sequence number.
 
@@ -299,9 +350,10 @@ def page(
         operator_id: the operator.
         before: the sequence number.
         count: the most to return.
-        filters: required values of `status`, `event_id` and `webhook_id`.
+        filters: values of `status`, `event_id`, `webhook_id` and `transfer_id`, and times as `since_us` and
+            `until_us`.
     """
-    statement = _PAGES[tuple(name for name in _FILTERS if name in filters)]
+    statement = _page_by(*(name for name in _FILTERS if name in filters))
     values = {"operator_id": operator_id, "before": before, "count": count, **filters}
     return [DeliveryRecord(*row) for row in connection.execute(statement, values)]
 
@@ -309,3 +361,34 @@ def page(
 def newest(connection: Connection, count: int) -> list[DeliveryRecord]:
     """Return the newest deliveries of all operators, newest first."""
     return [DeliveryRecord(*row) for row in connection.execute(_NEWEST, {"count": count})]
+
+
+def replayable(
+    connection: Connection,
+    operator_id: str,
+    status: DeliveryStatus,
+    since_us: int,
+    *,
+    count: int,
+    webhook_id: str | None,
+) -> list[DeliveryRecord]:
+    """Return deliveries with a final status, each the newest of its event to its webhook, in order.
+
+    Args:
+        connection: within a transaction.
+        operator_id: whose.
+        status: what became of them.
+        since_us: after when they were created.
+        count: at most how many.
+        webhook_id: to which webhook; None is to any that is not deleted.
+    """
+    statement = _REPLAYABLE_BY_STATUS[status]
+    values: dict[str, object] = {"operator_id": operator_id, "since_us": since_us, "count": count}
+    if webhook_id is not None:
+        statement, values = _to_webhook(status), {**values, "webhook_id": webhook_id}
+    return [DeliveryRecord(*row) for row in connection.execute(statement, values)]
+
+
+@cache
+def _to_webhook(status: DeliveryStatus) -> Select[Any]:
+    return _REPLAYABLE_BY_STATUS[status].where(deliveries.c.webhook_id == bindparam("webhook_id"))

@@ -1,11 +1,13 @@
 """Statements about the outbox. An event is stored in the same commit as the change that it reports."""
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import Any, Final
 
 from attrs import frozen
-from sqlalchemy import bindparam, insert, select
+from sqlalchemy import ColumnElement, Select, bindparam, insert, select
 
+from agentpay_server.database import time_bounds
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import events
 
@@ -21,6 +23,7 @@ class EventRecord:
     type: str
     body: str
     created_us: int
+    transfer_id: str | None
 
 
 _INSERT: Final = insert(events)
@@ -35,14 +38,31 @@ _PAGE: Final = (
 _NEWEST: Final = (
     select(events).where(events.c.seq > 0).order_by(events.c.seq.desc()).limit(bindparam("count"))
 )
-_BY_TYPE: Final = events.c.type == bindparam("type")
-_BY_ACCOUNT: Final = events.c.account_id == bindparam("account_id")
-_PAGES: Final = {
-    (False, False): _PAGE,
-    (True, False): _PAGE.where(_BY_TYPE),
-    (False, True): _PAGE.where(_BY_ACCOUNT),
-    (True, True): _PAGE.where(_BY_TYPE, _BY_ACCOUNT),
+_AFTER: Final = (
+    select(events).where(events.c.seq > bindparam("after")).order_by(events.c.seq).limit(bindparam("count"))
+)
+_BETWEEN: Final = (
+    select(events)
+    .where(
+        events.c.operator_id == bindparam("operator_id"),
+        events.c.seq > bindparam("after"),
+        events.c.seq <= bindparam("until"),
+    )
+    .order_by(events.c.seq)
+    .limit(bindparam("count"))
+)
+_FILTERS: Final[Mapping[str, tuple[ColumnElement[Any], ...]]] = {
+    "type": (events.c.type == bindparam("type"),),
+    "account_id": (events.c.account_id == bindparam("account_id"),),
+    "transfer_id": (events.c.transfer_id == bindparam("transfer_id"),),
+    "since_us": time_bounds.after(events),
+    "until_us": time_bounds.up_to(events),
 }
+
+
+@cache
+def _page_by(*names: str) -> Select[Any]:
+    return _PAGE.where(*(condition for name in names for condition in _FILTERS[name]))
 
 
 def insert_events(connection: Connection, rows: Sequence[dict[str, object]]) -> None:
@@ -57,24 +77,41 @@ def event(connection: Connection, event_id: str) -> EventRecord | None:
 
 
 def page(
-    connection: Connection,
-    operator_id: str,
-    before: int,
-    count: int,
-    *,
-    type_: str | None,
-    account_id: str | None,
+    connection: Connection, operator_id: str, before: int, count: int, filters: Mapping[str, object]
 ) -> list[EventRecord]:
-    """Return events of an operator, newest first, below a sequence number."""
-    values: dict[str, object] = {"operator_id": operator_id, "before": before, "count": count}
-    if type_ is not None:
-        values["type"] = type_
-    if account_id is not None:
-        values["account_id"] = account_id
-    rows = connection.execute(_PAGES[type_ is not None, account_id is not None], values)
-    return [EventRecord(*row) for row in rows]
+    """Return events of an operator, newest first, below a sequence number.
+
+    Args:
+        connection: within a transaction.
+        operator_id: whose.
+        before: the sequence number.
+        count: at most how many.
+        filters: values of `type`, `account_id` and `transfer_id`, and times as `since_us` and `until_us`.
+    """
+    statement = _page_by(*(name for name in _FILTERS if name in filters))
+    values = {"operator_id": operator_id, "before": before, "count": count, **filters}
+    return [EventRecord(*row) for row in connection.execute(statement, values)]
 
 
 def newest(connection: Connection, count: int) -> list[EventRecord]:
     """Return the newest events of all operators, newest first."""
     return [EventRecord(*row) for row in connection.execute(_NEWEST, {"count": count})]
+
+
+def last_seq(connection: Connection) -> int:
+    """Return the sequence number of the newest event of all operators; 0 without one."""
+    row = connection.execute(_NEWEST, {"count": 1}).one_or_none()
+    return 0 if row is None else EventRecord(*row).seq
+
+
+def after(connection: Connection, seq: int, count: int) -> list[EventRecord]:
+    """Return events of all operators above a sequence number, in order."""
+    return [EventRecord(*row) for row in connection.execute(_AFTER, {"after": seq, "count": count})]
+
+
+def between(
+    connection: Connection, operator_id: str, after_seq: int, until_seq: int, count: int
+) -> list[EventRecord]:
+    """Return events of an operator above a sequence number and up to another, in order."""
+    values = {"operator_id": operator_id, "after": after_seq, "until": until_seq, "count": count}
+    return [EventRecord(*row) for row in connection.execute(_BETWEEN, values)]

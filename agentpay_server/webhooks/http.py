@@ -20,10 +20,14 @@ import httpx
 from attrs import frozen
 
 from agentpay.contract.addresses import is_public
+from agentpay.contract.printable import printable
 from agentpay_server.webhooks.look_ups import LookUps
 from agentpay_server.webhooks.rules import TIMEOUT_SECONDS
 
 _ANSWER_MAX_BYTES: Final = 64 * 1024
+EXCERPT_BYTES: Final = 1024
+"""How much of a response is kept for the operator."""
+
 _DRAIN_SECONDS: Final = 1.0
 _CONNECTIONS: Final = 256
 _ADDRESSES_MAX: Final = 4
@@ -38,11 +42,13 @@ class Answer:
         status_code: the HTTP status; None if no response arrived.
         error: why no response arrived; None if one did.
         duration_ms: the duration in milliseconds.
+        excerpt: the start of the body as text that is safe to print; None for an empty one.
     """
 
     status_code: int | None
     error: str | None
     duration_ms: int
+    excerpt: str | None = None
 
 
 class HttpPoster:
@@ -85,14 +91,14 @@ class HttpPoster:
         """
         loop = asyncio.get_running_loop()
         started = loop.time()
-        status_code, error = None, None
+        status_code, error, start = None, None, b""
         self._posts += 1
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 answer = await self._sent(url, headers, body, operator_id)
             # The status line is the result; errors while reading the body do not change it.
             status_code = answer.status_code
-            await _drain(answer)
+            start = await _drained(answer)
         except TimeoutError:
             error = f"no answer within {TIMEOUT_SECONDS:.0f} s"
         except _ForbiddenAddressError as refusal:
@@ -101,7 +107,12 @@ class HttpPoster:
             error = no_answer(failure)
         finally:
             self._posts -= 1
-        return Answer(status_code=status_code, error=error, duration_ms=int((loop.time() - started) * 1000))
+        return Answer(
+            status_code=status_code,
+            error=error,
+            duration_ms=int((loop.time() - started) * 1000),
+            excerpt=_text(start),
+        )
 
     async def close(self) -> None:
         """Close all connections."""
@@ -171,18 +182,27 @@ def _ssl_context() -> ssl.SSLContext:
     return httpx.create_ssl_context(trust_env=False)
 
 
-async def _drain(answer: httpx.Response) -> None:
-    """Read and discard the rest of a response, up to a limit, so that its connection can be reused."""
+async def _drained(answer: httpx.Response) -> bytes:
+    """Read the rest of a response, up to a limit, so that its connection can be reused; return its start."""
+    start = b""
     with contextlib.suppress(Exception):
         try:
             async with asyncio.timeout(_DRAIN_SECONDS):
                 read = 0
                 async for chunk in answer.aiter_raw():
                     read += len(chunk)
+                    start += chunk[: EXCERPT_BYTES - len(start)]
                     if read > _ANSWER_MAX_BYTES:
                         break
         finally:
             await answer.aclose()
+    return b"" if "content-encoding" in answer.headers else start
+
+
+def _text(start: bytes) -> str | None:
+    """Return the start of a body as text that acts on no terminal; its lines stay lines."""
+    lines = start.decode("utf-8", "replace").split("\n")
+    return "\n".join(printable(line) for line in lines) or None
 
 
 class _ForbiddenAddressError(Exception):

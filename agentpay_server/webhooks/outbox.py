@@ -59,20 +59,20 @@ class Outbox:
 
     def add(self, happening: Happening) -> None:
         """Add an event for every webhook that is subscribed to its type and account."""
-        hearers = [s for s in self._subscriptions if s.hears(happening.type, self._account_id)]
-        self._add(happening, hearers)
+        subscriptions = [s for s in self._subscriptions if s.wants(happening.type, self._account_id)]
+        self._add(happening, subscriptions)
 
-    def hears_of_drop(self, *, before_micro: int, after_micro: int) -> bool:
+    def wants_drop(self, *, before_micro: int, after_micro: int) -> bool:
         """Return whether a change of the balance crosses the low-balance threshold of any webhook."""
         return any(
-            subscription.hears_of_drop(self._account_id, before_micro=before_micro, after_micro=after_micro)
+            subscription.wants_drop(self._account_id, before_micro=before_micro, after_micro=after_micro)
             for subscription in self._subscriptions
         )
 
     def add_drop_of_balance(self, *, before_micro: int, after_micro: int) -> None:
         """Add a `balance.low_threshold` for each webhook whose threshold a change crosses (interface EV4)."""
         for subscription in self._subscriptions:
-            if not subscription.hears_of_drop(
+            if not subscription.wants_drop(
                 self._account_id, before_micro=before_micro, after_micro=after_micro
             ):
                 continue
@@ -96,15 +96,11 @@ class Outbox:
         if self._deliveries:
             deliveries.insert_deliveries(self.connection, self._deliveries)
 
-    def _add(self, happening: Happening, hearers: list[Subscription]) -> None:
+    def _add(self, happening: Happening, subscriptions: list[Subscription]) -> None:
         event_id, event_type = self._ids.new(identifiers.EVENT), happening.type.value
         # The envelope of `contract.events.Event`, serialised without creating an instance.
-        envelope = {
-            "id": event_id,
-            "type": event_type,
-            "created_at": self._created_at,
-            "data": codec.unstructure(happening.data),
-        }
+        data = codec.unstructure(happening.data)
+        envelope = {"id": event_id, "type": event_type, "created_at": self._created_at, "data": data}
         self._events.append(
             {
                 "event_id": event_id,
@@ -113,9 +109,10 @@ class Outbox:
                 "type": event_type,
                 "body": codec.print_json(envelope).decode("ascii"),
                 "created_us": self._now_us,
+                "transfer_id": data.get("transfer_id"),
             }
         )
-        for subscription in hearers:
+        for subscription in subscriptions:
             self._deliveries.append(
                 new_delivery(
                     delivery_id=self._ids.new(identifiers.DELIVERY),

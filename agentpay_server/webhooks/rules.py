@@ -17,6 +17,7 @@ from typing import Final
 
 from attrs import frozen
 
+from agentpay.contract.deliveries import ATTEMPT_TIMEOUT_SECONDS, RETRY_DELAYS_SECONDS
 from agentpay.contract.event_types import EventType
 from agentpay_server.clock import SECOND_US
 
@@ -37,11 +38,11 @@ class Subscription:
     account_ids: Collection[str]
     low_balance_micro: int | None
 
-    def hears(self, event_type: str, account_id: str) -> bool:
+    def wants(self, event_type: str, account_id: str) -> bool:
         """Return whether it receives events of a type about an account."""
         return event_type in self.events and (not self.account_ids or account_id in self.account_ids)
 
-    def hears_of_drop(self, account_id: str, *, before_micro: int, after_micro: int) -> bool:
+    def wants_drop(self, account_id: str, *, before_micro: int, after_micro: int) -> bool:
         """Return whether a change of balance goes from at or above the threshold to below it.
 
         Only the crossing counts: while the balance stays below, no further event is sent. No state is needed.
@@ -50,14 +51,14 @@ class Subscription:
         return (
             threshold is not None
             and after_micro < threshold <= before_micro
-            and self.hears(EventType.BALANCE_LOW_THRESHOLD, account_id)
+            and self.wants(EventType.BALANCE_LOW_THRESHOLD, account_id)
         )
 
 
-RETRY_DELAYS_US: Final = (30 * SECOND_US, 300 * SECOND_US, 1_800 * SECOND_US, 7_200 * SECOND_US)
+RETRY_DELAYS_US: Final = tuple(seconds * SECOND_US for seconds in RETRY_DELAYS_SECONDS)
 """How long after each failure the next attempt is due. No attempt follows the last one."""
 
-TIMEOUT_SECONDS: Final = 10.0
+TIMEOUT_SECONDS: Final = ATTEMPT_TIMEOUT_SECONDS
 """How long to wait for a receiver's response."""
 
 LEASE_US: Final = 60 * SECOND_US

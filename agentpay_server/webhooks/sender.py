@@ -71,7 +71,13 @@ class WebhookSender:
         at_us, attempt = self._context.clock.now_us(), delivery.attempts + 1
         answer = await self._answer(delivery, attempt, at_us)
         record = AttemptRecord(
-            delivery.delivery_id, attempt, at_us, answer.status_code, answer.error, answer.duration_ms
+            delivery.delivery_id,
+            attempt,
+            at_us,
+            answer.status_code,
+            answer.error,
+            answer.duration_ms,
+            answer.excerpt,
         )
         step = after_attempt(attempt, answer.status_code, self._context.clock.now_us())
         await self._context.database.run(store.finish_attempt, record, step)

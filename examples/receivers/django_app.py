@@ -1,6 +1,5 @@
 """Receive webhooks in Django: `AGENTPAY_WEBHOOK_SECRET=whsec_… python django_app.py runserver`."""
 
-import logging
 import os
 import sys
 
@@ -13,14 +12,12 @@ from agentpay.integrations import WebhookRouter
 from agentpay.integrations.django import receiver
 from agentpay.webhooks import TransferSettled
 
-log = logging.getLogger(__name__)
-
 webhooks = WebhookRouter(secret=os.environ["AGENTPAY_WEBHOOK_SECRET"])
 
 
 @webhooks.on(TransferSettled)
 def settled(event: TransferSettled) -> None:
-    log.info("%s USDC are final: %s", event.data.amount_usdc, event.data.tx_signature)
+    print(f"{event.type} {event.id}: {event.data.amount_usdc} USDC are final", flush=True)
 
 
 urlpatterns = [path("webhooks", receiver(webhooks))]

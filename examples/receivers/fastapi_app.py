@@ -1,6 +1,5 @@
 """Receive webhooks in FastAPI: `AGENTPAY_WEBHOOK_SECRET=whsec_… uvicorn fastapi_app:app`."""
 
-import logging
 import os
 
 from fastapi import FastAPI
@@ -9,8 +8,6 @@ from agentpay.integrations import WebhookRouter
 from agentpay.integrations.starlette import receiver
 from agentpay.webhooks import Event, SessionSettled, TransferSettled
 
-log = logging.getLogger(__name__)
-
 webhooks = WebhookRouter(secret=os.environ["AGENTPAY_WEBHOOK_SECRET"])
 
 
@@ -18,11 +15,11 @@ webhooks = WebhookRouter(secret=os.environ["AGENTPAY_WEBHOOK_SECRET"])
 async def spent(event: Event) -> None:
     match event:
         case TransferSettled(data=data):
-            log.info("%s USDC are final: %s", data.amount_usdc, data.tx_signature)
+            print(f"{event.type} {event.id}: {data.amount_usdc} USDC are final", flush=True)
         case SessionSettled(data=data):
-            log.info("%s USDC are final: %s", data.settled_usdc, data.tx_signature)
+            print(f"{event.type} {event.id}: {data.settled_usdc} USDC are final", flush=True)
         case _:
-            log.info("%s", event.type)
+            print(f"{event.type} {event.id}", flush=True)
 
 
 app = FastAPI()

@@ -2,7 +2,7 @@
 
 import os
 
-from flask import Flask, current_app
+from flask import Flask
 
 from agentpay.integrations import WebhookRouter
 from agentpay.integrations.flask import receiver
@@ -13,7 +13,7 @@ webhooks = WebhookRouter(secret=os.environ["AGENTPAY_WEBHOOK_SECRET"])
 
 @webhooks.on("transfer.settled")
 def settled(event: TransferSettled) -> None:
-    current_app.logger.info("%s USDC are final: %s", event.data.amount_usdc, event.data.tx_signature)
+    print(f"{event.type} {event.id}: {event.data.amount_usdc} USDC are final", flush=True)
 
 
 app = Flask(__name__)

@@ -27,6 +27,45 @@ def test_changes_appear_automatically(server: AgentPayServer, console: Console) 
     expect(tab.locator("[data-row]")).to_contain_text("12.50")
 
 
+def test_a_stream_tells_of_changes_and_ends_while_the_page_is_hidden(
+    server: AgentPayServer, console: Console
+) -> None:
+    tab = console.open("timeline")
+    expect(tab.locator(".state")).to_have_text("Live")
+    tail = server._running.server.services.tail
+    assert sum(map(len, tail._streams.values())) == 1
+    asked: list[str] = []
+    tab.on("request", lambda request: asked.append(request.url))
+    tab.evaluate(
+        "Object.defineProperty(document, 'hidden', {get: () => window.isAway, configurable: true});"
+        "window.isAway = true; document.dispatchEvent(new Event('visibilitychange'))"
+    )
+    for _ in range(100):
+        if not tail._streams:
+            break
+        tab.wait_for_timeout(20)
+    assert not tail._streams
+    pay(server, "4")
+    assert asked == []
+    tab.evaluate("window.isAway = false; document.dispatchEvent(new Event('visibilitychange'))")
+    expect(tab.locator("[data-row]")).to_contain_text("4.00")
+    pay(server, "5")
+    expect(tab.locator("[data-row]").first).to_contain_text("5.00")
+
+
+def test_without_a_stream_the_page_asks_again_and_again(server: AgentPayServer, console: Console) -> None:
+    console.expects_failures = True
+    tab = console.open("timeline", before=lambda tab: tab.route("**/console/stream", busy))
+    expect(tab.locator(".state")).to_have_text("Live")
+    pay(server, "6")
+    expect(tab.locator("[data-row]")).to_contain_text("6.00")
+
+
+def busy(route: Route) -> None:
+    """Refuse a stream as a server does that has no room for it."""
+    route.fulfill(status=429, json={"error": "rate_limited", "message": "no room", "request_id": "req_1"})
+
+
 def test_new_rows_wait_while_one_is_read(server: AgentPayServer, console: Console) -> None:
     pay(server, "1")
     tab = console.open("timeline")

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from browsing import NARROW, WIDE, Console
-from playwright.sync_api import Page
+from playwright.sync_api import Page, expect
 
 from agentpay_server import AgentPayServer
 from agentpay_server.cli.demo_world import DemoWorld
@@ -84,7 +84,7 @@ def test_dialogs_and_the_sign_in_are_accessible(
         tab.get_by_role("button", name=name).first.click()
         assert violations(tab, axe) == [], name
         tab.keyboard.press("Escape")
-        assert tab.locator("dialog").count() == 0
+        expect(tab.locator("dialog")).to_have_count(0)
 
 
 def test_targets_on_a_phone_can_be_hit(

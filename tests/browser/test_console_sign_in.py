@@ -26,6 +26,32 @@ def test_a_pasted_key_stays_in_the_tab_and_ends_with_it(server: AgentPayServer, 
     expect(tab.get_by_label("Operator key")).to_be_visible()
 
 
+def test_a_link_signs_in_once_and_leaves_the_address(server: AgentPayServer, console: Console) -> None:
+    console.expects_failures = True
+    link = server.console_url
+    tab, late = (console.open(signed_in=False) for _ in range(2))
+    tab.goto("about:blank")
+    tab.goto(link)
+    expect(tab.get_by_role("heading", name="Overview")).to_be_visible()
+    assert "code" not in tab.url
+    assert tab.evaluate("sessionStorage['agentpay.key'].slice(0, 11)") == "ap_console_"
+    assert "ap_" not in tab.evaluate("JSON.stringify(history.state) + location.href")
+    tab.reload()
+    expect(tab.get_by_role("heading", name="Overview")).to_be_visible()
+    late.goto(link)
+    expect(late.get_by_role("alert")).to_contain_text("console-link")
+    assert "code" not in late.url
+    # A link in a tab that is signed in signs in anew; a used one changes nothing there.
+    before = tab.evaluate("sessionStorage['agentpay.key']")
+    tab.goto(link)
+    expect(tab.locator("#live")).to_contain_text("used before")
+    expect(tab.get_by_role("heading", name="Overview")).to_be_visible()
+    assert tab.evaluate("sessionStorage['agentpay.key']") == before
+    tab.goto(server.console_url)
+    expect(tab.locator(".state")).to_have_text("Live")
+    assert tab.evaluate("sessionStorage['agentpay.key']") != before
+
+
 def test_other_keys_are_refused_and_say_why(server: AgentPayServer, console: Console) -> None:
     console.expects_failures = True
     account = server.client().accounts.create(name="Agent")

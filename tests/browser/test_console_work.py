@@ -1,5 +1,9 @@
 """Operator tasks besides approving: pause, replay, keys, webhooks, sessions, the test bench; hostile text."""
 
+import threading
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
 import httpx
 import pytest
 from browsing import Console
@@ -75,6 +79,71 @@ def test_an_undelivered_event_is_replayed(server: AgentPayServer, console: Conso
     says(tab, "Sent again")
     assert len(server.deliveries) == before + 1
     assert staged is not None
+
+
+def test_all_undelivered_events_since_a_moment_are_replayed(server: AgentPayServer, console: Console) -> None:
+    server.scenario("undelivered_webhook")
+    tab = console.open("deliveries")
+    before = len(server.deliveries)
+    tab.get_by_role("button", name="Replay undelivered…").click()
+    tab.get_by_label("Created after").fill("2020-01-01T00:00")
+    tab.get_by_role("dialog").get_by_role("button", name="Replay").click()
+    says(tab, "1 sent again.")
+    assert len(server.deliveries) == before + 1
+    tab.get_by_role("button", name="Replay undelivered…").click()
+    tab.get_by_label("Created after").fill("2020-01-01T00:00")
+    tab.get_by_role("dialog").get_by_role("button", name="Replay").click()
+    says(tab, "0 sent again.")
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """A receiver whose responses are markup."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.send_response(500)
+        self.end_headers()
+        self.wfile.write(MARKUP.encode())
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_what_a_receiver_responded_is_shown_as_text(
+    server: AgentPayServer, console: Console, account_id: str
+) -> None:
+    client = server.client()
+    shop = client.accounts.create(name="Shop").account_id
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as receiver:
+        threading.Thread(target=receiver.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{receiver.server_address[1]}/"
+        client.webhooks.create(url=url, events=["transfer.settled"])
+        client.transfers.create(from_=account_id, to=shop, amount="2")
+        server.sandbox.clock.advance(0)
+        receiver.shutdown()
+    tab = console.open("deliveries?status=retrying")
+    tab.locator("[data-row] summary").first.click()
+    expect(tab.locator("ol pre").first).to_have_text(MARKUP)
+    assert tab.evaluate("document.querySelectorAll('img').length + ('pwned' in window)") == 0
+
+
+def test_lists_are_narrowed_to_a_time(server: AgentPayServer, console: Console, account_id: str) -> None:
+    shop = server.client().accounts.create(name="Shop").account_id
+    server.client().transfers.create(from_=account_id, to=shop, amount="2")
+    server.sandbox.clock.advance(days=2)
+    server.client().transfers.create(from_=account_id, to=shop, amount="3")
+    server.webhook_inbox()
+    tab = console.open("timeline")
+    expect(tab.locator("[data-row]")).to_have_count(2)
+    between = (server.sandbox.clock.now() - timedelta(days=1)).strftime("%Y-%m-%dT%H:%M")
+    tab.get_by_label("After").fill(between)
+    expect(tab.locator("[data-row]")).to_have_count(1)
+    expect(tab.locator("[data-row]")).to_contain_text("3.00")
+    assert tab.get_by_label("After").input_value() == between
+    console.go(tab, f"timeline?until={between}")
+    expect(tab.locator("[data-row]")).to_contain_text("2.00")
+    console.go(tab, f"deliveries?since={between}")
+    expect(tab.locator(".empty")).to_be_visible()
 
 
 def test_a_new_key_is_shown_once_and_works_until_it_is_revoked(

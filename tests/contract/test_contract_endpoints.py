@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 import attrs
@@ -45,6 +46,10 @@ OF_AGENTS = {
     "sessions.close",
     "sessions.get",
     "sessions.list",
+    "payments.authorize",
+    "payments.get",
+    "payments.list",
+    "payments.report_outcome",
 }
 EXTENSIONS = (*EXTENSION_ENDPOINTS, *SANDBOX_ENDPOINTS)
 EVERYWHERE = (*ENDPOINTS, *EXTENSIONS)
@@ -78,15 +83,29 @@ EXTENSION_CALLS: dict[str, Callable[[AgentPay], Any]] = {
     "sessions.close": lambda c: c.sessions.close("sess_a"),
     "sessions.get": lambda c: c.sessions.get("sess_a"),
     "sessions.list": lambda c: list(c.sessions.list()),
+    "payments.authorize": lambda c: c.payments.authorize(
+        account_id="acct_a", idempotency_key="k", origin="https://a.example", headers=[]
+    ),
+    "payments.get": lambda c: c.payments.get("txn_a"),
+    "payments.list": lambda c: list(c.payments.list()),
+    "payments.report_outcome": lambda c: c.payments.report_outcome("txn_a", status_code=200),
+    "console.origins.list": lambda c: list(c.console.origins.list()),
+    "console.origins.put": lambda c: c.console.origins.put("https://a.example"),
+    "console.origins.get": lambda c: c.console.origins.get("https://a.example"),
+    "console.origins.delete": lambda c: c.console.origins.delete("https://a.example"),
     "console.agent_keys.create": lambda c: c.console.agent_keys.create("acct_a"),
     "console.agent_keys.list": lambda c: list(c.console.agent_keys.list()),
     "console.agent_keys.revoke": lambda c: c.console.agent_keys.revoke("key_a"),
     "console.operator_keys.create": lambda c: c.console.operator_keys.create(name="ops"),
     "console.operator_keys.list": lambda c: list(c.console.operator_keys.list()),
     "console.operator_keys.revoke": lambda c: c.console.operator_keys.revoke("key_a"),
+    "console.accounts.list": lambda c: list(c.console.accounts.list()),
     "console.accounts.get": lambda c: c.console.accounts.get("acct_a"),
     "console.accounts.allow_signing": lambda c: c.console.accounts.allow_signing("acct_a"),
     "console.audit.list": lambda c: list(c.console.audit.list()),
+    "console.sign_in": lambda c: c.console.sign_in("ap_code_a"),
+    "console.sign_in_code": lambda c: c.console.sign_in_code(),
+    "console.stream": lambda c: next(c.console.stream()),
     "console.summary": lambda c: c.console.summary(),
     "console.requests.list": lambda c: list(c.console.requests.list()),
     "console.approvals.list": lambda c: list(c.console.approvals.list()),
@@ -97,6 +116,9 @@ EXTENSION_CALLS: dict[str, Callable[[AgentPay], Any]] = {
     "console.webhooks.rotate_secret": lambda c: c.console.webhooks.rotate_secret("wh_a"),
     "console.events.list": lambda c: list(c.console.events.list()),
     "console.events.replay": lambda c: c.console.events.replay("evt_a"),
+    "console.deliveries.replay": lambda c: c.console.deliveries.replay(
+        since=datetime(2026, 1, 1, tzinfo=UTC)
+    ),
     "console.deliveries.list": lambda c: list(c.console.deliveries.list()),
     "sandbox.accounts.fund": lambda c: Sandbox(c).fund("acct_a", "1"),
     "sandbox.operators.create": lambda c: Sandbox(c).create_operator("b"),
@@ -135,7 +157,8 @@ def asked(call):
 
 def fits(endpoint, request):
     method, path = request
-    return endpoint.method == method and re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", endpoint.path), path)
+    part = ".+" if endpoint.takes_rest_of_path else "[^/]+"
+    return endpoint.method == method and re.fullmatch(re.sub(r"\{\w+\}", part, endpoint.path), path)
 
 
 def test_the_table_is_the_contracts_list_of_endpoints():

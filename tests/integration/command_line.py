@@ -16,6 +16,7 @@ from agentpay_server import AgentPayServer
 from agentpay_server.cli import main
 
 WAIT_SECONDS = 30
+NO_CONFIG = "/nonexistent/config.toml"
 
 
 class CommandLine:
@@ -25,6 +26,7 @@ class CommandLine:
         self.environment = {
             "AGENTPAY_BASE_URL": server.listen(),
             "AGENTPAY_API_KEY": server.operator_key,
+            "AGENTPAY_CONFIG": NO_CONFIG,
         }
 
     def run(self, *arguments: str) -> Result:
@@ -39,16 +41,20 @@ class CommandLine:
         return result.stdout
 
     def json(self, *arguments: str) -> Any:
-        """Run a command with `--json`, which prints one line and nothing else, and return what that holds."""
+        """Run a command with `--json` that prints one object and nothing else, and return the object."""
+        (found,) = self.items(*arguments)
+        return found
+
+    def items(self, *arguments: str) -> list[Any]:
+        """Run a command with `--json` and return the objects that it prints, one a line."""
         result = self.run(*arguments, "--json")
         assert (result.exit_code, result.stderr) == (0, ""), result.output
-        (line,) = result.stdout.splitlines()
-        return json.loads(line, parse_float=Decimal)
+        return [json.loads(line, parse_float=Decimal) for line in result.stdout.splitlines()]
 
-    def refused(self, *arguments: str) -> str:
+    def refused(self, *arguments: str, exit_code: int = 1) -> str:
         """Run a command that the server refuses, and return the terminal output."""
         result = self.run(*arguments)
-        assert (result.exit_code, result.stdout) == (1, ""), result.output
+        assert (result.exit_code, result.stdout) == (exit_code, ""), result.output
         assert result.stderr.startswith("Error: ")
         return result.stderr
 

@@ -30,6 +30,7 @@ UNKNOWN = {
     "key_id": f"key_{_ULID}",
     "snapshot_id": f"snap_{_ULID}",
     "name": "unknown",
+    "origin": "https://unknown.example",
 }
 """Identifiers of the right form that nothing has, by the name that they have in paths."""
 
@@ -90,6 +91,8 @@ def assert_error_shape(response: httpx.Response) -> None:
     elif response.status_code == 503:
         assert extra in (set(), {"transfer_id", "status"}, {"session_id", "status"})
         assert response.headers["retry-after"].isdecimal()
+    elif response.status_code == 409:
+        assert extra in (set(), {"transfer_id"})
     else:
         assert extra == set()
     assert (response.status_code == 401) == ("www-authenticate" in response.headers)

@@ -59,7 +59,9 @@ def generated_key() -> str:
 
 def test_the_server_says_in_one_line_where_it_is_and_with_which_key() -> None:
     with serving("--clock", "manual") as (announcement, process):
-        assert set(announcement) == {"base_url", "operator_key"}
+        assert set(announcement) == {"base_url", "operator_key", "console_url"}
+        page, _, code = announcement["console_url"].partition("#code=")
+        assert page == f"{announcement['base_url']}/dashboard"
         with AgentPay(base_url=announcement["base_url"], api_key=announcement["operator_key"]) as client:
             account = client.accounts.create(name="over a port")
             assert [found.account_id for found in client.accounts.list()] == [account.account_id]
@@ -69,12 +71,26 @@ def test_the_server_says_in_one_line_where_it_is_and_with_which_key() -> None:
         assert out == ""
         assert json.loads(err.splitlines()[0])["event"] == "server.started"
         assert announcement["operator_key"] not in err
+        assert code[-20:] not in err
+
+
+def test_the_link_to_the_console_signs_in_the_operator_of_the_key_that_was_given() -> None:
+    key = generated_key()
+    with (
+        serving("--operator-key", key) as (announcement, _),
+        AgentPay(base_url=announcement["base_url"], api_key=key) as client,
+    ):
+        made = client.console.sign_in(announcement["console_url"].partition("#code=")[2])
+        console = client.with_options(api_key=made.key)
+        assert console.whoami().operator_id == client.whoami().operator_id
+    with serving("--no-dashboard") as (announcement, _):
+        assert set(announcement) == {"base_url", "operator_key"}
 
 
 def test_a_given_operator_key_is_the_key_of_the_server_and_is_never_printed() -> None:
     key = generated_key()
     with serving("--operator-key", key) as (announcement, process):
-        assert announcement == {"base_url": announcement["base_url"], "operator_key": None}
+        assert announcement["operator_key"] is None
         with AgentPay(base_url=announcement["base_url"], api_key=key) as client:
             assert list(client.accounts.list()) == []
         process.send_signal(signal.SIGTERM)
@@ -204,7 +220,7 @@ def test_a_data_directory_outlives_the_process_and_its_key_is_shown_once(tmp_pat
         process.send_signal(signal.SIGKILL)
         process.communicate(timeout=20)
     with serving(*where) as (second, _):
-        assert set(second) == {"base_url"}
+        assert set(second) == {"base_url", "console_url"}
         with AgentPay(base_url=second["base_url"], api_key=key) as client:
             assert [found.account_id for found in client.accounts.list()] == [account.account_id]
 

@@ -14,7 +14,7 @@ from server_world import UNKNOWN, Funded
 from agentpay import AgentPay, AuthenticationError
 from agentpay._sync.deliveries import Events
 from agentpay_server import AgentPayServer
-from agentpay_server.cli import _COMMANDS, main
+from agentpay_server.cli import COMMANDS, main
 from agentpay_server.credentials import digest_of
 
 # --- What there is
@@ -33,7 +33,7 @@ def every_command() -> Iterator[tuple[str, click.Command]]:
 
 def test_the_list_of_commands_has_the_summary_of_each() -> None:
     context = click.Context(main)
-    for name, (_, short) in _COMMANDS.items():
+    for name, (_, short) in COMMANDS.items():
         command = main.get_command(context, name)
         assert command is not None
         assert (command.help or "").split("\n\n")[0].replace("\n", " ") == short
@@ -49,7 +49,7 @@ def test_every_command_prints_json_if_asked_for() -> None:
 def test_the_help_names_every_command_and_the_exit_codes() -> None:
     result = CliRunner().invoke(main, ["--help"])
     assert result.exit_code == 0
-    for name in _COMMANDS:
+    for name in COMMANDS:
         assert f"\n  {name} " in result.output
     assert "Exit codes: 0 success" in result.output
     assert CliRunner().invoke(main, ["nonsense"]).exit_code == 2
@@ -73,7 +73,7 @@ def test_a_key_is_made_shown_once_and_revoked(
     made = commands.json("keys", "create", "--account", account_id, "--name", "laptop")
     with server.client(api_key=made["key"]) as agent:
         assert agent.accounts.get(account_id).account_id == account_id
-        (listed,) = commands.json("keys", "list")
+        (listed,) = commands.items("keys", "list")
         assert listed == {name: made[name] for name in ("key_id", "account_id", "name", "created_at")}
         assert commands.json("keys", "revoke", made["key_id"]) == {
             "key_id": made["key_id"],
@@ -81,7 +81,7 @@ def test_a_key_is_made_shown_once_and_revoked(
         }
         with pytest.raises(AuthenticationError):
             agent.accounts.get(account_id)
-    assert commands.json("keys", "list") == []
+    assert commands.items("keys", "list") == []
 
 
 def test_the_terminal_says_that_a_key_is_shown_once(commands: CommandLine, funded: Funded) -> None:
@@ -92,7 +92,7 @@ def test_the_terminal_says_that_a_key_is_shown_once(commands: CommandLine, funde
     shown = commands.shown("keys", "list")
     assert "key_" in shown
     assert "ap_agent_" not in shown
-    (listed,) = commands.json("keys", "list")
+    (listed,) = commands.items("keys", "list")
     assert commands.shown("keys", "revoke", listed["key_id"]) == f"{listed['key_id']} is revoked\n"
     assert "keys create --account" in commands.shown("keys", "list")
 
@@ -119,12 +119,22 @@ def test_an_operator_key_is_made_listed_and_revoked(server: AgentPayServer, comm
     assert set(made) == {"key_id", "name", "key", "created_at"}
     with server.client(api_key=made["key"]) as second:
         assert list(second.accounts.list()) == []
-        newest, _ = commands.json("operator-keys", "list")
-        assert newest == {name: made[name] for name in ("key_id", "name", "created_at")}
+        newest, _ = commands.items("operator-keys", "list")
+        known = {name: made[name] for name in ("key_id", "name", "created_at")}
+        assert newest == {**known, "kind": "operator", "expires_at": None}
         revoked = commands.json("operator-keys", "revoke", made["key_id"])
         assert revoked == {"key_id": made["key_id"], "status": "revoked"}
         with pytest.raises(AuthenticationError):
             second.accounts.list()
+
+
+def test_a_link_signs_in_to_the_console_once(server: AgentPayServer, commands: CommandLine) -> None:
+    shown = commands.run("console-link").stdout.strip()
+    page, _, code = shown.partition("#code=")
+    assert page == f"{commands.environment['AGENTPAY_BASE_URL']}/dashboard"
+    assert server.client(api_key=server.console.sign_in(code).key).whoami().kind == "operator"
+    assert "#code=" in commands.json("console-link")["console_url"]
+    assert "console" in commands.shown("operator-keys", "list")
 
 
 def test_the_terminal_lists_operator_keys_and_says_that_one_is_shown_once(commands: CommandLine) -> None:
@@ -138,7 +148,7 @@ def test_the_terminal_lists_operator_keys_and_says_that_one_is_shown_once(comman
 
 
 def test_the_last_operator_key_is_not_revoked(commands: CommandLine) -> None:
-    (last,) = commands.json("operator-keys", "list")
+    (last,) = commands.items("operator-keys", "list")
     told = commands.refused("operator-keys", "revoke", last["key_id"])
     assert told.startswith("Error: last_operator_key: ")
     assert "Create another one" in told
@@ -152,9 +162,9 @@ def test_a_list_says_when_there_is_more_of_it(commands: CommandLine, funded: Fun
     assert "more than 2" in result.stderr
     assert result.stdout.count("key_") == 3  # the heading, and two keys
     result = commands.run("keys", "list", "--limit", "2", "--json")
-    assert [key["name"] for key in json.loads(result.stdout)] == ["c", "b"]
+    assert [json.loads(line)["name"] for line in result.stdout.splitlines()] == ["c", "b"]
     assert "more than 2" in json.loads(result.stderr)["note"]
-    assert [key["name"] for key in commands.json("keys", "list", "--limit", "3")] == ["c", "b", "a"]
+    assert [key["name"] for key in commands.items("keys", "list", "--limit", "3")] == ["c", "b", "a"]
 
 
 # --- Approvals
@@ -162,7 +172,7 @@ def test_a_list_says_when_there_is_more_of_it(commands: CommandLine, funded: Fun
 
 def test_a_transfer_is_approved(client: AgentPay, commands: CommandLine, funded: Funded) -> None:
     transfer_id = pending(client, funded().account_id)
-    (waiting,) = commands.json("approvals", "list")
+    (waiting,) = commands.items("approvals", "list")
     assert (waiting["transfer_id"], waiting["amount_usdc"]) == (transfer_id, "5.000000")
     assert transfer_id in commands.shown("approvals", "list")
     assert commands.json("approvals", "approve", transfer_id)["status"] == "settled"
@@ -212,19 +222,19 @@ def given_up(server: AgentPayServer, client: AgentPay, funded: Funded) -> tuple[
 
 def test_deliveries_are_listed_by_status(commands: CommandLine, given_up: tuple[str, str]) -> None:
     event_id, delivery_id = given_up
-    (listed,) = commands.json("deliveries", "list", "--status", "undelivered", "--event", event_id)
+    (listed,) = commands.items("deliveries", "list", "--status", "undelivered", "--event", event_id)
     assert listed["delivery_id"] == delivery_id
     assert len(listed["attempts"]) == 5
     shown = commands.shown("deliveries", "list", "--webhook", listed["webhook_id"])
     assert all(word in shown for word in (delivery_id, event_id, "undelivered", "503"))
-    assert commands.json("deliveries", "list", "--status", "delivered") == []
+    assert commands.items("deliveries", "list", "--status", "delivered") == []
 
 
 def test_a_delivery_is_sent_again_by_its_identifier(
     server: AgentPayServer, commands: CommandLine, given_up: tuple[str, str]
 ) -> None:
     event_id, delivery_id = given_up
-    (made,) = commands.json("deliveries", "replay", delivery_id)
+    (made,) = commands.items("deliveries", "replay", delivery_id)
     assert (made["event_id"], made["status"]) == (event_id, "pending")
     server.sandbox.clock.advance(0)
     (replayed, _) = server.console.deliveries.list(event_id=event_id)
@@ -236,9 +246,9 @@ def test_an_event_is_sent_to_all_that_ask_for_it_now_or_to_one(
 ) -> None:
     event_id, _ = given_up
     second = server.webhook_inbox(events=["transfer.settled"])
-    made = commands.json("deliveries", "replay", event_id)
+    made = commands.items("deliveries", "replay", event_id)
     assert len({delivery["webhook_id"] for delivery in made}) == 2
-    (made_one,) = commands.json("deliveries", "replay", event_id, "--webhook", second.webhook_id)
+    (made_one,) = commands.items("deliveries", "replay", event_id, "--webhook", second.webhook_id)
     assert made_one["webhook_id"] == second.webhook_id
 
 
@@ -246,10 +256,10 @@ def test_an_undelivered_delivery_is_replayed_once(
     server: AgentPayServer, commands: CommandLine, given_up: tuple[str, str]
 ) -> None:
     event_id, _ = given_up
-    (made,) = commands.json("deliveries", "replay", "--undelivered")
+    (made,) = commands.items("deliveries", "replay", "--undelivered")
     assert made["event_id"] == event_id
     # On its way, and then received: neither is sent a second time.
-    assert commands.json("deliveries", "replay", "--undelivered") == []
+    assert commands.items("deliveries", "replay", "--undelivered") == []
     server.sandbox.clock.advance(0)
     assert commands.shown("deliveries", "replay", "--undelivered") == "Nothing to send.\n"
 
@@ -259,7 +269,7 @@ def test_a_delivery_to_a_deleted_webhook_is_not_replayed(
 ) -> None:
     (webhook,) = server.console.webhooks.list()
     server.console.webhooks.delete(webhook.webhook_id)
-    assert commands.json("deliveries", "replay", "--undelivered") == []
+    assert commands.items("deliveries", "replay", "--undelivered") == []
 
 
 def test_one_that_cannot_be_sent_does_not_hold_back_the_others(

@@ -5,6 +5,7 @@ import signal
 from typing import Any
 
 import pytest
+import stores
 from click.testing import CliRunner, Result
 from command_line import WAIT_SECONDS, next_json, processing
 from receivers import eventually
@@ -201,11 +202,44 @@ def test_it_lives_on_and_on(world: World) -> None:
         "Webhook receiver responds 503 to the next delivery",
     ):
         assert words in told, words
-    # There is always a pending approval for the viewer.
-    assert 1 <= len(list(world.server.console.approvals.list())) <= 5
+    # There are always transfers that wait for the user, and the demo's operator decides none of those.
+    assert 2 <= len(list(world.server.console.approvals.list())) <= 6
+
+
+def test_what_waits_for_the_user_is_left_to_the_user(world: World) -> None:
+    left = {each.transfer_id for each in world.server.console.approvals.list()}
+    assert len(left) == 2
+    world.lives(150)
+    assert left <= {each.transfer_id for each in world.server.console.approvals.list()}
+    for transfer_id in left:
+        world.server.console.approvals.approve(transfer_id)
+    world.lives(30)
+    assert len(list(world.server.console.approvals.list())) >= 2
+
+
+def test_it_does_not_run_dry_when_a_daily_limit_is_reached(world: World) -> None:
+    world.client.policies.update(world.world.accounts["Data buyer"], max_daily_spend=25)
+    steps = world.lives(80)
+    assert any("raises the daily limit of Data buyer" in step.action for step in steps)
+    paid = [step for step in steps if step.actor == "Data buyer" and "Airline" not in step.action]
+    assert {step.status for step in paid} == {"settled"}
+
+
+def test_it_starts_again_when_the_sandbox_is_reset(world: World) -> None:
+    stores.memory_only("nothing else can be reset")
+    before = set(world.world.accounts.values())
+    world.server.sandbox.reset()
+    steps = world.lives(60)
+    (again,) = (step for step in steps if "starts again" in step.action)
+    assert again.number <= steps[0].number + 1
+    assert not before & set(world.world.accounts.values())
+    assert len(list(world.server.client().accounts.list())) == len(before)
+    assert not [step for step in steps if step.status == "failed"]
+    assert "settled" in {step.status for step in steps[1:]}
 
 
 def test_the_demo_accepts_actions_of_its_viewer(world: World) -> None:
+    world.lives(40)
     for transfer in list(world.server.console.approvals.list()):
         world.server.console.approvals.reject(transfer.transfer_id)
     for session in list(world.server.sessions.list()):

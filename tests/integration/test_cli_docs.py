@@ -3,23 +3,29 @@
 import re
 import shlex
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import click
 import pytest
 
-from agentpay_server.cli import main
+from agentpay.cli import main as client
+from agentpay_server.cli import main as server
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "how-to" / "command-line.md").read_text("utf-8")
 EVERYTHING = "\n".join(page.read_text("utf-8") for page in DOCS.rglob("*.md"))
 
 
+PROGRAMS = {"agentpay": client, "agentpay-server": server}
+
+
 def console_lines(text: str) -> list[list[str]]:
     """Return the command lines of ours in the console blocks of a page."""
     blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
-    lines = re.findall(r"^(?:\$ )?agentpay-server .*$", "\n".join(blocks).replace("\\\n", " "), re.MULTILINE)
-    return [shlex.split(line.removeprefix("$ "), comments=True)[1:] for line in lines]
+    pattern = r"^(?:\$ )?agentpay(?:-server)? .*$"
+    lines = re.findall(pattern, "\n".join(blocks).replace("\\\n", " "), re.MULTILINE)
+    return [shlex.split(line.removeprefix("$ "), comments=True) for line in lines]
 
 
 def commands(group: click.Group, *path: str) -> Iterator[tuple[str, click.Command]]:
@@ -33,15 +39,16 @@ def commands(group: click.Group, *path: str) -> Iterator[tuple[str, click.Comman
             yield " ".join([*path, name]), command
 
 
-COMMANDS = dict(commands(main))
+COMMANDS = dict(commands(server))
 
 
 def parsed(arguments: list[str]) -> click.Context:
     """Parse a command line without running it; an invalid one raises."""
+    command: click.Command = PROGRAMS[arguments[0]]
+    arguments = arguments[1:]
     for shell in ("|", ">"):
         if shell in arguments:
             arguments = arguments[: arguments.index(shell)]
-    command: click.Command = main
     while isinstance(command, click.Group):
         name, *arguments = arguments
         found = command.get_command(click.Context(command), name)
@@ -57,12 +64,13 @@ def test_every_command_line_of_the_docs_can_be_meant(
     monkeypatch.chdir(tmp_path)
     for file in (argument for argument in arguments if argument.endswith(".json")):
         Path(file).touch()
-    with parsed(arguments) as context:
+    # An option such as --list prints and exits while it is parsed.
+    with suppress(click.exceptions.Exit), parsed(arguments) as context:
         assert context.command.callback is not None
 
 
 def test_every_command_is_on_the_page() -> None:
-    shown = [" ".join(arguments) for arguments in console_lines(PAGE)]
+    shown = [" ".join(arguments[1:]) for arguments in console_lines(PAGE)]
     assert len(shown) > len(COMMANDS)
     for name in COMMANDS:
         assert any(line.startswith(name) for line in shown) or f"`{name}" in PAGE, name
@@ -80,11 +88,17 @@ def test_every_option_is_in_the_docs() -> None:
 
 
 def test_every_option_of_the_page_is_one() -> None:
-    known = {option for command in COMMANDS.values() for param in command.params for option in param.opts}
+    known = {
+        option
+        for command in COMMANDS.values()
+        for param in command.params
+        for option in (*param.opts, *param.secondary_opts)
+    }
     assert set(re.findall(r"--[a-z][a-z-]+", PAGE)) - {"--help"} <= known
 
 
 def test_the_exit_codes_of_the_page_are_those_of_the_help() -> None:
-    said = " ".join((main.help or "").split())
-    for code in re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE):
-        assert re.search(rf"\b{code} [a-z]", said), code
+    for program in PROGRAMS.values():
+        said = " ".join((program.help or "").split())
+        for code in re.findall(r"^\| (\d+) \|", PAGE, re.MULTILINE):
+            assert re.search(rf"\b{code} [a-z]", said), code

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -14,12 +15,12 @@ from receivers import Receiver, closed_port, drop, hang
 from server_world import Funded
 
 from agentpay import testing, webhooks
+from agentpay.cli.connection import Address
+from agentpay.cli.forwarding import Forward, Forwarder
+from agentpay.cli.listen import Listener
+from agentpay.cli.output import Output
 from agentpay.contract.event_types import EventType
 from agentpay_server import AgentPayServer
-from agentpay_server.cli.connection import Address
-from agentpay_server.cli.forwarding import Forward, Forwarder
-from agentpay_server.cli.listen import Listener
-from agentpay_server.cli.output import Output
 
 pytestmark = pytest.mark.anyio
 
@@ -205,13 +206,23 @@ async def test_people_see_events_forwards_and_the_secret(
     receiver.next(503)
     async with listening(commands, capsys, forward_to=receiver.url, types=types, is_json=False) as heard:
         await heard.told(f"Forwarding to {receiver.url}, signed with whsec_")
+        account.pay()
+        line = await heard.line()
+        assert re.fullmatch(
+            r"\d\d:\d\d:\d\d \[503\] +\d+ ms transfer\.settled +evt_\w{26} retry in 30 s", line
+        ), line
+
+
+async def test_people_see_one_line_an_event(
+    commands: CommandLine, account: Account, capsys: pytest.CaptureFixture[str]
+) -> None:
+    types = frozenset({"transfer.settled"})
+    async with listening(commands, capsys, types=types, is_json=False) as heard:
+        await heard.told("Listening to ")
         transfer_id = account.pay()
-        printed = await heard.line()
-        assert "transfer.settled evt_" in printed
-        assert f"transfer_id={transfer_id}" in printed
-        forwarded = await heard.line()
-        assert "→ 503 in " in forwarded
-        assert "retrying in 30 s attempt 1 of transfer.settled evt_" in forwarded
+        line = await heard.line()
+        pattern = rf"\d\d:\d\d:\d\d transfer\.settled +evt_\w{{26}} 1\.000000 USDC {transfer_id}"
+        assert re.fullmatch(pattern, line), line
 
 
 async def test_a_given_secret_signs_and_is_not_printed(

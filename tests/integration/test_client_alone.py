@@ -7,9 +7,10 @@ import sys
 import pytest
 
 import agentpay
+from agentpay.__main__ import main as client_main
+from agentpay._installation import install_command
+from agentpay._loading import load
 from agentpay_server.__main__ import main
-from agentpay_server._loading import load
-from agentpay_server.installation import install_command
 
 WITHOUT = "import sys; sys.modules.update(dict.fromkeys(['click', 'httpx2', 'solders', 'sqlalchemy']))"
 ADVICE = f"which is not installed: {install_command('server')}"
@@ -33,33 +34,42 @@ def test_the_command_says_what_to_install_in_one_line():
     assert ended.stderr == f"agentpay-server: the server needs click, {ADVICE}\n"
 
 
+def test_the_clients_command_says_what_to_install_in_one_line():
+    ended = run("from agentpay.__main__ import main; main()")
+    assert ended.returncode == 1
+    advice = f"which is not installed: {install_command('cli')}"
+    assert ended.stderr == f"agentpay: the command line needs click, {advice}\n"
+
+
 def test_a_missing_dependency_is_reported_with_its_extra():
     with pytest.raises(
         ModuleNotFoundError, match=f"the server needs no_such_module, {re.escape(ADVICE)}"
     ) as missing:
-        load("no_such_module.part")
+        load("no_such_module.part", part="the server", extra="server")
     assert missing.value.name == "no_such_module"
 
 
 def test_a_part_of_the_server_that_is_not_there_is_not_taken_for_a_missing_dependency():
     with pytest.raises(ModuleNotFoundError, match=r"^No module named 'agentpay_server\.nothing'$"):
-        load("agentpay_server.nothing")
+        load("agentpay_server.nothing", part="the server", extra="server")
 
 
 def test_the_client_and_the_fixtures_of_pytest_load_without_it():
     assert run("import agentpay_server.pytest_plugin; from agentpay import AgentPay").returncode == 0
 
 
-def test_the_command_runs_where_everything_is_installed(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["agentpay-server", "--version"])
+@pytest.mark.parametrize(("name", "run_it"), [("agentpay-server", main), ("agentpay", client_main)])
+def test_the_command_runs_where_everything_is_installed(monkeypatch, capsys, name, run_it):
+    monkeypatch.setattr("sys.argv", [name, "--version"])
     with pytest.raises(SystemExit) as end:
-        main()
+        run_it()
     assert end.value.code == 0
-    assert capsys.readouterr().out == f"agentpay-server, version {agentpay.__version__}\n"
+    assert capsys.readouterr().out == f"{name}, version {agentpay.__version__}\n"
 
 
-def test_the_command_runs_as_a_module():
+@pytest.mark.parametrize("module", ["agentpay_server", "agentpay"])
+def test_the_command_runs_as_a_module(module):
     ended = subprocess.run(
-        [sys.executable, "-m", "agentpay_server", "--version"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", module, "--version"], capture_output=True, text=True, check=True
     )
     assert ended.stdout.endswith(f", version {agentpay.__version__}\n")

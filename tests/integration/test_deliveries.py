@@ -424,24 +424,49 @@ def test_a_delivery_is_shown_with_exactly_its_fields(server: AgentPayServer, htt
         "webhook_id": inbox.webhook_id,
         "status": "retrying",
         "attempts": [
-            {"at": "2026-01-01T00:00:00.000Z", "status_code": 503, "error": None},
-            {"at": "2026-01-01T00:00:30.000Z", "status_code": None, "error": "no answer: ReadError"},
+            {
+                "at": "2026-01-01T00:00:00.000Z",
+                "status_code": 503,
+                "error": None,
+                "response_excerpt": shown["attempts"][0]["response_excerpt"],
+            },
+            {
+                "at": "2026-01-01T00:00:30.000Z",
+                "status_code": None,
+                "error": "no answer: ReadError",
+                "response_excerpt": None,
+            },
         ],
         "next_attempt_at": "2026-01-01T00:05:30.000Z",
     }
 
 
-def test_a_receiver_s_response_body_is_never_shown(
+def test_the_start_of_a_body_is_all_that_is_kept_of_what_a_receiver_says(
     server: AgentPayServer, http: httpx.Client, pay, receiver: Receiver, caplog: pytest.LogCaptureFixture
 ):
     server.client().webhooks.create(url=receiver.url, events=SETTLED)
-    receiver.default = answer(500, "X-Secret: PLANTED\r\n", b"PLANTED" * 1000)
+    receiver.default = answer(
+        500, "X-Secret: PLANTED\r\n", b"e\x1b[2J\0\xff\n" + b"x" * 1018 + b"PLANTED" * 1000
+    )
     pay()
 
     server.sandbox.clock.advance(hours=3)
 
+    attempts = http.get("/console/deliveries").json()["data"][0]["attempts"]
+    start = "e\\x1b[2J\\x00\ufffd\n"
+    assert [attempt["response_excerpt"] for attempt in attempts] == [start + "x" * (1024 - 8)] * 5
     database = str(rows(server, tables.delivery_attempts))
-    assert "PLANTED" not in http.get("/console/deliveries").text + database + caplog.text
+    assert "PLANTED" not in http.get("/console/deliveries").text + database
+    assert "xxx" not in caplog.text
+
+
+def test_a_compressed_body_is_not_kept(server: AgentPayServer, http: httpx.Client, pay, receiver: Receiver):
+    server.client().webhooks.create(url=receiver.url, events=SETTLED)
+    receiver.default = answer(200, "Content-Encoding: gzip\r\n", b"\x1f\x8b")
+    pay()
+    server.sandbox.clock.advance(0)
+    (attempt,) = http.get("/console/deliveries").json()["data"][0]["attempts"]
+    assert (attempt["status_code"], attempt["response_excerpt"]) == (200, None)
 
 
 @pytest.fixture(scope="module")

@@ -181,7 +181,7 @@ def commands(group: click.Group) -> dict[str, click.Command]:
 
 
 def options(command: click.Command) -> set[str]:
-    return {option for parameter in command.params for option in parameter.opts}
+    return {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
 
 
 @every_page

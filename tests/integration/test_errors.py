@@ -27,6 +27,7 @@ WELL_FORMED_UNKNOWN_KEY = new_key(KeyKind.OPERATOR, bytes(32))
 
 PATHS = sorted({endpoint.path for endpoint in BOUND_ENDPOINTS})
 SMALLEST = {
+    "payments.report_outcome": {"status_code": 200},
     "sandbox.accounts.fund": {"amount": "1"},
     "sessions.charge": {"amount": "1", "idempotency_key": "k"},
 }

@@ -289,7 +289,7 @@ def test_a_delivery_equals_the_recorded_event(server: AgentPayServer, http: http
     assert inbox.events[1].data.settled_at == START
 
 
-# --- Who hears of it --------------------------------------------------------------------------------------
+# --- Subscriptions ---------------------------------------------------------------------------------------
 
 
 def test_each_webhook_gets_its_subscribed_types(server: AgentPayServer, http: httpx.Client, funded: Funded):

@@ -43,11 +43,12 @@ def test_the_quickstart_shows_the_whole_way_of_a_payment(capsys: pytest.CaptureF
         assert step in pictured, "the picture is of another quickstart: nox -s picture"
 
 
-def test_the_picture_asks_for_nothing_from_the_network() -> None:
-    picture = (ROOT / "docs" / "images" / "quickstart.svg").read_text("utf-8")
-    assert re.findall(r"[a-z]+://[^\s\"]+", picture) == [
-        "http://www.w3.org/2000/svg"
-    ]  # the name of SVG itself
+@pytest.mark.parametrize("name", ["quickstart", "demo", "listen", "timeline"])
+def test_the_picture_asks_for_nothing_from_the_network(name: str) -> None:
+    picture = (ROOT / "docs" / "images" / f"{name}.svg").read_text("utf-8")
+    addresses = set(re.findall(r"[a-z]+://[^\s\"&<:]+", picture))
+    # The name of SVG itself, and what the pictured programs print.
+    assert addresses <= {"http://www.w3.org/2000/svg", "http://127.0.0.1"}
     assert not re.search(r"url\((?!#)|@import|<image|<script", picture)
 
 

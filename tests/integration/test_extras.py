@@ -21,6 +21,7 @@ OURS = ("agentpay", "agentpay_server")
 
 EXTRAS: dict[str, frozenset[str]] = {
     "agentpay": frozenset(),
+    "agentpay.cli": frozenset({"cli"}),
     "agentpay.integrations.claude_agent_sdk": frozenset({"claude_agent_sdk", "mcp"}),
     "agentpay.integrations.django": frozenset({"django"}),
     "agentpay.integrations.flask": frozenset({"flask"}),
@@ -34,9 +35,8 @@ EXTRAS: dict[str, frozenset[str]] = {
     "agentpay_server": frozenset({"server"}),
     "agentpay_server.__init__": frozenset(),
     "agentpay_server.__main__": frozenset(),
-    "agentpay_server._loading": frozenset(),
-    "agentpay_server.installation": frozenset(),
     "agentpay_server.pytest_plugin": frozenset({"pytest"}),
+    "agentpay_server.cli": frozenset({"server", "cli"}),
     "agentpay_server.http.port.fast": frozenset({"server", "fast"}),
     "agentpay_server.database.postgres": frozenset({"server", "postgres"}),
     "agentpay_server.database.postgres_connections": frozenset({"server", "postgres"}),
@@ -175,6 +175,8 @@ def test_a_module_needs_nothing_of_an_extra_that_is_not_its_own(module: str) -> 
         ("agentpay_server.__main__", "import click"),
         ("agentpay_server.__main__", "from agentpay_server.cli import main"),
         ("agentpay_server.pytest_plugin", "from agentpay_server.embedded.server import AgentPayServer"),
+        ("agentpay.__main__", "from agentpay.cli import main"),
+        ("agentpay.cli.listen", "import starlette"),
         ("agentpay._http", "import starlette"),
         ("agentpay._http", "from agentpay_server.settings import Settings"),
         ("agentpay.integrations.flask", "import starlette"),

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from agentpay_server import installation
-from agentpay_server.installation import DISTRIBUTION, install_command
+from agentpay import _installation as installation
+from agentpay._installation import DISTRIBUTION, install_command
 
 ROOT = Path(__file__).resolve().parents[2]
 

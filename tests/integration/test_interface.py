@@ -147,6 +147,14 @@ def test_every_value_of_a_field_is_on_the_page(values: type[StrEnum]) -> None:
     assert {value for value in values if f"`{value}`" not in PAGE} - named() == set()
 
 
+KEYS = {
+    Scope.OPERATOR: "operator",
+    Scope.OPERATOR_KEY: "operator",
+    Scope.ACCOUNT: "operator, agent",
+    Scope.NO_KEY: "none",
+}
+
+
 def test_the_page_of_extensions_has_each_endpoint_in_its_part_with_its_method_and_keys() -> None:
     page = (ROOT / "docs" / "reference" / "extensions.md").read_text("utf-8")
     contract, _, rest = page.partition("## Extensions")
@@ -157,7 +165,7 @@ def test_the_page_of_extensions_has_each_endpoint_in_its_part_with_its_method_an
         (
             endpoint.name,
             f"{endpoint.method} {endpoint.path}",
-            "operator" if endpoint.scope is Scope.OPERATOR else "operator, agent",
+            KEYS[endpoint.scope],
         )
         for endpoint in EXTENSION_ENDPOINTS
     )

@@ -13,8 +13,8 @@ ROOT = Path(__file__).parents[2]
 # From the top down. A module may import its own layer and those below it.
 LAYERS: list[list[str]] = [
     ["agentpay_server.__main__"],
-    ["agentpay_server", "agentpay_server._loading", "agentpay_server.pytest_plugin", "agentpay_server.cli"],
-    ["agentpay_server._simulation"],
+    ["agentpay_server", "agentpay_server.pytest_plugin", "agentpay_server.cli"],
+    ["agentpay_server._simulation", "agentpay_server._crash_test"],
     ["agentpay_server.paywall"],
     ["agentpay_server.embedded"],
     ["agentpay_server.http", "agentpay_server.dashboard", "agentpay_server.clients"],
@@ -55,7 +55,6 @@ LAYERS: list[list[str]] = [
         "agentpay_server.crash_points",
         "agentpay_server.credentials",
         "agentpay_server.errors",
-        "agentpay_server.installation",
         "agentpay_server.logs",
         "agentpay_server.metrics",
         "agentpay_server.settings",
@@ -63,6 +62,8 @@ LAYERS: list[list[str]] = [
         "agentpay_server.webhooks.rules",
     ],
     ["agentpay_server.contract"],
+    ["agentpay.__main__"],
+    ["agentpay.cli"],
     ["agentpay"],
     ["agentpay.contract"],
 ]
@@ -194,8 +195,15 @@ def test_a_package_imports_nothing_but_its_neighbours(package, alone):
                 assert layer_of(imported) in alone, f"{module_name(path)} imports {imported}"
 
 
-# Shared by both sides: the version, and the signature and headers that one creates and the other verifies.
-SHARED = {"agentpay._version", "agentpay._deliveries", "agentpay.webhooks"}
+# What both sides share: the version, how extras are loaded and installed, and the signature and headers that
+# one makes and the other verifies.
+SHARED = {
+    "agentpay._version",
+    "agentpay._installation",
+    "agentpay._loading",
+    "agentpay._deliveries",
+    "agentpay.webhooks",
+}
 
 
 def test_only_the_embedded_server_and_clients_use_the_sdk():
@@ -213,6 +221,7 @@ def test_only_the_embedded_server_and_clients_use_the_sdk():
         "agentpay_server.embedded",
         "agentpay_server.pytest_plugin",
         "agentpay_server._simulation",
+        "agentpay_server._crash_test",
     }
 
 
@@ -315,8 +324,15 @@ def test_the_metrics_library_is_imported_on_first_use():
     assert "prometheus_client" not in loaded_by("import agentpay_server.cli.process")
 
 
-def test_the_command_line_lists_commands_without_importing_them():
-    loaded = loaded_by("from agentpay_server.cli import main; main(['--help'], standalone_mode=False)")
+@pytest.mark.parametrize("package", ["agentpay.cli", "agentpay_server.cli"])
+def test_the_help_of_a_command_line_loads_no_command(package):
+    loaded = loaded_by(f"from {package} import main; main(['--help'], standalone_mode=False)")
 
-    for name in ("rich", "attr", "httpx", "sqlalchemy", "solders", "uvicorn", "agentpay_server.cli.serve"):
+    for name in ("rich", "attr", "httpx", "sqlalchemy", "solders", "uvicorn", f"{package}.approvals"):
         assert name not in loaded
+
+
+def test_a_command_of_the_client_loads_nothing_of_the_server():
+    loaded = loaded_by("import agentpay.cli.listen, agentpay.cli.events, agentpay.cli.transfers")
+
+    assert not {"agentpay_server", "sqlalchemy", "solders", "uvicorn", "starlette"} & loaded

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -17,6 +18,7 @@ from server_world import START, Funded, raw_client
 import agentpay_server
 from agentpay import AgentPay
 from agentpay_server import AgentPayServer
+from agentpay_server.cli.serve import log_format_of
 from agentpay_server.logs import REQUEST_ID, ROOT, LogFormat, log, logging_to
 
 
@@ -123,6 +125,23 @@ def test_probes_are_not_logged(lines: Lines, server: AgentPayServer) -> None:
         for path in ("/healthz", "/readyz", "/metrics"):
             http.get(path)
     assert lines.events("request.answered") == []
+
+
+def test_polling_for_events_is_logged_at_debug_alone(client: AgentPay) -> None:
+    for level, expected in ((logging.INFO, 0), (logging.DEBUG, 1)):
+        stream = io.StringIO()
+        with logging_to(stream, LogFormat.JSON, level):
+            client.console.events.list()
+        assert stream.getvalue().count('"route":"/console/events"') == expected
+
+
+def test_a_server_on_a_terminal_logs_for_people(monkeypatch: pytest.MonkeyPatch) -> None:
+    formats = {}
+    for is_terminal in (True, False):
+        monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda is_it=is_terminal: is_it))
+        formats[is_terminal] = [log_format_of(given) for given in (None, "json", "text")]
+    assert formats[True] == [LogFormat.TEXT, LogFormat.JSON, LogFormat.TEXT]
+    assert formats[False] == [LogFormat.JSON, LogFormat.JSON, LogFormat.TEXT]
 
 
 def test_no_secret_and_nothing_that_a_caller_wrote_is_logged(

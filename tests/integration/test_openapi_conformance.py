@@ -41,6 +41,11 @@ enabled = {edges}
 max-steps = 8
 generation = {{ max-examples = {scenarios} }}
 
+# It has no end; test_streams.py reads it.
+[[operations]]
+include-path = "/console/stream"
+enabled = false
+
 [dictionaries.accounts]
 values = {accounts}
 
@@ -113,7 +118,7 @@ def test_every_operation_answers_as_its_document_says(document: str, tmp_path: P
     said = judged(document, tmp_path, examples=4, timeout_seconds=100)
 
     operations = json.loads((ROOT / "docs" / document).read_text())["paths"].values()
-    count = sum(len(methods) for methods in operations)
+    count = sum(len(methods) for methods in operations) - (document == DOCUMENTS[1])
     assert f"Tested: {count}" in said
     assert "Stateful" in said
 

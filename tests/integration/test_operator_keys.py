@@ -30,7 +30,11 @@ def test_a_key_is_shown_once_and_listed_without_itself(server: AgentPayServer, h
     assert body["key"].startswith("ap_operator_")
     page = http.get(PATH).json()
     assert set(page) == {"data", "cursor", "has_more"}
-    assert page["data"][0] == {name: body[name] for name in ("key_id", "name", "created_at")}
+    assert page["data"][0] == {
+        **{name: body[name] for name in ("key_id", "name", "created_at")},
+        "kind": "operator",
+        "expires_at": None,
+    }
     assert [key["key_id"] for key in page["data"]] == [body["key_id"], own_key_id(server)]
     assert "ap_operator_" not in http.get(PATH).text
 

@@ -11,6 +11,7 @@ import httpx
 import pytest
 import validators
 from payer import Payer
+from receivers import eventually
 from server_world import START, Funded
 from solders.keypair import Keypair
 
@@ -508,3 +509,42 @@ def test_the_fixture_sells_on_the_server_of_the_test(
         header = Payer(agentpay_server, agentpay_account).header(http.get("/"))
         assert http.get("/", headers=header).status_code == 200
     assert agentpay_paywall.sales.one(status="settled").payer == agentpay_account.chain_address
+
+
+def test_a_seller_can_live_next_to_the_node_of_another_chain(server: AgentPayServer, payer: Payer) -> None:
+    with Paywall(rpc_url=server.rpc_url, protocols=["mpp"]) as shop:
+        shop.sell("/forecast", "0.25", sponsored=True)
+        assert shop.address("platform") == shop.address("platform") != shop.recipient
+        with httpx.Client(base_url=shop.listen()) as http:
+            header = payer.header(http.get("/forecast"))
+            assert http.get("/forecast", headers=header).status_code == 200
+            assert http.get("/forecast", headers=header).status_code == 402
+        sale = shop.sales.one(status="settled")
+        assert server.transactions.one(signature=sale.tx_signature).error is None
+
+
+class HurryingClock:
+    """A clock that a test moves by hand."""
+
+    is_manual = False
+    hurry_us = 0
+
+    def now_us(self) -> int:
+        return 1_767_225_600_000_000 + self.hurry_us
+
+
+def test_such_a_seller_settles_late_by_its_own_clock(server: AgentPayServer, payer: Payer) -> None:
+    clock = HurryingClock()
+    with Paywall(rpc_url=server.rpc_url, prices={"/": "0.25"}, mode="settle_late", clock=clock) as shop:
+        with httpx.Client(transport=shop.transport(), base_url=shop.base_url) as http:
+            assert http.get("/", headers=payer.header(http.get("/"))).status_code == 200
+        assert shop.sales[0].status == "held"
+        clock.hurry_us = LATE_SECONDS * 1_000_000
+        eventually(lambda: shop.sales[0].status == "settled")
+
+
+def test_a_node_that_does_not_answer_is_told_by_its_seller() -> None:
+    shop = Paywall(rpc_url="http://127.0.0.1:9", prices={"/": "0.25"})
+    with shop, httpx.Client(transport=shop.transport(), base_url=shop.base_url) as http:
+        answer = http.get("/")
+    assert (answer.status_code, answer.json()["error"]) == (503, "chain_unavailable")

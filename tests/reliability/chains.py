@@ -24,6 +24,7 @@ from agentpay_server.chain.protocol import (
     Blockhash,
     Booked,
     ChainUnavailableError,
+    Cosigned,
     DepositBatch,
     SignatureStatus,
     TokenAccount,
@@ -249,6 +250,16 @@ class FaultyChain:
             return status
 
         return await self._call("signature_status", proceed)
+
+    async def find_cosigned(
+        self, cosigned: Cosigned, *, is_for_proof: bool = False
+    ) -> SignatureStatus | None:
+        return await self._call(
+            "find_cosigned", lambda: self.inner.find_cosigned(cosigned, is_for_proof=is_for_proof)
+        )
+
+    async def newest_signature(self, token_account: str) -> str | None:
+        return await self._call("newest_signature", lambda: self.inner.newest_signature(token_account))
 
     async def knows_blocks(self, first_height: int, last_height: int) -> bool:
         return await self._call("knows_blocks", lambda: self.inner.knows_blocks(first_height, last_height))

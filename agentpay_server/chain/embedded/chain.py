@@ -21,6 +21,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from threading import get_ident
 from typing import Final, TypeVar
 
+from attrs import evolve
 from solders.hash import Hash
 from solders.litesvm import LiteSVM
 from solders.transaction import VersionedTransaction
@@ -56,6 +57,7 @@ from agentpay_server.chain.protocol import (
     BLOCKHASH_LIFE_BLOCKS,
     Blockhash,
     ChainUnavailableError,
+    Cosigned,
     Deposit,
     DepositBatch,
     SignatureStatus,
@@ -108,6 +110,7 @@ class EmbeddedChain:
         self._told = self._blocks.standing()
         # LiteSVM forgets messages; executed ones must stay known, and must never execute again.
         self._statuses: dict[str, SignatureStatus] = {}
+        self._names: dict[Hash, str] = {}
         self._seen = SeenMessages()
         self.history: History = History()
         self._ledger = ledger
@@ -207,6 +210,31 @@ class EmbeddedChain:
             except Exception as error:
                 raise ChainUnavailableError("the ledger of the chain cannot be read") from error
         return status
+
+    async def find_cosigned(
+        self,
+        cosigned: Cosigned,
+        *,
+        is_for_proof: bool = False,  # noqa: ARG002 - it is, always
+    ) -> SignatureStatus | None:
+        """Return what became of a message, under whatever name; None when it never landed."""
+        await self._settled()
+        message_hash = Hash.from_string(cosigned.message_hash)
+        name = self._names.get(message_hash)
+        if name is None and self._ledger is not None:
+            try:
+                name = await self._ledger.name_of(message_hash)
+            except Exception as error:
+                raise ChainUnavailableError("the ledger of the chain cannot be read") from error
+        status = None if name is None else await self.signature_status(name)
+        if status is None or status.is_refused:
+            return status
+        failure = None if status.failure is None else evolve(status.failure, chain_signature=name)
+        return evolve(status, failure=failure, chain_signature=name)
+
+    async def newest_signature(self, token_account: str) -> str | None:  # noqa: ARG002
+        """Return None: a message is found without a history."""
+        return None
 
     async def knows_blocks(self, first_height: int, last_height: int) -> bool:  # noqa: ARG002
         """Return True: the chain forgets nothing."""
@@ -331,7 +359,7 @@ class EmbeddedChain:
         self._check_thread()
         if self._ledger is not None:
             raise RuntimeError("a chain with a ledger cannot be brought back")
-        accounts, statuses = accounts_of(self._svm), self._statuses.copy()
+        accounts, statuses, names = accounts_of(self._svm), self._statuses.copy(), self._names.copy()
         parts = (self._recent_credits, self._seen, self.history, self._blocks)
         restorers = [part.capture() for part in parts]
         slot = self._slot
@@ -339,7 +367,7 @@ class EmbeddedChain:
         def restore() -> None:
             self._check_thread()
             bring_back(self._svm, accounts)
-            self._statuses = statuses.copy()
+            self._statuses, self._names = statuses.copy(), names.copy()
             for bring_part_back in restorers:
                 bring_part_back()
             self._slot = slot
@@ -395,6 +423,8 @@ class EmbeddedChain:
     def _note(self, signature: str, seen: SeenMessage | None, status: SignatureStatus) -> None:
         """Store the status of a transaction, also on the page that is written next."""
         self._statuses[signature] = status
+        if seen is not None:
+            self._names[seen.message_hash] = signature
         if self._ledger is None:
             return
         self._told = self._blocks.standing()
@@ -403,6 +433,8 @@ class EmbeddedChain:
             self._draft.seen[signature] = seen
         if len(self._statuses) > _REMEMBERED_STATUSES:
             del self._statuses[next(iter(self._statuses))]
+        if len(self._names) > _REMEMBERED_STATUSES:
+            del self._names[next(iter(self._names))]
 
     def _journal(self, executed: Executed) -> None:
         """Store the deposits of a transaction."""
@@ -482,7 +514,7 @@ class EmbeddedChain:
         """
         found = await ledger.read()
         self._svm = machines.take()
-        self._statuses, self._draft, self._unwritten = {}, Draft(), []
+        self._statuses, self._names, self._draft, self._unwritten = {}, {}, Draft(), []
         if found is None:
             self._written, self._slot = None, FIRST_SLOT
             self._draft.accounts |= self._first_accounts()

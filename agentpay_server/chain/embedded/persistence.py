@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from attrs import define, field, frozen
+from solders.hash import Hash
 
 from agentpay_server.chain.embedded.seen_messages import SeenMessage
 from agentpay_server.chain.protocol import Deposit, SignatureStatus
@@ -107,6 +108,10 @@ class Ledger(Protocol):
 
     async def status(self, signature: str) -> SignatureStatus | None:
         """Return the status of a transaction; None if no page contains it."""
+        ...
+
+    async def name_of(self, message_hash: Hash) -> str | None:
+        """Return the signature under which a message landed or was refused; None if it never was."""
         ...
 
     async def credits(self, token_account: str, *, after_slot: int, count: int) -> Sequence[Credit]:

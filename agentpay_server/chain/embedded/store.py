@@ -38,6 +38,11 @@ _INSERT_SIGNATURE: Final = insert(chain_signatures)
 _SIGNATURE: Final = select(chain_signatures.c.failure_reason, chain_signatures.c.failure_detail).where(
     chain_signatures.c.signature == bindparam("signature")
 )
+_NAME: Final = (
+    select(chain_signatures.c.signature)
+    .where(chain_signatures.c.message_hash == bindparam("message_hash"))
+    .limit(1)
+)
 _SEEN: Final = (
     select(
         chain_signatures.c.signature,
@@ -84,6 +89,10 @@ class DatabaseLedger:
     async def status(self, signature: str) -> SignatureStatus | None:
         """Return the status of a transaction; None if no page contains it."""
         return await self._database.read(_status, signature)
+
+    async def name_of(self, message_hash: Hash) -> str | None:
+        """Return the signature under which a message landed or was refused; None if it never was."""
+        return await self._database.read(_name_of, message_hash)
 
     async def credits(self, token_account: str, *, after_slot: int, count: int) -> Sequence[Credit]:
         """Return up to `count` credits of a token account after a slot, oldest first."""
@@ -132,6 +141,12 @@ def _status(connection: Connection, signature: str) -> SignatureStatus | None:
     if reason == _REFUSED_REASON:
         return _REFUSED
     return SignatureStatus(is_final=True, failure=Failure(reason=FailureReason(reason), detail=detail))
+
+
+def _name_of(connection: Connection, message_hash: Hash) -> str | None:
+    values = {"message_hash": bytes(message_hash)}
+    found: str | None = connection.execute(_NAME, values).scalar_one_or_none()
+    return found
 
 
 def _credits(connection: Connection, token_account: str, after_slot: int, count: int) -> list[Credit]:

@@ -19,7 +19,7 @@ are
 import asyncio
 import base64
 import itertools
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, Final
 
 from attrs import evolve
@@ -32,6 +32,7 @@ from agentpay_server.chain.protocol import (
     Blockhash,
     Booked,
     ChainUnavailableError,
+    Cosigned,
     Deposit,
     DepositBatch,
     Failure,
@@ -41,6 +42,7 @@ from agentpay_server.chain.protocol import (
 )
 from agentpay_server.chain.rpc import blocks, replies
 from agentpay_server.chain.rpc.client import RpcCaller, RpcRefusalError
+from agentpay_server.chain.rpc.cosigned import CosignedSearch
 from agentpay_server.chain.rpc.deposits import read_deposit
 from agentpay_server.chain.rpc.fees import Budgets
 from agentpay_server.chain.rpc.polling import MAX_SIGNATURES, Poller, Recent
@@ -59,6 +61,7 @@ _DEPOSIT_BATCH: Final = 100
 # Foreign transactions may have any version; the balances by account, which are read, are alike in all.
 _ANY_VERSION: Final = 255
 _MAX_DETAIL: Final = 500
+_NO_OPTIONS: Final[Mapping[str, object]] = {}
 _CONFIRMED: Final = {"commitment": "confirmed"}
 _FINALIZED: Final = {"commitment": "finalized"}
 
@@ -82,6 +85,7 @@ class RpcChain:
         self._rents: dict[int, Recent[int]] = {}
         self._statuses = Poller(self._fetch_statuses, settings.status_interval_seconds, most=MAX_SIGNATURES)
         self._account_reads = Poller(self._fetch_accounts, 0, most=_MAX_ACCOUNTS, at_once=_READS_AT_ONCE)
+        self._cosigned = CosignedSearch(self._call)
         self._notices = Notices(settings.websocket_url, settings.finality.value)
 
     @property
@@ -148,6 +152,33 @@ class RpcChain:
         if is_final and status.error is not None:
             failure = await self._failure(signature, status)
         return SignatureStatus(is_final=is_final, failure=failure, is_irreversible=is_irreversible)
+
+    async def find_cosigned(
+        self, cosigned: Cosigned, *, is_for_proof: bool = False
+    ) -> SignatureStatus | None:
+        """Return what became of a transaction whose fee somebody else pays (see `Chain`)."""
+        source = cosigned.token_account
+        if is_for_proof:
+            # All that cannot be undone, from a node that has seen the height which was told.
+            slot = (await self._tips.tip()).slot
+            lines = await self._history(source, cosigned.after, {"minContextSlot": slot})
+        else:
+            options = {"limit": _MAX_HISTORY_LINES} | ({"until": cosigned.after} if cosigned.after else {})
+            reply = await self._call("getSignaturesForAddress", source, {**options, **_CONFIRMED})
+            lines = replies.read_history(reply)
+        name = await self._cosigned.name(cosigned, lines, must_read=is_for_proof)
+        status = None if name is None else await self.signature_status(name)
+        if status is None:
+            if name is not None and is_for_proof:
+                raise ChainUnavailableError("a node does not know a transaction of its own history")
+            return None
+        failure = None if status.failure is None else evolve(status.failure, chain_signature=name)
+        return evolve(status, failure=failure, chain_signature=name)
+
+    async def newest_signature(self, token_account: str) -> str | None:
+        """Return what names the newest transaction of a token account that cannot be undone."""
+        page = await self._history_page(token_account, {"limit": 1})
+        return page[0].signature if page and page[0].finalized else None
 
     async def knows_blocks(self, first_height: int, last_height: int) -> bool:
         """Return whether the node knows all signatures in the blocks from one height to another."""
@@ -327,7 +358,9 @@ class RpcChain:
         reply = await self._call("getMultipleAccounts", list(addresses), options)
         return replies.read_accounts(reply, len(addresses))
 
-    async def _history(self, token_account: str, after: str | None) -> list[replies.HistoryLine]:
+    async def _history(
+        self, token_account: str, after: str | None, more: Mapping[str, object] = _NO_OPTIONS
+    ) -> list[replies.HistoryLine]:
         """Return the irreversible transactions of an account since a cursor, oldest first."""
         lines: list[replies.HistoryLine] = []
         seen: set[str] = set()
@@ -336,7 +369,7 @@ class RpcChain:
             # every
             # page but the first begins with the last line of the previous page.
             overlap = lines[-1:]
-            options: dict[str, object] = {"limit": _MAX_HISTORY_LINES}
+            options: dict[str, object] = {"limit": _MAX_HISTORY_LINES, **more}
             options |= {"until": after} if after else {}
             options |= {"before": lines[-2].signature} if overlap else {}
             page = await self._history_page(token_account, options)

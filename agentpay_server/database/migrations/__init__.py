@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     # PostgreSQL's driver is a separate extra: a server on files runs without it.
     from agentpay_server.database.postgres import PostgresDatabase
 
-HEAD: Final = "0009"
+HEAD: Final = "0011"
 """The newest step."""
 
 _DEVELOPMENT: Final = frozenset(f"{number:04}" for number in range(1, 8))

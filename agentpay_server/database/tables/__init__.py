@@ -8,8 +8,21 @@ from agentpay_server.database.tables.base import metadata
 from agentpay_server.database.tables.chain import chain_accounts, chain_credits, chain_signatures, chain_state
 from agentpay_server.database.tables.custody import accounts, policy_records
 from agentpay_server.database.tables.escrows import session_charges, sessions
-from agentpay_server.database.tables.identity import api_keys, audit, counters, operators, server_state
-from agentpay_server.database.tables.money import chain_transactions, entries, transfers
+from agentpay_server.database.tables.identity import (
+    api_keys,
+    audit,
+    counters,
+    operators,
+    server_state,
+    sign_in_codes,
+)
+from agentpay_server.database.tables.money import (
+    chain_transactions,
+    entries,
+    payments,
+    pinned_origins,
+    transfers,
+)
 from agentpay_server.database.tables.outbox import deliveries, delivery_attempts, events, webhooks
 
 __all__ = [
@@ -28,10 +41,13 @@ __all__ = [
     "events",
     "metadata",
     "operators",
+    "payments",
+    "pinned_origins",
     "policy_records",
     "server_state",
     "session_charges",
     "sessions",
+    "sign_in_codes",
     "transfers",
     "webhooks",
 ]

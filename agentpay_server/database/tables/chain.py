@@ -39,6 +39,7 @@ chain_signatures: Final = Table(
     Column("height", BigInteger),
     # To look up the messages with valid blockhashes.
     Index("ix_chain_signatures_height", "height"),
+    Index("ix_chain_signatures_message", "message_hash"),
     sqlite_with_rowid=False,
 )
 

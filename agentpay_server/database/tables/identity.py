@@ -36,9 +36,23 @@ api_keys: Final = Table(
     Column("digest", Text, nullable=False, unique=True),
     Column("created_us", BigInteger, nullable=False),
     Column("revoked_us", BigInteger),
-    # operator; agent; or lent, an operator key for one run of a server.
+    # operator; agent; lent, an operator key for one run of a server; or console, the key of a browser that
+    # signed in.
     Column("kind", Text, nullable=False),
+    # NULL for a key that does not expire.
+    Column("expires_us", BigInteger),
     Index("ix_api_keys_operator", "operator_id", "seq"),
+)
+
+# Codes of links to the console that nobody has used yet.
+sign_in_codes: Final = Table(
+    "sign_in_codes",
+    metadata,
+    # The SHA-256 of the code: the code itself is shown once and never stored.
+    Column("digest", Text, primary_key=True),
+    Column("operator_id", Text, nullable=False),
+    Column("expires_us", BigInteger, nullable=False),
+    Index("ix_sign_in_codes_expires", "expires_us"),
 )
 
 counters: Final = Table(

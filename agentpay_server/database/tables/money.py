@@ -48,6 +48,8 @@ transfers: Final = Table(
     Column("approval_expires_us", BigInteger),
     # Whether it carries the operator's claim to its key (money/held_keys.py).
     Column("claimed_by_operator", Boolean, nullable=False),
+    # Of a payment behind HTTP 402: what its challenge asks for, as a digest. NULL for any other transfer.
+    Column("payment_digest", Text),
     UniqueConstraint("account_id", "held_key"),
     Index("ix_transfers_operator", "operator_id", "seq"),
     Index("ix_transfers_operator_status", "operator_id", "status", "seq"),
@@ -91,6 +93,66 @@ Index(
     postgresql_where=transfers.c.status == "pending_approval",
 )
 
+Index(
+    "ix_transfers_approved_due",
+    transfers.c.approval_expires_us,
+    transfers.c.seq,
+    sqlite_where=transfers.c.status == "approved",
+    postgresql_where=transfers.c.status == "approved",
+)
+
+payments: Final = Table(
+    "payments",
+    metadata,
+    seq(),
+    # The transfer that it is.
+    Column("transfer_id", Text, nullable=False, unique=True),
+    Column("operator_id", Text, nullable=False),
+    Column("account_id", Text, nullable=False),
+    # What the 402 said, and who said it.
+    Column("protocol", Text, nullable=False),
+    Column("origin", Text, nullable=False),
+    Column("url", Text),
+    Column("recipient", Text, nullable=False),
+    Column("fee_payer", Text),
+    # What was signed, from then on: the bytes as they were handed out, the blockhash, a number that no other
+    # payment of the account has under it, and until about when they can land.
+    Column("raw", LargeBinary),
+    Column("blockhash", Text),
+    Column("nonce", BigInteger),
+    Column("expires_us", BigInteger),
+    # What the client says that the seller answered.
+    Column("outcome_status", BigInteger),
+    Column("outcome_receipt", Text),
+    Column("outcome_duration_ms", BigInteger),
+    # Two equal payments are two transactions.
+    UniqueConstraint("account_id", "blockhash", "nonce"),
+    CheckConstraint(
+        "(raw IS NULL) = (blockhash IS NULL) AND (raw IS NULL) = (nonce IS NULL) "
+        "AND (raw IS NULL) = (expires_us IS NULL)",
+        name="ck_payments_signed",
+    ),
+    Index("ix_payments_operator", "operator_id", "seq"),
+    Index("ix_payments_account", "operator_id", "account_id", "seq"),
+    Index("ix_payments_origin", "operator_id", "origin", "seq"),
+)
+
+pinned_origins: Final = Table(
+    "pinned_origins",
+    metadata,
+    seq(),
+    Column("operator_id", Text, nullable=False),
+    Column("origin", Text, nullable=False),
+    Column("category", Text),
+    # A JSON list of addresses; NULL allows all.
+    Column("recipients", Text),
+    Column("max_amount", BigInteger),
+    Column("blocked", Boolean, nullable=False),
+    Column("updated_us", BigInteger, nullable=False),
+    UniqueConstraint("operator_id", "origin"),
+    Index("ix_pinned_origins_operator", "operator_id", "seq"),
+)
+
 chain_transactions: Final = Table(
     "chain_transactions",
     metadata,
@@ -126,6 +188,8 @@ chain_transactions: Final = Table(
     Column("ended_us", BigInteger),
     # Until when, in real time, a pending one is leased to a process.
     Column("leased_until_us", BigInteger, nullable=False),
+    # Of a payment: its name on chain, once it is known. Who pays the fee gives it.
+    Column("chain_signature", Text),
     UniqueConstraint("signature", "subject_id"),
     CheckConstraint(
         "(state IN ('pending', 'confirmed')) = (raw IS NOT NULL)", name="ck_chain_transactions_raw"

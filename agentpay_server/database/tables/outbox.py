@@ -17,8 +17,20 @@ events: Final = Table(
     # The serialised envelope: every delivery attempt sends exactly these bytes.
     Column("body", Text, nullable=False),
     Column("created_us", BigInteger, nullable=False),
+    # The transfer or payment that it is about; NULL for others.
+    Column("transfer_id", Text),
     Index("ix_events_operator", "operator_id", "seq"),
     Index("ix_events_account", "operator_id", "account_id", "seq"),
+    Index("ix_events_time", "operator_id", "created_us", "seq"),
+)
+
+Index(
+    "ix_events_transfer",
+    events.c.operator_id,
+    events.c.transfer_id,
+    events.c.seq,
+    sqlite_where=events.c.transfer_id.is_not(None),
+    postgresql_where=events.c.transfer_id.is_not(None),
 )
 
 webhooks: Final = Table(
@@ -68,6 +80,7 @@ deliveries: Final = Table(
     Column("leased_until_us", BigInteger, nullable=False),
     Column("created_us", BigInteger, nullable=False),
     Index("ix_deliveries_operator", "operator_id", "seq"),
+    Index("ix_deliveries_time", "operator_id", "created_us", "seq"),
     Index("ix_deliveries_event", "operator_id", "event_id", "seq"),
     Index("ix_deliveries_webhook", "webhook_id", "operator_id", "seq"),
 )
@@ -106,5 +119,7 @@ delivery_attempts: Final = Table(
     Column("status_code", Integer),
     Column("error", Text),
     Column("duration_ms", Integer, nullable=False),
+    # The start of the response's body, as text.
+    Column("response_excerpt", Text),
     sqlite_with_rowid=False,
 )

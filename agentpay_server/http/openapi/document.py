@@ -57,7 +57,9 @@ _TAGS: Final = {
 }
 _SCOPES: Final = {
     Scope.OPERATOR: "Operator key only.",
+    Scope.OPERATOR_KEY: "Operator key only, and not one of a console that signed in by a link.",
     Scope.ACCOUNT: "Operator key, or an agent-scoped key of that account.",
+    Scope.NO_KEY: "No key.",
 }
 _REPEATS: Final = {
     Repeat.ALWAYS: "",
@@ -151,7 +153,7 @@ class _Printer:
                 }
             ],
             "security": [{"bearer": []}],
-            "tags": [{"name": tag, "description": _TAGS.get(tag, "What happened.")} for tag in tags],
+            "tags": [{"name": tag, "description": _TAGS.get(tag, "Recorded events.")} for tag in tags],
             "paths": paths,
             **({"webhooks": webhooks} if webhooks else {}),
             "components": {
@@ -176,6 +178,8 @@ class _Printer:
             "description": "\n\n".join(words for words in said if words),
             "tags": [_tag(endpoint)],
         }
+        if endpoint.scope is Scope.NO_KEY:
+            operation["security"] = []
         if parameters := self._parameters(endpoint):
             operation["parameters"] = parameters
         if endpoint.request is not None:
@@ -233,8 +237,14 @@ class _Printer:
         schema = self._schemas.of(model)
         example = self._examples.of(schema)
         if status == 202 and "settled_at" in example:
-            pending = dict.fromkeys(("tx_signature", "chain_explorer_url", "settled_at"))
+            unsigned = ("tx_signature", "chain_explorer_url", "settled_at", "header")
+            pending = dict.fromkeys(name for name in unsigned if name in example)
             example |= {"status": "pending_approval", **pending}
+        if endpoint.is_stream:
+            answer["content"] = {
+                "text/event-stream": {"schema": {"type": "string"}, "example": _stream_of(example)}
+            }
+            return answer
         answer["content"] = json_content(schema, {"example": example})
         if links := self._links(model):
             answer["links"] = links
@@ -295,6 +305,10 @@ _STATUS_WORDS: Final = {
     202: "Accepted; not done yet.",
     204: "Done; no body.",
 }
+
+
+def _stream_of(example: Any) -> str:  # noqa: ANN401 - a JSON value
+    return f"id: {example['id']}\ndata: {json.dumps(example, default=_number)}\n\n"
 
 
 def _tag(endpoint: Endpoint) -> str:

@@ -2,9 +2,9 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
-from typing import Any
+from typing import Any, Final
 
 from agentpay.contract.endpoints import Endpoint, Subject
 from agentpay.contract.errors import HTTP_STATUS, MEANINGS, ErrorBody, ErrorCode, FieldFault
@@ -15,6 +15,9 @@ from agentpay_server.http.openapi.parts import Headers, json_content
 
 _NAMED_BY_CODES = 3
 """The largest number of codes in the name of a response; those of a payment are more, and have one name."""
+
+
+_NO_FIELDS: Final[Mapping[str, Schema]] = {}
 
 
 class Errors:
@@ -79,7 +82,13 @@ class Errors:
             fields["request_id"] = {"type": "string", "pattern": "^req_"}
         if status == 400:
             fields["details"] = {"type": "array", "minItems": 1, "items": self._schemas.of(FieldFault)}
-        return _exactly(f"{status}: " + ", ".join(f"`{code.value}`" for code in codes) + ".", fields)
+        optional: dict[str, Schema] = {}
+        if status == 409 and subject is not None and subject.is_named_by_conflicts:
+            name = f"{subject.kind}_id"
+            optional[name] = {"type": "string", "pattern": f"^{IDENTIFIERS[name]}"}
+        return _exactly(
+            f"{status}: " + ", ".join(f"`{code.value}`" for code in codes) + ".", fields, optional
+        )
 
     def _unknown_outcome(self, subject: Subject) -> Schema:
         fields = self._body(503, [ErrorCode.CHAIN_UNAVAILABLE])["properties"]
@@ -102,12 +111,16 @@ def _unknown_name(subject: Subject) -> str:
     return f"{subject.kind.capitalize()}OutcomeUnknown"
 
 
-def _exactly(description: str, fields: dict[str, Schema]) -> Schema:
+def _exactly(
+    description: str, fields: dict[str, Schema], optional: Mapping[str, Schema] = _NO_FIELDS
+) -> Schema:
     words = field_words(ErrorBody)
     return {
         "type": "object",
         "description": description,
-        "properties": {name: {**field, "description": words[name]} for name, field in fields.items()},
+        "properties": {
+            name: {**field, "description": words[name]} for name, field in {**fields, **optional}.items()
+        },
         "required": list(fields),
         "additionalProperties": False,
     }

@@ -1,4 +1,4 @@
-"""Whether a transaction pays what a seller asked for. Pure functions, as strict as the strictest peer.
+"""Whether a transaction pays the terms of a seller. Pure functions, as strict as the strictest peer.
 
 x402 demands one order of instructions; MPP demands the transfers and memos of the challenge, and nothing
 besides. Neither accepts a transaction in which the seller's own fee payer takes part: its signature must be
@@ -39,7 +39,7 @@ _INVALID: Final = "invalid_exact_svm_payload"
 
 
 class PaymentRefusedError(ValueError):
-    """A transaction does not pay what was asked for.
+    """A transaction does not pay the terms.
 
     Attributes:
         reason: a code of x402's.
@@ -54,7 +54,7 @@ class PaymentRefusedError(ValueError):
 
 @frozen(kw_only=True)
 class CheckedPayment:
-    """A transaction that pays what was asked for, if the chain takes it.
+    """A transaction that pays the terms, if the chain takes it.
 
     Attributes:
         transaction: the transaction; the slot of the seller's fee payer may be empty.
@@ -83,7 +83,7 @@ def check_payment(raw: bytes, terms: Terms, *, fee_payers: Collection[str]) -> C
 
     Args:
         raw: the transaction as the payer presented it.
-        terms: what was asked for; the mint by its address.
+        terms: the terms; the mint by its address.
         fee_payers: addresses that the seller signs with.
 
     Raises:
@@ -141,7 +141,7 @@ def _require_fee_payer(keys: Sequence[str], terms: Terms) -> None:
 
 
 def _payer(steps: Sequence[_Step]) -> str:
-    """Return the authority of the first checked transfer; empty where there is none."""
+    """Return the authority of the first checked transfer; empty without one."""
     return next((step.accounts[3] for step in steps if _is_transfer(step)), "")
 
 

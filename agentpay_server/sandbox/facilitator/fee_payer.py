@@ -1,7 +1,7 @@
 """A seller's own key: pays the fees of the payments that it receives, and broadcasts them.
 
 It reaches the chain as any seller does, by the methods of an RPC node. It gives itself test SOL when it has
-little left, so it works on test chains alone.
+little left, so it works only on test chains.
 """
 
 import asyncio
@@ -65,7 +65,7 @@ def rpc_of(node: Node) -> Rpc:
 
 
 def keypair_of(*names: str) -> Keypair:
-    """Return the key that names stand for: the same in every process, and known to everybody.
+    """Return the key that follows from names: the same in every process, and known to everybody.
 
     It must hold nothing but test SOL, which anybody can have.
     """

@@ -1,7 +1,7 @@
 """The local facilitator: verifies and settles x402 payments on a test chain, for sellers that run offline.
 
 It takes and returns what the facilitators of the field do, in versions 2 and 1 of x402, so that sellers'
-packages use it unchanged. It signs with a key of its own, which pays fees and nothing else.
+packages use it unchanged. It signs with its own key, which pays fees and nothing else.
 """
 
 import base64
@@ -22,7 +22,7 @@ from agentpay_server.sandbox.facilitator.fee_payer import (
 )
 
 NETWORKS: Final = {2: "solana:EtWTRABZaYq6iMfeYKouRu166VU2xqa1", 1: "solana-devnet"}
-"""What the embedded chain calls itself in each version of x402: sellers know no chain of one's own."""
+"""The name of the embedded chain in each version of x402, whose packages know no private chains."""
 
 _SCHEME: Final = "exact"
 _PROTOCOLS: Final = {2: Protocol.X402_V2, 1: Protocol.X402_V1}
@@ -37,7 +37,7 @@ class InvalidRequestError(ValueError):
 
 @frozen
 class _Request:
-    """What a seller sends to have a payment verified or settled."""
+    """A request to verify or settle a payment."""
 
     version: int
     scheme: str

@@ -31,7 +31,7 @@ def world(request: pytest.FixtureRequest) -> World:
 
 
 class Listener:
-    """Notes what it hears."""
+    """Records its notifications."""
 
     def __init__(self) -> None:
         self.heard: list[str | None] = []

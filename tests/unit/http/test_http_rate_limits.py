@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from agentpay_server.clock import SECOND_US, ManualClock
 from agentpay_server.errors import Problem
+from agentpay_server.http import rate_limit
 from agentpay_server.http.rate_limit import RateLimit
 
 MINUTE_US = 60 * SECOND_US
@@ -80,3 +81,17 @@ def test_no_minute_sees_more_than_twice_the_limit_and_the_rate_holds(per_minute,
 
     elapsed_us = clock.now_us() - start_us
     assert len(taken) <= per_minute + elapsed_us * per_minute / MINUTE_US + 1
+
+
+def test_full_buckets_are_forgotten(monkeypatch):
+    """Addresses without a key are without number: what is kept of them is bounded."""
+    monkeypatch.setattr(rate_limit, "_KEPT_MAX", 3)
+    limit, clock = make(2)
+    for number in range(3):
+        limit.take(f"address {number}")
+    clock.move_to(clock.now_us() + MINUTE_US)
+    limit.take("address 3")
+    assert set(limit._full_at_us) == {"address 3"}
+    limit.take("address 3")
+    with pytest.raises(Problem):
+        limit.take("address 3")

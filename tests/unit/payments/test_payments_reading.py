@@ -38,7 +38,8 @@ def one(*headers: tuple[str, str], body: bytes = b"{}") -> Offer:
 
 
 def chosen(*offers: Offer, **options: Any) -> Offer | None:
-    return payable(offers, **{"cluster": None, "usdc_mint": USDC, "now_us": NOW_US, **options})
+    found = payable(offers, **{"cluster": None, "usdc_mint": USDC, "now_us": NOW_US, **options})
+    return found[0] if found else None
 
 
 PLAIN = Terms(

@@ -29,25 +29,26 @@ PUBLIC = """
     AsyncServedRequests AsyncSessions AsyncTransfers AsyncWebhooks Audit AuditEntry
     AuthenticationError AuthorizePaymentParams Balance Budget CallOptions ChainUnavailableError
     ChargeSessionParams CheckTransferParams ClosedClientError ClosingReason ConfigurationError
-    ConflictError Console ConsoleSummary CreateAccountParams CreateAgentKeyParams
+    ConflictError Console ConsoleKey ConsoleSummary CreateAccountParams CreateAgentKeyParams
     CreateOperatorKeyParams CreateTransferParams CreateWebhookParams DecodingError Deliveries
     Delivery DeliveryAttempt Direction ErrorBody ErrorCode Events EventType ExtensionNotOfferedError
     FieldFault IdempotencyConflictError Identity InsecureConnectionWarning InsufficientBalanceError
     InvalidRecipientError InvalidRequestError KeyKind ListAccountsParams ListDeliveriesParams
     ListEventsParams ListParams ListPaymentsParams ListSessionsParams ListTransactionsParams
     ListTransfersParams Model NewAgentKey NewOperatorKey NewSecret NotFoundError OpenSessionParams
-    OperatorKey OperatorKeys Origins Outcome OutcomeUnknownError Page Payment PaymentHeader
-    PaymentOutcome PaymentOutcomeUnknownError PaymentPendingApprovalError PaymentProtocol
-    PaymentRefusedError Payments PendingTransfer PermissionDeniedError PinnedOrigin Policies Policy
-    PolicyParams PolicyRecordView PolicyViolationError PreconditionFailedError RateLimitedError
-    RawResponse RegisteredWebhook RegisteredWebhooks RejectTransferParams ReplayEventParams
-    ReportOutcomeParams RotateSecretParams ServedRequest ServedRequests ServerError
-    ServiceUnavailableError Session SessionCapExceededError SessionClosedError
-    SessionOutcomeUnknownError Sessions SessionStatus PinOriginParams Transaction TransactionStatus
-    TransactionStatusFilter TransactionType Transfer TransferCheck TransferFailedError
-    TransferOutcomeUnknownError TransferRejectedError Transfers TransferStatus
+    OperatorKey OperatorKeyKind OperatorKeys Origins Outcome OutcomeUnknownError Page Payment
+    PaymentHeader PaymentOutcome PaymentOutcomeUnknownError PaymentPendingApprovalError
+    PaymentProtocol PaymentRefusedError Payments PendingTransfer PermissionDeniedError PinnedOrigin
+    PinOriginParams Policies Policy PolicyParams PolicyRecordView PolicyViolationError
+    PreconditionFailedError RateLimitedError RawResponse RegisteredWebhook RegisteredWebhooks
+    RejectTransferParams ReplayedDeliveries ReplayEventParams ReportOutcomeParams RotateSecretParams
+    ServedRequest ServedRequests ServerError ServiceUnavailableError Session SessionCapExceededError
+    SessionClosedError SessionOutcomeUnknownError Sessions SessionStatus SignInCode Transaction
+    TransactionStatus TransactionStatusFilter TransactionType Transfer TransferCheck
+    TransferFailedError TransferOutcomeUnknownError TransferRejectedError Transfers TransferStatus
     UnpayableChallengeError UNSET WaitTimeoutError Webhook WebhookError WebhookPayloadError Webhooks
-    WebhookSignatureError __version__
+    WebhookSignatureError
+    __version__
 """
 
 METHODS = {
@@ -56,11 +57,11 @@ METHODS = {
     "transfers": ["check", "create", "get", "list", "wait"],
     "webhooks": ["create"],
     "sessions": ["charge", "close", "get", "list", "open"],
-    "console.accounts": ["allow_signing", "get"],
+    "console.accounts": ["allow_signing", "get", "list"],
     "console.agent_keys": ["create", "list", "revoke"],
     "console.approvals": ["approve", "list", "reject"],
     "console.audit": ["list"],
-    "console.deliveries": ["list"],
+    "console.deliveries": ["list", "replay"],
     "console.events": ["list", "replay"],
     "console.origins": ["delete", "get", "list", "put"],
     "payments": ["authorize", "get", "list", "report_outcome"],

@@ -20,17 +20,17 @@ def subscription(events=tuple(EventType), account_ids=(), low_balance_micro=None
 def test_it_hears_of_the_types_that_it_asked_for_alone(event_type):
     asked = subscription(events=[event_type.value])
 
-    assert [other for other in EventType if asked.hears(other, "acct_1")] == [event_type]
+    assert [other for other in EventType if asked.wants(other, "acct_1")] == [event_type]
 
 
 def test_without_accounts_it_hears_of_all():
-    assert subscription().hears(EventType.TRANSFER_SETTLED, "acct_1")
+    assert subscription().wants(EventType.TRANSFER_SETTLED, "acct_1")
 
 
 def test_with_accounts_it_hears_of_those():
     asked = subscription(account_ids=["acct_1", "acct_2"])
 
-    heard = [a for a in ("acct_1", "acct_2", "acct_3", "acct_") if asked.hears(EventType.TRANSFER_SETTLED, a)]
+    heard = [a for a in ("acct_1", "acct_2", "acct_3", "acct_") if asked.wants(EventType.TRANSFER_SETTLED, a)]
     assert heard == ["acct_1", "acct_2"]
 
 
@@ -50,11 +50,11 @@ def test_with_accounts_it_hears_of_those():
 def test_it_fires_when_the_balance_goes_from_at_or_above_to_below(before, after, fires):
     asked = subscription(low_balance_micro=100)
 
-    assert asked.hears_of_drop("acct_1", before_micro=before, after_micro=after) is fires
+    assert asked.wants_drop("acct_1", before_micro=before, after_micro=after) is fires
 
 
 def test_a_threshold_of_zero_never_fires():
-    assert not subscription(low_balance_micro=0).hears_of_drop("acct_1", before_micro=1, after_micro=0)
+    assert not subscription(low_balance_micro=0).wants_drop("acct_1", before_micro=1, after_micro=0)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_a_threshold_of_zero_never_fires():
     ids=["no threshold", "not the type", "another account"],
 )
 def test_it_does_not_fire_for_who_did_not_ask(asked):
-    assert not asked.hears_of_drop("acct_1", before_micro=100, after_micro=99)
+    assert not asked.wants_drop("acct_1", before_micro=100, after_micro=99)
 
 
 @given(threshold=st.integers(0, 20), balances=st.lists(st.integers(0, 20), max_size=30))
@@ -75,7 +75,7 @@ def test_it_fires_once_for_each_time_that_the_balance_becomes_low(threshold, bal
     asked = subscription(low_balance_micro=threshold)
     fired, expected, is_armed = 0, 0, True
     for before, after in zip([20, *balances], balances, strict=False):
-        fired += asked.hears_of_drop("acct_1", before_micro=before, after_micro=after)
+        fired += asked.wants_drop("acct_1", before_micro=before, after_micro=after)
         if after < threshold:
             expected += is_armed
             is_armed = False

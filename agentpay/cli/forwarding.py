@@ -5,21 +5,26 @@ when the command ends are not sent.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from itertools import count
 from typing import Final
 
+import httpx
 from attrs import frozen
 
 from agentpay._deliveries import signed_headers
 from agentpay.contract import codec
+from agentpay.contract.deliveries import (
+    ATTEMPT_TIMEOUT_SECONDS,
+    RETRY_DELAYS_SECONDS,
+    DeliveryStatusFilter,
+)
 from agentpay.contract.errors import FieldFault
 from agentpay.contract.events import Event
 from agentpay.contract.webhooks import CreateWebhook
 from agentpay.webhooks import WebhookSecrets
-from agentpay_server.clock import SECOND_US
-from agentpay_server.webhooks.http import HttpPoster
-from agentpay_server.webhooks.rules import after_attempt
 
 _ANY_TYPE: Final = "transfer.settled"
 
@@ -46,7 +51,7 @@ class Forward:
     error: str | None
     duration_ms: int
     status: str
-    retry_seconds: int | None
+    retry_seconds: float | None
 
 
 class Forwarder:
@@ -71,8 +76,13 @@ class Forwarder:
         self._secret = secret
         self._report = report
         self._sleep = sleep
-        # The user names the URL, usually on the developer's own machine.
-        self._poster = HttpPoster(public_only=False)
+        # As the service posts: without redirects, proxies of this machine, and cookies.
+        self._client = httpx.AsyncClient(
+            follow_redirects=False,
+            trust_env=False,
+            timeout=ATTEMPT_TIMEOUT_SECONDS,
+            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
+        )
         self._in_flight: set[asyncio.Task[None]] = set()
 
     def start(self, event: Event) -> None:
@@ -86,18 +96,18 @@ class Forwarder:
         body = codec.print_json(codec.unstructure(event))
         for attempt in count(1):
             headers = signed_headers(body, event_id=event.id, attempt=attempt, secret=self._secret)
-            response = await self._poster.post(self._url, headers, body)
-            step = after_attempt(attempt, response.status_code, 0)
-            retry_seconds = None if step.due_us is None else step.due_us // SECOND_US
+            started = time.monotonic()
+            status_code, error = await self._posted(headers, body)
+            status, retry_seconds = _next_step(attempt, status_code)
             self._report(
                 Forward(
                     event_id=event.id,
                     event_type=event.type,
                     attempt=attempt,
-                    status_code=response.status_code,
-                    error=response.error,
-                    duration_ms=response.duration_ms,
-                    status=step.status.value,
+                    status_code=status_code,
+                    error=error,
+                    duration_ms=int((time.monotonic() - started) * 1000),
+                    status=status,
                     retry_seconds=retry_seconds,
                 )
             )
@@ -110,7 +120,29 @@ class Forwarder:
         for task in self._in_flight:
             task.cancel()
         await asyncio.gather(*self._in_flight, return_exceptions=True)
-        await self._poster.close()
+        await self._client.aclose()
+
+    async def _posted(self, headers: Mapping[str, str], body: bytes) -> tuple[int | None, str | None]:
+        """Return the HTTP status of the response, or why there was none."""
+        try:
+            async with asyncio.timeout(ATTEMPT_TIMEOUT_SECONDS):
+                request = self._client.build_request("POST", self._url, headers=headers, content=body)
+                response = await self._client.send(request, stream=True)
+                await response.aclose()
+        except TimeoutError:
+            return None, f"no response within {ATTEMPT_TIMEOUT_SECONDS:.0f} s"
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as failure:
+            return None, f"no response: {type(failure).__name__}"
+        return response.status_code, None
+
+
+def _next_step(attempt: int, status_code: int | None) -> tuple[str, float | None]:
+    """Return the delivery's status after an attempt, and the delay of the retry if there is one."""
+    if status_code is not None and 200 <= status_code <= 299:
+        return DeliveryStatusFilter.DELIVERED.value, None
+    if attempt > len(RETRY_DELAYS_SECONDS):
+        return DeliveryStatusFilter.UNDELIVERED.value, None
+    return DeliveryStatusFilter.RETRYING.value, RETRY_DELAYS_SECONDS[attempt - 1]
 
 
 def url_faults(url: str) -> tuple[FieldFault, ...]:

@@ -1,16 +1,18 @@
-"""`agentpay-server deliveries`: listing webhook deliveries and replaying events."""
+"""`agentpay deliveries`: listing webhook deliveries and replaying events."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import click
 from attrs import frozen
 
 from agentpay import AgentPay, errors
+from agentpay.cli.connection import RefusedError, program, takes_server
+from agentpay.cli.listing import Listing, takes_listing
+from agentpay.cli.output import Output
+from agentpay.cli.tables import Column, Show
+from agentpay.cli.values import Identifier
 from agentpay.contract.deliveries import Delivery, DeliveryStatusFilter
 from agentpay.contract.identifiers import DELIVERY, EVENT, WEBHOOK
-from agentpay_server.cli.connection import RefusedError, takes_server
-from agentpay_server.cli.output import Output, takes_limit, up_to
-from agentpay_server.cli.values import Identifier
 
 
 def _last_response(delivery: Delivery) -> str | int | None:
@@ -20,16 +22,20 @@ def _last_response(delivery: Delivery) -> str | int | None:
     return last.error if last.status_code is None else last.status_code
 
 
-_COLUMNS = {
-    "delivery_id": lambda delivery: delivery.delivery_id,
-    "event_type": lambda delivery: delivery.event_type,
-    "event_id": lambda delivery: delivery.event_id,
-    "webhook_id": lambda delivery: delivery.webhook_id,
-    "status": lambda delivery: delivery.status,
-    "attempts": lambda delivery: len(delivery.attempts),
-    "last response": _last_response,
-    "next_attempt_at": lambda delivery: delivery.next_attempt_at,
-}
+_COLUMNS = [
+    Column("event", lambda each: each.event_type),
+    Column("status", lambda each: each.status),
+    Column("tries", lambda each: len(each.attempts)),
+    Column("last", _last_response, is_text=True),
+    Column("next", lambda each: each.next_attempt_at, show=Show.WIDE),
+    Column("delivery_id", lambda each: each.delivery_id),
+    Column("event_id", lambda each: each.event_id, show=Show.IF_IT_FITS),
+    Column("webhook_id", lambda each: each.webhook_id, show=Show.IF_IT_FITS),
+]
+
+REPLAY_WEBHOOK = click.option(
+    "--webhook", "webhook_id", type=Identifier(WEBHOOK), metavar="WEBHOOK_ID", help="Only to this webhook."
+)
 
 
 @click.group()
@@ -51,33 +57,33 @@ def deliveries() -> None:
 @click.option(
     "--webhook", "webhook_id", type=Identifier(WEBHOOK), metavar="WEBHOOK_ID", help="Only to one webhook."
 )
-@takes_limit
+@takes_listing
 @takes_server
 def list_deliveries(
     *,
     server: AgentPay,
     output: Output,
-    limit: int,
+    listing: Listing,
     status: str | None,
     event_id: str | None,
     webhook_id: str | None,
 ) -> None:
     """List deliveries, newest first. With --json, includes every attempt."""
-    found = server.console.deliveries.list(
-        status=None if status is None else DeliveryStatusFilter(status),
-        event_id=event_id,
-        webhook_id=webhook_id,
-        limit=min(limit, 100),
+    wanted = None if status is None else DeliveryStatusFilter(status)
+    listing.show(
+        output,
+        lambda: server.console.deliveries.list(
+            status=wanted, event_id=event_id, webhook_id=webhook_id, limit=listing.page
+        ),
+        _COLUMNS,
+        empty="No deliveries match.",
     )
-    output.table(up_to(found, limit, output), _COLUMNS, empty="No deliveries match.")
 
 
 @deliveries.command("replay")
 @click.argument("ids", type=Identifier(DELIVERY, EVENT), nargs=-1, metavar="[ID]...")
 @click.option("--undelivered", is_flag=True, help="All undelivered ones that were not replayed since.")
-@click.option(
-    "--webhook", "webhook_id", type=Identifier(WEBHOOK), metavar="WEBHOOK_ID", help="Only to this webhook."
-)
+@REPLAY_WEBHOOK
 @takes_server
 def replay(
     *, server: AgentPay, output: Output, ids: tuple[str, ...], undelivered: bool, webhook_id: str | None
@@ -89,11 +95,26 @@ def replay(
     """
     if bool(ids) == undelivered:
         raise click.UsageError("pass the IDs of deliveries or events, or --undelivered.")
+    if undelivered:
+        _replay(server, output, lambda: _undelivered(server, webhook_id))
+    else:
+        replay_named(server, output, ids, webhook_id)
+
+
+def replay_named(server: AgentPay, output: Output, ids: tuple[str, ...], webhook_id: str | None) -> None:
+    """Replay deliveries and events given by identifier, and print the new deliveries.
+
+    Raises:
+        RefusedError: a delivery is unknown, or an event or a webhook was deleted.
+    """
+    _replay(server, output, lambda: _named(server, output, ids, webhook_id))
+
+
+def _replay(server: AgentPay, output: Output, posts: "Callable[[], Iterable[_Post]]") -> None:
     created: list[Delivery] = []
     refused: list[str] = []
     with output.progress("Finding deliveries") as say:
-        posts = _undelivered(server, webhook_id) if undelivered else _named(server, output, ids, webhook_id)
-        wanted = list(posts)
+        wanted = list(posts())
         for place, post in enumerate(wanted, 1):
             say(f"Sending {place} of {len(wanted)}")
             try:
@@ -105,9 +126,9 @@ def replay(
             except errors.AgentPayError:
                 # Show what was sent before the error ends the command.
                 if created:
-                    output.table(created, _COLUMNS, empty="")
+                    output.items(created, _COLUMNS, empty="")
                 raise
-    output.table(created, _COLUMNS, empty="Nothing to send.")
+    output.items(created, _COLUMNS, empty="Nothing to send.")
     if refused:
         raise RefusedError(f"{len(refused)} not sent: {'; '.join(refused)}.", output, error="not_replayed")
 
@@ -136,7 +157,7 @@ def _named(server: AgentPay, output: Output, ids: tuple[str, ...], webhook_id: s
     if lost := sorted(missing - found.keys()):
         where = "" if webhook_id is None else f" to {webhook_id}"
         raise RefusedError(
-            f"no delivery {', '.join(lost)}{where}. List deliveries with agentpay-server deliveries list.",
+            f"no delivery {', '.join(lost)}{where}. List deliveries with {program()} deliveries list.",
             output,
             error="not_found",
         )

@@ -1,4 +1,4 @@
-"""`agentpay-server listen`: printing events as they happen, and optionally forwarding them.
+"""`agentpay listen`: printing events as they happen, and optionally forwarding them.
 
 It polls the console's list of events and registers no webhook. So it leaves nothing behind, and works with a
 server that cannot reach this machine. Events from before its start are not shown.
@@ -7,46 +7,66 @@ server that cannot reach this machine. Events from before its start are not show
 import asyncio
 import contextlib
 import json
-import os
+import secrets
 import signal
 import threading
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import click
+from attrs import evolve
+from rich.text import Text
 
-from agentpay import AsyncAgentPay, errors
+from agentpay import AsyncAgentPay
+from agentpay.cli.connection import (
+    Address,
+    RefusedError,
+    address_of,
+    client_of,
+    reported_errors,
+    takes_address,
+)
+from agentpay.cli.forwarding import Forward, Forwarder, url_faults
+from agentpay.cli.listing import PASSING
+from agentpay.cli.naming import find_account
+from agentpay.cli.output import Output, takes_json
+from agentpay.cli.profiles import ConfigError, read_config, write_config
+from agentpay.cli.tables import STYLES
+from agentpay.cli.values import EventTypes, Seconds
 from agentpay.contract.event_types import EventType
 from agentpay.contract.events import Event
-from agentpay.contract.identifiers import ACCOUNT
 from agentpay.webhooks import WebhookSecrets
-from agentpay_server.cli.connection import Address, address_of, reported_errors, takes_address
-from agentpay_server.cli.forwarding import Forward, Forwarder, url_faults
-from agentpay_server.cli.output import Output, takes_json
-from agentpay_server.cli.values import Identifier, Seconds
-from agentpay_server.credentials import new_secret
 
 SECRET_VARIABLE: Final = "AGENTPAY_WEBHOOK_SECRET"  # noqa: S105 - the name of one
 
 _PAGE: Final = 100
-_PASSING: Final = (errors.APIConnectionError, errors.ServerError, errors.RateLimitedError)
-"""Errors that are retried: the server may be restarting."""
+_TYPE_WIDTH: Final = max(map(len, EventType))
+_TELLING: Final = ("amount_usdc", "balance_usdc", "settled_usdc", "cap_usdc", "transfer_id", "session_id")
+"""Data of an event worth a place on its line, in order."""
 
 
 @click.command()
 @click.option("--forward-to", metavar="URL", help="Forward every event to this URL, signed, with retries.")
-@click.option("--events", "types", metavar="TYPE,…", help="Only these event types, such as transfer.settled.")
 @click.option(
-    "--account",
-    "account_id",
-    type=Identifier(ACCOUNT),
-    metavar="ACCOUNT_ID",
-    help="Only events about one account.",
+    "--events",
+    "types",
+    type=EventTypes(),
+    default="*",
+    metavar="TYPE,…",
+    help="Only these event types, such as transfer.settled or transfer.*.",
 )
+@click.option("--account", metavar="ACCOUNT", help="Only events about one account.")
 @click.option(
     "--secret",
     envvar=SECRET_VARIABLE,
     show_envvar=True,
-    help="Signing secret for --forward-to. Default: a new one, which is printed.",
+    help="Signing secret for --forward-to. Default: that of --print-secret, else a new one, printed.",
+)
+@click.option(
+    "--print-secret",
+    "prints_secret",
+    is_flag=True,
+    help="Print the secret that later runs sign with, and exit. Contacts no server.",
 )
 @click.option(
     "--interval",
@@ -56,17 +76,21 @@ _PASSING: Final = (errors.APIConnectionError, errors.ServerError, errors.RateLim
     metavar="SECONDS",
     help="Polling interval.",
 )
+@click.option("--wide", "is_wide", is_flag=True, help="Show all data of each event.")
 @takes_address
 @takes_json
 def listen(
     *,
-    url: str,
+    url: str | None,
     key: str | None,
+    profile: str | None,
     is_json: bool,
+    is_wide: bool,
     forward_to: str | None,
-    types: str | None,
-    account_id: str | None,
+    types: tuple[EventType, ...],
+    account: str | None,
     secret: str | None,
+    prints_secret: bool,
     interval: float,
 ) -> None:
     """Print events as they happen, and optionally forward them, signed.
@@ -74,17 +98,60 @@ def listen(
     With --forward-to, a URL receives what a webhook would receive: the same bytes and headers, and the same
     retries while the command runs. Ctrl-C stops it with exit code 0.
     """
-    wanted = _types(types)
+    output = Output(is_json=is_json)
+    if prints_secret:
+        _print_secret(output)
+        return
     if forward_to is not None and (faults := url_faults(forward_to)):
         problems = " and ".join(fault.message for fault in faults)
         raise click.BadParameter(
             f"{problems}, such as http://127.0.0.1:3000/hooks.", param_hint="--forward-to"
         )
-    output, address = Output(is_json=is_json), address_of(url, key)
-    listener = Listener(address, output, types=wanted, account_id=account_id, interval_seconds=interval)
-    # Ctrl-C and SIGTERM are the normal way to stop it.
-    with reported_errors(address, output), contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
-        asyncio.run(listener.run(forward_to, secret))
+    address = address_of(url, key, profile)
+    with reported_errors(address, output):
+        account_id = None
+        if account is not None:
+            with client_of(address) as server:
+                account_id = find_account(server, output, account)
+        listener = Listener(
+            address,
+            output,
+            types=frozenset(types),
+            account_id=account_id,
+            interval_seconds=interval,
+            is_wide=is_wide,
+        )
+        known = secret or (None if forward_to is None else _stored_secret())
+        # Ctrl-C and SIGTERM are the normal way to stop it.
+        with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
+            asyncio.run(listener.run(forward_to, known))
+
+
+def _print_secret(output: Output) -> None:
+    """Print the stored secret; the first time, store a new one."""
+    try:
+        config = read_config()
+        if config.listen_secret is None:
+            config = evolve(config, listen_secret=_new_secret())
+            write_config(config)
+    except ConfigError as error:
+        raise RefusedError(f"{error}.", output, error="config") from None
+    if output.is_json:
+        output.document({"secret": config.listen_secret})
+    else:
+        # Only the secret, without style, for use in $(...).
+        click.echo(config.listen_secret)
+
+
+def _stored_secret() -> str | None:
+    try:
+        return read_config().listen_secret
+    except ConfigError as error:
+        raise click.UsageError(f"{error}.") from None
+
+
+def _new_secret() -> str:
+    return f"whsec_{secrets.token_urlsafe(32)}"
 
 
 class Listener:
@@ -98,7 +165,10 @@ class Listener:
         types: frozenset[str],
         account_id: str | None,
         interval_seconds: float,
+        is_wide: bool = False,
     ) -> None:
+        self._is_wide = is_wide
+        self._is_forwarding = False
         self._address = address
         self._output = output
         self._types = types
@@ -116,8 +186,9 @@ class Listener:
             feed = _Feed(server, self._account_id)
             await feed.fresh()
             forwarder = None
-            signed_with = secret or new_secret(os.urandom(32))
+            signed_with = secret or _new_secret()
             if forward_to is not None:
+                self._is_forwarding = True
                 hidden = WebhookSecrets(signed_with)
                 hidden.check()
                 forwarder = Forwarder(forward_to, hidden, self._reports.put_nowait)
@@ -137,7 +208,7 @@ class Listener:
         while True:
             try:
                 return await feed.fresh()
-            except _PASSING as error:
+            except PASSING as error:
                 if not is_reported:
                     self._output.note(f"Cannot read events from {self._address.url}, retrying: {error}")
                     is_reported = True
@@ -165,22 +236,50 @@ class Listener:
         if self._output.is_json:
             self._output.document({"event": event})
             return
-        data = (
-            f"{name}={_shown(value)}" for name, value in event.to_dict()["data"].items() if value is not None
+        if self._is_forwarding:
+            # Printed with the response to it: one line per event.
+            return
+        self._output.line(
+            _clock(event.created_at),
+            Text(f"{event.type:<{_TYPE_WIDTH}}", style=STYLES.get(event.type, "")),
+            *self._about(event),
         )
-        self._output.line(event.created_at, event.type, event.id, *data)
+
+    def _about(self, event: Event) -> list[object]:
+        """Return the identifier and as much of the data as fits on one line."""
+        data = event.to_dict()["data"]
+        if self._is_wide:
+            shown = (f"{name}={_shown(value)}" for name, value in data.items() if value is not None)
+            return [event.id, *shown]
+        words: list[object] = [event.id]
+        width = len("00:00:00 ") + _TYPE_WIDTH + 1 + len(event.id)
+        for name in _TELLING:
+            if name in data:
+                word = str(data[name]) + (" USDC" if name.endswith("_usdc") else "")
+                width += 1 + len(word)
+                if not self._output.fits(width):
+                    break
+                words.append(word)
+        return words
 
     def _print_forward(self, forward: Forward) -> None:
         if self._output.is_json:
             self._output.document({"forward": forward})
             return
         response = forward.error if forward.status_code is None else forward.status_code
-        retry = () if forward.retry_seconds is None else (f"in {forward.retry_seconds:g} s",)
+        tried = () if forward.attempt == 1 else (f"attempt {forward.attempt}",)
+        retry = () if forward.retry_seconds is None else (f"retry in {forward.retry_seconds:g} s",)
+        lost = (Text("undelivered", style="red"),) if forward.status == "undelivered" else ()
+        is_received = forward.status == "delivered"
         self._output.line(
-            f"  → {response} in {forward.duration_ms} ms",
-            forward.status,
+            _clock(datetime.now(UTC)),
+            Text(f"[{response}]", style="green" if is_received else "red"),
+            f"{forward.duration_ms:>4} ms",
+            Text(f"{forward.event_type:<{_TYPE_WIDTH}}", style=STYLES.get(forward.event_type, "")),
+            forward.event_id,
+            *tried,
             *retry,
-            f"attempt {forward.attempt} of {forward.event_type} {forward.event_id}",
+            *lost,
         )
 
 
@@ -209,16 +308,8 @@ class _Feed:
         return [] if known is None else [event for event in reversed(seen) if event.id not in known]
 
 
-def _types(given: str | None) -> frozenset[str]:
-    if given is None:
-        return frozenset(EventType)
-    names = frozenset(name.strip() for name in given.split(","))
-    if unknown := sorted(names - frozenset(EventType)):
-        raise click.BadParameter(
-            f"unknown event type {', '.join(map(repr, unknown))}; available: {', '.join(EventType)}.",
-            param_hint="--events",
-        )
-    return names
+def _clock(moment: datetime) -> str:
+    return f"{moment.astimezone():%H:%M:%S}"
 
 
 def _shown(value: Any) -> str:  # noqa: ANN401 - a JSON value

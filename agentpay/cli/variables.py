@@ -1,10 +1,12 @@
-"""The environment variables for URL and key, shared by the SDK and the commands."""
+"""The environment variables for URL, key and profile, shared by the SDK and the commands."""
 
 import shlex
 from typing import Final
 
 URL_VARIABLE: Final = "AGENTPAY_BASE_URL"
 KEY_VARIABLE: Final = "AGENTPAY_API_KEY"
+PROFILE_VARIABLE: Final = "AGENTPAY_PROFILE"
+CONFIG_VARIABLE: Final = "AGENTPAY_CONFIG"
 
 
 def export_lines(base_url: str, key: str | None) -> list[str]:

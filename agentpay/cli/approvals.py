@@ -1,15 +1,22 @@
-"""`agentpay-server approvals`: transfers at or above their account's `escalation_threshold`.
+"""`agentpay approvals`: transfers at or above their account's `escalation_threshold`.
 
 See interface AP1 to AP5.
 """
 
+from typing import Final
+
 import click
 
 from agentpay import AgentPay
+from agentpay.cli.connection import takes_server
+from agentpay.cli.listing import Listing, takes_listing
+from agentpay.cli.naming import AccountNames
+from agentpay.cli.output import Output
+from agentpay.cli.tables import Column, Show
+from agentpay.cli.values import Identifier
 from agentpay.contract.identifiers import TRANSFER
-from agentpay_server.cli.connection import takes_server
-from agentpay_server.cli.output import Output, takes_limit, up_to
-from agentpay_server.cli.values import Identifier
+
+_EMPTY: Final = "No transfer waits for approval."
 
 
 @click.group()
@@ -22,23 +29,28 @@ def approvals() -> None:
 
 
 @approvals.command("list")
-@takes_limit
+@takes_listing
 @takes_server
-def list_approvals(*, server: AgentPay, output: Output, limit: int) -> None:
+def list_approvals(*, server: AgentPay, output: Output, listing: Listing) -> None:
     """List waiting transfers, newest first."""
-    output.table(
-        up_to(server.console.approvals.list(limit=min(limit, 100)), limit, output),
-        {
-            "transfer_id": lambda transfer: transfer.transfer_id,
-            "amount_usdc": lambda transfer: transfer.amount_usdc,
-            "from": lambda transfer: transfer.from_,
-            "to": lambda transfer: transfer.to,
-            "memo": lambda transfer: transfer.memo,
-            "category": lambda transfer: transfer.category,
-            "expires_at": lambda transfer: transfer.expires_at,
-        },
-        empty="No transfer waits for approval.",
+    listing.show(
+        output,
+        lambda: server.console.approvals.list(limit=listing.page),
+        _columns(AccountNames(server)),
+        empty=_EMPTY,
     )
+
+
+def _columns(names: AccountNames) -> list[Column]:
+    return [
+        Column("from", lambda each: names(each.from_), is_text=True),
+        Column("amount", lambda each: each.amount_usdc),
+        Column("expires", lambda each: each.expires_at),
+        Column("memo", lambda each: each.memo, is_text=True, show=Show.IF_IT_FITS),
+        Column("to", lambda each: names(each.to), show=Show.IF_IT_FITS),
+        Column("category", lambda each: each.category, show=Show.WIDE),
+        Column("transfer_id", lambda each: each.transfer_id),
+    ]
 
 
 @approvals.command("approve")

@@ -1,0 +1,18 @@
+"""The command `agentpay`, and `python -m agentpay`: loads the command line, or says what to install."""
+
+import sys
+
+from agentpay._loading import load
+
+
+def main() -> None:
+    """Run the command line, or print in one line what is not installed."""
+    try:
+        cli = load("agentpay.cli", part="the command line", extra="cli")
+    except ModuleNotFoundError as missing:
+        sys.exit(f"agentpay: {missing}")
+    cli.main(prog_name="agentpay")
+
+
+if __name__ == "__main__":
+    main()

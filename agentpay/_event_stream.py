@@ -1,0 +1,61 @@
+"""Server-sent events, sans-IO: pieces of a response become events (the format is that of WHATWG HTML, 9.2).
+
+The service sends one line of JSON for each event. Comments, which keep the connection alive, are skipped.
+"""
+
+from typing import Any, Final
+
+from agentpay.contract import codec, json_text
+from agentpay.contract.events import Event
+from agentpay.errors import DecodingError
+
+_LINE_MAX: Final = 1024 * 1024
+
+
+class EventReader:
+    """Collects the lines of a stream."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._name = ""
+        self._data: list[str] = []
+
+    def feed(self, piece: bytes) -> list[Event]:
+        """Return the events that a piece of the response completes.
+
+        Raises:
+            DecodingError: it is no stream of events.
+        """
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        if len(self._rest) > _LINE_MAX:
+            raise _unreadable("a line is longer than 1 MiB")
+        return [event for line in lines if (event := self._line(line.rstrip(b"\r"))) is not None]
+
+    def _line(self, line: bytes) -> Event | None:
+        if not line:
+            name, data = self._name, "\n".join(self._data)
+            self._name, self._data = "", []
+            # An event with a name, such as `reset`, is about the stream.
+            return _event(data) if data and not name else None
+        field, _, value = line.decode("utf-8", "replace").partition(":")
+        value = value.removeprefix(" ")
+        if field == "data":
+            self._data.append(value)
+        elif field == "event":
+            self._name = value
+        return None
+
+
+def _event(data: str) -> Event:
+    try:
+        event: Any = codec.structure(json_text.parse_json(data.encode()), Event)
+    except (json_text.InvalidJsonError, codec.InvalidValueError) as error:
+        raise _unreadable(str(error)) from None
+    return event  # type: ignore[no-any-return]
+
+
+def _unreadable(problem: str) -> DecodingError:
+    return DecodingError(
+        f"the stream of events is not what the service documents: {problem}. Check that base_url is the "
+        "address of the service"
+    )

@@ -1,0 +1,96 @@
+"""`agentpay`: the command line for a running service. It needs only the SDK and the extra `cli`.
+
+Each command has its own module, imported when the command runs. Results go to standard output: as text, with
+`--json` as JSON, with `--quiet` as identifiers; everything else goes to standard error. Exit codes: 0
+success, 1 the server refused, failed or cannot be reached, 2 usage error, 3 the outcome is unknown, 130
+interrupted. `agentpay-server` includes these commands and adds its own.
+"""
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, Final
+
+import click
+
+from agentpay._version import __version__
+
+_INTERRUPTED: Final = 130
+
+COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
+    "accounts": ("agentpay.cli.accounts:accounts", "Create, list, fund and read accounts, and set policies."),
+    "budget": ("agentpay.cli.accounts:budget", "Show what an account may spend now."),
+    "transfers": ("agentpay.cli.transfers:transfers", "Create, check and list transfers."),
+    "payments": (
+        "agentpay.cli.payments:payments",
+        "List and show payments for API calls that ask for money (HTTP 402).",
+    ),
+    "sessions": ("agentpay.cli.sessions:sessions", "Open, charge, close and list sessions."),
+    "approvals": (
+        "agentpay.cli.approvals:approvals",
+        "List, approve and reject transfers that wait for approval.",
+    ),
+    "webhooks": ("agentpay.cli.webhooks:webhooks", "Create, list and delete webhooks, and rotate secrets."),
+    "events": ("agentpay.cli.events:events", "List events and replay them."),
+    "deliveries": ("agentpay.cli.deliveries:deliveries", "List webhook deliveries and replay them."),
+    "listen": (
+        "agentpay.cli.listen:listen",
+        "Print events as they happen, and optionally forward them, signed.",
+    ),
+    "keys": ("agentpay.cli.keys:keys", "Manage agent keys."),
+    "operator-keys": ("agentpay.cli.operator_keys:operator_keys", "Manage your operator keys."),
+    "whoami": ("agentpay.cli.identity:whoami", "Show which key this is, and whether its money is real."),
+    "profiles": ("agentpay.cli.profile_commands:profiles", "Store named services with their URL and key."),
+    "completion": ("agentpay.cli.completion:completion", "Print the completion script of a shell."),
+}
+"""Module and one-line help of each command; stated here so that `--help` imports no command."""
+
+
+class Commands(click.Group):
+    """A group that imports a command when it is used.
+
+    Args:
+        available: module and one-line help of each command, by name.
+    """
+
+    def __init__(self, *, available: Mapping[str, tuple[str, str]], **attributes: Any) -> None:  # noqa: ANN401
+        super().__init__(**attributes)
+        self.available = available
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - as its base has it
+        """Return the names of the commands, in the order of the help."""
+        return list(self.available)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        """Return a command; None if there is none with this name."""
+        if cmd_name not in self.available:
+            return None
+        module, _, name = self.available[cmd_name][0].partition(":")
+        command: click.Command = getattr(import_module(module), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        """Write the commands with the one-line help of each."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, short) for name, (_, short) in self.available.items()])
+
+    def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - as its base has it
+        """Run a command; Ctrl-C ends it with exit code 130 and without a message."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            ctx.exit(_INTERRUPTED)
+
+
+@click.command(
+    "agentpay", cls=Commands, available=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]}
+)
+@click.version_option(__version__, prog_name="agentpay")
+def main() -> None:
+    """Operate a running agent payment account service.
+
+    Set its URL with --url or AGENTPAY_BASE_URL, and your key with --key or AGENTPAY_API_KEY, or store both
+    with agentpay profiles add. Accounts are given by identifier, or by name or handle where it is unique.
+
+    Exit codes: 0 success, 1 refused, failed or not reachable, 2 usage error, 3 outcome unknown, 130
+    interrupted.
+    """

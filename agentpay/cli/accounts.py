@@ -1,0 +1,210 @@
+"""`agentpay accounts` and `agentpay budget`: accounts, test USDC and policies."""
+
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any, Final
+
+import click
+
+from agentpay import AgentPay, errors
+from agentpay.cli.connection import RefusedError, program, takes_server
+from agentpay.cli.listing import Listing, takes_listing
+from agentpay.cli.naming import AccountNames, find_account, find_payee
+from agentpay.cli.output import Output
+from agentpay.cli.tables import Column, Show, amount
+from agentpay.cli.values import Label, LimitOrNone, Usdc
+from agentpay.contract.accounts import AccountStatus
+
+ACCOUNT_HELP: Final = "Account: identifier, or name or handle where it is unique."
+
+_COLUMNS: Final = [
+    Column("name", lambda account: account.name, is_text=True),
+    Column("balance", lambda account: account.balance_usdc),
+    Column("status", lambda account: account.status),
+    Column("created", lambda account: account.created_at, show=Show.IF_IT_FITS),
+    Column("handle", lambda account: account.handle, show=Show.WIDE),
+    Column("account_id", lambda account: account.account_id),
+    Column("usdc_token_account", lambda account: account.usdc_token_account, show=Show.WIDE),
+]
+
+
+@click.group()
+def accounts() -> None:
+    """Create, list, fund and read accounts, and set policies."""
+
+
+@accounts.command("create")
+@click.argument("name", type=Label())
+@takes_server
+def create_account(*, server: AgentPay, output: Output, name: str) -> None:
+    """Create an account with no USDC and a policy without limits.
+
+    NAME is a label, 1 to 100 characters.
+    """
+    with output.progress(f"Creating {name}"):
+        account = server.accounts.create(name=name)
+    output.record(account, "New account")
+
+
+@accounts.command("list")
+@click.option(
+    "--status",
+    type=click.Choice([status.value for status in AccountStatus]),
+    help="Only accounts with this status.",
+)
+@takes_listing
+@takes_server
+def list_accounts(*, server: AgentPay, output: Output, listing: Listing, status: str | None) -> None:
+    """List accounts, newest first."""
+    wanted = None if status is None else AccountStatus(status)
+    listing.show(
+        output,
+        lambda: server.accounts.list(limit=listing.page, status=wanted),
+        _COLUMNS,
+        empty=f"No accounts. Create one with {program()} accounts create NAME.",
+    )
+
+
+@accounts.command("get")
+@click.argument("account")
+@takes_server
+def get_account(*, server: AgentPay, output: Output, account: str) -> None:
+    """Show an account, its live balance and its policy.
+
+    ACCOUNT is an identifier, or a name or handle where it is unique.
+    """
+    account_id = find_account(server, output, account)
+    with output.progress("Reading"):
+        found = server.accounts.get(account_id)
+    output.record(found, found.name)
+
+
+@accounts.command("fund")
+@click.argument("account")
+@click.argument("amount", type=Usdc())
+@takes_server
+def fund_account(*, server: AgentPay, output: Output, account: str, amount: Decimal) -> None:
+    """Mint test USDC into an account, on a test chain."""
+    account_id = find_account(server, output, account)
+    with output.progress(f"Minting {amount} test USDC"):
+        try:
+            reply = server.request(
+                "POST", f"/sandbox/accounts/{account_id}/fund", body={"amount": str(amount)}
+            )
+        except errors.NotFoundError:
+            # Without such an account this raises the same error, which then is the right one.
+            known = server.accounts.get(account_id)
+            raise RefusedError(
+                f"this service has no sandbox. Send USDC to the token account {known.usdc_token_account}.",
+                output,
+                error="not_found",
+            ) from None
+    output.record({"account_id": account_id, **reply.parse()}, "Funded")
+
+
+@accounts.command("policy")
+@click.argument("account")
+@click.option(
+    "--max-single-transfer", type=LimitOrNone(), metavar="USDC|none", help="Most USDC per transfer."
+)
+@click.option("--max-daily-spend", type=LimitOrNone(), metavar="USDC|none", help="Most USDC within 24 hours.")
+@click.option(
+    "--escalation-threshold",
+    type=LimitOrNone(),
+    metavar="USDC|none",
+    help="USDC from which a transfer waits for approval.",
+)
+@click.option(
+    "--allow",
+    "allowed",
+    multiple=True,
+    metavar="PAYEE",
+    help="Account or address that may be paid. Repeatable: the new list replaces the old one.",
+)
+@click.option("--allow-any", is_flag=True, help="Allow every payee.")
+@click.option(
+    "--category",
+    "categories",
+    multiple=True,
+    metavar="CATEGORY",
+    help="Category that may be paid for. Repeatable: the new list replaces the old one.",
+)
+@click.option("--any-category", is_flag=True, help="Allow every category.")
+@click.option("--require-memo/--no-require-memo", default=None, help="Whether transfers need a memo.")
+@click.option("--pause/--resume", "paused", default=None, help="Block all outgoing transfers, or allow them.")
+@takes_server
+def set_policy(
+    *,
+    server: AgentPay,
+    output: Output,
+    account: str,
+    allowed: tuple[str, ...],
+    allow_any: bool,
+    categories: tuple[str, ...],
+    any_category: bool,
+    **fields: Any,  # noqa: ANN401 - the values of the other options
+) -> None:
+    """Show the policy of an account, or change the fields that are passed.
+
+    A limit of none removes it. The change takes effect at the next transfer.
+    """
+    if allowed and allow_any:
+        raise click.UsageError("pass either --allow or --allow-any.")
+    if categories and any_category:
+        raise click.UsageError("pass either --category or --any-category.")
+    account_id = find_account(server, output, account)
+    change = {name: value for name, value in fields.items() if _is_given(name)}
+    if allowed or allow_any:
+        change["allowed_counterparties"] = [find_payee(server, output, each) for each in allowed] or None
+    if categories or any_category:
+        change["categories"] = list(categories) or None
+    with output.progress("Writing the policy" if change else "Reading"):
+        policy = server.policies.update(account_id, **change) if change else server.policies.get(account_id)
+    output.record(policy, "Policy")
+
+
+def _is_given(name: str) -> bool:
+    return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+
+
+@click.command()
+@click.argument("account", required=False)
+@takes_server
+def budget(*, server: AgentPay, output: Output, account: str | None) -> None:
+    """Show what an account may spend now.
+
+    ACCOUNT may be omitted with an agent key, which has one account.
+    """
+    account_id = own_account(server, output) if account is None else find_account(server, output, account)
+    with output.progress("Reading"):
+        found = server.accounts.budget(account_id)
+    if output.is_json or output.is_quiet:
+        output.record(found, "Budget")
+        return
+    name = AccountNames(server)(account_id)
+    state = (
+        "paused: no transfer is allowed" if found.paused else f"{amount(_most(found))} USDC in one transfer"
+    )
+    output.line(f"{name} may spend now:", state)
+    output.record(found, "Budget")
+
+
+def own_account(server: AgentPay, output: Output) -> str:
+    """Return the account that the key is bound to.
+
+    Raises:
+        RefusedError: it is an operator key.
+    """
+    account_id = server.whoami().account_id
+    if account_id is None:
+        raise RefusedError("an operator key has many accounts: name one.", output, error="no_account")
+    return account_id
+
+
+def _most(found: Any) -> Decimal:  # noqa: ANN401 - a budget
+    limits: Mapping[str, Decimal | None] = {
+        "balance": found.available_usdc,
+        "single": found.max_single_transfer,
+        "daily": found.remaining_usdc,
+    }
+    return min(limit for limit in limits.values() if limit is not None)

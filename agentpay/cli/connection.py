@@ -1,0 +1,266 @@
+"""Connecting a command to a running server, and reporting the server's errors."""
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator, Mapping
+from typing import IO, Any, Final, NoReturn, TypeVar
+
+import click
+from attrs import field, frozen
+from click.shell_completion import CompletionItem
+
+from agentpay import AgentPay, errors
+from agentpay.cli.output import Output, takes_json, takes_quiet
+from agentpay.cli.profiles import Config, ConfigError, read_config
+from agentpay.cli.variables import KEY_VARIABLE, PROFILE_VARIABLE, URL_VARIABLE
+from agentpay.contract.printable import printable
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+DEFAULT_URL: Final = "http://127.0.0.1:8402"
+
+_ADVICE: Final[Mapping[type[errors.APIError], str]] = {
+    errors.AuthenticationError: f"Set --key or {KEY_VARIABLE} to the operator key of this server",
+    errors.PermissionDeniedError: "",
+    errors.TransferRejectedError: "No money moved",
+    errors.InsufficientBalanceError: "No money moved. Fund the account and try again",
+    errors.ConflictError: "",
+    errors.InvalidRecipientError: "",
+    errors.RateLimitedError: "Wait a moment and try again",
+    errors.ServiceUnavailableError: "Check whether it was done, then try again",
+    errors.ServerError: "Try again in a moment",
+}
+"""Advice for people, in place of an exception's own, which is for programs. Empty: nothing to add."""
+
+
+@frozen(kw_only=True)
+class Address:
+    """A server's URL and the key to use.
+
+    Attributes:
+        url: base URL of the server.
+        key: an operator key, or an agent key.
+    """
+
+    url: str
+    key: str = field(repr=False)
+
+
+class RefusedError(click.ClickException):
+    """The server refused, failed or cannot be reached: exit code 1."""
+
+    def __init__(self, message: str, output: Output, **fields: object) -> None:
+        super().__init__(message)
+        self._output = output
+        self._fields = fields
+
+    def format_message(self) -> str:
+        """Return the message, with escape sequences from the server made harmless."""
+        return printable(self.message)
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print the message on standard error, as text or as one line of JSON."""
+        if self._output.is_json:
+            fields = {name: value for name, value in self._fields.items() if value is not None}
+            self._output.document({**fields, "message": self.message}, is_error=True)
+        else:
+            super().show(file)
+
+
+class OutcomeUnknownError(RefusedError):
+    """It is unknown whether the server did what was asked: exit code 3."""
+
+    exit_code = 3
+
+
+def program() -> str:
+    """Return the name of the running program, for advice to run another of its commands."""
+    context = click.get_current_context(silent=True)
+    return (context.find_root().info_name if context else None) or "agentpay"
+
+
+def takes_server(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the connection options to a command; it is called with `server` and `output`."""
+
+    @functools.wraps(command)
+    def with_server(
+        *,
+        url: str | None,
+        key: str | None,
+        profile: str | None,
+        is_json: bool,
+        is_quiet: bool,
+        **others: Any,  # noqa: ANN401 - the values of other options
+    ) -> None:
+        output, address = Output(is_json=is_json, is_quiet=is_quiet), address_of(url, key, profile)
+        with reported_errors(address, output), client_of(address) as server:
+            command(server=server, output=output, **others)
+
+    return takes_address(takes_json(takes_quiet(with_server)))
+
+
+def takes_address(command: _Command) -> _Command:
+    """Add the options `--url`, `--key` and `--profile` to a command."""
+    for option in (
+        click.option(
+            "--profile",
+            metavar="NAME",
+            shell_complete=_complete_profile,
+            help=f"Service of `profiles add` to use.  [env var: {PROFILE_VARIABLE}]",
+        ),
+        click.option(
+            "--key",
+            envvar=KEY_VARIABLE,
+            show_envvar=True,
+            help="Operator key. Prefer the variable or a profile: other users of the machine may see command "
+            "lines.",
+        ),
+        click.option(
+            "--url",
+            envvar=URL_VARIABLE,
+            show_envvar=True,
+            help=f"URL of the server.  [default: {DEFAULT_URL}]",
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+def address_of(url: str | None, key: str | None, profile: str | None = None) -> Address:
+    """Return the address to call.
+
+    `--profile` comes first, then `--url` and `--key` or their variables, then `AGENTPAY_PROFILE`, then the
+    current profile. Both parts come from one source: the key of a profile is never sent to another URL.
+
+    Raises:
+        UsageError: there is no key, no such profile, or both a profile and an option were passed.
+    """
+    if profile is not None:
+        _refuse_both()
+        return _of_profile(_config(), profile, "--profile")
+    if url is None and key is None:
+        named = os.environ.get(PROFILE_VARIABLE)
+        config = _config()
+        if named:
+            return _of_profile(config, named, PROFILE_VARIABLE)
+        if config.current is not None:
+            return _of_profile(config, config.current, "the current profile")
+    if not key:
+        raise click.UsageError(
+            f"no operator key: set --key or {KEY_VARIABLE} to the operator_key that the server printed at "
+            f"its first start, or store it with {program()} profiles add NAME."
+        )
+    return Address(url=url or DEFAULT_URL, key=key)
+
+
+def client_of(address: Address) -> AgentPay:
+    """Return a client for an address."""
+    return AgentPay(api_key=address.key, base_url=address.url)
+
+
+@contextlib.contextmanager
+def reported_errors(address: Address, output: Output) -> Iterator[None]:
+    """Turn exceptions of the SDK into messages with an exit code.
+
+    Raises:
+        UsageError: the URL or the key is invalid.
+        RefusedError: any other error.
+    """
+    try:
+        yield
+    except errors.ConfigurationError as error:
+        raise click.UsageError(str(error).replace("base_url", "--url").replace("api_key", "--key")) from None
+    except errors.OutcomeUnknownError as error:
+        _outcome_unknown(error, output)
+    except errors.APIConnectionError as error:
+        _not_answered(error, address, output)
+    except errors.APIError as error:
+        kind = OutcomeUnknownError if _is_unknown(error) else RefusedError
+        raise kind(
+            _sentences(error),
+            output,
+            error=error.code or "error",
+            transfer_id=error.transfer_id,
+            session_id=error.session_id,
+            request_id=error.request_id,
+        ) from None
+    except errors.AgentPayError as error:
+        raise RefusedError(str(error), output, error=type(error).__name__) from None
+
+
+def _config() -> Config:
+    try:
+        return read_config()
+    except ConfigError as error:
+        raise click.UsageError(f"{error}.") from None
+
+
+def _of_profile(config: Config, name: str, source: str) -> Address:
+    profile = config.profiles.get(name)
+    if profile is None:
+        known = ", ".join(config.profiles) or "none"
+        raise click.UsageError(
+            f"{source} names profile {name!r}; stored: {known}. Add it with {program()} profiles add {name}."
+        )
+    return Address(url=profile.base_url, key=profile.api_key)
+
+
+def _refuse_both() -> None:
+    context = click.get_current_context()
+    for name in ("url", "key"):
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"--profile has a URL and a key: omit --{name}.")
+
+
+def _complete_profile(
+    _context: click.Context, _param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    try:
+        names = read_config().profiles
+    except ConfigError:
+        return []
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+def _outcome_unknown(error: errors.OutcomeUnknownError, output: Output) -> NoReturn:
+    transfer_id = getattr(error, "transfer_id", None)
+    raise OutcomeUnknownError(
+        f"{error.operation} may have been done. Do not repeat it as it was: add --idempotency-key "
+        f"{error.idempotency_key}, which resumes it and never does it twice.",
+        output,
+        error="outcome_unknown",
+        idempotency_key=error.idempotency_key,
+        transfer_id=transfer_id,
+    ) from None
+
+
+def _not_answered(error: errors.APIConnectionError, address: Address, output: Output) -> NoReturn:
+    if error.may_have_been_processed:
+        raise OutcomeUnknownError(
+            f"{error}. Check whether it was done before you try again.", output, error="no_answer"
+        ) from None
+    raise RefusedError(
+        f"no server responds at {address.url}. Start one with agentpay-server serve, or set --url or "
+        f"{URL_VARIABLE}.",
+        output,
+        error="no_answer",
+    ) from None
+
+
+def _is_unknown(error: errors.APIError) -> bool:
+    return error.status >= 500 and (error.transfer_id is not None or error.session_id is not None)
+
+
+def _sentences(error: errors.APIError) -> str:
+    said = error.message.rstrip(".")
+    said += "".join(f"; {fault.field} {fault.message}" for fault in error.details)
+    kinds = (kind for kind in type(error).__mro__ if kind in _ADVICE)
+    advice = _ADVICE.get(next(kinds, errors.APIError), error.advice)
+    parts = [f"{said}."] + ([f"{advice}."] if advice else [])
+    if error.status >= 500:
+        if error.transfer_id is not None:
+            parts[-1] = f"The outcome is unknown: check transfer {error.transfer_id} before you try again."
+        if error.request_id is not None:
+            parts.append(f"Request {error.request_id}.")
+    return f"{error.code or error.status}: " + " ".join(parts)

@@ -1,0 +1,71 @@
+"""`agentpay events`: recorded events, and sending them again."""
+
+from typing import cast
+
+import click
+
+from agentpay import AgentPay
+from agentpay.cli.connection import takes_server
+from agentpay.cli.deliveries import REPLAY_WEBHOOK, replay_named
+from agentpay.cli.listing import Listing, takes_listing
+from agentpay.cli.naming import AccountNames, find_account
+from agentpay.cli.output import Output
+from agentpay.cli.tables import Column, Show
+from agentpay.cli.values import Identifier
+from agentpay.contract import choices
+from agentpay.contract.event_types import EventType
+from agentpay.contract.events import Event
+from agentpay.contract.identifiers import EVENT
+
+
+@click.group()
+def events() -> None:
+    """List events and replay them."""
+
+
+@events.command("list")
+@click.option(
+    "--type", "event_type", type=click.Choice([each.value for each in EventType]), help="Only this type."
+)
+@click.option("--account", metavar="ACCOUNT", help="Only events about this account.")
+@takes_listing
+@takes_server
+def list_events(
+    *, server: AgentPay, output: Output, listing: Listing, event_type: str | None, account: str | None
+) -> None:
+    """List events, newest first. With --json, includes their data."""
+    account_id = None if account is None else find_account(server, output, account)
+    wanted = cast("choices.EventType | None", event_type)
+    names = AccountNames(server)
+    columns = [
+        Column("when", lambda each: each.created_at),
+        Column("type", lambda each: each.type),
+        Column("about", lambda each: names(_data(each, "account_id") or "") or None, is_text=True),
+        Column("amount", lambda each: _data(each, "amount_usdc"), show=Show.IF_IT_FITS),
+        Column("event_id", lambda each: each.id),
+    ]
+    listing.show(
+        output,
+        lambda: server.console.events.list(type=wanted, account_id=account_id, limit=listing.page),
+        columns,
+        empty="No events match.",
+    )
+
+
+def _data(event: Event, name: str) -> str | None:
+    value = event.to_dict()["data"].get(name)
+    return None if value is None else str(value)
+
+
+@events.command("replay")
+@click.argument("event_ids", type=Identifier(EVENT), nargs=-1, required=True, metavar="EVENT_ID...")
+@REPLAY_WEBHOOK
+@takes_server
+def replay_events(
+    *, server: AgentPay, output: Output, event_ids: tuple[str, ...], webhook_id: str | None
+) -> None:
+    """Send events again, with the same bytes and identifiers.
+
+    They go to every webhook that now subscribes to their type, or only to --webhook.
+    """
+    replay_named(server, output, event_ids, webhook_id)

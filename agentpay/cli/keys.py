@@ -1,0 +1,63 @@
+"""`agentpay keys`: managing agent keys."""
+
+import click
+
+from agentpay import AgentPay
+from agentpay.cli.connection import program, takes_server
+from agentpay.cli.listing import Listing, takes_listing
+from agentpay.cli.naming import AccountNames, find_account, find_key
+from agentpay.cli.output import Output
+from agentpay.cli.tables import Column
+
+
+@click.group()
+def keys() -> None:
+    """Manage agent keys.
+
+    An agent key is bound to one account. It can pay from that account, within its policy, and read it.
+    """
+
+
+@keys.command("list")
+@takes_listing
+@takes_server
+def list_keys(*, server: AgentPay, output: Output, listing: Listing) -> None:
+    """List valid agent keys, newest first. The keys themselves are not shown."""
+    names = AccountNames(server)
+    columns = [
+        Column("name", lambda key: key.name, is_text=True),
+        Column("account", lambda key: names(key.account_id), is_text=True),
+        Column("created", lambda key: key.created_at),
+        Column("key_id", lambda key: key.key_id),
+    ]
+    listing.show(
+        output,
+        lambda: server.console.agent_keys.list(limit=listing.page),
+        columns,
+        empty=f"No agent keys. Create one with {program()} keys create --account ACCOUNT.",
+    )
+
+
+@keys.command("create")
+@click.option(
+    "--account",
+    required=True,
+    metavar="ACCOUNT",
+    help="Account that the key is bound to.",
+)
+@click.option("--name", help="Label, 1 to 100 characters.")
+@takes_server
+def create_key(*, server: AgentPay, output: Output, account: str, name: str | None) -> None:
+    """Create an agent key. It is shown only once."""
+    account_id = find_account(server, output, account)
+    output.record_once(server.console.agent_keys.create(account_id, name=name), "New agent key")
+
+
+@keys.command("revoke")
+@click.argument("agent_key", metavar="KEY_ID|NAME")
+@takes_server
+def revoke_key(*, server: AgentPay, output: Output, agent_key: str) -> None:
+    """Revoke an agent key, given by identifier or name. Its next request is refused."""
+    key_id = find_key(server, output, agent_key)
+    server.console.agent_keys.revoke(key_id)
+    output.done("key_id", key_id, "revoked")

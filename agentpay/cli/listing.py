@@ -1,0 +1,147 @@
+"""Lists: their common options, and following a list as it changes."""
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import click
+from attrs import frozen
+
+from agentpay import errors
+from agentpay.cli.output import Output, identifier_of
+from agentpay.cli.tables import Column
+from agentpay.cli.values import Seconds
+
+PASSING: Final = (errors.APIConnectionError, errors.ServerError, errors.RateLimitedError)
+"""Errors that are retried while a command follows a server: it may be restarting."""
+
+_PAGE_MAX: Final = 100
+
+
+@frozen(kw_only=True)
+class Listing:
+    """How a list is printed.
+
+    Attributes:
+        limit: largest number of items.
+        is_wide: whether every column is shown, nothing shortened.
+        watch_seconds: pause between two looks; None looks once.
+    """
+
+    limit: int
+    is_wide: bool
+    watch_seconds: float | None
+
+    @property
+    def page(self) -> int:
+        """Items per page to request."""
+        return min(self.limit, _PAGE_MAX)
+
+    def show(
+        self,
+        output: Output,
+        items: Callable[[], Iterable[object]],
+        columns: Sequence[Column],
+        *,
+        empty: str,
+    ) -> None:
+        """Print a list, and again whenever it changes if it is watched.
+
+        Args:
+            output: where to print.
+            items: reads the list; called at each look.
+            columns: the columns for people.
+            empty: text to print for an empty list.
+        """
+        if self.watch_seconds is None:
+            with output.progress("Reading"):
+                found, has_more = self._read(items)
+            output.items(found, columns, empty=empty, is_wide=self.is_wide)
+            if has_more:
+                output.note(f"There are more than {self.limit}. Pass a larger --limit to see them.")
+            return
+        # Ctrl-C is the normal way to stop watching.
+        with contextlib.suppress(KeyboardInterrupt):
+            if output.is_terminal:
+                with output.redrawn(columns, empty=empty, is_wide=self.is_wide) as draw:
+                    for found, trouble in self._looks(items, output):
+                        draw(found, trouble or "Press Ctrl-C to stop.")
+            else:
+                self._follow(output, items, columns)
+
+    def _follow(
+        self, output: Output, items: Callable[[], Iterable[object]], columns: Sequence[Column]
+    ) -> None:
+        """Print items that are new or have changed, oldest first."""
+        known: dict[str, object] = {}
+        for found, _ in self._looks(items, output):
+            now = {identifier_of(item): item for item in found}
+            changed = [item for name, item in reversed(now.items()) if known.get(name) != item]
+            known = now
+            if changed:
+                output.items(changed, columns, empty="", is_wide=self.is_wide)
+
+    def _looks(
+        self, items: Callable[[], Iterable[object]], output: Output
+    ) -> Iterator[tuple[list[object], str | None]]:
+        """Yield the list at each look, and the trouble that keeps it from being read."""
+        found: list[object] = []
+        trouble: str | None = None
+        while True:
+            try:
+                found, _ = self._read(items)
+                trouble = None
+            except PASSING as error:
+                if trouble is None and not output.is_terminal:
+                    output.note(f"Cannot read the list, retrying: {error}")
+                trouble = f"Cannot read the list, retrying: {error}"
+            yield found, trouble
+            time.sleep(self.watch_seconds or 0)
+
+    def _read(self, items: Callable[[], Iterable[object]]) -> tuple[list[object], bool]:
+        found: list[object] = []
+        for item in items():
+            if len(found) == self.limit:
+                return found, True
+            found.append(item)
+        return found, False
+
+
+def takes_listing(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options of lists to a command; it is called with `listing`."""
+
+    @functools.wraps(command)
+    def with_listing(
+        *,
+        limit: int,
+        is_wide: bool,
+        is_watched: bool,
+        interval: float,
+        **others: Any,  # noqa: ANN401 - the values of other options
+    ) -> None:
+        listing = Listing(limit=limit, is_wide=is_wide, watch_seconds=interval if is_watched else None)
+        command(listing=listing, **others)
+
+    for option in (
+        click.option(
+            "--interval",
+            type=Seconds(0.05, 3600),
+            default=2.0,
+            show_default=True,
+            metavar="SECONDS",
+            help="Pause between two looks with --watch.",
+        ),
+        click.option("--watch", "is_watched", is_flag=True, help="Repeat until Ctrl-C; show changes."),
+        click.option("--wide", "is_wide", is_flag=True, help="Show every column, and exact times."),
+        click.option(
+            "--limit",
+            type=click.IntRange(min=1),
+            default=100,
+            show_default=True,
+            help="Largest number of items.",
+        ),
+    ):
+        with_listing = option(with_listing)
+    return with_listing

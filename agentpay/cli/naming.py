@@ -1,0 +1,109 @@
+"""Names in place of identifiers: accounts by name or handle, keys by name, webhooks by URL."""
+
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from typing import Any, Final
+
+from agentpay import AgentPay, errors
+from agentpay.cli.connection import RefusedError, program
+from agentpay.cli.output import Output
+from agentpay.cli.values import is_identifier
+from agentpay.contract.identifiers import ACCOUNT, KEY, WEBHOOK, is_public_key
+
+_SHOWN_MAX: Final = 5
+_NAMED_MAX: Final = 1000
+"""The largest number of accounts that are read to show names in lists."""
+
+
+def find_account(server: AgentPay, output: Output, given: str) -> str:
+    """Return the identifier of an account given by identifier, name or handle.
+
+    Raises:
+        RefusedError: no account has this name, or several have.
+    """
+    if is_identifier(given, ACCOUNT):
+        return given
+    with output.progress(f"Looking up {given}"):
+        found = [each.account_id for each in _accounts(server) if given in (each.name, each.handle)]
+    return _only(found, f"account named {given!r}", "accounts list", output)
+
+
+def find_payee(server: AgentPay, output: Output, given: str) -> str:
+    """Return a recipient: an on-chain address as it is, an account by identifier, name or handle."""
+    return given if is_public_key(given) else find_account(server, output, given)
+
+
+def find_key(server: AgentPay, output: Output, given: str) -> str:
+    """Return the identifier of an agent key given by identifier or name."""
+    return _named(given, KEY, lambda: server.console.agent_keys.list(limit=100), "agent key", output)
+
+
+def find_operator_key(server: AgentPay, output: Output, given: str) -> str:
+    """Return the identifier of an operator key given by identifier or name."""
+    return _named(given, KEY, lambda: server.console.operator_keys.list(limit=100), "operator key", output)
+
+
+def find_webhook(server: AgentPay, output: Output, given: str) -> str:
+    """Return the identifier of a webhook given by identifier or URL."""
+    if is_identifier(given, WEBHOOK):
+        return given
+    with output.progress(f"Looking up {given}"):
+        webhooks = [each.webhook_id for each in server.console.webhooks.list(limit=100) if each.url == given]
+    return _only(webhooks, f"webhook with URL {given!r}", "webhooks list", output)
+
+
+class AccountNames:
+    """The names of accounts, for lists. Read when first used; identifiers where names are not known.
+
+    Args:
+        server: the server.
+    """
+
+    def __init__(self, server: AgentPay) -> None:
+        self._server = server
+
+    def __call__(self, account_id: str) -> str:
+        """Return the name of an account if only this one has it, else the given text."""
+        return self._names.get(account_id, account_id)
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        names: dict[str, str] = {}
+        times: dict[str, int] = {}
+        try:
+            for account in _accounts(self._server):
+                names[account.account_id] = account.name
+                times[account.name] = times.get(account.name, 0) + 1
+                if len(names) == _NAMED_MAX:
+                    break
+        except errors.PermissionDeniedError:
+            # An agent key reads its own account only.
+            return {}
+        return {account_id: name for account_id, name in names.items() if times[name] == 1}
+
+
+def _accounts(server: AgentPay) -> Iterable[Any]:
+    return server.accounts.list(limit=100)
+
+
+def _named(given: str, prefix: str, items: Callable[[], Iterable[Any]], kind: str, output: Output) -> str:
+    if is_identifier(given, prefix):
+        return given
+    with output.progress(f"Looking up {given}"):
+        found = [each.key_id for each in items() if each.name == given]
+    return _only(
+        found, f"{kind} named {given!r}", f"{'keys' if kind == 'agent key' else 'operator-keys'} list", output
+    )
+
+
+def _only(found: list[str], what: str, command: str, output: Output) -> str:
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise RefusedError(
+            f"there is no {what}. List them with {program()} {command}.", output, error="not_found"
+        )
+    shown = ", ".join(found[:_SHOWN_MAX]) + (", …" if len(found) > _SHOWN_MAX else "")
+    raise RefusedError(
+        f"{len(found)} matches for {what}: {shown}. Pass an identifier.", output, error="ambiguous"
+    )

@@ -1,0 +1,62 @@
+"""`agentpay operator-keys`: the caller's own operator keys (interface K8, K9)."""
+
+from typing import Final
+
+import click
+
+from agentpay import AgentPay
+from agentpay.cli.connection import takes_server
+from agentpay.cli.listing import Listing, takes_listing
+from agentpay.cli.naming import find_operator_key
+from agentpay.cli.output import Output
+from agentpay.cli.tables import Column
+
+_COLUMNS: Final = [
+    Column("name", lambda key: key.name, is_text=True),
+    Column("kind", lambda key: key.kind),
+    Column("created", lambda key: key.created_at),
+    Column("expires", lambda key: key.expires_at),
+    Column("key_id", lambda key: key.key_id),
+]
+
+
+@click.group("operator-keys")
+def operator_keys() -> None:
+    """Manage your operator keys.
+
+    To replace a leaked key, create another one, give it to your programs, then revoke the old one.
+    """
+
+
+@operator_keys.command("list")
+@takes_listing
+@takes_server
+def list_operator_keys(*, server: AgentPay, output: Output, listing: Listing) -> None:
+    """List your valid operator keys, newest first. The keys themselves are not shown."""
+    listing.show(
+        output,
+        lambda: server.console.operator_keys.list(limit=listing.page),
+        _COLUMNS,
+        empty="No operator keys.",
+    )
+
+
+@operator_keys.command("create")
+@click.argument("name")
+@takes_server
+def create_operator_key(*, server: AgentPay, output: Output, name: str) -> None:
+    """Create another operator key. It is shown only once.
+
+    NAME is a label, 1 to 100 characters.
+    """
+    output.record_once(server.console.operator_keys.create(name=name), "New operator key")
+
+
+@operator_keys.command("revoke")
+@click.argument("operator_key", metavar="KEY_ID|NAME")
+@takes_server
+def revoke_operator_key(*, server: AgentPay, output: Output, operator_key: str) -> None:
+    """Revoke an operator key, given by identifier or name. The last valid key cannot be revoked."""
+    key_id = find_operator_key(server, output, operator_key)
+    server.console.operator_keys.revoke(key_id)
+    output.done("key_id", key_id, "revoked")

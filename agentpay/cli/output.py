@@ -1,0 +1,200 @@
+"""Printing of results: lines for people, JSON for programs, identifiers alone for scripts.
+
+Results go to standard output: with `--json` as one line of JSON per object, with `--quiet` as one identifier
+per line. Notes and progress go to standard error. Text from a server is escaped, so that a name or a memo
+cannot control the terminal. Colours are used only on terminals, and not if `NO_COLOR` is set.
+"""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from io import StringIO, TextIOWrapper
+from typing import Any, Final, TextIO, TypeVar
+
+import click
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from agentpay.cli.tables import Column, lines, styled
+from agentpay.contract import codec
+from agentpay.contract.printable import printable
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+_WIDE: Final = 100_000
+"""Width for files and pipes, so that no line is wrapped there."""
+
+_SECRETS: Final = ("key", "secret")
+
+
+class Output:
+    """Prints a command's results.
+
+    Attributes:
+        is_json: whether to print JSON.
+        is_quiet: whether to print identifiers only.
+    """
+
+    def __init__(self, *, is_json: bool, is_quiet: bool = False) -> None:
+        self.is_json = is_json
+        self.is_quiet = is_quiet
+        self._out = _console(sys.stdout)
+        self._err = _console(sys.stderr)
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether results are printed on a terminal, as text."""
+        return self._out.is_terminal and not self.is_json and not self.is_quiet
+
+    def document(self, value: object, *, is_error: bool = False) -> None:
+        """Print a model, or a value of models, as one line of JSON."""
+        click.echo(codec.print_json(codec.unstructure(value)).decode("ascii"), err=is_error)
+
+    def record(self, model: object, title: str) -> None:
+        """Print a model: one field per line, or its identifier alone if quiet."""
+        if self.is_json:
+            self.document(model)
+            return
+        fields = codec.unstructure(model)
+        if self.is_quiet:
+            click.echo(printable(str(next(iter(fields.values())))))
+            return
+        rows = [
+            (f"{name}.{part}" if part else name, item)
+            for name, value in fields.items()
+            for part, item in (value.items() if isinstance(value, dict) and value else [("", value)])
+        ]
+        width = max(len(name) for name, _ in rows)
+        self._out.print(Text(title, style="italic"))
+        for name, item in rows:
+            # Not wrapped here, so that a terminal copies a long value as one word.
+            line = Text.assemble((f"{printable(name):<{width}}  ", "dim"), styled(_shown(item)))
+            self._out.print(line, soft_wrap=True)
+
+    def record_once(self, model: object, title: str) -> None:
+        """Print a model with a key or a secret that cannot be shown again; that alone if quiet."""
+        if self.is_quiet and not self.is_json:
+            fields = codec.unstructure(model)
+            click.echo(next(str(fields[name]) for name in _SECRETS if name in fields))
+            return
+        self.record(model, title)
+        if not self.is_json:
+            self.note("Store it now: it is shown only once.")
+
+    def done(self, field: str, identifier: str, status: str) -> None:
+        """Report the new status of something that is not printed itself, such as a revoked key.
+
+        Args:
+            field: name of its identifier in JSON, such as `key_id`.
+            identifier: its identifier.
+            status: the status.
+        """
+        if self.is_json:
+            self.document({field: identifier, "status": status})
+        elif self.is_quiet:
+            click.echo(identifier)
+        else:
+            self.line(identifier, "is", status)
+
+    def items(
+        self, models: Sequence[object], columns: Sequence[Column], *, empty: str, is_wide: bool = False
+    ) -> None:
+        """Print a list of models: one line each.
+
+        Args:
+            models: the models; JSON has all of their fields.
+            columns: the columns for people.
+            empty: text to print for an empty list.
+            is_wide: whether to show every column, nothing shortened.
+        """
+        if self.is_json:
+            for model in models:
+                self.document(model)
+        elif self.is_quiet:
+            for model in models:
+                click.echo(printable(identifier_of(model)))
+        elif models:
+            for line in self._lines(models, columns, is_wide=is_wide):
+                self._out.print(line, soft_wrap=True)
+        else:
+            self._out.print(Text(empty, style="dim"), soft_wrap=True)
+
+    @contextlib.contextmanager
+    def redrawn(
+        self, columns: Sequence[Column], *, empty: str, is_wide: bool
+    ) -> Iterator[Callable[[Sequence[object], str], None]]:
+        """Let the block draw a list again and again in the same place, with a line of text below it."""
+        with Live(console=self._out, auto_refresh=False) as live:
+
+            def draw(models: Sequence[object], below: str) -> None:
+                found = self._lines(models, columns, is_wide=is_wide) or [Text(empty, style="dim")]
+                text = Text("\n").join([*found, Text(printable(below), style="dim")])
+                text.no_wrap, text.overflow = True, "ignore"
+                live.update(text, refresh=True)
+
+            yield draw
+
+    def line(self, *words: object) -> None:
+        """Print one line of text; known words, such as statuses, are coloured."""
+        self._out.print(Text(" ").join(styled(word) for word in words), soft_wrap=True)
+
+    def note(self, text: str) -> None:
+        """Print a note on standard error."""
+        if self.is_json:
+            self.document({"note": text}, is_error=True)
+        else:
+            self._err.print(printable(text), soft_wrap=True)
+
+    @contextlib.contextmanager
+    def progress(self, text: str) -> Iterator[Callable[[str], None]]:
+        """Show progress on a terminal, unless output is JSON; the block can update the text."""
+        if self.is_json or not self._err.is_terminal:
+            yield lambda _: None
+            return
+        with self._err.status(Text(printable(text))) as status:
+            yield lambda now: status.update(Text(printable(now)))
+
+    def fits(self, width: int) -> bool:
+        """Return whether a line of this width fits on one line."""
+        return width <= self._out.width
+
+    def _lines(self, models: Sequence[object], columns: Sequence[Column], *, is_wide: bool) -> list[Text]:
+        if not models:
+            return []
+        return lines(models, columns, width=self._out.width, is_wide=is_wide, now=datetime.now(UTC))
+
+
+def identifier_of(model: object) -> str:
+    """Return the identifier of a model, which is its first field."""
+    return str(next(iter(codec.unstructure(model).values())))
+
+
+def takes_json(command: _Command) -> _Command:
+    """Add the option `--json` to a command; it is called with `is_json`."""
+    return click.option("--json", "is_json", is_flag=True, help="Print JSON, one object per line.")(command)
+
+
+def takes_quiet(command: _Command) -> _Command:
+    """Add the option `--quiet` to a command; it is called with `is_quiet`."""
+    return click.option(
+        "-q", "--quiet", "is_quiet", is_flag=True, help="Print only the identifier, or only the new key."
+    )(command)
+
+
+def _shown(value: object) -> object:
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value)) or "none"
+    return value
+
+
+def _console(stream: TextIO | None) -> Console:
+    if stream is None:
+        # The process was started without this stream.
+        stream = StringIO()
+    if isinstance(stream, TextIOWrapper):
+        # A name or a memo may contain characters that the terminal's encoding lacks.
+        stream.reconfigure(errors="backslashreplace")
+    width = None if stream.isatty() else _WIDE
+    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)

@@ -1,0 +1,123 @@
+"""`agentpay sessions`: a cap in escrow, charged in small amounts, settled in one transaction."""
+
+from decimal import Decimal
+
+import click
+
+from agentpay import AgentPay
+from agentpay.cli.accounts import own_account
+from agentpay.cli.connection import takes_server
+from agentpay.cli.listing import Listing, takes_listing
+from agentpay.cli.naming import AccountNames, find_account, find_payee
+from agentpay.cli.output import Output
+from agentpay.cli.tables import Column, Show
+from agentpay.cli.values import Identifier, Usdc
+from agentpay.contract.identifiers import SESSION
+from agentpay.contract.sessions import SessionStatus
+
+_KEY_HELP = "Key that never does it twice. Default: a new one. Pass that of an earlier attempt to resume it."
+
+
+@click.group()
+def sessions() -> None:
+    """Open, charge, close and list sessions.
+
+    Opening a session moves its cap into escrow. Charges add up within the cap; closing pays the payee what
+    was charged and returns the rest.
+    """
+
+
+@sessions.command("open")
+@click.option("--from", "payer", metavar="ACCOUNT", help="Account that pays. Default: the agent key's.")
+@click.option("--to", "payee", required=True, metavar="PAYEE", help="Payee: account, or USDC token account.")
+@click.option("--cap", type=Usdc(), required=True, metavar="USDC", help="Most that can be charged.")
+@click.option("--category", help="Spend category, 1 to 64 characters.")
+@click.option("--idempotency-key", help=_KEY_HELP)
+@takes_server
+def open_session(
+    *,
+    server: AgentPay,
+    output: Output,
+    payer: str | None,
+    payee: str,
+    cap: Decimal,
+    category: str | None,
+    idempotency_key: str | None,
+) -> None:
+    """Open a session: put its cap into escrow."""
+    account_id = own_account(server, output) if payer is None else find_account(server, output, payer)
+    to = find_payee(server, output, payee)
+    with output.progress(f"Funding the escrow with {cap} USDC"):
+        session = server.sessions.open(
+            account_id=account_id, to=to, cap_usdc=cap, category=category, idempotency_key=idempotency_key
+        )
+    output.record(session, "Session")
+
+
+@sessions.command("charge")
+@click.argument("session_id", type=Identifier(SESSION))
+@click.argument("amount", type=Usdc())
+@click.option("--idempotency-key", help=_KEY_HELP)
+@takes_server
+def charge_session(
+    *, server: AgentPay, output: Output, session_id: str, amount: Decimal, idempotency_key: str | None
+) -> None:
+    """Add AMOUNT to a session's running total."""
+    with output.progress(f"Charging {amount} USDC"):
+        session = server.sessions.charge(session_id, amount=amount, idempotency_key=idempotency_key)
+    output.record(session, "Session")
+
+
+@sessions.command("close")
+@click.argument("session_id", type=Identifier(SESSION))
+@takes_server
+def close_session(*, server: AgentPay, output: Output, session_id: str) -> None:
+    """Close a session: pay what was charged, return the rest. Closing again shows the same."""
+    with output.progress(f"Settling {session_id}"):
+        session = server.sessions.close(session_id)
+    output.record(session, "Session")
+
+
+@sessions.command("get")
+@click.argument("session_id", type=Identifier(SESSION))
+@takes_server
+def get_session(*, server: AgentPay, output: Output, session_id: str) -> None:
+    """Show a session."""
+    with output.progress("Reading"):
+        session = server.sessions.get(session_id)
+    output.record(session, "Session")
+
+
+@sessions.command("list")
+@click.option("--account", metavar="ACCOUNT", help="Only sessions that this account pays.")
+@click.option(
+    "--status",
+    type=click.Choice([status.value for status in SessionStatus]),
+    help="Only sessions with this status.",
+)
+@takes_listing
+@takes_server
+def list_sessions(
+    *, server: AgentPay, output: Output, listing: Listing, account: str | None, status: str | None
+) -> None:
+    """List sessions, newest first."""
+    account_id = None if account is None else find_account(server, output, account)
+    wanted = None if status is None else SessionStatus(status)
+    names = AccountNames(server)
+    columns = [
+        Column("payer", lambda each: names(each.account_id), is_text=True),
+        Column("charged", lambda each: each.running_total_usdc),
+        Column("cap", lambda each: each.cap_usdc),
+        Column("status", lambda each: each.status),
+        Column("opened", lambda each: each.opened_at, show=Show.IF_IT_FITS),
+        Column("to", lambda each: names(each.to), show=Show.IF_IT_FITS),
+        Column("category", lambda each: each.category, show=Show.WIDE),
+        Column("closing_reason", lambda each: each.closing_reason, show=Show.WIDE),
+        Column("session_id", lambda each: each.session_id),
+    ]
+    listing.show(
+        output,
+        lambda: server.sessions.list(account_id=account_id, status=wanted, limit=listing.page),
+        columns,
+        empty="No sessions match.",
+    )

@@ -1,0 +1,176 @@
+"""Lists for people: one line per item, identifiers whole, names before identifiers.
+
+On a narrow terminal, text is shortened with an ellipsis, then optional columns are left out. Identifiers,
+amounts and times are never cut. Where output is not a terminal, nothing is cut and no column is left out.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from decimal import Decimal
+from enum import Enum
+from typing import Any, Final
+
+from attrs import field, frozen
+from rich.cells import cell_len
+from rich.text import Text
+
+from agentpay.contract.fields import format_timestamp
+from agentpay.contract.printable import printable
+
+_GAP: Final = "  "
+_TEXT_MINIMUM: Final = 10
+_RELATIVE_SECONDS: Final = 7 * 24 * 3600
+
+STYLES: Final[Mapping[str, str]] = {
+    "active": "green",
+    "approved": "green",
+    "balance.low_threshold": "yellow",
+    "delivered": "green",
+    "escalation.required": "yellow",
+    "settled": "green",
+    "pending": "yellow",
+    "pending_approval": "yellow",
+    "retrying": "yellow",
+    "submitted": "yellow",
+    "failed": "red",
+    "paused": "red",
+    "rejected": "red",
+    "session.cap_reached": "yellow",
+    "session.cap_warning": "yellow",
+    "session.settled": "green",
+    "transfer.rejected": "red",
+    "transfer.settled": "green",
+    "undelivered": "red",
+}
+"""Colours of known words, such as statuses and event types."""
+
+
+class Show(Enum):
+    """When a column is shown."""
+
+    ALWAYS = "always"
+    IF_IT_FITS = "if it fits"
+    WIDE = "only with --wide"
+
+
+@frozen
+class Column:
+    """A column of a list.
+
+    Attributes:
+        heading: its heading.
+        look: returns the value for an item.
+        show: when it is shown.
+        is_text: whether values may be shortened.
+    """
+
+    heading: str
+    look: Callable[[Any], object]
+    show: Show = field(default=Show.ALWAYS, kw_only=True)
+    is_text: bool = field(default=False, kw_only=True)
+
+
+def lines(
+    items: Sequence[object], columns: Sequence[Column], *, width: int, is_wide: bool, now: datetime
+) -> list[Text]:
+    """Return the heading and one line per item.
+
+    Args:
+        items: the items.
+        columns: the columns.
+        width: width of the terminal, in cells.
+        is_wide: whether to show every column, nothing shortened, and times as timestamps.
+        now: the current time, for relative times.
+    """
+    shown = [column for column in columns if is_wide or column.show is not Show.WIDE]
+    cells = {
+        column.heading: [cell(column.look(item), is_wide=is_wide, now=now) for item in items]
+        for column in shown
+    }
+    natural = {
+        heading: max(map(cell_len, (heading, *(text.plain for text in texts))))
+        for heading, texts in cells.items()
+    }
+    widths = natural if is_wide else _fitted(shown, natural, width)
+    heading = [Text(name, style="dim") for name in widths]
+    rows = [heading, *([cells[name][place] for name in widths] for place in range(len(items)))]
+    return [_line(row, list(widths.values())) for row in rows]
+
+
+def cell(value: object, *, is_wide: bool, now: datetime) -> Text:
+    """Return a value as text for a table."""
+    if isinstance(value, datetime) and not is_wide:
+        return Text(relative(value, now))
+    if isinstance(value, Decimal) and not is_wide:
+        return Text(amount(value))
+    return styled(value)
+
+
+def styled(value: object) -> Text:
+    """Return a value as text for the terminal; escape sequences are made harmless."""
+    if isinstance(value, Text):
+        return value
+    if value is None:
+        return Text("-", style="dim")
+    if isinstance(value, bool):
+        return Text("yes" if value else "no")
+    if isinstance(value, datetime):
+        return Text(format_timestamp(value))
+    text = printable(str(value))
+    return Text(text, style=STYLES.get(text, ""))
+
+
+def amount(value: Decimal) -> str:
+    """Return an amount with at least two decimals, without further trailing zeros."""
+    whole, _, fraction = f"{value:f}".partition(".")
+    return f"{whole}.{fraction.rstrip('0'):0<2}"
+
+
+def relative(moment: datetime, now: datetime) -> str:
+    """Return a moment as a distance from now, such as `5m ago`; further than a week, its date."""
+    seconds = (now - moment).total_seconds()
+    if abs(seconds) > _RELATIVE_SECONDS:
+        return f"{moment.astimezone(UTC):%Y-%m-%d}"
+    size = abs(seconds)
+    for unit, length in (("d", 24 * 3600), ("h", 3600), ("m", 60)):
+        if size >= length:
+            distance = f"{int(size // length)}{unit}"
+            break
+    else:
+        distance = f"{int(size)}s"
+    return f"{distance} ago" if seconds >= 0 else f"in {distance}"
+
+
+def _fitted(columns: Sequence[Column], natural: Mapping[str, int], width: int) -> dict[str, int]:
+    """Return the columns to show and their widths: shorten text, then leave out optional columns."""
+    shown = list(columns)
+    while True:
+        least = sum(_least(column, natural) for column in shown) + len(_GAP) * (len(shown) - 1)
+        optional = [column for column in shown if column.show is Show.IF_IT_FITS]
+        if least <= width or not optional:
+            break
+        shown.remove(optional[-1])
+    widths = {column.heading: _least(column, natural) for column in shown}
+    spare = max(width - least, 0)
+    for column in shown:
+        more = min(natural[column.heading] - widths[column.heading], spare)
+        widths[column.heading] += more
+        spare -= more
+    return widths
+
+
+def _least(column: Column, natural: Mapping[str, int]) -> int:
+    whole = natural[column.heading]
+    return min(whole, max(_TEXT_MINIMUM, cell_len(column.heading))) if column.is_text else whole
+
+
+def _line(row: Sequence[Text], widths: Sequence[int]) -> Text:
+    line = Text()
+    for place, (text, width) in enumerate(zip(row, widths, strict=True)):
+        fitted = text.copy()
+        if fitted.cell_len > width:
+            fitted.truncate(width, overflow="ellipsis")
+        if place < len(row) - 1:
+            fitted.append(" " * (width - fitted.cell_len) + _GAP)
+        line.append_text(fitted)
+    return line

@@ -1,0 +1,146 @@
+"""`agentpay transfers`: moving USDC out of an account."""
+
+from datetime import datetime
+from decimal import Decimal
+from typing import Any, Final
+
+import click
+
+from agentpay import AgentPay
+from agentpay.cli.accounts import own_account
+from agentpay.cli.connection import takes_server
+from agentpay.cli.listing import Listing, takes_listing
+from agentpay.cli.naming import AccountNames, find_account, find_payee
+from agentpay.cli.output import Output
+from agentpay.cli.tables import Column, Show
+from agentpay.cli.values import Identifier, Moment, Usdc
+from agentpay.contract.identifiers import TRANSFER
+from agentpay.contract.transfers import TransferStatus
+
+_PAYEE: Final = "Payee: account, or USDC token account."
+
+
+@click.group()
+def transfers() -> None:
+    """Create, check and list transfers."""
+
+
+def _takes_transfer(command: Any) -> Any:  # noqa: ANN401 - a function and the same function
+    for option in (
+        click.option("--category", help="Spend category, 1 to 64 characters."),
+        click.option("--memo", help="Memo, at most 200 characters."),
+        click.option("--amount", type=Usdc(), required=True, metavar="USDC", help="Amount to pay."),
+        click.option("--to", "payee", required=True, metavar="PAYEE", help=_PAYEE),
+        click.option(
+            "--from", "payer", metavar="ACCOUNT", help="Account that pays. Default: the agent key's."
+        ),
+    ):
+        command = option(command)
+    return command
+
+
+@transfers.command("create")
+@_takes_transfer
+@click.option(
+    "--idempotency-key",
+    help="Key that never pays twice. Default: a new one. Pass that of an earlier attempt to resume it.",
+)
+@takes_server
+def create_transfer(
+    *,
+    server: AgentPay,
+    output: Output,
+    payer: str | None,
+    payee: str,
+    amount: Decimal,
+    memo: str | None,
+    category: str | None,
+    idempotency_key: str | None,
+) -> None:
+    """Pay USDC from an account, under its policy.
+
+    At or above the policy's escalation_threshold the transfer waits for approval: status pending_approval. If
+    the outcome is unknown, the exit code is 3 and the message has the idempotency key to resume it with.
+    """
+    from_, to = _ends(server, output, payer, payee)
+    with output.progress(f"Paying {amount} USDC"):
+        transfer = server.transfers.create(
+            from_=from_, to=to, amount=amount, memo=memo, category=category, idempotency_key=idempotency_key
+        )
+    output.record(transfer, "Transfer")
+
+
+@transfers.command("check")
+@_takes_transfer
+@takes_server
+def check_transfer(
+    *,
+    server: AgentPay,
+    output: Output,
+    payer: str | None,
+    payee: str,
+    amount: Decimal,
+    memo: str | None,
+    category: str | None,
+) -> None:
+    """Show whether a transfer would settle, wait for approval or be rejected. Nothing is paid or reserved."""
+    from_, to = _ends(server, output, payer, payee)
+    with output.progress("Checking"):
+        check = server.transfers.check(from_=from_, to=to, amount=amount, memo=memo, category=category)
+    output.record(check, "Check")
+
+
+@transfers.command("get")
+@click.argument("transfer_id", type=Identifier(TRANSFER))
+@takes_server
+def get_transfer(*, server: AgentPay, output: Output, transfer_id: str) -> None:
+    """Show a transfer."""
+    with output.progress("Reading"):
+        transfer = server.transfers.get(transfer_id)
+    output.record(transfer, "Transfer")
+
+
+@transfers.command("list")
+@click.option("--account", metavar="ACCOUNT", help="Only transfers out of this account.")
+@click.option(
+    "--status",
+    type=click.Choice([status.value for status in TransferStatus]),
+    help="Only transfers with this status.",
+)
+@click.option("--since", type=Moment(), metavar="TIME", help="Only newer ones, such as 2026-01-31T12:00:00Z.")
+@takes_listing
+@takes_server
+def list_transfers(
+    *,
+    server: AgentPay,
+    output: Output,
+    listing: Listing,
+    account: str | None,
+    status: str | None,
+    since: datetime | None,
+) -> None:
+    """List transfers, newest first."""
+    account_id = None if account is None else find_account(server, output, account)
+    wanted = None if status is None else TransferStatus(status)
+    names = AccountNames(server)
+    columns = [
+        Column("from", lambda each: names(each.from_), is_text=True),
+        Column("amount", lambda each: each.amount_usdc),
+        Column("status", lambda each: each.status),
+        Column("settled", lambda each: each.settled_at),
+        Column("to", lambda each: names(each.to), show=Show.IF_IT_FITS),
+        Column("error", lambda each: each.error, show=Show.WIDE),
+        Column("memo", lambda each: each.memo, is_text=True, show=Show.IF_IT_FITS),
+        Column("transfer_id", lambda each: each.transfer_id),
+    ]
+    listing.show(
+        output,
+        lambda: server.transfers.list(account_id=account_id, status=wanted, since=since, limit=listing.page),
+        columns,
+        empty="No transfers match.",
+    )
+
+
+def _ends(server: AgentPay, output: Output, payer: str | None, payee: str) -> tuple[str, str]:
+    from_ = own_account(server, output) if payer is None else find_account(server, output, payer)
+    return from_, find_payee(server, output, payee)

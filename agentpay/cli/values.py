@@ -1,0 +1,176 @@
+"""Types of options and arguments: seconds, amounts, labels, identifiers, event types, moments."""
+
+import math
+import re
+from collections.abc import Callable
+from datetime import datetime
+from decimal import Decimal
+from fnmatch import fnmatchcase
+from typing import Any, Final, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from agentpay.contract.event_types import EventType
+from agentpay.contract.fields import parse_timestamp, text
+from agentpay.contract.usdc import to_decimal
+
+T = TypeVar("T")
+
+_LABEL: Final = text(minimum=1, maximum=100, trim=True, control=False)
+_YEAR_SECONDS: Final = 366 * 24 * 3600
+_OPAQUE: Final = re.compile(r"[0-9A-Za-z_-]{1,128}", re.ASCII)
+
+
+class Seconds(click.FloatRange):
+    """A duration in seconds, at most a year; NaN is refused."""
+
+    def __init__(self, minimum: float = 0, maximum: float = _YEAR_SECONDS, *, min_open: bool = False) -> None:
+        super().__init__(min=minimum, max=maximum, min_open=min_open)
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - as its base has it
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> float:
+        """Return the number of seconds."""
+        seconds: float = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{value} is not a number of seconds.", param, ctx)
+        return seconds
+
+
+class Parsed(click.ParamType[T]):
+    """A value that a function reads; the function's `ValueError` says why a value is refused."""
+
+    def __init__(self, name: str, parse: Callable[[str], T]) -> None:
+        self.name = name
+        self._parse = parse
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - as its base has it
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> T:
+        """Return the parsed value."""
+        try:
+            return self._parse(str(value))
+        except ValueError as error:
+            self.fail(f"{error}.", param, ctx)
+
+
+def _amount(value: str) -> Decimal:
+    amount = to_decimal(value)
+    if not amount:
+        raise ValueError("an amount must be at least 0.000001")
+    return amount
+
+
+class Usdc(Parsed[Decimal]):
+    """An amount of USDC to move."""
+
+    def __init__(self) -> None:
+        super().__init__("usdc", _amount)
+
+
+class LimitOrNone(Parsed[Decimal | None]):
+    """A limit in USDC; `none` removes it."""
+
+    def __init__(self) -> None:
+        super().__init__("usdc", lambda value: None if value.lower() == "none" else to_decimal(value))
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - as its base has it
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Decimal | None:
+        """Return the limit, or None for no limit."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            advice = "Pass an amount of USDC such as 2.5, or none."
+            raise click.BadParameter(f"{error.message} {advice}", ctx=ctx, param=param) from None
+
+
+class Label(Parsed[str]):
+    """A display name: 1 to 100 characters, no control characters; trimmed."""
+
+    def __init__(self) -> None:
+        super().__init__("label", lambda value: str(_LABEL.parse(value)))
+
+
+class Moment(Parsed[datetime]):
+    """A moment, as the service prints it: `2026-01-31T12:00:00Z`."""
+
+    def __init__(self) -> None:
+        super().__init__("time", parse_timestamp)
+
+
+class Identifier(click.ParamType[str]):
+    """An identifier of one of the given kinds.
+
+    Args:
+        prefixes: accepted prefixes, such as `acct_`.
+    """
+
+    name = "identifier"
+
+    def __init__(self, *prefixes: str) -> None:
+        self._prefixes = prefixes
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - as its base has it
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> str:
+        """Return the identifier."""
+        text = str(value)
+        if not is_identifier(text, *self._prefixes):
+            forms = " or ".join(f"{prefix}…" for prefix in self._prefixes)
+            self.fail(f"{text!r} is not an identifier such as {forms}.", param, ctx)
+        return text
+
+
+def is_identifier(text: str, *prefixes: str) -> bool:
+    """Return whether a text has the form of an identifier with one of the prefixes."""
+    return any(text.startswith(prefix) and _OPAQUE.fullmatch(text, len(prefix)) for prefix in prefixes)
+
+
+class EventTypes(click.ParamType[tuple[EventType, ...]]):
+    """Event types separated by commas; `transfer.*` stands for all types that match it."""
+
+    name = "types"
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - as its base has it
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> tuple[EventType, ...]:
+        """Return the types in the contract's order, each once."""
+        if isinstance(value, tuple):
+            return value
+        patterns = [name.strip() for name in str(value).split(",")]
+        unknown = [p for p in patterns if not any(fnmatchcase(each, p) for each in EventType)]
+        if unknown:
+            self.fail(
+                f"unknown event type {', '.join(map(repr, unknown))}; available: {', '.join(EventType)}, and "
+                "patterns such as transfer.*.",
+                param,
+                ctx,
+            )
+        return tuple(each for each in EventType if any(fnmatchcase(each, p) for p in patterns))
+
+    def shell_complete(
+        self,
+        ctx: click.Context,  # noqa: ARG002 - as its base has it
+        param: click.Parameter,  # noqa: ARG002
+        incomplete: str,
+    ) -> list[CompletionItem]:
+        """Return the types that may follow the last comma."""
+        before, comma, last = incomplete.rpartition(",")
+        return [CompletionItem(f"{before}{comma}{each}") for each in EventType if each.startswith(last)]

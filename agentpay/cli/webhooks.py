@@ -1,0 +1,111 @@
+"""`agentpay webhooks`: endpoints that receive events."""
+
+from decimal import Decimal
+from typing import Any, Final
+
+import click
+
+from agentpay import AgentPay
+from agentpay.cli.connection import program, takes_server
+from agentpay.cli.listing import Listing, takes_listing
+from agentpay.cli.naming import find_account, find_webhook
+from agentpay.cli.output import Output
+from agentpay.cli.tables import Column, Show
+from agentpay.cli.values import EventTypes, Usdc
+from agentpay.contract.deliveries import DEFAULT_OVERLAP_SECONDS, MAX_OVERLAP_SECONDS
+from agentpay.contract.event_types import EventType
+
+_COLUMNS: Final = [
+    Column("url", lambda each: each.url, is_text=True),
+    Column("events", lambda each: _events(each.events), is_text=True),
+    Column("created", lambda each: each.created_at),
+    Column("accounts", lambda each: ", ".join(each.account_ids) or "all", show=Show.WIDE),
+    Column("low balance", lambda each: each.low_balance_threshold_usdc, show=Show.WIDE),
+    Column("webhook_id", lambda each: each.webhook_id),
+]
+
+
+def _events(types: tuple[str, ...]) -> str:
+    return "all" if set(types) >= set(EventType) else ", ".join(types)
+
+
+@click.group()
+def webhooks() -> None:
+    """Create, list and delete webhooks, and rotate secrets."""
+
+
+@webhooks.command("create")
+@click.argument("endpoint", metavar="URL")
+@click.option(
+    "--events",
+    "types",
+    type=EventTypes(),
+    default="*",
+    show_default=True,
+    metavar="TYPE,…",
+    help="Event types to receive, such as transfer.settled or transfer.*.",
+)
+@click.option(
+    "--account", "accounts", multiple=True, metavar="ACCOUNT", help="Only this account. Repeatable."
+)
+@click.option(
+    "--low-balance", type=Usdc(), metavar="USDC", help="Balance below which balance.low_threshold occurs."
+)
+@takes_server
+def create_webhook(
+    *,
+    server: AgentPay,
+    output: Output,
+    endpoint: str,
+    types: tuple[Any, ...],
+    accounts: tuple[str, ...],
+    low_balance: Decimal | None,
+) -> None:
+    """Register URL to receive events. The secret is shown only once."""
+    account_ids = [find_account(server, output, each) for each in accounts]
+    with output.progress("Registering"):
+        webhook = server.webhooks.create(
+            url=endpoint, events=list(types), account_ids=account_ids, low_balance_threshold_usdc=low_balance
+        )
+    output.record_once(webhook, "New webhook")
+
+
+@webhooks.command("list")
+@takes_listing
+@takes_server
+def list_webhooks(*, server: AgentPay, output: Output, listing: Listing) -> None:
+    """List webhooks, newest first. Secrets are not shown."""
+    listing.show(
+        output,
+        lambda: server.console.webhooks.list(limit=listing.page),
+        _COLUMNS,
+        empty=f"No webhooks. Create one with {program()} webhooks create URL.",
+    )
+
+
+@webhooks.command("delete")
+@click.argument("webhook")
+@takes_server
+def delete_webhook(*, server: AgentPay, output: Output, webhook: str) -> None:
+    """Delete a webhook, given by identifier or URL. Its pending deliveries end."""
+    webhook_id = find_webhook(server, output, webhook)
+    server.console.webhooks.delete(webhook_id)
+    output.done("webhook_id", webhook_id, "deleted")
+
+
+@webhooks.command("rotate")
+@click.argument("webhook")
+@click.option(
+    "--overlap",
+    type=click.IntRange(0, MAX_OVERLAP_SECONDS),
+    default=DEFAULT_OVERLAP_SECONDS,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long both secrets sign; 0 after a leak.",
+)
+@takes_server
+def rotate_secret(*, server: AgentPay, output: Output, webhook: str, overlap: int) -> None:
+    """Replace a webhook's secret. The new one is shown only once."""
+    webhook_id = find_webhook(server, output, webhook)
+    new = server.console.webhooks.rotate_secret(webhook_id, overlap_seconds=overlap)
+    output.record_once(new, "New secret")

@@ -1,0 +1,83 @@
+"""Signing in to the console: one-use codes, and the keys of browsers (interface CO18 to CO20)."""
+
+from datetime import datetime
+from typing import Annotated, Final
+
+from attrs import field, frozen
+
+from agentpay.contract.endpoints import Endpoint, Repeat, Scope
+from agentpay.contract.fields import text
+from agentpay.contract.models import Model
+from agentpay.contract.requests import Request
+
+
+@frozen(kw_only=True)
+class SignIn(Request):
+    """Body of `POST /console/sign-in`.
+
+    Its `repr` does not show the code.
+
+    Attributes:
+        code: the code of a sign-in link, 1 to 128 characters.
+    """
+
+    code: Annotated[str, text(minimum=1, maximum=128)] = field(repr=False)
+
+
+@frozen(kw_only=True)
+class ConsoleKey(Model):
+    """A key for the console: the one time that it is shown.
+
+    Its `repr` does not show the key.
+
+    Attributes:
+        key_id: identifier, `key_…`.
+        key: the key. It can do what an operator key can, except create and revoke operator keys.
+        expires_at: when it expires, UTC: 12 hours after the sign-in.
+    """
+
+    key_id: str
+    key: str = field(repr=False)
+    expires_at: datetime
+
+
+@frozen(kw_only=True)
+class SignInCode(Model):
+    """A code that signs in to the console once: the one time that it is shown.
+
+    Its `repr` does not show the code.
+
+    Attributes:
+        code: the code; the link is the address of the console with `#code=` and the code.
+        expires_at: when it expires, UTC: 10 minutes after its creation.
+    """
+
+    code: str = field(repr=False)
+    expires_at: datetime
+
+
+SIGN_IN: Final = Endpoint(
+    name="console.sign_in",
+    method="POST",
+    path="/console/sign-in",
+    scope=Scope.NO_KEY,
+    repeat=Repeat.IF_NOT_PROCESSED,
+    request=SignIn,
+    responses={201: ConsoleKey},
+    summary="Exchange the code of a sign-in link for a console key.",
+    description="A code works once, within 10 minutes. An invalid, expired or used one is 401. The key "
+    "expires after 12 hours and can do what an operator key can, except create and revoke operator keys.",
+)
+CREATE_SIGN_IN_CODE: Final = Endpoint(
+    name="console.sign_in_code",
+    method="POST",
+    path="/console/sign-in-code",
+    scope=Scope.OPERATOR_KEY,
+    repeat=Repeat.IF_NOT_PROCESSED,
+    responses={201: SignInCode},
+    summary="Create a code that signs in to the console once.",
+    description="It is valid for 10 minutes. The link to open is `/dashboard#code=` and the code.",
+)
+
+SIGN_IN_ENDPOINTS: Final = (SIGN_IN, CREATE_SIGN_IN_CODE)
+"""Every operation of signing in to the console."""

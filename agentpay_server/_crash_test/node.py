@@ -1,0 +1,145 @@
+"""The chain of a crash test: one embedded chain on a port, which servers and sellers reach as a cluster.
+
+It outlives every server, and sees every payment that lands. Its time can pass faster than real time, so that
+expiries need not be waited for.
+"""
+
+import asyncio
+import itertools
+import json
+import threading
+from collections import Counter
+from typing import Final
+
+import uvicorn
+from attrs import frozen
+from solders.hash import Hash
+from solders.keypair import Keypair
+from solders.message import Message
+from solders.pubkey import Pubkey
+from solders.transaction import VersionedTransaction
+
+from agentpay_server.chain.embedded.chain import EmbeddedChain
+from agentpay_server.chain.instructions import MEMO_PROGRAM, memo, transfer_lamports
+from agentpay_server.chain.node.methods import Node
+from agentpay_server.chain.parsing import movements
+from agentpay_server.chain.protocol import SignatureStatus
+from agentpay_server.clock import SystemClock
+from agentpay_server.embedded.owner_thread import OwnerThread
+from agentpay_server.embedded.port import bound_socket, url_of
+from agentpay_server.http.chain_rpc import PATH, ChainRpc, Mounted
+
+_BODY_SECONDS: Final = 10.0
+
+
+class FastClock(SystemClock):
+    """The machine's clock, at a multiple of its pace since the start.
+
+    Args:
+        speed: how many seconds pass in one.
+    """
+
+    def __init__(self, speed: int) -> None:
+        self._speed = speed
+        self._start_us = super().now_us()
+
+    def now_us(self) -> int:
+        """Return microseconds since 1970, UTC."""
+        return self._start_us + (super().now_us() - self._start_us) * self._speed
+
+
+@frozen
+class Landed:
+    """Payments that landed on the chain.
+
+    Attributes:
+        payments: how often each memo of a payment landed.
+        micro: micro-USDC that each memo has moved.
+    """
+
+    payments: Counter[str]
+    micro: Counter[str]
+
+
+class ChainNode:
+    """A running chain with its RPC node.
+
+    Args:
+        speed: how many seconds pass on the chain in one.
+
+    Attributes:
+        url: of its JSON-RPC endpoint.
+        clock: its time.
+        environment: the keys that a server on it needs, by the variables that `serve` reads.
+    """
+
+    def __init__(self, *, speed: int) -> None:
+        self.clock: FastClock = FastClock(speed)
+        self._treasury, self._mint_authority = Keypair(), Keypair()
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._payments: Counter[str] = Counter()
+        self._micro: Counter[str] = Counter()
+        self._socket = bound_socket("127.0.0.1", 0)
+        self._owner = OwnerThread("crash-test-chain")
+        self._owner.call(self._start())
+        self.url: str = url_of(self._socket) + PATH
+        self.environment: dict[str, str] = {
+            "AGENTPAY_SERVER_FEE_PAYER_KEY": json.dumps(list(bytes(self._treasury))),
+            "AGENTPAY_SERVER_MINT_AUTHORITY_KEY": json.dumps(list(bytes(self._mint_authority))),
+        }
+
+    def landed(self) -> Landed:
+        """Return what has landed so far."""
+        with self._lock:
+            return Landed(self._payments.copy(), self._micro.copy())
+
+    def close(self) -> None:
+        """End it."""
+        self._owner.stop(self._stop)
+
+    async def _start(self) -> None:
+        self._chain = EmbeddedChain(
+            treasury=str(self._treasury.pubkey()),
+            mint_authority=str(self._mint_authority.pubkey()),
+            now_us=self.clock.now_us,
+        )
+        self._chain.observe(self._note)
+        app = Mounted(ChainRpc(Node(self._chain, self._airdrop), body_timeout_seconds=_BODY_SECONDS))
+        config = uvicorn.Config(
+            app, ws="websockets-sansio", lifespan="off", log_config=None, access_log=False, workers=1
+        )
+        self._server = uvicorn.Server(config)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+        while not self._server.started:  # noqa: ASYNC110 - uvicorn tells it no other way
+            await asyncio.sleep(0.001)
+
+    async def _stop(self) -> None:
+        self._server.should_exit = True
+        await self._serving
+        self._chain.release()
+
+    async def _airdrop(self, address: str, lamports: int) -> str:
+        blockhash = Hash.from_string((await self._chain.latest_blockhash()).value)
+        steps = [
+            transfer_lamports(self._treasury.pubkey(), Pubkey.from_string(address), lamports),
+            memo(f"airdrop {next(self._numbers)}"),
+        ]
+        message = Message.new_with_blockhash(steps, self._treasury.pubkey(), blockhash)
+        transaction = VersionedTransaction(message, [self._treasury])
+        await self._chain.send(bytes(transaction))
+        return str(transaction.signatures[0])
+
+    def _note(self, transaction: VersionedTransaction, status: SignatureStatus) -> None:
+        if status.failure is not None:
+            return
+        keys = transaction.message.account_keys
+        memos = [
+            bytes(step.data).decode("utf-8", "replace")
+            for step in transaction.message.instructions
+            if keys[step.program_id_index] == MEMO_PROGRAM
+        ]
+        with self._lock:
+            for text in memos:
+                self._payments[text] += 1
+                self._micro[text] += sum(moved.amount_micro for moved in movements(transaction))

@@ -1,0 +1,333 @@
+"""One crash test: the world, the kills, the end, and the judgement."""
+
+import contextlib
+import random
+import secrets
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Final
+
+import httpx
+from attrs import field, frozen
+
+from agentpay import AgentPay, errors
+from agentpay.contract.identity import KeyKind
+from agentpay.contract.usdc import from_micro
+from agentpay_server._crash_test.node import ChainNode, Landed
+from agentpay_server._crash_test.servers import AgentProcess, ServerProcess
+from agentpay_server.clients import Sandbox
+from agentpay_server.credentials import new_key
+from agentpay_server.paywall import Mode, Paywall, Protocol
+
+PRICE_USDC: Final = Decimal("0.01")
+SPEED: Final = 3
+"""How many seconds pass on the chain in one: a payment expires after 20 seconds."""
+
+_CAP_PURCHASES_PER_SECOND: Final = 0.5
+_LEAST_CAP_PURCHASES: Final = 5
+_START_USDC: Final = 1_000
+_KILL_EVERY_SECONDS: Final = 3.0
+_SERVER_SHARE: Final = 0.4
+_LOOK_SECONDS: Final = 0.1
+_END_SECONDS: Final = 120.0
+_FUND_TRIES: Final = 50
+
+
+@frozen(kw_only=True)
+class Plan:
+    """The plan of a crash test.
+
+    Attributes:
+        seed: decides modes, protocols and kills.
+        seconds: how long it kills.
+        agents: number of agent processes.
+        purchases: number of purchases of each agent.
+        servers: number of server processes; more than one needs a PostgreSQL database.
+        database_url: PostgreSQL database to use; None for an SQLite file.
+        keep: a new directory for data, logs and journals; None for one that is removed.
+    """
+
+    seed: int
+    seconds: float
+    agents: int
+    purchases: int
+    servers: int
+    database_url: str | None = field(default=None, repr=False)
+    keep: Path | None = None
+
+
+@frozen(kw_only=True)
+class Line:
+    """Results of the purchases from sellers of one mode.
+
+    Attributes:
+        mode: the mode.
+        purchases: how many were tried to their end, or paid.
+        asked: how often agents asked their sellers for them.
+        served: how many ended with the resource.
+        refused: how many the policy refused.
+        settled: how many were paid, by the chain.
+        twice: how many were paid more than once, by the chain.
+    """
+
+    mode: str
+    purchases: int
+    asked: int
+    served: int
+    refused: int
+    settled: int
+    twice: int
+
+
+@frozen(kw_only=True)
+class Verdict:
+    """The judgement.
+
+    Attributes:
+        lines: for each mode.
+        cap_usdc: the daily limit of the account.
+        settled_usdc: what left the account, by the chain.
+        over_cap_usdc: by how much that passes the limit.
+        undecided: payments that the service had not brought to an end in time.
+        differing: payments of which service and chain say different things.
+        kills: how many processes were killed.
+        seconds: how long it took.
+    """
+
+    lines: tuple[Line, ...]
+    cap_usdc: Decimal
+    settled_usdc: Decimal
+    over_cap_usdc: Decimal
+    undecided: int
+    differing: int
+    kills: int
+    seconds: int
+
+    @property
+    def has_passed(self) -> bool:
+        """Whether something was paid, and nothing twice, over the cap, or otherwise than the books say."""
+        twice = sum(line.twice for line in self.lines)
+        fault = twice or self.over_cap_usdc or self.undecided or self.differing
+        return self.settled_usdc > 0 and not fault
+
+
+class CrashTest:
+    """Runs a plan.
+
+    Args:
+        plan: what to do.
+        say: called with the progress.
+    """
+
+    def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
+        self._plan = plan
+        self._say = say
+        self._random = random.Random(plan.seed)  # noqa: S311 - no secret depends on it
+        self._key = new_key(KeyKind.OPERATOR, secrets.token_bytes(32))
+        self._kills = 0
+
+    def run(self) -> Verdict:
+        """Run it, and return the verdict.
+
+        Raises:
+            CannotStartError: a server does not start.
+        """
+        started = time.monotonic()
+        with (
+            self._directory() as scratch,
+            contextlib.closing(ChainNode(speed=SPEED)) as node,
+            self._servers(node, scratch) as servers,
+            Paywall(rpc_url=node.url, clock=node.clock) as shop,
+        ):
+            return self._judged(node, servers, shop, scratch, started)
+
+    def _judged(
+        self, node: ChainNode, servers: list[ServerProcess], shop: Paywall, scratch: Path, started: float
+    ) -> Verdict:
+        plan = self._plan
+        names = [
+            f"purchase-{agent}-{number}" for agent in range(plan.agents) for number in range(plan.purchases)
+        ]
+        modes = {name: self._random.choice(tuple(Mode)) for name in names}
+        for name, mode in modes.items():
+            protocol = self._random.choice(list(Protocol))
+            shop.sell(f"/{name}", PRICE_USDC, protocols=[protocol], external_id=name, mode=mode)
+        url = shop.listen()
+        cap_usdc = PRICE_USDC * max(int(plan.seconds * _CAP_PURCHASES_PER_SECOND), _LEAST_CAP_PURCHASES)
+        account_id = self._account(servers, cap_usdc)
+        agents = self._agents(servers, url, account_id, names, scratch)
+        self._disturb(servers, agents)
+        undecided = self._ended(servers, account_id)
+        landed = node.landed()
+        outcomes = {name: told for agent in agents for name, told in agent.outcomes().items()}
+        settled_usdc = from_micro(sum(landed.micro[name] for name in names))
+        return Verdict(
+            lines=tuple(lines_of(modes, outcomes, landed)),
+            cap_usdc=cap_usdc,
+            settled_usdc=settled_usdc,
+            over_cap_usdc=max(settled_usdc - cap_usdc, Decimal(0)),
+            undecided=undecided,
+            differing=self._differing(servers, account_id, landed, names),
+            kills=self._kills,
+            seconds=round(time.monotonic() - started),
+        )
+
+    # --- The world
+
+    @contextlib.contextmanager
+    def _directory(self) -> Iterator[Path]:
+        if self._plan.keep is not None:
+            self._plan.keep.mkdir(parents=True)
+            yield self._plan.keep
+            return
+        with tempfile.TemporaryDirectory(prefix="agentpay-crash-test-") as scratch:
+            yield Path(scratch)
+
+    @contextlib.contextmanager
+    def _servers(self, node: ChainNode, scratch: Path) -> Iterator[list[ServerProcess]]:
+        plan = self._plan
+        where = (
+            ["--data-dir", str(scratch / "data")]
+            if plan.database_url is None
+            else ["--database-url", plan.database_url]
+        )
+        options = ["--rpc-url", node.url, "--operator-key", self._key, "--no-dashboard", *where]
+        environment = {**node.environment, "AGENTPAY_SERVER_ENCRYPTION_KEY": secrets.token_hex(32)}
+        servers = [
+            ServerProcess(options, environment, scratch / f"server-{number}.log")
+            for number in range(plan.servers)
+        ]
+        try:
+            self._say(f"starting {plan.servers} server(s)")
+            for server in servers:
+                # One after the other: the first one creates the tables.
+                server.start()
+                server.wait()
+            yield servers
+        finally:
+            for server in servers:
+                server.kill()
+
+    def _account(self, servers: list[ServerProcess], cap_usdc: Decimal) -> str:
+        with self._client(servers[0]) as client:
+            account_id = client.accounts.create(name="Crash test").account_id
+            client.policies.update(account_id, max_daily_spend=cap_usdc)
+            Sandbox(client).fund(account_id, _START_USDC)
+            # Deposits are booked with a delay.
+            for _ in range(_FUND_TRIES):
+                if client.accounts.balance(account_id).balance_usdc == _START_USDC:
+                    break
+                time.sleep(_LOOK_SECONDS)
+        return account_id
+
+    def _agents(
+        self, servers: list[ServerProcess], shop_url: str, account_id: str, names: list[str], scratch: Path
+    ) -> list[AgentProcess]:
+        with self._client(servers[0]) as client:
+            key = client.console.agent_keys.create(account_id, name="Crash test").key
+        each = self._plan.purchases
+        agents = []
+        for number in range(self._plan.agents):
+            plan = {
+                "services": [server.url for server in servers],
+                "api_key": key,
+                "account_id": account_id,
+                "shop": shop_url,
+                "seed": self._random.randrange(2**32),
+                "purchases": [[name, f"/{name}"] for name in names[number * each : (number + 1) * each]],
+            }
+            agents.append(AgentProcess(plan, scratch, f"agent-{number}"))
+        return agents
+
+    def _client(self, server: ServerProcess) -> AgentPay:
+        return AgentPay(api_key=self._key, base_url=server.url, timeout=60)
+
+    # --- The trouble
+
+    def _disturb(self, servers: list[ServerProcess], agents: list[AgentProcess]) -> None:
+        """Run the agents, and kill servers and agents in between, until the time is up."""
+        for agent in agents:
+            agent.start()
+        ends_at = time.monotonic() + self._plan.seconds
+        kills_at = self._next_kill()
+        while time.monotonic() < ends_at and not all(agent.has_finished for agent in agents):
+            for agent in agents:
+                if not agent.is_running and not agent.has_finished:
+                    agent.start()
+            if time.monotonic() >= kills_at:
+                self._kill_one(servers, agents)
+                kills_at = self._next_kill()
+            time.sleep(_LOOK_SECONDS)
+        for agent in agents:
+            agent.kill()
+        for server in servers:
+            server.wait()
+        self._say(f"killed {self._kills} processes; waiting for every payment to end")
+
+    def _next_kill(self) -> float:
+        return time.monotonic() + self._random.expovariate(1 / _KILL_EVERY_SECONDS)
+
+    def _kill_one(self, servers: list[ServerProcess], agents: list[AgentProcess]) -> None:
+        self._kills += 1
+        running = [agent for agent in agents if agent.is_running]
+        if running and self._random.random() >= _SERVER_SHARE:
+            victim = self._random.choice(running)
+            victim.kill()
+        else:
+            server = self._random.choice(servers)
+            # A server that is always killed while it starts would prove nothing.
+            server.wait()
+            server.kill()
+            server.start()
+
+    # --- The end
+
+    def _ended(self, servers: list[ServerProcess], account_id: str) -> int:
+        """Wait until every payment has settled or failed; return how many have not."""
+        deadline = time.monotonic() + _END_SECONDS
+        with self._client(servers[0]) as client:
+            while True:
+                try:
+                    page = client.payments.list(account_id=account_id, status="submitted", limit=100)
+                    left = len(page.data)
+                except (errors.AgentPayError, httpx.HTTPError):
+                    left = -1
+                if not left or time.monotonic() >= deadline:
+                    return abs(left)
+                time.sleep(1)
+
+    def _differing(
+        self, servers: list[ServerProcess], account_id: str, landed: Landed, names: list[str]
+    ) -> int:
+        """Return of how many payments the service says something else than the chain."""
+        with self._client(servers[0]) as client:
+            payments = list(client.payments.list(account_id=account_id, limit=100))
+        says = Counter(payment.status for payment in payments)
+        on_chain = sum(1 for name in names if landed.payments[name])
+        return abs(says["settled"] - on_chain)
+
+
+def lines_of(
+    modes: Mapping[str, Mode], outcomes: dict[str, tuple[str, int]], landed: Landed
+) -> Iterator[Line]:
+    """Yield a line for each mode in which something was tried."""
+    for mode in Mode:
+        names = [
+            name for name, its in modes.items() if its is mode and (name in outcomes or landed.payments[name])
+        ]
+        told = [outcomes.get(name, ("", 0)) for name in names]
+        words = Counter(word for word, _ in told)
+        if names:
+            yield Line(
+                mode=mode.value,
+                purchases=len(names),
+                asked=sum(asked for _, asked in told),
+                served=words["served"],
+                refused=words["refused"],
+                settled=sum(1 for name in names if landed.payments[name]),
+                twice=sum(1 for name in names if landed.payments[name] > 1),
+            )

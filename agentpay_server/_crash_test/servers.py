@@ -1,0 +1,135 @@
+"""The processes of a crash test: servers that are killed and started again, and agents likewise."""
+
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+_START_SECONDS: Final = 120.0
+
+
+class CannotStartError(Exception):
+    """A server of the test does not start; the message has its last words."""
+
+
+class ServerProcess:
+    """A server on a fixed port.
+
+    Args:
+        options: of `agentpay-server serve`, beyond the port.
+        environment: variables for it.
+        log: the file that gets its log.
+
+    Attributes:
+        url: where it is reached.
+    """
+
+    def __init__(self, options: Sequence[str], environment: dict[str, str], log: Path) -> None:
+        with socket.socket() as sock:
+            # The port is free again at once; another process is unlikely to take it.
+            sock.bind(("127.0.0.1", 0))
+            port = sock.getsockname()[1]
+        self.url: str = f"http://127.0.0.1:{port}"
+        self._command = [sys.executable, "-m", "agentpay_server", "serve", "--port", str(port), *options]
+        self._environment = {**os.environ, **environment}
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+        self._is_ready = False
+
+    def start(self) -> None:
+        """Start, without waiting until it accepts requests."""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(  # noqa: S603 - our own command
+                self._command, env=self._environment, stdout=subprocess.PIPE, stderr=log
+            )
+        self._is_ready = False
+
+    def wait(self) -> None:
+        """Return once it accepts requests.
+
+        Raises:
+            CannotStartError: it ended instead, or is not ready in time.
+        """
+        if self._is_ready:
+            return
+        assert self._process is not None  # noqa: S101 - it was started
+        assert self._process.stdout is not None  # noqa: S101 - it is a pipe
+        ready, _, _ = select.select([self._process.stdout], [], [], _START_SECONDS)
+        line = self._process.stdout.readline() if ready else b""
+        if not line.startswith(b"{"):
+            self.kill()
+            raise CannotStartError(f"a server did not start: {self._last_words()}")
+        self._is_ready = True
+
+    def kill(self) -> None:
+        """Kill it, as a power cut would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            if self._process.stdout is not None:
+                self._process.stdout.close()
+            self._process = None
+
+    def _last_words(self) -> str:
+        return self._log.read_text("utf-8", "replace")[-800:]
+
+
+class AgentProcess:
+    """An agent with its plan.
+
+    Args:
+        plan: what it is to buy, where and as whom.
+        directory: for its files.
+        name: of its files.
+    """
+
+    def __init__(self, plan: dict[str, Any], directory: Path, name: str) -> None:
+        self._plan, self._log = directory / f"{name}.json", directory / f"{name}.log"
+        self._done = directory / f"{name}.done"
+        self._names = [purchase[0] for purchase in plan["purchases"]]
+        self._plan.write_text(json.dumps({**plan, "done": str(self._done)}), "utf-8")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start, or start again."""
+        command = [sys.executable, "-m", "agentpay_server._crash_test.agent", str(self._plan)]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(command, stdout=log, stderr=log)  # noqa: S603 - our own command
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it is at work."""
+        return self._process is not None and self._process.poll() is None
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether it has gone through its whole plan."""
+        return set(self._names) <= set(self.outcomes())
+
+    def kill(self) -> None:
+        """Kill it, as a power cut would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+
+    def outcomes(self) -> dict[str, tuple[str, int]]:
+        """Return what came of each purchase that is done, and how often its seller asked for money."""
+        found: dict[str, tuple[str, int]] = {}
+        if not self._done.exists():
+            return found
+        for line in self._done.read_text("utf-8").splitlines():
+            name, _, rest = line.partition(" ")
+            outcome, colon, asked = rest.partition(":")
+            if colon and asked.isdecimal():
+                before = found.get(name, ("", 0))[1]
+                found[name] = (outcome, before + int(asked))
+        return found
+
+    def last_words(self) -> str:
+        """Return the end of what it has printed."""
+        return self._log.read_text("utf-8", "replace")[-800:] if self._log.exists() else ""

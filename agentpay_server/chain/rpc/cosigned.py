@@ -1,0 +1,88 @@
+"""Finding a transaction whose fee somebody else pays: by its message, in the history of its source."""
+
+import base64
+import binascii
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from solders.message import Message, to_bytes_versioned
+from solders.transaction import VersionedTransaction
+
+from agentpay_server.chain.protocol import ChainUnavailableError, Cosigned
+from agentpay_server.chain.rpc.replies import HistoryLine, exactly, malformed, member
+
+_REMEMBERED: Final = 4_096
+_ANY_VERSION: Final = 255
+_UNKNOWN: Final = ("", frozenset[str]())
+"""Of a transaction that cannot be read: a version that we do not sign."""
+
+Call = Callable[..., Awaitable[object]]
+
+
+class CosignedSearch:
+    """Reads the messages of transactions, each of them once.
+
+    Args:
+        call: makes a call of the node, given method and parameters.
+    """
+
+    def __init__(self, call: Call) -> None:
+        self._call = call
+        self._messages: dict[str, tuple[str, frozenset[str]]] = {}
+
+    async def name(self, cosigned: Cosigned, lines: Sequence[HistoryLine], *, must_read: bool) -> str | None:
+        """Return the name of the transaction in a stretch of history; None when it is not there.
+
+        Args:
+            cosigned: the transaction.
+            lines: the history.
+            must_read: whether a transaction that the node does not show leaves the question open.
+
+        Raises:
+            ChainUnavailableError: a node does not answer, or does not show what must be read.
+        """
+        for line in lines:
+            found = await self._message(line.signature)
+            if found is None and must_read:
+                raise ChainUnavailableError("a node does not show a transaction of its own history")
+            if found == _UNKNOWN or found is None:
+                continue
+            message_hash, signatures = found
+            # Both: the message is what we have signed, and nobody but us makes this signature of it.
+            if message_hash == cosigned.message_hash and cosigned.signature in signatures:
+                return line.signature
+        return None
+
+    async def _message(self, signature: str) -> tuple[str, frozenset[str]] | None:
+        known = self._messages.get(signature)
+        if known is not None:
+            return known
+        options = {
+            "encoding": "base64",
+            "maxSupportedTransactionVersion": _ANY_VERSION,
+            "commitment": "confirmed",
+        }
+        reply = await self._call("getTransaction", signature, options)
+        if reply is None:
+            return None
+        found = self._messages[signature] = _read(reply, signature)
+        if len(self._messages) > _REMEMBERED:
+            del self._messages[next(iter(self._messages))]
+        return found
+
+
+def _read(reply: object, signature: str) -> tuple[str, frozenset[str]]:
+    """Return what names the message of a transaction, and all its signatures."""
+    encoded: list[object] = member(reply, "transaction", list)
+    try:
+        raw = base64.b64decode(exactly(encoded[0] if encoded else None, str, "transaction"), validate=True)
+        transaction = VersionedTransaction.from_bytes(raw)
+    except binascii.Error:
+        raise malformed("a transaction that is not base64") from None
+    except ValueError:
+        return _UNKNOWN
+    signatures = [str(each) for each in transaction.signatures]
+    if not signatures or signatures[0] != signature:
+        raise malformed("another transaction than the one that was asked for")
+    message_hash = Message.hash_raw_message(to_bytes_versioned(transaction.message))
+    return str(message_hash), frozenset(signatures)

@@ -1,0 +1,34 @@
+"""`agentpay-server console-link`: a link that signs in to the operator console (interface CO20)."""
+
+import click
+from attrs import field, frozen
+
+from agentpay import AgentPay
+from agentpay.cli.connection import takes_server
+from agentpay.cli.output import Output
+
+
+@frozen(kw_only=True)
+class ConsoleLink:
+    """A link that signs in to the console once.
+
+    Attributes:
+        console_url: the link.
+    """
+
+    console_url: str = field(repr=False)
+
+
+@click.command("console-link")
+@takes_server
+def console_link(*, server: AgentPay, output: Output) -> None:
+    """Print a link that signs in to the operator console.
+
+    The link works once, within 10 minutes. The browser stays signed in for 12 hours.
+    """
+    code = server.console.sign_in_code()
+    link = f"{server.base_url}/dashboard#code={code.code}"
+    if output.is_json:
+        output.document(ConsoleLink(console_url=link))
+    else:
+        click.echo(link)

@@ -1,0 +1,107 @@
+"""`agentpay-server pay`: pay an HTTP 402 from the command line, and show the exchange."""
+
+import uuid
+from decimal import Decimal
+from typing import Final
+
+import click
+import httpx
+
+from agentpay import AgentPay
+from agentpay.cli.connection import RefusedError, takes_server
+from agentpay.cli.output import Output
+from agentpay.cli.values import Identifier, Usdc
+from agentpay.contract.identifiers import ACCOUNT
+from agentpay.contract.printable import printable
+from agentpay.payments import READ_TIMEOUT_SECONDS
+
+_SHOWN_CHARACTERS: Final = 2_000
+
+
+@click.command()
+@click.argument("resource", metavar="URL")
+@click.option(
+    "--account",
+    "account_id",
+    type=Identifier(ACCOUNT),
+    required=True,
+    metavar="ACCOUNT_ID",
+    help="Account that pays.",
+)
+@click.option("--max-amount", type=Usdc(), metavar="USDC", help="Most to pay. Default: the policy decides.")
+@click.option("--method", default="GET", show_default=True, help="HTTP method of the request.")
+@click.option(
+    "--payment-key",
+    help="Idempotency key of the purchase: the same key presents the same payment. Default: a new key.",
+)
+@takes_server
+def pay(
+    *,
+    server: AgentPay,
+    output: Output,
+    resource: str,
+    account_id: str,
+    max_amount: Decimal | None,
+    method: str,
+    payment_key: str | None,
+) -> None:
+    """Request URL, and pay if it responds 402.
+
+    Prints each step of the exchange. Redirects are not followed. What became of the payment is read from the
+    chain, not from the seller's response.
+    """
+    chosen_key = payment_key or str(uuid.uuid4())
+    with httpx.Client(timeout=READ_TIMEOUT_SECONDS, trust_env=False) as http:
+        asked = _sent(http, output, method, resource)
+        if asked.status_code != 402:
+            _shown(output, asked, None)
+            return
+        payment = server.payments.authorize(
+            account_id=account_id,
+            idempotency_key=chosen_key,
+            response=asked,
+            max_amount=max_amount,
+        )
+        output.note(
+            f"{payment.amount_usdc} USDC to {payment.recipient} by {payment.protocol}: {payment.transfer_id} "
+            f"{payment.status}, key {chosen_key}"
+        )
+        if payment.header is None:
+            raise RefusedError(
+                f"{payment.transfer_id} waits for approval. Approve it with agentpay-server approvals, then "
+                f"pay again with --payment-key {chosen_key}.",
+                output,
+                error="pending_approval",
+            )
+        answered = _sent(http, output, method, resource, {payment.header.name: payment.header.value})
+    _shown(output, answered, payment.transfer_id)
+    output.note(f"{payment.transfer_id} is {server.payments.get(payment.transfer_id).status}")
+    if not answered.is_success:
+        raise RefusedError(
+            f"the seller responded {answered.status_code} to the payment. Pay again with "
+            f"--payment-key {chosen_key}: it presents the same payment.",
+            output,
+            error="not_served",
+        )
+
+
+def _sent(
+    http: httpx.Client, output: Output, method: str, url: str, header: dict[str, str] | None = None
+) -> httpx.Response:
+    try:
+        response = http.request(method, url, headers=header)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise RefusedError(
+            f"no response from {printable(url)}: {printable(str(error))}.", output, error="no_response"
+        ) from None
+    paid = f" with {next(iter(header))}" if header else ""
+    output.note(f"{method} {printable(url)}{paid}: {response.status_code}")
+    return response
+
+
+def _shown(output: Output, response: httpx.Response, transfer_id: str | None) -> None:
+    text = printable(response.text[:_SHOWN_CHARACTERS])
+    if output.is_json:
+        output.document({"status_code": response.status_code, "body": text, "transfer_id": transfer_id})
+    elif text:
+        output.line(text)

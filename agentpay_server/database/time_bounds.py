@@ -1,0 +1,45 @@
+"""Filters by time for lists that are read along their sequence numbers.
+
+Times follow the numbers, but not strictly: a transaction takes its number before it commits, and the clocks
+of several servers differ. So the numbers around a moment are looked up with some slack, by an index of times,
+and the times within these numbers are compared exactly. The cost does not grow with the list.
+"""
+
+from typing import Any, Final
+
+from sqlalchemy import BindParameter, ColumnElement, Table, bindparam, func, literal, select
+
+SLACK_US: Final = 600_000_000
+"""How far times may be out of order."""
+
+_END: Final = 2**63 - 1
+
+_OPERATOR: Final[BindParameter[str]] = bindparam("operator_id")
+_SINCE: Final[BindParameter[int]] = bindparam("since_us")
+_UNTIL: Final[BindParameter[int]] = bindparam("until_us")
+
+
+def after(table: Table) -> tuple[ColumnElement[Any], ...]:
+    """Return the conditions for rows after `since_us`."""
+    near = table.alias("near_since")
+    well_before = (
+        select(near.c.seq)
+        .where(near.c.operator_id == _OPERATOR, near.c.created_us <= _SINCE - literal(SLACK_US))
+        .order_by(near.c.created_us.desc(), near.c.seq.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+    return table.c.seq > func.coalesce(well_before, literal(0)), table.c.created_us > _SINCE
+
+
+def up_to(table: Table) -> tuple[ColumnElement[Any], ...]:
+    """Return the conditions for rows up to `until_us`."""
+    near = table.alias("near_until")
+    well_after = (
+        select(near.c.seq)
+        .where(near.c.operator_id == _OPERATOR, near.c.created_us > _UNTIL + literal(SLACK_US))
+        .order_by(near.c.created_us, near.c.seq)
+        .limit(1)
+        .scalar_subquery()
+    )
+    return table.c.seq < func.coalesce(well_after, literal(_END)), table.c.created_us <= _UNTIL

@@ -1,0 +1,153 @@
+"""Signing in to the console: links with one-use codes, and the keys of browsers (CO18 to CO20).
+
+Codes and keys are of the system's randomness and never follow from a seed: links are opened on ports. They
+expire on the server's clock. A browser that moves this clock, or restores the world, keeps its key as long as
+it would have had it.
+"""
+
+import secrets
+from typing import Final
+
+from agentpay.contract import identifiers
+from agentpay.contract.errors import ErrorCode
+from agentpay.contract.fields import format_timestamp
+from agentpay.contract.operator_keys import OperatorKeyKind
+from agentpay.contract.sign_in import CREATE_SIGN_IN_CODE, SIGN_IN, ConsoleKey, SignIn, SignInCode
+from agentpay_server import audit
+from agentpay_server.clock import HOUR_US, SECOND_US, from_us
+from agentpay_server.context import Context
+from agentpay_server.credentials import digest_of_code, new_code, new_key
+from agentpay_server.database.connection import Connection
+from agentpay_server.errors import Problem
+from agentpay_server.operators import store
+from agentpay_server.operators.operators import insert_key
+from agentpay_server.operators.store import KeyRecord
+from agentpay_server.principals import Principal
+
+CODE_US: Final = 600 * SECOND_US
+"""How long a code is valid."""
+
+KEY_US: Final = 12 * HOUR_US
+"""How long a console key is valid."""
+
+_NAME: Final = "Console"
+_BYTES: Final = 32
+
+
+class SignIns:
+    """Creates codes, and exchanges them for console keys."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def create_code(self, actor: audit.Actor) -> SignInCode:
+        """Return a new code for the actor's operator; it is shown here and never again."""
+        return await self._context.database.run(self._insert_code, actor)
+
+    async def sign_in(self, principal: Principal, request: SignIn) -> ConsoleKey:
+        """Exchange a code for a key; of several exchanges of one code, one succeeds.
+
+        Raises:
+            Problem: `unauthorized`: the code is malformed, unknown, expired or used.
+        """
+        digest = digest_of_code(request.code)
+        key = None
+        if digest is not None:
+            key = await self._context.database.run(self._exchange, digest, principal.request_id)
+        if key is None:
+            raise Problem(
+                ErrorCode.UNAUTHORIZED,
+                "This code is invalid, has expired or was used before. Get a new link: agentpay-server "
+                "console-link.",
+            )
+        return key
+
+    async def postpone(self, principal: Principal, by_us: int) -> None:
+        """Let the console key of a request expire later, on a clock that is about to be moved by `by_us`."""
+        if principal.is_console:
+            await self._context.database.run(self._postpone, principal, by_us)
+
+    async def held(self, principal: Principal) -> KeyRecord | None:
+        """Return the console key of a request, to be put back after a restore; None for other keys."""
+        if not principal.is_console:
+            return None
+        return await self._context.database.read(
+            store.live_operator_key, principal.operator_id, principal.key_id
+        )
+
+    async def put_back(self, key: KeyRecord | None, *, at_us: int) -> None:
+        """Store a console key again that a restore may have undone, with the time that it had left.
+
+        Args:
+            key: what `held` returned.
+            at_us: the server's time at that moment.
+        """
+        if key is not None and key.expires_us is not None:
+            expires_us = key.expires_us - at_us + self._context.clock.now_us()
+            await self._context.database.run(_put_back, key, expires_us)
+
+    # --- Units of work
+
+    def _insert_code(self, connection: Connection, actor: audit.Actor) -> SignInCode:
+        code, now_us = new_code(secrets.token_bytes(_BYTES)), self._context.clock.now_us()
+        digest = digest_of_code(code)
+        assert digest is not None  # noqa: S101 - it has just been made
+        expires_us = now_us + CODE_US
+        store.insert_code(connection, digest, actor.operator_id, expires_us, now_us)
+        audit.record(
+            connection,
+            actor,
+            action=CREATE_SIGN_IN_CODE.name,
+            subject=actor.operator_id,
+            now_us=now_us,
+            after={"expires_at": format_timestamp(from_us(expires_us))},
+        )
+        return SignInCode(code=code, expires_at=from_us(expires_us))
+
+    def _exchange(self, connection: Connection, digest: str, request_id: str | None) -> ConsoleKey | None:
+        now_us = self._context.clock.now_us()
+        operator_id = store.take_code(connection, digest, now_us)
+        if operator_id is None:
+            return None
+        key = new_key(OperatorKeyKind.CONSOLE, secrets.token_bytes(_BYTES))
+        key_id, expires_us = self._context.identifiers.new(identifiers.KEY), now_us + KEY_US
+        insert_key(
+            connection,
+            key,
+            key_id=key_id,
+            operator_id=operator_id,
+            name=_NAME,
+            kind=OperatorKeyKind.CONSOLE,
+            now_us=now_us,
+            expires_us=expires_us,
+        )
+        audit.record(
+            connection,
+            Principal(operator_id=operator_id, key_id=key_id, request_id=request_id),
+            action=SIGN_IN.name,
+            subject=key_id,
+            now_us=now_us,
+            after={"expires_at": format_timestamp(from_us(expires_us))},
+        )
+        return ConsoleKey(key_id=key_id, key=key, expires_at=from_us(expires_us))
+
+    def _postpone(self, connection: Connection, principal: Principal, by_us: int) -> None:
+        key = store.live_operator_key(connection, principal.operator_id, principal.key_id)
+        if key is not None and key.expires_us is not None:
+            store.set_expiry(connection, key.key_id, key.expires_us + by_us)
+
+
+def _put_back(connection: Connection, key: KeyRecord, expires_us: int) -> None:
+    if store.set_expiry(connection, key.key_id, expires_us):
+        return
+    store.insert_key(
+        connection,
+        key_id=key.key_id,
+        operator_id=key.operator_id,
+        account_id=None,
+        name=key.name,
+        digest=key.digest,
+        kind=key.kind,
+        created_us=key.created_us,
+        expires_us=expires_us,
+    )

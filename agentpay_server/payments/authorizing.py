@@ -1,0 +1,315 @@
+"""Deciding about a payment: a new one, and one that an operator has approved.
+
+A payment is decided as any transfer is, in one commit with the reservation and the signed bytes. It answers
+to the pin of its seller's origin besides, and is signed for the seller to broadcast.
+"""
+
+import attrs
+from attrs import frozen
+from solders.signature import Signature
+
+from agentpay.contract.errors import ErrorCode
+from agentpay.contract.payments import AUTHORIZE_PAYMENT
+from agentpay.contract.transfers import TransferStatus
+from agentpay_server import audit
+from agentpay_server.accounts import store as account_store
+from agentpay_server.accounts.store import AccountRecord
+from agentpay_server.chain.custody import POLICY_AUTHORITY, TEST_MINT_AUTHORITY, TREASURY, spending_key
+from agentpay_server.chain.embedded.blocks import BLOCK_US
+from agentpay_server.chain.instructions import associated_token_address
+from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS, Cosigned, SignedTransaction
+from agentpay_server.chain.signing import TransactionTooLargeError
+from agentpay_server.context import Context
+from agentpay_server.database.connection import Connection
+from agentpay_server.errors import Problem
+from agentpay_server.money import policy as rules
+from agentpay_server.money.authorization import Decided
+from agentpay_server.money.handlers import pending_transaction
+from agentpay_server.money.held_keys import Asked, Held
+from agentpay_server.money.policy import Purpose, Refusal, stored_policy
+from agentpay_server.money.preflight import Sight, invalid_recipient
+from agentpay_server.money.transactions import ChainTransaction, Kind
+from agentpay_server.payments import store
+from agentpay_server.payments.building import FeePayerRefusedError, build_payment
+from agentpay_server.payments.pins import pin_refusal
+from agentpay_server.payments.settling import detail_of
+from agentpay_server.payments.store import PaymentRecord, Pin
+from agentpay_server.payments.terms import Offer
+from agentpay_server.principals import Principal
+from agentpay_server.transfers import booking
+from agentpay_server.transfers import store as transfer_store
+from agentpay_server.transfers.acceptance import Acceptance, Decision, refusal_of
+from agentpay_server.transfers.creation import New
+from agentpay_server.transfers.rules import Terms, check_transition
+from agentpay_server.transfers.store import TransferRecord
+
+_LIFE_US = (BLOCKHASH_LIFE_BLOCKS + 1) * BLOCK_US
+"""For how long a payment can land after it was signed, by the pace at which clusters mean to make blocks."""
+
+
+@frozen(kw_only=True)
+class Purchase:
+    """What is to be paid for.
+
+    Attributes:
+        operator_id: whose account pays.
+        account_id: the account that pays.
+        origin: the seller.
+        url: what was asked for, as the client says.
+        memo: the caller's memo.
+        offer: of the seller's challenge, the one that is paid.
+        pin: what the operator knows of the seller, as it was read.
+        token_account: where the primary recipient is paid.
+    """
+
+    operator_id: str
+    account_id: str
+    origin: str
+    url: str | None
+    memo: str | None
+    offer: Offer
+    pin: Pin | None
+    token_account: str
+
+    @property
+    def digest(self) -> str:
+        """What is equal for equal terms."""
+        return self.offer.terms.digest(origin=self.origin, memo=self.memo)
+
+    @property
+    def category(self) -> str | None:
+        """What it is for: by the pin, or else as the challenge says; never as the caller says."""
+        return self.offer.category if self.pin is None or self.pin.category is None else self.pin.category
+
+    @property
+    def terms(self) -> Terms:
+        """What is asked, as of any transfer."""
+        return Terms(
+            account_id=self.account_id,
+            to=self.token_account,
+            amount_micro=self.offer.terms.amount_micro,
+            memo=self.memo,
+            category=self.category,
+            payment_digest=self.digest,
+        )
+
+
+class PaymentAcceptance(Acceptance):
+    """What a payment has besides in whatever way it is decided."""
+
+    purpose = Purpose.PAYMENT
+
+    _purchase: Purchase
+    _signature: PaymentRecord | None = None
+
+    def _is_pin_as_seen(self, connection: Connection) -> bool:
+        purchase = self._purchase
+        return store.pin(connection, purchase.operator_id, purchase.origin) == purchase.pin
+
+    def _refusal(
+        self,
+        connection: Connection,
+        source: AccountRecord,
+        sight: Sight | None,
+        spent_us: int,
+        *,
+        is_last_look: bool,
+    ) -> Refusal | None:
+        purchase, terms = self._purchase, self._purchase.offer.terms
+        paused = rules.paused_refusal(stored_policy(source.policy))
+        if paused is not None or sight is None:
+            return paused
+        owners = {paid.owner for paid in (sight.recipient, *sight.others)}
+        for leg in terms.legs:
+            if leg.recipient not in owners:
+                raise invalid_recipient(leg.recipient, "no longer owns its USDC token account")
+        refused = pin_refusal(purchase.pin, terms)
+        if refused is not None:
+            return refused
+        # What is paid for is known without the caller's words.
+        asked = attrs.evolve(self._terms, memo=purchase.memo or purchase.origin)
+        return refusal_of(
+            connection,
+            source,
+            asked,
+            sight,
+            spent_us,
+            is_last_look=is_last_look,
+            again=self.again,
+            purpose=self.purpose,
+        )
+
+    def _signed(
+        self, connection: Connection, source: AccountRecord, sight: Sight, now_us: int
+    ) -> ChainTransaction:
+        terms, context = self._purchase.offer.terms, self._context
+        mint = context.chain.usdc_mint
+        own = {context.signer.address(key) for key in (TREASURY, POLICY_AUTHORITY, TEST_MINT_AUTHORITY)}
+        if terms.fee_payer is not None:
+            theirs = associated_token_address(terms.fee_payer, mint)
+            if account_store.account_at(connection, theirs) is not None:
+                own.add(terms.fee_payer)
+        nonce = store.next_nonce(connection, source.account_id, sight.blockhash.value)
+        try:
+            prepared = build_payment(
+                context.signer,
+                sight.blockhash,
+                terms,
+                payer_key=spending_key(source.key_index),
+                usdc_mint=mint,
+                own_addresses=own,
+                nonce=nonce,
+                nonce_memo=self._transfer_id,
+            )
+        except (FeePayerRefusedError, TransactionTooLargeError) as error:
+            raise Problem(ErrorCode.NOTHING_PAYABLE, f"This 402 is not paid: {error}.") from None
+        # Where the fee is ours to pay, so is the first signature, which names the transaction.
+        name = None if terms.fee_payer is not None else str(Signature.from_bytes(prepared.raw[1:65]))
+        self._signature = self._record(
+            raw=prepared.raw, blockhash=sight.blockhash.value, nonce=nonce, expires_us=now_us + _LIFE_US
+        )
+        found_by = Cosigned(
+            token_account=source.usdc_token_account,
+            signature=prepared.signature,
+            message_hash=prepared.message_hash,
+            after=sight.newest_signature,
+        )
+        tx = pending_transaction(
+            SignedTransaction(
+                signature=prepared.signature,
+                raw=prepared.raw,
+                last_valid_block_height=prepared.last_valid_block_height,
+            ),
+            kind=Kind.PAYMENT,
+            subject_id=self._transfer_id,
+            account_id=source.account_id,
+            detail=detail_of(found_by),
+            now_us=now_us,
+        )
+        return attrs.evolve(tx, chain_signature=name, announced_us=now_us, leased_until_us=0)
+
+    def _submitted(
+        self, connection: Connection, source: AccountRecord, sight: Sight, spent_us: int, now_us: int
+    ) -> Decided[TransferRecord]:
+        decided = super()._submitted(connection, source, sight, spent_us, now_us)
+        # Whoever gets the bytes may send them at once.
+        told = booking.initiated(decided.record)
+        booking.record_events(connection, self._context, decided.record, now_us, told)
+        return decided
+
+    def _record(
+        self,
+        *,
+        raw: bytes | None = None,
+        blockhash: str | None = None,
+        nonce: int | None = None,
+        expires_us: int | None = None,
+    ) -> PaymentRecord:
+        purchase, terms = self._purchase, self._purchase.offer.terms
+        return PaymentRecord(
+            transfer_id=self._transfer_id,
+            operator_id=purchase.operator_id,
+            account_id=purchase.account_id,
+            protocol=terms.protocol.value,
+            origin=purchase.origin,
+            url=purchase.url,
+            recipient=terms.recipient,
+            fee_payer=terms.fee_payer,
+            raw=raw,
+            blockhash=blockhash,
+            nonce=nonce,
+            expires_us=expires_us,
+        )
+
+
+class NewPayment(PaymentAcceptance, New):
+    """The decision about a new payment. Storing it raises ConflictError if another has taken its key.
+
+    Args:
+        context: the parts of the server.
+        principal: who asks.
+        purchase: what is paid for.
+        asked: under which idempotency key.
+        held: what that key stood for when the request was judged.
+    """
+
+    action = AUTHORIZE_PAYMENT.name
+
+    def __init__(
+        self,
+        context: Context,
+        principal: Principal,
+        purchase: Purchase,
+        asked: Asked,
+        held: Held[TransferRecord],
+    ) -> None:
+        self._purchase = purchase
+        super().__init__(context, principal, purchase.terms, asked, held)
+
+    def _claim(self, connection: Connection) -> bool:
+        return self._is_pin_as_seen(connection) and super()._claim(connection)
+
+    def _store(self, connection: Connection, decision: Decision, now_us: int) -> TransferRecord:
+        if decision.recipient is not None:
+            # The deposit watcher books whatever a payment brings to an account of this service.
+            nobody = attrs.evolve(decision.recipient, account_id=None)
+            decision = attrs.evolve(decision, recipient=nobody)
+        stored = super()._store(connection, decision, now_us)
+        store.insert_payment(connection, self._signature or self._record())
+        return stored
+
+
+class ApprovedPayment(PaymentAcceptance):
+    """The decision about a payment that an operator has approved, once it is asked for again.
+
+    Args:
+        context: the parts of the server.
+        principal: who asks.
+        purchase: what is paid for, by a fresh challenge.
+        approved: the payment, as it stands.
+    """
+
+    is_approved = True
+    again = "retry with the same key"
+
+    def __init__(
+        self, context: Context, principal: Principal, purchase: Purchase, approved: TransferRecord
+    ) -> None:
+        super().__init__(context, transfer_id=approved.transfer_id, terms=purchase.terms)
+        self._principal = principal
+        self._purchase = purchase
+        self._approved = approved
+
+    def _claim(self, connection: Connection) -> bool:
+        waiting = transfer_store.approved(connection, self._transfer_id)
+        return waiting == self._approved and self._is_pin_as_seen(connection)
+
+    def _refused(self, connection: Connection, refusal: Refusal, now_us: int) -> Decided[TransferRecord]:
+        if refusal.code == ErrorCode.INSUFFICIENT_BALANCE:
+            # No rule is against it: it stays approved.
+            raise Problem(
+                refusal.code,
+                refusal.message,
+                transfer_id=self._transfer_id,
+                status=TransferStatus.APPROVED,
+            )
+        return super()._refused(connection, refusal, now_us)
+
+    def _store(self, connection: Connection, decision: Decision, now_us: int) -> TransferRecord:
+        check_transition(self._approved.status, decision.status)
+        columns = decision.columns(now_us)
+        decided = attrs.evolve(self._approved, **columns, category=self._terms.category)
+        is_moved = transfer_store.decide(connection, decided)
+        assert is_moved  # noqa: S101 - the row has been locked since it was seen to be approved
+        if self._signature is not None:
+            store.sign(connection, self._signature)
+        audit.record(
+            connection,
+            self._principal,
+            action=AUTHORIZE_PAYMENT.name,
+            subject=self._transfer_id,
+            now_us=now_us,
+            before={"status": self._approved.status},
+            after=booking.audited(decided),
+        )
+        return decided

@@ -1,0 +1,170 @@
+"""What operators have pinned of sellers: what it rules out, and how it is set, read and deleted."""
+
+from typing import Final
+
+from agentpay.contract.errors import ErrorCode, FieldFault
+from agentpay.contract.pages import PageBody
+from agentpay.contract.payments import (
+    DELETE_ORIGIN,
+    PUT_ORIGIN,
+    ListOrigins,
+    PinnedOrigin,
+    PinOrigin,
+    parse_origin,
+)
+from agentpay.contract.usdc import from_micro, to_micro
+from agentpay_server import audit
+from agentpay_server.clock import from_us
+from agentpay_server.context import Context
+from agentpay_server.database.connection import ConflictError, Connection
+from agentpay_server.database.pages import List
+from agentpay_server.errors import invalid, not_found, shown
+from agentpay_server.money.policy import Refusal, usdc_text
+from agentpay_server.payments import store
+from agentpay_server.payments.store import Pin
+from agentpay_server.payments.terms import Terms
+from agentpay_server.principals import Principal
+
+_ATTEMPTS: Final = 5
+
+
+def pin_refusal(pin: Pin | None, terms: Terms) -> Refusal | None:
+    """Return why a pin rules a payment out, or None."""
+    reason = None if pin is None else _reason(pin, terms)
+    return None if reason is None else Refusal(code=ErrorCode.POLICY_VIOLATION, message=reason)
+
+
+def _reason(pin: Pin, terms: Terms) -> str | None:
+    if pin.blocked:
+        return f"The origin {pin.origin} is blocked: an operator has ruled out every payment to it."
+    if pin.max_amount is not None and terms.amount_micro > pin.max_amount:
+        return (
+            f"max_amount of the pin of {pin.origin} is {usdc_text(pin.max_amount)} USDC and this payment "
+            f"requests {usdc_text(terms.amount_micro)} USDC."
+        )
+    for leg in terms.legs:
+        if pin.recipients is not None and leg.recipient not in pin.recipients:
+            return (
+                f"recipients of the pin of {pin.origin} does not include {shown(leg.recipient)}, whom its "
+                "challenge asks to pay."
+            )
+    return None
+
+
+class Origins:
+    """Sets, reads and deletes pins."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._database = context.database
+
+    async def put(self, principal: Principal, origin: str, request: PinOrigin) -> PinnedOrigin:
+        """Pin what is known of a seller, in the place of what was.
+
+        Raises:
+            Problem: `invalid_request` for what is no origin.
+        """
+        pin = Pin(
+            seq=0,
+            operator_id=principal.operator_id,
+            origin=_checked(origin),
+            category=request.category,
+            recipients=request.recipients,
+            max_amount=None if request.max_amount is None else to_micro(request.max_amount),
+            blocked=request.blocked,
+            updated_us=self._context.clock.now_us(),
+        )
+        for attempt in range(_ATTEMPTS):
+            try:
+                await self._database.run(self._put, principal, pin)
+                break
+            except ConflictError:
+                # Another request has pinned it at the same moment.
+                if attempt == _ATTEMPTS - 1:
+                    raise
+        return _shown(pin)
+
+    async def get(self, principal: Principal, origin: str) -> PinnedOrigin:
+        """Return what is pinned of a seller.
+
+        Raises:
+            Problem: `not_found`.
+        """
+        pin = await self._database.read(store.pin, principal.operator_id, origin)
+        if pin is None:
+            raise not_found("origin", origin)
+        return _shown(pin)
+
+    async def delete(self, principal: Principal, origin: str) -> None:
+        """Forget what is pinned of a seller.
+
+        Raises:
+            Problem: `not_found`.
+        """
+        if not await self._database.run(self._delete, principal, origin):
+            raise not_found("origin", origin)
+
+    async def list(self, principal: Principal, query: ListOrigins) -> PageBody[PinnedOrigin]:
+        """Return a page of pins, the one that was set last first.
+
+        Raises:
+            Problem: `invalid_request` for a cursor of another list.
+        """
+        listing = List("origins", principal.operator_id)
+        before = listing.before(query.cursor)
+        rows = await self._database.read(store.pins, principal.operator_id, before, query.limit + 1)
+        return listing.page(rows, query.limit, seq=lambda row: row.seq, item=_shown)
+
+    def _put(self, connection: Connection, principal: Principal, pin: Pin) -> None:
+        before = store.pin(connection, pin.operator_id, pin.origin)
+        store.set_pin(connection, pin)
+        audit.record(
+            connection,
+            principal,
+            action=PUT_ORIGIN.name,
+            subject=pin.origin,
+            now_us=pin.updated_us,
+            before=None if before is None else _audited(before),
+            after=_audited(pin),
+        )
+
+    def _delete(self, connection: Connection, principal: Principal, origin: str) -> bool:
+        before = store.pin(connection, principal.operator_id, origin)
+        if before is None or not store.delete_pin(connection, principal.operator_id, origin):
+            return False
+        audit.record(
+            connection,
+            principal,
+            action=DELETE_ORIGIN.name,
+            subject=origin,
+            now_us=self._context.clock.now_us(),
+            before=_audited(before),
+        )
+        return True
+
+
+def _checked(origin: str) -> str:
+    try:
+        return parse_origin(origin)
+    except ValueError as error:
+        raise invalid(FieldFault(field="origin", message=str(error))) from None
+
+
+def _shown(pin: Pin) -> PinnedOrigin:
+    return PinnedOrigin(
+        origin=pin.origin,
+        category=pin.category,
+        recipients=pin.recipients,
+        max_amount=None if pin.max_amount is None else from_micro(pin.max_amount),
+        blocked=pin.blocked,
+        updated_at=from_us(pin.updated_us),
+    )
+
+
+def _audited(pin: Pin) -> dict[str, object]:
+    return audit.given(
+        category=pin.category,
+        recipients=None if pin.recipients is None else list(pin.recipients),
+        max_amount=None if pin.max_amount is None else audit.usdc(pin.max_amount),
+        blocked=pin.blocked,
+    )

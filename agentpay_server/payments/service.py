@@ -1,0 +1,351 @@
+"""Payments behind HTTP 402: from a challenge to the header that pays it, at most once for a key.
+
+The order is that of a transfer: the account, the key, paused, recipients, pin and policy, balance. Whatever
+the key stands for decides first: one transaction is signed for it, and handed out as often as it is asked
+for on equal terms.
+"""
+
+from collections.abc import Sequence
+from typing import Final
+
+from attrs import frozen
+
+from agentpay.contract.errors import ErrorCode
+from agentpay.contract.pages import PageBody
+from agentpay.contract.payments import REPORT_OUTCOME, AuthorizePayment, ListPayments, Payment, ReportOutcome
+from agentpay.contract.transfers import TransferStatus
+from agentpay.contract.usdc import to_micro
+from agentpay_server import audit
+from agentpay_server.accounts import store as account_store
+from agentpay_server.accounts.store import AccountRecord
+from agentpay_server.chain.instructions import associated_token_address
+from agentpay_server.clock import end_of_millisecond_us
+from agentpay_server.context import Context
+from agentpay_server.crash_points import Operation, Step, fault_point
+from agentpay_server.database.connection import ConflictError, Connection
+from agentpay_server.database.pages import List
+from agentpay_server.errors import Problem, not_found
+from agentpay_server.money.authorization import Decided, Parties
+from agentpay_server.money.held_keys import Asked, Held
+from agentpay_server.payments import rules, store
+from agentpay_server.payments.answers import conflict, problem_of, shown
+from agentpay_server.payments.authorizing import ApprovedPayment, NewPayment, Purchase
+from agentpay_server.payments.store import PaymentRecord, Pin
+from agentpay_server.payments.terms import Offer, UnreadableChallengeError
+from agentpay_server.payments.watch import PaymentWatch
+from agentpay_server.principals import Principal
+from agentpay_server.transfers import store as transfer_store
+from agentpay_server.transfers.execution import Execution
+from agentpay_server.transfers.service import own_transfer
+from agentpay_server.transfers.store import TransferRecord
+
+_LOOK_SECONDS: Final = 1.0
+"""How long whoever reads a payment waits for the chain to say what became of it."""
+
+_UNPRESENTED: Final = (TransferStatus.SUBMITTED, TransferStatus.SETTLED)
+
+
+@frozen(kw_only=True)
+class _View:
+    """What a request finds in the database."""
+
+    source: AccountRecord
+    held: Held[TransferRecord]
+    pin: Pin | None
+    accounts: dict[str, AccountRecord | None]
+
+
+class Payments:
+    """Authorizes, reads and lists payments."""
+
+    def __init__(self, context: Context, execution: Execution, watch: PaymentWatch) -> None:
+        self._context = context
+        self._database = context.database
+        self._chain = context.chain
+        self._execution = execution
+        self._watch = watch
+
+    async def authorize(self, principal: Principal, request: AuthorizePayment) -> Payment:
+        """Return a payment of a seller's 402: signed, with the header that presents it, or pending approval.
+
+        Raises:
+            Problem: `not_found` of the account, `unreadable_challenge`, `nothing_payable`,
+                `idempotency_conflict`, `payment_expired`, `payment_failed`, a 402 with the transfer,
+                `invalid_recipient`, `chain_unavailable`: nothing was done.
+            DatabaseUnavailableError: the decision may or may not be stored; the same key finds out.
+        """
+        principal.require_account(request.account_id, "POST /payments")
+        offers = self._offers(request)
+        deadline = self._execution.deadline()
+        while True:
+            now_us = self._context.clock.now_us()
+            view = await self._database.read(self._view, principal, request, offers, now_us)
+            payable = self._payable(offers, request, now_us)
+            held = self._in_force(view.held, now_us)
+            digests = {_digest(offer, request): offer for offer in reversed(payable)}
+            known = None if held is None else digests.get(held.payment_digest or "")
+            if held is not None and (known is None or held.account_id != request.account_id):
+                raise conflict(held.transfer_id)
+            if held is None and view.held.is_held_elsewhere:
+                raise conflict(None)
+            offer = known or payable[0]
+            if held is None or held.error == ErrorCode.INSUFFICIENT_BALANCE:
+                answer = await self._new(principal, request, offer, view, deadline)
+            elif held.status == TransferStatus.APPROVED:
+                answer = await self._approved(principal, request, offer, view, deadline)
+            else:
+                answer = await self._replayed(held, offer)
+            if answer is not None:
+                return answer
+
+    async def get(self, principal: Principal, transfer_id: str) -> Payment:
+        """Return one payment, as the chain has it by now.
+
+        Raises:
+            Problem: `not_found`, also for a transfer that is no payment.
+        """
+        transfer, payment = await self._database.read(_own_payment, principal, transfer_id)
+        if transfer.status == TransferStatus.SUBMITTED:
+            await self._watch.look_at(transfer_id, within_seconds=_LOOK_SECONDS)
+            transfer, payment = await self._database.read(_own_payment, principal, transfer_id)
+        return shown(transfer, payment)
+
+    async def list(self, principal: Principal, query: ListPayments) -> PageBody[Payment]:
+        """Return a page of payments, newest first: an agent-scoped key sees those of its account.
+
+        Raises:
+            Problem: `forbidden` for another account, `invalid_request` for a cursor of another list.
+        """
+        if query.account_id is not None:
+            principal.require_account(query.account_id, "GET /payments")
+        listing = List("payments", principal.account_id or principal.operator_id)
+        filters: dict[str, object] = {
+            name: value
+            for name, value in (
+                ("account_id", principal.account_id or query.account_id),
+                ("origin", query.origin),
+                ("status", query.status),
+                ("since_us", None if query.since is None else end_of_millisecond_us(query.since)),
+            )
+            if value is not None
+        }
+        rows = await self._database.read(
+            store.page, principal.operator_id, listing.before(query.cursor), query.limit + 1, filters
+        )
+        return listing.page(rows, query.limit, seq=lambda row: row[1].seq, item=lambda row: shown(*row))
+
+    async def report_outcome(self, principal: Principal, transfer_id: str, request: ReportOutcome) -> Payment:
+        """Store what the client says that the seller answered, and return the payment.
+
+        Raises:
+            Problem: `not_found`.
+        """
+        await self._database.run(self._report, principal, transfer_id, request)
+        return await self.get(principal, transfer_id)
+
+    # --- What a key stands for ----------------------------------------------------------------------------
+
+    def _offers(self, request: AuthorizePayment) -> Sequence[Offer]:
+        try:
+            return rules.read_challenge(request.headers, (request.body or "").encode("utf-8"))
+        except UnreadableChallengeError as error:
+            raise Problem(
+                ErrorCode.UNREADABLE_CHALLENGE, f"The challenge of this 402 cannot be read: {error}."
+            ) from None
+
+    def _payable(self, offers: Sequence[Offer], request: AuthorizePayment, now_us: int) -> Sequence[Offer]:
+        name = self._chain.cluster_name
+        limit = None if request.max_amount is None else to_micro(request.max_amount)
+        payable = rules.payable(
+            offers,
+            cluster=name if name in _CLUSTERS else None,
+            usdc_mint=self._chain.usdc_mint,
+            now_us=now_us,
+            max_amount_micro=limit,
+        )
+        if not payable:
+            raise Problem(
+                ErrorCode.NOTHING_PAYABLE,
+                "This 402 offers nothing that can be paid here: no USDC on this network, nothing still "
+                "valid, or nothing up to max_amount.",
+            )
+        return payable
+
+    def _in_force(self, held: Held[TransferRecord], now_us: int) -> TransferRecord | None:
+        holder = held.holder
+        if holder is None or (holder.key_expires_us is not None and holder.key_expires_us <= now_us):
+            return None
+        return holder
+
+    async def _replayed(self, held: TransferRecord, offer: Offer) -> Payment | None:
+        payment = await self._database.read(store.existing_payment, held.transfer_id)
+        now_us = self._context.clock.now_us()
+        if held.status == TransferStatus.SUBMITTED and now_us >= (payment.expires_us or 0):
+            # Its bytes may be worth nothing by now.
+            await self._watch.look_at(held.transfer_id, within_seconds=_LOOK_SECONDS)
+            held = await self._database.read(transfer_store.existing_transfer, held.transfer_id)
+        if held.status in _UNPRESENTED:
+            return self._presented(held, payment, offer, is_replay=True)
+        if held.status == TransferStatus.PENDING_APPROVAL:
+            return shown(held, payment)
+        raise problem_of(held)
+
+    def _presented(
+        self, transfer: TransferRecord, payment: PaymentRecord, offer: Offer, *, is_replay: bool
+    ) -> Payment:
+        assert payment.raw is not None  # noqa: S101 - it was signed
+        header = rules.wrap(offer, payment.raw, payment_id=transfer.transfer_id)
+        return shown(transfer, payment, header=header, is_replay=is_replay)
+
+    # --- Deciding -----------------------------------------------------------------------------------------
+
+    async def _new(
+        self, principal: Principal, request: AuthorizePayment, offer: Offer, view: _View, deadline: float
+    ) -> Payment | None:
+        """Have it decided about a new payment; None asks for another look at everything."""
+        asked = _asked(principal, request)
+        purchase = self._purchase(principal, request, offer, view)
+        creation = NewPayment(self._context, principal, purchase, asked, view.held)
+        try:
+            return await self._decided(creation, offer, view, deadline)
+        except ConflictError:
+            # Another request under this key was first; whatever else breaks a constraint is a fault of ours.
+            now_us = self._context.clock.now_us()
+            if (await self._database.read(transfer_store.KEYS.find, asked, now_us)).is_held:
+                return None
+            raise
+
+    async def _approved(
+        self,
+        principal: Principal,
+        request: AuthorizePayment,
+        offer: Offer,
+        view: _View,
+        deadline: float,
+    ) -> Payment | None:
+        """Have it decided about a payment that an operator has approved; None as for a new one."""
+        held = view.held.holder
+        assert held is not None  # noqa: S101 - it is what was approved
+        expires_us = held.approval_expires_us
+        if expires_us is not None and expires_us <= self._context.clock.now_us():
+            raise Problem(
+                ErrorCode.POLICY_VIOLATION,
+                "This payment was approved, and not asked for again in time; ask under a new "
+                "idempotency_key.",
+                transfer_id=held.transfer_id,
+                status=TransferStatus.REJECTED,
+            )
+        purchase = self._purchase(principal, request, offer, view)
+        approved = ApprovedPayment(self._context, principal, purchase, held)
+        return await self._decided(approved, offer, view, deadline)
+
+    async def _decided(
+        self, acceptance: NewPayment | ApprovedPayment, offer: Offer, view: _View, deadline: float
+    ) -> Payment | None:
+        first, *others = self._token_accounts(offer)
+        parties = Parties(
+            source=view.source,
+            recipient=view.accounts[first],
+            others={each: view.accounts[each] for each in others},
+            is_broadcast_by_us=False,
+        )
+        decided: Decided[TransferRecord] | None = await self._execution.decided(
+            acceptance, Operation.PAYMENT, parties, deadline
+        )
+        if decided is None:
+            return None
+        transfer = decided.record
+        if transfer.status == TransferStatus.SUBMITTED:
+            fault_point(Operation.PAYMENT, Step.SIGNED)
+            self._watch.expect()
+            payment = await self._database.read(store.existing_payment, transfer.transfer_id)
+            return self._presented(transfer, payment, offer, is_replay=False)
+        if transfer.status == TransferStatus.PENDING_APPROVAL:
+            return shown(transfer, await self._database.read(store.existing_payment, transfer.transfer_id))
+        raise problem_of(transfer)
+
+    def _purchase(
+        self, principal: Principal, request: AuthorizePayment, offer: Offer, view: _View
+    ) -> Purchase:
+        return Purchase(
+            operator_id=principal.operator_id,
+            account_id=request.account_id,
+            origin=request.origin,
+            url=request.url,
+            memo=request.memo or None,
+            offer=offer,
+            pin=view.pin,
+            token_account=self._token_accounts(offer)[0],
+        )
+
+    def _token_accounts(self, offer: Offer) -> Sequence[str]:
+        """Return where an offer is paid, each token account once, that of the primary recipient first."""
+        mint = self._chain.usdc_mint
+        return list(dict.fromkeys(associated_token_address(leg.recipient, mint) for leg in offer.terms.legs))
+
+    # --- Units of work ------------------------------------------------------------------------------------
+
+    def _view(
+        self,
+        connection: Connection,
+        principal: Principal,
+        request: AuthorizePayment,
+        offers: Sequence[Offer],
+        now_us: int,
+    ) -> _View:
+        source = account_store.own_account(connection, principal, request.account_id)
+        return _View(
+            source=source,
+            held=transfer_store.KEYS.find(connection, _asked(principal, request), now_us),
+            pin=store.pin(connection, principal.operator_id, request.origin),
+            accounts={
+                token_account: account_store.account_at(connection, token_account)
+                for offer in offers
+                for token_account in self._token_accounts(offer)
+            },
+        )
+
+    def _report(
+        self, connection: Connection, principal: Principal, transfer_id: str, request: ReportOutcome
+    ) -> None:
+        _own_payment(connection, principal, transfer_id)
+        store.set_outcome(
+            connection,
+            transfer_id,
+            status=request.status_code,
+            receipt=request.receipt,
+            duration_ms=request.duration_ms,
+        )
+        audit.record(
+            connection,
+            principal,
+            action=REPORT_OUTCOME.name,
+            subject=transfer_id,
+            now_us=self._context.clock.now_us(),
+            after=audit.given(status_code=request.status_code, duration_ms=request.duration_ms),
+        )
+
+
+_CLUSTERS: Final = ("mainnet-beta", "devnet", "testnet")
+
+
+def _asked(principal: Principal, request: AuthorizePayment) -> Asked:
+    return Asked(
+        account_id=request.account_id,
+        idempotency_key=request.idempotency_key,
+        by_operator=not principal.is_agent,
+    )
+
+
+def _digest(offer: Offer, request: AuthorizePayment) -> str:
+    return offer.terms.digest(origin=request.origin, memo=request.memo or None)
+
+
+def _own_payment(
+    connection: Connection, principal: Principal, transfer_id: str
+) -> tuple[TransferRecord, PaymentRecord]:
+    transfer = own_transfer(connection, principal, transfer_id)
+    payment = store.payment(connection, transfer_id)
+    if payment is None:
+        raise not_found("payment", transfer_id)
+    return transfer, payment

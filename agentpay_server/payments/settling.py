@@ -1,0 +1,93 @@
+"""What is booked for a payment at each end of its transaction, which its seller broadcasts."""
+
+import json
+from typing import Final
+
+from attrs import evolve
+
+from agentpay.contract.errors import ErrorCode
+from agentpay_server.chain.protocol import Chain, Cosigned, Failure, FailureReason, SignatureStatus
+from agentpay_server.crash_points import Operation
+from agentpay_server.money.handlers import SigningInputs, Unit
+from agentpay_server.money.policy import Refusal
+from agentpay_server.money.transactions import ChainTransaction, Kind
+from agentpay_server.transfers.settling import TransferHandler
+from agentpay_server.transfers.store import TransferRecord
+
+EXPIRED: Final = Refusal(
+    code=ErrorCode.PAYMENT_EXPIRED,
+    message="The seller did not broadcast this payment while it could land; nothing was moved. A new "
+    "purchase takes a new idempotency_key.",
+)
+_FAILED: Final = "The chain refused this payment when the seller broadcast it: {}. Nothing was moved. A new "
+_REASONS: Final = {
+    FailureReason.INSUFFICIENT_FUNDS: "the balance had fallen below the amount",
+    FailureReason.ACCOUNT_FROZEN: "a token account of it was frozen",
+    FailureReason.ACCOUNT_MISSING: "a token account of it was gone",
+}
+
+
+class PaymentHandler(TransferHandler):
+    """A transfer that the payer's key has signed, and that its seller broadcasts."""
+
+    kind = Kind.PAYMENT
+    is_broadcast_by_us = False
+    announces = False
+    # What others hold could land again after it was undone, and nobody here may send it.
+    must_be_irreversible = True
+
+    def operation(self, subject: TransferRecord) -> Operation:  # noqa: ARG002
+        """What the transaction is for."""
+        return Operation.PAYMENT
+
+    async def find(self, chain: Chain, tx: ChainTransaction, *, is_for_proof: bool) -> SignatureStatus | None:
+        """Find it by its name where that is ours to give, and else by what was signed."""
+        if tx.chain_signature is None:
+            return await chain.find_cosigned(cosigned_of(tx), is_for_proof=is_for_proof)
+        status = await chain.signature_status(tx.chain_signature)
+        return None if status is None else evolve(status, chain_signature=tx.chain_signature)
+
+    def failed(
+        self, unit: Unit, tx: ChainTransaction, subject: TransferRecord, failure: Failure
+    ) -> TransferRecord:
+        """Book a payment that the chain refused."""
+        reason = _REASONS.get(failure.reason, "the transaction failed")
+        message = f"{_FAILED.format(reason)}purchase takes a new idempotency_key."
+        return self._failed(unit, tx, subject, Refusal(code=ErrorCode.PAYMENT_FAILED, message=message))
+
+    def signed_again(
+        self, unit: Unit, tx: ChainTransaction, subject: TransferRecord, means: SigningInputs
+    ) -> Refusal:
+        """Never sign again: others hold the bytes, and a new purchase is a new key."""
+        raise NotImplementedError
+
+    def dropped(
+        self,
+        unit: Unit,
+        tx: ChainTransaction,
+        subject: TransferRecord,
+        reason: Refusal | None,  # noqa: ARG002
+    ) -> TransferRecord:
+        """Book a payment that has expired."""
+        return self._failed(unit, tx, subject, EXPIRED)
+
+
+def detail_of(cosigned: Cosigned) -> str:
+    """Return how a payment is found on chain, as it is stored with its transaction."""
+    found_by = {
+        "source": cosigned.token_account,
+        "message_hash": cosigned.message_hash,
+        "after": cosigned.after,
+    }
+    return json.dumps(found_by)
+
+
+def cosigned_of(tx: ChainTransaction) -> Cosigned:
+    """Return how a payment is found on chain."""
+    found_by = json.loads(tx.detail or "{}")
+    return Cosigned(
+        token_account=found_by["source"],
+        signature=tx.signature,
+        message_hash=found_by["message_hash"],
+        after=found_by["after"],
+    )

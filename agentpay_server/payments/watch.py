@@ -1,0 +1,90 @@
+"""When payments are looked for on chain, which their sellers broadcast whenever they like.
+
+A chain within the process tells of every transaction that executes. One that is far away is asked every few
+seconds of real time, for as long as any payment may yet land. An expiry is due work on the clock.
+
+Waiting for a seller is not work in progress: nothing here is a task that anybody would have to wait for.
+"""
+
+import asyncio
+from typing import Any, Final
+
+from agentpay_server.chain.embedded.executed import Executed
+from agentpay_server.clock import SECOND_US, real_now_us
+from agentpay_server.context import Context
+from agentpay_server.money import transactions
+from agentpay_server.money.settlement import Settlement
+from agentpay_server.money.transactions import ChainTransaction, Kind
+from agentpay_server.payments import store
+
+_BATCH: Final = 100
+_SIGNATURES: Final = 2
+"""How many a payment has: its payer's, and that of whoever pays the fee."""
+
+_LOOK_EVERY_US: Final = 2 * SECOND_US
+_QUIET_US: Final = 10 * SECOND_US
+"""How often to look while no payment of this process may land; another process may have died with some."""
+
+
+class PaymentWatch:
+    """Has payments booked that have landed, failed or expired."""
+
+    def __init__(self, context: Context, settlement: Settlement) -> None:
+        self._context = context
+        self._database = context.database
+        self._clock = context.clock
+        self._settlement = settlement
+        self._next_look_us = 0
+
+    def expect(self) -> None:
+        """Know of a payment that was handed out."""
+        self._next_look_us = min(self._next_look_us, real_now_us() + _LOOK_EVERY_US)
+
+    def executed(self, executed: Executed) -> None:
+        """Hear of a transaction that a chain within the process has executed."""
+        signatures = [str(signature) for signature in executed.transaction.signatures]
+        if len(signatures) == _SIGNATURES and not self._settlement.is_under_way(signatures[0]):
+            self._context.tasks.start(self._look_for(signatures))
+
+    async def look_at(self, transfer_id: str, *, within_seconds: float) -> None:
+        """Book the end of a payment if it has one; look no longer than that."""
+        tx = await self._database.read(transactions.pending, Kind.PAYMENT, transfer_id)
+        if tx is not None:
+            look = self._context.tasks.start(self._settlement.look_at(tx))
+            await asyncio.wait({look}, timeout=within_seconds)
+
+    async def look(self) -> tuple[bool, bool]:
+        """Look at every payment that may yet land; return whether any ended, and whether any is left."""
+        seq, is_any_ended, is_any_left = 0, False, False
+        while page := await self._database.read(transactions.payments_after, seq, _BATCH):
+            for tx in page:
+                is_ended = await self._settlement.look_at(tx) is not None
+                is_any_ended |= is_ended
+                is_any_left |= not is_ended
+            seq = page[-1].seq
+        return is_any_ended, is_any_left
+
+    async def next_due_us(self) -> int | None:
+        """Return when to look next; on a manual clock, when the next payment has expired."""
+        wait_us = max(self._next_look_us - real_now_us(), 0)
+        if not self._clock.is_manual:
+            return self._clock.now_us() + wait_us
+        due_us = await self._database.read(store.next_expiry_us)
+        # What has not ended though it is due, the clock cannot bring nearer.
+        return None if due_us is not None and due_us <= self._clock.now_us() and wait_us else due_us
+
+    async def run_due(self) -> bool:
+        """Look at every payment that may yet land."""
+        if self._clock.is_manual:
+            due_us = await self._database.read(store.next_expiry_us)
+            if due_us is None or due_us > self._clock.now_us():
+                return False
+        elif real_now_us() < self._next_look_us:
+            return False
+        is_any_ended, is_any_left = await self.look()
+        self._next_look_us = real_now_us() + (_LOOK_EVERY_US if is_any_left else _QUIET_US)
+        return is_any_ended
+
+    async def _look_for(self, signatures: list[str]) -> Any:  # noqa: ANN401 - nobody asks
+        tx: ChainTransaction | None = await self._database.read(transactions.payment_signed, signatures)
+        return None if tx is None else await self._settlement.look_at(tx)

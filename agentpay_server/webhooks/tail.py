@@ -1,0 +1,219 @@
+"""Events as they are committed, here or in another process: what `GET /console/stream` sends (CO21).
+
+One look at the outbox serves all streams of a process, and there is none while nobody listens. Events are
+handed on in the order of `seq`, so that a stream is resumed from one number. A number that is missing may
+belong to a transaction that has yet to commit: what follows waits for it, but not for long, since a
+transaction that was rolled back leaves a gap for good.
+"""
+
+import asyncio
+import logging
+from collections import defaultdict
+from collections.abc import AsyncGenerator
+from typing import Final
+
+from agentpay.contract import identifiers
+from agentpay.contract.errors import ErrorCode
+from agentpay_server.context import Context
+from agentpay_server.errors import RETRY_AFTER_SECONDS, Problem
+from agentpay_server.logs import log
+from agentpay_server.principals import Principal
+from agentpay_server.webhooks import event_store as store
+from agentpay_server.webhooks.event_store import EventRecord
+
+LOOK_SECONDS: Final = 0.5
+"""How long the outbox is left alone between two looks."""
+
+GAP_SECONDS: Final = 2.0
+"""How long a missing number is waited for."""
+
+HEARTBEAT_SECONDS: Final = 15.0
+"""How long a stream is silent at most."""
+
+STREAMS_OF_ONE_OPERATOR: Final = 10
+
+_LOOK_MAX: Final = 500
+_PAGE: Final = 100
+_BEHIND_MAX: Final = 1000
+"""How many events may wait for a slow reader, who is cut off beyond that and resumes."""
+
+_RETRY: Final = b"retry: 2000\n\n"
+_HEARTBEAT: Final = b": \n\n"
+_RESET: Final = b"event: reset\ndata: {}\n\n"
+"""The identifier to resume from is unknown: what was missed can only be read from the lists."""
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+
+class EventTail:
+    """Follows the outbox while there are streams."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._streams: defaultdict[str, set[_Stream]] = defaultdict(set)
+        self._position: int | None = None
+        self._gaps: dict[int, float] = {}
+        self._starting = asyncio.Lock()
+        self._is_closed = False
+
+    async def stream(self, principal: Principal, last_event_id: str | None) -> AsyncGenerator[bytes]:
+        """Return the events of an operator from now on, or after one of them, as server-sent events.
+
+        Raises:
+            Problem: `rate_limited`: the operator has too many streams open.
+        """
+        operator_id = principal.operator_id
+        stream = _Stream()
+        if len(self._streams[operator_id]) >= STREAMS_OF_ONE_OPERATOR:
+            raise Problem(
+                ErrorCode.RATE_LIMITED,
+                f"This operator has {STREAMS_OF_ONE_OPERATOR} streams open, which is the limit. Close one, "
+                "or read GET /console/events.",
+                retry_after_seconds=RETRY_AFTER_SECONDS,
+            )
+        self._streams[operator_id].add(stream)
+        if self._is_closed:
+            stream.end()
+        try:
+            after = None if last_event_id is None else await self._seq_of(operator_id, last_event_id)
+            joined = await self._joined()
+        except BaseException:
+            self._leave(operator_id, stream)
+            raise
+        if after is None:
+            begin, after = _RETRY + (b"" if last_event_id is None else _RESET), joined
+        else:
+            begin = _RETRY
+        sent = self._sent(operator_id, stream, begin, after, joined)
+        # It has begun, so that closing it takes the stream out.
+        await anext(sent)
+        return sent
+
+    def close(self) -> None:
+        """End all streams for good: the server stops, or goes back to a snapshot."""
+        self._is_closed = True
+        self._end_streams()
+
+    def _end_streams(self) -> None:
+        for streams in self._streams.values():
+            for stream in streams:
+                stream.end()
+
+    async def _sent(
+        self, operator_id: str, stream: "_Stream", begin: bytes, after: int, joined: int
+    ) -> AsyncGenerator[bytes]:
+        try:
+            yield b""
+            yield begin
+            while after < joined:
+                rows = await self._context.database.read(store.between, operator_id, after, joined, _PAGE)
+                if not rows:
+                    break
+                after = rows[-1].seq
+                yield b"".join(map(_printed, rows))
+            # What was handed on before the outbox was looked at on its behalf has been read above.
+            while (news := await stream.next(HEARTBEAT_SECONDS)) is not None:
+                yield b"".join(_printed(row) for row in news if row.seq > joined) or _HEARTBEAT
+        finally:
+            self._leave(operator_id, stream)
+
+    def _leave(self, operator_id: str, stream: "_Stream") -> None:
+        self._streams[operator_id].discard(stream)
+        if not self._streams[operator_id]:
+            del self._streams[operator_id]
+
+    async def _seq_of(self, operator_id: str, event_id: str) -> int | None:
+        if not identifiers.is_identifier(event_id, identifiers.EVENT):
+            return None
+        row = await self._context.database.read(store.event, event_id)
+        return row.seq if row is not None and row.operator_id == operator_id else None
+
+    async def _joined(self) -> int:
+        """Return the number up to which events were handed on, and follow those after it."""
+        async with self._starting:
+            if self._position is None:
+                self._position = await self._context.database.read(store.last_seq)
+                self._context.tasks.start_loop(self._follow())
+            return self._position
+
+    async def _follow(self) -> None:
+        try:
+            while self._streams:
+                try:
+                    is_more = await self._look()
+                except Exception as error:  # noqa: BLE001 - the database may be back at the next look
+                    log(logger, logging.ERROR, "work.failed", exception=error, worker=type(self).__name__)
+                    is_more = False
+                await asyncio.sleep(0 if is_more else LOOK_SECONDS)
+        finally:
+            self._position = None
+            self._gaps.clear()
+            self._end_streams()
+
+    async def _look(self) -> bool:
+        """Hand on what was committed since the last look, and return whether there may be more at once."""
+        assert self._position is not None  # noqa: S101 - set before the first look
+        rows = await self._context.database.read(store.after, self._position, _LOOK_MAX)
+        settled = self._settled(rows)
+        if not settled:
+            return False
+        self._position = settled[-1].seq
+        by_operator = defaultdict(list)
+        for row in settled:
+            by_operator[row.operator_id].append(row)
+        for operator_id, theirs in by_operator.items():
+            for stream in self._streams.get(operator_id, ()):
+                stream.put(theirs)
+        return len(settled) == _LOOK_MAX
+
+    def _settled(self, rows: list[EventRecord]) -> list[EventRecord]:
+        """Return the events before the first number that may still be committed."""
+        assert self._position is not None  # noqa: S101 - set before the first look
+        now, expected = asyncio.get_running_loop().time(), self._position + 1
+        noticed, self._gaps, count = self._gaps, {}, len(rows)
+        for place, row in enumerate(rows):
+            if row.seq > expected:
+                since = self._gaps[expected] = noticed.get(expected, now)
+                if now - since < GAP_SECONDS:
+                    count = min(count, place)
+            expected = row.seq + 1
+        return rows[:count]
+
+
+class _Stream:
+    """What waits for one reader."""
+
+    def __init__(self) -> None:
+        self._waiting: list[EventRecord] = []
+        self._changed = asyncio.Event()
+        self._is_over = False
+
+    def put(self, rows: list[EventRecord]) -> None:
+        """Add events; a reader who has left too many unread is cut off."""
+        self._waiting += rows
+        if len(self._waiting) > _BEHIND_MAX:
+            self._is_over = True
+        self._changed.set()
+
+    def end(self) -> None:
+        """Let the reader go."""
+        self._is_over = True
+        self._changed.set()
+
+    async def next(self, within_seconds: float) -> list[EventRecord] | None:
+        """Return the events that wait, or none after a time; None at the end."""
+        try:
+            async with asyncio.timeout(within_seconds):
+                await self._changed.wait()
+        except TimeoutError:
+            return []
+        if self._is_over:
+            return None
+        self._changed.clear()
+        rows, self._waiting = self._waiting, []
+        return rows
+
+
+def _printed(row: EventRecord) -> bytes:
+    # A body is one line of ASCII.
+    return f"id: {row.event_id}\ndata: {row.body}\n\n".encode("ascii")

@@ -1,0 +1,260 @@
+"""Draw the diagrams of the documentation: `python scripts/diagrams.py`; `--check` only compares.
+
+Each diagram is data below: a sequence of messages, boxes with arrows, a timeline, or a table. The pictures
+load nothing from the network.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from html import escape
+from pathlib import Path
+
+IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
+STYLE = """
+    text { font: 14px system-ui, sans-serif; fill: #1b1f24 }
+    .h { font-weight: 600 }
+    .s { font-size: 12.5px; fill: #57606a }
+    .l, .d { stroke: #3b5bdb; stroke-width: 1.6; fill: none }
+    .d { stroke-dasharray: 5 4 }
+    .v { stroke: #adb5bd; stroke-width: 1.2 }
+    .c { fill: #fff3bf; stroke: #f08c00 }
+    .p { fill: #edf2ff; stroke: #3b5bdb }
+    .g { fill: #ebfbee; stroke: #2b8a3e }
+    .r { fill: #fff5f5; stroke: #c92a2a }
+"""
+ARROW = (
+    '<marker id="h" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
+    '<path d="M0 0L8 4L0 8z" fill="#3b5bdb"/></marker>'
+)
+
+
+def svg(title: str, width: int, height: int, parts: Sequence[str]) -> str:
+    """Return a picture with a white ground, so that it can be read on a dark page too."""
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+        f'height="{height}" role="img" aria-labelledby="title">\n'
+        f'  <title id="title">{escape(title)}</title>\n  <style>{STYLE}  </style>\n'
+        f'  <defs>{ARROW}</defs>\n  <rect width="{width}" height="{height}" rx="8" fill="#ffffff"/>\n'
+    )
+    return head + "".join(f"  {part}\n" for part in parts) + "</svg>\n"
+
+
+def words(x: float, y: float, text: str, *, kind: str = "", anchor: str = "middle") -> str:
+    """Return a line of text."""
+    return f'<text x="{x:g}" y="{y:g}" class="{kind}" text-anchor="{anchor}">{escape(text)}</text>'
+
+
+def box(x: float, y: float, width: float, height: float, lines: Sequence[str], kind: str = "p") -> str:  # noqa: PLR0917 - geometry
+    """Return a box with a heading and further lines, centred."""
+    top = y + height / 2 - (len(lines) - 1) * 9 + 5
+    texts = "".join(
+        words(x + width / 2, top + 18 * place, line, kind="s" if place else "h")
+        for place, line in enumerate(lines)
+    )
+    return f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="6" class="{kind}"/>{texts}'
+
+
+def arrow(x1: float, y1: float, x2: float, y2: float, *, is_reply: bool = False) -> str:
+    """Return an arrow; a reply is dashed."""
+    kind = "d" if is_reply else "l"
+    return f'<path d="M{x1:g} {y1:g}L{x2:g} {y2:g}" class="{kind}" marker-end="url(#h)"/>'
+
+
+Message = tuple[int, int, str]
+"""Sender, receiver and text. If both are the same, it is a note, or a commit if the text starts so."""
+
+
+def sequence(title: str, lanes: Sequence[str], messages: Sequence[Message], *, pitch: int = 240) -> str:
+    """Return who sends what to whom, from the top down."""
+    width, row = pitch * len(lanes), 40
+    height = 92 + row * len(messages)
+    at = [pitch // 2 + pitch * place for place in range(len(lanes))]
+    parts = []
+    for x, lane in zip(at, lanes, strict=True):
+        parts.append(f'<path d="M{x} 52V{height - 14}" class="v"/>')
+        parts.append(box(x - 80, 18, 160, 34, [lane]))
+    for place, (sender, receiver, text) in enumerate(messages):
+        y = 92 + row * place
+        if sender == receiver:
+            kind = "c" if text.startswith("commit") else "p"
+            wide = max(216, 9 * len(text))
+            parts.append(box(at[sender] - wide / 2, y - 17, wide, 30, [text], kind))
+            continue
+        is_reply = receiver < sender
+        inset = 4 if at[sender] < at[receiver] else -4
+        parts.append(arrow(at[sender] + inset, y, at[receiver] - inset, y, is_reply=is_reply))
+        parts.append(words((at[sender] + at[receiver]) / 2, y - 6, text, kind="s"))
+    return svg(title, width, height, parts)
+
+
+def session() -> str:
+    """A session: one funding, any number of charges, one settlement."""
+    return sequence(
+        "A session: fund the escrow once, add up charges in the database, settle once.",
+        ("Your agent", "Service", "Database", "Chain"),
+        (
+            (0, 1, "open: cap 2.00, a key"),
+            (1, 2, "policy, balance"),
+            (2, 2, "commit: reserve the cap, sign"),
+            (1, 3, "move 2.00 into the escrow"),
+            (3, 1, "final"),
+            (2, 2, "commit: open, event"),
+            (0, 1, "charge 0.25, a key"),
+            (2, 2, "commit: total 0.25 of 2.00"),
+            (0, 1, "charge 0.50, a key"),
+            (2, 2, "commit: total 0.75 of 2.00"),
+            (0, 1, "close"),
+            (2, 2, "commit: closing, sign"),
+            (1, 3, "0.75 to the payee, 1.25 back"),
+            (3, 1, "final"),
+            (2, 2, "commit: settled, event"),
+            (1, 0, "settled 0.75, returned 1.25"),
+        ),
+    )
+
+
+def payment() -> str:
+    """A payment for an API that answers 402."""
+    return sequence(
+        "A 402: the service signs, the seller submits, and the service believes only the chain.",
+        ("Your agent", "Service", "Seller", "Chain"),
+        (
+            (0, 2, "GET /data"),
+            (2, 0, "402 and a challenge: price, payee, network"),
+            (0, 1, "POST /payments: challenge, a key"),
+            (1, 1, "commit: policy, reserve, sign"),
+            (1, 0, "a header with the signed payment"),
+            (0, 2, "GET /data with the header"),
+            (2, 3, "verify, submit"),
+            (3, 2, "landed"),
+            (2, 0, "200 and the data"),
+            (3, 1, "the signature has landed"),
+            (1, 1, "commit: settled, event"),
+        ),
+    )
+
+
+def deliveries() -> str:
+    """The attempts of a delivery over time."""
+    steps = (("0 s", "attempt 1"), ("+30 s", "attempt 2"), ("+5 min", "attempt 3"), ("+30 min", "attempt 4"))
+    ends = (*steps, ("+2 h", "attempt 5"))
+    parts = [box(20, 26, 132, 46, ["the change", "and its event"], "c"), arrow(152, 49, 186, 49)]
+    parts.append(words(88, 94, "one commit", kind="s"))
+    for place, (delay, name) in enumerate(ends):
+        x = 190 + 158 * place
+        parts.append(box(x, 26, 118, 46, [name, delay]))
+        if place < len(ends) - 1:
+            parts.append(arrow(x + 118, 49, x + 154, 49))
+        parts.append(arrow(x + 59, 72, x + 59, 128))
+    parts.append(
+        words(200, 18, "each delay counts from the failed attempt before it", kind="s", anchor="start")
+    )
+    parts.append(words(266, 104, "2xx", kind="s", anchor="start"))
+    parts.append(box(190, 132, 750, 36, ["delivered"], "g"))
+    parts.append(arrow(940, 49, 984, 49))
+    parts.append(box(988, 26, 152, 46, ["undelivered", "after 2 h 35 min 30 s"], "r"))
+    parts.append(arrow(1064, 72, 1064, 128))
+    parts.append(box(972, 132, 184, 36, ["replay: a new delivery"]))
+    return svg("Deliveries over time: five attempts, then undelivered until replayed.", 1160, 188, parts)
+
+
+def accounts() -> str:
+    """What belongs to whom: operator, accounts, keys and policies."""
+    parts = [
+        box(20, 100, 190, 62, ["Operator", "operator key: everything"], "c"),
+        box(330, 20, 230, 62, ["Account “Research bot”", "an address on chain, and USDC"]),
+        box(330, 180, 230, 62, ["Account “Travel desk”", "an address on chain, and USDC"]),
+        box(680, 20, 300, 62, ["Agent key", "pays from this account, reads it"], "g"),
+        box(680, 100, 300, 62, ["Policy", "limits, payees, categories, approval"], "r"),
+        box(680, 180, 300, 62, ["Agent key and policy of its own", "no key reaches another account"], "g"),
+        arrow(210, 118, 326, 60),
+        arrow(210, 144, 326, 205),
+        arrow(560, 44, 676, 44),
+        arrow(560, 66, 676, 120),
+        arrow(560, 211, 676, 211),
+        words(
+            500,
+            276,
+            "Every transfer, session and payment of an account is judged by its policy, whoever asks.",
+            kind="s",
+        ),
+    ]
+    return svg("Accounts, keys and policy: who may spend what.", 1000, 296, parts)
+
+
+def crashes() -> str:
+    """What becomes of a transfer if the process dies."""
+    rows = (
+        ("the process dies", "stored", "what the next start does", "a retry with the key"),
+        ("before the first commit", "nothing", "nothing", "creates the transfer"),
+        ("after it, before sending", "signed bytes, reservation", "sends the bytes", "resumes the transfer"),
+        ("after sending", "the same", "asks for the signature", "resumes the transfer"),
+        ("after the bytes landed", "the same", "finds it, commits the end", "returns the transfer"),
+        ("after the second commit", "everything", "posts the events", "returns the transfer"),
+    )
+    parts = []
+    for line, cells in enumerate(rows):
+        for place, text in enumerate(cells):
+            kind = "c" if line == 0 else ("g" if place == 3 else "p")
+            parts.append(box(20 + 244 * place, 20 + 44 * line, 236, 36, [text], kind))
+    parts.append(words(508, 304, "In every row the payment is made at most once.", kind="s"))
+    return svg(
+        "The crash matrix: wherever the process dies, the payment is made at most once.", 1016, 322, parts
+    )
+
+
+def house() -> str:
+    """The parts of the project and who imports whom."""
+    floors = (
+        ("g", ("agentpay-server, pytest plugin", "embedded server", "HTTP: routes, console, metrics")),
+        ("p", ("server.py: puts everything together",)),
+        ("p", ("transfers", "payments", "sessions", "accounts", "webhooks", "operators", "sandbox")),
+        ("c", ("money: preflight, authorization, settlement", "outbox: events in the same commit")),
+        ("p", ("database: units of work", "chain: embedded, or any RPC")),
+        ("p", ("platform: clock, tasks, keys, vault, logs",)),
+        ("g", ("agentpay: the client, its command line and tools",)),
+        ("c", ("agentpay.contract: models, endpoints, errors, money",)),
+    )
+    width, parts = 1000, []
+    for floor, (kind, names) in enumerate(floors):
+        each = (width - 40 - 10 * (len(names) - 1)) / len(names)
+        parts += [
+            box(20 + (each + 10) * place, 16 + 56 * floor, each, 44, [name], kind)
+            for place, name in enumerate(names)
+        ]
+    bottom = 16 + 56 * len(floors)
+    parts.append(words(width / 2, bottom + 10, "A part imports only what is below it.", kind="s"))
+    return svg("The house: what is built on what.", width, bottom + 26, parts)
+
+
+DIAGRAMS: dict[str, Callable[[], str]] = {
+    "accounts": accounts,
+    "architecture": house,
+    "crash-matrix": crashes,
+    "deliveries": deliveries,
+    "payment": payment,
+    "session": session,
+}
+
+
+def stale() -> Iterator[str]:
+    """Yield the names of the pictures that are missing or not what this script draws."""
+    for name, draw in DIAGRAMS.items():
+        path = IMAGES / f"{name}.svg"
+        if not path.exists() or path.read_text("utf-8") != draw():
+            yield path.name
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Draw the pictures, or with `--check` report those that are not current."""
+    if "--check" in arguments:
+        found = list(stale())
+        print("\n".join(f"docs/images/{name} is not current: run scripts/diagrams.py" for name in found))
+        return 1 if found else 0
+    for name, draw in DIAGRAMS.items():
+        (IMAGES / f"{name}.svg").write_text(draw(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,386 @@
+"""`agentpay`: every resource, by name, and in the forms that scripts read."""
+
+import json
+import re
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import click
+import pytest
+import respx
+from click.testing import CliRunner, Result
+from command_line import NO_CONFIG, CommandLine, pending
+from receivers import Receiver
+from server_world import Funded
+
+from agentpay import AgentPay, testing
+from agentpay.cli import COMMANDS, main
+from agentpay.cli.output import Output
+from agentpay_server import AgentPayServer
+from agentpay_server.cli import main as server_main
+
+ID = re.compile(r"(?:acct|txn|sess|wh|evt|dlv|key)_[0-9a-z]{26}")
+
+
+class Client(CommandLine):
+    """Runs `agentpay`, which needs only the SDK."""
+
+    def run(self, *arguments: str) -> Result:
+        result = CliRunner(env=self.environment).invoke(main, list(arguments))
+        assert "Traceback" not in result.output
+        return result
+
+
+@pytest.fixture
+def agentpay(server: AgentPayServer) -> Client:
+    return Client(server)
+
+
+def every_command(group: click.Group, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from every_command(command, *path, name)
+        else:
+            yield (*path, name), command
+
+
+def test_the_server_has_the_same_commands_and_more() -> None:
+    ours, theirs = dict(every_command(main)), dict(every_command(server_main))
+    assert ours
+    for path, command in ours.items():
+        assert theirs[path] is command, path
+
+
+def test_the_list_of_commands_says_what_each_says_of_itself() -> None:
+    context = click.Context(main)
+    for name, (_, short) in COMMANDS.items():
+        command = main.get_command(context, name)
+        assert command is not None
+        assert (command.help or "").split("\n\n")[0].replace("\n", " ") == short
+
+
+# --- Accounts
+
+
+def test_an_account_is_created_funded_limited_and_read_by_its_name(agentpay: Client) -> None:
+    made = agentpay.json("accounts", "create", "Research bot")
+    assert agentpay.json("accounts", "fund", "Research bot", "12.5")["balance_usdc"] == "12.500000"
+    policy = agentpay.json(
+        *("accounts", "policy", "@research-bot", "--max-single-transfer", "2.5", "--category", "data"),
+        *("--allow", "Research bot", "--require-memo"),
+    )
+    assert (str(policy["max_single_transfer"]), policy["categories"]) == ("2.5", ["data"])
+    assert (policy["allowed_counterparties"], policy["require_memo"]) == ([made["account_id"]], True)
+    cleared = agentpay.json(
+        *("accounts", "policy", "Research bot", "--max-single-transfer", "none", "--allow-any", "--pause")
+    )
+    assert cleared.get("max_single_transfer") is None
+    assert cleared.get("allowed_counterparties") is None
+    assert (cleared["require_memo"], cleared["paused"]) == (True, True)
+    assert agentpay.json("accounts", "policy", "Research bot") == cleared
+    found = agentpay.json("accounts", "get", made["account_id"])
+    assert (found["balance_usdc"], found["status"]) == ("12.500000", "paused")
+    assert agentpay.items("accounts", "list", "--status", "active") == []
+
+
+def test_a_name_must_be_that_of_one_account(agentpay: Client) -> None:
+    first, second = (agentpay.json("accounts", "create", "Twin")["account_id"] for _ in range(2))
+    said = agentpay.refused("accounts", "get", "Twin")
+    assert "2 matches for account named 'Twin'" in said
+    assert first in said
+    assert second in said
+    said = agentpay.refused("accounts", "get", "Nobody")
+    assert said == ("Error: there is no account named 'Nobody'. List them with agentpay accounts list.\n")
+    failure = json.loads(agentpay.run("accounts", "get", "Nobody", "--json").stderr)
+    assert failure["error"] == "not_found"
+
+
+def test_a_budget_is_one_sentence_and_the_figures(
+    agentpay: Client, server: AgentPayServer, funded: Funded
+) -> None:
+    account_id = funded("7", name="Bot").account_id
+    agentpay.json("accounts", "policy", "Bot", "--max-single-transfer", "2.5")
+    assert agentpay.shown("budget", "Bot").startswith("Bot may spend now: 2.50 USDC in one transfer\n")
+    assert agentpay.json("budget", account_id)["available_usdc"] == "7.000000"
+    agentpay.environment["AGENTPAY_API_KEY"] = server.console.agent_keys.create(account_id).key
+    assert agentpay.json("budget")["account_id"] == account_id
+
+
+def test_funding_elsewhere_than_on_a_test_chain_says_where_to_send_usdc(
+    agentpay: Client, funded: Funded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    account = funded(name="Bot")
+    real = AgentPay.request
+
+    def without_sandbox(self: AgentPay, method: str, path: str, **others: object) -> object:
+        return real(self, method, path.replace("/sandbox", "/no-such-extension"), **others)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(AgentPay, "request", without_sandbox)
+    said = agentpay.refused("accounts", "fund", "Bot", "1")
+    assert f"no sandbox. Send USDC to the token account {account.usdc_token_account}" in said
+
+
+# --- Transfers and sessions
+
+
+def test_a_transfer_is_checked_made_once_and_listed(agentpay: Client, funded: Funded) -> None:
+    funded(name="Payer")
+    agentpay.json("accounts", "create", "Shop")
+    ends = ("--from", "Payer", "--to", "Shop", "--amount", "1.5")
+    assert agentpay.json("transfers", "check", *ends)["would"] == "settle"
+    made = agentpay.json("transfers", "create", *ends, "--memo", "rent", "--idempotency-key", "k1")
+    assert agentpay.json("transfers", "create", *ends, "--memo", "rent", "--idempotency-key", "k1") == made
+    (listed,) = agentpay.items("transfers", "list", "--account", "Payer", "--status", "settled")
+    assert listed["transfer_id"] == made["transfer_id"]
+    assert agentpay.json("transfers", "get", made["transfer_id"])["memo"] == "rent"
+    shown = agentpay.shown("transfers", "list").splitlines()
+    assert re.fullmatch(rf"Payer +1\.50 +settled +\S+ +Shop +rent +{made['transfer_id']}", shown[1]), shown
+
+
+def test_a_transfer_of_unknown_outcome_ends_with_3_and_says_how_to_resume_it(
+    server: AgentPayServer, agentpay: Client, funded: Funded
+) -> None:
+    funded(name="Payer")
+    agentpay.json("accounts", "create", "Shop")
+    server.sandbox.set_fault("http:POST /v1/transfers", effect="reply_lost")
+    ends = ("--from", "Payer", "--to", "Shop", "--amount", "1.5")
+    result = agentpay.run("transfers", "create", *ends, "--json")
+    server.sandbox.clear_faults()
+    assert (result.exit_code, result.stdout) == (3, "")
+    failure = json.loads(result.stderr)
+    assert failure["error"] == "outcome_unknown"
+    agentpay.json("transfers", "create", *ends, "--idempotency-key", failure["idempotency_key"])
+    assert len(agentpay.items("transfers", "list")) == 1
+
+
+def test_an_agents_key_pays_from_its_account(
+    server: AgentPayServer, agentpay: Client, funded: Funded
+) -> None:
+    account_id = funded(name="Payer").account_id
+    payee = agentpay.json("accounts", "create", "Shop")["account_id"]
+    assert "an operator key has many accounts" in agentpay.refused(
+        "transfers", "create", "--to", payee, "--amount", "1"
+    )
+    agentpay.environment["AGENTPAY_API_KEY"] = agentpay.shown(
+        "keys", "create", "--account", "Payer", "-q"
+    ).strip()
+    assert agentpay.json("whoami")["account_id"] == account_id
+    assert agentpay.json("transfers", "create", "--to", payee, "--amount", "1")["from"] == account_id
+    # It may not list accounts, so identifiers stand in the place of names.
+    assert account_id in agentpay.shown("transfers", "list")
+
+
+def test_a_session_is_opened_charged_and_closed(agentpay: Client, funded: Funded) -> None:
+    funded(name="Payer")
+    agentpay.json("accounts", "create", "Shop")
+    session_id = agentpay.shown(
+        "sessions", "open", "--from", "Payer", "--to", "Shop", "--cap", "2", "--quiet"
+    ).strip()
+    agentpay.json("sessions", "charge", session_id, "0.75")
+    assert agentpay.json("sessions", "get", session_id)["running_total_usdc"] == "0.750000"
+    shown = agentpay.shown("sessions", "list", "--account", "Payer", "--status", "open")
+    assert re.search(rf"Payer +0\.75 +2\.00 +open +.* {session_id}", shown), shown
+    assert agentpay.json("sessions", "close", session_id)["settled_usdc"] == "0.750000"
+
+
+def test_payments_are_listed_with_seller_and_payer_and_shown() -> None:
+    """The exchange is exact here: that sellers are paid is tested where payments are."""
+    account = testing.account(name="Payer")
+    payment = testing.payment("settled", account_id=account.account_id, origin="https://api.example")
+    page = {"data": [payment.to_dict()], "cursor": "", "has_more": False}
+    environment = {
+        "AGENTPAY_BASE_URL": "https://pay.example",
+        "AGENTPAY_API_KEY": "ap_operator_x",
+        "AGENTPAY_CONFIG": NO_CONFIG,
+    }
+    runner = CliRunner(env=environment)
+    with respx.mock(base_url="https://pay.example") as service:
+        listed = service.get("/payments").respond(json=page)
+        service.get("/v1/accounts").respond(
+            json={"data": [account.to_dict()], "cursor": "", "has_more": False}
+        )
+        service.get(f"/payments/{payment.transfer_id}").respond(json=payment.to_dict())
+        result = runner.invoke(
+            main,
+            [
+                "payments",
+                "list",
+                "--account",
+                "Payer",
+                "--status",
+                "settled",
+                "--origin",
+                "https://api.example",
+            ],
+        )
+        assert result.exit_code == 0, result.output
+        pattern = rf"Payer +\d+\.\d+ +settled +https://api\.example .*{payment.transfer_id}"
+        assert re.search(pattern, result.stdout), result.stdout
+        query = dict(listed.calls.last.request.url.params)
+        assert query == {
+            "account_id": account.account_id,
+            "status": "settled",
+            "origin": "https://api.example",
+            "limit": "100",
+        }
+        shown = runner.invoke(main, ["payments", "get", payment.transfer_id, "--json"])
+        assert json.loads(shown.stdout)["origin"] == "https://api.example"
+
+
+# --- Webhooks, events, keys
+
+
+def test_a_webhook_is_made_listed_rotated_and_deleted_by_its_url(
+    server: AgentPayServer, agentpay: Client, funded: Funded
+) -> None:
+    account_id = funded(name="Payer").account_id
+    with Receiver() as receiver:
+        secret = agentpay.shown(
+            *("webhooks", "create", receiver.url, "--events", "transfer.*,session.opened"),
+            *("--account", "Payer", "--low-balance", "2", "-q"),
+        )
+        assert secret.startswith("whsec_")
+        (webhook,) = agentpay.items("webhooks", "list")
+        types = ["transfer.initiated", "transfer.settled", "transfer.rejected", "session.opened"]
+        assert (webhook["events"], webhook["account_ids"]) == (types, [account_id])
+        assert agentpay.json("webhooks", "rotate", receiver.url, "--overlap", "0")["secret"] != secret.strip()
+        assert agentpay.json("webhooks", "delete", receiver.url) == {
+            "webhook_id": webhook["webhook_id"],
+            "status": "deleted",
+        }
+    assert "No webhooks. Create one with agentpay webhooks create URL." in agentpay.shown("webhooks", "list")
+
+
+def test_events_are_listed_and_sent_again(server: AgentPayServer, agentpay: Client, funded: Funded) -> None:
+    payer = funded(name="Payer").account_id
+    agentpay.json("accounts", "create", "Shop")
+    inbox = server.webhook_inbox(events=["transfer.settled"])
+    agentpay.json("transfers", "create", "--from", payer, "--to", "Shop", "--amount", "1")
+    (event,) = agentpay.items("events", "list", "--type", "transfer.settled", "--account", "Payer")
+    shown = agentpay.shown("events", "list", "--type", "transfer.settled")
+    assert re.search(rf"transfer\.settled +Payer +1\.000000 +{event['id']}", shown), shown
+    (delivery,) = agentpay.items("events", "replay", event["id"])
+    assert delivery["webhook_id"] == inbox.webhook_id
+
+
+def test_a_key_is_revoked_by_its_name(agentpay: Client, funded: Funded) -> None:
+    funded(name="Payer")
+    agentpay.json("keys", "create", "--account", "Payer", "--name", "laptop")
+    agentpay.json("operator-keys", "create", "deploy")
+    assert agentpay.json("keys", "revoke", "laptop")["status"] == "revoked"
+    assert agentpay.json("operator-keys", "revoke", "deploy")["status"] == "revoked"
+    assert "there is no agent key named 'laptop'" in agentpay.refused("keys", "revoke", "laptop")
+
+
+# --- Forms
+
+
+@pytest.mark.parametrize("width", ["80", "100", "200"])
+def test_identifiers_are_whole_on_one_line_at_80_columns(
+    server: AgentPayServer,
+    agentpay: Client,
+    client: AgentPay,
+    funded: Funded,
+    width: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    account_id = funded(name="A research bot with a very long name indeed, longer than most").account_id
+    inbox = server.webhook_inbox()
+    agentpay.json("keys", "create", "--account", account_id, "--name", "a name that is rather long for a key")
+    agentpay.json("sessions", "open", "--from", account_id, "--to", _shop(client), "--cap", "1")
+    pending(client, account_id, memo="a memo that nobody would want to read in a table of transfers")
+    server.sandbox.clock.advance(0)
+    assert inbox.webhook_id
+
+    real = Output.__init__
+
+    def on_a_narrow_terminal(self: Output, *, is_json: bool, is_quiet: bool = False) -> None:
+        real(self, is_json=is_json, is_quiet=is_quiet)
+        self._out.width = int(width)
+
+    monkeypatch.setattr(Output, "__init__", on_a_narrow_terminal)
+    lists = ("accounts", "transfers", "sessions", "approvals", "webhooks", "events", "deliveries", "keys")
+    for name in lists:
+        heading, *rows = agentpay.shown(name, "list").splitlines()
+        assert rows, name
+        assert len(rows) == len(agentpay.items(name, "list"))
+        for row in rows:
+            assert len(row) <= int(width), (name, row)
+            assert ID.search(row), (name, row)
+            # Nothing is a part of an identifier: what is shown of one is all of it.
+            assert not re.search(r"\b(?:acct|txn|sess|wh|evt|dlv|key)_[0-9a-z]{0,25}\b", row), (name, row)
+        assert len(heading) <= int(width)
+        shortest = agentpay.shown(name, "list", "--quiet").splitlines()
+        assert [bool(ID.fullmatch(line)) for line in shortest] == [True] * len(rows)
+        wide = agentpay.shown(name, "list", "--wide")
+        assert "…" not in wide
+
+
+def _shop(client: AgentPay) -> str:
+    return client.accounts.create(name="Shop").account_id
+
+
+def test_a_list_is_followed_as_it_changes(
+    agentpay: Client, client: AgentPay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = client.accounts.create(name="First")
+    looks = 0
+
+    def sleep(_: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            client.policies.update(first.account_id, paused=True)
+            client.accounts.create(name="Second")
+        if looks == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("agentpay.cli.listing.time", SimpleNamespace(sleep=sleep))
+    result = agentpay.run("accounts", "list", "--watch", "--json")
+    assert result.exit_code == 0
+    shown = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [(each["name"], each["status"]) for each in shown] == [
+        ("First", "active"),
+        ("First", "paused"),
+        ("Second", "active"),
+    ]
+
+
+def test_following_goes_on_when_the_server_is_back(
+    server: AgentPayServer, agentpay: Client, client: AgentPay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = 0
+
+    def sleep(_: float) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            server.sandbox.set_fault("http:GET /v1/accounts", effect="internal_error")
+        if looks == 2:
+            server.sandbox.clear_faults()
+            client.accounts.create(name="Later")
+        if looks == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("agentpay.cli.listing.time", SimpleNamespace(sleep=sleep))
+    result = agentpay.run("accounts", "list", "--watch", "-q")
+    assert result.exit_code == 0
+    assert "Cannot read the list, retrying" in result.stderr
+    assert len(result.stdout.splitlines()) == 1
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize(("program", "group"), [("agentpay", main), ("agentpay-server", server_main)])
+def test_a_shell_completes_commands_and_event_types(program: str, group: click.Group, shell: str) -> None:
+    result = CliRunner().invoke(group, ["completion", shell], prog_name=program)
+    assert result.exit_code == 0
+    variable = f"_{program.replace('-', '_').upper()}_COMPLETE"
+    assert f"{variable}={shell}_complete" in result.stdout
+    words = {"COMP_WORDS": f"{program} listen --events transfer.settled,escal", "COMP_CWORD": "3"}
+    if shell == "fish":
+        words["COMP_CWORD"] = "transfer.settled,escal"
+    completed = CliRunner(env={**words, variable: f"{shell}_complete"}).invoke(group, [], prog_name=program)
+    assert "transfer.settled,escalation.required" in completed.output

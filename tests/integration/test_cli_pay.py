@@ -1,0 +1,55 @@
+"""`agentpay-server pay`: one 402 paid from the command line, with the exchange in sight."""
+
+from collections.abc import Iterator
+
+import pytest
+import validators
+from command_line import CommandLine
+from server_world import Funded
+
+from agentpay import AgentPay
+from agentpay_server import AgentPayServer
+from agentpay_server.paywall import Paywall
+
+
+@pytest.fixture
+def paywall(server: AgentPayServer) -> Iterator[Paywall]:
+    validators.embedded_only("the seller lives on its chain")
+    with Paywall(server, {"/forecast": "0.25"}, protocols=["mpp"]) as shop:
+        shop.sell("/free", "0.25", mode="fail_after_settling")
+        shop.listen()
+        yield shop
+
+
+def test_it_pays_once_and_shows_the_exchange(
+    commands: CommandLine, client: AgentPay, funded: Funded, paywall: Paywall
+) -> None:
+    account_id = funded("1").account_id
+    result = commands.run(
+        "pay", f"{paywall.base_url}/forecast", "--account", account_id, "--payment-key", "f-7"
+    )
+    assert result.exit_code == 0, result.output
+    assert '{"path":"/forecast","paid_usdc":"0.250000"}' in result.stdout
+    assert ": 402" in result.stderr
+    assert "0.250000 USDC to" in result.stderr
+    assert "with Authorization: 200" in result.stderr
+    assert "is settled" in result.stderr
+
+    again = commands.run(
+        "pay", f"{paywall.base_url}/forecast", "--account", account_id, "--payment-key", "f-7"
+    )
+    assert (again.exit_code, "presents the same payment" in again.stderr) == (1, True)
+    assert str(client.accounts.balance(account_id).balance_usdc) == "0.750000"
+    assert len(paywall.sales) == 1
+
+
+def test_what_it_does_not_pay_it_says(commands: CommandLine, funded: Funded, paywall: Paywall) -> None:
+    account_id = funded("1").account_id
+    url = f"{paywall.base_url}/forecast"
+    dear = commands.run("pay", url, "--account", account_id, "--max-amount", "0.2")
+    assert (dear.exit_code, dear.stdout, "Error: " in dear.stderr) == (1, "", True)
+    unknown = commands.run("pay", f"{paywall.base_url}/else", "--account", account_id)
+    assert (unknown.exit_code, "not_found" in unknown.stdout) == (0, True)
+    gone = commands.refused("pay", "http://127.0.0.1:9/", "--account", account_id)
+    assert "no response" in gone
+    assert paywall.sales == []

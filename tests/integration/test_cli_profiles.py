@@ -1,0 +1,168 @@
+"""Named services: one private file, and keys that go only where they belong."""
+
+import json
+import os
+import stat
+import tomllib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+from receivers import closed_port
+
+from agentpay.cli import main
+from agentpay.cli.profiles import Config, Profile, config_path, read_config, write_config
+from agentpay_server import AgentPayServer
+
+UNSET = {"AGENTPAY_API_KEY": None, "AGENTPAY_BASE_URL": None, "AGENTPAY_PROFILE": None}
+
+
+class Shell:
+    """Runs `agentpay` with a config file of its own and no variables but those that are passed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def run(self, *arguments: str, typed: str | None = None, **variables: str) -> Result:
+        environment = {**UNSET, "AGENTPAY_CONFIG": str(self.path), **variables}
+        result = CliRunner(env=environment).invoke(main, list(arguments), input=typed)
+        assert "Traceback" not in result.output
+        return result
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    return Shell(tmp_path / "deep" / "config.toml")
+
+
+def add(shell: Shell, name: str, server: AgentPayServer) -> Result:
+    return shell.run("profiles", "add", name, "--url", server.listen(), typed=f"{server.operator_key}\n")
+
+
+def test_a_service_is_stored_privately_and_used(shell: Shell, server: AgentPayServer) -> None:
+    result = add(shell, "local", server)
+    assert result.exit_code == 0
+    assert server.operator_key not in result.output
+    assert "operator key, embedded" in result.output
+    assert stat.S_IMODE(shell.path.stat().st_mode) == 0o600
+    assert list(shell.path.parent.iterdir()) == [shell.path]
+    assert json.loads(shell.run("whoami", "--json").stdout)["kind"] == "operator"
+    listed = shell.run("profiles", "list")
+    assert listed.stdout == f"* local {server.base_url}\n"
+
+
+def test_one_of_several_is_named_or_made_the_current_one(shell: Shell) -> None:
+    with AgentPayServer() as first, AgentPayServer() as second:
+        add(shell, "first", first)
+        add(shell, "second", second)
+        second.client().accounts.create(name="Of the second")
+        assert shell.run("accounts", "list", "-q").stdout == "No accounts"[:0]
+        assert len(shell.run("accounts", "list", "-q", "--profile", "second").stdout.splitlines()) == 1
+        assert len(shell.run("accounts", "list", "-q", AGENTPAY_PROFILE="second").stdout.splitlines()) == 1
+        assert shell.run("profiles", "use", "second").exit_code == 0
+        assert len(shell.run("accounts", "list", "-q").stdout.splitlines()) == 1
+        assert shell.run("profiles", "remove", "second").exit_code == 0
+        assert "no operator key" in shell.run("accounts", "list").stderr
+
+
+def test_a_profiles_key_goes_to_its_own_url_only(shell: Shell, server: AgentPayServer) -> None:
+    add(shell, "local", server)
+    elsewhere = f"http://127.0.0.1:{closed_port()}"
+    for arguments in (["--url", elsewhere, "--profile", "local"], ["--key", "k", "--profile", "local"]):
+        result = shell.run("whoami", *arguments)
+        assert result.exit_code == 2
+        assert "--profile has a URL and a key" in result.stderr
+    assert "no operator key" in shell.run("whoami", "--url", elsewhere).stderr
+    assert "no operator key" in shell.run("whoami", AGENTPAY_BASE_URL=elsewhere).stderr
+    # A key from the environment is not sent to the URL of a profile either.
+    lone = shell.run("whoami", AGENTPAY_API_KEY="ap_operator_other")
+    assert "no server responds at http://127.0.0.1:8402" in lone.stderr or "unauthorized" in lone.stderr
+
+
+def test_a_wrong_key_is_not_stored_and_an_absent_server_is_no_reason_not_to(
+    shell: Shell, server: AgentPayServer
+) -> None:
+    result = shell.run("profiles", "add", "wrong", "--url", server.listen(), "--key", "ap_operator_no")
+    assert result.exit_code == 1
+    assert "unauthorized" in result.stderr
+    assert not shell.path.exists()
+    away = f"http://127.0.0.1:{closed_port()}"
+    result = shell.run("profiles", "add", "away", "--url", away, "--key", "ap_operator_later")
+    assert result.exit_code == 0
+    assert "stored unchecked" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [["use", "none"], ["remove", "none"]])
+def test_an_unknown_profile_is_named(shell: Shell, arguments: list[str]) -> None:
+    result = shell.run("profiles", *arguments)
+    assert result.exit_code == 1
+    assert "there is no profile 'none'; stored: none." in result.stderr
+    assert "names profile 'none'" in shell.run("whoami", "--profile", "none").stderr
+
+
+@pytest.mark.parametrize(
+    "text", ["not toml [", "profiles = 3", "[profiles.a]\nbase_url = 1\napi_key = 'k'", "current = 1", "\xff"]
+)
+def test_a_file_that_is_something_else_is_reported_and_left(shell: Shell, text: str) -> None:
+    shell.path.parent.mkdir()
+    shell.path.write_bytes(text.encode("latin-1"))
+    for arguments in (
+        ["profiles", "list"],
+        ["profiles", "add", "a", "--url", "http://127.0.0.1:1", "--key", "k"],
+    ):
+        result = shell.run(*arguments)
+        assert result.exit_code == 1
+        assert str(shell.path) in result.stderr
+    assert shell.run("whoami").exit_code == 2
+    assert shell.path.read_bytes() == text.encode("latin-1")
+
+
+def test_a_file_that_cannot_be_written_is_reported(shell: Shell, server: AgentPayServer) -> None:
+    shell.path.parent.write_text("a file where a directory should be")
+    assert "cannot" in add(shell, "local", server).stderr
+
+
+def test_no_key_is_read_from_nowhere(shell: Shell) -> None:
+    result = shell.run("profiles", "add", "a", "--url", "http://127.0.0.1:1", typed="\n")
+    assert result.exit_code == 2
+    assert "no key: pass it on standard input" in result.stderr
+
+
+def test_a_secret_is_kept_between_runs_of_listen(shell: Shell) -> None:
+    first, second = (shell.run("listen", "--print-secret") for _ in range(2))
+    assert first.stdout == second.stdout
+    assert first.stdout.startswith("whsec_")
+    assert json.loads(shell.run("listen", "--print-secret", "--json").stdout) == {
+        "secret": first.stdout.strip()
+    }
+    assert stat.S_IMODE(shell.path.stat().st_mode) == 0o600
+
+
+def test_the_file_is_where_the_system_has_such_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("AGENTPAY_CONFIG", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CONFIG_HOME", "relative")
+    assert config_path() == tmp_path / ".config" / "agentpay" / "config.toml"
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "other"))
+    assert config_path() == tmp_path / "other" / "agentpay" / "config.toml"
+
+
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
+configs = st.builds(
+    Config,
+    profiles=st.dictionaries(text, st.builds(Profile, base_url=text, api_key=text), max_size=3),
+    current=st.none() | text,
+    listen_secret=st.none() | text,
+)
+
+
+@given(configs)
+def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, config: Config) -> None:
+    path = tmp_path_factory.getbasetemp() / f"config-{os.getpid()}.toml"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AGENTPAY_CONFIG", str(path))
+        write_config(config)
+        assert read_config() == config
+    tomllib.loads(path.read_text("utf-8"))

@@ -1,0 +1,294 @@
+"""What the console asks of long lists: accounts in full, filters by time and transfer, replays (CO22).
+
+The plans of the statements show that none walks along the whole history.
+"""
+
+import re
+import sqlite3
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import httpx
+import pytest
+from attrs import frozen
+from server_world import START, raw_client, refused
+from sqlalchemy.dialects import sqlite
+
+from agentpay import AgentPay
+from agentpay.contract.console import AccountDetail
+from agentpay_server import AgentPayServer
+from agentpay_server.database import tables
+from agentpay_server.operators import summary_store
+from agentpay_server.webhooks import deliveries, delivery_store, event_store
+from agentpay_server.webhooks.rules import DeliveryStatus
+
+HOUR = timedelta(hours=1)
+
+
+@frozen
+class Day:
+    """A server with one transfer in each of four hours, each with two events and a delivery."""
+
+    server: AgentPayServer
+    http: httpx.Client
+    transfers: list[str]
+    webhook_id: str
+
+    def listed(self, path: str, **query: object) -> list[Any]:
+        return list(self.http.get(path, params={"limit": 100, **query}).json()["data"])
+
+    def hours(self, path: str, **query: object) -> list[str]:
+        return [item["created_at"][11:13] for item in self.listed(path, **query)][::-1]
+
+
+@pytest.fixture(scope="module")
+def day() -> Iterator[Day]:
+    with AgentPayServer(clock=START) as server, raw_client(server) as http:
+        client = server.client()
+        payer, payee = (client.accounts.create(name=name).account_id for name in "ab")
+        server.sandbox.fund(payer, 100)
+        inbox = server.webhook_inbox(events=["transfer.settled"])
+        made = []
+        for _ in range(4):
+            made.append(client.transfers.create(from_=payer, to=payee, amount="1").transfer_id)
+            server.sandbox.clock.advance(hours=1)
+        yield Day(server, http, made, str(inbox.webhook_id))
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "hours"),
+    [
+        (None, None, ["00", "01", "02", "03"]),
+        (0, None, ["01", "02", "03"]),
+        (None, 1, ["00", "01"]),
+        (0, 2, ["01", "02"]),
+        (1.5, 1.6, []),
+        (9, None, []),
+        (None, -1, []),
+        (-99999, 99999, ["00", "01", "02", "03"]),
+    ],
+)
+def test_events_and_deliveries_are_listed_after_a_moment_and_up_to_another(
+    day: Day, since: float | None, until: float | None, hours: list[str]
+) -> None:
+    moments = {"since": since, "until": until}
+    query = {name: (START + h * HOUR).isoformat() for name, h in moments.items() if h is not None}
+    assert day.hours("/console/events", type="transfer.settled", **query) == hours
+    listed = [it["attempts"][0]["at"][11:13] for it in day.listed("/console/deliveries", **query)]
+    assert listed[::-1] == hours
+
+
+def test_filters_by_time_are_paged(day: Day) -> None:
+    query = {"since": (START - HOUR).isoformat(), "until": (START + 2 * HOUR).isoformat(), "limit": 2}
+    seen, cursor = [], ""
+    while True:
+        page = day.http.get("/console/events", params={**query, "cursor": cursor}).json()
+        seen += [event["id"] for event in page["data"]]
+        cursor = page["cursor"]
+        if not page["has_more"]:
+            break
+    assert seen == [event["id"] for event in day.listed("/console/events", until=query["until"])]
+
+
+def test_a_transfer_has_its_events_and_their_deliveries(day: Day) -> None:
+    for transfer_id in day.transfers:
+        events = day.listed("/console/events", transfer_id=transfer_id)
+        assert [event["type"] for event in events] == ["transfer.settled", "transfer.initiated"]
+        assert {event["data"]["transfer_id"] for event in events} == {transfer_id}
+        (delivery,) = day.listed("/console/deliveries", transfer_id=transfer_id, status="delivered")
+        assert delivery["event_id"] == events[0]["id"]
+    assert day.listed("/console/events", transfer_id="txn_unknown") == []
+    assert day.listed("/console/deliveries", transfer_id="txn_unknown") == []
+
+
+@pytest.mark.parametrize("path", ["/console/events", "/console/deliveries"])
+@pytest.mark.parametrize("moment", ["yesterday", "2026-01-01T00:00:00", ""])
+def test_a_moment_without_an_offset_is_400(day: Day, path: str, moment: str) -> None:
+    refused(day.http.get(path, params={"since": moment}), "invalid_request")
+
+
+def test_the_client_has_the_filters(day: Day) -> None:
+    console = day.server.console
+    events = list(console.events.list(transfer_id=day.transfers[1], since=START, until=START + HOUR))
+    assert len(events) == 2
+    assert len(list(console.deliveries.list(transfer_id=day.transfers[1], since=START))) == 1
+
+
+# --- Accounts in full -------------------------------------------------------------------------------------
+
+
+def test_accounts_are_listed_as_each_is_read_alone(server: AgentPayServer, client: AgentPay) -> None:
+    made = [client.accounts.create(name=f"{n}", metadata={"n": n}).account_id for n in range(3)]
+    server.sandbox.fund(made[0], 10)
+    client.policies.update(made[0], max_daily_spend=5)
+    client.transfers.create(from_=made[0], to=made[1], amount="2")
+    client.policies.pause(made[2])
+    listed = list(client.console.accounts.list(limit=2))
+    assert listed == [client.console.accounts.get(account_id) for account_id in reversed(made)]
+    assert isinstance(listed[0], AccountDetail)
+    other = server.client(api_key=server.sandbox.create_operator("Other").key)
+    assert list(other.console.accounts.list()) == []
+
+
+# --- Replays of many --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def failed(server: AgentPayServer, client: AgentPay) -> Iterator[Any]:
+    """An inbox that has failed two events and got a third."""
+    payer, payee = (client.accounts.create(name=name).account_id for name in "ab")
+    server.sandbox.fund(payer, 100)
+    inbox = server.webhook_inbox(events=["transfer.settled"])
+    inbox.fail_next(times=10)
+    for _ in range(2):
+        client.transfers.create(from_=payer, to=payee, amount="1")
+        server.sandbox.clock.advance(hours=4)
+    client.transfers.create(from_=payer, to=payee, amount="1")
+    server.sandbox.clock.advance(0)
+    return inbox
+
+
+def of_status(server: AgentPayServer, status: str) -> int:
+    return sum(1 for delivery in server.deliveries if delivery.status == status)
+
+
+def test_all_undelivered_events_since_a_moment_are_replayed_once(server: AgentPayServer, failed: Any) -> None:
+    console = server.console
+    assert of_status(server, "undelivered") == 2
+    assert console.deliveries.replay(since=START + HOUR).replayed == 1
+    assert console.deliveries.replay(since=START - HOUR).replayed == 1, "the other one is under way"
+    assert console.deliveries.replay(since=START - HOUR).to_dict() == {"replayed": 0, "has_more": False}
+    server.sandbox.clock.advance(0)
+    assert console.deliveries.replay(since=START - HOUR).replayed == 0, "both were received"
+    assert of_status(server, "delivered") == 3
+    assert len({delivery.event_id for delivery in server.deliveries}) == 3
+
+
+def test_what_fails_again_is_replayed_again(server: AgentPayServer, failed: Any) -> None:
+    failed.fail_next(times=10)
+    assert server.console.deliveries.replay(since=START - HOUR).replayed == 2
+    server.sandbox.clock.advance(hours=4)
+    assert of_status(server, "undelivered") == 4
+    assert server.console.deliveries.replay(since=START - HOUR).replayed == 2
+
+
+def test_delivered_events_are_replayed_for_a_receiver_that_lost_them(
+    server: AgentPayServer, failed: Any
+) -> None:
+    assert server.console.deliveries.replay(since=START - HOUR, status="delivered").replayed == 1
+    server.sandbox.clock.advance(0)
+    (received,) = {delivery.event_id for delivery in server.deliveries if delivery.status == "delivered"}
+    assert sum(delivery.event_id == received for delivery in server.deliveries) == 2
+
+
+def test_a_replay_is_of_one_webhook_and_one_operator(
+    server: AgentPayServer, http: httpx.Client, failed: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = server.webhook_inbox(events=["transfer.settled"])
+    replay = server.console.deliveries.replay
+    assert replay(since=START - HOUR, webhook_id=other.webhook_id).replayed == 0
+    stranger = server.client(api_key=server.sandbox.create_operator("Other").key)
+    assert stranger.console.deliveries.replay(since=START - HOUR).replayed == 0
+    body = {"since": "2025-01-01T00:00:00Z", "webhook_id": "wh_unknown"}
+    refused(http.post("/console/deliveries/replay", json=body), "invalid_request")
+    monkeypatch.setattr(deliveries, "REPLAYED_AT_ONCE", 1)
+    assert replay(since=START - HOUR, webhook_id=failed.webhook_id).to_dict() == {
+        "replayed": 1,
+        "has_more": True,
+    }
+    assert replay(since=START - HOUR).has_more is False
+    newest = next(iter(server.console.audit.list()))
+    assert (newest.action, newest.subject) == ("console.deliveries.replay", "deliveries")
+    assert newest.after == {"since": "2025-12-31T23:00:00.000Z", "status": "undelivered", "replayed": 1}
+
+
+def test_a_deleted_webhook_gets_nothing_more(server: AgentPayServer, failed: Any) -> None:
+    server.console.webhooks.delete(failed.webhook_id)
+    assert server.console.deliveries.replay(since=START - HOUR).replayed == 0
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{}, {"since": None}, {"since": "2026-01-01"}, {"since": "2026-01-01T00:00:00Z", "status": "retrying"}],
+)
+def test_a_replay_needs_a_moment_and_a_status_that_is_final(day: Day, body: dict[str, object]) -> None:
+    refused(day.http.post("/console/deliveries/replay", json=body), "invalid_request")
+
+
+# --- Plans ------------------------------------------------------------------------------------------------
+
+STATEMENTS = {
+    "event_store.page after": (event_store._page_by("since_us"), {"ix_events_time", "ix_events_operator"}),
+    "event_store.page within": (
+        event_store._page_by("since_us", "until_us"),
+        {"ix_events_time", "ix_events_operator"},
+    ),
+    "event_store.page of a transfer": (event_store._page_by("transfer_id"), {"ix_events_transfer"}),
+    "event_store.between": (event_store._BETWEEN, {"ix_events_operator"}),
+    "event_store.after": (event_store._AFTER, {"INTEGER PRIMARY KEY"}),
+    "delivery_store.page within": (
+        delivery_store._page_by("since_us", "until_us"),
+        {"ix_deliveries_time", "ix_deliveries_operator"},
+    ),
+    "delivery_store.page of a transfer": (
+        delivery_store._page_by("transfer_id"),
+        {"ix_deliveries_event", "ix_events_transfer"},
+    ),
+    "delivery_store.replayable": (
+        delivery_store._REPLAYABLE_BY_STATUS[DeliveryStatus.UNDELIVERED],
+        {"ix_deliveries_time"},
+    ),
+    "summary_store.accounts": (summary_store._ACCOUNTS, {"ix_accounts_operator"}),
+    "summary_store.pending": (summary_store._PENDING, {"ix_transfers_operator_status"}),
+    "summary_store.undelivered": (summary_store._UNDELIVERED, {"ix_deliveries_undelivered"}),
+    "summary_store.open": (summary_store._OPEN, {"ix_sessions_operator_status"}),
+}
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_no_statement_of_the_console_walks_along_a_history(name: str) -> None:
+    statement, indexes = STATEMENTS[name]
+    compiled = str(statement.compile(dialect=sqlite.dialect(paramstyle="named")))
+    with sqlite3.connect(":memory:") as connection:
+        from sqlalchemy import create_engine  # noqa: PLC0415
+
+        engine = create_engine("sqlite://", creator=lambda: connection)
+        tables.metadata.create_all(engine)
+        values = dict.fromkeys(re.findall(r":(\w+)", compiled), 1)
+        plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {compiled}", values)]
+    assert not [step for step in plan if step.startswith("SCAN") and "anon_1" not in step], plan
+    used = set(re.findall(r"(?:ix_\w+|INTEGER PRIMARY KEY)", " ".join(plan)))
+    assert all(any(name.startswith(index) for name in used) for index in indexes), plan
+
+
+def test_moments_out_of_order_are_found_all_the_same() -> None:
+    """Two servers' clocks differ: a later number with an earlier time is on its side of the moment."""
+    with sqlite3.connect(":memory:") as connection:
+        from sqlalchemy import create_engine, insert  # noqa: PLC0415
+
+        engine = create_engine("sqlite://", creator=lambda: connection)
+        tables.metadata.create_all(engine)
+        times = [0, 100, 90, 110, 95]
+        with engine.begin() as unit:
+            for number, seconds in enumerate(times):
+                unit.execute(
+                    insert(tables.events).values(
+                        event_id=f"e{number}",
+                        operator_id="op",
+                        account_id="a",
+                        type="t",
+                        body="{}",
+                        created_us=seconds * 1_000_000,
+                    )
+                )
+
+        def found(**moments: int) -> list[str]:
+            with engine.begin() as unit:
+                filters = {name: value * 1_000_000 for name, value in moments.items()}
+                rows = event_store.page(unit, "op", 2**62, 10, filters)  # type: ignore[arg-type]
+            return sorted(row.event_id for row in rows)
+
+        assert found(since_us=95) == ["e1", "e3"]
+        assert found(until_us=95) == ["e0", "e2", "e4"]
+        assert found(since_us=90, until_us=100) == ["e1", "e4"]

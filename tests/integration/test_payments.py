@@ -1,0 +1,588 @@
+"""Payments behind HTTP 402, over HTTP, with a seller that broadcasts what it is given."""
+
+from typing import Any
+
+import pytest
+from sellers import ORIGIN, PROTOCOLS, Seller, message_of, name_of
+from server_world import refused
+
+from agentpay_server.accounts import store as account_store
+from agentpay_server.chain import transactions
+from agentpay_server.chain.custody import TREASURY
+from agentpay_server.chain.protocol import SignatureStatus
+
+LANDED = SignatureStatus(is_final=True)
+MINUTE = 61.0
+
+every_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
+
+
+@pytest.fixture
+def seller(server) -> Seller:
+    context = server._running.server.context
+    return Seller(server._running.server.chain, context.signer, server._running._owner.call).open()
+
+
+@pytest.fixture
+def account(funded):
+    return funded("10")
+
+
+@pytest.fixture
+def authorize(http, account):
+    def call(challenge: dict[str, Any], key: str = "forecast-7", **more: Any):
+        body = {"account_id": account.account_id, "idempotency_key": key, "origin": ORIGIN, **challenge}
+        return http.post("/payments", json={**body, **more})
+
+    return call
+
+
+@pytest.fixture
+def paid(authorize):
+    """Authorize, and return the payment."""
+
+    def call(challenge: dict[str, Any], key: str = "forecast-7", **more: Any) -> dict[str, Any]:
+        response = authorize(challenge, key, **more)
+        assert response.status_code == 201, response.json()
+        return dict(response.json())
+
+    return call
+
+
+def get(http, payment: dict[str, Any]) -> dict[str, Any]:
+    response = http.get(f"/payments/{payment['transfer_id']}")
+    assert response.status_code == 200
+    return dict(response.json())
+
+
+def events(server) -> list[tuple[str, Any]]:
+    return [(event.type, event.data) for event in server.events if event.type.startswith("transfer.")]
+
+
+# --- One purchase
+
+
+@every_protocol
+@pytest.mark.parametrize("is_sponsored", [True, False], ids=["sponsored", "own fee"])
+def test_a_402_is_paid(http, seller, paid, account, client, protocol, is_sponsored) -> None:
+    payment = paid(
+        seller.ask(protocol, 1_500, is_sponsored=is_sponsored), url=f"{ORIGIN}/forecast", memo="rain"
+    )
+
+    assert payment["status"] == "submitted"
+    assert payment["protocol"] == protocol
+    assert payment["amount_usdc"] == "0.001500"
+    assert payment["recipient"] == seller.wallet.address
+    assert payment["fee_payer"] == (str(seller.facilitator.pubkey()) if is_sponsored else None)
+    assert (payment["origin"], payment["url"], payment["memo"]) == (ORIGIN, f"{ORIGIN}/forecast", "rain")
+    assert (payment["tx_signature"] is None) == is_sponsored
+    assert not payment["is_replay"]
+    assert payment["expires_at"] == "2026-01-01T00:01:00.400Z"
+
+    assert seller.settle(payment["header"]) == LANDED
+    assert seller.received == 1_500
+    settled = get(http, payment)
+    assert settled["status"] == "settled"
+    assert settled["tx_signature"] == name_of(seller.cosigned(payment["header"]))
+    assert settled["header"] is None
+    assert client.transfers.get(payment["transfer_id"]).status == "settled"
+    assert str(client.accounts.get(account.account_id).balance_usdc) == "9.998500"
+
+
+@every_protocol
+def test_the_same_key_gives_the_same_transaction_wrapped_for_the_challenge_at_hand(
+    seller, paid, protocol
+) -> None:
+    first = paid(seller.ask(protocol))
+    again = paid(seller.ask(protocol))
+
+    assert again["is_replay"]
+    assert again["transfer_id"] == first["transfer_id"]
+    assert seller.transaction_in(again["header"]) == seller.transaction_in(first["header"])
+    assert (again["header"] == first["header"]) == (protocol == "x402_v1")
+    seller.settle(first["header"])
+    settled = paid(seller.ask(protocol))
+    assert (settled["status"], settled["is_replay"]) == ("settled", True)
+    assert seller.transaction_in(settled["header"]) == seller.transaction_in(first["header"])
+    assert seller.settle(settled["header"]) == LANDED
+    assert seller.received == 1_000
+
+
+@every_protocol
+def test_two_purchases_on_equal_terms_are_two_transactions(seller, paid, protocol) -> None:
+    first, second = paid(seller.ask(protocol), "one"), paid(seller.ask(protocol), "two")
+
+    messages = {message_of(seller.transaction_in(each["header"])) for each in (first, second)}
+    assert len(messages) == 2
+    assert seller.settle(first["header"]) == seller.settle(second["header"]) == LANDED
+    assert seller.received == 2_000
+
+
+def test_every_leg_of_a_split_is_paid(http, seller, paid) -> None:
+    payment = paid(seller.ask("mpp", 1_000, split=100))
+
+    assert payment["amount_usdc"] == "0.001000"
+    seller.settle(payment["header"])
+    assert (seller.received, seller.received_by_others) == (900, 100)
+    assert get(http, payment)["status"] == "settled"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"amount": 1_001},
+        {"is_sponsored": False},
+        {"extra": {"memo": "another"}},
+    ],
+    ids=["price", "fees", "memo"],
+)
+def test_other_terms_under_the_key_are_a_conflict_that_names_the_payment(
+    seller, paid, authorize, change
+) -> None:
+    payment = paid(seller.ask())
+
+    body = refused(authorize(seller.ask(**change)), "idempotency_conflict")
+    assert body["transfer_id"] == payment["transfer_id"]
+    assert seller.received == 0
+
+
+def test_another_caller_s_memo_or_another_seller_is_another_purchase(seller, paid, authorize) -> None:
+    paid(seller.ask())
+
+    refused(authorize(seller.ask(), memo="other"), "idempotency_conflict")
+    refused(authorize(seller.ask(), origin="https://other.example.com"), "idempotency_conflict")
+
+
+# --- Keys are shared with transfers
+
+
+def test_a_transfer_cannot_take_the_key_of_a_payment(http, seller, paid, account) -> None:
+    paid(seller.ask())
+
+    body = {"from": account.account_id, "to": seller.wallet.token_account, "amount": "0.001"}
+    refused(
+        http.post("/v1/transfers", json={**body, "idempotency_key": "forecast-7"}), "idempotency_conflict"
+    )
+
+
+def test_a_payment_cannot_take_the_key_of_a_transfer(http, seller, authorize, account) -> None:
+    body = {"from": account.account_id, "to": seller.wallet.token_account, "amount": "0.001"}
+    assert http.post("/v1/transfers", json={**body, "idempotency_key": "forecast-7"}).status_code == 200
+
+    refused(authorize(seller.ask()), "idempotency_conflict")
+    assert seller.received == 1_000
+
+
+# --- Expiry
+
+
+@every_protocol
+def test_a_payment_that_nobody_broadcasts_expires(
+    server, http, seller, paid, authorize, client, protocol
+) -> None:
+    payment = paid(seller.ask(protocol))
+    account_id = payment["account_id"]
+    assert str(client.accounts.budget(account_id).available_usdc) == "9.999000"
+
+    server.sandbox.clock.advance(MINUTE)
+
+    ended = client.transfers.get(payment["transfer_id"])
+    assert (ended.status, ended.error, ended.tx_signature) == ("failed", "payment_expired", None)
+    assert str(client.accounts.budget(account_id).available_usdc) == "10.000000"
+    assert (
+        refused(authorize(seller.ask(protocol)), "payment_expired")["transfer_id"] == payment["transfer_id"]
+    )
+    # What was handed out is worth nothing any more.
+    assert seller.settle(payment["header"]) is None
+    server.sandbox.clock.advance(1)
+    assert (seller.received, get(http, payment)["status"]) == (0, "failed")
+    (first, _), (second, told) = events(server)
+    assert (first, second) == ("transfer.initiated", "transfer.rejected")
+    assert told.rejection_reason == "payment_expired"
+
+
+def test_a_payment_that_is_broadcast_at_the_last_moment_settles(server, http, seller, paid) -> None:
+    payment = paid(seller.ask())
+    server.sandbox.clock.advance(59)
+
+    assert seller.settle(payment["header"]) == LANDED
+    server.sandbox.clock.advance(60)
+    assert get(http, payment)["status"] == "settled"
+
+
+def test_what_a_seller_broadcasts_is_booked_without_being_asked_for(server, seller, paid, client) -> None:
+    payment = paid(seller.ask())
+    seller.settle(payment["header"])
+
+    # Whatever runs by itself has come to its end then.
+    server.sandbox.snapshot()
+    assert client.transfers.get(payment["transfer_id"]).status == "settled"
+
+
+# --- Broadcast, and refused by the chain
+
+
+def test_a_payment_that_the_chain_refuses_has_failed(server, http, seller, paid, authorize) -> None:
+    payment = paid(seller.ask(amount=6_000_000))
+    first = paid(seller.ask(amount=3_000_000), "other")
+    context = server._running.server.context
+
+    async def drain() -> None:
+        # Behind the service's back.
+        (source,) = await server._running.server.context.database.read(_accounts)
+        signed = transactions.transfer(
+            context.signer,
+            await context.chain.latest_blockhash(),
+            usdc_mint=context.chain.usdc_mint,
+            account_index=source.key_index,
+            source=source.usdc_token_account,
+            recipient=seller.wallet.token_account,
+            amount_micro=5_000_000,
+            memo="drained",
+        )
+        await context.chain.send(signed.raw)
+
+    server._running._owner.call(drain())
+    status = seller.settle(payment["header"])
+    assert status is not None
+    assert status.failure is not None
+    failed = get(http, payment)
+    assert (failed["status"], failed["error"]) == ("failed", "payment_failed")
+    assert failed["tx_signature"] == name_of(seller.cosigned(payment["header"]))
+    assert refused(authorize(seller.ask(amount=6_000_000)), "payment_failed")["transfer_id"]
+    assert seller.settle(first["header"]) == LANDED
+
+
+def _accounts(connection):
+    return account_store.accounts_after(connection, 0, 10)
+
+
+# --- The policy decides
+
+
+def policy(http, account, **fields: Any) -> None:
+    assert http.put(f"/v1/accounts/{account.account_id}/policy", json=fields).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"max_single_transfer": 0.0005}, "max_single_transfer is 0.0005"),
+        ({"max_daily_spend": 0.0005}, "max_daily_spend is 0.0005"),
+        ({"allowed_counterparties": []}, "allowed_counterparties is"),
+        ({"categories": ["data"]}, "this payment has no category"),
+    ],
+)
+def test_a_policy_refuses_a_payment_as_any_transfer(http, seller, authorize, account, fields, words) -> None:
+    policy(http, account, **fields)
+
+    body = refused(authorize(seller.ask()), "policy_violation")
+    assert words in body["message"]
+    shown = get(http, body)
+    assert (shown["status"], shown["error"], shown["header"]) == ("rejected", "policy_violation", None)
+    # The key repeats it.
+    assert refused(authorize(seller.ask()), "policy_violation")["transfer_id"] == body["transfer_id"]
+
+
+def test_a_paused_account_pays_nothing(http, seller, authorize, account) -> None:
+    policy(http, account, paused=True)
+
+    refused(authorize(seller.ask()), "account_paused")
+
+
+def test_an_allowlist_must_name_every_leg(http, seller, authorize, account) -> None:
+    policy(http, account, allowed_counterparties=[seller.wallet.address])
+
+    assert (
+        seller.split.address
+        in refused(authorize(seller.ask("mpp", split=100)), "policy_violation")["message"]
+    )
+    assert authorize(seller.ask("mpp"), "other").status_code == 201
+    policy(http, account, allowed_counterparties=[seller.wallet.token_account, seller.split.address])
+    assert authorize(seller.ask("mpp", split=100), "third").status_code == 201
+
+
+def test_the_origin_is_memo_enough(http, seller, paid, account) -> None:
+    policy(http, account, require_memo=True)
+
+    assert paid(seller.ask())["memo"] is None
+
+
+def test_the_category_is_what_the_challenge_declares(http, seller, paid, authorize, account) -> None:
+    policy(http, account, categories=["weather"])
+
+    assert paid(seller.ask("mpp", category="weather"))["category"] == "weather"
+    refused(authorize(seller.ask("mpp", category="other"), "other"), "policy_violation")
+
+
+def test_payments_count_against_the_daily_limit_from_when_they_are_handed_out(
+    server, http, seller, paid, authorize, account
+) -> None:
+    policy(http, account, max_daily_spend=0.0025)
+    paid(seller.ask(), "one")
+    settled = paid(seller.ask(), "two")
+    seller.settle(settled["header"])
+
+    refused(authorize(seller.ask(), "three"), "policy_violation")
+    server.sandbox.clock.advance(MINUTE)
+    # The first has expired.
+    paid(seller.ask(), "four")
+    refused(authorize(seller.ask(), "five"), "policy_violation")
+
+
+def test_a_shortage_that_unpresented_payments_cause_is_refused_at_once(
+    server, http, seller, paid, authorize
+) -> None:
+    held = paid(seller.ask(amount=6_000_000), "one")
+
+    body = refused(authorize(seller.ask(amount=6_000_000), "two"), "insufficient_balance")
+    seller.settle(held["header"])
+    assert (
+        refused(authorize(seller.ask(amount=6_000_000), "two"), "insufficient_balance")["transfer_id"]
+        != body["transfer_id"]
+    )
+    assert authorize(seller.ask(amount=4_000_000), "three").status_code == 201
+
+
+# --- Pins
+
+
+def pin(http, **fields: Any) -> None:
+    assert http.put(f"/console/origins/{ORIGIN.replace('/', '%2F')}", json=fields).status_code == 200
+
+
+def test_a_pin_gives_the_category_whatever_the_challenge_claims(http, seller, paid, account) -> None:
+    policy(http, account, categories=["weather"])
+    pin(http, category="weather")
+
+    assert paid(seller.ask())["category"] == "weather"
+    assert paid(seller.ask("mpp", category="gifts"), "other")["category"] == "weather"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"blocked": True}, "is blocked"),
+        ({"max_amount": "0.0009"}, "max_amount of the pin"),
+        ({"recipients": ["9xQeWvG816bUx9EPjHmaT23yvVM2ZWbrrpZb9PusVFin"]}, "recipients of the pin"),
+    ],
+)
+def test_a_pin_wins_over_what_a_challenge_asks(http, seller, authorize, fields, words) -> None:
+    pin(http, **fields)
+
+    message = refused(authorize(seller.ask()), "policy_violation")["message"]
+    assert words in message
+    assert ORIGIN in message
+
+
+def test_pins_are_read_listed_and_deleted(http) -> None:
+    path = f"/console/origins/{ORIGIN.replace('/', '%2F')}"
+    pin(http, category="weather", max_amount="0.05")
+    http.put("/console/origins/http%3A%2F%2F127.0.0.1%3A8402", json={})
+
+    found = http.get(path).json()
+    assert (found["origin"], found["category"], found["max_amount"]) == (ORIGIN, "weather", "0.050000")
+    assert [each["origin"] for each in http.get("/console/origins").json()["data"]] == [
+        "http://127.0.0.1:8402",
+        ORIGIN,
+    ]
+    pin(http, blocked=True)
+    assert http.get(path).json()["category"] is None
+    assert http.get("/console/origins").json()["data"][0]["origin"] == ORIGIN
+    assert http.delete(path).status_code == 204
+    refused(http.get(path), "not_found")
+    refused(http.delete(path), "not_found")
+    refused(http.put("/console/origins/api.example.com", json={}), "invalid_request")
+
+
+# --- Approval
+
+
+def test_a_payment_waits_for_an_operator_and_is_signed_when_it_is_asked_for_again(
+    server, http, seller, authorize, paid, account
+) -> None:
+    policy(http, account, escalation_threshold=0.001)
+    waiting = authorize(seller.ask())
+    assert waiting.status_code == 202
+    payment = waiting.json()
+    assert (payment["status"], payment["header"], payment["tx_signature"]) == ("pending_approval", None, None)
+    assert authorize(seller.ask()).json()["transfer_id"] == payment["transfer_id"]
+
+    server.sandbox.clock.advance(120)
+    approved = http.post(f"/console/approvals/{payment['transfer_id']}/approve")
+    assert (approved.status_code, approved.json()["status"]) == (200, "approved")
+    assert get(http, payment)["status"] == "approved"
+    refused(authorize(seller.ask(amount=2_000)), "idempotency_conflict")
+
+    signed = paid(seller.ask())
+    assert (signed["transfer_id"], signed["status"]) == (payment["transfer_id"], "submitted")
+    assert not signed["is_replay"]
+    assert seller.settle(signed["header"]) == LANDED
+    assert get(http, payment)["status"] == "settled"
+    assert [name for name, _ in events(server)] == ["transfer.initiated", "transfer.settled"]
+
+
+def test_an_approved_payment_that_the_policy_refuses_by_then_is_rejected(
+    http, seller, authorize, account
+) -> None:
+    policy(http, account, escalation_threshold=0.001)
+    payment = authorize(seller.ask()).json()
+    http.post(f"/console/approvals/{payment['transfer_id']}/approve")
+    pin(http, blocked=True)
+
+    body = refused(authorize(seller.ask()), "policy_violation")
+    assert (body["transfer_id"], body["status"]) == (payment["transfer_id"], "rejected")
+
+
+def test_an_approved_payment_stays_approved_while_the_balance_is_low(
+    server, http, seller, authorize, paid, account
+) -> None:
+    policy(http, account, escalation_threshold=9)
+    payment = authorize(seller.ask(amount=9_000_000)).json()
+    http.post(f"/console/approvals/{payment['transfer_id']}/approve")
+    held = paid(seller.ask(amount=5_000_000), "other")
+
+    body = refused(authorize(seller.ask(amount=9_000_000)), "insufficient_balance")
+    assert (body["transfer_id"], body["status"]) == (payment["transfer_id"], "approved")
+    seller.settle(held["header"])
+    server.sandbox.fund(account.account_id, 10)
+    assert paid(seller.ask(amount=9_000_000))["transfer_id"] == payment["transfer_id"]
+
+
+def test_an_approved_payment_that_nobody_asks_for_again_is_rejected(
+    server, http, seller, authorize, account
+) -> None:
+    policy(http, account, escalation_threshold=0.001)
+    payment = authorize(seller.ask()).json()
+    http.post(f"/console/approvals/{payment['transfer_id']}/approve")
+
+    server.sandbox.clock.advance(24 * 3600)
+
+    ended = get(http, payment)
+    assert (ended["status"], ended["error"]) == ("rejected", "escalation_expired")
+    assert "approved, and not asked for again" in ended["message"]
+
+
+# --- Challenges that are not paid
+
+
+def test_a_402_without_a_payable_offer_stores_nothing(http, seller, authorize, account) -> None:
+    assert "max_amount" in refused(authorize(seller.ask(), max_amount="0.0009"), "nothing_payable")["message"]
+    refused(authorize({"headers": []}), "nothing_payable")
+    mainnet = "solana:5eykt4UsFv8P8NJdTREpY1vzqKqZKvdp"
+    refused(authorize(seller.ask(network=mainnet)), "nothing_payable")
+    refused(authorize({"headers": [["payment-required", "e30="]]}), "unreadable_challenge")
+
+    assert http.get("/payments").json()["data"] == []
+    assert http.get("/transfers").json()["data"] == []
+    # The key is free.
+    assert authorize(seller.ask()).status_code == 201
+
+
+def test_a_recipient_without_a_token_account_is_not_paid(seller, authorize) -> None:
+    nobody = "9xQeWvG816bUx9EPjHmaT23yvVM2ZWbrrpZb9PusVFin"
+    refused(authorize(seller.ask(payTo=nobody)), "invalid_recipient")
+
+
+def test_the_account_itself_is_no_seller(seller, authorize, account) -> None:
+    refused(authorize(seller.ask(payTo=account.chain_address)), "invalid_recipient")
+
+
+def test_a_fee_payer_that_is_an_address_of_ours_is_refused(
+    server, seller, authorize, account, client
+) -> None:
+    other = client.accounts.create(name="Other")
+    treasury = server._running.server.context.signer.address(TREASURY)
+    for address in (account.chain_address, other.chain_address, treasury):
+        body = refused(authorize(seller.ask(extra={"feePayer": address})), "nothing_payable")
+        assert "fee payer" in body["message"]
+
+
+# --- Sellers of our own
+
+
+def test_an_account_of_ours_that_sells_is_credited_once(server, seller, paid, client) -> None:
+    shop = client.accounts.create(name="Shop")
+    payment = paid(seller.ask(payTo=shop.chain_address))
+    seller.settle(payment["header"])
+    server.sandbox.clock.advance(0)
+
+    assert str(client.accounts.get(shop.account_id).balance_usdc) == "0.001000"
+    (deposit,) = client.accounts.transactions(shop.account_id)
+    assert (deposit.type, str(deposit.amount_usdc), deposit.direction) == ("deposit", "0.001000", "in")
+    server.sandbox.clock.advance(MINUTE)
+    assert len(list(client.accounts.transactions(shop.account_id))) == 1
+
+
+# --- Reading
+
+
+def test_payments_are_listed_newest_first_and_by_what_they_are(server, http, seller, paid, account) -> None:
+    first = paid(seller.ask(), "one")
+    seller.settle(first["header"])
+    get(http, first)
+    second = paid(seller.ask(), "two", origin="https://other.example.com")
+
+    def listed(**query: Any) -> list[str]:
+        return [each["transfer_id"] for each in http.get("/payments", params=query).json()["data"]]
+
+    both = [second["transfer_id"], first["transfer_id"]]
+    assert listed() == listed(account_id=account.account_id) == listed(since="2025-12-31T00:00:00Z") == both
+    assert listed(status="settled") == listed(origin=ORIGIN) == both[1:]
+    assert listed(status="submitted") == listed(origin="https://other.example.com") == both[:1]
+    page = http.get("/payments", params={"limit": 1}).json()
+    assert (page["data"][0]["transfer_id"], page["has_more"]) == (both[0], True)
+    assert listed(limit=1, cursor=page["cursor"]) == both[1:]
+
+
+def test_a_plain_transfer_is_no_payment(http, seller, account) -> None:
+    body = {"from": account.account_id, "to": seller.wallet.token_account, "amount": "0.001"}
+    transfer = http.post("/v1/transfers", json={**body, "idempotency_key": "plain"}).json()
+
+    refused(http.get(f"/payments/{transfer['transfer_id']}"), "not_found")
+    refused(http.post(f"/payments/{transfer['transfer_id']}/outcome", json={"status_code": 200}), "not_found")
+
+
+def test_what_the_client_reports_is_shown_as_its_claim(http, seller, paid) -> None:
+    payment = paid(seller.ask())
+    assert payment["outcome"] is None
+
+    path = f"/payments/{payment['transfer_id']}/outcome"
+    reported = http.post(path, json={"status_code": 200, "receipt": "e30=", "duration_ms": 12}).json()
+    assert reported["outcome"] == {"status_code": 200, "receipt": "e30=", "duration_ms": 12}
+    # It settles nothing.
+    assert reported["status"] == "submitted"
+    assert http.post(path, json={"status_code": 500}).json()["outcome"]["status_code"] == 500
+
+
+# --- Snapshots
+
+
+def test_a_snapshot_does_not_wait_for_a_seller_and_brings_the_payment_back(
+    server, http, seller, paid
+) -> None:
+    payment = paid(seller.ask())
+    before = server.sandbox.snapshot()
+    seller.settle(payment["header"])
+    assert get(http, payment)["status"] == "settled"
+
+    server.sandbox.restore(before)
+
+    assert get(http, payment)["status"] == "submitted"
+    again = paid(seller.ask())
+    assert seller.transaction_in(again["header"]) == seller.transaction_in(payment["header"])
+    assert seller.settle(again["header"]) == LANDED
+    assert seller.received == 1_000
+    assert get(http, payment)["status"] == "settled"
+
+
+def test_what_was_handed_out_in_an_abandoned_future_can_never_land(server, http, seller, paid) -> None:
+    before = server.sandbox.snapshot()
+    abandoned = paid(seller.ask())
+    server.sandbox.restore(before)
+
+    assert seller.settle(abandoned["header"]) is None
+    assert seller.received == 0
+    assert http.get(f"/payments/{abandoned['transfer_id']}").status_code == 404
+    assert seller.settle(paid(seller.ask())["header"]) == LANDED
+    assert seller.received == 1_000

@@ -1,0 +1,112 @@
+"""The files around the code: what they name exists, and what is drawn or stated once is current."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import agentpay
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "scripts"))
+
+import diagrams  # noqa: E402
+import follow  # noqa: E402
+import release  # noqa: E402
+
+
+def test_the_diagrams_are_those_of_the_script() -> None:
+    assert list(diagrams.stale()) == []
+    assert diagrams.main(["--check"]) == 0
+
+
+@pytest.mark.parametrize("name", diagrams.DIAGRAMS)
+def test_a_diagram_loads_nothing_and_is_on_a_page(name: str) -> None:
+    picture = (ROOT / "docs" / "images" / f"{name}.svg").read_text("utf-8")
+    assert set(re.findall(r"[a-z]+://[^\s\"]+", picture)) == {"http://www.w3.org/2000/svg"}
+    pages = "".join(page.read_text("utf-8") for page in (ROOT / "docs").rglob("*.md"))
+    assert f"images/{name}.svg" in pages
+
+
+@pytest.mark.parametrize("page", sorted(follow.TUTORIALS.glob("*.md")), ids=lambda page: page.stem)
+def test_the_steps_of_a_path_are_shell_that_parses(page: Path) -> None:
+    """`nox -s paths` follows them; here it is seen at once that there is something to follow."""
+    steps = follow.steps(page.read_text("utf-8"))
+    assert steps[0] == "python3 -m venv .venv"
+    assert len(steps) > 5
+    assert f"tutorial/{page.name}" in (ROOT / "docs" / "index.md").read_text("utf-8")
+    checked = subprocess.run(
+        ["bash", "-n", "-c", "\n".join(steps)], capture_output=True, text=True, check=False
+    )
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_the_architecture_page_names_files_that_exist() -> None:
+    page = (ROOT / "docs" / "explanation" / "architecture.md").read_text("utf-8")
+    named = re.findall(r"`(agentpay\w*/[\w/]+\.py)`", page)
+    assert len(named) > 25
+    assert [name for name in named if not (ROOT / name).is_file()] == []
+
+
+def test_a_release_says_what_keeps_it_from_being_made() -> None:
+    ready = "# Changelog\n\n## 1.2.3 · 2026-12-01\n\n- A change.\n\n## 1.2.2 · 2026-11-01\n\n- Another.\n"
+    assert release.obstacles("1.2.3", changelog=ready, status="", tags=["v1.2.2"]) == []
+    found = release.obstacles("1.2.3", changelog="## Unreleased\n", status=" M a.py\n", tags=["v1.2.3"])
+    assert ["not committed" in found[0], "v1.2.3 exists" in found[1], "no heading" in found[2]] == [True] * 3
+    empty = ready.replace("- A change.\n", "")
+    assert release.obstacles("1.2.3", changelog=empty, status="", tags=[]) == [
+        "CHANGELOG.md says nothing about 1.2.3"
+    ]
+
+
+def test_the_version_is_stated_once() -> None:
+    assert release.version() == agentpay.__version__
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert "version" in project["dynamic"]
+    assert "version" not in project
+
+
+def test_hooks_run_sessions_and_no_code_from_elsewhere() -> None:
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text("utf-8")
+    assert re.findall(r"repo: (\S+)", hooks) == ["local"]
+    sessions = re.findall(r"scripts/run\.py (\w+)", hooks)
+    defined = re.findall(r"^def (\w+)\(session", (ROOT / "noxfile.py").read_text("utf-8"), re.MULTILINE)
+    assert sessions
+    assert set(sessions) <= set(defined)
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Return the instructions of the Containerfile: keyword and the rest, continued lines joined."""
+    text = re.sub(r"^#.*\n", "", (ROOT / "Containerfile").read_text("utf-8"), flags=re.MULTILINE)
+    lines = text.replace("\\\n", " ").splitlines()
+    return [(line.split()[0], line.partition(" ")[2]) for line in lines if line.strip()]
+
+
+def test_the_container_runs_without_rights_and_is_checked() -> None:
+    known = {
+        *("ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "RUN", "STOPSIGNAL"),
+        *("USER", "VOLUME", "WORKDIR"),
+    }
+    found = instructions()
+    assert {keyword for keyword, _ in found} <= known
+    keywords = [keyword for keyword, _ in found]
+    assert dict(found)["USER"] not in ("0", "root")
+    assert keywords.index("USER") > max(place for place, keyword in enumerate(keywords) if keyword == "RUN")
+    assert "/readyz" in dict(found)["HEALTHCHECK"]
+    for keyword, rest in found:
+        if keyword == "COPY" and not rest.startswith("--from"):
+            assert all((ROOT / source).exists() for source in rest.split()[:-1]), rest
+        if keyword == "RUN":
+            subprocess.run(["sh", "-n", "-c", rest], check=True)
+
+
+def test_what_the_container_runs_is_a_command_line_of_the_server() -> None:
+    from agentpay_server.cli.serve import serve  # noqa: PLC0415
+
+    _, *arguments = re.findall(r'"([^"]*)"', dict(instructions())["CMD"])
+    with serve.make_context("serve", arguments) as context:
+        assert context.params["allow_remote"] is True
+        assert str(context.params["data_dir"]) == "/data"

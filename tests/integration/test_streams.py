@@ -1,0 +1,205 @@
+"""`GET /console/stream`: events as they are committed, resumed from any of them (interface CO21)."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+import httpx
+import pytest
+from server_world import Funded, raw_client, refused
+
+from agentpay import AgentPay, RateLimitedError
+from agentpay.contract.events import Event
+from agentpay_server import AgentPayServer, Sandbox
+from agentpay_server.webhooks import tail
+
+PATH = "/console/stream"
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tail, "LOOK_SECONDS", 0.01)
+
+
+@pytest.fixture
+def refuse(server: AgentPayServer, client: AgentPay, funded: Funded) -> Callable[[], Event]:
+    """Return what lets one event happen, and returns it."""
+    payer, payee = funded("1"), funded("1", name="Payee")
+    client.policies.update(payer.account_id, escalation_threshold=0)
+
+    def happen() -> Event:
+        client.transfers.create(from_=payer.account_id, to=payee.account_id, amount="0.1")
+        return server.events[-1]
+
+    return happen
+
+
+def lines_of(response: httpx.Response) -> Iterator[str]:
+    return (line for line in response.iter_lines() if line and not line.startswith(("retry", ":")))
+
+
+def test_an_event_is_sent_with_its_id_and_as_it_was_recorded(server: AgentPayServer, refuse) -> None:
+    server.listen()
+    headers = {"Authorization": f"Bearer {server.operator_key}"}
+    with httpx.stream("GET", f"{server.base_url}{PATH}", headers=headers) as response:
+        assert response.status_code == 200
+        assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+        assert response.headers["cache-control"] == "no-store"
+        event = refuse()
+        name, data = islice(lines_of(response), 2)
+    assert name == f"id: {event.id}"
+    with raw_client(server) as http:
+        assert json.loads(data.removeprefix("data: ")) == http.get("/console/events").json()["data"][0]
+
+
+def test_a_stream_is_resumed_after_any_event_without_gap_or_repetition(
+    server: AgentPayServer, refuse
+) -> None:
+    made = [refuse() for _ in range(5)]
+    stream = server.console.stream(last_event_id=made[1].id)
+    assert [next(stream).id for _ in range(3)] == [event.id for event in made[2:]]
+    later = [refuse() for _ in range(3)]
+    assert [next(stream).id for _ in range(3)] == [event.id for event in later]
+    stream.close()
+
+
+def test_a_long_absence_is_read_page_by_page(
+    server: AgentPayServer, refuse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail, "_PAGE", 2)
+    made = [refuse() for _ in range(7)]
+    stream = server.console.stream(last_event_id=made[0].id)
+    assert [next(stream).id for _ in range(6)] == [event.id for event in made[1:]]
+    stream.close()
+
+
+@pytest.mark.parametrize("unknown", ["evt_" + "0" * 26, "x", "evt_\u00e4"])
+def test_an_unknown_event_resets_the_stream(server: AgentPayServer, refuse, unknown: str) -> None:
+    refuse()
+    server.listen()
+    headers = {"Authorization": f"Bearer {server.operator_key}", "Last-Event-ID": unknown.encode("latin-1")}
+    with httpx.stream("GET", f"{server.base_url}{PATH}", headers=headers) as response:
+        lines = lines_of(response)
+        assert list(islice(lines, 2)) == ["event: reset", "data: {}"]
+        event = refuse()
+        assert next(lines) == f"id: {event.id}"
+
+
+def test_events_of_other_operators_are_not_sent_and_not_resumed_from(server: AgentPayServer, refuse) -> None:
+    theirs = refuse()
+    other = server.client(api_key=server.sandbox.create_operator("Other").key)
+    account = other.accounts.create(name="a")
+    payee = other.accounts.create(name="b")
+    Sandbox(other).fund(account.account_id, "1")
+    other.policies.update(account.account_id, escalation_threshold=0)
+    stream = other.console.stream(last_event_id=theirs.id)
+    heard: list[Event] = []
+    listening = threading.Thread(target=lambda: heard.append(next(stream)))
+    listening.start()
+    for _ in range(3):
+        refuse()
+    other.transfers.create(from_=account.account_id, to=payee.account_id, amount="0.1")
+    listening.join(10)
+    stream.close()
+    assert [event.data.account_id for event in heard] == [account.account_id]
+
+
+def test_an_operator_has_ten_streams_and_a_closed_one_makes_room(server: AgentPayServer, refuse) -> None:
+    made = refuse()
+    following = refuse()
+    streams = [server.console.stream(last_event_id=made.id) for _ in range(tail.STREAMS_OF_ONE_OPERATOR)]
+    assert {next(stream).id for stream in streams} == {following.id}
+    with pytest.raises(RateLimitedError, match="10 streams"):
+        next(server.console.stream(max_retries=0))
+    streams[0].close()
+    again = server.console.stream(last_event_id=made.id)
+    assert next(again).id == following.id
+    for stream in [*streams[1:], again]:
+        stream.close()
+    assert server._running.server.services.tail._streams == {}
+
+
+def test_agents_have_no_stream(server: AgentPayServer, client: AgentPay) -> None:
+    key = server.console.agent_keys.create(client.accounts.create(name="a").account_id).key
+    with raw_client(server, key) as http:
+        refused(http.get(PATH), "forbidden")
+
+
+def test_a_server_that_stops_ends_its_streams(server: AgentPayServer, refuse) -> None:
+    server.listen()
+    headers = {"Authorization": f"Bearer {server.operator_key}"}
+    with httpx.stream("GET", f"{server.base_url}{PATH}", headers=headers, timeout=20) as response:
+        closing = threading.Thread(target=server.close)
+        closing.start()
+        assert list(lines_of(response)) == []
+        closing.join(10)
+        assert not closing.is_alive()
+
+
+def test_a_restore_ends_the_streams(server: AgentPayServer, refuse) -> None:
+    made = refuse()
+    snapshot = server.sandbox.snapshot()
+    following = refuse()
+    stream = server.console.stream(last_event_id=made.id)
+    assert next(stream).id == following.id
+    server.sandbox.restore(snapshot)
+    assert next(stream, None) is None
+    again = server.console.stream(last_event_id=following.id)
+    ended = threading.Timer(1, refuse)
+    ended.start()
+    assert next(again).id != following.id
+    again.close()
+
+
+@pytest.mark.anyio
+async def test_the_async_client_has_it(server: AgentPayServer, refuse) -> None:
+    made = await asyncio.to_thread(refuse)
+    following = await asyncio.to_thread(refuse)
+    client = server.async_client()
+    stream = client.console.stream(last_event_id=made.id)
+    assert (await anext(stream)).id == following.id
+    await stream.aclose()
+
+
+# --- Numbers that are missing -----------------------------------------------------------------------------
+
+
+class Clocked:
+    """A tail whose outbox is a list, and whose time is set."""
+
+    def __init__(self) -> None:
+        self.tail = tail.EventTail(None)  # type: ignore[arg-type]
+        self.tail._position = 0
+
+
+def row(seq: int) -> tail.EventRecord:
+    return tail.EventRecord(seq, f"evt_{seq}", "op", "acct", "x", "{}", 0, None)
+
+
+@pytest.mark.anyio
+async def test_what_follows_a_missing_number_waits_for_it_but_not_for_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    followed = Clocked().tail
+    loop = asyncio.get_running_loop()
+    now = [100.0]
+    monkeypatch.setattr(loop, "time", lambda: now[0])
+
+    def settled(*seqs: int) -> list[int]:
+        return [each.seq for each in followed._settled([row(seq) for seq in seqs])]
+
+    assert settled(1, 2, 4) == [1, 2]
+    now[0] += 1
+    assert settled(1, 2, 3, 4, 7) == [1, 2, 3, 4], "it was committed late"
+    followed._position = 4
+    assert settled(7) == []
+    now[0] += tail.GAP_SECONDS - 1
+    assert settled(7, 9) == []
+    now[0] += 1
+    assert settled(7, 9) == [7], "9 waits for 8"
+    followed._position = 7
+    assert settled(9) == []
+    now[0] += tail.GAP_SECONDS
+    assert settled(9, 10) == [9, 10]

@@ -1,0 +1,150 @@
+"""What a seller checks before it signs: any bytes give a payment or one declared refusal."""
+
+import pytest
+from attrs import evolve
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from solders.hash import Hash
+from solders.instruction import AccountMeta, Instruction
+from solders.keypair import Keypair
+from solders.message import MessageV0, to_bytes_versioned
+from solders.pubkey import Pubkey
+from solders.signature import Signature
+from solders.transaction import VersionedTransaction
+
+from agentpay_server.chain import instructions
+from agentpay_server.chain.instructions import USDC_MINTS, associated_token_address
+from agentpay_server.payments.terms import Leg, Network, Protocol, Terms
+from agentpay_server.sandbox.facilitator.checking import PaymentRefusedError, check_payment
+
+USDC = USDC_MINTS["mainnet-beta"]
+PAYER, FEE_PAYER, SELLER, PARTNER = (Keypair.from_seed(bytes([n]) * 32) for n in range(1, 5))
+TERMS = Terms(
+    protocol=Protocol.MPP,
+    network=Network.LOCALNET,
+    mint=USDC,
+    legs=(
+        Leg(recipient=str(SELLER.pubkey()), amount_micro=900, memo="order-42"),
+        Leg(recipient=str(PARTNER.pubkey()), amount_micro=100),
+    ),
+    fee_payer=str(FEE_PAYER.pubkey()),
+)
+
+
+def transfer(owner: Keypair, amount: int) -> Instruction:
+    return instructions.transfer_checked(
+        source=Pubkey.from_string(associated_token_address(str(PAYER.pubkey()), USDC)),
+        destination=Pubkey.from_string(associated_token_address(str(owner.pubkey()), USDC)),
+        owner=PAYER.pubkey(),
+        mint=Pubkey.from_string(USDC),
+        amount_micro=amount,
+    )
+
+
+STEPS = (
+    instructions.set_compute_unit_limit(60_000),
+    instructions.set_compute_unit_price(1),
+    transfer(SELLER, 900),
+    instructions.memo("order-42"),
+    transfer(PARTNER, 100),
+)
+
+
+def signed(*steps: Instruction, fee_payer: Keypair = FEE_PAYER) -> bytes:
+    message = MessageV0.try_compile(fee_payer.pubkey(), list(steps), [], Hash.default())
+    signatures = [
+        PAYER.sign_message(to_bytes_versioned(message)) if key == PAYER.pubkey() else Signature.default()
+        for key in message.account_keys[: message.header.num_required_signatures]
+    ]
+    return bytes(VersionedTransaction.populate(message, signatures))
+
+
+def check(raw: bytes, terms: Terms = TERMS) -> str:
+    return check_payment(raw, terms, fee_payers=(str(FEE_PAYER.pubkey()),)).payer
+
+
+def test_a_payment_with_splits_is_accepted_in_any_order() -> None:
+    assert check(signed(*STEPS)) == str(PAYER.pubkey())
+    assert check(signed(STEPS[4], STEPS[3], STEPS[2], STEPS[1], STEPS[0])) == str(PAYER.pubkey())
+    assert check(signed(*STEPS[2:])) == str(PAYER.pubkey())
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        STEPS[:4],
+        (*STEPS[:3], STEPS[4]),
+        (*STEPS, instructions.memo("more")),
+        (*STEPS, transfer(PARTNER, 1)),
+        (*STEPS[:4], transfer(PARTNER, 99)),
+        (*STEPS[:4], transfer(PARTNER, 101)),
+        (*STEPS[:4], transfer(SELLER, 100)),
+        (instructions.set_compute_unit_limit(200_001), *STEPS[1:]),
+        (STEPS[0], instructions.set_compute_unit_price(5_000_001), *STEPS[2:]),
+        (*STEPS, instructions.transfer_lamports(PAYER.pubkey(), SELLER.pubkey(), 1)),
+        (*STEPS, Instruction(instructions.COMPUTE_BUDGET_PROGRAM, b"\x01", [])),
+        (
+            *STEPS,
+            instructions.create_associated_token_account_idempotent(
+                payer=PAYER.pubkey(), owner=PARTNER.pubkey(), mint=Pubkey.from_string(USDC)
+            ),
+        ),
+        (
+            *STEPS,
+            Instruction(
+                instructions.MEMO_PROGRAM,
+                b"",
+                [AccountMeta(FEE_PAYER.pubkey(), is_signer=True, is_writable=False)],
+            ),
+        ),
+    ],
+)
+def test_what_does_more_or_less_than_pay_is_refused(steps: tuple[Instruction, ...]) -> None:
+    with pytest.raises(PaymentRefusedError):
+        check(signed(*steps))
+
+
+def test_only_the_fee_payer_of_the_challenge_may_pay_the_fee() -> None:
+    with pytest.raises(PaymentRefusedError, match="fee payer"):
+        check(signed(*STEPS, fee_payer=PAYER))
+    assert check(signed(*STEPS, fee_payer=PAYER), evolve(TERMS, fee_payer=None)) == str(PAYER.pubkey())
+
+
+GOOD = {Protocol.MPP: signed(*STEPS), Protocol.X402_V2: signed(*STEPS[:4])}
+ASKED = {Protocol.MPP: TERMS, Protocol.X402_V2: evolve(TERMS, protocol=Protocol.X402_V2, legs=TERMS.legs[:1])}
+
+
+@settings(max_examples=400)
+@given(
+    protocol=st.sampled_from(list(GOOD)),
+    places=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=4),
+    cut=st.integers(0, 40),
+)
+def test_altered_bytes_pay_the_same_or_are_refused(
+    protocol: Protocol, places: list[tuple[int, int]], cut: int
+) -> None:
+    raw = bytearray(GOOD[protocol])
+    for place, value in places:
+        raw[place % len(raw)] = value
+    del raw[len(raw) - cut :]
+    try:
+        checked = check_payment(bytes(raw), ASKED[protocol], fee_payers=(str(FEE_PAYER.pubkey()),))
+    except PaymentRefusedError:
+        return
+    keys = checked.transaction.message.account_keys
+    paid = [
+        (str(keys[step.accounts[2]]), int.from_bytes(bytes(step.data)[1:9], "little"))
+        for step in checked.transaction.message.instructions
+        if keys[step.program_id_index] == instructions.TOKEN_PROGRAM
+    ]
+    wanted = [
+        (associated_token_address(leg.recipient, USDC), leg.amount_micro) for leg in ASKED[protocol].legs
+    ]
+    assert sorted(paid) == sorted(wanted)
+
+
+@given(st.binary(max_size=1_300))
+def test_any_bytes_are_refused(raw: bytes) -> None:
+    for terms in ASKED.values():
+        with pytest.raises(PaymentRefusedError):
+            check_payment(raw, terms, fee_payers=())
