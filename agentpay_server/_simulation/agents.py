@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final
 
+from attrs import evolve
+
 from agentpay._async.client import AsyncAgentPay
 from agentpay._http import AsyncHttp
 from agentpay._settings import Settings as ClientSettings
@@ -18,6 +20,7 @@ from agentpay.contract.usdc import from_micro
 from agentpay.errors import AgentPayError, APIError, ConflictError
 from agentpay_server._simulation.chance import ACTOR, Actor
 from agentpay_server._simulation.network import AgentTransport
+from agentpay_server._simulation.sellers import Purchase, buy
 from agentpay_server.clients import AsyncSandbox
 
 if TYPE_CHECKING:
@@ -99,6 +102,7 @@ class Agent(Worker):
         self._clients = [SimulatedClient(world, f"{self.name}{twin}", api_key) for twin in ("", "'")]
         self._own = own
         self._keys: list[tuple[str, str, str, int]] = []
+        self._purchases: list[Purchase] = []
         self._sessions: list[str] = []
 
     async def act(self, chance: random.Random) -> None:
@@ -107,7 +111,10 @@ class Agent(Worker):
         if x < 0.1:
             await self._ask_about(chance)
         elif x < 0.1 + 0.9 * (1 - sessions):
-            await self._pay(chance)
+            if chance.random() < self.world.plan.skew.purchases:
+                await self._buy(chance)
+            else:
+                await self._pay(chance)
         elif (y := chance.random()) < 0.25 or not self._sessions:
             await self._open(chance)
         elif y < 0.85:
@@ -140,6 +147,24 @@ class Agent(Worker):
         others = [each.account_id for each in accounts if each is not source]
         return source.account_id, chance.choice(others + self.world.outside)
 
+    async def _buy(self, chance: random.Random) -> None:
+        world = self.world
+        if self._purchases and chance.random() < world.plan.skew.repeats:
+            purchase = chance.choice(self._purchases)
+            if self._own is None and chance.random() < 0.1:
+                # The same key for another account: a mistake, and no second purchase.
+                purchase = evolve(purchase, account_id=chance.choice(world.accounts).account_id)
+        else:
+            seller, (source, _) = chance.choice(world.sellers), self._parties(chance)
+            purchase = Purchase(
+                key=f"{self.name}-p{len(self._purchases)}",
+                account_id=source,
+                seller=seller,
+                terms=seller.terms(chance),
+            )
+            self._purchases.append(purchase)
+        await self._twice(chance, lambda client: buy(world, client, self.name, purchase))
+
     async def _open(self, chance: random.Random) -> None:
         source, to = self._parties(chance)
         cap_micro = chance.randint(SMALLEST_CAP_MICRO, 6 * SMALLEST_CAP_MICRO)
@@ -169,7 +194,8 @@ class Agent(Worker):
 
     async def _ask_about(self, chance: random.Random) -> None:
         client, judges = self._clients[0], self.world.judges
-        known = [each for key, *_ in self._keys[-20:] for each in judges.asked[key].transfers]
+        keys = [key for key, *_ in self._keys[-20:]] + [each.key for each in self._purchases[-20:]]
+        known = [each for key in keys if key in judges.asked for each in judges.asked[key].transfers]
         if known and chance.random() < 0.7:
             transfer_id, asked_at = chance.choice(known), self.world.loop.time()
             if chance.random() < 0.2:
@@ -262,8 +288,8 @@ class Operator(Worker):
             self.world.waiting.pop(transfer_id, None)
             return
         except APIError as error:
-            asked = judges.told[transfer_id]
-            judges.refused(asked.idempotency_key, asked.from_, error)
+            key = judges.keys[transfer_id]
+            judges.refused(key, judges.asked[key].account_id, error)
             raise
         judges.answered(decided, asked_at)
         self.world.waiting.pop(transfer_id, None)

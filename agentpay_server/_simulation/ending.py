@@ -12,11 +12,12 @@ import httpx
 
 from agentpay.contract.accounts import Account
 from agentpay.contract.sessions import Session, SessionStatus
+from agentpay.contract.transfers import Transfer
 from agentpay.contract.usdc import to_micro
 from agentpay.errors import AgentPayError, APIError, PolicyViolationError
 from agentpay_server._simulation.agents import SimulatedClient, pay
 from agentpay_server._simulation.database import NEXT_RELEASE
-from agentpay_server._simulation.judges import Asked
+from agentpay_server._simulation.judges import Asked, Judges
 from agentpay_server.embedded.transports import exchange
 
 if TYPE_CHECKING:
@@ -123,7 +124,8 @@ async def _under_way(
         done: what had ended before; updated with what has ended now.
         counts: whether to count unreported transfers too, because no more transfers are requested.
     """
-    names = {subject for subject, _ in world.judges.subjects} | set(world.judges.told) | set(world.sessions)
+    judges = world.judges
+    names = {subject for subject, _ in judges.subjects} | set(judges.keys) | set(world.sessions)
     wanted = sorted(names - done)
     found: list[tuple[str, str]] = []
     for at in range(0, len(wanted), _AT_ONCE):
@@ -133,10 +135,12 @@ async def _under_way(
         for name, status in zip(wanted[at : at + _AT_ONCE], statuses, strict=True):
             if status in _UNDER_WAY:
                 found.append((name, status))
-            elif status not in ("open", "pending_approval"):
+            elif status not in ("open", "pending_approval", "approved"):
                 done.add(name)
     for status in (SessionStatus.OPENING, SessionStatus.CLOSING):
         found += [(each.session_id, status) async for each in client.sessions.list(status=status, limit=100)]
+    # One whose answer was lost is known to nobody else.
+    found += [(each.transfer_id, each.status) async for each in client.payments.list(status="submitted")]
     for server in world.servers if counts else ():
         if waiting := await _transfers_in_flight(server):
             found.append((f"transfers on {server.name}", str(waiting)))
@@ -210,13 +214,12 @@ async def _judge_payments(world: "World", client: SimulatedClient) -> None:
     """Check every payment that is on chain: that it was requested, and how it is reported."""
     keys: Counter[tuple[str, str]] = Counter()
     for (subject, kind), signatures in world.judges.landed.items():
-        if kind != "transfer" or not signatures:
+        if kind not in ("transfer", "payment") or not signatures:
             continue
         transfer = world.judges.told.get(subject) or await client.transfers.get(subject)
         if transfer.status != "settled" or [transfer.tx_signature] != signatures:
             world.violate("landed, and not settled so", subject, transfer.status, *signatures)
-        asked = world.judges.asked.get(transfer.idempotency_key)
-        if asked is None or (transfer.to, to_micro(transfer.amount_usdc)) not in asked.terms:
+        if not _was_asked_for(world.judges, transfer, is_payment=kind == "payment"):
             world.violate("paid without a request", subject, transfer.idempotency_key)
         keys[transfer.from_, transfer.idempotency_key] += 1
         if keys[transfer.from_, transfer.idempotency_key] > 1:
@@ -224,6 +227,13 @@ async def _judge_payments(world: "World", client: SimulatedClient) -> None:
     for transfer in world.judges.told.values():
         if transfer.status == "settled" and transfer.tx_signature not in world.cluster.landings:
             world.violate("settled, and not on chain", transfer.transfer_id)
+
+
+def _was_asked_for(judges: Judges, transfer: Transfer, *, is_payment: bool) -> bool:
+    micro, asked = to_micro(transfer.amount_usdc), judges.asked.get(transfer.idempotency_key)
+    if is_payment:
+        return (transfer.from_, micro) in judges.prices[transfer.idempotency_key]
+    return asked is not None and (transfer.to, micro) in asked.terms
 
 
 async def _spend_the_rest(world: "World", client: SimulatedClient) -> None:
@@ -308,7 +318,7 @@ async def _judge_events(world: "World", client: SimulatedClient) -> None:
         if not signatures:
             continue
         match kind:
-            case "transfer":
+            case "transfer" | "payment":
                 counts = (told["transfer.initiated", subject], told["transfer.settled", subject])
                 if counts != (1, 1) or told["transfer.rejected", subject]:
                     world.violate("a payment has not its events", subject, *counts)

@@ -10,7 +10,9 @@ from collections.abc import Callable
 from typing import Final
 
 from attrs import Factory, define
+from solders.transaction import VersionedTransaction
 
+from agentpay.contract.payments import Payment
 from agentpay.contract.transfers import Transfer, TransferStatus
 from agentpay.contract.usdc import to_micro
 from agentpay.errors import APIError
@@ -57,6 +59,8 @@ class Judges:
 
     Attributes:
         asked: the requests, by key.
+        keys: the key of every transfer in a response.
+        prices: for each key, the accounts and prices with which a payment was requested.
         told: the newest response about each transfer.
         subjects: every transfer and session with a sent transaction, with those transactions.
         landed: successful transactions, by subject and kind.
@@ -75,7 +79,9 @@ class Judges:
     ) -> None:
         self._violate, self._is_stored, self._now = violate, is_stored, now
         self._failed: set[str] = set()
-        self._keys: dict[str, str] = {}
+        self._messages: dict[str, str] = {}
+        self.keys: dict[str, str] = {}
+        self.prices: defaultdict[str, set[tuple[str, int]]] = defaultdict(set)
         self._landed_keys: dict[str, str] = {}
         self._final: dict[str, tuple[Transfer, float]] = {}
         self._sources: dict[str, str] = {}
@@ -100,13 +106,14 @@ class Judges:
         name = (about.subject, about.kind)
         if about.kind == "opening" and about.destination is not None:
             self.escrows.append(about.destination)
-        if not self._is_stored(about.signature):
+        if not any(map(self._is_stored, about.signatures)):
             self._violate("a transaction was sent before it was stored", *name, about.signature[:12], by)
         height = self.cluster.height(self.cluster.slot())
         if height <= about.last_valid_height:
             # A transaction that can no longer land is harmless.
             for other in self.subjects[name]:
-                self._judge_beside(other, about, height)
+                if other.message != about.message:
+                    self._judge_beside(other, about, height)
         self.subjects[name].append(about)
 
     def _judge_beside(self, other: Described, about: Described, height: int) -> None:
@@ -129,7 +136,7 @@ class Judges:
         if about.subject in self._failed:
             self._violate("landed, though an answer said that it never would", *name)
         self._judge_spend(landing)
-        if about.kind == "transfer":
+        if about.kind in ("transfer", "payment"):
             self._judge_key(about.subject)
 
     def undone(self, landing: Landed) -> None:
@@ -163,7 +170,8 @@ class Judges:
         limits, spent = self.limits.get(source, Limits()), self.spent[source]
         spent.append((now, taken))
         self.total_spent[source] += taken
-        if about.kind == "transfer" and limits.single_micro is not None and taken > limits.single_micro:
+        is_transfer = about.kind in ("transfer", "payment")
+        if is_transfer and limits.single_micro is not None and taken > limits.single_micro:
             self._violate("the limit of a transfer is passed", about.subject, taken, limits.single_micro)
         while spent and spent[0][0] < now - (_DAY_SECONDS - _SLACK_SECONDS):
             spent.popleft()
@@ -172,7 +180,7 @@ class Judges:
             self._violate("the daily limit is passed", source[:12], total, limits.daily_micro)
 
     def _judge_key(self, transfer_id: str) -> None:
-        key = self._keys.get(transfer_id)
+        key = self.keys.get(transfer_id)
         if key is None:
             return
         first = self._landed_keys.setdefault(key, transfer_id)
@@ -210,6 +218,25 @@ class Judges:
             self.told[transfer_id] = transfer
         self._learn(transfer.idempotency_key, transfer.from_, transfer_id, status)
 
+    def will_buy(self, key: str, account_id: str, amount_micro: int) -> None:
+        """Note that a payment is about to be asked for."""
+        self.asked.setdefault(key, Asked(account_id))
+        self.prices[key].add((account_id, amount_micro))
+
+    def authorized(self, key: str, account_id: str, amount_micro: int, payment: Payment) -> None:
+        """Judge what the service says of a payment when it is asked for it."""
+        if to_micro(payment.amount_usdc) != amount_micro or payment.account_id != account_id:
+            self._violate("the answer is about another payment", payment.transfer_id, amount_micro)
+        self._learn(key, account_id, payment.transfer_id, str(payment.status))
+
+    def handed_out(self, key: str, transfer_id: str, message: str, transaction: VersionedTransaction) -> None:
+        """Judge the transaction of a payment: from now on anybody can have it land."""
+        if not any(self._is_stored(str(each)) for each in transaction.signatures):
+            self._violate("a payment was handed out before it was stored", key, transfer_id)
+        if self._messages.setdefault(key, message) != message:
+            self._violate("one purchase, two transactions", key, transfer_id)
+        self.cluster.name_payment(message, transfer_id)
+
     def opened(self, key: str, session_id: str, status: str) -> None:
         """Check a response about the session of a key."""
         if status != "failed" and self._opened.setdefault(key, session_id) != session_id:
@@ -223,8 +250,8 @@ class Judges:
     def _learn(self, key: str, account_id: str, transfer_id: str, status: str) -> None:
         asked = self.asked.setdefault(key, Asked(account_id))
         asked.transfers[transfer_id] = status
-        self._keys[transfer_id] = key
-        has_landed = bool(self.landed.get((transfer_id, "transfer")))
+        self.keys[transfer_id] = key
+        has_landed = any(self.landed.get((transfer_id, kind)) for kind in ("transfer", "payment"))
         if status in ("failed", "rejected"):
             self._failed.add(transfer_id)
             if has_landed:

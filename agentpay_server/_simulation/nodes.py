@@ -20,6 +20,7 @@ from agentpay_server.chain.signing import transaction_of
 _CONFIRMED_SLOTS: Final = 1
 _PREFLIGHT_FAILED: Final = -32002
 _NO_BLOCK: Final = -32007
+_TOO_EARLY: Final = -32016
 _UNKNOWN_METHOD: Final = -32601
 _LIES: Final = (-300, -200, -60, 60, 200, 300)
 
@@ -229,20 +230,9 @@ class Nodes:
         landed = self._cluster.landings.get(signature)
         if landed is None or landed.slot > self._at(node, options):
             return None
-        is_parsed = options.get("encoding") == "jsonParsed"
-        message = landed.transaction.message
         return {
             "slot": landed.slot,
-            "transaction": {
-                "signatures": [str(each) for each in landed.transaction.signatures],
-                "message": {
-                    "accountKeys": [{"pubkey": key} for key in landed.keys] if is_parsed else landed.keys,
-                    "instructions": [
-                        {"programIdIndex": each.program_id_index} for each in message.instructions
-                    ],
-                    "recentBlockhash": str(message.recent_blockhash),
-                },
-            },
+            "transaction": _encoded(landed, options.get("encoding", "json")),
             "meta": {
                 "err": landed.error,
                 "fee": 5_000,
@@ -254,6 +244,8 @@ class Nodes:
 
     def _getSignaturesForAddress(self, node: Node, address: str, options: Options | None = None) -> object:
         options = options or {}
+        if options.get("minContextSlot", 0) > self._at(node, options):
+            raise RpcRefusalError("getSignaturesForAddress", _TOO_EARLY, "Minimum context slot", None)
         names, places, end = self._cluster.history(address, self._at(node, options))
         first = 0
         if "before" in options:
@@ -295,6 +287,20 @@ class Nodes:
 
     def _getMinimumBalanceForRentExemption(self, _: Node, size: int, __: Options | None = None) -> int:
         return self._cluster.rent_exemption(size)
+
+
+def _encoded(landed: Landed, encoding: str) -> object:
+    if encoding == "base64":
+        return [base64.b64encode(bytes(landed.transaction)).decode("ascii"), "base64"]
+    message, is_parsed = landed.transaction.message, encoding == "jsonParsed"
+    return {
+        "signatures": [str(each) for each in landed.transaction.signatures],
+        "message": {
+            "accountKeys": [{"pubkey": key} for key in landed.keys] if is_parsed else landed.keys,
+            "instructions": [{"programIdIndex": each.program_id_index} for each in message.instructions],
+            "recentBlockhash": str(message.recent_blockhash),
+        },
+    }
 
 
 def _account(account: Account | None) -> object:

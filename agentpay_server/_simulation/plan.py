@@ -34,6 +34,14 @@ ODDS: Final[Mapping[str, float]] = {
     "http.repeated": 0.02,
     "http.hung up": 0.01,
     "http.slow": 0.02,
+    # Sellers behind HTTP 402, for each purchase
+    "shop.other price": 0.03,  # for what was asked for before, perhaps
+    "shop.never": 0.1,
+    "shop.late": 0.1,
+    "shop.last blocks": 0.1,  # of those that can hold it
+    "shop.twice": 0.1,
+    "shop.altered": 0.15,  # signed as fee payer in two ways, both of which reach the cluster
+    "shop.asks again": 0.1,
     # Webhook receivers, for each post
     "hook.refuses": 0.08,
     "hook.lost": 0.05,
@@ -80,6 +88,7 @@ class Skew:
         twins: the share of calls that are made twice at once.
         hot: the share of the work on the first account; the rest is spread evenly.
         sessions: the share of the work with sessions.
+        purchases: the share of the remaining work with purchases from sellers that answer 402.
         agent_keys: whether agents use agent-scoped keys instead of the operator's.
         think_seconds: the average pause of an agent between two calls.
         skips_every: every how many slots one is without a block; 0 means none.
@@ -91,6 +100,7 @@ class Skew:
     twins: float = 0.2
     hot: float = 0.2
     sessions: float = 0.35
+    purchases: float = 0.3
     agent_keys: bool = False
     think_seconds: float = 0.6
     skips_every: int = 0
@@ -171,6 +181,7 @@ def drawn(
             skips_every=random_.choice((0, 5, 20)),
             sticky_seconds=random_.choice((0.0, 5.0, 45.0, 300.0)),
             slot_seconds=random_.choice((0.4, 0.4, 0.3)),
+            purchases=random_.choice((0.0, 0.3, 0.3, 0.8)),
         ),
     )
 

@@ -33,6 +33,7 @@ from agentpay_server._simulation.network import Receivers
 from agentpay_server._simulation.nodes import Nodes
 from agentpay_server._simulation.plan import Plan
 from agentpay_server._simulation.rpc import RpcLink
+from agentpay_server._simulation.sellers import Seller
 from agentpay_server._simulation.servers import Life, Server, close_task
 from agentpay_server._simulation.timeline import Timeline
 from agentpay_server.chain.rpc.settings import RpcSettings
@@ -43,6 +44,7 @@ from agentpay_server.settings import Settings
 _START_US: Final = 1_767_225_600_000_000  # 2026-01-01
 _COLLECT_EVERY_SECONDS: Final = 600.0
 _TASKS_KEPT: Final = 256
+_SELLERS: Final = 3
 _EVENTS: Final[tuple[tuple[EventType, ...], ...]] = (
     get_args(EventType),
     ("transfer.settled", "session.settled"),
@@ -167,7 +169,12 @@ class World:
         self.mail = Mail(self)
         self.receivers = Receivers(self)
         payer, minter = (_key(plan.seed, name) for name in ("fee payer", "minter"))
-        self.cluster.furnish(treasury=str(payer.pubkey()), mint_authority=str(minter.pubkey()))
+        self.sellers = [Seller(self, number) for number in range(1, _SELLERS + 1)]
+        self.cluster.furnish(
+            treasury=str(payer.pubkey()),
+            mint_authority=str(minter.pubkey()),
+            sellers=[(each.owner.pubkey(), each.fee_payer.pubkey()) for each in self.sellers],
+        )
         self.rpc_settings = RpcSettings(
             url="http://cluster.invalid/", fee_payer_key=bytes(payer), mint_authority_key=bytes(minter)
         )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import planted_payments  # noqa: F401 - plants some more
 import pytest
 from planted import BUGS
 

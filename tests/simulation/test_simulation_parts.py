@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 from solders.keypair import Keypair
+from solders.signature import Signature
+from solders.transaction import VersionedTransaction
 
 from agentpay.errors import APIError
 from agentpay_server._simulation import ending
@@ -202,6 +204,24 @@ def test_what_has_vanished_can_land_whatever_vanishes_after_it(cluster) -> None:
         assert not made.owes
         # In their order: nothing may depend on what has not landed yet.
         assert list(made.landings) == [first, second]
+
+    loop.run_until_complete(story())
+
+
+def test_a_message_lands_once_whichever_signature_its_fee_payer_makes(cluster) -> None:
+    made, loop = cluster
+    made._watcher.handed_over = lambda about, by: None
+
+    async def story() -> None:
+        await asyncio.sleep(30)
+        made.pay_from_outside(made.strangers_account, 5)
+        (first,) = made.landings.values()
+        signature = Signature.from_bytes(bytes(range(64)))
+        other = VersionedTransaction.populate(first.transaction.message, [signature])
+        made.trust(str(signature))
+        made.submit(bytes(other), "shop1")
+        await asyncio.sleep(30)
+        assert list(made.landings.values()) == [first]
 
     loop.run_until_complete(story())
 

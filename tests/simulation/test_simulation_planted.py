@@ -1,5 +1,6 @@
 """The mutation check: bugs that are planted, each found within a minute of processor time over many seeds."""
 
+import planted_payments  # noqa: F401 - plants some more
 import pytest
 from planted import BUGS
 
@@ -16,6 +17,7 @@ SAMPLE = (
     "own_payments_are_deposits_too",
     "a_body_tells_its_attempt",
     "an_unknown_outcome_is_told_as_a_failure",
+    "a_payment_expires_before_that_is_proved",
 )
 
 

@@ -20,7 +20,8 @@ def test_what_is_not_needed_is_left_out(plant) -> None:
     failing = first_failing()
     small = Shrinker(failing, seconds=200).shrink()
     assert small.violations[0].what == failing.violations[0].what
-    assert len(small.calls) <= 3 < len(failing.calls)
+    # A strike comes at a number of posts, so that some calls are there to make posts.
+    assert len(small.calls) <= 10 < len(failing.calls)
     assert len(small.struck) <= 3 < len(failing.struck)
     story = "\n".join(small.lines)
     assert "VIOLATION" in story

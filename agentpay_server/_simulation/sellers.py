@@ -1,0 +1,222 @@
+"""Sellers behind HTTP 402, and the agents' purchases: what the service signs, others broadcast.
+
+A seller checks what it is handed and broadcasts it at once, and again until it has landed or expired. What a
+hostile one does otherwise is a fault of its own kind: it never broadcasts, or late, or twice, or in the last
+blocks that can hold it; it signs as fee payer in two ways; it asks twice, or for another price.
+"""
+
+import asyncio
+import hashlib
+import random
+from typing import TYPE_CHECKING, Final
+
+from attrs import evolve, frozen
+from solders.keypair import Keypair
+from solders.message import to_bytes_versioned
+from solders.signature import Signature
+from solders.transaction import VersionedTransaction
+
+from agentpay.contract.payments import PaymentHeader
+from agentpay.errors import APIError
+from agentpay_server._simulation.cluster import USDC_MINT
+from agentpay_server.payments.terms import Leg, Network, Protocol, Terms
+from agentpay_server.paywall import challenges
+from agentpay_server.paywall.challenges import Challenge, Headers
+from agentpay_server.sandbox.facilitator.checking import CheckedPayment, PaymentRefusedError, check_payment
+
+if TYPE_CHECKING:
+    from agentpay_server._simulation.agents import SimulatedClient
+    from agentpay_server._simulation.world import World
+
+HIGHEST_PRICE_MICRO: Final = 70_000
+
+_AGAIN_SECONDS: Final = 2.0
+_LAST_SECONDS: Final = 6.0
+_PROTOCOLS: Final = (Protocol.X402_V2, Protocol.X402_V2, Protocol.X402_V1, Protocol.MPP, Protocol.MPP)
+
+
+@frozen(kw_only=True)
+class Purchase:
+    """Something that an agent buys under one key.
+
+    Attributes:
+        key: of the agent's request.
+        account_id: the account that pays.
+        seller: who sells it.
+        terms: what it costs, and who is paid.
+    """
+
+    key: str
+    account_id: str
+    seller: "Seller"
+    terms: Terms
+
+
+class Seller:
+    """Sells to agents.
+
+    Args:
+        world: what it is in.
+        number: which one it is, from 1.
+
+    Attributes:
+        name: names it in the timeline, and as an actor of faults.
+        owner: who is paid.
+        fee_payer: who pays the fees of those who do not pay them themselves.
+    """
+
+    def __init__(self, world: "World", number: int) -> None:
+        self.name = f"shop{number}"
+        self._world = world
+        self.owner, self.fee_payer = (
+            Keypair.from_seed(hashlib.sha256(f"{world.plan.seed} {self.name} {role}".encode()).digest())
+            for role in ("owner", "fee payer")
+        )
+        self._latency = world.chance.stream("latency of", self.name)
+        self.origin = f"https://{self.name}.invalid"
+
+    def terms(self, chance: random.Random) -> Terms:
+        """Return what one of its goods costs: sponsored or not, split or not, in one of the protocols."""
+        protocol = chance.choice(_PROTOCOLS)
+        is_sponsored = chance.random() < (0.5 if protocol is Protocol.MPP else 0.9)
+        recipient = str(self.owner.pubkey())
+        legs = [Leg(recipient=recipient, amount_micro=chance.randint(1, HIGHEST_PRICE_MICRO))]
+        others = [each.owner for each in self._world.sellers if each is not self]
+        if protocol is Protocol.MPP and others and chance.random() < 0.3:
+            share = Leg(recipient=str(chance.choice(others).pubkey()), amount_micro=chance.randint(1, 1_000))
+            legs.append(share)
+        return Terms(
+            protocol=protocol,
+            network=Network.LOCALNET if protocol is Protocol.MPP else Network.DEVNET,
+            mint=USDC_MINT,
+            legs=tuple(legs),
+            fee_payer=str(self.fee_payer.pubkey()) if is_sponsored else None,
+        )
+
+    async def ask(self, purchase: Purchase) -> tuple[Terms, Headers, str]:
+        """Answer 402, and return what it asks for, its headers and its body."""
+        await asyncio.sleep(self._latency.uniform(0.005, 0.1))
+        terms, world = purchase.terms, self._world
+        if dearer := world.faults.strike("shop.other price", self.name):
+            first, *others = terms.legs
+            first = evolve(first, amount_micro=first.amount_micro + dearer.choice((1, 1_000)))
+            terms = evolve(terms, legs=(first, *others))
+        challenge = Challenge(
+            url=f"{self.origin}/goods",
+            description="",
+            category=None,
+            error=None,
+            now_us=int(world.wall_seconds() * 1_000_000),
+        )
+        headers, body = challenges.write([terms], challenge)
+        return terms, headers, body.decode()
+
+    def check(self, header: PaymentHeader, terms: Terms) -> CheckedPayment:
+        """Return the payment in a header, if it pays what was asked for.
+
+        Raises:
+            PaymentRefusedError: it does not.
+        """
+        presented = challenges.read_payment([(header.name, header.value)])
+        if presented is None:
+            raise PaymentRefusedError("no payment", f"{header.name} presents none")
+        return check_payment(presented.transaction, terms, fee_payers=(str(self.fee_payer.pubkey()),))
+
+    async def take(self, paid: CheckedPayment) -> bool:
+        """Take a payment, do with it as this seller does, and return whether it asks again all the same."""
+        await asyncio.sleep(self._latency.uniform(0.005, 0.1))
+        self._sell(paid)
+        return self._world.faults.strike("shop.asks again", self.name) is not None
+
+    def _sell(self, paid: CheckedPayment) -> None:
+        world, faults, name = self._world, self._world.faults, self.name
+        if faults.strike("shop.never", name):
+            return
+        signed, delay = self._signed(paid.transaction), 0.0
+        if late := faults.strike("shop.late", name):
+            delay = late.uniform(1, 75)
+        elif late := faults.strike("shop.last blocks", name):
+            left = world.cluster.blocks_left(signed) * world.cluster.slot_seconds
+            delay = max(left - late.uniform(0, _LAST_SECONDS), 0.0)
+        world.loop.happen_in(delay, self._broadcast, signed)
+        if twice := faults.strike("shop.twice", name):
+            world.loop.happen_in(delay + twice.uniform(0, 70), self._broadcast, signed)
+        is_sponsored = signed != paid.transaction
+        if is_sponsored and (altered := faults.strike("shop.altered", name)):
+            other = self._signed(paid.transaction, altered)
+            world.cluster.trust(str(other.signatures[0]))
+            world.loop.happen_in(max(delay + altered.uniform(-2, 2), 0.0), self._broadcast, other)
+
+    def _broadcast(self, paid: VersionedTransaction) -> None:
+        """Hand a payment to the cluster, again and again until it has landed or expired."""
+        world = self._world
+        if str(paid.signatures[0]) in world.cluster.landings or world.cluster.blocks_left(paid) < 0:
+            return
+        world.cluster.submit(bytes(paid), self.name)
+        world.loop.happen_in(_AGAIN_SECONDS, self._broadcast, paid)
+
+    def _signed(
+        self, transaction: VersionedTransaction, other: random.Random | None = None
+    ) -> VersionedTransaction:
+        """Return a transaction with this seller's signature in its slot, if it has one there.
+
+        Args:
+            transaction: as it was handed out.
+            other: draws another signature than the usual one. It is as good: whoever has the key can make
+                any number of them over one message, and it takes arithmetic that no library offers.
+        """
+        message, signatures = transaction.message, list(transaction.signatures)
+        if message.account_keys[0] != self.fee_payer.pubkey():
+            return transaction
+        signed = to_bytes_versioned(message)
+        signatures[0] = (
+            self.fee_payer.sign_message(signed)
+            if other is None
+            else Signature.from_bytes(other.randbytes(Signature.LENGTH))
+        )
+        return VersionedTransaction.populate(message, signatures)
+
+
+async def buy(world: "World", client: "SimulatedClient", who: str, purchase: Purchase) -> None:
+    """Buy something: have the 402 of its seller authorized, and present the payment, once or twice."""
+    for _ in range(2):
+        paid = await _authorized(world, client, who, purchase)
+        if paid is None or not await purchase.seller.take(paid):
+            return
+
+
+async def _authorized(
+    world: "World", client: "SimulatedClient", who: str, purchase: Purchase
+) -> CheckedPayment | None:
+    """Have a 402 authorized and the answer judged; return the payment, unless it waits for an operator."""
+    judges, key, account_id = world.judges, purchase.key, purchase.account_id
+    terms, headers, body = await purchase.seller.ask(purchase)
+    is_new, pause = key not in judges.prices, judges.paused_since.get(account_id)
+    judges.will_buy(key, account_id, terms.amount_micro)
+    world.timeline.note("ask", who, "buy", key, terms.amount_micro, terms.protocol)
+    try:
+        payment = await client.payments.authorize(
+            account_id=account_id,
+            idempotency_key=key,
+            origin=purchase.seller.origin,
+            headers=headers,
+            body=body,
+        )
+    except APIError as error:
+        judges.refused(key, account_id, error)
+        raise
+    world.timeline.note("answer", who, key, payment.transfer_id, payment.status)
+    judges.authorized(key, account_id, terms.amount_micro, payment)
+    if is_new and pause is not None and judges.paused_since.get(account_id) == pause:
+        world.violate("a paused account pays", payment.transfer_id, payment.status)
+    if payment.status == "pending_approval":
+        world.waiting[payment.transfer_id] = None
+    if payment.header is None:
+        return None
+    try:
+        paid = purchase.seller.check(payment.header, terms)
+    except PaymentRefusedError as refused:
+        world.violate("a payment is not what was asked for", key, refused.reason, refused)
+        return None
+    judges.handed_out(key, payment.transfer_id, paid.message_hash, paid.transaction)
+    return paid

@@ -1,0 +1,103 @@
+"""Faults of our own making in payments behind HTTP 402 (see `planted.py`)."""
+
+import attrs
+from planted import Patch, planted
+
+from agentpay.contract.payments import PaymentHeader
+from agentpay_server.accounts import store as accounts
+from agentpay_server.chain.custody import spending_key
+from agentpay_server.chain.rpc.cosigned import CosignedSearch
+from agentpay_server.clock import SECOND_US
+from agentpay_server.money import transactions
+from agentpay_server.money.settlement import Ended, Settlement
+from agentpay_server.money.transactions import Kind
+from agentpay_server.payments import rules, service
+from agentpay_server.payments.building import build_payment
+
+_IMPATIENT_US = 20 * SECOND_US
+
+
+@planted
+def a_payment_is_signed_again_for_every_answer(patch: Patch) -> None:
+    replayed = service.Payments._replayed
+
+    async def signed_again(self, held, offer):
+        payment = await replayed(self, held, offer)
+        if payment is None or payment.header is None:
+            return payment
+        source = await self._database.read(accounts.existing_account, held.account_id)
+        prepared = build_payment(
+            self._context.signer,
+            await self._chain.latest_blockhash(),
+            offer.terms,
+            payer_key=spending_key(source.key_index),
+            usdc_mint=self._chain.usdc_mint,
+            own_addresses=(),
+            nonce=0,
+            nonce_memo=held.transfer_id,
+        )
+        name, value = rules.wrap(offer, prepared.raw, payment_id=held.transfer_id)
+        return attrs.evolve(payment, header=PaymentHeader(name=name, value=value))
+
+    patch(service.Payments, "_replayed", signed_again)
+
+
+@planted
+def a_payment_expires_before_that_is_proved(patch: Patch) -> None:
+    look_at = Settlement.look_at
+
+    async def impatient(self, tx):
+        if self._context.clock.now_us() < tx.created_us + _IMPATIENT_US:
+            return await look_at(self, tx)
+        subject = await self._database.read(self._handlers[tx.kind].load, tx.subject_id)
+        booked = await self._database.run(self._given_up, tx, subject)
+        return booked.following.subject if isinstance(booked.following, Ended) else None
+
+    patch(Settlement, "look_at", impatient)
+
+
+@planted
+def a_payment_that_was_handed_out_reserves_nothing(patch: Patch) -> None:
+    insert = transactions.insert_transaction
+
+    def insert_without(connection, tx):
+        insert(connection, attrs.evolve(tx, held=0) if tx.kind is Kind.PAYMENT else tx)
+
+    patch(transactions, "insert_transaction", insert_without)
+
+
+@planted
+def a_payment_that_has_expired_stays_reserved(patch: Patch) -> None:
+    def kept(self, unit, expired, subject, reason):
+        return engine_dropped(self, unit, attrs.evolve(expired, spent_us=None), subject, reason)
+
+    engine_dropped = Settlement._dropped
+    patch(Settlement, "_dropped", kept)
+
+
+@planted
+def a_payment_is_found_by_what_it_takes_from(patch: Patch) -> None:
+    """Neither message nor signature count: the newest transaction of the account is taken for it."""
+
+    async def newest(self, cosigned, lines, *, must_read):
+        return lines[-1].signature if lines else None
+
+    patch(CosignedSearch, "name", newest)
+
+
+@planted
+def an_operator_s_key_is_held_for_each_account_alone(patch: Patch) -> None:
+    asked = service._asked
+    patch(
+        service,
+        "_asked",
+        lambda principal, request: attrs.evolve(asked(principal, request), by_operator=False),
+    )
+
+
+@planted
+def nobody_looks_for_payments(patch: Patch) -> None:
+    async def look_at(self, tx):
+        return None
+
+    patch(Settlement, "look_at", look_at)
