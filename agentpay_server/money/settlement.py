@@ -116,7 +116,7 @@ class Settlement:
     @property
     def driven(self) -> set[str]:
         """The identifiers of the subjects that this process drives."""
-        return {subject_id for _, subject_id in self._drivers}
+        return {subject_id for _, subject_id in tuple(self._drivers)}
 
     def is_under_way(self, signature: str) -> bool:
         """Return whether a transaction belongs to a subject that this process drives.

@@ -147,7 +147,7 @@ def test_without_a_sandbox_nothing_is_done(
 ) -> None:
     monkeypatch.setattr(FaultyChain, "is_test_chain", property(lambda _: False))
     said = commands.refused("trigger", "transfer.settled")
-    assert "public cluster: start one without --rpc-url" in said
+    assert "Start a server without --rpc-url" in said
     assert list(client.accounts.list()) == []
 
 
