@@ -25,7 +25,8 @@ def main() -> int:
         venv.create(ENVIRONMENT, with_pip=True)
     if subprocess.run([PYTHON, "-c", "import nox"], capture_output=True, check=False).returncode:
         subprocess.run([PYTHON, "-m", "pip", "install", "--quiet", "nox>=2025.11,<2027"], check=True)
-    sessions = [argument for name in sys.argv[1:] for argument in ("--session", name)]
+    # One option with every name: of several options, nox takes the last.
+    sessions = ["--session", *sys.argv[1:]] if sys.argv[1:] else []
     return subprocess.run([PYTHON, "-m", "nox", *sessions], cwd=ROOT, check=False).returncode
 
 

@@ -2,6 +2,7 @@
 // The pages about what happened: the timeline, a transfer from request to delivery, sessions.
 
 import { call } from "./api.js";
+import { exchange } from "./payment.js";
 import { feed, filters, instants, learn, moments, nameOf, party } from "./data.js";
 import { $, ask, badge, big, button, code, copies, empty, facts, field, h, json, link, meter, micro, moment, percent, plain, quiet, said, select, show, span, unfolding, usdc, words } from "./ui.js";
 
@@ -69,27 +70,35 @@ const timelineRow = (row) => h("li", { "data-row": true }, unfolding(h("summary.
 
 export function transfer(view) {
   const top = h("div"), steps = h("ol.steps");
+  let pay;
   view.root.append(top, steps);
   view.load(async () => {
     const [it, events, deliveries] = await Promise.all([view.get(`/v1/transfers/${view.id}`), ...["events", "deliveries"].map(async (list) => (await view.get(`/console/${list}?limit=100&transfer_id=${view.id}`)).data.reverse())]);
     await learn(view, [it.from, it.to]);
+    // Most transfers are none: asked of the list, which finds nothing where `GET /payments/…` would be an error.
+    pay ??= (await view.get(`/payments?limit=100&account_id=${it.from}`)).data.find((each) => each.transfer_id === it.transfer_id);
+    if (pay) pay = await view.get(`/payments/${view.id}`);
     show(top, [it], () => "", () => h("div.card.hero", h("div.head", big(it.amount_usdc), badge(it.status)), h("p", party(it.from), quiet(" pays "), party(it.to)), it.memo && h("p.memo", said(it.memo)),
-      h("div.actions", copies("Copy as curl", curl(it)), copies("Copy identifier", it.transfer_id))));
-    show(steps, story(it, events, deliveries), (step) => step.name, stepItem);
+      h("div.actions", copies("Copy as curl", pay ? `curl -i ${quoted(pay.url ?? pay.origin)}` : curl(it)), copies("Copy identifier", it.transfer_id))));
+    show(steps, story(it, events, deliveries, pay), (step) => step.name, stepItem);
   });
 }
 
 /** The steps of a transfer, in order; what did not come about is left out, and what failed is marked. */
-function story(it, events, deliveries) {
+function story(it, events, deliveries, pay) {
   const [asked, sent, refused] = ["escalation.required", "transfer.initiated", "transfer.rejected"].map((type) => events.find((event) => event.type === type));
   const begun = it.created_at ?? (asked ?? sent ?? refused)?.created_at, isWaiting = it.status === "pending_approval", isRefused = it.status === "rejected" && !it.tx_signature, isFailed = it.status === "failed";
+  const verdict = isRefused && !asked ? { name: "Policy", at: refused?.created_at, look: "bad", text: it.message, facts: [["Error", it.error]] }
+    : { name: "Policy", at: begun, look: "ok", text: asked ? `Allowed, with approval: it reaches ${usdc(asked.data.escalation_threshold)} USDC.` : "Allowed: within every rule then in force." };
+  const approval = asked && { name: "Approval", at: isWaiting ? null : (sent ?? refused)?.created_at, look: isWaiting ? "wait" : isRefused ? "bad" : "ok", text: isWaiting ? "Waiting for an operator." : isRefused ? it.message : "Approved.", link: isWaiting && ["#/approvals", "Decide"] };
   return [
+    ...(pay ? exchange(pay, verdict, approval, sent) : [
     { name: "Request", at: begun, look: "ok", facts: [["Identifier", it.transfer_id], ["Idempotency key", it.idempotency_key], ["From", it.from], ["To", it.to], ["Category", it.category]] },
-    isRefused && !asked ? { name: "Policy", at: refused?.created_at, look: "bad", text: it.message, facts: [["Error", it.error]] }
-      : { name: "Policy", at: begun, look: "ok", text: asked ? `Allowed, with approval: it reaches ${usdc(asked.data.escalation_threshold)} USDC.` : "Allowed: within every rule then in force." },
-    asked && { name: "Approval", at: isWaiting ? null : (sent ?? refused)?.created_at, look: isWaiting ? "wait" : isRefused ? "bad" : "ok", text: isWaiting ? "Waiting for an operator." : isRefused ? it.message : "Approved.", link: isWaiting && ["#/approvals", "Decide"] },
+    verdict,
+    approval,
     it.tx_signature && { name: "Signature", at: sent?.created_at, since: begun, look: "ok", text: "Signed, stored, then sent.", facts: [["Transaction", it.tx_signature]], link: it.chain_explorer_url && [it.chain_explorer_url, "Explorer"] },
     it.tx_signature && { name: "Settlement", at: it.settled_at, since: begun, look: it.status === "settled" ? "ok" : isFailed ? "bad" : "wait", text: it.status === "settled" ? "Final on chain." : isFailed ? it.message : "Waiting for finality." },
+    ]),
     { name: "Events", look: events.length ? "ok" : "wait", text: events.length ? "" : "None yet.", events },
     { name: "Deliveries", look: deliveries.some((each) => each.status === "undelivered") ? "bad" : deliveries.length ? "ok" : "none", text: deliveries.length ? "" : "No webhook asks for these events.", deliveries },
   ].filter(Boolean);
@@ -98,17 +107,20 @@ function story(it, events, deliveries) {
 function stepItem(step) {
   const passed = step.at && step.since && Date.parse(step.at) - Date.parse(step.since);
   return h(`li.${step.look}`, h("span.sign", { "aria-hidden": "true" }, { ok: "✓", bad: "✕", wait: "…", none: "–" }[step.look]),
-    h("div", h("p.head", h("strong", step.name), step.look === "bad" && h("span.bad", "failed here"), h("span.grow"), typeof passed === "number" && quiet(`+${span(passed)}`), step.at && moment(step.at)), step.text && h("p", said(step.text)),
+    h("div", h("p.head", h("strong", step.name), step.lane && h("span.badge.info", step.lane), step.look === "bad" && h("span.bad", "failed here"), h("span.grow"), typeof passed === "number" && quiet(`+${span(passed)}`), step.at && moment(step.at)), step.text && h("p", said(step.text)),
       step.facts && facts(...step.facts.map(([label, value]) => [label, value && h("code.all", plain(value))])),
-      step.events?.map((event) => h("details", h("summary", moment(event.created_at), " ", plain(event.type)), json(event))),
+      step.json && json(step.json), step.events?.map((event) => h("details", h("summary", moment(event.created_at), " ", plain(event.type)), json(event))),
       step.deliveries?.map((it) => h("p.head", badge(it.status), h("span.grow", plain(it.event_type)), link(`#/deliveries?event_id=${it.event_id}`, "Attempts"))), step.link && h("p", link(...step.link))));
 }
 
 /** The request as a command. Nothing that was received can end a quoted argument. */
 function curl({ from, to, amount_usdc: amount, idempotency_key, memo, category }) {
   const body = JSON.stringify({ from, to, amount, idempotency_key, ...(memo && { memo }), ...(category && { category }) });
-  return `curl ${location.origin}/v1/transfers -H "Authorization: Bearer $AGENTPAY_API_KEY" -H 'Content-Type: application/json' -d '${body.replaceAll("'", "'\\''")}'`;
+  return `curl ${location.origin}/v1/transfers -H "Authorization: Bearer $AGENTPAY_API_KEY" -H 'Content-Type: application/json' -d ${quoted(body)}`;
 }
+
+/** An argument of a shell that nothing within can end. */
+const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
 
 // --- Sessions
 

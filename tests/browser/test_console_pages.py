@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Iterator
 
+import httpx
 import pytest
 from browsing import NARROW, WIDE, Console
 from playwright.sync_api import Page, expect
 
+from agentpay.payments import PaymentAuth
 from agentpay_server import AgentPayServer
 from agentpay_server.cli.demo_world import DemoWorld
+from agentpay_server.paywall import Paywall
 
 AXE = "async () => { %s; return (await axe.run()).violations.map(({id, nodes}) => [id, nodes[0].html]); }"
 
@@ -21,9 +24,23 @@ def world() -> Iterator[AgentPayServer]:
         for _ in range(12):
             demo.step()
         server.scenario("undelivered_webhook")
+        buy(server)
         server.sandbox.set_fault("chain_slow", times=3)
         server.listen()
         yield server
+
+
+def buy(server: AgentPayServer) -> None:
+    """Pay for a call by HTTP 402, and report what the seller responded."""
+    agent = server.client()
+    account = agent.accounts.create(name="Reader")
+    server.sandbox.fund(account.account_id, "1")
+    auth = PaymentAuth(agent, account_id=account.account_id, report=True)
+    with (
+        Paywall(server, {"/news": "0.02"}) as seller,
+        httpx.Client(transport=seller.transport(), auth=auth) as http,
+    ):
+        assert http.get(f"{seller.base_url}/news").status_code == 200
 
 
 def pages_of(server: AgentPayServer) -> list[str]:
@@ -43,6 +60,7 @@ def pages_of(server: AgentPayServer) -> list[str]:
             "bench",
         ),
         *("access", "access/operators", "access/webhooks", "access/audit", f"transfers/{settled}"),
+        f"transfers/{next(iter(server.client().payments.list())).transfer_id}",
         *(f"transfers/{refused}", f"sessions/{session.session_id}", f"accounts/{account.account_id}"),
     ]
 
@@ -112,3 +130,22 @@ def test_an_empty_server_names_what_fills_each_page(console: Console) -> None:
     }.items():
         console.go(tab, page)
         assert command in tab.locator(".empty code").last.inner_text(), page
+
+
+def test_a_payment_shows_its_exchange(
+    world: AgentPayServer, console_of: Callable[[AgentPayServer], Console]
+) -> None:
+    console = console_of(world)
+    tab = console.open()
+    payment = next(iter(world.client().payments.list()))
+    console.go(tab, f"transfers/{payment.transfer_id}")
+    steps = tab.locator("ol.steps")
+    for text in (
+        "Shop → Agent",
+        "0.02 USDC, by x402, version 2",
+        "Status 200",
+        "Facilitator → Chain",
+        "Final on chain.",
+    ):
+        expect(steps).to_contain_text(text)
+    expect(steps.locator(".bad")).to_have_count(0)
