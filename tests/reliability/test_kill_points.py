@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import test_kill_approvals
+import test_kill_payments
 import test_kill_sessions
 from killing import Child, Directory, Postgres, Prepared, Survey, child, expiring, prepared
 
@@ -217,7 +218,7 @@ def test_a_start_killed_while_the_chain_is_restored_changes_nothing(
 
 def test_no_point_is_left_out() -> None:
     tried = {*TRANSFER, *ACCOUNT, *FUND, *TOKEN_ACCOUNT, *POLICY_RECORD, *DEPOSIT}
-    tried |= {*test_kill_approvals.APPROVE, *test_kill_sessions.ALL}
+    tried |= {*test_kill_approvals.APPROVE, *test_kill_payments.POINTS, *test_kill_sessions.ALL}
     assert {point.partition("@")[0] for point in tried} == POINTS
 
 
