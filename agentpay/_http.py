@@ -42,7 +42,7 @@ if TYPE_CHECKING:
         """The type that every HTTP library accepts as `auth`."""
 
         # For checkers alone: to httpx2 it is one of the callables that it takes.
-        def __call__(self, request: Any) -> Any: ...
+        def __call__(self, request: Any) -> Any: ...  # noqa: ANN401
 
 
 _PLAINLY: Final[Mapping[str, Any]] = {"stream": True, "auth": None, "follow_redirects": False}
