@@ -6,8 +6,6 @@ nothing until a test uses it.
 
 from typing import TYPE_CHECKING
 
-from agentpay._loading import load
-
 if TYPE_CHECKING:
     from agentpay_server.chain.rpc.settings import Finality, RpcSettings
     from agentpay_server.clients import AsyncSandbox, Sandbox
@@ -57,6 +55,8 @@ if not TYPE_CHECKING:
     def __getattr__(name: str) -> object:
         if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from agentpay._loading import load  # noqa: PLC0415 - not in a run that uses nothing of this
+
         value: object = getattr(load(_HOMES[name], part="the server", extra="server"), name)
         globals()[name] = value
         return value

@@ -67,8 +67,11 @@ DOCUMENTS: Final = {"/openapi.json": False, "/openapi-extensions.json": True}
 """The paths of the OpenAPI documents, which need no key; the values: whether each is of the extensions."""
 
 _WITHOUT_KEY: Final = frozenset(
-    (endpoint.method, endpoint.path) for endpoint in BOUND_ENDPOINTS if endpoint.scope is KeyScope.NO_KEY
+    path
+    for path, methods in METHODS_OF.items()
+    if all(endpoint.scope is KeyScope.NO_KEY for endpoint in methods.values())
 )
+"""The paths whose endpoints need no key: another method is 405 there, with a key or without."""
 
 _POLLED: Final = "/console/events"
 logger: logging.Logger = logging.getLogger(__name__)
@@ -169,7 +172,7 @@ class Application:
         Raises:
             Problem: `unauthorized`.
         """
-        if (scope["method"], scope["path"]) in _WITHOUT_KEY:
+        if scope["path"] in _WITHOUT_KEY:
             return Principal.without_key((scope.get("client") or ("unknown",))[0], request_id)
         return await authenticated(headers, self._server.services.keys, request_id)
 

@@ -247,6 +247,7 @@ def test_an_identifier_of_another_operator_is_answered_as_one_that_does_not_exis
         # Other stores have no snapshots.
         known["snapshot_id"] = server.sandbox.snapshot().snapshot_id
     bodies = {
+        "payments.report_outcome": {"status_code": 200},
         "policies.put": {"paused": True},
         "sandbox.accounts.fund": {"amount": "1"},
         "sessions.charge": {"amount": "1", "idempotency_key": "k"},

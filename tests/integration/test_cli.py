@@ -120,7 +120,7 @@ def test_people_are_given_lines_to_paste_that_the_sdk_and_the_commands_understan
             "AGENTPAY_API_KEY": announcement["operator_key"],
         }
         listed = CliRunner(env=exported).invoke(main, ["keys", "list", "--json"])
-        assert (listed.exit_code, listed.stdout) == (0, "[]\n")
+        assert (listed.exit_code, listed.stdout) == (0, "")
         code = "from agentpay import AgentPay; print(list(AgentPay().accounts.list()))"
         done = subprocess.run(
             [sys.executable, "-c", code], env={**os.environ, **exported}, capture_output=True, check=True

@@ -54,7 +54,7 @@ FRAMEWORKS = {
     "pydantic_ai": {"pydantic-ai-slim"},
     "django": {"django"},
     "flask": {"flask", "werkzeug"},
-    "pympp": {"pympp"},
+    "pympp": {"pympp", "pydantic"},
     "starlette": {"starlette"},
     "opentelemetry": {"opentelemetry-api"},
     "pytest": {"pytest"},
