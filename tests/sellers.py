@@ -48,8 +48,10 @@ class Seller:
         return self
 
     async def _open(self) -> None:
-        for wallet in (self.wallet, self.split, self._payer):
-            assert await landed(self.chain, await wallet.open(0))
+        wallets = (self.wallet, self.split, self._payer)
+        for signature in [await wallet.open(0) for wallet in wallets]:
+            while not await self._is_final(signature):
+                await self.chain.wait_for_notice(signature, 0.05)
         # Another test may have paid it on this chain.
         self._held_before = {
             address: await self._balance(address)
@@ -167,6 +169,10 @@ class Seller:
     def _received(self, token_account: str) -> int:
         held: int = self._run(self._balance(token_account))
         return held - self._held_before.get(token_account, 0)
+
+    async def _is_final(self, signature: str) -> bool:
+        status = await self.chain.signature_status(signature)
+        return status is not None and status.is_final
 
     async def _balance(self, token_account: str) -> int:
         (found,) = await self.chain.token_accounts([token_account])
