@@ -3,9 +3,11 @@
 from typing import Any
 
 import pytest
+import stores
 import validators
 from money import looked
 from outsiders import landed
+from receivers import eventually
 from sellers import ORIGIN, PROTOCOLS, Seller, message_of, name_of
 from server_world import refused
 
@@ -221,9 +223,7 @@ def test_what_a_seller_broadcasts_is_booked_without_being_asked_for(server, sell
     payment = paid(seller.ask())
     seller.settle(payment["header"])
 
-    # Whatever runs by itself has come to its end then.
-    server.sandbox.snapshot()
-    assert client.transfers.get(payment["transfer_id"]).status == "settled"
+    eventually(lambda: client.transfers.get(payment["transfer_id"]).status == "settled")
 
 
 # --- Broadcast, and refused by the chain
@@ -570,6 +570,7 @@ def test_what_the_client_reports_is_shown_as_its_claim(http, seller, paid) -> No
 def test_a_snapshot_does_not_wait_for_a_seller_and_brings_the_payment_back(
     server, http, seller, paid
 ) -> None:
+    stores.memory_only("nothing else can be brought back")
     validators.embedded_only("no other chain can be brought back")
     payment = paid(seller.ask())
     before = server.sandbox.snapshot()
@@ -587,6 +588,7 @@ def test_a_snapshot_does_not_wait_for_a_seller_and_brings_the_payment_back(
 
 
 def test_what_was_handed_out_in_an_abandoned_future_can_never_land(server, http, seller, paid) -> None:
+    stores.memory_only("nothing else can be brought back")
     validators.embedded_only("no other chain can be brought back")
     before = server.sandbox.snapshot()
     abandoned = paid(seller.ask())

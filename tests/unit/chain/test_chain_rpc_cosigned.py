@@ -1,7 +1,6 @@
 """Payments whose fee their seller pays: found by message and signature, and never given up without proof."""
 
 import base64
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -133,9 +132,8 @@ class Ledger(FakeNode):
 
 
 @pytest.fixture
-def small_pages(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentpay_server.chain.rpc.chain._MAX_HISTORY_LINES", 3)
-    yield
 
 
 every_search = pytest.mark.parametrize("is_for_proof", [False, True], ids=["search", "proof"])
@@ -224,7 +222,7 @@ async def test_a_payment_on_the_last_page_is_found_by_the_search_for_proof() -> 
 
 async def test_a_node_below_the_reported_height_proves_nothing() -> None:
     node = Ledger(ANCHOR, NEWER[0])
-    chain = rpc_chain(node)
+    chain = rpc_chain(node, name="devnet")
     node.slot, node.height = 2_000, 901
     assert await chain.block_height() == 901
     node.slot = 1_999
@@ -249,6 +247,30 @@ async def test_a_node_that_does_not_know_the_anchor_proves_nothing(known: list[V
 async def test_a_history_that_is_empty_although_the_account_exists_proves_nothing() -> None:
     with pytest.raises(ChainUnavailableError):
         await rpc_chain(Ledger()).find_cosigned(sought(after=None), is_for_proof=True)
+
+
+@pytest.mark.parametrize("name", [None, "devnet"], ids=["emulator", "cluster"])
+@pytest.mark.parametrize("after", [ANCHOR, None], ids=["anchor", "none"])
+async def test_a_node_that_takes_the_least_position_for_a_filter_hides_no_payment(
+    name: str | None, after: VersionedTransaction | None
+) -> None:
+    node = Ledger(ANCHOR, LANDED, NEWER[0])
+    whole = node.answers["getSignaturesForAddress"]
+
+    def filtered(address: str, options: dict[str, Any]) -> list[dict[str, Any]]:
+        lines: list[dict[str, Any]] = whole(address, options)
+        return lines[:1] if "minContextSlot" in options else lines
+
+    node.answers["getSignaturesForAddress"] = filtered
+    chain = rpc_chain(node, name=name)
+
+    if name is not None:
+        with pytest.raises(ChainUnavailableError):
+            await chain.find_cosigned(sought(after), is_for_proof=True)
+        return
+    status = await chain.find_cosigned(sought(after), is_for_proof=True)
+    assert status is not None
+    assert status.chain_signature == name_of(LANDED)
 
 
 async def test_nothing_after_the_anchor_is_proof() -> None:

@@ -65,7 +65,7 @@ async def test_pages_are_joined_without_a_gap_or_a_repetition(count: int, cursor
 
 async def test_a_node_that_does_not_know_where_a_page_begins_does_not_end_the_history() -> None:
     whole, young = Ledger(SIGNATURES), Ledger([SIGNATURES[-1]])
-    with pytest.raises(ChainUnavailableError, match="another has told"):
+    with pytest.raises(ChainUnavailableError, match="another node has reported"):
         await told(whole, young)
 
 
