@@ -65,6 +65,7 @@ BEHAVIOUR = [
         "metrics",
         "nulls_and_audit",
         "pages",
+        "payments",
         "policies",
         "policies_on_chain",
         "sandbox",

@@ -1,11 +1,11 @@
-"""A seller behind HTTP 402 on the embedded chain: it asks in any protocol, and broadcasts its payments."""
+"""A seller behind HTTP 402: it asks in any protocol, and broadcasts its payments."""
 
 import base64
 import json
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from outsiders import Wallet
+from outsiders import Wallet, landed
 from solders.keypair import Keypair
 from solders.message import to_bytes_versioned
 from solders.transaction import VersionedTransaction
@@ -40,6 +40,7 @@ class Seller:
         self._payer = Wallet(chain, signer, number + 100)
         self.facilitator: Keypair = self._payer._keypair
         self._asked = 0
+        self._held_before: dict[str, int] = {}
 
     def open(self) -> "Seller":
         """Come to token accounts, and to SOL for fees."""
@@ -47,9 +48,15 @@ class Seller:
         return self
 
     async def _open(self) -> None:
-        await self.wallet.open(0)
-        await self.split.open(0)
-        await self._payer.open(0)
+        wallets = (self.wallet, self.split, self._payer)
+        for signature in [await wallet.open(0) for wallet in wallets]:
+            while not await self._is_final(signature):
+                await self.chain.wait_for_notice(signature, 0.05)
+        # Another test may have paid it on this chain.
+        self._held_before = {
+            address: await self._balance(address)
+            for address in (self.wallet.token_account, self.split.token_account)
+        }
 
     # --- Asking
 
@@ -136,12 +143,14 @@ class Seller:
         return bytes(VersionedTransaction.populate(message, signatures))
 
     def settle(self, header: dict[str, str]) -> SignatureStatus | None:
-        """Broadcast the payment of a header, and return what became of it."""
+        """Broadcast the payment of a header, and return what became of it, for good on a cluster."""
         raw = self.cosigned(header)
         signature = str(VersionedTransaction.from_bytes(raw).signatures[0])
 
         async def settled() -> SignatureStatus | None:
             await self.chain.send(raw)
+            if self.chain.landing_seconds:
+                await landed(self.chain, signature)
             return await self.chain.signature_status(signature)
 
         status: SignatureStatus | None = self._run(settled())
@@ -149,16 +158,24 @@ class Seller:
 
     @property
     def received(self) -> int:
-        """Micro-USDC that the chain says it holds."""
-        return self._held(self.wallet.token_account)
+        """Micro-USDC that the chain says it has been paid since it opened."""
+        return self._received(self.wallet.token_account)
 
     @property
     def received_by_others(self) -> int:
-        """Micro-USDC that the chain says its splits have brought."""
-        return self._held(self.split.token_account)
+        """Micro-USDC that the chain says its splits have brought since."""
+        return self._received(self.split.token_account)
 
-    def _held(self, token_account: str) -> int:
-        (found,) = self._run(self.chain.token_accounts([token_account]))
+    def _received(self, token_account: str) -> int:
+        held: int = self._run(self._balance(token_account))
+        return held - self._held_before.get(token_account, 0)
+
+    async def _is_final(self, signature: str) -> bool:
+        status = await self.chain.signature_status(signature)
+        return status is not None and status.is_final
+
+    async def _balance(self, token_account: str) -> int:
+        (found,) = await self.chain.token_accounts([token_account])
         return 0 if found is None else int(found.amount_micro)
 
 

@@ -79,6 +79,14 @@ def entries(server: AgentPayServer, account_id: str) -> list[dict[str, Any]]:
     ]
 
 
+def looked(server: AgentPayServer) -> None:
+    """Run due work, and scan for deposits where the chain does not report them."""
+    if not validators.is_embedded():
+        world = server._running
+        world._owner.call(world.server.services.deposits.look_everywhere())
+    server.sandbox.clock.advance(0)
+
+
 def token_account(server: AgentPayServer, address: str) -> TokenAccount:
     """Return a token account as the chain shows it."""
 

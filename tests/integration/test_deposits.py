@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 import validators
-from money import entries, freeze, held, on_owner, order, post, rows
+from money import entries, freeze, held, looked, on_owner, order, post, rows
 from outsiders import Wallet, landed
 from server_world import START, Funded
 
@@ -47,14 +47,6 @@ def pay(server: AgentPayServer, wallet: Wallet, *payments: tuple[str, int], **mo
         return signature
 
     return on_owner(server, work)
-
-
-def looked(server: AgentPayServer) -> None:
-    """Run due work, and scan for deposits where the chain does not report them."""
-    if not validators.is_embedded():
-        world = server._running
-        world._owner.call(world.server.services.deposits.look_everywhere())
-    server.sandbox.clock.advance(0)
 
 
 def booked(server: AgentPayServer, account: Account) -> int:

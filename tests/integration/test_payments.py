@@ -3,6 +3,11 @@
 from typing import Any
 
 import pytest
+import stores
+import validators
+from money import looked
+from outsiders import landed
+from receivers import eventually
 from sellers import ORIGIN, PROTOCOLS, Seller, message_of, name_of
 from server_world import refused
 
@@ -13,6 +18,7 @@ from agentpay_server.chain.protocol import SignatureStatus
 
 LANDED = SignatureStatus(is_final=True)
 MINUTE = 61.0
+EXPIRES_IN_REAL_TIME = "what is signed for a cluster expires in real time"
 
 every_protocol = pytest.mark.parametrize("protocol", PROTOCOLS)
 
@@ -91,7 +97,7 @@ def test_a_402_is_paid(http, seller, paid, account, client, protocol, is_sponsor
 
 @every_protocol
 def test_the_same_key_gives_the_same_transaction_wrapped_for_the_challenge_at_hand(
-    seller, paid, protocol
+    http, seller, paid, protocol
 ) -> None:
     first = paid(seller.ask(protocol))
     again = paid(seller.ask(protocol))
@@ -101,6 +107,7 @@ def test_the_same_key_gives_the_same_transaction_wrapped_for_the_challenge_at_ha
     assert seller.transaction_in(again["header"]) == seller.transaction_in(first["header"])
     assert (again["header"] == first["header"]) == (protocol == "x402_v1")
     seller.settle(first["header"])
+    assert get(http, first)["status"] == "settled"
     settled = paid(seller.ask(protocol))
     assert (settled["status"], settled["is_replay"]) == ("settled", True)
     assert seller.transaction_in(settled["header"]) == seller.transaction_in(first["header"])
@@ -180,6 +187,7 @@ def test_a_payment_cannot_take_the_key_of_a_transfer(http, seller, authorize, ac
 def test_a_payment_that_nobody_broadcasts_expires(
     server, http, seller, paid, authorize, client, protocol
 ) -> None:
+    validators.embedded_only(EXPIRES_IN_REAL_TIME)
     payment = paid(seller.ask(protocol))
     account_id = payment["account_id"]
     assert str(client.accounts.budget(account_id).available_usdc) == "9.999000"
@@ -211,12 +219,11 @@ def test_a_payment_that_is_broadcast_at_the_last_moment_settles(server, http, se
 
 
 def test_what_a_seller_broadcasts_is_booked_without_being_asked_for(server, seller, paid, client) -> None:
+    validators.embedded_only("a cluster is asked in real time")
     payment = paid(seller.ask())
     seller.settle(payment["header"])
 
-    # Whatever runs by itself has come to its end then.
-    server.sandbox.snapshot()
-    assert client.transfers.get(payment["transfer_id"]).status == "settled"
+    eventually(lambda: client.transfers.get(payment["transfer_id"]).status == "settled")
 
 
 # --- Broadcast, and refused by the chain
@@ -241,6 +248,7 @@ def test_a_payment_that_the_chain_refuses_has_failed(server, http, seller, paid,
             memo="drained",
         )
         await context.chain.send(signed.raw)
+        assert await landed(context.chain, signed.signature)
 
     server._running._owner.call(drain())
     status = seller.settle(payment["header"])
@@ -324,6 +332,7 @@ def test_payments_count_against_the_daily_limit_from_when_they_are_handed_out(
     seller.settle(settled["header"])
 
     refused(authorize(seller.ask(), "three"), "policy_violation")
+    validators.embedded_only(EXPIRES_IN_REAL_TIME)
     server.sandbox.clock.advance(MINUTE)
     # The first has expired.
     paid(seller.ask(), "four")
@@ -505,7 +514,7 @@ def test_an_account_of_ours_that_sells_is_credited_once(server, seller, paid, cl
     shop = client.accounts.create(name="Shop")
     payment = paid(seller.ask(payTo=shop.chain_address))
     seller.settle(payment["header"])
-    server.sandbox.clock.advance(0)
+    looked(server)
 
     assert str(client.accounts.get(shop.account_id).balance_usdc) == "0.001000"
     (deposit,) = client.accounts.transactions(shop.account_id)
@@ -561,6 +570,8 @@ def test_what_the_client_reports_is_shown_as_its_claim(http, seller, paid) -> No
 def test_a_snapshot_does_not_wait_for_a_seller_and_brings_the_payment_back(
     server, http, seller, paid
 ) -> None:
+    stores.memory_only("nothing else can be brought back")
+    validators.embedded_only("no other chain can be brought back")
     payment = paid(seller.ask())
     before = server.sandbox.snapshot()
     seller.settle(payment["header"])
@@ -577,6 +588,8 @@ def test_a_snapshot_does_not_wait_for_a_seller_and_brings_the_payment_back(
 
 
 def test_what_was_handed_out_in_an_abandoned_future_can_never_land(server, http, seller, paid) -> None:
+    stores.memory_only("nothing else can be brought back")
+    validators.embedded_only("no other chain can be brought back")
     before = server.sandbox.snapshot()
     abandoned = paid(seller.ask())
     server.sandbox.restore(before)

@@ -15,8 +15,9 @@ import pytest
 import signed
 import stores
 from chains import Act, FaultyChain
+from sellers import ORIGIN, Seller
 from test_session_races import settled_as_answered
-from worlds import Answer, Party, World
+from worlds import Answer, Party, World, drive
 
 from agentpay_server.chain.protocol import ChainUnavailableError
 from agentpay_server.clock import SystemClock
@@ -132,6 +133,36 @@ async def test_a_daily_limit_is_reached_by_both_and_passed_by_none(servers: tupl
     }
     assert first.balance(to) == 50_000_000
     assert (await second.detail(source))["spent_usdc"] == "50.000000"
+
+
+async def test_a_daily_limit_is_reached_by_payments_at_both_and_passed_by_none(
+    servers: tuple[World, World],
+) -> None:
+    first, second = servers
+    source = await first.account("300")
+    await second.policy(source, max_daily_spend=10.999999)
+    seller = Seller(first.chain, first.runtime.context.signer, drive)
+    await seller._open()
+
+    def asked(key: str) -> dict[str, Any]:
+        challenge = seller.ask("x402_v2", 1_000_000)
+        return {"account_id": source.account_id, "idempotency_key": key, "origin": ORIGIN, **challenge}
+
+    # Each key twice, at both: forty purchases, of which ten are within the limit.
+    answers = await asyncio.gather(
+        *(
+            servers[number % 2].request("POST", "/payments", asked(f"key-{number // 2}"))
+            for number in range(80)
+        )
+    )
+    assert Counter((answer.status, answer.error) for answer in answers) == {
+        (201, None): 20,
+        (402, "policy_violation"): 60,
+    }
+    # One transaction for each key, whichever server has signed it.
+    handed_out = {seller.transaction_in(each.body["header"]) for each in answers if each.status == 201}
+    assert len(handed_out) == 10
+    assert (await second.detail(source))["reserved_usdc"] == "10.000000"
 
 
 async def test_a_pause_at_one_is_a_pause_at_the_other(servers: tuple[World, World]) -> None:

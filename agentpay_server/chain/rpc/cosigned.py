@@ -13,6 +13,8 @@ from agentpay_server.chain.rpc.replies import HistoryLine, exactly, malformed, m
 
 _REMEMBERED: Final = 4_096
 _ANY_VERSION: Final = 255
+_SIGNED_VERSIONS: Final = (None, "legacy", 0)
+"""Those that can be read; a node that reports none means the first of them."""
 _UNKNOWN: Final = ("", frozenset[str]())
 """Of a transaction that cannot be read: a version that we do not sign."""
 
@@ -80,6 +82,9 @@ def _read(reply: object, signature: str) -> tuple[str, frozenset[str]]:
     except binascii.Error:
         raise malformed("a transaction that is not base64") from None
     except ValueError:
+        if exactly(reply, dict, "transaction").get("version") in _SIGNED_VERSIONS:
+            # Cut off or garbled. It must not pass for one that is not ours.
+            raise malformed("a transaction that cannot be read") from None
         return _UNKNOWN
     signatures = [str(each) for each in transaction.signatures]
     if not signatures or signatures[0] != signature:

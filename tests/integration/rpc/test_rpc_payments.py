@@ -1,0 +1,130 @@
+"""Payments whose fee their seller pays, on a real validator: found by what was signed, or proved absent."""
+
+import pytest
+import rpc_world
+import surfpool as validators
+from outsiders import Wallet
+from rpc_world import USDC, RpcWorld
+from solders.message import to_bytes_versioned
+from solders.transaction import VersionedTransaction
+
+from agentpay_server.chain.custody import spending_key
+from agentpay_server.chain.protocol import (
+    BLOCKHASH_LIFE_BLOCKS,
+    ChainUnavailableError,
+    Cosigned,
+    FailureReason,
+    SignedTransaction,
+)
+from agentpay_server.payments.building import PreparedPayment, build_payment
+from agentpay_server.payments.terms import Leg, Network, Protocol, Terms
+
+pytestmark = pytest.mark.anyio
+
+
+class Purchase:
+    """A payment of account 1 to account 2, as it is handed out.
+
+    Args:
+        world: where.
+        sponsor: pays the fee.
+        payment: what account 1 has signed.
+        after: the newest transaction of its token account before.
+    """
+
+    def __init__(self, world: RpcWorld, sponsor: Wallet, payment: PreparedPayment, after: str | None) -> None:
+        self.cosigned = Cosigned(
+            token_account=world.token_address(1),
+            signature=payment.signature,
+            message_hash=payment.message_hash,
+            after=after,
+        )
+        handed_out = VersionedTransaction.from_bytes(payment.raw)
+        message, signatures = handed_out.message, list(handed_out.signatures)
+        signatures[0] = sponsor._keypair.sign_message(to_bytes_versioned(message))
+        self.signed = SignedTransaction(
+            signature=str(signatures[0]),
+            raw=bytes(VersionedTransaction.populate(message, signatures)),
+            last_valid_block_height=payment.last_valid_block_height,
+        )
+
+
+async def bought(world: RpcWorld, amount_micro: int = 4, nonce: int = 0) -> Purchase:
+    source, _ = await world.account(1, 10), await world.account(2)
+    sponsor = Wallet(world.chain, world.custody)
+    opened = await sponsor.open(0)
+    while (status := await world.chain.signature_status(opened)) is None or not status.is_final:
+        await world.chain.wait_for_notice(opened, 0.05)
+    after = await world.chain.newest_signature(source)
+    payment = build_payment(
+        world.custody,
+        await world.chain.latest_blockhash(),
+        Terms(
+            protocol=Protocol.MPP,
+            network=Network.LOCALNET,
+            mint=USDC,
+            legs=(Leg(recipient=world.owner(2), amount_micro=amount_micro),),
+            fee_payer=sponsor.address,
+        ),
+        payer_key=spending_key(1),
+        usdc_mint=USDC,
+        own_addresses={world.owner(1)},
+        nonce=nonce,
+        nonce_memo="txn_1",
+    )
+    return Purchase(world, sponsor, payment, after)
+
+
+async def test_what_a_sponsor_broadcasts_is_found_by_what_was_signed(world: RpcWorld) -> None:
+    purchase = await bought(world)
+    assert await world.chain.find_cosigned(purchase.cosigned) is None
+
+    await world.land(purchase.signed)
+    await world.irreversible(purchase.signed)
+
+    for is_for_proof in (False, True):
+        status = await world.chain.find_cosigned(purchase.cosigned, is_for_proof=is_for_proof)
+        assert status is not None
+        assert (status.is_irreversible, status.failure) == (True, None)
+        assert status.chain_signature == purchase.signed.signature != purchase.cosigned.signature
+    # Others know nothing of it, though they are in the same history.
+    assert await world.chain.find_cosigned((await bought(world, nonce=1)).cosigned) is None
+
+
+async def test_what_the_chain_refuses_has_failed_under_the_name_of_its_sponsor(world: RpcWorld) -> None:
+    purchase = await bought(world, amount_micro=2**40)
+
+    await world.send(purchase.signed)
+    await world.irreversible(purchase.signed)
+
+    status = await world.chain.find_cosigned(purchase.cosigned)
+    assert status is not None
+    assert status.failure is not None
+    assert status.failure.reason is FailureReason.INSUFFICIENT_FUNDS
+    assert status.failure.chain_signature == purchase.signed.signature
+
+
+async def test_what_no_sponsor_broadcasts_is_proved_absent_once_it_has_expired() -> None:
+    with validators.running(slot_ms=5) as fast:
+        async with rpc_world.world(fast) as world:
+            purchase = await bought(world)
+            await world.expired(purchase.signed)
+
+            assert await world.chain.find_cosigned(purchase.cosigned, is_for_proof=True) is None
+            last = purchase.signed.last_valid_block_height
+            assert await world.chain.knows_blocks(last - BLOCKHASH_LIFE_BLOCKS, last)
+            with pytest.raises(ChainUnavailableError):
+                await world.chain.send(purchase.signed.raw)
+
+
+async def test_what_has_landed_is_found_long_after_it_could() -> None:
+    with validators.running(slot_ms=5) as fast:
+        async with rpc_world.world(fast) as world:
+            purchase = await bought(world)
+            await world.land(purchase.signed)
+            await world.expired(purchase.signed)
+            await world.transfer(1, world.token_address(2), 1)
+
+            status = await world.chain.find_cosigned(purchase.cosigned, is_for_proof=True)
+            assert status is not None
+            assert status.chain_signature == purchase.signed.signature

@@ -1,0 +1,352 @@
+"""Payments whose fee their seller pays: found by message and signature, and never given up without proof."""
+
+import base64
+from typing import Any
+
+import pytest
+from rpc_node import BLOCKHASH, CUSTODY, OWNER, SHORTFALL, TOKEN_ACCOUNT, USDC, FakeNode, rpc_chain
+from solders.keypair import Keypair
+from solders.message import to_bytes_versioned
+from solders.transaction import VersionedTransaction
+
+from agentpay_server.chain.custody import spending_key
+from agentpay_server.chain.protocol import Blockhash, ChainUnavailableError, Cosigned, FailureReason
+from agentpay_server.chain.rpc.chain import RpcChain
+from agentpay_server.chain.rpc.client import RpcRefusalError
+from agentpay_server.payments.building import PreparedPayment, build_payment
+from agentpay_server.payments.terms import Leg, Network, Protocol, Terms
+
+pytestmark = pytest.mark.anyio
+
+SPONSOR = Keypair.from_seed(b"who pays fees for its customers.")
+SELLER = CUSTODY.address(spending_key(2))
+
+
+def prepared(nonce: int) -> PreparedPayment:
+    """Return a payment as it is handed out: the fee payer's signature is missing."""
+    return build_payment(
+        CUSTODY,
+        Blockhash(value=BLOCKHASH, last_valid_block_height=900),
+        Terms(
+            protocol=Protocol.MPP,
+            network=Network.DEVNET,
+            mint=USDC,
+            legs=(Leg(recipient=SELLER, amount_micro=1_000),),
+            fee_payer=str(SPONSOR.pubkey()),
+        ),
+        payer_key=spending_key(1),
+        usdc_mint=USDC,
+        own_addresses={OWNER},
+        nonce=nonce,
+        nonce_memo="txn_1",
+    )
+
+
+def completed(raw: bytes, *, ours: bytes | None = None) -> VersionedTransaction:
+    """Return a payment that its sponsor has signed; with a given signature in the place of ours."""
+    handed_out = VersionedTransaction.from_bytes(raw)
+    message = handed_out.message
+    sponsor = SPONSOR.sign_message(to_bytes_versioned(message))
+    own = handed_out.signatures[1] if ours is None else type(sponsor).from_bytes(ours)
+    return VersionedTransaction.populate(message, [sponsor, own])
+
+
+def name_of(transaction: VersionedTransaction) -> str:
+    return str(transaction.signatures[0])
+
+
+PAYMENT = prepared(0)
+LANDED = completed(PAYMENT.raw)
+OTHERS = [completed(prepared(number).raw) for number in range(1, 8)]
+ANCHOR, *NEWER = OTHERS
+
+
+def sought(after: VersionedTransaction | None = ANCHOR) -> Cosigned:
+    return Cosigned(
+        token_account=TOKEN_ACCOUNT,
+        signature=PAYMENT.signature,
+        message_hash=PAYMENT.message_hash,
+        after=None if after is None else name_of(after),
+    )
+
+
+class Ledger(FakeNode):
+    """A node with a history of the payer's token account.
+
+    Args:
+        transactions: oldest first.
+    """
+
+    def __init__(self, *transactions: VersionedTransaction) -> None:
+        super().__init__()
+        self.transactions = list(transactions)
+        self.reversible: set[str] = set()
+        self.asked: list[dict[str, Any]] = []
+        self.read: list[str] = []
+        self.answers["getSignaturesForAddress"] = self._page
+        self.answers["getTransaction"] = self._transaction
+        for transaction in transactions:
+            self.sees(transaction)
+
+    def sees(self, transaction: VersionedTransaction, error: Any = None) -> None:
+        self.statuses[name_of(transaction)] = {
+            "confirmationStatus": "finalized",
+            "err": error,
+            "slot": self.slot,
+        }
+
+    def _page(self, address: str, options: dict[str, Any]) -> list[dict[str, Any]]:
+        assert address == TOKEN_ACCOUNT
+        assert None not in options.values(), "not every node takes null for an option that is left out"
+        self.asked.append(options)
+        if options.get("minContextSlot", 0) > self.slot:
+            raise RpcRefusalError("getSignaturesForAddress", -32016, "Minimum context slot", None)
+        names = [name_of(transaction) for transaction in reversed(self.transactions)]
+        if "before" in options:
+            names = names[names.index(options["before"]) + 1 :] if options["before"] in names else []
+        if options.get("until") in names:
+            names = names[: names.index(options["until"])]
+        return [
+            {
+                "signature": name,
+                "err": None,
+                "confirmationStatus": "confirmed" if name in self.reversible else "finalized",
+            }
+            for name in names[: options["limit"]]
+        ]
+
+    def _transaction(self, signature: str, options: dict[str, Any]) -> Any:
+        assert options["encoding"] in ("base64", "json")
+        self.read.append(signature)
+        (found,) = [each for each in self.transactions if name_of(each) == signature]
+        if options["encoding"] == "json":
+            message = {
+                "accountKeys": [str(key) for key in found.message.account_keys],
+                "instructions": [
+                    {"programIdIndex": each.program_id_index} for each in found.message.instructions
+                ],
+            }
+            meta = {"err": SHORTFALL, "logMessages": ["Error: insufficient funds"]}
+            return {"transaction": {"signatures": [signature], "message": message}, "meta": meta}
+        return {"transaction": [base64.b64encode(bytes(found)).decode(), "base64"], "version": 0}
+
+
+@pytest.fixture
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("agentpay_server.chain.rpc.chain._MAX_HISTORY_LINES", 3)
+
+
+every_search = pytest.mark.parametrize("is_for_proof", [False, True], ids=["search", "proof"])
+
+
+# --- What is found
+
+
+@every_search
+@pytest.mark.parametrize("after", [ANCHOR, None], ids=["anchor", "none"])
+async def test_a_payment_is_found_under_the_name_that_its_sponsor_gives_it(
+    is_for_proof: bool, after: VersionedTransaction | None
+) -> None:
+    chain = rpc_chain(Ledger(ANCHOR, NEWER[0], LANDED, NEWER[1]))
+
+    status = await chain.find_cosigned(sought(after), is_for_proof=is_for_proof)
+
+    assert status is not None
+    assert status.is_final
+    assert status.is_irreversible
+    assert status.failure is None
+    assert status.chain_signature == name_of(LANDED) != PAYMENT.signature
+
+
+@every_search
+async def test_our_signature_over_another_message_is_not_the_payment(is_for_proof: bool) -> None:
+    own = VersionedTransaction.from_bytes(PAYMENT.raw).signatures[1]
+    forged = completed(prepared(99).raw, ours=bytes(own))
+    assert str(forged.signatures[1]) == PAYMENT.signature
+
+    assert await rpc_chain(Ledger(ANCHOR, forged)).find_cosigned(sought(), is_for_proof=is_for_proof) is None
+
+
+@every_search
+async def test_our_message_without_our_signature_is_not_the_payment(is_for_proof: bool) -> None:
+    stranger = Keypair.from_seed(b"s" * 32).sign_message(b"anything")
+    forged = completed(PAYMENT.raw, ours=bytes(stranger))
+    assert str(forged.message.hash()) == PAYMENT.message_hash
+
+    assert await rpc_chain(Ledger(ANCHOR, forged)).find_cosigned(sought(), is_for_proof=is_for_proof) is None
+
+
+@every_search
+async def test_a_payment_that_the_chain_refused_has_failed_under_its_name(is_for_proof: bool) -> None:
+    node = Ledger(ANCHOR, LANDED)
+    node.sees(LANDED, SHORTFALL)
+
+    status = await rpc_chain(node).find_cosigned(sought(), is_for_proof=is_for_proof)
+
+    assert status is not None
+    assert status.failure is not None
+    assert status.failure.chain_signature == status.chain_signature == name_of(LANDED)
+    assert status.failure.reason is FailureReason.OTHER
+
+
+async def test_each_transaction_of_a_history_is_read_once() -> None:
+    node = Ledger(ANCHOR, *NEWER)
+    chain = rpc_chain(node)
+    for _ in range(3):
+        assert await chain.find_cosigned(sought()) is None
+    assert sorted(node.read) == sorted(map(name_of, NEWER))
+
+
+# --- What proves that it is not there
+
+
+@pytest.mark.usefixtures("small_pages")
+async def test_paging_back_stops_at_the_anchor() -> None:
+    node = Ledger(LANDED, ANCHOR, *NEWER)
+
+    # Whatever is older than the anchor was there before it was signed.
+    assert await rpc_chain(node).find_cosigned(sought(), is_for_proof=True) is None
+    assert sorted(node.read) == sorted(map(name_of, NEWER))
+
+
+@pytest.mark.usefixtures("small_pages")
+async def test_a_payment_on_the_last_page_is_found_by_the_search_for_proof() -> None:
+    chain = rpc_chain(Ledger(ANCHOR, LANDED, *NEWER))
+
+    # The newest page does not show it, which proves nothing.
+    assert await chain.find_cosigned(sought()) is None
+    status = await chain.find_cosigned(sought(), is_for_proof=True)
+    assert status is not None
+    assert status.chain_signature == name_of(LANDED)
+
+
+async def test_a_node_below_the_reported_height_proves_nothing() -> None:
+    node = Ledger(ANCHOR, NEWER[0])
+    chain = rpc_chain(node, name="devnet")
+    node.slot, node.height = 2_000, 901
+    assert await chain.block_height() == 901
+    node.slot = 1_999
+
+    with pytest.raises(ChainUnavailableError):
+        await chain.find_cosigned(sought(), is_for_proof=True)
+    node.slot = 2_000
+    assert await chain.find_cosigned(sought(), is_for_proof=True) is None
+    assert all(options["minContextSlot"] == 2_000 for options in node.asked if "until" in options)
+
+
+@pytest.mark.parametrize(
+    "known",
+    [[], [NEWER[0]], [OTHERS[6]]],
+    ids=["an empty index", "forgot the anchor", "another history"],
+)
+async def test_a_node_that_does_not_know_the_anchor_proves_nothing(known: list[VersionedTransaction]) -> None:
+    with pytest.raises(ChainUnavailableError):
+        await rpc_chain(Ledger(*known)).find_cosigned(sought(), is_for_proof=True)
+
+
+async def test_a_history_that_is_empty_although_the_account_exists_proves_nothing() -> None:
+    with pytest.raises(ChainUnavailableError):
+        await rpc_chain(Ledger()).find_cosigned(sought(after=None), is_for_proof=True)
+
+
+@pytest.mark.parametrize("name", [None, "devnet"], ids=["emulator", "cluster"])
+@pytest.mark.parametrize("after", [ANCHOR, None], ids=["anchor", "none"])
+async def test_a_node_that_takes_the_least_position_for_a_filter_hides_no_payment(
+    name: str | None, after: VersionedTransaction | None
+) -> None:
+    node = Ledger(ANCHOR, LANDED, NEWER[0])
+    whole = node.answers["getSignaturesForAddress"]
+
+    def filtered(address: str, options: dict[str, Any]) -> list[dict[str, Any]]:
+        lines: list[dict[str, Any]] = whole(address, options)
+        return lines[:1] if "minContextSlot" in options else lines
+
+    node.answers["getSignaturesForAddress"] = filtered
+    chain = rpc_chain(node, name=name)
+
+    if name is not None:
+        with pytest.raises(ChainUnavailableError):
+            await chain.find_cosigned(sought(after), is_for_proof=True)
+        return
+    status = await chain.find_cosigned(sought(after), is_for_proof=True)
+    assert status is not None
+    assert status.chain_signature == name_of(LANDED)
+
+
+async def test_nothing_after_the_anchor_is_proof() -> None:
+    assert await rpc_chain(Ledger(ANCHOR)).find_cosigned(sought(), is_for_proof=True) is None
+
+
+async def test_a_line_that_a_node_calls_reversible_hides_no_payment_after_it() -> None:
+    node = Ledger(ANCHOR, NEWER[0], LANDED)
+    node.reversible = {name_of(NEWER[0])}
+
+    status = await rpc_chain(node).find_cosigned(sought(), is_for_proof=True)
+
+    assert status is not None
+    assert status.chain_signature == name_of(LANDED)
+
+
+async def test_a_transaction_that_a_node_lists_and_does_not_show_leaves_it_open() -> None:
+    node = Ledger(ANCHOR, NEWER[0])
+    node.answers["getTransaction"] = lambda signature, options: None
+    chain = rpc_chain(node)
+
+    assert await chain.find_cosigned(sought()) is None
+    with pytest.raises(ChainUnavailableError):
+        await chain.find_cosigned(sought(), is_for_proof=True)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        {"transaction": [base64.b64encode(bytes(LANDED)[:-9]).decode(), "base64"], "version": 0},
+        {"transaction": [base64.b64encode(bytes(LANDED)[:-9]).decode(), "base64"]},
+        {"transaction": ["?", "base64"], "version": 0},
+        {"transaction": [base64.b64encode(bytes(NEWER[0])).decode(), "base64"], "version": 0},
+        {"transaction": [], "version": 0},
+        {},
+    ],
+    ids=["cut off", "cut off, no version", "no base64", "another transaction", "nothing", "no transaction"],
+)
+async def test_a_garbled_transaction_leaves_it_open(reply: dict[str, Any]) -> None:
+    node = Ledger(ANCHOR, LANDED)
+    whole, node.answers["getTransaction"] = node.answers["getTransaction"], lambda *_: reply
+    chain = rpc_chain(node)
+
+    with pytest.raises(ChainUnavailableError):
+        await chain.find_cosigned(sought(), is_for_proof=True)
+    # Nothing wrong is remembered.
+    node.answers["getTransaction"] = whole
+    assert await chain.find_cosigned(sought(), is_for_proof=True) is not None
+
+
+async def test_a_transaction_of_a_version_that_nobody_here_signs_is_another_one() -> None:
+    node = Ledger(ANCHOR, NEWER[0])
+    node.answers["getTransaction"] = lambda *_: {
+        "transaction": [base64.b64encode(b"\x01" * 90).decode(), "base64"],
+        "version": 1,
+    }
+    assert await rpc_chain(node).find_cosigned(sought(), is_for_proof=True) is None
+
+
+async def test_a_status_that_a_node_lacks_for_what_it_lists_leaves_it_open() -> None:
+    node = Ledger(ANCHOR, LANDED)
+    node.statuses.clear()
+
+    with pytest.raises(ChainUnavailableError):
+        await rpc_chain(node).find_cosigned(sought(), is_for_proof=True)
+
+
+# --- Where a search ends
+
+
+async def test_the_anchor_is_the_newest_transaction_that_cannot_be_undone() -> None:
+    node = Ledger(ANCHOR, NEWER[0])
+    chain: RpcChain = rpc_chain(node)
+    assert await chain.newest_signature(TOKEN_ACCOUNT) == name_of(NEWER[0])
+    # Without one, everything is searched.
+    node.reversible = {name_of(NEWER[0])}
+    assert await chain.newest_signature(TOKEN_ACCOUNT) is None
+    node.transactions.clear()
+    assert await chain.newest_signature(TOKEN_ACCOUNT) is None
