@@ -61,7 +61,7 @@ class Commands(click.Group):
         return list(self.available)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """Return a command; None if there is none with this name."""
+        """Return a command; None if no command has this name."""
         if cmd_name not in self.available:
             return None
         module, _, name = self.available[cmd_name][0].partition(":")

@@ -126,7 +126,7 @@ class PaymentAcceptance(Acceptance):
         refused = pin_refusal(purchase.pin, terms)
         if refused is not None:
             return refused
-        # A payment has its origin as its memo if the caller gives none.
+        # The origin says what is paid for, so require_memo does not refuse a missing memo.
         asked = attrs.evolve(self._terms, memo=purchase.memo or purchase.origin)
         return refusal_of(
             connection,
