@@ -298,8 +298,10 @@ def client_commands(installed: Installed, server: dict[str, str]) -> None:
         installed.run("agentpay-server", "trigger", "transfer.settled", **server)
         while next_json(listening).get("event", {}).get("type") != "transfer.settled":
             pass
-    for command in (("keys", "list"), ("approvals", "list"), ("deliveries", "list"), ("openapi",)):
-        json.loads(installed.run("agentpay-server", *command, "--json", **server))
+    for command in (("keys", "list"), ("approvals", "list"), ("deliveries", "list")):
+        for line in installed.run("agentpay-server", *command, "--json", **server).splitlines():
+            json.loads(line)
+    json.loads(installed.run("agentpay-server", "openapi"))
 
 
 def kept(installed: Installed, client: Installed, *where: object, **variables: str) -> None:

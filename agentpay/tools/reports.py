@@ -24,7 +24,7 @@ from agentpay.tools.results import (
 )
 from agentpay.tools.specs import KEY_PREFIX
 
-logger = logging.getLogger("agentpay.tools")
+logger: logging.Logger = logging.getLogger("agentpay.tools")
 
 _MOVED: Final[Mapping[str, YesNo]] = {
     "settled": "yes",

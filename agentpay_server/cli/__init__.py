@@ -37,7 +37,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "agentpay_server.cli.simulate:simulate",
         "Simulate servers under faults on virtual time, from a seed.",
     ),
-    "pay": ("agentpay_server.cli.pay:pay", "Request a URL and pay if it responds 402, showing the exchange."),
+    "pay": ("agentpay_server.cli.pay:pay", "Request URL, and pay if it responds 402."),
     "crash-test": (
         "agentpay_server.cli.crash_test:crash_test",
         "Kill servers and agents while hostile sellers are paid, and count what was paid.",

@@ -111,7 +111,7 @@ class Broadcaster:
 
     def __init__(self, chain: Chain) -> None:
         self._chain = chain
-        self.ages = Ages()
+        self.ages: Ages = Ages()
 
     async def outcome(
         self,

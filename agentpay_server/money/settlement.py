@@ -91,7 +91,7 @@ class Settlement:
         self._handlers = {handler.kind: handler for handler in handlers}
         self._drivers: dict[tuple[Kind, str], asyncio.Task[Ended[Any]]] = {}
         self._under_way: set[str] = set()
-        self.broadcaster = Broadcaster(context.chain)
+        self.broadcaster: Broadcaster = Broadcaster(context.chain)
         self._look_at_earlier: Callable[[str], Awaitable[None]] = _none_earlier
 
     def handler(self, kind: Kind) -> Handler[Any]:

@@ -18,7 +18,7 @@ from enum import StrEnum
 from typing import Final
 
 from attrs import evolve, field, frozen
-from sqlalchemy import bindparam, func, insert, literal_column, null, select, update
+from sqlalchemy import Text, bindparam, func, insert, literal_column, null, select, update
 
 from agentpay_server.chain.protocol import SignedTransaction
 from agentpay_server.database.connection import Connection
@@ -124,7 +124,9 @@ _PAYMENTS_OF: Final = (
 _PAYMENT_SIGNED: Final = select(table).where(
     _IS_PENDING,
     _IS_PAYMENT,
-    table.c.signature.in_((bindparam("first_signature"), bindparam("second_signature"))),
+    table.c.signature.in_(
+        (bindparam("first_signature", type_=Text), bindparam("second_signature", type_=Text))
+    ),
 )
 _PENDING: Final = select(table).where(
     _IS_PENDING, table.c.subject_id == bindparam("subject_id"), table.c.kind == bindparam("kind")

@@ -19,7 +19,8 @@ from agentpay.contract.json_text import parse_json
 from agentpay_server import AgentPayServer
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 
-endpoints = st.sampled_from(BOUND_ENDPOINTS)
+# A stream does not end by itself.
+endpoints = st.sampled_from([each for each in BOUND_ENDPOINTS if each.name != "console.stream"])
 
 scalars = (
     st.none()

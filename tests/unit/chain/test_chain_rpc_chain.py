@@ -245,7 +245,7 @@ async def test_every_other_refusal_says_nothing_of_the_transaction(error: ChainU
 async def test_the_answer_to_another_transaction_is_not_believed() -> None:
     node = FakeNode()
     node.answers["sendTransaction"] = lambda *params: "1" * 64
-    with pytest.raises(ChainUnavailableError, match="another signature"):
+    with pytest.raises(ChainUnavailableError, match="signature of another transaction"):
         await rpc_chain(node).send(SIGNED.raw)
 
 

@@ -20,10 +20,10 @@ Statement = Select[Any] | Insert | Update | Delete
 
 
 FOLDER = Path(agentpay_server.__file__).parent
+BOOKS = ["health", "money.entries", "money.held_keys", "money.spending", "money.transactions"]
 MODULES = [
-    ".".join(path.relative_to(FOLDER).with_suffix("").parts)
-    for path in sorted([*FOLDER.glob("store/[a-z]*.py"), *FOLDER.glob("**/*store.py")])
-]
+    ".".join(path.relative_to(FOLDER).with_suffix("").parts) for path in sorted(FOLDER.glob("**/*store.py"))
+] + BOOKS
 """The modules that hold SQL, as the test of the layers has them."""
 
 
@@ -36,7 +36,7 @@ def all_statements() -> dict[str, Statement]:
             inner = value.items() if isinstance(value, dict) else [("", value)]
             for key, statement in inner:
                 if isinstance(statement, Select | Insert | Update | Delete):
-                    place = f"{module_name.removeprefix('store.')}.{name}"
+                    place = f"{module_name}.{name}"
                     found[place if key == "" else f"{place}[{key}]"] = statement
     return found
 
@@ -93,7 +93,7 @@ def _value(table: Table, column: Column[Any], number: int) -> Any:
     if isinstance(column.type, Text):
         if table.name == "counters":
             return ["key_index", *TEXTS][number]
-        if column.name in ("transaction_id", "held_key", "tx_signature", "signature", "subject_id"):
+        if column.name in ("transaction_id", "held_key", "tx_signature", "signature", "subject_id", "origin"):
             is_unique = True
         return TEXTS[number if is_unique else number % 3]
     if isinstance(column.type, Boolean):

@@ -73,6 +73,9 @@ BUDGET = {
 }
 SNAPSHOT = {"snapshot_id": "snap_a", "created_at": "2026-01-31T12:00:00Z"}
 FAULT = {"name": "chain_down", "times": None}
+SHOP = "https://api.example"
+PURCHASE = testing.payment(transfer_id="txn_a", account_id="acct_a", origin=SHOP).to_dict()
+PINNED = testing.pinned_origin(origin=SHOP).to_dict()
 
 CASES = {
     "accounts.budget": (lambda c: c.accounts.budget("acct_a"), 200, BUDGET, "account_id"),
@@ -110,6 +113,15 @@ CASES = {
         "transfer_id",
     ),
     "console.approvals.reject": (lambda c: c.console.approvals.reject("txn_a"), 200, TRANSFER, "transfer_id"),
+    "payments.get": (lambda c: c.payments.get("txn_a"), 200, PURCHASE, "transfer_id"),
+    "payments.report_outcome": (
+        lambda c: c.payments.report_outcome("txn_a", status_code=200),
+        200,
+        PURCHASE,
+        "transfer_id",
+    ),
+    "console.origins.get": (lambda c: c.console.origins.get(SHOP), 200, PINNED, "origin"),
+    "console.origins.put": (lambda c: c.console.origins.put(SHOP), 200, PINNED, "origin"),
     "sandbox.faults.set": (lambda c: sandbox_of(c).set_fault("chain_down"), 200, FAULT, "name"),
     "sandbox.snapshots.restore": (lambda c: sandbox_of(c).restore("snap_a"), 200, SNAPSHOT, "snapshot_id"),
 }
@@ -121,6 +133,14 @@ MONEY = {
         200,
         TRANSFER,
         {"idempotency_key": "key-2", "from": "acct_x", "to": "acct_y", "amount_usdc": "1.500001"},
+    ),
+    "payments.authorize": (
+        lambda c: c.payments.authorize(
+            account_id="acct_a", idempotency_key="key-1", origin=SHOP, headers=[("PAYMENT-REQUIRED", "e30=")]
+        ),
+        201,
+        PURCHASE,
+        {"account_id": "acct_x", "origin": "https://other.example"},
     ),
     "sessions.open": (
         lambda c: c.sessions.open(**OPENING),
@@ -151,6 +171,7 @@ PAGES = {
         "idempotency_key",
     ),
     "sessions.list": (lambda c: c.sessions.list(account_id="acct_a"), 200, SESSION, "account_id"),
+    "payments.list": (lambda c: c.payments.list(origin=SHOP), 200, PURCHASE, "origin"),
     "console.events.list": (lambda c: c.console.events.list(type="transfer.settled"), 200, EVENT, "type"),
     "console.deliveries.list": (
         lambda c: c.console.deliveries.list(event_id="evt_a", webhook_id="wh_a"),
@@ -194,6 +215,13 @@ def test_the_answer_to_another_request_is_an_error_and_no_object(caller, operati
     assert len(script.requests) == 2, "it is not retried"
 
 
+UNKNOWN = (
+    errors.TransferOutcomeUnknownError,
+    errors.SessionOutcomeUnknownError,
+    errors.PaymentOutcomeUnknownError,
+)
+
+
 @pytest.mark.parametrize(
     ("operation", "field"), [(operation, field) for operation in MONEY for field in MONEY[operation][3]]
 )
@@ -201,12 +229,12 @@ def test_the_answer_to_another_payment_leaves_the_own_one_in_doubt(caller, opera
     call, status, body, others = MONEY[operation]
     caller.script(answer(status, body), answer(status, {**body, field: others[field]}))
     caller(call)
-    with pytest.raises((errors.TransferOutcomeUnknownError, errors.SessionOutcomeUnknownError)) as caught:
+    with pytest.raises(UNKNOWN) as caught:
         caller(call)
     assert caught.value.idempotency_key == "key-1"
     assert isinstance(caught.value.__cause__, errors.AnswerMismatchError)
     assert field in str(caught.value.__cause__)
-    named = caught.value.transfer_id if operation == "transfers.create" else caught.value.session_id
+    named = caught.value.session_id if operation.startswith("sessions") else caught.value.transfer_id
     assert named is None, "what the other answer names is not the own one"
 
 

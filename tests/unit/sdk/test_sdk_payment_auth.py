@@ -381,7 +381,7 @@ def test_a_payment_by_hand_is_left_to_the_caller(world: World, header: str) -> N
     world.seller.serves(world.seller.asks)
     response = world.get(headers={header: "Payment mine"})
     assert (response.status_code, world.service.orders) == (402, [])
-    assert "of its own" in response.extensions["payment"].declined
+    assert "another payment" in response.extensions["payment"].declined
 
 
 def test_a_402_of_the_service_itself_is_no_challenge(world: World) -> None:
