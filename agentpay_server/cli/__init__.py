@@ -40,7 +40,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "pay": ("agentpay_server.cli.pay:pay", "Request URL, and pay if it responds 402."),
     "crash-test": (
         "agentpay_server.cli.crash_test:crash_test",
-        "Kill servers and agents while hostile sellers are paid, and count what was paid.",
+        "Kill servers and agents while hostile sellers are paid, then count payments on the chain.",
     ),
     "openapi": ("agentpay_server.cli.openapi:openapi", "Print the OpenAPI document of /v1."),
 }
