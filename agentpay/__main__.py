@@ -6,7 +6,7 @@ from agentpay._loading import load
 
 
 def main() -> None:
-    """Run the command line, or print in one line what is not installed."""
+    """Run the command line, or print in one line which extra is missing."""
     try:
         cli = load("agentpay.cli", part="the command line", extra="cli")
     except ModuleNotFoundError as missing:

@@ -26,7 +26,7 @@ class Principal:
 
     @classmethod
     def without_key(cls, address: str, request_id: str) -> "Principal":
-        """Return who asks without a key: nobody's, and told from others by the address alone."""
+        """Return the principal of a request without a key, which only its address identifies."""
         return cls(operator_id="", key_id=f"address {address}", request_id=request_id)
 
     @property

@@ -72,7 +72,7 @@ HANDLERS: Final = (
     SessionSettleHandler(),
     PolicyRecordHandler(),
 )
-"""What becomes of every kind of transaction that moves money or writes a policy's record."""
+"""The handler of each kind of transaction that moves money or writes a policy's record."""
 
 if TYPE_CHECKING:
     from agentpay_server.chain.rpc.chain import RpcChain
@@ -158,7 +158,7 @@ class Services:
         self._deposit_worker = DepositWorker(self.deposits, clock=clock, look_every_us=look_every_us)
         workers: list[Worker] = [
             self._settlement_worker,
-            # What a payment took is booked before what it brought.
+            # Record the debit of a payment before the deposit that it makes.
             self.payment_watch,
             self._deposit_worker,
             self._session_worker,
@@ -206,7 +206,7 @@ class Services:
         if is_alone or self._clock.is_manual:
             await self._session_worker.resume()
         await self._settlement_worker.resume()
-        # What sellers have broadcast meanwhile.
+        # Record payments that sellers broadcast while no server ran.
         await self.payment_watch.look()
 
     async def book_arrivals(self) -> None:

@@ -146,7 +146,7 @@ class AsyncAgentPay:
 
     @cached_property
     def console(self) -> "AsyncConsole":
-        """An extension, for operator keys: the operator API of the dashboard."""
+        """The operator API, an extension. It needs an operator key."""
         from agentpay._async.console import AsyncConsole  # noqa: PLC0415 - few need it
 
         return AsyncConsole(self._caller)

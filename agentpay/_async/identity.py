@@ -10,7 +10,7 @@ from agentpay.contract.identity import Identity
 
 
 class AsyncIdentities(AsyncResource):
-    """The key of a client (interface K10)."""
+    """Calls about the client's own key (interface K10)."""
 
     async def whoami(self, **options: Unpack[CallOptions]) -> Identity:
         """Read the identity of this client's key, and whether its money is real.

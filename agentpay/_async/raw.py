@@ -74,7 +74,7 @@ class AsyncRaw(Generic[P, T]):
 
 
 class AsyncRawAccounts(AsyncRawResource):
-    """`client.accounts`, with responses."""
+    """`client.accounts`, whose methods return raw responses."""
 
     create: Final = AsyncRaw(AsyncAccounts.create)
     get: Final = AsyncRaw(AsyncAccounts.get)
@@ -85,7 +85,7 @@ class AsyncRawAccounts(AsyncRawResource):
 
 
 class AsyncRawPolicies(AsyncRawResource):
-    """`client.policies`, with responses."""
+    """`client.policies`, whose methods return raw responses."""
 
     get: Final = AsyncRaw(AsyncPolicies.get)
     update: Final = AsyncRaw(AsyncPolicies.update)
@@ -95,7 +95,7 @@ class AsyncRawPolicies(AsyncRawResource):
 
 
 class AsyncRawTransfers(AsyncRawResource):
-    """`client.transfers`, with responses."""
+    """`client.transfers`, whose methods return raw responses."""
 
     create: Final = AsyncRaw(AsyncTransfers.create)
     get: Final = AsyncRaw(AsyncTransfers.get)
@@ -105,13 +105,13 @@ class AsyncRawTransfers(AsyncRawResource):
 
 
 class AsyncRawWebhooks(AsyncRawResource):
-    """`client.webhooks`, with responses."""
+    """`client.webhooks`, whose methods return raw responses."""
 
     create: Final = AsyncRaw(AsyncWebhooks.create)
 
 
 class AsyncRawSessions(AsyncRawResource):
-    """`client.sessions`, with responses."""
+    """`client.sessions`, whose methods return raw responses."""
 
     open: Final = AsyncRaw(AsyncSessions.open)
     charge: Final = AsyncRaw(AsyncSessions.charge)
@@ -121,7 +121,7 @@ class AsyncRawSessions(AsyncRawResource):
 
 
 class AsyncRawPayments(AsyncRawResource):
-    """`client.payments`, with responses."""
+    """`client.payments`, whose methods return raw responses."""
 
     authorize: Final = AsyncRaw(AsyncPayments.authorize)
     get: Final = AsyncRaw(AsyncPayments.get)
@@ -130,7 +130,7 @@ class AsyncRawPayments(AsyncRawResource):
 
 
 class AsyncRawOrigins(AsyncRawResource):
-    """`client.console.origins`, with responses."""
+    """`client.console.origins`, whose methods return raw responses."""
 
     list: Final = AsyncRaw(AsyncOrigins.list)
     put: Final = AsyncRaw(AsyncOrigins.put)
@@ -139,7 +139,7 @@ class AsyncRawOrigins(AsyncRawResource):
 
 
 class AsyncRawAccountDetails(AsyncRawResource):
-    """`client.console.accounts`, with responses."""
+    """`client.console.accounts`, whose methods return raw responses."""
 
     list: Final = AsyncRaw(AsyncAccountDetails.list)
     get: Final = AsyncRaw(AsyncAccountDetails.get)
@@ -147,7 +147,7 @@ class AsyncRawAccountDetails(AsyncRawResource):
 
 
 class AsyncRawAgentKeys(AsyncRawResource):
-    """`client.console.agent_keys`, with responses."""
+    """`client.console.agent_keys`, whose methods return raw responses."""
 
     create: Final = AsyncRaw(AsyncAgentKeys.create)
     list: Final = AsyncRaw(AsyncAgentKeys.list)
@@ -155,7 +155,7 @@ class AsyncRawAgentKeys(AsyncRawResource):
 
 
 class AsyncRawOperatorKeys(AsyncRawResource):
-    """`client.console.operator_keys`, with responses."""
+    """`client.console.operator_keys`, whose methods return raw responses."""
 
     create: Final = AsyncRaw(AsyncOperatorKeys.create)
     list: Final = AsyncRaw(AsyncOperatorKeys.list)
@@ -163,7 +163,7 @@ class AsyncRawOperatorKeys(AsyncRawResource):
 
 
 class AsyncRawApprovals(AsyncRawResource):
-    """`client.console.approvals`, with responses."""
+    """`client.console.approvals`, whose methods return raw responses."""
 
     list: Final = AsyncRaw(AsyncApprovals.list)
     approve: Final = AsyncRaw(AsyncApprovals.approve)
@@ -171,7 +171,7 @@ class AsyncRawApprovals(AsyncRawResource):
 
 
 class AsyncRawRegisteredWebhooks(AsyncRawResource):
-    """`client.console.webhooks`, with responses."""
+    """`client.console.webhooks`, whose methods return raw responses."""
 
     list: Final = AsyncRaw(AsyncRegisteredWebhooks.list)
     delete: Final = AsyncRaw(AsyncRegisteredWebhooks.delete)
@@ -179,33 +179,33 @@ class AsyncRawRegisteredWebhooks(AsyncRawResource):
 
 
 class AsyncRawEvents(AsyncRawResource):
-    """`client.console.events`, with responses."""
+    """`client.console.events`, whose methods return raw responses."""
 
     list: Final = AsyncRaw(AsyncEvents.list)
     replay: Final = AsyncRaw(AsyncEvents.replay)
 
 
 class AsyncRawDeliveries(AsyncRawResource):
-    """`client.console.deliveries`, with responses."""
+    """`client.console.deliveries`, whose methods return raw responses."""
 
     list: Final = AsyncRaw(AsyncDeliveries.list)
     replay: Final = AsyncRaw(AsyncDeliveries.replay)
 
 
 class AsyncRawAudit(AsyncRawResource):
-    """`client.console.audit`, with responses."""
+    """`client.console.audit`, whose methods return raw responses."""
 
     list: Final = AsyncRaw(AsyncAudit.list)
 
 
 class AsyncRawServedRequests(AsyncRawResource):
-    """`client.console.requests`, with responses."""
+    """`client.console.requests`, whose methods return raw responses."""
 
     list: Final = AsyncRaw(AsyncServedRequests.list)
 
 
 class AsyncRawConsole(AsyncRawResource):
-    """`client.console`, with responses."""
+    """`client.console`, whose methods return raw responses."""
 
     summary: Final = AsyncRaw(AsyncConsole.summary)
     sign_in: Final = AsyncRaw(AsyncConsole.sign_in)

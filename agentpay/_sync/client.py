@@ -147,7 +147,7 @@ class AgentPay:
 
     @cached_property
     def console(self) -> "Console":
-        """An extension, for operator keys: the operator API of the dashboard."""
+        """The operator API, an extension. It needs an operator key."""
         from agentpay._sync.console import Console  # noqa: PLC0415 - few need it
 
         return Console(self._caller)

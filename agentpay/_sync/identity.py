@@ -11,7 +11,7 @@ from agentpay.contract.identity import Identity
 
 
 class Identities(Resource):
-    """The key of a client (interface K10)."""
+    """Calls about the client's own key (interface K10)."""
 
     def whoami(self, **options: Unpack[CallOptions]) -> Identity:
         """Read the identity of this client's key, and whether its money is real.

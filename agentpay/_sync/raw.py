@@ -75,7 +75,7 @@ class Raw(Generic[P, T]):
 
 
 class RawAccounts(RawResource):
-    """`client.accounts`, with responses."""
+    """`client.accounts`, whose methods return raw responses."""
 
     create: Final = Raw(Accounts.create)
     get: Final = Raw(Accounts.get)
@@ -86,7 +86,7 @@ class RawAccounts(RawResource):
 
 
 class RawPolicies(RawResource):
-    """`client.policies`, with responses."""
+    """`client.policies`, whose methods return raw responses."""
 
     get: Final = Raw(Policies.get)
     update: Final = Raw(Policies.update)
@@ -96,7 +96,7 @@ class RawPolicies(RawResource):
 
 
 class RawTransfers(RawResource):
-    """`client.transfers`, with responses."""
+    """`client.transfers`, whose methods return raw responses."""
 
     create: Final = Raw(Transfers.create)
     get: Final = Raw(Transfers.get)
@@ -106,13 +106,13 @@ class RawTransfers(RawResource):
 
 
 class RawWebhooks(RawResource):
-    """`client.webhooks`, with responses."""
+    """`client.webhooks`, whose methods return raw responses."""
 
     create: Final = Raw(Webhooks.create)
 
 
 class RawSessions(RawResource):
-    """`client.sessions`, with responses."""
+    """`client.sessions`, whose methods return raw responses."""
 
     open: Final = Raw(Sessions.open)
     charge: Final = Raw(Sessions.charge)
@@ -122,7 +122,7 @@ class RawSessions(RawResource):
 
 
 class RawPayments(RawResource):
-    """`client.payments`, with responses."""
+    """`client.payments`, whose methods return raw responses."""
 
     authorize: Final = Raw(Payments.authorize)
     get: Final = Raw(Payments.get)
@@ -131,7 +131,7 @@ class RawPayments(RawResource):
 
 
 class RawOrigins(RawResource):
-    """`client.console.origins`, with responses."""
+    """`client.console.origins`, whose methods return raw responses."""
 
     list: Final = Raw(Origins.list)
     put: Final = Raw(Origins.put)
@@ -140,7 +140,7 @@ class RawOrigins(RawResource):
 
 
 class RawAccountDetails(RawResource):
-    """`client.console.accounts`, with responses."""
+    """`client.console.accounts`, whose methods return raw responses."""
 
     list: Final = Raw(AccountDetails.list)
     get: Final = Raw(AccountDetails.get)
@@ -148,7 +148,7 @@ class RawAccountDetails(RawResource):
 
 
 class RawAgentKeys(RawResource):
-    """`client.console.agent_keys`, with responses."""
+    """`client.console.agent_keys`, whose methods return raw responses."""
 
     create: Final = Raw(AgentKeys.create)
     list: Final = Raw(AgentKeys.list)
@@ -156,7 +156,7 @@ class RawAgentKeys(RawResource):
 
 
 class RawOperatorKeys(RawResource):
-    """`client.console.operator_keys`, with responses."""
+    """`client.console.operator_keys`, whose methods return raw responses."""
 
     create: Final = Raw(OperatorKeys.create)
     list: Final = Raw(OperatorKeys.list)
@@ -164,7 +164,7 @@ class RawOperatorKeys(RawResource):
 
 
 class RawApprovals(RawResource):
-    """`client.console.approvals`, with responses."""
+    """`client.console.approvals`, whose methods return raw responses."""
 
     list: Final = Raw(Approvals.list)
     approve: Final = Raw(Approvals.approve)
@@ -172,7 +172,7 @@ class RawApprovals(RawResource):
 
 
 class RawRegisteredWebhooks(RawResource):
-    """`client.console.webhooks`, with responses."""
+    """`client.console.webhooks`, whose methods return raw responses."""
 
     list: Final = Raw(RegisteredWebhooks.list)
     delete: Final = Raw(RegisteredWebhooks.delete)
@@ -180,33 +180,33 @@ class RawRegisteredWebhooks(RawResource):
 
 
 class RawEvents(RawResource):
-    """`client.console.events`, with responses."""
+    """`client.console.events`, whose methods return raw responses."""
 
     list: Final = Raw(Events.list)
     replay: Final = Raw(Events.replay)
 
 
 class RawDeliveries(RawResource):
-    """`client.console.deliveries`, with responses."""
+    """`client.console.deliveries`, whose methods return raw responses."""
 
     list: Final = Raw(Deliveries.list)
     replay: Final = Raw(Deliveries.replay)
 
 
 class RawAudit(RawResource):
-    """`client.console.audit`, with responses."""
+    """`client.console.audit`, whose methods return raw responses."""
 
     list: Final = Raw(Audit.list)
 
 
 class RawServedRequests(RawResource):
-    """`client.console.requests`, with responses."""
+    """`client.console.requests`, whose methods return raw responses."""
 
     list: Final = Raw(ServedRequests.list)
 
 
 class RawConsole(RawResource):
-    """`client.console`, with responses."""
+    """`client.console`, whose methods return raw responses."""
 
     summary: Final = Raw(Console.summary)
     sign_in: Final = Raw(Console.sign_in)

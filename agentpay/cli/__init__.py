@@ -38,7 +38,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "keys": ("agentpay.cli.keys:keys", "Manage agent keys."),
     "operator-keys": ("agentpay.cli.operator_keys:operator_keys", "Manage your operator keys."),
-    "whoami": ("agentpay.cli.identity:whoami", "Show which key this is, and whether its money is real."),
+    "whoami": ("agentpay.cli.identity:whoami", "Show which key commands use, and whether its money is real."),
     "profiles": ("agentpay.cli.profile_commands:profiles", "Store named services with their URL and key."),
     "completion": ("agentpay.cli.completion:completion", "Print the completion script of a shell."),
 }
@@ -61,7 +61,7 @@ class Commands(click.Group):
         return list(self.available)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """Return a command; None if there is none with this name."""
+        """Return a command; None if no command has this name."""
         if cmd_name not in self.available:
             return None
         module, _, name = self.available[cmd_name][0].partition(":")

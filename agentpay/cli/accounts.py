@@ -146,7 +146,7 @@ def set_policy(
 ) -> None:
     """Show the policy of an account, or change the fields that are passed.
 
-    A limit of none removes it. The change takes effect at the next transfer.
+    Pass none to remove a limit. The change takes effect at the next transfer.
     """
     if allowed and allow_any:
         raise click.UsageError("pass either --allow or --allow-any.")

@@ -71,5 +71,5 @@ def approve(*, server: AgentPay, output: Output, transfer_id: str) -> None:
 @click.option("--reason", help="Reason, 1 to 200 characters. The agent can read it.")
 @takes_server
 def reject(*, server: AgentPay, output: Output, transfer_id: str, reason: str | None) -> None:
-    """Reject a transfer, finally."""
+    """Reject a transfer. This cannot be undone."""
     output.record(server.console.approvals.reject(transfer_id, reason=reason), "Rejected")

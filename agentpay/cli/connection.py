@@ -69,7 +69,7 @@ class RefusedError(click.ClickException):
 
 
 class OutcomeUnknownError(RefusedError):
-    """It is unknown whether the server did what was asked: exit code 3."""
+    """It is unknown whether the server carried out the request: exit code 3."""
 
     exit_code = 3
 

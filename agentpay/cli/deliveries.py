@@ -82,7 +82,9 @@ def list_deliveries(
 
 @deliveries.command("replay")
 @click.argument("ids", type=Identifier(DELIVERY, EVENT), nargs=-1, metavar="[ID]...")
-@click.option("--undelivered", is_flag=True, help="All undelivered ones that were not replayed since.")
+@click.option(
+    "--undelivered", is_flag=True, help="Replay all undelivered deliveries that have not been replayed since."
+)
 @REPLAY_WEBHOOK
 @takes_server
 def replay(

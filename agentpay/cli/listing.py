@@ -27,7 +27,7 @@ class Listing:
     Attributes:
         limit: largest number of items.
         is_wide: whether every column is shown, nothing shortened.
-        watch_seconds: pause between two looks; None looks once.
+        watch_seconds: pause between two refreshes; None prints the list once.
     """
 
     limit: int
@@ -131,7 +131,7 @@ def takes_listing(command: Callable[..., None]) -> Callable[..., None]:
             default=2.0,
             show_default=True,
             metavar="SECONDS",
-            help="Pause between two looks with --watch.",
+            help="Pause between two refreshes with --watch.",
         ),
         click.option("--watch", "is_watched", is_flag=True, help="Repeat until Ctrl-C; show changes."),
         click.option("--wide", "is_wide", is_flag=True, help="Show every column, and exact times."),

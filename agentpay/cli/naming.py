@@ -63,7 +63,7 @@ class AccountNames:
         self._server = server
 
     def __call__(self, account_id: str) -> str:
-        """Return the name of an account if only this one has it, else the given text."""
+        """Return the name of an account if it is unique, else the given text."""
         return self._names.get(account_id, account_id)
 
     @cached_property

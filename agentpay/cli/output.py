@@ -1,4 +1,4 @@
-"""Printing of results: lines for people, JSON for programs, identifiers alone for scripts.
+"""Printing of results: lines for people, JSON for programs, only identifiers for scripts.
 
 Results go to standard output: with `--json` as one line of JSON per object, with `--quiet` as one identifier
 per line. Notes and progress go to standard error. Text from a server is escaped, so that a name or a memo
@@ -53,7 +53,7 @@ class Output:
         click.echo(codec.print_json(codec.unstructure(value)).decode("ascii"), err=is_error)
 
     def record(self, model: object, title: str) -> None:
-        """Print a model: one field per line, or its identifier alone if quiet."""
+        """Print a model: one field per line, or only its identifier if quiet."""
         if self.is_json:
             self.document(model)
             return
@@ -74,7 +74,7 @@ class Output:
             self._out.print(line, soft_wrap=True)
 
     def record_once(self, model: object, title: str) -> None:
-        """Print a model with a key or a secret that cannot be shown again; that alone if quiet."""
+        """Print a model with a key or a secret that cannot be shown again; only that if quiet."""
         if self.is_quiet and not self.is_json:
             fields = codec.unstructure(model)
             click.echo(next(str(fields[name]) for name in _SECRETS if name in fields))

@@ -15,7 +15,7 @@ from agentpay.cli.values import Identifier, Usdc
 from agentpay.contract.identifiers import SESSION
 from agentpay.contract.sessions import SessionStatus
 
-_KEY_HELP = "Key that never does it twice. Default: a new one. Pass that of an earlier attempt to resume it."
+_KEY_HELP = "Idempotency key. Default: a new one. To resume an earlier attempt, pass its key."
 
 
 @click.group()
@@ -72,7 +72,7 @@ def charge_session(
 @click.argument("session_id", type=Identifier(SESSION))
 @takes_server
 def close_session(*, server: AgentPay, output: Output, session_id: str) -> None:
-    """Close a session: pay what was charged, return the rest. Closing again shows the same."""
+    """Close a session: pay what was charged, return the rest. Closing again never pays twice."""
     with output.progress(f"Settling {session_id}"):
         session = server.sessions.close(session_id)
     output.record(session, "Session")

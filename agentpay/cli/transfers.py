@@ -43,7 +43,7 @@ def _takes_transfer(command: Any) -> Any:  # noqa: ANN401 - a function and the s
 @_takes_transfer
 @click.option(
     "--idempotency-key",
-    help="Key that never pays twice. Default: a new one. Pass that of an earlier attempt to resume it.",
+    help="Idempotency key. Default: a new one. To resume an earlier attempt, pass its key.",
 )
 @takes_server
 def create_transfer(

@@ -141,7 +141,7 @@ def is_identifier(text: str, *prefixes: str) -> bool:
 
 
 class EventTypes(click.ParamType[tuple[EventType, ...]]):
-    """Event types separated by commas; `transfer.*` stands for all types that match it."""
+    """Event types separated by commas; `transfer.*` means all types that match it."""
 
     name = "types"
 

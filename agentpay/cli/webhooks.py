@@ -87,7 +87,7 @@ def list_webhooks(*, server: AgentPay, output: Output, listing: Listing) -> None
 @click.argument("webhook")
 @takes_server
 def delete_webhook(*, server: AgentPay, output: Output, webhook: str) -> None:
-    """Delete a webhook, given by identifier or URL. Its pending deliveries end."""
+    """Delete a webhook, given by identifier or URL. Its pending deliveries are cancelled."""
     webhook_id = find_webhook(server, output, webhook)
     server.console.webhooks.delete(webhook_id)
     output.done("webhook_id", webhook_id, "deleted")

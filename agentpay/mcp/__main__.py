@@ -104,7 +104,7 @@ async def _serve(options: argparse.Namespace) -> None:
 
 
 def _private_origins(options: argparse.Namespace) -> list[str]:
-    """Return the origins that whoever starts the server allows to be private.
+    """Return the origins that the server's options and environment allow to be private.
 
     Raises:
         ConfigurationError: one is no origin.

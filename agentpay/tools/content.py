@@ -1,4 +1,4 @@
-"""What a site sent, made fit for a model: bounded, readable, and marked as untrusted."""
+"""Content of a page for a model: bounded, readable, and marked as untrusted."""
 
 from typing import Final
 

@@ -109,7 +109,7 @@ class Verdict:
 
     @property
     def has_passed(self) -> bool:
-        """Whether something was paid, and nothing twice, over the cap, or otherwise than the books say."""
+        """Whether something was paid, nothing twice or over the limit, all ended, and the books agree."""
         twice = sum(line.twice for line in self.lines)
         fault = twice or self.over_cap_usdc or self.undecided or self.differing
         return self.settled_usdc > 0 and not fault

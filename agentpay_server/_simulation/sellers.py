@@ -1,8 +1,9 @@
 """Sellers behind HTTP 402, and the agents' purchases: what the service signs, others broadcast.
 
-A seller checks what it is handed and broadcasts it at once, and again until it has landed or expired. What a
-hostile one does otherwise is a fault of its own kind: it never broadcasts, or late, or twice, or in the last
-blocks that can hold it; it signs as fee payer in two ways; it asks twice, or for another price.
+An honest seller checks a payment, broadcasts it at once, and repeats this until it has landed or expired.
+Each deviation of a hostile one is a separate kind of fault: it broadcasts never, late, twice, or in the last
+blocks that can hold the transaction; it signs as fee payer with two signatures; it asks twice, or for another
+price.
 """
 
 import asyncio
@@ -62,7 +63,7 @@ class Seller:
     Attributes:
         name: names it in the timeline, and as an actor of faults.
         owner: who is paid.
-        fee_payer: who pays the fees of those who do not pay them themselves.
+        fee_payer: key that pays the fees of payments whose payer does not.
     """
 
     def __init__(self, world: "World", number: int) -> None:
@@ -112,7 +113,7 @@ class Seller:
         return terms, headers, body.decode()
 
     def check(self, header: PaymentHeader, terms: Terms) -> CheckedPayment:
-        """Return the payment in a header, if it pays what was asked for.
+        """Return the payment in a header, if it pays the requested terms.
 
         Raises:
             PaymentRefusedError: it does not.
@@ -162,8 +163,8 @@ class Seller:
 
         Args:
             transaction: as it was handed out.
-            other: draws another signature than the usual one. It is as good: whoever has the key can make
-                any number of them over one message, and it takes arithmetic that no library offers.
+            other: draws a second valid signature. The holder of a key can make any number of signatures of
+                one message, with arithmetic that no library offers.
         """
         message, signatures = transaction.message, list(transaction.signatures)
         if message.account_keys[0] != self.fee_payer.pubkey():

@@ -40,7 +40,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "pay": ("agentpay_server.cli.pay:pay", "Request URL, and pay if it responds 402."),
     "crash-test": (
         "agentpay_server.cli.crash_test:crash_test",
-        "Kill servers and agents while hostile sellers are paid, and count what was paid.",
+        "Kill servers and agents while hostile sellers are paid, then count payments on the chain.",
     ),
     "openapi": ("agentpay_server.cli.openapi:openapi", "Print the OpenAPI document of /v1."),
 }
@@ -57,8 +57,9 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
 def main() -> None:
     """The reference server of the agent payment account service.
 
-    serve and demo start a server. operators works on a server's data. All other commands call a running
-    server: set its URL with --url or AGENTPAY_BASE_URL, and the operator key with --key or AGENTPAY_API_KEY.
+    serve and demo start a server. operators works on a server's data. simulate and crash-test start their own
+    servers. Most other commands call a running server: set its URL with --url or AGENTPAY_BASE_URL, and the
+    operator key with --key or AGENTPAY_API_KEY.
 
     Exit codes: 0 success, 1 refused, failed or not reachable, 2 usage error, 3 outcome unknown, 130
     interrupted.

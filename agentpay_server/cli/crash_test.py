@@ -66,14 +66,14 @@ def crash_test(
     keep: Path | None,
     is_json: bool,
 ) -> None:
-    """Kill servers and agents while hostile sellers are paid, then count what the chain says.
+    """Kill servers and agents while hostile sellers are paid, then count payments on the chain.
 
     Agent processes buy from sellers that lose replies, fail after settling, ask twice, hold payments back and
     lie about their terms. Servers and agents are killed in between. One account pays, under a daily limit
     that is smaller than what the agents want to buy. Everything runs on this machine; no money is real.
 
-    The exit code is 1 if a purchase was paid twice, the limit was passed, or the books of the service differ
-    from the chain.
+    The exit code is 1 if a purchase was paid twice, the limit was exceeded, nothing was paid, a
+    payment has no outcome at the end, or the books of the service differ from the chain.
     """
     output = Output(is_json=is_json)
     count = servers if servers is not None else (1 if database_url is None else 2)

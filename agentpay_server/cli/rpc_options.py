@@ -78,7 +78,8 @@ _OPTIONS: Final = (
         type=click.IntRange(min=0),
         default=0,
         metavar="MICRO_LAMPORTS",
-        help="Follow recent fees of others, from --priority-fee up to this.  [default: off]",
+        help="Raise the priority fee to what other transactions recently paid, from --priority-fee up to "
+        "this.  [default: off]",
     ),
     click.option(
         "--compute-unit-limit",

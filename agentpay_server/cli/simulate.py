@@ -43,7 +43,9 @@ _REDRAW_SECONDS: Final = 0.5
     help="Servers on one database. Default: 1 to 5, drawn by the seed.",
 )
 @click.option("--agents", type=click.IntRange(1, 100), default=8, show_default=True, help="Number of agents.")
-@click.option("--lies/--no-lies", default=False, help="Whether RPC nodes return wrong heights and slots.")
+@click.option(
+    "--lies/--no-lies", default=False, help="Whether RPC nodes return wrong heights and slots.  [default: no]"
+)
 @click.option(
     "--strength",
     type=click.FloatRange(min=0),

@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 @frozen(kw_only=True)
 class Parties:
-    """Whom a spend concerns, as the database has them.
+    """The payer and the recipients of a spend, as stored in the database.
 
     Attributes:
         source: the account that pays.

@@ -89,7 +89,7 @@ class LateLandings:
             await self._rule_out(expired)
         elif status.is_final:
             await self._book(evolve(expired, chain_signature=status.chain_signature))
-            # What took its place must not be sent again.
+            # Its replacement must not be resent.
             self._settlement.stop_driving(expired.kind, expired.subject_id)
 
     async def _is_ruled_out(self, expired: ChainTransaction) -> bool:

@@ -107,7 +107,7 @@ _THIS: Final = (
 _COLUMNS: Final = tuple(column.name for column in table.columns if column.name != "seq")
 
 _INSERT: Final = insert(table)
-# Somebody else broadcasts payments: nobody drives them, and there is nothing to wait for.
+# Sellers broadcast payments, so the service neither sends them nor waits for them.
 _IS_DRIVEN: Final = table.c.kind != literal_column(f"'{Kind.PAYMENT}'")
 _IS_PAYMENT: Final = table.c.kind == literal_column(f"'{Kind.PAYMENT}'")
 _PAYMENTS: Final = (

@@ -1,4 +1,4 @@
-"""What callers are shown of a payment."""
+"""Responses about payments."""
 
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.payments import Payment, PaymentHeader, PaymentOutcome, PaymentProtocol
@@ -20,13 +20,13 @@ def shown(
     header: tuple[str, str] | None = None,
     is_replay: bool = False,
 ) -> Payment:
-    """Return a payment as it stands.
+    """Return the current state of a payment.
 
     Args:
-        transfer: the payment as a transfer.
-        payment: what it is besides.
-        header: name and value of what presents it.
-        is_replay: whether it had been signed before.
+        transfer: the payment's transfer.
+        payment: the payment's own row.
+        header: name and value of the header that presents it.
+        is_replay: whether an earlier request had it signed.
     """
     expires_us = transfer.approval_expires_us if payment.expires_us is None else payment.expires_us
     outcome = None
@@ -60,7 +60,7 @@ def shown(
 
 
 def problem_of(transfer: TransferRecord) -> Problem:
-    """Return the answer to who asks for a payment that was refused, has failed, or has expired."""
+    """Return the error for a payment that was refused, has failed, or has expired."""
     if transfer.error in _ENDED:
         return Problem(
             ErrorCode(transfer.error),
@@ -71,7 +71,7 @@ def problem_of(transfer: TransferRecord) -> Problem:
 
 
 def conflict(transfer_id: str | None) -> Problem:
-    """Return the answer to a key that stands for something else."""
+    """Return the error for a key that is held by another transfer or by other terms."""
     return Problem(
         ErrorCode.IDEMPOTENCY_CONFLICT,
         "This idempotency_key was used for a payment on other terms, or for a transfer. Ask with the same "

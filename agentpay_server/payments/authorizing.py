@@ -1,7 +1,7 @@
-"""Deciding about a payment: a new one, and one that an operator has approved.
+"""Authorization of a payment: a new one, or one that an operator has approved.
 
-A payment is decided as any transfer is, in one commit with the reservation and the signed bytes. It answers
-to the pin of its seller's origin besides, and is signed for the seller to broadcast.
+A payment is authorized like any transfer, in one commit with the reservation and the signed bytes. In
+addition, the pin of the seller's origin applies, and the seller broadcasts the transaction.
 """
 
 import attrs
@@ -44,22 +44,22 @@ from agentpay_server.transfers.rules import Terms, check_transition
 from agentpay_server.transfers.store import TransferRecord
 
 _LIFE_US = (BLOCKHASH_LIFE_BLOCKS + 1) * BLOCK_US
-"""For how long a payment can land after it was signed, by the pace at which clusters mean to make blocks."""
+"""For how long a payment can land after it was signed, at the nominal block rate of a cluster."""
 
 
 @frozen(kw_only=True)
 class Purchase:
-    """What is to be paid for.
+    """A purchase to pay for.
 
     Attributes:
-        operator_id: whose account pays.
+        operator_id: operator of the paying account.
         account_id: the account that pays.
         origin: the seller.
-        url: what was asked for, as the client says.
+        url: requested URL, as the client reports it.
         memo: the caller's memo.
-        offer: of the seller's challenge, the one that is paid.
-        pin: what the operator knows of the seller, as it was read.
-        token_account: where the primary recipient is paid.
+        offer: the offer of the seller's challenge that is paid.
+        pin: the operator's pin of the origin, as read before the decision; None without a pin.
+        token_account: token account of the primary recipient.
     """
 
     operator_id: str
@@ -73,17 +73,17 @@ class Purchase:
 
     @property
     def digest(self) -> str:
-        """What is equal for equal terms."""
+        """Digest of the terms, equal for equal terms."""
         return self.offer.terms.digest(origin=self.origin, memo=self.memo)
 
     @property
     def category(self) -> str | None:
-        """What it is for: by the pin, or else as the challenge says; never as the caller says."""
+        """Category from the pin, else from the challenge; never from the caller."""
         return self.offer.category if self.pin is None or self.pin.category is None else self.pin.category
 
     @property
     def terms(self) -> Terms:
-        """What is asked, as of any transfer."""
+        """The terms of the purchase in the form of any transfer's."""
         return Terms(
             account_id=self.account_id,
             to=self.token_account,
@@ -95,7 +95,7 @@ class Purchase:
 
 
 class PaymentAcceptance(Acceptance):
-    """What a payment has besides in whatever way it is decided."""
+    """The parts of an authorization that new and approved payments share."""
 
     purpose = Purpose.PAYMENT
 
@@ -126,7 +126,7 @@ class PaymentAcceptance(Acceptance):
         refused = pin_refusal(purchase.pin, terms)
         if refused is not None:
             return refused
-        # What is paid for is known without the caller's words.
+        # The origin says what is paid for, so require_memo does not refuse a missing memo.
         asked = attrs.evolve(self._terms, memo=purchase.memo or purchase.origin)
         return refusal_of(
             connection,
@@ -163,7 +163,7 @@ class PaymentAcceptance(Acceptance):
             )
         except (FeePayerRefusedError, TransactionTooLargeError) as error:
             raise Problem(ErrorCode.NOTHING_PAYABLE, f"This 402 is not paid: {error}.") from None
-        # Where the fee is ours to pay, so is the first signature, which names the transaction.
+        # If the service pays the fee, it makes the first signature, which identifies the transaction.
         name = None if terms.fee_payer is not None else str(Signature.from_bytes(prepared.raw[1:65]))
         self._signature = self._record(
             raw=prepared.raw, blockhash=sight.blockhash.value, nonce=nonce, expires_us=now_us + _LIFE_US
@@ -192,7 +192,7 @@ class PaymentAcceptance(Acceptance):
         self, connection: Connection, source: AccountRecord, sight: Sight, spent_us: int, now_us: int
     ) -> Decided[TransferRecord]:
         decided = super()._submitted(connection, source, sight, spent_us, now_us)
-        # Whoever gets the bytes may send them at once.
+        # The caller may have the bytes broadcast as soon as it receives them.
         told = booking.initiated(decided.record)
         booking.record_events(connection, self._context, decided.record, now_us, told)
         return decided
@@ -223,14 +223,14 @@ class PaymentAcceptance(Acceptance):
 
 
 class NewPayment(PaymentAcceptance, New):
-    """The decision about a new payment. Storing it raises ConflictError if another has taken its key.
+    """The decision about a new payment. Storing it raises ConflictError if another request has taken its key.
 
     Args:
         context: the parts of the server.
-        principal: who asks.
-        purchase: what is paid for.
-        asked: under which idempotency key.
-        held: what that key stood for when the request was judged.
+        principal: the caller.
+        purchase: the purchase.
+        asked: the idempotency key of the request.
+        held: the transfer that held that key when the request was read.
     """
 
     action = AUTHORIZE_PAYMENT.name
@@ -251,7 +251,7 @@ class NewPayment(PaymentAcceptance, New):
 
     def _store(self, connection: Connection, decision: Decision, now_us: int) -> TransferRecord:
         if decision.recipient is not None:
-            # The deposit watcher books whatever a payment brings to an account of this service.
+            # The deposit watcher books a payment that arrives at an account of this service.
             nobody = attrs.evolve(decision.recipient, account_id=None)
             decision = attrs.evolve(decision, recipient=nobody)
         stored = super()._store(connection, decision, now_us)
@@ -260,13 +260,13 @@ class NewPayment(PaymentAcceptance, New):
 
 
 class ApprovedPayment(PaymentAcceptance):
-    """The decision about a payment that an operator has approved, once it is asked for again.
+    """The decision about a payment that an operator has approved, when the caller requests it again.
 
     Args:
         context: the parts of the server.
-        principal: who asks.
-        purchase: what is paid for, by a fresh challenge.
-        approved: the payment, as it stands.
+        principal: the caller.
+        purchase: the purchase, from a fresh challenge.
+        approved: the approved payment, as currently stored.
     """
 
     is_approved = True
@@ -286,7 +286,7 @@ class ApprovedPayment(PaymentAcceptance):
 
     def _refused(self, connection: Connection, refusal: Refusal, now_us: int) -> Decided[TransferRecord]:
         if refusal.code == ErrorCode.INSUFFICIENT_BALANCE:
-            # No rule is against it: it stays approved.
+            # The policy allows it, so it stays approved.
             raise Problem(
                 refusal.code,
                 refusal.message,

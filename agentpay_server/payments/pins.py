@@ -1,4 +1,4 @@
-"""What operators have pinned of sellers: what it rules out, and how it is set, read and deleted."""
+"""Pins of sellers' origins: which payments they rule out, and setting, reading and deleting them."""
 
 from typing import Final
 
@@ -59,10 +59,10 @@ class Origins:
         self._database = context.database
 
     async def put(self, principal: Principal, origin: str, request: PinOrigin) -> PinnedOrigin:
-        """Pin what is known of a seller, in the place of what was.
+        """Pin an origin, replacing its existing pin.
 
         Raises:
-            Problem: `invalid_request` for what is no origin.
+            Problem: `invalid_request` if `origin` is not an origin.
         """
         pin = Pin(
             seq=0,
@@ -79,13 +79,13 @@ class Origins:
                 await self._database.run(self._put, principal, pin)
                 break
             except ConflictError:
-                # Another request has pinned it at the same moment.
+                # A concurrent request has pinned the same origin.
                 if attempt == _ATTEMPTS - 1:
                     raise
         return _shown(pin)
 
     async def get(self, principal: Principal, origin: str) -> PinnedOrigin:
-        """Return what is pinned of a seller.
+        """Return the pin of an origin.
 
         Raises:
             Problem: `not_found`.
@@ -96,7 +96,7 @@ class Origins:
         return _shown(pin)
 
     async def delete(self, principal: Principal, origin: str) -> None:
-        """Forget what is pinned of a seller.
+        """Delete the pin of an origin.
 
         Raises:
             Problem: `not_found`.
@@ -105,7 +105,7 @@ class Origins:
             raise not_found("origin", origin)
 
     async def list(self, principal: Principal, query: ListOrigins) -> PageBody[PinnedOrigin]:
-        """Return a page of pins, the one that was set last first.
+        """Return a page of pins, the most recently set first.
 
         Raises:
             Problem: `invalid_request` for a cursor of another list.

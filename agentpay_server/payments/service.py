@@ -1,8 +1,8 @@
 """Payments behind HTTP 402: from a challenge to the header that pays it, at most once for a key.
 
-The order is that of a transfer: the account, the key, paused, recipients, pin and policy, balance. Whatever
-the key stands for decides first: one transaction is signed for it, and handed out as often as it is asked
-for on equal terms.
+The checks have the order of a transfer's: the account, the key, paused, recipients, pin and policy, balance.
+An existing payment under the key takes precedence: the service signs one transaction for a key, and returns
+it to every request on equal terms.
 """
 
 from collections.abc import Sequence
@@ -40,14 +40,14 @@ from agentpay_server.transfers.service import own_transfer
 from agentpay_server.transfers.store import TransferRecord
 
 _LOOK_SECONDS: Final = 1.0
-"""How long whoever reads a payment waits for the chain to say what became of it."""
+"""How long a read of a payment waits for its outcome from the chain."""
 
 _UNPRESENTED: Final = (TransferStatus.SUBMITTED, TransferStatus.SETTLED)
 
 
 @frozen(kw_only=True)
 class _View:
-    """What a request finds in the database."""
+    """The state that a request reads from the database."""
 
     source: AccountRecord
     held: Held[TransferRecord]
@@ -72,7 +72,7 @@ class Payments:
             Problem: `not_found` of the account, `unreadable_challenge`, `nothing_payable`,
                 `idempotency_conflict`, `payment_expired`, `payment_failed`, a 402 with the transfer,
                 `invalid_recipient`, `chain_unavailable`: nothing was done.
-            DatabaseUnavailableError: the decision may or may not be stored; the same key finds out.
+            DatabaseUnavailableError: the decision may or may not be stored; retry with the same key.
         """
         principal.require_account(request.account_id, "POST /payments")
         offers = self._offers(request)
@@ -99,10 +99,10 @@ class Payments:
                 return answer
 
     async def get(self, principal: Principal, transfer_id: str) -> Payment:
-        """Return one payment, as the chain has it by now.
+        """Return one payment with its current status on chain.
 
         Raises:
-            Problem: `not_found`, also for a transfer that is no payment.
+            Problem: `not_found`, also for a transfer that is not a payment.
         """
         transfer, payment = await self._database.read(_own_payment, principal, transfer_id)
         if transfer.status == TransferStatus.SUBMITTED:
@@ -111,7 +111,7 @@ class Payments:
         return shown(transfer, payment)
 
     async def list(self, principal: Principal, query: ListPayments) -> PageBody[Payment]:
-        """Return a page of payments, newest first: an agent-scoped key sees those of its account.
+        """Return a page of payments, newest first; for an agent key, only of its account.
 
         Raises:
             Problem: `forbidden` for another account, `invalid_request` for a cursor of another list.
@@ -135,7 +135,7 @@ class Payments:
         return listing.page(rows, query.limit, seq=lambda row: row[1].seq, item=lambda row: shown(*row))
 
     async def report_outcome(self, principal: Principal, transfer_id: str, request: ReportOutcome) -> Payment:
-        """Store what the client says that the seller answered, and return the payment.
+        """Store the seller's response as the client reports it, and return the payment.
 
         Raises:
             Problem: `not_found`.
@@ -143,7 +143,7 @@ class Payments:
         await self._database.run(self._report, principal, transfer_id, request)
         return await self.get(principal, transfer_id)
 
-    # --- What a key stands for ----------------------------------------------------------------------------
+    # --- Looking up a key ---------------------------------------------------------------------------------
 
     def _offers(self, request: AuthorizePayment) -> Sequence[Offer]:
         try:
@@ -181,7 +181,7 @@ class Payments:
         payment = await self._database.read(store.existing_payment, held.transfer_id)
         now_us = self._context.clock.now_us()
         if held.status == TransferStatus.SUBMITTED and now_us >= (payment.expires_us or 0):
-            # Its bytes may be worth nothing by now.
+            # The transaction may have expired by now.
             await self._watch.look_at(held.transfer_id, within_seconds=_LOOK_SECONDS)
             held = await self._database.read(transfer_store.existing_transfer, held.transfer_id)
         if held.status in _UNPRESENTED:
@@ -202,14 +202,14 @@ class Payments:
     async def _new(
         self, principal: Principal, request: AuthorizePayment, offer: Offer, view: _View, deadline: float
     ) -> Payment | None:
-        """Have it decided about a new payment; None asks for another look at everything."""
+        """Authorize a new payment; None means that the caller must read everything again."""
         asked = _asked(principal, request)
         purchase = self._purchase(principal, request, offer, view)
         creation = NewPayment(self._context, principal, purchase, asked, view.held)
         try:
             return await self._decided(creation, offer, view, deadline)
         except ConflictError:
-            # Another request under this key was first; whatever else breaks a constraint is a fault of ours.
+            # Another request under this key was first. Any other constraint violation is a bug.
             now_us = self._context.clock.now_us()
             if (await self._database.read(transfer_store.KEYS.find, asked, now_us)).is_held:
                 return None
@@ -223,7 +223,7 @@ class Payments:
         view: _View,
         deadline: float,
     ) -> Payment | None:
-        """Have it decided about a payment that an operator has approved; None as for a new one."""
+        """Authorize a payment that an operator has approved; None as in `_new`."""
         held = view.held.holder
         assert held is not None  # noqa: S101 - it is what was approved
         expires_us = held.approval_expires_us
@@ -279,7 +279,7 @@ class Payments:
         )
 
     def _token_accounts(self, offer: Offer) -> Sequence[str]:
-        """Return where an offer is paid, each token account once, that of the primary recipient first."""
+        """Return the token accounts that an offer pays, without duplicates, the primary recipient's first."""
         mint = self._chain.usdc_mint
         return list(dict.fromkeys(associated_token_address(leg.recipient, mint) for leg in offer.terms.legs))
 

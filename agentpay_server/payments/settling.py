@@ -1,4 +1,4 @@
-"""What is booked for a payment at each end of its transaction, which its seller broadcasts."""
+"""Recording of a payment's outcome: settled, refused by the chain, or expired."""
 
 import json
 from typing import Final
@@ -28,20 +28,20 @@ _REASONS: Final = {
 
 
 class PaymentHandler(TransferHandler):
-    """A transfer that the payer's key has signed, and that its seller broadcasts."""
+    """Handles payments: transfers that the service signs and the seller broadcasts."""
 
     kind = Kind.PAYMENT
     is_broadcast_by_us = False
     announces = False
-    # What others hold could land again after it was undone, and nobody here may send it.
+    # The seller holds the bytes. An undone transaction could land again, and the service may not resend it.
     must_be_irreversible = True
 
     def operation(self, subject: TransferRecord) -> Operation:  # noqa: ARG002
-        """What the transaction is for."""
+        """Return the operation that the transaction belongs to."""
         return Operation.PAYMENT
 
     async def find(self, chain: Chain, tx: ChainTransaction, *, is_for_proof: bool) -> SignatureStatus | None:
-        """Find it by its name where that is ours to give, and else by what was signed."""
+        """Find the transaction by its signature if the service knows it, else by its signed message."""
         if tx.chain_signature is None:
             return await chain.find_cosigned(cosigned_of(tx), is_for_proof=is_for_proof)
         status = await chain.signature_status(tx.chain_signature)
@@ -58,7 +58,7 @@ class PaymentHandler(TransferHandler):
     def signed_again(
         self, unit: Unit, tx: ChainTransaction, subject: TransferRecord, means: SigningInputs
     ) -> Refusal:
-        """Never sign again: others hold the bytes, and a new purchase is a new key."""
+        """Never called: the seller holds the signed bytes, so a payment is not signed twice."""
         raise NotImplementedError
 
     def dropped(
@@ -73,7 +73,7 @@ class PaymentHandler(TransferHandler):
 
 
 def detail_of(cosigned: Cosigned) -> str:
-    """Return how a payment is found on chain, as it is stored with its transaction."""
+    """Encode the search criteria of a payment for its transaction row."""
     found_by = {
         "source": cosigned.token_account,
         "message_hash": cosigned.message_hash,
@@ -83,7 +83,7 @@ def detail_of(cosigned: Cosigned) -> str:
 
 
 def cosigned_of(tx: ChainTransaction) -> Cosigned:
-    """Return how a payment is found on chain."""
+    """Decode the search criteria of a payment."""
     found_by = json.loads(tx.detail or "{}")
     return Cosigned(
         token_account=found_by["source"],

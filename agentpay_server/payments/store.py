@@ -16,7 +16,7 @@ from agentpay_server.transfers.store import TransferRecord
 
 @frozen(kw_only=True)
 class PaymentRecord:
-    """A row of `payments`, column by column: what a transfer has besides if it is a payment."""
+    """A row of `payments`: the columns that a payment has in addition to its transfer."""
 
     seq: int = 0
     transfer_id: str
@@ -38,7 +38,7 @@ class PaymentRecord:
 
 @frozen
 class Pin:
-    """A row of `pinned_origins`: what an operator knows of a seller."""
+    """A row of `pinned_origins`: an operator's pin of a seller."""
 
     seq: int
     operator_id: str
@@ -122,19 +122,19 @@ _PINS: Final = (
 
 
 def insert_payment(connection: Connection, record: PaymentRecord) -> None:
-    """Store what a new transfer is as a payment; its `seq` is given by the database.
+    """Insert the row of a new payment; the database assigns `seq`.
 
     Raises:
-        ConflictError: another payment of the account has its number under its blockhash.
+        ConflictError: another payment of the account has the same nonce under the same blockhash.
     """
     connection.execute(_INSERT, {name: getattr(record, name) for name in _WRITTEN})
 
 
 def sign(connection: Connection, record: PaymentRecord) -> None:
-    """Store what was signed for a payment, for which nothing was before.
+    """Store the signed bytes of a payment that was not signed before.
 
     Raises:
-        ValueError: something was.
+        ValueError: the payment is already signed.
     """
     values = {
         "of_transfer": record.transfer_id,
@@ -149,13 +149,13 @@ def sign(connection: Connection, record: PaymentRecord) -> None:
 
 
 def payment(connection: Connection, transfer_id: str) -> PaymentRecord | None:
-    """Return what a transfer is as a payment; None where it is none."""
+    """Return the payment row of a transfer; None if the transfer is not a payment."""
     row = connection.execute(_BY_ID, {"transfer_id": transfer_id}).one_or_none()
     return None if row is None else _record(row)
 
 
 def existing_payment(connection: Connection, transfer_id: str) -> PaymentRecord:
-    """Return what a payment is that is certainly there."""
+    """Return the row of a payment that must exist."""
     found = payment(connection, transfer_id)
     if found is None:
         raise LookupError(f"{transfer_id} is no payment")
@@ -163,7 +163,7 @@ def existing_payment(connection: Connection, transfer_id: str) -> PaymentRecord:
 
 
 def next_nonce(connection: Connection, account_id: str, blockhash: str) -> int:
-    """Return a number that no payment of an account has under a blockhash; the account is locked."""
+    """Return a nonce unused by the account's payments under a blockhash; requires the account's lock."""
     values = {"account_id": account_id, "blockhash": blockhash}
     return int(connection.execute(_NEXT_NONCE, values).scalar_one())
 
@@ -171,7 +171,7 @@ def next_nonce(connection: Connection, account_id: str, blockhash: str) -> int:
 def set_outcome(
     connection: Connection, transfer_id: str, *, status: int, receipt: str | None, duration_ms: int | None
 ) -> None:
-    """Store what the client says that the seller answered."""
+    """Store the seller's response as the client reports it."""
     values = {
         "of_transfer": transfer_id,
         "outcome_status": status,
@@ -182,7 +182,7 @@ def set_outcome(
 
 
 def next_expiry_us(connection: Connection) -> int | None:
-    """Return until about when the first of the payments can land that may yet; None where there is none."""
+    """Return the earliest expiry of the payments that may still land; None without such payments."""
     expires_us: int | None = connection.execute(_NEXT_EXPIRY).scalar_one_or_none()
     return expires_us
 
@@ -190,15 +190,15 @@ def next_expiry_us(connection: Connection) -> int | None:
 def page(
     connection: Connection, operator_id: str, before: int, count: int, filters: Mapping[str, object]
 ) -> list[tuple[TransferRecord, PaymentRecord]]:
-    """Return payments of an operator, newest first, below a sequence number of theirs.
+    """Return payments of an operator, newest first, below a sequence number.
 
     Args:
         connection: the connection.
-        operator_id: whose.
+        operator_id: the operator.
         before: the sequence number.
-        count: at most how many.
-        filters: what `account_id`, `origin` and `status` must be, and `since_us`, after which they were asked
-            for.
+        count: largest number of payments.
+        filters: required values of `account_id`, `origin` and `status`; `since_us` keeps only later
+            payments.
     """
     statement = _PAGES[tuple(name for name in _FILTERS if name in filters)]
     values = {"operator_id": operator_id, "before": before, "count": count, **filters}
@@ -209,16 +209,16 @@ def page(
 
 
 def pin(connection: Connection, operator_id: str, origin: str) -> Pin | None:
-    """Return what an operator knows of a seller; None where nothing is pinned."""
+    """Return an operator's pin of an origin; None without one."""
     row = connection.execute(_PIN, {"of_operator": operator_id, "of_origin": origin}).one_or_none()
     return None if row is None else _pin(row)
 
 
 def set_pin(connection: Connection, pinned: Pin) -> None:
-    """Store what an operator knows of a seller, in the place of what it knew; `seq` is given by the database.
+    """Store a pin, replacing an existing one of the same origin; the database assigns `seq`.
 
     Raises:
-        ConflictError: another request has pinned it at the same moment.
+        ConflictError: a concurrent request has pinned the same origin.
     """
     delete_pin(connection, pinned.operator_id, pinned.origin)
     recipients = pinned.recipients
@@ -235,7 +235,7 @@ def set_pin(connection: Connection, pinned: Pin) -> None:
 
 
 def delete_pin(connection: Connection, operator_id: str, origin: str) -> bool:
-    """Forget what an operator knows of a seller; False where nothing was pinned."""
+    """Delete an operator's pin of an origin; False if there was no pin."""
     return connection.execute(_UNPIN, {"of_operator": operator_id, "of_origin": origin}).rowcount == 1
 
 

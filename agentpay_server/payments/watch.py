@@ -1,9 +1,9 @@
-"""When payments are looked for on chain, which their sellers broadcast whenever they like.
+"""Watches the chain for payments, which their sellers broadcast at any time.
 
-A chain within the process tells of every transaction that executes. One that is far away is asked every few
-seconds of real time, for as long as any payment may yet land. An expiry is due work on the clock.
+The embedded chain reports every transaction that it executes. A remote cluster is polled every few seconds of
+real time while a payment may still land. Expiries are scheduled on the server's clock.
 
-Waiting for a seller is not work in progress: nothing here is a task that anybody would have to wait for.
+Waiting for a seller does not count as work in progress, so a stop or a snapshot does not wait for it.
 """
 
 import asyncio
@@ -19,15 +19,15 @@ from agentpay_server.payments import store
 
 _BATCH: Final = 100
 _SIGNATURES: Final = 2
-"""How many a payment has: its payer's, and that of whoever pays the fee."""
+"""Number of signatures of a payment: the payer's and the fee payer's."""
 
 _LOOK_EVERY_US: Final = 2 * SECOND_US
 _QUIET_US: Final = 10 * SECOND_US
-"""How often to look while no payment of this process may land; another process may have died with some."""
+"""Polling interval while this process has no open payments; a process that died may have left some."""
 
 
 class PaymentWatch:
-    """Has payments booked that have landed, failed or expired."""
+    """Records payments that have landed, failed or expired."""
 
     def __init__(self, context: Context, settlement: Settlement) -> None:
         self._context = context
@@ -37,24 +37,24 @@ class PaymentWatch:
         self._next_look_us = 0
 
     def expect(self) -> None:
-        """Know of a payment that was handed out."""
+        """Schedule polling for a payment that was handed out."""
         self._next_look_us = min(self._next_look_us, real_now_us() + _LOOK_EVERY_US)
 
     def executed(self, executed: Executed) -> None:
-        """Hear of a transaction that a chain within the process has executed."""
+        """Check a transaction that the embedded chain has executed."""
         signatures = [str(signature) for signature in executed.transaction.signatures]
         if len(signatures) == _SIGNATURES and not self._settlement.is_under_way(signatures[0]):
             self._context.tasks.start(self._look_for(signatures))
 
     async def look_at(self, transfer_id: str, *, within_seconds: float) -> None:
-        """Book the end of a payment if it has one; look no longer than that."""
+        """Record the outcome of a payment if it has one, within a time."""
         tx = await self._database.read(transactions.pending, Kind.PAYMENT, transfer_id)
         if tx is not None:
             look = self._context.tasks.start(self._settlement.look_at(tx))
             await asyncio.wait({look}, timeout=within_seconds)
 
     async def look(self) -> tuple[bool, bool]:
-        """Look at every payment that may yet land; return whether any ended, and whether any is left."""
+        """Check every open payment; return whether any ended, and whether any is still open."""
         seq, is_any_ended, is_any_left = 0, False, False
         while page := await self._database.read(transactions.payments_after, seq, _BATCH):
             for tx in page:
@@ -70,11 +70,11 @@ class PaymentWatch:
         if not self._clock.is_manual:
             return self._clock.now_us() + wait_us
         due_us = await self._database.read(store.next_expiry_us)
-        # What has not ended though it is due, the clock cannot bring nearer.
+        # A payment that is due but has no outcome does not end by advancing the clock.
         return None if due_us is not None and due_us <= self._clock.now_us() and wait_us else due_us
 
     async def run_due(self) -> bool:
-        """Look at every payment that may yet land."""
+        """Check every payment that may still land, if it is time."""
         if self._clock.is_manual:
             due_us = await self._database.read(store.next_expiry_us)
             if due_us is None or due_us > self._clock.now_us():

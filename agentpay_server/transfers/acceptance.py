@@ -80,7 +80,7 @@ class Acceptance(ABC):
     """For `insufficient_balance`: what to do after funding the account, as the end of a sentence."""
 
     purpose: ClassVar[Purpose] = Purpose.TRANSFER
-    """What refusals call it."""
+    """Term for the request in refusals."""
 
     def __init__(self, context: Context, *, transfer_id: str, terms: Terms) -> None:
         self._context = context
@@ -252,7 +252,7 @@ def refusal_of(
         spent_us: when it would be spent.
         is_last_look: whether there is no time left to read the balance again should it be contended.
         again: what to do once an account that holds too little is funded, as the end of a sentence.
-        purpose: what is asked, as refusals call it.
+        purpose: term for the request in refusals.
 
     Raises:
         Contended: the balance must be read again.

@@ -56,7 +56,7 @@ def answered(record: TransferRecord, chain: Chain) -> Transfer:
 
 
 def refused(record: TransferRecord) -> Problem:
-    """Return the answer to who asks for a transfer that was refused, or that failed."""
+    """Return the error for a transfer that was refused or has failed."""
     return Problem(
         _code(record.error),
         record.message or "The transfer was refused.",

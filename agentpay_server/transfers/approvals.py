@@ -70,7 +70,7 @@ class Approval(Acceptance):
     def __init__(self, context: Context, principal: Principal, pending: TransferRecord) -> None:
         terms = terms_of_record(pending)
         if pending.payment_digest is not None:
-            # What a payment is for is known without the caller's words.
+            # A payment's terms say what is paid for, so require_memo does not refuse a missing memo.
             terms = attrs.evolve(terms, memo=terms.memo or pending.to)
         super().__init__(context, transfer_id=pending.transfer_id, terms=terms)
         self._principal = principal
@@ -96,7 +96,7 @@ class Approval(Acceptance):
     ) -> Decided[TransferRecord]:
         if self._pending.payment_digest is None:
             return super()._submitted(connection, source, sight, spent_us, now_us)
-        # Nobody waits for it now: what would be signed for the challenge of back then would expire unused.
+        # No caller waits for it now, and a transaction signed for the old challenge would expire unused.
         recipient = attrs.evolve(sight.recipient, account_id=None)
         decision = Decision(status=TransferStatus.APPROVED, recipient=recipient)
         return Decided(record=self._store(connection, decision, now_us))

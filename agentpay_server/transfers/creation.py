@@ -26,15 +26,15 @@ class New(Acceptance):
     Args:
         context: the parts of the server.
         principal: who asks.
-        terms: what is asked.
-        asked: under which idempotency key.
-        held: what that key stood for when the request was judged: an ended transfer loses it.
+        terms: the terms of the transfer.
+        asked: the idempotency key of the request.
+        held: the transfer that held that key when the request was read; an ended transfer loses it.
     """
 
     is_approved = False
     again = "retry with the same key"
     action: ClassVar[str]
-    """What the audit trail calls it."""
+    """Name of the action in the audit trail."""
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
-"""Events as they are committed, here or in another process: what `GET /console/stream` sends (CO21).
+"""The stream of events as they are committed, in this or another process: `GET /console/stream` (CO21).
 
-One look at the outbox serves all streams of a process, and there is none while nobody listens. Events are
-handed on in the order of `seq`, so that a stream is resumed from one number. A number that is missing may
-belong to a transaction that has yet to commit: what follows waits for it, but not for long, since a
-transaction that was rolled back leaves a gap for good.
+One poll of the outbox serves all streams of a process; without streams it is not polled. Events are sent in
+the order of `seq`, so that a stream can resume from one number. A missing number may belong to a transaction
+that has not committed yet, so later events wait for it. They wait only briefly, because a transaction that
+was rolled back leaves a permanent gap.
 """
 
 import asyncio
@@ -22,25 +22,25 @@ from agentpay_server.webhooks import event_store as store
 from agentpay_server.webhooks.event_store import EventRecord
 
 LOOK_SECONDS: Final = 0.5
-"""How long the outbox is left alone between two looks."""
+"""Pause between two polls of the outbox."""
 
 GAP_SECONDS: Final = 2.0
-"""How long a missing number is waited for."""
+"""Longest wait for a missing number."""
 
 HEARTBEAT_SECONDS: Final = 15.0
-"""How long a stream is silent at most."""
+"""Longest silence of a stream."""
 
 STREAMS_OF_ONE_OPERATOR: Final = 10
 
 _LOOK_MAX: Final = 500
 _PAGE: Final = 100
 _BEHIND_MAX: Final = 1000
-"""How many events may wait for a slow reader, who is cut off beyond that and resumes."""
+"""Largest number of events queued for a slow reader; beyond it the stream ends, and the reader resumes."""
 
 _RETRY: Final = b"retry: 2000\n\n"
 _HEARTBEAT: Final = b": \n\n"
 _RESET: Final = b"event: reset\ndata: {}\n\n"
-"""The identifier to resume from is unknown: what was missed can only be read from the lists."""
+"""The identifier to resume from is unknown; the client reads missed events from the lists."""
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -90,7 +90,7 @@ class EventTail:
         return sent
 
     def close(self) -> None:
-        """End all streams for good: the server stops, or goes back to a snapshot."""
+        """End all streams permanently: the server stops, or restores a snapshot."""
         self._is_closed = True
         self._end_streams()
 
@@ -111,7 +111,7 @@ class EventTail:
                     break
                 after = rows[-1].seq
                 yield b"".join(map(_printed, rows))
-            # What was handed on before the outbox was looked at on its behalf has been read above.
+            # Events up to `joined` were read from the database above.
             while (news := await stream.next(HEARTBEAT_SECONDS)) is not None:
                 yield b"".join(_printed(row) for row in news if row.seq > joined) or _HEARTBEAT
         finally:
@@ -129,7 +129,7 @@ class EventTail:
         return row.seq if row is not None and row.operator_id == operator_id else None
 
     async def _joined(self) -> int:
-        """Return the number up to which events were handed on, and follow those after it."""
+        """Return the number up to which events were sent, and start following later ones."""
         async with self._starting:
             if self._position is None:
                 self._position = await self._context.database.read(store.last_seq)
@@ -151,7 +151,7 @@ class EventTail:
             self._end_streams()
 
     async def _look(self) -> bool:
-        """Hand on what was committed since the last look, and return whether there may be more at once."""
+        """Send events committed since the last poll; return whether more may be available at once."""
         assert self._position is not None  # noqa: S101 - set before the first look
         rows = await self._context.database.read(store.after, self._position, _LOOK_MAX)
         settled = self._settled(rows)
@@ -181,7 +181,7 @@ class EventTail:
 
 
 class _Stream:
-    """What waits for one reader."""
+    """The queue of one reader."""
 
     def __init__(self) -> None:
         self._waiting: list[EventRecord] = []
@@ -189,19 +189,19 @@ class _Stream:
         self._is_over = False
 
     def put(self, rows: list[EventRecord]) -> None:
-        """Add events; a reader who has left too many unread is cut off."""
+        """Add events; end the stream of a reader that has too many unread."""
         self._waiting += rows
         if len(self._waiting) > _BEHIND_MAX:
             self._is_over = True
         self._changed.set()
 
     def end(self) -> None:
-        """Let the reader go."""
+        """End the stream."""
         self._is_over = True
         self._changed.set()
 
     async def next(self, within_seconds: float) -> list[EventRecord] | None:
-        """Return the events that wait, or none after a time; None at the end."""
+        """Return the queued events, an empty list after the timeout, or None at the end of the stream."""
         try:
             async with asyncio.timeout(within_seconds):
                 await self._changed.wait()

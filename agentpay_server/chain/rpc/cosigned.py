@@ -1,4 +1,4 @@
-"""Finding a transaction whose fee somebody else pays: by its message, in the history of its source."""
+"""Search for a transaction whose fee another party pays: by its message, in its source's history."""
 
 import base64
 import binascii
@@ -16,7 +16,7 @@ _ANY_VERSION: Final = 255
 _SIGNED_VERSIONS: Final = (None, "legacy", 0)
 """Those that can be read; a node that reports none means the first of them."""
 _UNKNOWN: Final = ("", frozenset[str]())
-"""Of a transaction that cannot be read: a version that we do not sign."""
+"""Marks a transaction that cannot be parsed, such as of a version that the service does not sign."""
 
 Call = Callable[..., Awaitable[object]]
 
@@ -33,15 +33,15 @@ class CosignedSearch:
         self._messages: dict[str, tuple[str, frozenset[str]]] = {}
 
     async def name(self, cosigned: Cosigned, lines: Sequence[HistoryLine], *, must_read: bool) -> str | None:
-        """Return the name of the transaction in a stretch of history; None when it is not there.
+        """Return the transaction's first signature if the history contains it; else None.
 
         Args:
             cosigned: the transaction.
             lines: the history.
-            must_read: whether a transaction that the node does not show leaves the question open.
+            must_read: whether to raise if the node does not return one of the transactions.
 
         Raises:
-            ChainUnavailableError: a node does not answer, or does not show what must be read.
+            ChainUnavailableError: a node does not respond, or a transaction that must be read is missing.
         """
         for line in lines:
             found = await self._message(line.signature)
@@ -50,7 +50,7 @@ class CosignedSearch:
             if found == _UNKNOWN or found is None:
                 continue
             message_hash, signatures = found
-            # Both: the message is what we have signed, and nobody but us makes this signature of it.
+            # Check both: the message is the signed one, and only the service can make this signature of it.
             if message_hash == cosigned.message_hash and cosigned.signature in signatures:
                 return line.signature
         return None
@@ -74,7 +74,7 @@ class CosignedSearch:
 
 
 def _read(reply: object, signature: str) -> tuple[str, frozenset[str]]:
-    """Return what names the message of a transaction, and all its signatures."""
+    """Return the hash of a transaction's message, and all its signatures."""
     encoded: list[object] = member(reply, "transaction", list)
     try:
         raw = base64.b64decode(exactly(encoded[0] if encoded else None, str, "transaction"), validate=True)

@@ -109,7 +109,7 @@ payments: Final = Table(
     Column("transfer_id", Text, nullable=False, unique=True),
     Column("operator_id", Text, nullable=False),
     Column("account_id", Text, nullable=False),
-    # What the 402 said, and who said it.
+    # The terms of the 402, and the seller's origin.
     Column("protocol", Text, nullable=False),
     Column("origin", Text, nullable=False),
     Column("url", Text),
@@ -121,7 +121,7 @@ payments: Final = Table(
     Column("blockhash", Text),
     Column("nonce", BigInteger),
     Column("expires_us", BigInteger),
-    # What the client says that the seller answered.
+    # The seller's response as the client reports it.
     Column("outcome_status", BigInteger),
     Column("outcome_receipt", Text),
     Column("outcome_duration_ms", BigInteger),
