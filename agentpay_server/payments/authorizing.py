@@ -4,6 +4,8 @@ A payment is authorized like any transfer, in one commit with the reservation an
 addition, the pin of the seller's origin applies, and the seller broadcasts the transaction.
 """
 
+from typing import ClassVar
+
 import attrs
 from attrs import frozen
 from solders.signature import Signature
@@ -233,7 +235,7 @@ class NewPayment(PaymentAcceptance, New):
         held: the transfer that held that key when the request was read.
     """
 
-    action = AUTHORIZE_PAYMENT.name
+    action: ClassVar[str] = AUTHORIZE_PAYMENT.name
 
     def __init__(
         self,

@@ -92,7 +92,7 @@ class New(Acceptance):
 class Creation(New):
     """The decision about what `POST /v1/transfers` asks for."""
 
-    action = CREATE_TRANSFER.name
+    action: ClassVar[str] = CREATE_TRANSFER.name
 
 
 def asked_under(principal: Principal, request: CreateTransfer) -> Asked:
