@@ -80,7 +80,7 @@ def test_a_request_without_a_code_is_400(browser: httpx.Client, body: dict[str, 
 
 
 def test_every_other_request_still_needs_a_key(browser: httpx.Client) -> None:
-    refused(browser.get(SIGN_IN), "unauthorized")
+    refused(browser.get(SIGN_IN), "method_not_allowed")  # nothing at this path takes a key
     refused(browser.post("/console/sign-in-code"), "unauthorized")
     refused(browser.post(f"{SIGN_IN}/"), "unauthorized")
 
