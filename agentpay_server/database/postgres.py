@@ -272,7 +272,6 @@ class PostgresDatabase:
         except Exception as error:
             if _is_lost(error):
                 session.driver.terminate()
-            if isinstance(error, UnansweredError):
                 self._pool.drop_idle()
             raise
         finally:

@@ -311,7 +311,10 @@ class Pool:
         raise ConnectionAbortedError("this server has closed its database connections")
 
     def drop_idle(self) -> None:
-        """Close the idle connections: one connection timed out, and the others may be dead too."""
+        """Close the idle connections: one connection was lost, and the others may be lost too.
+
+        Otherwise a unit could use up its tries on connections whose loss is not yet known.
+        """
         free, self._free = self._free, []
         for session in free:
             session.driver.terminate()

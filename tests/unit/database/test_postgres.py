@@ -228,6 +228,29 @@ async def test_all_connections_that_were_lost_are_replaced(database, other):
     assert await database.read(values) == {"one": 80}
 
 
+async def test_a_unit_does_not_use_up_its_tries_on_connections_that_were_all_lost(database, monkeypatch):
+    await database.run(put, "one")
+    lost = set()
+    execute = asyncpg.Connection.execute
+
+    async def remembered(driver, statement):
+        lost.add(driver)
+        return await execute(driver, statement)
+
+    async def executed(driver, statement):
+        if driver in lost:
+            # What asyncpg raises between the server's last message and the end of the connection.
+            raise asyncpg.InternalClientError("cannot switch to state 15; another operation (2) is in progress")
+        return await execute(driver, statement)
+
+    monkeypatch.setattr(asyncpg.Connection, "execute", remembered)
+    await asyncio.gather(*(database.run(add, "one") for _ in range(40)))
+    assert len(lost) == POOL_SIZE
+    monkeypatch.setattr(asyncpg.Connection, "execute", executed)
+
+    assert await database.run(add, "one") == 41
+
+
 async def test_a_read_whose_connection_is_lost_is_run_again(database, other):
     await database.run(put, "one")
     tries = []
