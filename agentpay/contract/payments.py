@@ -357,8 +357,8 @@ LIST_PAYMENTS: Final = Endpoint(
     errors=(ErrorCode.FORBIDDEN,),
     echoes={"account_id": "account_id", "origin": "origin"},
     summary="List payments of every status, newest first.",
-    description="With an agent-scoped key: those of its account. With the `transfer_id` of a transfer that is "
-    "not a payment, the page is empty.",
+    description="With an agent-scoped key: those of its account. The page of a `transfer_id` that is not a "
+    "payment is empty.",
 )
 REPORT_OUTCOME: Final = Endpoint(
     name="payments.report_outcome",

@@ -208,11 +208,12 @@ def test_payments_are_read_listed_and_reported(caller: Any) -> None:
     assert listed.transfer_id == "txn_a"
     caller(lambda c: c.payments.report_outcome("txn_a", status_code=200, receipt="r", duration_ms=31))
     targets = [(request.method, request.url.raw_path.decode()) for request in script.requests]
+    seller = quote(SELLER, safe="")
     assert targets == [
         ("GET", "/payments/txn_a"),
         (
             "GET",
-            f"/payments?account_id=acct_a&status=settled&origin={quote(SELLER, safe='')}&transfer_id=txn_a",
+            f"/payments?account_id=acct_a&status=settled&origin={seller}&transfer_id=txn_a",
         ),
         ("POST", "/payments/txn_a/outcome"),
     ]
