@@ -257,6 +257,7 @@ def test_a_fair_claim_scans_webhooks_and_finds_deliveries_by_index():
         ("sessions.store._HELD_BY[of_operator]", "ux_sessions_claimed_key"),
         ("sessions.store._HELD_BY[of_operator]", "ix_sessions_agents_key"),
         ("webhooks.store._OF_OPERATOR", "ix_webhooks_operator"),
+        ("payments.store._PAGES[('transfer_id',)]", "sqlite_autoindex_payments_2"),
     ],
 )
 def test_each_list_uses_its_index(name, index):
