@@ -301,7 +301,9 @@ STATUSES = st.sampled_from([200, 201, 202, 204, 301, 400, 401, 402, 404, 409, 41
     endpoint=st.sampled_from(ENDPOINTS),
     status=STATUSES,
     body=st.binary() | JSON.map(lambda value: json.dumps(value).encode()),
-    headers=st.dictionaries(st.sampled_from(["retry-after", "x-request-id", "etag"]), st.text()),
+    headers=st.dictionaries(
+        st.sampled_from(["retry-after", "x-request-id", "etag", "idempotency-replayed"]), st.text()
+    ),
 )
 def test_any_response_becomes_a_model_or_a_declared_exception(endpoint, status, body, headers):
     result = read(asked(endpoint), Reply(status, headers, body), now=0.0)
