@@ -29,7 +29,6 @@ from agentpay_server.database.postgres_connections import (
     MoreThanOneStatement,
     Pool,
     Session,
-    UnansweredError,
     session_settings,
 )
 from agentpay_server.database.runner import DatabaseAwayError, DatabaseInUseError, DatabaseUnavailableError

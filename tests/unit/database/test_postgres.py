@@ -240,7 +240,9 @@ async def test_a_unit_does_not_use_up_its_tries_on_connections_that_were_all_los
     async def executed(driver, statement):
         if driver in lost:
             # What asyncpg raises between the server's last message and the end of the connection.
-            raise asyncpg.InternalClientError("cannot switch to state 15; another operation (2) is in progress")
+            raise asyncpg.InternalClientError(
+                "cannot switch to state 15; another operation (2) is in progress"
+            )
         return await execute(driver, statement)
 
     monkeypatch.setattr(asyncpg.Connection, "execute", remembered)
