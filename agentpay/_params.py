@@ -216,6 +216,7 @@ class ListPaymentsParams(TypedDict, total=False):
         | None
     )
     origin: str | None
+    transfer_id: str | None
     since: datetime | None
     limit: int | None
     cursor: str | None

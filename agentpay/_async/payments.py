@@ -119,6 +119,7 @@ class AsyncPayments(AsyncResource):
         | Literal["pending_approval", "approved", "submitted", "settled", "rejected", "failed"]
         | None = None,
         origin: str | None = None,
+        transfer_id: str | None = None,
         since: datetime | None = None,
         limit: int | None = None,
         cursor: str | None = None,
@@ -130,6 +131,7 @@ class AsyncPayments(AsyncResource):
             account_id: only payments out of this account.
             status: only payments with this status.
             origin: only payments to this seller, such as `https://api.example.com`.
+            transfer_id: only the payment of this transfer, `txn_…`; none if the transfer is not a payment.
             since: only payments requested after this time; with a UTC offset.
             limit: payments per page, 1 to 100; 20 by default. Iterating goes through all pages.
             cursor: `cursor` of an earlier page, to continue from there.
@@ -142,6 +144,7 @@ class AsyncPayments(AsyncResource):
             "account_id": account_id,
             "status": status,
             "origin": origin,
+            "transfer_id": transfer_id,
             "since": since,
             "limit": limit,
             "cursor": cursor,

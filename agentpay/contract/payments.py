@@ -231,6 +231,7 @@ class ListPayments(Request):
         account_id: only payments out of this account.
         status: only payments with this status.
         origin: only payments to this seller.
+        transfer_id: only the payment of this transfer.
         since: only payments requested after this time.
         limit: page size, 1 to 100.
         cursor: `cursor` of the previous page; empty for the first.
@@ -239,6 +240,7 @@ class ListPayments(Request):
     account_id: Annotated[str, text(maximum=128)] | None = None
     status: TransferStatus | None = None
     origin: Origin | None = None
+    transfer_id: Annotated[str, text(maximum=128)] | None = None
     since: Annotated[datetime, Rule(parse_timestamp)] | None = None
     limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20
     cursor: Cursor = ""
@@ -355,7 +357,8 @@ LIST_PAYMENTS: Final = Endpoint(
     errors=(ErrorCode.FORBIDDEN,),
     echoes={"account_id": "account_id", "origin": "origin"},
     summary="List payments of every status, newest first.",
-    description="With an agent-scoped key: those of its account.",
+    description="With an agent-scoped key: those of its account. The page of a `transfer_id` that is not a "
+    "payment is empty.",
 )
 REPORT_OUTCOME: Final = Endpoint(
     name="payments.report_outcome",

@@ -70,14 +70,12 @@ const timelineRow = (row) => h("li", { "data-row": true }, unfolding(h("summary.
 
 export function transfer(view) {
   const top = h("div"), steps = h("ol.steps");
-  let pay;
   view.root.append(top, steps);
   view.load(async () => {
     const [it, events, deliveries] = await Promise.all([view.get(`/v1/transfers/${view.id}`), ...["events", "deliveries"].map(async (list) => (await view.get(`/console/${list}?limit=100&transfer_id=${view.id}`)).data.reverse())]);
     await learn(view, [it.from, it.to]);
-    // Most transfers are none: asked of the list, which finds nothing where `GET /payments/…` would be an error.
-    pay ??= (await view.get(`/payments?limit=100&account_id=${it.from}`)).data.find((each) => each.transfer_id === it.transfer_id);
-    if (pay) pay = await view.get(`/payments/${view.id}`);
+    // Most transfers are no payment: the list is empty where `GET /payments/…` would be an error.
+    const [pay] = (await view.get(`/payments?transfer_id=${view.id}`)).data;
     show(top, [it], () => "", () => h("div.card.hero", h("div.head", big(it.amount_usdc), badge(it.status)), h("p", party(it.from), quiet(" pays "), party(it.to)), it.memo && h("p.memo", said(it.memo)),
       h("div.actions", copies("Copy as curl", pay ? `curl -i ${quoted(pay.url ?? pay.origin)}` : curl(it)), copies("Copy identifier", it.transfer_id))));
     show(steps, story(it, events, deliveries, pay), (step) => step.name, stepItem);

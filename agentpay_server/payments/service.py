@@ -125,6 +125,7 @@ class Payments:
                 ("account_id", principal.account_id or query.account_id),
                 ("origin", query.origin),
                 ("status", query.status),
+                ("transfer_id", query.transfer_id),
                 ("since_us", None if query.since is None else end_of_millisecond_us(query.since)),
             )
             if value is not None

@@ -87,6 +87,7 @@ _FILTERS: Final = {
     "account_id": payments.c.account_id == bindparam("account_id"),
     "origin": payments.c.origin == bindparam("origin"),
     "status": transfers.c.status == bindparam("status"),
+    "transfer_id": payments.c.transfer_id == bindparam("transfer_id"),
     "since_us": transfers.c.created_us > bindparam("since_us"),
 }
 _PAGE: Final = (
@@ -197,8 +198,8 @@ def page(
         operator_id: the operator.
         before: the sequence number.
         count: largest number of payments.
-        filters: required values of `account_id`, `origin` and `status`; `since_us` keeps only later
-            payments.
+        filters: required values of `account_id`, `origin`, `status` and `transfer_id`; `since_us` keeps only
+            later payments.
     """
     statement = _PAGES[tuple(name for name in _FILTERS if name in filters)]
     values = {"operator_id": operator_id, "before": before, "count": count, **filters}

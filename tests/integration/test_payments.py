@@ -539,6 +539,10 @@ def test_payments_are_listed_newest_first_and_by_what_they_are(server, http, sel
     assert listed() == listed(account_id=account.account_id) == listed(since="2025-12-31T00:00:00Z") == both
     assert listed(status="settled") == listed(origin=ORIGIN) == both[1:]
     assert listed(status="submitted") == listed(origin="https://other.example.com") == both[:1]
+    assert (
+        listed(transfer_id=both[1]) == listed(transfer_id=both[1], account_id=account.account_id) == both[1:]
+    )
+    assert listed(transfer_id=both[1], status="submitted") == listed(transfer_id="txn_" + "0" * 26) == []
     page = http.get("/payments", params={"limit": 1}).json()
     assert (page["data"][0]["transfer_id"], page["has_more"]) == (both[0], True)
     assert listed(limit=1, cursor=page["cursor"]) == both[1:]
@@ -549,6 +553,7 @@ def test_a_plain_transfer_is_no_payment(http, seller, account) -> None:
     transfer = http.post("/v1/transfers", json={**body, "idempotency_key": "plain"}).json()
 
     refused(http.get(f"/payments/{transfer['transfer_id']}"), "not_found")
+    assert http.get("/payments", params={"transfer_id": transfer["transfer_id"]}).json()["data"] == []
     refused(http.post(f"/payments/{transfer['transfer_id']}/outcome", json={"status_code": 200}), "not_found")
 
 

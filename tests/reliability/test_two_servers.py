@@ -6,7 +6,7 @@ each has for itself (P4, P5, P7, P9, P10).
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
 from typing import Any
 
@@ -24,6 +24,7 @@ from agentpay_server.clock import SystemClock
 from agentpay_server.config import ServerConfig
 from agentpay_server.database import tables
 from agentpay_server.database.postgres import PostgresDatabase
+from agentpay_server.principals import Principal
 from agentpay_server.server import start_server
 from agentpay_server.settings import Settings
 from agentpay_server.storage import Storage
@@ -318,3 +319,43 @@ async def test_a_session_in_trouble_is_funded_once_and_settled_once_by_both(
     assert (first.balance(source), first.balance(to)) == (96_000_000, 4_000_000)
     await settled_books(servers, source, to)
     assert [event["type"] for event in await first.events()] == ["session.opened", "session.settled"]
+
+
+async def test_a_stream_has_the_events_of_both_and_resumes_at_either(servers: tuple[World, World]) -> None:
+    first, second = servers
+    source, to = await first.account("100"), await first.account()
+    await first.transfer("seen", source, to, "1")
+    *_, seen = await event_ids(first)
+    streams = [await stream_of(world, seen) for world in servers]
+    await second.transfer("at the second", source, to, "1")
+    await first.transfer("at the first", source, to, "1")
+    expected = (await event_ids(first))[-4:]
+    assert [await sent(stream, 4) for stream in streams] == [expected, expected]
+    # A page whose server is gone continues at the other one, after the last event that it has received.
+    await streams[0].aclose()
+    await second.transfer("meanwhile", source, to, "1")
+    resumed = await stream_of(second, expected[1])
+    assert await sent(resumed, 4) == (await event_ids(first))[-4:]
+    await resumed.aclose()
+    await streams[1].aclose()
+
+
+async def event_ids(world: World) -> list[str]:
+    """Return the identifiers of all events, in their order."""
+    return [row["event_id"] for row in await world.rows(tables.events)]
+
+
+async def stream_of(world: World, after: str) -> AsyncGenerator[bytes]:
+    """Return what `GET /console/stream` of a server sends after an event."""
+    principal = Principal(operator_id=world.runtime.operator.operator_id, key_id="key_of_a_test")
+    return await world.runtime.services.tail.stream(principal, after)
+
+
+async def sent(stream: AsyncGenerator[bytes], count: int) -> list[str]:
+    """Return the identifiers of the next events of a stream."""
+    found: list[str] = []
+    async with asyncio.timeout(30):
+        while len(found) < count:
+            lines = (await anext(stream)).decode("ascii").splitlines()
+            found += [line.removeprefix("id: ") for line in lines if line.startswith("id: ")]
+    return found

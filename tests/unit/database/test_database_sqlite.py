@@ -257,6 +257,7 @@ def test_a_fair_claim_goes_along_webhooks_and_looks_deliveries_up():
         ("sessions.store._HELD_BY[of_operator]", "ux_sessions_claimed_key"),
         ("sessions.store._HELD_BY[of_operator]", "ix_sessions_agents_key"),
         ("webhooks.store._OF_OPERATOR", "ix_webhooks_operator"),
+        ("payments.store._PAGES[('transfer_id',)]", "sqlite_autoindex_payments_2"),
     ],
 )
 def test_a_list_walks_along_the_index_that_was_made_for_it(name, index):

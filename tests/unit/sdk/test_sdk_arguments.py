@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import AnyHttpUrl, HttpUrl, SecretStr
 from sdk_world import ACCOUNT, KEY, TRANSFER, URL, WEBHOOK, answer
 
-from agentpay import errors
+from agentpay import errors, testing
 from agentpay._arguments import json_object
 from agentpay.contract import codec, json_text
 from agentpay.contract.accounts import Account
@@ -61,6 +61,28 @@ def pay(**wrong):
         ),
         (lambda c: c.accounts.create(name=7), "name must be a string, not int"),
         (lambda c: c.accounts.list(cursor=[1]), "cursor must be a string, not list"),
+        (lambda c: c.accounts.list(limit="5"), "limit must be an integer, not str"),
+        (lambda c: c.accounts.list(limit=2.5), "limit must be an integer, not float"),
+        (lambda c: c.accounts.list(limit=True), "limit must be an integer, not bool"),
+        (lambda c: c.accounts.list(status=5), "status must be a string, not int"),
+        (
+            lambda c: c.accounts.transactions("acct_a", since=1760000000),
+            "since must be a datetime with a UTC offset, not int",
+        ),
+        (lambda c: c.transfers.list(account_id=AN_ACCOUNT), "account_id must be a string, not Account: pass"),
+        (lambda c: c.transfers.list(idempotency_key=5), "idempotency_key must be a string, not int"),
+        (
+            lambda c: c.console.events.replay(testing.event("transfer.settled")),
+            "event_id must be a string, not TransferSettled: pass event.id",
+        ),
+        (
+            lambda c: c.console.webhooks.rotate_secret("wh_a", overlap_seconds="60"),
+            "overlap_seconds must be an integer, not str",
+        ),
+        (
+            lambda c: c.request("GET", "/v1/accounts", query={"limit": 2.5}),
+            "limit must be a string, an integer, a Decimal, a boolean or a datetime, not float",
+        ),
         (lambda c: c.policies.update("acct_a", paused="yes"), "paused must be True or False, not str"),
         (
             lambda c: c.policies.replace("acct_a", require_memo=1),
@@ -99,6 +121,12 @@ def test_an_argument_of_a_wrong_type_is_named_with_what_to_pass(caller, call, se
         caller(call)
     assert str(caught.value).startswith(sentence)
     assert not script.requests
+
+
+def test_a_time_may_be_given_as_text(caller):
+    script = caller.script(answer(200, {"data": [], "cursor": "", "has_more": False}))
+    caller(lambda c: c.accounts.transactions("acct_a", since="2026-01-31T12:00:00Z"))
+    assert script.requests[0].url.params["since"] == "2026-01-31T12:00:00Z"
 
 
 class TestMetadata:

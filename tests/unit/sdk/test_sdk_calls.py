@@ -21,7 +21,7 @@ from sdk_world import (
     refusal,
 )
 
-from agentpay import Account, AgentPay, CallOptions, RawResponse, Transfer, errors
+from agentpay import Account, AgentPay, AsyncAgentPay, CallOptions, RawResponse, Transfer, errors
 from agentpay._async import raw as async_raw
 from agentpay._sync import raw
 from agentpay._version import __version__
@@ -341,6 +341,13 @@ class TestRawResponse:
             kind = getattr(module, prefix + type(resource).__name__)
             assert {method for method in vars(kind) if not method.startswith("_")} == methods
             assert type(responding).__name__ == "Raw" + type(resource).__name__
+
+    @pytest.mark.parametrize("kind", [AgentPay, AsyncAgentPay])
+    def test_help_shows_the_arguments_and_the_documentation_of_the_method(self, kind):
+        client = kind(api_key=KEY, base_url=URL)
+        plain, raw_method = client.transfers.create, client.with_raw_response.transfers.create
+        assert raw_method.__doc__ == plain.__doc__
+        assert inspect.signature(raw_method) == inspect.signature(plain)
 
     def test_extensions_have_it(self, caller):
         session_list = {"data": [], "cursor": "", "has_more": False}

@@ -147,6 +147,11 @@ def test_an_event_is_read_as_the_class_of_its_type() -> None:
 
 
 @every_model
+def test_a_model_can_be_a_member_of_a_set(model: type[Model]) -> None:
+    assert len({model.from_dict(example(model)), model.from_dict(example(model))}) == 1
+
+
+@every_model
 def test_a_field_of_tomorrow_is_kept_and_changes_nothing(model: type[Model]) -> None:
     grown = {**example(model), "tier": {"name": "gold", "rate": 1.5}}
 

@@ -6,6 +6,7 @@ import json
 import urllib.error
 from types import SimpleNamespace
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -201,13 +202,19 @@ def test_payments_are_read_listed_and_reported(caller: Any) -> None:
     payment = {**PAYMENT, "header": None}
     script = caller.script(answer(200, payment), answer(200, page([payment])), answer(200, payment))
     assert caller(lambda c: c.payments.get("txn_a")).transfer_id == "txn_a"
-    (listed,) = caller.items(lambda c: c.payments.list(account_id="acct_a", status="settled", origin=SELLER))
+    (listed,) = caller.items(
+        lambda c: c.payments.list(account_id="acct_a", status="settled", origin=SELLER, transfer_id="txn_a")
+    )
     assert listed.transfer_id == "txn_a"
     caller(lambda c: c.payments.report_outcome("txn_a", status_code=200, receipt="r", duration_ms=31))
     targets = [(request.method, request.url.raw_path.decode()) for request in script.requests]
+    seller = quote(SELLER, safe="")
     assert targets == [
         ("GET", "/payments/txn_a"),
-        ("GET", "/payments?account_id=acct_a&status=settled&origin=https%3A%2F%2Fapi.seller.example"),
+        (
+            "GET",
+            f"/payments?account_id=acct_a&status=settled&origin={seller}&transfer_id=txn_a",
+        ),
         ("POST", "/payments/txn_a/outcome"),
     ]
     assert json.loads(script.requests[-1].content) == {"status_code": 200, "receipt": "r", "duration_ms": 31}

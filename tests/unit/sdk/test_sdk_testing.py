@@ -147,6 +147,8 @@ def test_a_delivery_of_every_type_is_one_that_a_receiver_accepts(kind: Any) -> N
 
     assert type(event) is EVENT_CLASSES[kind]
     assert event == posted.event
+    body, headers = posted
+    assert (body, headers) == (posted.body, posted.headers)
     assert testing.delivery(kind, SECRET).event.id != event.id
 
 
@@ -215,4 +217,4 @@ def test_every_function_says_what_it_returns() -> None:
     for name, value in vars(testing).items():
         if inspect.isfunction(value) and value.__module__ == testing.__name__ and not name.startswith("_"):
             assert inspect.getdoc(value), name
-            assert attrs.has(value.__annotations__["return"]) or name in ("event", "error")
+            assert attrs.has(value.__annotations__["return"]) or name in ("event", "error", "delivery")

@@ -124,6 +124,30 @@ def test_failures_that_stay_end_the_wait(caller, status, body, error):
     assert len(caller.clock.sleeps) == 1
 
 
+def test_a_wait_ends_after_as_many_failures_in_a_row_as_were_allowed(caller):
+    failure = answer(503)
+    caller.script(failure, failure, answer(200, PENDING), failure, failure, answer(200, TRANSFER))
+    assert caller(wait(max_retries=2)).status == "settled"
+
+    script = caller.script(failure, failure, failure, answer(200, TRANSFER))
+    with pytest.raises(errors.ServerError):
+        caller(wait(max_retries=2))
+    assert len(script.requests) == 3
+
+
+@pytest.mark.parametrize("limits", [{"timeout": 60, "deadline": 4}, {"timeout": 4, "deadline": 60}])
+def test_the_shorter_of_timeout_and_deadline_ends_a_wait(caller, limits):
+    caller.script(*[answer(200, PENDING) for _ in range(40)])
+    with pytest.raises(errors.WaitTimeoutError, match="after 4 s"):
+        caller(wait(**limits))
+
+
+def test_a_wait_with_impossible_retries_is_refused(caller):
+    caller.script()
+    with pytest.raises(errors.ConfigurationError, match="max_retries must be an integer from 0 up"):
+        caller(wait(max_retries=-1))
+
+
 def test_a_closed_client_does_not_wait(caller):
     caller.script()
     caller(lambda client: client.close())
