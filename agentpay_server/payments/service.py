@@ -189,7 +189,7 @@ class Payments:
             return self._presented(held, payment, offer, is_replay=True)
         if held.status == TransferStatus.PENDING_APPROVAL:
             return shown(held, payment)
-        raise problem_of(held)
+        raise problem_of(held, is_replay=True)
 
     def _presented(
         self, transfer: TransferRecord, payment: PaymentRecord, offer: Offer, *, is_replay: bool

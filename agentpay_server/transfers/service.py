@@ -111,7 +111,7 @@ class Transfers:
                 transfer = holder
                 if transfer.status == TransferStatus.SUBMITTED:
                     transfer = await self._execution.resumed(transfer, deadline)
-            return answered(transfer, self._chain)
+            return answered(transfer, self._chain, is_replay=judged is Verdict.REPLAY)
 
     async def get(self, principal: Principal, transfer_id: str) -> Transfer:
         """Return one transfer (interface T5).

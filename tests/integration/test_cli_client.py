@@ -21,6 +21,7 @@ from agentpay import AgentPay, testing
 from agentpay.cli import COMMANDS, main
 from agentpay.cli.output import Output
 from agentpay.cli.tables import Column, Show, lines
+from agentpay.contract.fields import format_timestamp
 from agentpay_server import AgentPayServer
 from agentpay_server.cli import main as server_main
 
@@ -143,6 +144,32 @@ def test_a_transfer_is_checked_made_once_and_listed(agentpay: Client, funded: Fu
     assert agentpay.json("transfers", "get", made["transfer_id"])["memo"] == "rent"
     shown = agentpay.shown("transfers", "list").splitlines()
     assert re.fullmatch(rf"Payer +1\.50 +settled +Shop +\S+ +rent +{made['transfer_id']}", shown[1]), shown
+
+
+def test_a_refusal_that_is_repeated_says_when_it_was_decided(
+    server: AgentPayServer, agentpay: Client, client: AgentPay, funded: Funded
+) -> None:
+    payer = funded(name="Payer")
+    client.policies.update(payer.account_id, max_single_transfer="1")
+    agentpay.json("accounts", "create", "Shop")
+    pay = (
+        "transfers",
+        "create",
+        "--from",
+        "Payer",
+        "--to",
+        "Shop",
+        "--amount",
+        "2",
+        "--idempotency-key",
+        "k1",
+    )
+    first, decided_at = agentpay.refused(*pay), format_timestamp(server.sandbox.clock.now())
+    assert "decided at" not in first
+    server.sandbox.clock.advance(hours=2)
+    words = f"That was decided at {decided_at}, and is repeated for its idempotency key. No money moved."
+    assert words in agentpay.refused(*pay)
+    assert json.loads(agentpay.run(*pay, "--json").stderr)["decided_at"] == decided_at
 
 
 def test_a_transfer_of_unknown_outcome_ends_with_3_and_says_how_to_resume_it(

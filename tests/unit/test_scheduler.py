@@ -63,7 +63,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "_PAUSE_SECONDS", 0.005)
 
 
-async def test_each_due_time_is_stood_on_in_order(clock):
+async def test_advancing_stops_at_each_due_time_in_order(clock):
     start, log = clock.now_us(), []
     workers = [
         Scheduled(clock, [start + 5, start + 20, start + 999], log, "a"),
@@ -84,7 +84,7 @@ async def test_each_due_time_is_stood_on_in_order(clock):
     assert clock.now_us() == start + 100
 
 
-async def test_nothing_moves_by_nothing_but_what_is_due_runs(clock):
+async def test_advancing_by_zero_runs_only_due_work(clock):
     start = clock.now_us()
     worker = Scheduled(clock, [start - 5, start, start + 1])
 
@@ -94,7 +94,7 @@ async def test_nothing_moves_by_nothing_but_what_is_due_runs(clock):
     assert clock.now_us() == start
 
 
-async def test_work_that_makes_more_work_is_run_in_the_same_move(clock):
+async def test_work_scheduled_by_work_runs_in_the_same_advance(clock):
     start = clock.now_us()
 
     class Growing(Scheduled):
@@ -110,7 +110,7 @@ async def test_work_that_makes_more_work_is_run_in_the_same_move(clock):
     assert worker.ran == [start, start + 10, start + 20, start + 30, start + 40]
 
 
-async def test_where_the_clock_is_about_to_stand_is_noted_before_it_moves(clock):
+async def test_the_next_time_is_recorded_before_the_clock_moves(clock):
     start, notes = clock.now_us(), []
 
     await schedule_of(clock, [Scheduled(clock, [start, start + 5])], Wakeup(), notes).advance(10)
@@ -118,7 +118,7 @@ async def test_where_the_clock_is_about_to_stand_is_noted_before_it_moves(clock)
     assert notes == [start + 5, start + 10]
 
 
-async def test_moves_follow_each_other(clock):
+async def test_concurrent_advances_run_one_after_the_other(clock):
     start = clock.now_us()
     worker = Scheduled(clock, [start + step * 10 for step in range(1, 30)])
     moving = schedule_of(clock, [worker], Wakeup())
@@ -129,7 +129,7 @@ async def test_moves_follow_each_other(clock):
     assert worker.ran == [start + step * 10 for step in range(1, 30)]
 
 
-async def test_work_that_another_process_is_doing_is_waited_for(clock):
+async def test_advancing_waits_for_work_leased_by_another_process(clock):
     start = clock.now_us()
 
     class Held(Scheduled):
@@ -148,7 +148,7 @@ async def test_work_that_another_process_is_doing_is_waited_for(clock):
     assert worker.ran == [start]
 
 
-async def test_a_running_clock_cannot_be_moved():
+async def test_a_system_clock_cannot_be_advanced():
     with pytest.raises(Problem) as raised:
         await schedule_of(SystemClock(), [], Wakeup()).advance(0)
 
@@ -182,7 +182,7 @@ async def test_work_runs_when_it_is_due_and_not_before():
     await stopped(running)
 
 
-async def test_word_of_new_work_wakes_it():
+async def test_a_wakeup_runs_new_work():
     clock, wakeup = SystemClock(), Wakeup()
     worker = Scheduled(clock, [])
     running = asyncio.create_task(schedule_of(clock, [worker], wakeup).run())
@@ -195,7 +195,7 @@ async def test_word_of_new_work_wakes_it():
     await stopped(running)
 
 
-async def test_a_worker_that_fails_is_tried_again_and_stops_no_other(caplog: pytest.LogCaptureFixture):
+async def test_a_failing_worker_is_retried_and_does_not_block_others(caplog: pytest.LogCaptureFixture):
     clock, wakeup = SystemClock(), Wakeup()
 
     class Failing(Scheduled):
@@ -216,7 +216,7 @@ async def test_a_worker_that_fails_is_tried_again_and_stops_no_other(caplog: pyt
     await stopped(running)
 
 
-async def test_a_worker_that_takes_long_holds_up_no_other():
+async def test_a_slow_worker_does_not_block_others():
     clock, wakeup = SystemClock(), Wakeup()
 
     class Slow(Scheduled):
@@ -232,7 +232,7 @@ async def test_a_worker_that_takes_long_holds_up_no_other():
 
 
 @pytest.mark.parametrize("turns", range(6))
-async def test_a_stop_that_meets_word_of_new_work_is_not_forgotten(turns):
+async def test_a_stop_concurrent_with_a_wakeup_takes_effect(turns):
     wakeup = Wakeup()
     running = asyncio.create_task(schedule_of(SystemClock(), [Scheduled(SystemClock(), [])], wakeup).run())
     await asyncio.sleep(0.005)
