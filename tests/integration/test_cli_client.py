@@ -396,6 +396,13 @@ def test_a_webhook_is_shown_with_its_identifier_first_and_says_that_it_is_for_al
     assert [line.split()[1] for line in shown if line.startswith("account_ids")] == ["all"]
 
 
+def test_funding_is_shown_with_the_account_first(agentpay: Client, funded: Funded) -> None:
+    account_id = funded(name="Payer").account_id
+    shown = agentpay.shown("accounts", "fund", "Payer", "5").splitlines()
+    assert shown[1].split() == ["account_id", account_id]
+    assert agentpay.shown("accounts", "fund", "Payer", "5", "--quiet") == f"{account_id}\n"
+
+
 def test_help_is_not_cut_off_at_80_columns() -> None:
     groups = {path[:-1] for path, _ in every_command(server_main)}
     for path in groups:

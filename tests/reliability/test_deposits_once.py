@@ -21,7 +21,7 @@ from agentpay.contract import codec
 from agentpay.contract.events import BalanceLowThresholdData
 from agentpay_server.accounts import deposit_schedule as worker_module
 from agentpay_server.accounts import deposits as deposits_module
-from agentpay_server.accounts.deposit_schedule import RETRY_US, DepositWorker
+from agentpay_server.accounts.deposit_schedule import RETRY_US, DepositSchedule
 from agentpay_server.accounts.deposits import Arrivals, Deposits
 from agentpay_server.chain.protocol import ChainUnavailableError, Deposit, DepositBatch
 from agentpay_server.clock import SECOND_US, SystemClock
@@ -407,7 +407,7 @@ async def test_a_chain_without_a_listener_is_polled(world: World, monkeypatch: p
     deposits = Deposits(
         evolve(world.runtime.context, clock=clock), world.runtime.services.settlement, Arrivals()
     )
-    worker = DepositWorker(deposits, clock=clock, look_every_us=5 * SECOND_US)
+    worker = DepositSchedule(deposits, clock=clock, look_every_us=5 * SECOND_US)
     assert await worker.next_due_us() == 0
     assert await worker.run_due()
     assert await worker.next_due_us() == 5 * SECOND_US
@@ -430,7 +430,7 @@ async def test_advancing_a_manual_clock_does_not_poll_earlier(
     real_us = 0
     monkeypatch.setattr(worker_module, "real_now_us", lambda: real_us)
     clock = world.runtime.context.clock
-    worker = DepositWorker(watcher(world), clock=clock, look_every_us=5 * SECOND_US)
+    worker = DepositSchedule(watcher(world), clock=clock, look_every_us=5 * SECOND_US)
     assert await worker.next_due_us() == clock.now_us()
     assert await worker.run_due()
     assert await worker.next_due_us() is None

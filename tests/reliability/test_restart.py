@@ -27,7 +27,7 @@ from agentpay_server.money import settlement_schedule as worker_module
 from agentpay_server.money import transactions as chain_transactions
 from agentpay_server.money.handlers import LEASE_US
 from agentpay_server.money.settlement import Settlement
-from agentpay_server.money.settlement_schedule import LOOK_EVERY_US, SettlementWorker
+from agentpay_server.money.settlement_schedule import LOOK_EVERY_US, RecoverySchedule
 from agentpay_server.server import HANDLERS, start_server
 from agentpay_server.settings import Settings
 from agentpay_server.storage import Storage
@@ -402,7 +402,7 @@ async def test_the_recovery_worker_runs_at_once_and_then_periodically(
     clock = SystemClock()
     real = clock.now_us()
     monkeypatch.setattr(worker_module, "real_now_us", lambda: real)
-    worker = SettlementWorker(Nothing(), clock=clock)  # type: ignore[arg-type]
+    worker = RecoverySchedule(Nothing(), clock=clock)  # type: ignore[arg-type]
     due = await worker.next_due_us()
     assert due is not None
     assert due <= clock.now_us()

@@ -14,11 +14,18 @@ from agentpay.contract.policies import Policy
 from agentpay.contract.sessions import SessionStatus
 from agentpay.contract.usdc import from_micro
 from agentpay_server.clock import DAY_US, HOUR_US
-from agentpay_server.money.idempotency import KEY_LIFETIME_US, Verdict
-from agentpay_server.money.policy import Means, Recipient
+from agentpay_server.money.idempotency import KEY_LIFETIME_US, KeyHolder, Verdict, verdict
+from agentpay_server.money.policy import (
+    Means,
+    Purpose,
+    Recipient,
+    Spend,
+    needs_approval,
+    paused_refusal,
+    spending_refusal,
+)
 from agentpay_server.sessions.rules import (
     TRANSITIONS,
-    KeyHolder,
     Limits,
     Terms,
     cap_events,
@@ -27,9 +34,9 @@ from agentpay_server.sessions.rules import (
     check_transition,
     closes_us,
     closing_refusal,
-    opening_refusal,
-    opening_verdict,
+    escalation_refusal,
     settlement,
+    verdict_if_equal,
 )
 
 MAX = 999_999_999_999_999
@@ -45,7 +52,19 @@ amounts = st.integers(min_value=1, max_value=MAX)
 
 
 def opening(policy, *, means=PLENTY, is_operator=False, **changes: Any):
-    return opening_refusal(policy, attrs.evolve(TERMS, **changes), RECIPIENT, means, is_operator=is_operator)
+    terms = attrs.evolve(TERMS, **changes)
+    cap = Spend(
+        amount_micro=terms.cap_micro,
+        to=terms.to,
+        recipient=RECIPIENT,
+        memo=None,
+        category=terms.category,
+        purpose=Purpose.SESSION,
+    )
+    refusal = paused_refusal(policy) or spending_refusal(policy, cap, means)
+    if refusal is None and not is_operator and needs_approval(policy, terms.cap_micro):
+        return escalation_refusal(policy, terms.cap_micro)
+    return refusal
 
 
 def charge(policy=Policy(), *, status="open", cap=CAP, total=0, amount=1):  # noqa: B008 - it is frozen
@@ -100,22 +119,22 @@ OTHER_TERMS = [
 
 
 def holder(status, *, expires_us=None):
-    return KeyHolder(terms=TERMS, status=status, key_expires_us=expires_us)
+    return KeyHolder(terms=TERMS, if_equal=verdict_if_equal(status), key_expires_us=expires_us)
 
 
 def test_an_unused_key_is_new():
-    assert opening_verdict(None, TERMS, NOW_US) is Verdict.NEW
+    assert verdict(None, TERMS, NOW_US) is Verdict.NEW
 
 
 @pytest.mark.parametrize(("status", "expected"), KEY_STATES)
 def test_a_repeated_opening_gets_a_verdict_by_the_status_of_the_first(status, expected):
-    assert opening_verdict(holder(status), TERMS, NOW_US) is expected
+    assert verdict(holder(status), TERMS, NOW_US) is expected
 
 
 @pytest.mark.parametrize("status", SessionStatus)
 @pytest.mark.parametrize("terms", OTHER_TERMS)
 def test_other_parameters_under_a_used_key_conflict(status, terms):
-    assert opening_verdict(holder(status), terms, NOW_US) is Verdict.CONFLICT
+    assert verdict(holder(status), terms, NOW_US) is Verdict.CONFLICT
 
 
 @pytest.mark.parametrize(("status", "expected"), KEY_STATES)
@@ -123,15 +142,15 @@ def test_a_key_expires_to_the_microsecond(status, expected):
     expires_us = NOW_US + KEY_LIFETIME_US
     held = holder(status, expires_us=expires_us)
 
-    assert opening_verdict(held, TERMS, expires_us - 1) is expected
-    assert opening_verdict(held, OTHER_TERMS[0], expires_us - 1) is Verdict.CONFLICT
-    assert opening_verdict(held, TERMS, expires_us) is Verdict.NEW
-    assert opening_verdict(held, OTHER_TERMS[0], expires_us) is Verdict.NEW
+    assert verdict(held, TERMS, expires_us - 1) is expected
+    assert verdict(held, OTHER_TERMS[0], expires_us - 1) is Verdict.CONFLICT
+    assert verdict(held, TERMS, expires_us) is Verdict.NEW
+    assert verdict(held, OTHER_TERMS[0], expires_us) is Verdict.NEW
 
 
 @pytest.mark.parametrize("status", ["opening", "open", "closing"])
 def test_the_key_of_an_unfinished_session_never_expires(status):
-    assert opening_verdict(holder(status), TERMS, NOW_US * 1_000) is not Verdict.NEW
+    assert verdict(holder(status), TERMS, NOW_US * 1_000) is not Verdict.NEW
 
 
 # --- Opening: the policy ----------------------------------------------------------------------------------

@@ -7,8 +7,8 @@ import pytest
 
 from agentpay.contract.transfers import TransferStatus
 from agentpay_server.clock import DAY_US
-from agentpay_server.money.idempotency import KEY_LIFETIME_US, Verdict
-from agentpay_server.transfers.rules import TRANSITIONS, KeyHolder, Terms, is_approvable, verdict
+from agentpay_server.money.idempotency import KEY_LIFETIME_US, KeyHolder, Verdict, verdict
+from agentpay_server.transfers.rules import TRANSITIONS, Terms, is_approvable, verdict_if_equal
 
 NOW_US = 10 * DAY_US
 TERMS = Terms(account_id="acct_a", to="acct_b", amount_micro=5, memo=None, category=None)
@@ -33,7 +33,8 @@ STATES = [
 
 
 def holder(status, error=None, *, expires_us=None):
-    return KeyHolder(terms=TERMS, status=status, error=error, key_expires_us=expires_us)
+    equal = verdict_if_equal(status, error)
+    return KeyHolder(terms=TERMS, if_equal=equal, key_expires_us=expires_us)
 
 
 def test_an_unused_key_is_new():
