@@ -70,7 +70,7 @@ def test_another_spelling_of_the_amount_is_the_same_request(
 
 @pytest.mark.parametrize("first", [None, "", ...], ids=["null", "empty", "absent"])
 @pytest.mark.parametrize("again", [None, "", ...], ids=["null", "empty", "absent"])
-def test_a_missing_null_and_blank_memo_are_the_same_request(
+def test_a_missing_null_and_empty_memo_are_the_same_request(
     http: httpx.Client, pair: Pair, first: Any, again: Any
 ) -> None:
     answer = money.post(http, pair.order(memo=first))

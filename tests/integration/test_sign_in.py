@@ -114,7 +114,7 @@ def test_a_console_key_expires_after_twelve_hours(server: AgentPayServer, link: 
     assert [key.kind for key in server.console.operator_keys.list()] == ["operator"]
 
 
-def test_a_console_key_has_operator_rights_except_creating_sign_in_codes_and_keys(
+def test_a_console_key_has_operator_rights_except_managing_keys_and_sign_in_codes(
     server: AgentPayServer, link: httpx.URL
 ) -> None:
     made = server.console.sign_in(code_of(link))
@@ -147,7 +147,9 @@ def test_a_console_key_does_not_count_as_the_last_one(server: AgentPayServer, li
         server.client(api_key=console.key).whoami()
 
 
-def test_a_restore_from_the_console_keeps_it_signed_in(server: AgentPayServer, link: httpx.URL) -> None:
+def test_advancing_and_restoring_from_the_console_keep_it_signed_in(
+    server: AgentPayServer, link: httpx.URL
+) -> None:
     stores.memory_only("snapshots are taken in memory")
     snapshot = server.sandbox.snapshot()
     made = server.console.sign_in(code_of(link))
