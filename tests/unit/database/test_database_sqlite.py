@@ -2,7 +2,6 @@
 
 import re
 import sqlite3
-from contextlib import closing
 from typing import Any
 
 import pytest
