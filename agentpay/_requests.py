@@ -21,7 +21,8 @@ from agentpay._argument_types import check_body, check_query, check_text
 from agentpay.contract import choices, codec, json_text
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope
 from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, FieldFault
-from agentpay.contract.fields import format_timestamp
+from agentpay.contract.fields import format_timestamp, parse_timestamp
+from agentpay.contract.headers import IDEMPOTENCY_REPLAYED
 from agentpay.contract.models import with_request_id
 from agentpay.contract.pages import PageBody
 from agentpay.contract.printable import printable
@@ -374,7 +375,15 @@ def error_of(endpoint: Endpoint, reply: Reply, now: float) -> errors.APIError:
         details=body.details or (),
         retry_after=retry_after,
         body=sent,
+        decided_at=_timestamp(reply.headers.get(IDEMPOTENCY_REPLAYED.name.lower())),
     )
+
+
+def _timestamp(header: str | None) -> datetime | None:
+    try:
+        return None if header is None else parse_timestamp(header)
+    except ValueError:
+        return None
 
 
 def _is_not_offered(endpoint: Endpoint, status: int, body: ErrorBody | None) -> bool:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from io import StringIO, TextIOWrapper
-from typing import TYPE_CHECKING, Any, Final, TextIO, TypeVar, cast
+from typing import Any, Final, TextIO, TypeVar
 
 import attrs
 import click
@@ -21,9 +21,6 @@ from rich.text import Text
 from agentpay.cli.tables import Column, lines, styled
 from agentpay.contract import codec
 from agentpay.contract.printable import printable
-
-if TYPE_CHECKING:
-    from attrs import AttrsInstance
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -190,9 +187,8 @@ def takes_quiet(command: _Command) -> _Command:
 def _fields(model: object) -> dict[str, Any]:
     """Return the fields of a model as in JSON, but in the order in which the model declares them."""
     fields: dict[str, Any] = codec.unstructure(model)
-    declared = [
-        each.name.removesuffix("_") for each in attrs.fields(cast("type[AttrsInstance]", type(model)))
-    ]
+    kind = type(model)
+    declared = [each.name.removesuffix("_") for each in attrs.fields(kind)] if attrs.has(kind) else []
     return {name: fields[name] for name in (*declared, *fields) if name in fields}
 
 

@@ -4,6 +4,7 @@ See interface I1 to I9; P4 to P7.
 """
 
 import asyncio
+import pickle
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -16,8 +17,9 @@ from server_world import Funded
 
 from agentpay import AgentPay
 from agentpay.contract.accounts import Account
+from agentpay.contract.fields import format_timestamp
 from agentpay.contract.transfers import Transfer
-from agentpay.errors import AgentPayError
+from agentpay.errors import AgentPayError, PolicyViolationError
 from agentpay_server import AgentPayServer
 from agentpay_server.database import tables
 
@@ -46,7 +48,7 @@ def transactions_of(server: AgentPayServer, account: Account) -> list[str]:
     return [entry["type"] for entry in money.entries(server, account.account_id)][:-1]
 
 
-def test_a_replay_is_the_same_answer_and_moves_nothing(
+def test_a_replay_returns_the_same_response_and_moves_nothing(
     server: AgentPayServer, http: httpx.Client, pair: Pair
 ) -> None:
     first = money.post(http, pair.order())
@@ -68,7 +70,7 @@ def test_another_spelling_of_the_amount_is_the_same_request(
 
 @pytest.mark.parametrize("first", [None, "", ...], ids=["null", "empty", "absent"])
 @pytest.mark.parametrize("again", [None, "", ...], ids=["null", "empty", "absent"])
-def test_no_memo_is_the_same_request_however_it_is_left_out(
+def test_a_missing_null_and_empty_memo_are_the_same_request(
     http: httpx.Client, pair: Pair, first: Any, again: Any
 ) -> None:
     answer = money.post(http, pair.order(memo=first))
@@ -135,16 +137,49 @@ def test_a_policy_rejection_is_replayed_as_it_was(
     money.put_policy(http, pair.payer, **policy)
     first = money.post(http, pair.order())
     assert (first.status_code, first.json()["error"]) == (402, error)
-    # The obstacle is gone, and the response is still the original one.
+    assert "idempotency-replayed" not in first.headers
+    # The obstacle is gone, and the response is still the original one, but says when it was decided.
+    decided_at = server.sandbox.clock.now()
+    server.sandbox.clock.advance(minutes=90)
     money.put_policy(http, pair.payer, **lifted)
     again = money.post(http, pair.order())
     assert (again.status_code, again.content) == (402, first.content)
+    assert again.headers["idempotency-replayed"] == format_timestamp(decided_at)
     assert len(money.events(server)) == 1
     assert transactions_of(server, pair.payer) == ["rejection"]
     assert money.post(http, pair.order(idempotency_key="another")).status_code == 200
 
 
-def test_insufficient_balance_is_tried_again_as_a_new_transfer(
+def test_the_error_of_a_repeated_refusal_says_when_it_was_decided(
+    server: AgentPayServer, client: AgentPay, pair: Pair
+) -> None:
+    """By a person, hours after the request: what counts is when it became final."""
+    client.policies.update(pair.payer.account_id, escalation_threshold="1")
+    order = {
+        "from_": pair.payer.account_id,
+        "to": pair.payee.account_id,
+        "amount": "1",
+        "idempotency_key": "k",
+    }
+    waiting = client.transfers.create(**order)
+    server.sandbox.clock.advance(hours=3)
+    decided_at = server.sandbox.clock.now()
+    server.console.approvals.reject(waiting.transfer_id)
+    server.sandbox.clock.advance(hours=3)
+    with pytest.raises(PolicyViolationError) as raised:
+        client.transfers.create(**order)
+    assert raised.value.decided_at == decided_at
+    words = f"Decided at {format_timestamp(decided_at)} and repeated for its idempotency key"
+    assert words in str(raised.value)
+    assert pickle.loads(pickle.dumps(raised.value)).decided_at == decided_at
+    client.policies.update(pair.payer.account_id, max_single_transfer="0", escalation_threshold=None)
+    with pytest.raises(PolicyViolationError) as raised:
+        client.transfers.create(**{**order, "idempotency_key": "k2"})
+    assert raised.value.decided_at is None
+    assert "repeated" not in str(raised.value)
+
+
+def test_retrying_after_insufficient_balance_creates_a_new_transfer(
     server: AgentPayServer, http: httpx.Client, pair: Pair
 ) -> None:
     body = pair.order(amount="150")
@@ -163,7 +198,7 @@ def test_insufficient_balance_is_tried_again_as_a_new_transfer(
     assert http.get(f"/v1/transfers/{first['transfer_id']}").json()["status"] == "rejected"
 
 
-def test_a_request_that_stores_nothing_keeps_no_key(
+def test_a_request_that_stores_nothing_does_not_use_its_key(
     server: AgentPayServer, http: httpx.Client, pair: Pair
 ) -> None:
     for wrong in ({"to": "nobody"}, {"amount": "0"}, {"memo": "x" * 201}, {"from": "acct_1"}):
@@ -264,7 +299,7 @@ class TestScope:
         assert money.held(server, pair.payee.usdc_token_account) == 3_000_000
 
     @pytest.mark.parametrize("first", ["agent", "operator"])
-    def test_for_an_operator_a_key_under_another_account_is_another_from(
+    def test_an_operator_reusing_a_key_for_another_account_conflicts(
         self, server: AgentPayServer, client: AgentPay, pair: Pair, first: str
     ) -> None:
         payer = server.agent_client(pair.payer.account_id) if first == "agent" else client
@@ -367,7 +402,7 @@ class TestManyAtOnce:
         assert len(money.events(server)) == 400
 
     @pytest.mark.anyio
-    async def test_one_key_raced_from_two_accounts_pays_from_one(
+    async def test_one_key_used_concurrently_for_two_accounts_pays_from_one(
         self, server: AgentPayServer, pair: Pair
     ) -> None:
         client = server.async_client()
