@@ -229,7 +229,8 @@ def validator(session: nox.Session) -> None:
     together = ("-n", "auto", "--dist", "loadfile")
     for chain in ("surfpool", "embedded-rpc"):
         session.run("pytest", *together, "--chain", chain, "-m", EVERY_RUN, *BEHAVIOUR)
-    session.run("pytest", *together, "tests/integration/rpc", "tests/reliability", "-m", "validator")
+    guide = "tests/integration/test_project_files.py"
+    session.run("pytest", *together, "tests/integration/rpc", "tests/reliability", guide, "-m", "validator")
 
 
 @nox.session

@@ -4,6 +4,8 @@ The most common mistakes are an object instead of its identifier and a UUID inst
 service could only report invalid JSON. Values are checked by the service.
 """
 
+from collections.abc import Mapping
+from datetime import datetime
 from functools import lru_cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Union, get_args, get_origin
@@ -15,6 +17,13 @@ from agentpay.contract.requests import UNSET, Request
 
 _ACCOUNTS: Final = frozenset({"from_", "to"})
 """Arguments that take an `account_id` under a different name."""
+
+_WORDS: Final[dict[type, str]] = {
+    bool: "True or False",
+    int: "an integer",
+    datetime: "a datetime with a UTC offset",
+}
+"""The checked types other than text, as messages name them."""
 
 
 def check_text(argument: str, value: object) -> str:
@@ -31,7 +40,7 @@ def check_text(argument: str, value: object) -> str:
 
 
 def check_body(body: Request) -> None:
-    """Check the strings, flags and lists of strings in a body.
+    """Check the strings, flags, integers, times and lists of strings in a body.
 
     Raises:
         TypeError: one has a wrong type; the message says what to pass.
@@ -43,10 +52,28 @@ def check_body(body: Request) -> None:
         if kind is tuple:
             for place, item in enumerate(value or ()):
                 check_text(f"{name}[{place}]", item)
-        elif kind is str:
-            check_text(name, value)
-        elif type(value) is not bool:
-            raise TypeError(f"{name} must be True or False, not {type(value).__name__}")
+        else:
+            _check(name, kind, value)
+
+
+def check_query(kind: type[Request], query: Mapping[str, object]) -> None:
+    """Check the arguments of a query against its model; None is left out.
+
+    Raises:
+        TypeError: one has a wrong type; the message says what to pass.
+    """
+    for name, wanted, _ in _fields(kind):  # type: ignore[arg-type]  # mypy/issues/11470
+        value = query.get(name)
+        # A time may also be given as the text that the service takes.
+        if value is not None and not (wanted is datetime and isinstance(value, str)):
+            _check(name, wanted, value)
+
+
+def _check(name: str, kind: type, value: object) -> None:
+    if kind is str:
+        check_text(name, value)
+    elif not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        raise TypeError(f"{name} must be {_WORDS[kind]}, not {type(value).__name__}")
 
 
 @lru_cache(maxsize=64)
@@ -56,7 +83,11 @@ def _fields(body: type) -> tuple[tuple[str, type, bool], ...]:
     for attribute in attrs.fields(body):
         arguments = get_args(attribute.type) if get_origin(attribute.type) in (Union, UnionType) else ()
         kinds = [_plain(kind) for kind in arguments or (attribute.type,)]
-        found += [(attribute.name, kind, NoneType in kinds) for kind in (str, bool, tuple) if kind in kinds]
+        # Names of a closed set are text to callers.
+        kinds = [str if isinstance(kind, type) and issubclass(kind, str) else kind for kind in kinds]
+        found += [
+            (attribute.name, kind, NoneType in kinds) for kind in (str, *_WORDS, tuple) if kind in kinds
+        ]
     return tuple(found)
 
 
@@ -88,6 +119,8 @@ def _advice(argument: str, value: object) -> str:
     kind = type(value)
     if identifier and attrs.has(kind) and identifier in attrs.fields_dict(kind):
         return f": pass {kind.__name__.lower()}.{identifier}"
+    if argument == "event_id" and attrs.has(kind) and "id" in attrs.fields_dict(kind):
+        return ": pass event.id"
     if isinstance(value, UUID) or (hasattr(value, "scheme") and hasattr(value, "host")):
         return f": pass str({argument})"
     return ""

@@ -8,7 +8,7 @@ errors.
 import json
 from collections.abc import Callable
 from decimal import Decimal
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from agentpay.contract import codec, json_text
 from agentpay.contract.errors import FieldFault
@@ -41,13 +41,13 @@ def read_event(payload: bytes) -> AnyEvent:
     if kind is UnknownEvent and not isinstance(value.get("data", {}), dict):
         raise _refusal(FieldFault(field="data", message="must be an object"))
     try:
-        event = codec.structure(value, kind)
+        event: Any = codec.structure(value, kind)
     except codec.InvalidValueError as error:
         raise _refusal(*error.faults) from None
     if not event.id:
         # Receivers de-duplicate by the id.
         raise _refusal(FieldFault(field="id", message="must not be empty"))
-    return cast("AnyEvent", event)
+    return event  # type: ignore[no-any-return]
 
 
 def _refusal(*faults: FieldFault) -> WebhookPayloadError:

@@ -17,11 +17,12 @@ import attrs
 from attrs import field, frozen
 
 from agentpay import errors
-from agentpay._argument_types import check_body, check_text
+from agentpay._argument_types import check_body, check_query, check_text
 from agentpay.contract import choices, codec, json_text
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope
 from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, FieldFault
-from agentpay.contract.fields import format_timestamp
+from agentpay.contract.fields import format_timestamp, parse_timestamp
+from agentpay.contract.headers import IDEMPOTENCY_REPLAYED
 from agentpay.contract.models import with_request_id
 from agentpay.contract.pages import PageBody
 from agentpay.contract.printable import printable
@@ -97,11 +98,13 @@ def prepare(
         idempotency_key: the key in `body`, if it has one.
 
     Raises:
-        TypeError: an identifier is not a string, or a value of the body has no exact JSON form.
+        TypeError: an argument has a wrong type, or a value of the body has no exact JSON form.
         ValueError: an identifier is empty or would change the path; a datetime has no UTC offset.
     """
     if body is not None:
         check_body(body)
+    if query and endpoint.query is not None:
+        check_query(endpoint.query, query)
     target = endpoint.path
     if path:
         quoted = _free_text if endpoint.takes_rest_of_path else _quoted
@@ -227,7 +230,11 @@ def _query_text(name: str, value: object) -> str:
         return format_timestamp(value)
     if isinstance(value, bool):
         return "true" if value else "false"
-    return str(value) if isinstance(value, str | int | Decimal) else check_text(name, value)
+    if isinstance(value, str | int | Decimal):
+        return str(value)
+    raise TypeError(
+        f"{name} must be a string, an integer, a Decimal, a boolean or a datetime, not {type(value).__name__}"
+    )
 
 
 def etag_of(reply: Reply) -> str | None:
@@ -368,7 +375,15 @@ def error_of(endpoint: Endpoint, reply: Reply, now: float) -> errors.APIError:
         details=body.details or (),
         retry_after=retry_after,
         body=sent,
+        decided_at=_timestamp(reply.headers.get(IDEMPOTENCY_REPLAYED.name.lower())),
     )
+
+
+def _timestamp(header: str | None) -> datetime | None:
+    try:
+        return None if header is None else parse_timestamp(header)
+    except ValueError:
+        return None
 
 
 def _is_not_offered(endpoint: Endpoint, status: int, body: ErrorBody | None) -> bool:

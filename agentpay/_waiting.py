@@ -8,6 +8,7 @@ end it returns the transfer in its final state, or raises. The rules:
 not poll
   in step; the limit grows by half with each look. It is never shorter than `Retry-After`.
 - A temporary failure (`is_transient`) counts as a look without a result. Any other failure ends the wait.
+- With a limit on retries, more temporary failures in a row than that end the wait.
 - The last look happens at the end of the timeout, unless the service asked not to be called until later.
 - A look may take all of the time left, and at least `LOOK_TIMEOUT_MIN`, so that the last one can succeed.
 
@@ -47,6 +48,7 @@ def looks(
     *,
     timeout: float | None,
     poll_interval: float,
+    max_retries: float = math.inf,
     now: Callable[[], float],
     random: Callable[[], float] = _random.random,
 ) -> Generator[Look | Sleep, Any, Transfer]:
@@ -56,6 +58,7 @@ def looks(
         transfer_id: the transfer, `txn_…`.
         timeout: seconds to wait in all, from 0 (one look); None means no limit.
         poll_interval: longest pause before the second look, in seconds, finite and above 0.
+        max_retries: how many temporary failures in a row do not end the wait.
         now: seconds of a monotonic clock.
         random: a number from 0 up to 1.
 
@@ -71,17 +74,19 @@ def looks(
     deadline = now() + seconds
     longest = poll_interval
     seen: Transfer | None = None
+    failures = 0
     while True:
         outcome: Transfer | AgentPayError = yield Look(max(deadline - now(), LOOK_TIMEOUT_MIN))
         failure: AgentPayError | None = None
         if isinstance(outcome, AgentPayError):
-            if not is_transient(outcome):
+            failures += 1
+            if not is_transient(outcome) or failures > max_retries:
                 raise outcome
             failure = outcome
         elif outcome.is_final:
             return outcome
         else:
-            seen = outcome
+            seen, failures = outcome, 0
         left = deadline - now()
         asked = min(retry_after(failure), RETRY_AFTER_MAX)
         if left > 0:

@@ -44,10 +44,12 @@ All can be pickled and copied with all their attributes. `agentpay._requests` ch
 response.
 """
 
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from agentpay.contract.choices import ErrorCode
 from agentpay.contract.errors import ErrorBody, FieldFault
+from agentpay.contract.fields import format_timestamp
 from agentpay.contract.printable import printable
 
 if TYPE_CHECKING:
@@ -405,6 +407,8 @@ class APIError(AgentPayError):
         retry_after: after how many seconds the service asks to be called again, or None.
         body: the error as the service sent it, with fields that this version does not know in `body.extra`;
             None for a response that is not from the service.
+        decided_at: when a refusal was decided, if this response repeats it for its idempotency key; None for
+            a new decision.
     """
 
     advice: ClassVar[str] = "Report the request id to the operators of the service"
@@ -423,10 +427,12 @@ class APIError(AgentPayError):
         details: tuple[FieldFault, ...] = (),
         retry_after: float | None = None,
         body: ErrorBody | None = None,
+        decided_at: datetime | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
         self.status = status
+        self.decided_at = decided_at
         self.code = code
         self.request_id = request_id
         self.transfer_id = transfer_id
@@ -442,6 +448,8 @@ class APIError(AgentPayError):
         text += "".join(f"; {fault.field} {fault.message}" for fault in self.details[:_SHOWN_FAULTS])
         if len(self.details) > _SHOWN_FAULTS:
             text += f"; and {len(self.details) - _SHOWN_FAULTS} more in details"
+        if self.decided_at is not None:
+            text += f". Decided at {format_timestamp(self.decided_at)} and repeated for its idempotency key"
         where = [
             f"{name} {value}"
             for name, value in (

@@ -13,12 +13,12 @@ from collections.abc import Hashable, Mapping
 from datetime import datetime
 from decimal import Decimal
 from functools import cache
-from typing import Any, Final, TypeVar, cast, get_args
+from typing import Any, Final, NamedTuple, TypeVar, cast, get_args
 
 import attrs
-from attrs import field, frozen
 
 from agentpay._deliveries import signed_headers
+from agentpay._events import read_event
 from agentpay._requests import Reply, error_of
 from agentpay.contract import choices, codec, json_text
 from agentpay.contract.accounts import Account, Balance
@@ -317,21 +317,25 @@ def error(code: choices.ErrorCode, *, retry_after: float | None = None, **fields
     return raised
 
 
-@frozen(kw_only=True)
-class SignedDelivery:
-    """A delivery as the service posts it: pass `body` and `headers` to a receiver.
+class SignedDelivery(NamedTuple):
+    """A delivery as the service posts it, also as `body, headers = testing.delivery(…)`.
 
     Attributes:
-        event: the event in the body.
         body: the raw body.
         headers: the headers, including the signature; not in `repr`.
     """
 
-    __module__ = "agentpay.testing"
-
-    event: AnyEvent
     body: bytes
-    headers: dict[str, str] = field(repr=False)
+    headers: dict[str, str]
+
+    @property
+    def event(self) -> AnyEvent:
+        """The event in the body."""
+        return read_event(self.body)
+
+    def __repr__(self) -> str:
+        # Without the signature: with it, anyone who reads a log could pass for the service.
+        return f"SignedDelivery(body={self.body!r}, headers=<hidden>)"
 
 
 def event(type: choices.EventType, *, id: str | None = None, **data: Any) -> AnyEvent:  # noqa: A002, ANN401
@@ -388,7 +392,7 @@ def delivery(
         secret=cast("WebhookSecrets", hidden[0]),
         next_secret=hidden[1],
     )
-    return SignedDelivery(event=made, body=body, headers=headers)
+    return SignedDelivery(body, headers)
 
 
 def _named(of: choices.EventType | AnyEvent, data: dict[str, Any]) -> AnyEvent:

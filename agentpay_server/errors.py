@@ -1,5 +1,6 @@
 """The exception that services raise for a caller: a declared error with its body."""
 
+from datetime import datetime
 from typing import Final
 
 from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, FieldFault
@@ -20,6 +21,7 @@ class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
         session_id: the session; None for a refused session that was never stored.
         status: the status of that transfer or session.
         retry_after_seconds: how long the caller should wait before a retry.
+        decided_at: when it was decided, if it is now repeated for its idempotency key.
         allow: the methods of the path, for a 405.
     """
 
@@ -33,6 +35,7 @@ class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
         session_id: str | None | UnsetType = UNSET,
         status: str | None = None,
         retry_after_seconds: int | None = None,
+        decided_at: datetime | None = None,
         allow: tuple[str, ...] = (),
     ) -> None:
         super().__init__(message)
@@ -43,6 +46,7 @@ class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
         self.session_id = session_id
         self.status = status
         self.retry_after_seconds = retry_after_seconds
+        self.decided_at = decided_at
         self.allow = allow
 
     @property

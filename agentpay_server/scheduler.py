@@ -1,8 +1,8 @@
 """The scheduler: runs due work by the server's clock.
 
-On a running clock every worker has a loop that waits for its next due time, or for a notification that it
-changed. On a manual clock nothing runs automatically: `advance` goes from one due time to the next and runs
-what is due at each (interface SB5).
+On a running clock every kind of work has a loop that waits for its next due time, or for a notification that
+it changed. On a manual clock nothing runs automatically: `advance` goes from one due time to the next and
+runs what is due at each (interface SB5).
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _PAUSE_SECONDS: Final = 1.0
 logger: logging.Logger = logging.getLogger(__name__)
 
 
-class Worker(Protocol):
+class Scheduled(Protocol):
     """Work that falls due at stored times."""
 
     async def next_due_us(self) -> int | None:
@@ -39,36 +39,36 @@ class Worker(Protocol):
 
 
 class AddedWork:
-    """Workers that join a server after its start, as one worker: sellers of a test, for instance."""
+    """Work that joins a server after its start, as one kind of it: sellers of a test, for instance."""
 
     def __init__(self) -> None:
-        self._workers: list[Worker] = []
+        self._scheduled: list[Scheduled] = []
 
-    def add(self, worker: Worker) -> None:
-        """Run the due work of `worker` from now on."""
-        self._workers.append(worker)
+    def add(self, work: Scheduled) -> None:
+        """Run `work` when it is due, from now on."""
+        self._scheduled.append(work)
 
-    def remove(self, worker: Worker) -> None:
-        """Stop to run the due work of `worker`."""
-        if worker in self._workers:
-            self._workers.remove(worker)
+    def remove(self, work: Scheduled) -> None:
+        """No longer run `work`."""
+        if work in self._scheduled:
+            self._scheduled.remove(work)
 
     async def next_due_us(self) -> int | None:
         """Return when work is due next; None if no work is waiting."""
-        dues = [due for worker in self._workers if (due := await worker.next_due_us()) is not None]
+        dues = [due for work in self._scheduled if (due := await work.next_due_us()) is not None]
         return min(dues, default=None)
 
     async def run_due(self) -> bool:
         """Do what is due now, and return whether anything was done."""
-        return any([await worker.run_due() for worker in self._workers])
+        return any([await work.run_due() for work in self._scheduled])
 
 
-class Schedule:
-    """Runs the due work of all workers.
+class Scheduler:
+    """Runs all work that is due.
 
     Args:
         clock: decides what is due.
-        workers: in the order in which they run if several are due at the same time.
+        scheduled: in the order in which they run if several are due at the same time.
         wakeup: notifies that a due time has changed.
         note_time: stores the time that a manual clock is about to reach, so that it never goes back.
         waits_outside: returns whether work is waiting for an external receiver, which may call the server.
@@ -77,7 +77,7 @@ class Schedule:
     def __init__(
         self,
         clock: Clock,
-        workers: Sequence[Worker],
+        scheduled: Sequence[Scheduled],
         wakeup: Wakeup,
         note_time: Callable[[int], Awaitable[None]],
         waits_outside: Callable[[], bool] = lambda: False,
@@ -85,17 +85,17 @@ class Schedule:
         self._clock = clock
         self._note_time = note_time
         self._waits_outside = waits_outside
-        self._workers = workers
+        self._scheduled = scheduled
         self._wakeup = wakeup
         self._advancing = asyncio.Lock()
-        self._looks_at: dict[Worker, float] = {}
+        self._looks_at: dict[Scheduled, float] = {}
 
     async def run(self) -> None:
-        """Run due work on a running clock until the server stops; workers do not wait for each other."""
-        await asyncio.gather(*(self._serve(worker, self._wakeup.listener()) for worker in self._workers))
+        """Run due work on a running clock until the server stops; no kind of work waits for another."""
+        await asyncio.gather(*(self._serve(work, self._wakeup.listener()) for work in self._scheduled))
 
     def lag_seconds(self) -> float:
-        """Return how late the latest worker is: since when it has failed to check for due work.
+        """Return how late the latest kind of work is: since when it has failed to check for due work.
 
         Waiting for others, such as a slow receiver, does not count as lag. A paused clock has no lag.
         """
@@ -128,7 +128,7 @@ class Schedule:
             target_us = clock.now_us() + duration_us
             while (due_us := await self._next_due_us()) is not None and due_us <= target_us:
                 await self._move(clock, due_us)
-                done = [await worker.run_due() for worker in self._workers]
+                done = [await work.run_due() for work in self._scheduled]
                 if not any(done):
                     # Another server is doing it.
                     await asyncio.sleep(_PAUSE_SECONDS)
@@ -140,32 +140,32 @@ class Schedule:
             clock.move_to(now_us)
 
     async def _next_due_us(self) -> int | None:
-        dues = [due for worker in self._workers if (due := await worker.next_due_us()) is not None]
+        dues = [due for work in self._scheduled if (due := await work.next_due_us()) is not None]
         return min(dues, default=None)
 
-    async def _serve(self, worker: Worker, changed: asyncio.Event) -> None:
+    async def _serve(self, work: Scheduled, changed: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
-        self._looks_at[worker] = loop.time()
+        self._looks_at[work] = loop.time()
         while True:
             changed.clear()
             try:
-                seconds = await self._turn(worker)
+                seconds = await self._turn(work)
             except Exception as error:  # noqa: BLE001 - whatever it is, other work goes on
-                log(logger, logging.ERROR, "work.failed", exception=error, worker=type(worker).__name__)
+                log(logger, logging.ERROR, "work.failed", exception=error, worker=type(work).__name__)
                 await asyncio.sleep(_PAUSE_SECONDS)
                 continue
-            self._looks_at[worker] = loop.time() + seconds
+            self._looks_at[work] = loop.time() + seconds
             if seconds:
                 await _wait(changed, seconds)
-                self._looks_at[worker] = loop.time()
+                self._looks_at[work] = loop.time()
 
-    async def _turn(self, worker: Worker) -> float:
+    async def _turn(self, work: Scheduled) -> float:
         """Do the due work, and return in how many seconds to look again."""
-        due_us = await worker.next_due_us()
+        due_us = await work.next_due_us()
         if due_us is None:
             return _LONGEST_WAIT_SECONDS
         if due_us <= self._clock.now_us():
-            return 0.0 if await worker.run_due() else _PAUSE_SECONDS
+            return 0.0 if await work.run_due() else _PAUSE_SECONDS
         return min((due_us - self._clock.now_us()) / SECOND_US, _LONGEST_WAIT_SECONDS)
 
 

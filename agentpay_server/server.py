@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from agentpay_server import identity
-from agentpay_server.accounts.deposit_schedule import DepositWorker
+from agentpay_server.accounts.deposit_schedule import DepositSchedule
 from agentpay_server.accounts.deposits import Arrivals, Deposits
 from agentpay_server.accounts.history import History
 from agentpay_server.accounts.policies import Policies
@@ -25,12 +25,12 @@ from agentpay_server.config import ServerConfig
 from agentpay_server.context import Context
 from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.database.runner import Database, StartRefusedError
-from agentpay_server.money.authorization import Decisions
+from agentpay_server.money.authorization import Authorizer
 from agentpay_server.money.late_landings import LateLandings
 from agentpay_server.money.reorg_watch import Confirmations
 from agentpay_server.money.settlement import Settlement
-from agentpay_server.money.settlement_schedule import SettlementWorker
-from agentpay_server.money.watch_schedule import ConfirmationWorker, LateLandingWorker
+from agentpay_server.money.settlement_schedule import RecoverySchedule
+from agentpay_server.money.watch_schedule import LateLandingSchedule, ReorgWatchSchedule
 from agentpay_server.operators.keys import FirstOperator, Keys
 from agentpay_server.operators.overview import Overview, RequestLog
 from agentpay_server.operators.sign_in import SignIns
@@ -45,10 +45,10 @@ from agentpay_server.sandbox.faulty_chain import FaultyChain
 from agentpay_server.sandbox.http_faults import HttpFaults
 from agentpay_server.sandbox.service import Sandbox
 from agentpay_server.sandbox.snapshots import Part, Snapshots
-from agentpay_server.scheduler import AddedWork, Schedule, Worker
+from agentpay_server.scheduler import AddedWork, Scheduled, Scheduler
 from agentpay_server.sessions.closing import Closing, SessionSettleHandler
 from agentpay_server.sessions.opening import SessionOpenHandler
-from agentpay_server.sessions.schedule import SessionWorker
+from agentpay_server.sessions.schedule import SessionSchedule
 from agentpay_server.sessions.service import Sessions
 from agentpay_server.storage import Storage, open_storage
 from agentpay_server.tasks import Tasks, Wakeup
@@ -129,19 +129,19 @@ class Services:
         self.deposits: Deposits = Deposits(context, self.settlement, server.arrivals)
         self.keys: Keys = Keys(context, are_all_seeded=config.seeded_port_keys)
         self.sign_ins: SignIns = SignIns(context)
-        decisions = Decisions(context, self.settlement, self.deposits.look_if_told)
-        execution = Execution(context, self.settlement, decisions)
+        authorizer = Authorizer(context, self.settlement, self.deposits.look_if_told)
+        execution = Execution(context, self.settlement, authorizer)
         records = PolicyRecords(context, self.settlement)
         closing = Closing(context, self.settlement)
         self.accounts: Accounts = Accounts(context, self.settlement)
         self.policies: Policies = Policies(context, records)
         self.transfers: Transfers = Transfers(context, execution)
-        self.checks: Checks = Checks(context, decisions)
+        self.checks: Checks = Checks(context, authorizer)
         self.approvals: Approvals = Approvals(context, execution)
         self.payment_watch: PaymentWatch = PaymentWatch(context, self.settlement)
         self.payments: Payments = Payments(context, execution, self.payment_watch)
         self.origins: Origins = Origins(context)
-        self.sessions: Sessions = Sessions(context, self.settlement, closing, decisions)
+        self.sessions: Sessions = Sessions(context, self.settlement, closing, authorizer)
         self.history: History = History(context)
         self.webhooks: Webhooks = Webhooks(context)
         self.deliveries: Deliveries = Deliveries(context)
@@ -152,16 +152,16 @@ class Services:
         self.treasury: Treasury = Treasury(context, server.chain)
         self.overview: Overview = Overview(context, self.treasury)
         self.requests: RequestLog = server.requests
-        self._settlement_worker = SettlementWorker(self.settlement, clock=clock)
-        self._session_worker = SessionWorker(context, closing)
+        self._recovery_schedule = RecoverySchedule(self.settlement, clock=clock)
+        self._session_schedule = SessionSchedule(context, closing)
         look_every_us = None if rpc is None else int(rpc.deposit_interval_seconds * SECOND_US)
-        self._deposit_worker = DepositWorker(self.deposits, clock=clock, look_every_us=look_every_us)
-        workers: list[Worker] = [
-            self._settlement_worker,
+        self._deposit_schedule = DepositSchedule(self.deposits, clock=clock, look_every_us=look_every_us)
+        scheduled: list[Scheduled] = [
+            self._recovery_schedule,
             # Record the debit of a payment before the deposit that it makes.
             self.payment_watch,
-            self._deposit_worker,
-            self._session_worker,
+            self._deposit_schedule,
+            self._session_schedule,
             records,
             self.approvals,
             self.sender,
@@ -171,13 +171,13 @@ class Services:
         if rpc is not None:
             late_landings = LateLandings(context, self.settlement)
             self.settlement.watch_earlier(late_landings.look_at)
-            workers += [
-                ConfirmationWorker(Confirmations(context, self.settlement), clock=clock),
-                LateLandingWorker(late_landings, clock=clock),
+            scheduled += [
+                ReorgWatchSchedule(Confirmations(context, self.settlement), clock=clock),
+                LateLandingSchedule(late_landings, clock=clock),
             ]
-        self.schedule: Schedule = Schedule(
+        self.schedule: Scheduler = Scheduler(
             clock,
-            workers,
+            scheduled,
             context.wakeup,
             partial(identity.note_clock, context.database),
             server.poster.is_posting,
@@ -204,14 +204,14 @@ class Services:
             await self.sender.free_all()
             await self.settlement.free_all()
         if is_alone or self._clock.is_manual:
-            await self._session_worker.resume()
-        await self._settlement_worker.resume()
+            await self._session_schedule.resume()
+        await self._recovery_schedule.resume()
         # Record payments that sellers broadcast while no server ran.
         await self.payment_watch.look()
 
     async def book_arrivals(self) -> None:
         """Book deposits that arrived while no server ran."""
-        await self._deposit_worker.run_due()
+        await self._deposit_schedule.run_due()
 
 
 class Server:

@@ -2,7 +2,8 @@
 
     python scripts/follow.py [PAGE…]
 
-Files that a page says to save are saved, and each command of its console blocks runs in one shell, in a copy
+A page is named by its path below `docs`, such as `how-to/local-validator.md`; by default, all tutorials. The
+files that a page says to save are saved, and each command of its console blocks runs in one shell, in a copy
 of the checkout, with a home directory of its own. A command that fails ends the run with its output. So does
 a page that takes longer than it promises.
 """
@@ -20,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 TUTORIALS = ROOT / "docs" / "tutorial"
 PROMISED_SECONDS = 600
-_BLOCK = re.compile(r"```(python|console)\n(.*?)```", re.DOTALL)
+_BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 _SAVE = re.compile(r"Save this\s+as\s+`([\w.]+)`")
 _RUN = re.compile(r"and\s+run\s+`([^`]+)`")
 _COPIED = ("agentpay", "agentpay_server", "pyproject.toml", "README.md", "LICENSE")
@@ -80,8 +81,8 @@ def follow(path: Path, scratch: Path) -> float:
 
 
 def main(names: Sequence[str]) -> None:
-    """Follow the named pages, or all."""
-    pages = [TUTORIALS / f"{name}.md" for name in names] or sorted(TUTORIALS.glob("*.md"))
+    """Follow the named pages, or all tutorials."""
+    pages = [ROOT / "docs" / name for name in names] or sorted(TUTORIALS.glob("*.md"))
     for page in pages:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
             print(f"{page.stem}: {follow(page, Path(scratch)):.0f} s", flush=True)

@@ -232,23 +232,23 @@ def as_tools(installed: Installed) -> None:
 
 
 def as_command_line(installed: Installed) -> None:
-    """Run commands that need only the client, and one that finds no server."""
-    program = "agentpay"
+    """Run commands that need only the client, one that finds no server, and one that needs the server."""
     with tempfile.TemporaryDirectory() as home:
         variables = {
             "AGENTPAY_CONFIG": str(Path(home) / "config.toml"),
             "AGENTPAY_BASE_URL": f"http://127.0.0.1:{free_port()}",
             "AGENTPAY_API_KEY": "ap_operator_x",
         }
-        for expected, code, arguments in (
-            ("agentpay, version", 0, ["--version"]),
-            ("_AGENTPAY_COMPLETE", 0, ["completion", "bash"]),
-            ("whsec_", 0, ["listen", "--print-secret"]),
-            ("no server responds", 1, ["accounts", "list"]),
+        for expected, code, command in (
+            ("agentpay, version", 0, ["agentpay", "--version"]),
+            ("_AGENTPAY_COMPLETE", 0, ["agentpay", "completion", "bash"]),
+            ("whsec_", 0, ["agentpay", "listen", "--print-secret"]),
+            ("no server responds", 1, ["agentpay", "accounts", "list"]),
+            ("is not installed", 1, ["agentpay-server", "serve"]),
         ):
-            told = installed.run(program, *arguments, code=code, **variables)
+            told = installed.run(*command, code=code, **variables)
             if expected not in told:
-                fail([program, *arguments], f"no {expected!r} in {told!r}")
+                fail(command, f"no {expected!r} in {told!r}")
 
 
 def as_receiver(installed: Installed, app: str) -> None:

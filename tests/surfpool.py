@@ -92,10 +92,17 @@ def running(slot_ms: int = 50) -> Iterator[Surfpool]:
         process.stdout.close()
 
 
-def _package() -> Path:
-    """Return where the addon is, installed if it is not there yet."""
+def needs_linux_and_node() -> None:
+    """Skip the test on a machine that Surfpool's addon does not run on."""
     if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
         pytest.skip("Surfpool's addon is for Linux on x86-64")
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        pytest.skip("needs Node and npm")
+
+
+def _package() -> Path:
+    """Return where the addon is, installed if it is not there yet."""
+    needs_linux_and_node()
     return installed("complete", f"{PACKAGE}@{VERSION}") / PACKAGE
 
 

@@ -6,6 +6,7 @@ and types of the arguments stay the same. A test compares this list with the res
 """
 
 import copy
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Concatenate, Final, Generic, ParamSpec, TypeVar
 
@@ -64,8 +65,10 @@ class Raw(Generic[P, T]):
         self.__doc__ = method.__doc__
 
     def __get__(self, raw: RawResource, owner: type) -> Callable[P, RawResponse[T]]:
+        # Wrapped, so that `help` and `inspect.signature` show the method's documentation and arguments.
+        @functools.wraps(self._method.__get__(raw._resource))  # noqa: SLF001 - of this module
         def call(*args: P.args, **kwargs: P.kwargs) -> RawResponse[T]:
-            resource = copy.copy(raw._resource)  # noqa: SLF001 - of this module
+            resource = copy.copy(raw._resource)  # noqa: SLF001
             usual = resource._caller  # noqa: SLF001
             recorder = resource._caller = _AsyncRecorder(usual.settings, usual.http)  # noqa: SLF001
             model = self._method(resource, *args, **kwargs)

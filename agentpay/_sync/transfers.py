@@ -14,6 +14,7 @@ from agentpay._sync.resource import Resource
 from agentpay._options import CallOptions
 from agentpay._requests import PreparedRequest, prepare
 from agentpay._retries import Sleep
+from agentpay._settings import checked_max_retries
 from agentpay._waiting import looks
 from agentpay.contract import endpoints, spending
 from agentpay.contract.spending import CheckTransfer, TransferCheck
@@ -183,6 +184,8 @@ class Transfers(Resource):
         *,
         timeout: float | None = 60.0,  # noqa: ASYNC109 - what ends is the wait, not the task
         poll_interval: float = 0.5,
+        max_retries: int | None = None,
+        deadline: float | None = None,
         extra_headers: Mapping[str, str] | None = None,
     ) -> Transfer:
         """Read a transfer until it is settled, rejected or failed.
@@ -197,6 +200,8 @@ class Transfers(Resource):
             poll_interval: longest pause before the second look, in seconds, above 0. It grows by half with
                 each look, up to 5 s. Each pause is random, between half of it and all, and at least as long
                 as the service asks for.
+            max_retries: how many temporary failures in a row do not end the wait; None means any number.
+            deadline: the same as `timeout`; the shorter of the two counts.
             extra_headers: additional header fields of each request.
 
         Returns:
@@ -204,7 +209,8 @@ class Transfers(Resource):
             `settled`. A status that this version does not know is not final.
 
         Raises:
-            ValueError: `timeout` is below 0, or `poll_interval` not above 0.
+            ValueError: `timeout` or `deadline` is below 0, or `poll_interval` not above 0.
+            ConfigurationError: `max_retries` is not an integer from 0 up.
             NotFoundError: no such transfer of this operator.
             WaitTimeoutError: it was not final in time. It may still settle later.
         """
@@ -212,8 +218,9 @@ class Transfers(Resource):
         http = self._caller.http
         flow = looks(
             transfer_id,
-            timeout=timeout,
+            timeout=min((each for each in (timeout, deadline) if each is not None), default=None),
             poll_interval=poll_interval,
+            max_retries=math.inf if max_retries is None else checked_max_retries(max_retries),
             now=http.monotonic,
             random=http.random,
         )

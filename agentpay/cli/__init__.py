@@ -7,11 +7,11 @@ interrupted. `agentpay-server` includes these commands and adds its own.
 """
 
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any, Final
 
 import click
 
+from agentpay._loading import load
 from agentpay._version import __version__
 
 _INTERRUPTED: Final = 130
@@ -61,11 +61,20 @@ class Commands(click.Group):
         return list(self.available)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """Return a command; None if no command has this name."""
+        """Return a command; None if no command has this name.
+
+        Raises:
+            ClickException: the command is of the server, whose dependencies are not installed.
+        """
         if cmd_name not in self.available:
             return None
         module, _, name = self.available[cmd_name][0].partition(":")
-        command: click.Command = getattr(import_module(module), name)
+        try:
+            # The dependencies of the client's commands were loaded with this module.
+            found = load(module, part=cmd_name, extra="server")
+        except ModuleNotFoundError as missing:
+            raise click.ClickException(f"{missing}") from None
+        command: click.Command = getattr(found, name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002

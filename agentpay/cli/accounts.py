@@ -144,9 +144,10 @@ def set_policy(
     any_category: bool,
     **fields: Any,  # noqa: ANN401 - the values of the other options
 ) -> None:
-    """Show the policy of an account, or change the fields that are passed.
+    """Show the policy of an account, or change fields of it.
 
-    Pass none to remove a limit. The change takes effect at the next transfer.
+    Only the fields that you pass are changed. Pass none to remove a limit. The change takes effect at the
+    next transfer.
     """
     if allowed and allow_any:
         raise click.UsageError("pass either --allow or --allow-any.")

@@ -46,8 +46,8 @@ def _columns(names: AccountNames) -> list[Column]:
         Column("from", lambda each: names(each.from_), is_text=True),
         Column("amount", lambda each: each.amount_usdc),
         Column("expires", lambda each: each.expires_at),
-        Column("memo", lambda each: each.memo, is_text=True, show=Show.IF_IT_FITS),
         Column("to", lambda each: names(each.to), show=Show.IF_IT_FITS),
+        Column("memo", lambda each: each.memo, is_text=True, show=Show.IF_IT_FITS),
         Column("category", lambda each: each.category, show=Show.WIDE),
         Column("transfer_id", lambda each: each.transfer_id),
     ]

@@ -23,4 +23,6 @@ def completion(shell: str) -> None:
     variable = f"_{name.replace('-', '_').upper()}_COMPLETE"
     # Not `source()` of bash, which runs bash to check its version.
     script = found(root.command, {}, name, variable)
-    click.echo(script.source_template % script.source_vars())
+    # In fish, the template of click splits at every comma, which cuts `transfer.settled,escalation.required`.
+    template = script.source_template.replace('string split ","', 'string split --max 1 ","')
+    click.echo(template % script.source_vars())

@@ -14,6 +14,7 @@ from agentpay import AgentPay, errors
 from agentpay.cli.output import Output, takes_json, takes_quiet
 from agentpay.cli.profiles import Config, ConfigError, read_config
 from agentpay.cli.variables import KEY_VARIABLE, PROFILE_VARIABLE, URL_VARIABLE
+from agentpay.contract.fields import format_timestamp
 from agentpay.contract.printable import printable
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -184,6 +185,7 @@ def reported_errors(address: Address, output: Output) -> Iterator[None]:
             transfer_id=error.transfer_id,
             session_id=error.session_id,
             request_id=error.request_id,
+            decided_at=None if error.decided_at is None else format_timestamp(error.decided_at),
         ) from None
     except errors.AgentPayError as error:
         raise RefusedError(str(error), output, error=type(error).__name__) from None
@@ -257,6 +259,9 @@ def _sentences(error: errors.APIError) -> str:
     said += "".join(f"; {fault.field} {fault.message}" for fault in error.details)
     kinds = (kind for kind in type(error).__mro__ if kind in _ADVICE)
     advice = _ADVICE.get(next(kinds, errors.APIError), error.advice)
+    if error.decided_at is not None:
+        decided = f"That was decided at {format_timestamp(error.decided_at)}"
+        advice = f"{decided}, and is repeated for its idempotency key. {advice}"
     parts = [f"{said}."] + ([f"{advice}."] if advice else [])
     if error.status >= 500:
         if error.transfer_id is not None:

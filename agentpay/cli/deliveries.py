@@ -90,10 +90,10 @@ def list_deliveries(
 def replay(
     *, server: AgentPay, output: Output, ids: tuple[str, ...], undelivered: bool, webhook_id: str | None
 ) -> None:
-    """Replay events: send the same bytes with the same event id, as new deliveries.
+    """Replay events, as new deliveries of the same bytes.
 
-    ID is a delivery (dlv_…), replayed to its webhook, or an event (evt_…), replayed to every webhook that now
-    subscribes to its type, or only to --webhook.
+    The event id is the same. ID is a delivery (dlv_…), replayed to its webhook, or an event (evt_…), replayed
+    to every webhook that now subscribes to its type, or only to --webhook.
     """
     if bool(ids) == undelivered:
         raise click.UsageError("pass the IDs of deliveries or events, or --undelivered.")

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from io import StringIO, TextIOWrapper
 from typing import Any, Final, TextIO, TypeVar
 
+import attrs
 import click
 from rich.console import Console
 from rich.live import Live
@@ -57,7 +58,7 @@ class Output:
         if self.is_json:
             self.document(model)
             return
-        fields = codec.unstructure(model)
+        fields = _fields(model)
         if self.is_quiet:
             click.echo(printable(str(next(iter(fields.values())))))
             return
@@ -70,13 +71,13 @@ class Output:
         self._out.print(Text(title, style="italic"))
         for name, item in rows:
             # Not wrapped here, so that a terminal copies a long value as one word.
-            line = Text.assemble((f"{printable(name):<{width}}  ", "dim"), styled(_shown(item)))
+            line = Text.assemble((f"{printable(name):<{width}}  ", "dim"), styled(_shown(name, item)))
             self._out.print(line, soft_wrap=True)
 
     def record_once(self, model: object, title: str) -> None:
         """Print a model with a key or a secret that cannot be shown again; only that if quiet."""
         if self.is_quiet and not self.is_json:
-            fields = codec.unstructure(model)
+            fields = _fields(model)
             click.echo(next(str(fields[name]) for name in _SECRETS if name in fields))
             return
         self.record(model, title)
@@ -168,7 +169,7 @@ class Output:
 
 def identifier_of(model: object) -> str:
     """Return the identifier of a model, which is its first field."""
-    return str(next(iter(codec.unstructure(model).values())))
+    return str(next(iter(_fields(model).values())))
 
 
 def takes_json(command: _Command) -> _Command:
@@ -183,9 +184,18 @@ def takes_quiet(command: _Command) -> _Command:
     )(command)
 
 
-def _shown(value: object) -> object:
+def _fields(model: object) -> dict[str, Any]:
+    """Return the fields of a model as in JSON, but in the order in which the model declares them."""
+    fields: dict[str, Any] = codec.unstructure(model)
+    kind = type(model)
+    declared = [each.name.removesuffix("_") for each in attrs.fields(kind)] if attrs.has(kind) else []
+    return {name: fields[name] for name in (*declared, *fields) if name in fields}
+
+
+def _shown(name: str, value: object) -> object:
     if isinstance(value, (list, tuple)):
-        return ", ".join(map(str, value)) or "none"
+        # A webhook without account_ids receives the events of all; an empty allowlist allows nothing.
+        return ", ".join(map(str, value)) or ("all" if name == "account_ids" else "none")
     return value
 
 

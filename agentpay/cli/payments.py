@@ -61,7 +61,7 @@ def list_payments(
         Column("payer", lambda each: names(each.account_id), is_text=True),
         Column("amount", lambda each: each.amount_usdc),
         Column("status", lambda each: each.status),
-        Column("seller", lambda each: each.origin, is_text=True),
+        Column("seller", lambda each: each.origin.removeprefix("https://"), is_text=True),
         Column("protocol", lambda each: each.protocol, show=Show.WIDE),
         Column("settled", lambda each: each.settled_at, show=Show.IF_IT_FITS),
         Column("url", lambda each: each.url, show=Show.WIDE),

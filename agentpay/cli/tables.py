@@ -1,7 +1,8 @@
 """Lists for people: one line per item, identifiers whole, names before identifiers.
 
-On a narrow terminal, text is shortened with an ellipsis, then optional columns are left out. Identifiers,
-amounts and times are never cut. Where output is not a terminal, nothing is cut and no column is left out.
+On a narrow terminal, text is shortened with an ellipsis, optional columns before required ones, and the
+optional columns that still do not fit are left out. Identifiers, amounts and times are never cut. Where
+output is not a terminal, nothing is cut and no column is left out.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,8 @@ from agentpay.contract.printable import printable
 
 _GAP: Final = "  "
 _TEXT_MINIMUM: Final = 10
+_REQUIRED_TEXT: Final = 16
+"""Cells that the text of a required column keeps where they all fit with it; most names are shorter."""
 _RELATIVE_SECONDS: Final = 7 * 24 * 3600
 
 STYLES: Final[Mapping[str, str]] = {
@@ -142,26 +145,36 @@ def relative(moment: datetime, now: datetime) -> str:
 
 
 def _fitted(columns: Sequence[Column], natural: Mapping[str, int], width: int) -> dict[str, int]:
-    """Return the columns to show and their widths: shorten text, then leave out optional columns."""
-    shown = list(columns)
-    while True:
-        least = sum(_least(column, natural) for column in shown) + len(_GAP) * (len(shown) - 1)
-        optional = [column for column in shown if column.show is Show.IF_IT_FITS]
-        if least <= width or not optional:
-            break
-        shown.remove(optional[-1])
-    widths = {column.heading: _least(column, natural) for column in shown}
-    spare = max(width - least, 0)
-    for column in shown:
-        more = min(natural[column.heading] - widths[column.heading], spare)
-        widths[column.heading] += more
+    """Return the columns to show and their widths: the required ones, then each optional one that fits."""
+    required = [column for column in columns if column.show is not Show.IF_IT_FITS]
+    kept = _REQUIRED_TEXT if _total(_least(required, natural, _REQUIRED_TEXT)) <= width else _TEXT_MINIMUM
+    least = _least(required, natural, kept)
+    for column in columns:
+        if column.show is Show.IF_IT_FITS:
+            with_it = least | _least([column], natural, _TEXT_MINIMUM)
+            if _total(with_it) <= width:
+                least = with_it
+    widths = {column.heading: least[column.heading] for column in columns if column.heading in least}
+    spare = max(width - _total(widths), 0)
+    for heading, least_width in widths.items():
+        more = min(natural[heading] - least_width, spare)
+        widths[heading] += more
         spare -= more
     return widths
 
 
-def _least(column: Column, natural: Mapping[str, int]) -> int:
-    whole = natural[column.heading]
-    return min(whole, max(_TEXT_MINIMUM, cell_len(column.heading))) if column.is_text else whole
+def _least(columns: Sequence[Column], natural: Mapping[str, int], text: int) -> dict[str, int]:
+    """Return the smallest width of each column, where text keeps the given number of cells."""
+    return {
+        column.heading: min(natural[column.heading], max(text, cell_len(column.heading)))
+        if column.is_text
+        else natural[column.heading]
+        for column in columns
+    }
+
+
+def _total(widths: Mapping[str, int]) -> int:
+    return sum(widths.values()) + len(_GAP) * (len(widths) - 1)
 
 
 def _line(row: Sequence[Text], widths: Sequence[int]) -> Text:

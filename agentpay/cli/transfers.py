@@ -83,7 +83,10 @@ def check_transfer(
     memo: str | None,
     category: str | None,
 ) -> None:
-    """Show whether a transfer would settle, wait for approval or be rejected. Nothing is paid or reserved."""
+    """Show what a transfer would do. Nothing is paid or reserved.
+
+    It would settle, wait for approval or be rejected.
+    """
     from_, to = _ends(server, output, payer, payee)
     with output.progress("Checking"):
         check = server.transfers.check(from_=from_, to=to, amount=amount, memo=memo, category=category)
@@ -127,8 +130,8 @@ def list_transfers(
         Column("from", lambda each: names(each.from_), is_text=True),
         Column("amount", lambda each: each.amount_usdc),
         Column("status", lambda each: each.status),
-        Column("settled", lambda each: each.settled_at),
         Column("to", lambda each: names(each.to), show=Show.IF_IT_FITS),
+        Column("settled", lambda each: each.settled_at, show=Show.IF_IT_FITS),
         Column("error", lambda each: each.error, show=Show.WIDE),
         Column("memo", lambda each: each.memo, is_text=True, show=Show.IF_IT_FITS),
         Column("transfer_id", lambda each: each.transfer_id),

@@ -9,6 +9,7 @@ from contextlib import suppress
 from datetime import datetime
 from decimal import Decimal
 from enum import Enum, StrEnum
+from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
@@ -52,7 +53,15 @@ def structure(value: object, model: type[T]) -> T:
         InvalidValueError: the value does not match; every fault is listed with its path.
     """
     try:
-        return _converter.structure(value, model)
+        return _hook(model)(value, model)  # type: ignore[arg-type, no-any-return]  # mypy/issues/11470
+    except Exception:  # noqa: BLE001 - of any kind: what is wrong is found out next
+        return _structure_in_detail(value, model)
+
+
+def _structure_in_detail(value: object, model: type[T]) -> T:
+    """Return or raise what `structure` does. Lists every fault, for which it is slower."""
+    try:
+        return _detailed().structure(value, model)
     except (ClassValidationError, IterableValidationError) as error:
         raise InvalidValueError(tuple(_faults(error, ""))) from None
     except ValueError as error:
@@ -206,13 +215,13 @@ def _has_unset(kind: object) -> bool:
     )
 
 
-def _unset_hook(kind: object) -> Callable[[object, object], object]:
+def _unset_hook(kind: object, converter: Converter) -> Callable[[object, object], object]:
     """A hook for `X | None | UnsetType`: `UNSET` is never received, so the value is read as `X | None`."""
     rest = [argument for argument in get_args(kind) if get_origin(argument) is not Literal]
     inner: Any = Union[tuple(rest)]  # noqa: UP007 - built at run time from a list of types
 
     def hook(value: object, _: object) -> object:
-        return _converter.structure(value, inner)
+        return converter.structure(value, inner)
 
     return hook
 
@@ -221,9 +230,9 @@ def _is_tuple(kind: object) -> bool:
     return get_origin(kind) is tuple
 
 
-def _tuple_hook(kind: object) -> Callable[[object, object], object]:
+def _tuple_hook(kind: object, converter: Converter) -> Callable[[object, object], object]:
     (item, _) = get_args(kind)
-    structure_list = _converter.get_structure_hook(list[item])  # type: ignore[valid-type]
+    structure_list = converter.get_structure_hook(list[item])  # type: ignore[valid-type]
 
     def hook(value: object, _: object) -> object:
         if not isinstance(value, list):
@@ -257,10 +266,10 @@ def _is_not_empty(kind: object) -> bool:
     return any(isinstance(mark, NotEmpty) for mark in getattr(kind, "__metadata__", ()))
 
 
-def _not_empty_hook(kind: Any) -> Callable[[Any, Any], Any]:  # noqa: ANN401 - any type annotation
+def _not_empty_hook(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]:  # noqa: ANN401 - any type annotation
     """A hook for a list that must not be empty."""
     inner = get_args(kind)[0]
-    read = _converter.get_structure_hook(inner)
+    read = converter.get_structure_hook(inner)
 
     def hook(value: object, _: object) -> object:
         if value == []:
@@ -279,7 +288,7 @@ def _class_of(model: type) -> type:
     return get_origin(model) or model
 
 
-def _model_structure_hook(model: type) -> Callable[[Any, Any], Any]:
+def _model_structure_hook(model: type, converter: Converter) -> Callable[[Any, Any], Any]:
     kind = _class_of(model)
     forbid = issubclass(kind, Request)
     overrides = {}
@@ -287,31 +296,32 @@ def _model_structure_hook(model: type) -> Callable[[Any, Any], Any]:
         if attribute.name.endswith("_"):
             overrides[attribute.name] = override(rename=attribute.name.removesuffix("_"))
         elif forbid and attribute.default is None and not attribute.metadata:
-            overrides[attribute.name] = override(struct_hook=_not_null_hook(attribute.type))
+            overrides[attribute.name] = override(struct_hook=_not_null_hook(attribute.type, converter))
         elif is_omitted_when_absent(attribute):
-            overrides[attribute.name] = override(struct_hook=_null_hook(attribute.type))
+            overrides[attribute.name] = override(struct_hook=_null_hook(attribute.type, converter))
     build: Callable[[Any, Any], Any] = make_dict_structure_fn(
         model,
-        _converter,
+        converter,
         _cattrs_forbid_extra_keys=forbid,
-        _cattrs_detailed_validation=True,
+        _cattrs_detailed_validation=converter.detailed_validation,
         **overrides,  # type: ignore[arg-type]
     )
 
     if "model_of" in vars(kind):
         # A base class of several models; each value is an instance of one of them.
-        return lambda value, _: _converter.structure(value, kind.model_of(_object(value)))  # type: ignore[attr-defined]
+        return lambda value, _: converter.structure(value, kind.model_of(_object(value)))  # type: ignore[attr-defined]
     known = frozenset(attribute.name.removesuffix("_") for attribute in attrs.fields(kind))
     keeps_unknown = issubclass(kind, Model)
 
-    # A model whose fields are all required has no unknown fields if its object has as many members as fields.
+    # A model whose fields are all required has no unknown fields if its object has as many members as
+    # fields, and has some if there are more.
     count = len(known) if all(each.default is attrs.NOTHING for each in attrs.fields(kind)) else -1
 
     def hook(value: Any, kind: object) -> object:  # noqa: ANN401 - whatever JSON held
         if not isinstance(value, dict):
             raise ValueError("must be an object")
         result = build(value, kind)
-        if keeps_unknown and len(value) != count and not value.keys() <= known:
+        if keeps_unknown and len(value) != count and (count >= 0 or not value.keys() <= known):
             with_extra(result, {name: item for name, item in value.items() if name not in known})
         return result
 
@@ -324,9 +334,9 @@ def _object(value: Any) -> dict[str, Any]:  # noqa: ANN401 - whatever JSON held
     return value
 
 
-def _null_hook(kind: Any) -> Callable[[Any, Any], Any]:  # noqa: ANN401 - any type annotation
+def _null_hook(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]:  # noqa: ANN401 - any type annotation
     """A hook for a field that this service always sends, but that may be null or missing from others."""
-    read = _converter.get_structure_hook(kind)
+    read = converter.get_structure_hook(kind)
 
     def hook(value: object, _: object) -> object:
         return None if value is None else read(value, kind)
@@ -339,9 +349,9 @@ def is_omitted_when_absent(attribute: "attrs.Attribute[Any]") -> bool:
     return attribute.metadata == ALWAYS_SENT and NoneType not in get_args(attribute.type)
 
 
-def _not_null_hook(kind: Any) -> Callable[[Any, Any], Any]:  # noqa: ANN401 - any type annotation
+def _not_null_hook(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]:  # noqa: ANN401 - any type annotation
     """A hook for a field that may be left out, but must not be `null`."""
-    read = _converter.get_structure_hook(kind)
+    read = converter.get_structure_hook(kind)
 
     def hook(value: object, _: object) -> object:
         if value is None:
@@ -364,7 +374,7 @@ def omitted_when_none(kind: type) -> frozenset[str]:
     return frozenset(name for base in kind.__mro__ for name in OMITTED_WHEN_NONE.get(base, ()))
 
 
-def _model_unstructure_hook(model: type) -> Callable[[Any], dict[str, Any]]:
+def _model_unstructure_hook(model: type, converter: Converter) -> Callable[[Any], dict[str, Any]]:
     kind = _class_of(model)
     omitted = omitted_when_none(kind)
     overrides = {
@@ -378,7 +388,7 @@ def _model_unstructure_hook(model: type) -> Callable[[Any], dict[str, Any]]:
     }
     print_fields: Callable[[Any], dict[str, Any]] = make_dict_unstructure_fn(
         model,
-        _converter,
+        converter,
         **overrides,  # type: ignore[arg-type]
     )
     if not issubclass(kind, Model):
@@ -391,8 +401,8 @@ def _model_unstructure_hook(model: type) -> Callable[[Any], dict[str, Any]]:
     return hook
 
 
-def _make_converter() -> Converter:
-    converter = Converter(detailed_validation=True)
+def _make_converter(*, detailed_validation: bool) -> Converter:
+    converter = Converter(detailed_validation=detailed_validation)
     # Registered by class, because cattrs has coercing hooks for these types and finds them before any
     # predicate.
     # The hook for `str` does not apply to `StrEnum`, which has a closer match.
@@ -423,4 +433,11 @@ def _make_converter() -> Converter:
     return converter
 
 
-_converter = _make_converter()
+_converter = _make_converter(detailed_validation=False)
+_hook = cache(_converter.get_structure_hook)
+
+
+@cache
+def _detailed() -> Converter:
+    # Collecting the faults takes time for values without any, so this one only reads values that have some.
+    return _make_converter(detailed_validation=True)

@@ -119,7 +119,7 @@ class AccountDetail(Account):
             was considered expired, UTC; None if it is not blocked.
     """
 
-    metadata: dict[str, Any] | None
+    metadata: dict[str, Any] | None = field(hash=False)
     policy_version: int
     policy_record: PolicyRecordView | None
     spent_usdc: UsdcString
@@ -147,8 +147,8 @@ class AuditEntry(Model):
     key_id: str | None
     action: str
     subject: str
-    before: Any
-    after: Any
+    before: Any = field(hash=False)
+    after: Any = field(hash=False)
     request_id: str | None  # pyright: ignore[reportIncompatibleMethodOverride] - of the change, not of the list
     created_at: datetime
 

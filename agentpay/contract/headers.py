@@ -15,12 +15,14 @@ class Header:
         meaning: its meaning, one sentence.
         example: an example value.
         keywords: its JSON Schema keywords.
+        is_optional: whether a response that may have it may also lack it.
     """
 
     name: str
     meaning: str
     example: str | int
     keywords: Mapping[str, Any] = field(eq=False)
+    is_optional: bool = False
 
 
 REQUEST_ID: Final = Header(
@@ -34,6 +36,13 @@ RETRY_AFTER: Final = Header(
     meaning="Seconds to wait before retrying the request.",
     example=1,
     keywords={"type": "integer", "minimum": 1},
+)
+IDEMPOTENCY_REPLAYED: Final = Header(
+    name="Idempotency-Replayed",
+    meaning="When the refusal was decided. Sent only if the response repeats it for its `idempotency_key`.",
+    example="2026-01-31T12:00:00.000Z",
+    keywords={"type": "string", "format": "date-time"},
+    is_optional=True,
 )
 WWW_AUTHENTICATE: Final = Header(
     name="WWW-Authenticate",
@@ -63,7 +72,8 @@ LAST_EVENT_ID: Final = Header(
 
 STATUS_HEADERS: Final[Mapping[int, tuple[Header, ...]]] = {
     401: (WWW_AUTHENTICATE,),
+    402: (IDEMPOTENCY_REPLAYED,),
     429: (RETRY_AFTER,),
     503: (RETRY_AFTER,),
 }
-"""Header fields of an error response in addition to `X-Request-Id`, by status (interface E4, E7, R18)."""
+"""Header fields of an error response besides `X-Request-Id`, by status (interface E4, E7, I10, R18)."""

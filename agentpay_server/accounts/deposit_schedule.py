@@ -14,7 +14,7 @@ RETRY_US: Final = 5 * SECOND_US
 """Pause after the chain did not respond."""
 
 
-class DepositWorker:
+class DepositSchedule:
     """Books deposits on schedule.
 
     Args:

@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 _HOST: Final = "127.0.0.1"
 _TRY_NEXT: Final = (
-    ("agentpay-server approvals list", "see what waits for you, then approve or reject it"),
+    ("agentpay-server approvals list", "see what waits for you"),
     ("agentpay-server listen", "watch events as they happen"),
-    ('agentpay-server budget "Research bot"', "see what an agent may spend now"),
+    ('agentpay-server budget "Research bot"', "see what it may spend"),
     ('agentpay-server accounts policy "Intern bot" --resume', "let a paused agent pay"),
-    ("agentpay-server deliveries list --watch", "watch webhook deliveries and their retries"),
-    ("agentpay-server trigger session.settled", "cause an event by real operations"),
+    ("agentpay-server deliveries list --watch", "watch webhooks and retries"),
+    ("agentpay-server trigger session.settled", "cause an event"),
 )
 _SEEDS: Final = 1_000_000
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
@@ -233,8 +233,9 @@ def _introduce(
     output.line("There are payments, a rejection, an open session, and two transfers that wait for you.")
     output.line(f"{paid_api_url} sells calls for 0.05 USDC by MPP and x402: GET it, and it responds 402.")
     output.line(Text("Then try:", style="bold"))
+    width = max(len(command) for command, _ in _TRY_NEXT)
     for command, purpose in _TRY_NEXT:
-        output.line(f"  {command:<52}", Text(purpose, style="dim"))
+        output.line(f"  {command:<{width}} ", Text(purpose, style="dim"))
     if tools is not None:
         title = "Configuration of an MCP server for a model, with a separate account:"
         output.line(Text(title, style="bold"))

@@ -1,10 +1,11 @@
 """Error responses: the body, the status and the headers of a problem.
 
-See interface E1, E4, E7, R11, R18.
+See interface E1, E4, E7, I10, R11, R18.
 """
 
 from agentpay.contract import codec, json_text
 from agentpay.contract.errors import ErrorCode
+from agentpay.contract.fields import format_timestamp
 from agentpay_server.errors import Problem
 
 Headers = list[tuple[bytes, bytes]]
@@ -28,6 +29,8 @@ def rendered(problem: Problem, request_id: str) -> tuple[int, Headers, bytes]:
         headers.append((b"www-authenticate", b"Bearer"))
     if problem.retry_after_seconds is not None:
         headers.append((b"retry-after", str(problem.retry_after_seconds).encode("ascii")))
+    if problem.decided_at is not None:
+        headers.append((b"idempotency-replayed", format_timestamp(problem.decided_at).encode("ascii")))
     if problem.allow:
         headers.append((b"allow", ", ".join(problem.allow).encode("ascii")))
     body = json_text.print_json(codec.unstructure(problem.body(request_id)))

@@ -34,7 +34,7 @@ class Contended(Exception):  # noqa: N818 - a signal to whoever runs the unit
 
 
 @frozen(kw_only=True)
-class Sight:
+class Preflight:
     """The on-chain data for a request, and the reservations just before it was read.
 
     Attributes:
@@ -109,7 +109,7 @@ async def look(
     recipient: AccountRecord | None,
     others: Mapping[str, AccountRecord | None] = _NOBODY,
     is_broadcast_by_us: bool = True,
-) -> Sight:
+) -> Preflight:
     """Read from the chain what a decision about a spend needs.
 
     Args:
@@ -133,7 +133,7 @@ async def look(
         raise invalid_recipient(to, "is the source account itself")
     newest = None if is_broadcast_by_us else await chain.newest_signature(source.usdc_token_account)
     held, target, *more = await chain.token_accounts([source.usdc_token_account, address, *others])
-    return Sight(
+    return Preflight(
         balance_micro=spendable_micro(held),
         recipient=_recipient(to, target, recipient),
         others=tuple(

@@ -18,7 +18,7 @@ _MANUAL_WAIT_SECONDS: Final = 5.0
 """How long an advance of the clock waits for a chain that does not respond; the drivers continue."""
 
 
-class SettlementWorker:
+class RecoverySchedule:
     """Resumes transactions without a driver."""
 
     def __init__(self, settlement: Settlement, *, clock: Clock) -> None:

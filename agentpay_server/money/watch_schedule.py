@@ -19,7 +19,7 @@ class Watch(Protocol):
         ...
 
 
-class _WatchWorker:
+class _WatchSchedule:
     """Runs a watch for as long as there is anything to watch.
 
     Args:
@@ -48,9 +48,9 @@ class _WatchWorker:
         return True
 
 
-class ConfirmationWorker(_WatchWorker):
+class ReorgWatchSchedule(_WatchSchedule):
     """Runs the watch over settled transactions until they are irreversible."""
 
 
-class LateLandingWorker(_WatchWorker):
+class LateLandingSchedule(_WatchSchedule):
     """Runs the watch over expired transactions until history rules out that they landed."""

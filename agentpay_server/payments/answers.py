@@ -7,7 +7,7 @@ from agentpay.contract.usdc import from_micro
 from agentpay_server.clock import from_us
 from agentpay_server.errors import Problem
 from agentpay_server.payments.store import PaymentRecord
-from agentpay_server.transfers.answers import refused
+from agentpay_server.transfers.answers import decided_at, refused
 from agentpay_server.transfers.store import TransferRecord
 
 _ENDED = {ErrorCode.PAYMENT_EXPIRED.value, ErrorCode.PAYMENT_FAILED.value}
@@ -59,15 +59,16 @@ def shown(
     )
 
 
-def problem_of(transfer: TransferRecord) -> Problem:
-    """Return the error for a payment that was refused, has failed, or has expired."""
+def problem_of(transfer: TransferRecord, *, is_replay: bool = False) -> Problem:
+    """Return the error for a payment that was refused, has failed, or has expired (interface I10)."""
     if transfer.error in _ENDED:
         return Problem(
             ErrorCode(transfer.error),
             transfer.message or "The payment has failed.",
             transfer_id=transfer.transfer_id,
+            decided_at=decided_at(transfer) if is_replay else None,
         )
-    return refused(transfer)
+    return refused(transfer, is_replay=is_replay)
 
 
 def conflict(transfer_id: str | None) -> Problem:

@@ -15,21 +15,20 @@ from agentpay.contract.payments import AUTHORIZE_PAYMENT
 from agentpay.contract.transfers import TransferStatus
 from agentpay_server import audit
 from agentpay_server.accounts import store as account_store
-from agentpay_server.accounts.store import AccountRecord
 from agentpay_server.chain.custody import POLICY_AUTHORITY, TEST_MINT_AUTHORITY, TREASURY, spending_key
 from agentpay_server.chain.embedded.blocks import BLOCK_US
 from agentpay_server.chain.instructions import associated_token_address
 from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS, Cosigned, SignedTransaction
 from agentpay_server.chain.signing import TransactionTooLargeError
 from agentpay_server.context import Context
+from agentpay_server.crash_points import Operation
 from agentpay_server.database.connection import Connection
 from agentpay_server.errors import Problem
-from agentpay_server.money import policy as rules
-from agentpay_server.money.authorization import Decided
+from agentpay_server.money.authorization import Decided, SpendUnit
 from agentpay_server.money.handlers import pending_transaction
 from agentpay_server.money.held_keys import Asked, Held
-from agentpay_server.money.policy import Purpose, Refusal, stored_policy
-from agentpay_server.money.preflight import Sight, invalid_recipient
+from agentpay_server.money.policy import Purpose, Refusal, Spend
+from agentpay_server.money.preflight import Preflight, invalid_recipient
 from agentpay_server.money.transactions import ChainTransaction, Kind
 from agentpay_server.payments import store
 from agentpay_server.payments.building import FeePayerRefusedError, build_payment
@@ -40,8 +39,8 @@ from agentpay_server.payments.terms import Offer
 from agentpay_server.principals import Principal
 from agentpay_server.transfers import booking
 from agentpay_server.transfers import store as transfer_store
-from agentpay_server.transfers.acceptance import Acceptance, Decision, refusal_of
-from agentpay_server.transfers.creation import New
+from agentpay_server.transfers.creation import NewSpend
+from agentpay_server.transfers.intents import Decision, TransferIntent, spend_of
 from agentpay_server.transfers.rules import Terms, check_transition
 from agentpay_server.transfers.store import TransferRecord
 
@@ -96,10 +95,10 @@ class Purchase:
         )
 
 
-class PaymentAcceptance(Acceptance):
-    """The parts of an authorization that new and approved payments share."""
+class PaymentIntent(TransferIntent):
+    """What new and approved payments have in common."""
 
-    purpose = Purpose.PAYMENT
+    operation = Operation.PAYMENT
 
     _purchase: Purchase
     _signature: PaymentRecord | None = None
@@ -108,42 +107,35 @@ class PaymentAcceptance(Acceptance):
         purchase = self._purchase
         return store.pin(connection, purchase.operator_id, purchase.origin) == purchase.pin
 
-    def _refusal(
-        self,
-        connection: Connection,
-        source: AccountRecord,
-        sight: Sight | None,
-        spent_us: int,
-        *,
-        is_last_look: bool,
-    ) -> Refusal | None:
-        purchase, terms = self._purchase, self._purchase.offer.terms
-        paused = rules.paused_refusal(stored_policy(source.policy))
-        if paused is not None or sight is None:
-            return paused
-        owners = {paid.owner for paid in (sight.recipient, *sight.others)}
+    def spend(self, preflight: Preflight) -> Spend:
+        """Return what the policy judges."""
+        # The origin says what is paid for, so require_memo does not refuse a missing memo.
+        terms = attrs.evolve(self._terms, memo=self._purchase.memo or self._purchase.origin)
+        return spend_of(terms, preflight, Purpose.PAYMENT)
+
+    def objection(self, unit: SpendUnit) -> Refusal | None:
+        """Return a refusal by the pin of the seller's origin.
+
+        Raises:
+            Problem: `invalid_recipient`.
+        """
+        terms, preflight = self._purchase.offer.terms, unit.preflight
+        owners = {paid.owner for paid in (preflight.recipient, *preflight.others)}
         for leg in terms.legs:
             if leg.recipient not in owners:
                 raise invalid_recipient(leg.recipient, "no longer owns its USDC token account")
-        refused = pin_refusal(purchase.pin, terms)
-        if refused is not None:
-            return refused
-        # The origin says what is paid for, so require_memo does not refuse a missing memo.
-        asked = attrs.evolve(self._terms, memo=purchase.memo or purchase.origin)
-        return refusal_of(
-            connection,
-            source,
-            asked,
-            sight,
-            spent_us,
-            is_last_look=is_last_look,
-            again=self.again,
-            purpose=self.purpose,
-        )
+        return pin_refusal(self._purchase.pin, terms)
 
-    def _signed(
-        self, connection: Connection, source: AccountRecord, sight: Sight, now_us: int
-    ) -> ChainTransaction:
+    def submitted(self, unit: SpendUnit) -> Decided[TransferRecord]:
+        """Sign the payment, store it and hold its amount."""
+        decided = super().submitted(unit)
+        # The caller may have the bytes broadcast as soon as it receives them.
+        initiated = booking.initiated(decided.record)
+        booking.record_events(unit.connection, self._context, decided.record, unit.now_us, initiated)
+        return decided
+
+    def _signed(self, unit: SpendUnit) -> ChainTransaction:
+        connection, source, preflight = unit.connection, unit.source, unit.preflight
         terms, context = self._purchase.offer.terms, self._context
         mint = context.chain.usdc_mint
         own = {context.signer.address(key) for key in (TREASURY, POLICY_AUTHORITY, TEST_MINT_AUTHORITY)}
@@ -151,11 +143,11 @@ class PaymentAcceptance(Acceptance):
             theirs = associated_token_address(terms.fee_payer, mint)
             if account_store.account_at(connection, theirs) is not None:
                 own.add(terms.fee_payer)
-        nonce = store.next_nonce(connection, source.account_id, sight.blockhash.value)
+        nonce = store.next_nonce(connection, source.account_id, preflight.blockhash.value)
         try:
             prepared = build_payment(
                 context.signer,
-                sight.blockhash,
+                preflight.blockhash,
                 terms,
                 payer_key=spending_key(source.key_index),
                 usdc_mint=mint,
@@ -168,13 +160,16 @@ class PaymentAcceptance(Acceptance):
         # If the service pays the fee, it makes the first signature, which identifies the transaction.
         name = None if terms.fee_payer is not None else str(Signature.from_bytes(prepared.raw[1:65]))
         self._signature = self._record(
-            raw=prepared.raw, blockhash=sight.blockhash.value, nonce=nonce, expires_us=now_us + _LIFE_US
+            raw=prepared.raw,
+            blockhash=preflight.blockhash.value,
+            nonce=nonce,
+            expires_us=unit.now_us + _LIFE_US,
         )
         found_by = Cosigned(
             token_account=source.usdc_token_account,
             signature=prepared.signature,
             message_hash=prepared.message_hash,
-            after=sight.newest_signature,
+            after=preflight.newest_signature,
         )
         tx = pending_transaction(
             SignedTransaction(
@@ -186,18 +181,9 @@ class PaymentAcceptance(Acceptance):
             subject_id=self._transfer_id,
             account_id=source.account_id,
             detail=detail_of(found_by),
-            now_us=now_us,
+            now_us=unit.now_us,
         )
-        return attrs.evolve(tx, chain_signature=name, announced_us=now_us, leased_until_us=0)
-
-    def _submitted(
-        self, connection: Connection, source: AccountRecord, sight: Sight, spent_us: int, now_us: int
-    ) -> Decided[TransferRecord]:
-        decided = super()._submitted(connection, source, sight, spent_us, now_us)
-        # The caller may have the bytes broadcast as soon as it receives them.
-        told = booking.initiated(decided.record)
-        booking.record_events(connection, self._context, decided.record, now_us, told)
-        return decided
+        return attrs.evolve(tx, chain_signature=name, announced_us=unit.now_us, leased_until_us=0)
 
     def _record(
         self,
@@ -224,8 +210,8 @@ class PaymentAcceptance(Acceptance):
         )
 
 
-class NewPayment(PaymentAcceptance, New):
-    """The decision about a new payment. Storing it raises ConflictError if another request has taken its key.
+class NewPayment(PaymentIntent, NewSpend):
+    """A new payment. Storing it raises ConflictError if another request has taken its key.
 
     Args:
         context: the parts of the server.
@@ -248,8 +234,9 @@ class NewPayment(PaymentAcceptance, New):
         self._purchase = purchase
         super().__init__(context, principal, purchase.terms, asked, held)
 
-    def _claim(self, connection: Connection) -> bool:
-        return self._is_pin_as_seen(connection) and super()._claim(connection)
+    def claim(self, connection: Connection) -> bool:
+        """Take the idempotency key, if the pin is as it was read."""
+        return self._is_pin_as_seen(connection) and super().claim(connection)
 
     def _store(self, connection: Connection, decision: Decision, now_us: int) -> TransferRecord:
         if decision.recipient is not None:
@@ -261,8 +248,8 @@ class NewPayment(PaymentAcceptance, New):
         return stored
 
 
-class ApprovedPayment(PaymentAcceptance):
-    """The decision about a payment that an operator has approved, when the caller requests it again.
+class ApprovedPayment(PaymentIntent):
+    """A payment that an operator has approved, when the caller requests it again.
 
     Args:
         context: the parts of the server.
@@ -272,7 +259,6 @@ class ApprovedPayment(PaymentAcceptance):
     """
 
     is_approved = True
-    again = "retry with the same key"
 
     def __init__(
         self, context: Context, principal: Principal, purchase: Purchase, approved: TransferRecord
@@ -282,11 +268,13 @@ class ApprovedPayment(PaymentAcceptance):
         self._purchase = purchase
         self._approved = approved
 
-    def _claim(self, connection: Connection) -> bool:
+    def claim(self, connection: Connection) -> bool:
+        """Check that the payment is still approved and not signed, and the pin as it was read."""
         waiting = transfer_store.approved(connection, self._transfer_id)
         return waiting == self._approved and self._is_pin_as_seen(connection)
 
-    def _refused(self, connection: Connection, refusal: Refusal, now_us: int) -> Decided[TransferRecord]:
+    def refused(self, connection: Connection, refusal: Refusal, now_us: int) -> Decided[TransferRecord]:
+        """Store the payment as rejected, unless only its funds are missing."""
         if refusal.code == ErrorCode.INSUFFICIENT_BALANCE:
             # The policy allows it, so it stays approved.
             raise Problem(
@@ -295,7 +283,7 @@ class ApprovedPayment(PaymentAcceptance):
                 transfer_id=self._transfer_id,
                 status=TransferStatus.APPROVED,
             )
-        return super()._refused(connection, refusal, now_us)
+        return super().refused(connection, refusal, now_us)
 
     def _store(self, connection: Connection, decision: Decision, now_us: int) -> TransferRecord:
         check_transition(self._approved.status, decision.status)

@@ -22,10 +22,10 @@ from agentpay_server.chain.instructions import associated_token_address
 from agentpay_server.clock import end_of_millisecond_us
 from agentpay_server.context import Context
 from agentpay_server.crash_points import Operation, Step, fault_point
-from agentpay_server.database.connection import ConflictError, Connection
+from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.errors import Problem, not_found
-from agentpay_server.money.authorization import Decided, Parties
+from agentpay_server.money.authorization import Parties
 from agentpay_server.money.held_keys import Asked, Held
 from agentpay_server.payments import rules, store
 from agentpay_server.payments.answers import conflict, problem_of, shown
@@ -189,7 +189,7 @@ class Payments:
             return self._presented(held, payment, offer, is_replay=True)
         if held.status == TransferStatus.PENDING_APPROVAL:
             return shown(held, payment)
-        raise problem_of(held)
+        raise problem_of(held, is_replay=True)
 
     def _presented(
         self, transfer: TransferRecord, payment: PaymentRecord, offer: Offer, *, is_replay: bool
@@ -204,17 +204,9 @@ class Payments:
         self, principal: Principal, request: AuthorizePayment, offer: Offer, view: _View, deadline: float
     ) -> Payment | None:
         """Authorize a new payment; None means that the caller must read everything again."""
-        asked = _asked(principal, request)
         purchase = self._purchase(principal, request, offer, view)
-        creation = NewPayment(self._context, principal, purchase, asked, view.held)
-        try:
-            return await self._decided(creation, offer, view, deadline)
-        except ConflictError:
-            # Another request under this key was first. Any other constraint violation is a bug.
-            now_us = self._context.clock.now_us()
-            if (await self._database.read(transfer_store.KEYS.find, asked, now_us)).is_held:
-                return None
-            raise
+        payment = NewPayment(self._context, principal, purchase, _asked(principal, request), view.held)
+        return await self._decided(payment, offer, view, deadline)
 
     async def _approved(
         self,
@@ -241,7 +233,7 @@ class Payments:
         return await self._decided(approved, offer, view, deadline)
 
     async def _decided(
-        self, acceptance: NewPayment | ApprovedPayment, offer: Offer, view: _View, deadline: float
+        self, intent: NewPayment | ApprovedPayment, offer: Offer, view: _View, deadline: float
     ) -> Payment | None:
         first, *others = self._token_accounts(offer)
         parties = Parties(
@@ -250,9 +242,7 @@ class Payments:
             others={each: view.accounts[each] for each in others},
             is_broadcast_by_us=False,
         )
-        decided: Decided[TransferRecord] | None = await self._execution.decided(
-            acceptance, Operation.PAYMENT, parties, deadline
-        )
+        decided = await self._execution.decided(intent, parties, deadline)
         if decided is None:
             return None
         transfer = decided.record

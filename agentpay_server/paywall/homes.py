@@ -19,13 +19,13 @@ from agentpay_server.embedded.world import World
 from agentpay_server.http.port.server import Served
 from agentpay_server.sandbox.facilitator.fee_payer import Rpc, keypair_of, rpc_of
 from agentpay_server.sandbox.snapshots import Part
-from agentpay_server.scheduler import Worker
+from agentpay_server.scheduler import Scheduled
 
 _RPC_SECONDS: Final = 30.0
 _LOOK_SECONDS: Final = 0.2
 
 
-class Work(Worker, Part, Protocol):
+class Work(Scheduled, Part, Protocol):
     """A seller, as its home sees it: it has due work, and goes back with a snapshot."""
 
 

@@ -54,7 +54,7 @@ from agentpay_server.principals import Principal
 from agentpay_server.sandbox import snapshots
 from agentpay_server.sandbox.faults import ArmedFault, Faults
 from agentpay_server.sandbox.snapshots import Snapshots
-from agentpay_server.scheduler import Schedule
+from agentpay_server.scheduler import Scheduler
 
 _Key = TypeVar("_Key")
 
@@ -107,7 +107,7 @@ class Sandbox:
         create_tenant: CreateTenant,
         deposits: Deposits,
         settlement: Settlement,
-        schedule: Schedule,
+        schedule: Scheduler,
         faults: Faults,
         snapshots: Snapshots,
         console_keys: ConsoleKeys[Any],

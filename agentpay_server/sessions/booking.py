@@ -24,7 +24,7 @@ from agentpay_server.money.handlers import Unit
 from agentpay_server.money.transactions import ChainTransaction
 from agentpay_server.sessions.rules import cap_events
 from agentpay_server.sessions.store import SessionRecord
-from agentpay_server.webhooks.outbox import Happening, Outbox
+from agentpay_server.webhooks.outbox import NewEvent, Outbox
 
 
 def audited(session: SessionRecord) -> dict[str, object]:
@@ -44,7 +44,7 @@ def audited(session: SessionRecord) -> dict[str, object]:
 
 def book_opened(unit: Unit, session: SessionRecord) -> None:
     """Write the records of a funded escrow."""
-    opened = Happening(
+    opened = NewEvent(
         type=EventType.SESSION_OPENED,
         data=events.SessionOpenedData(
             session_id=session.session_id,
@@ -78,7 +78,7 @@ def book_charged(
         return False
     outbox = _outbox(connection, context, session, now_us)
     for event_type in fired:
-        outbox.add(Happening(type=event_type, data=_cap_data(event_type, session)))
+        outbox.add(NewEvent(type=event_type, data=_cap_data(event_type, session)))
     outbox.write()
     return True
 
@@ -95,7 +95,7 @@ def book_settled(unit: Unit, tx: ChainTransaction, session: SessionRecord) -> No
     payee_operator = _move(unit, tx, session, deposited)
     _enter(unit, session, payee_operator, deposited)
     assert session.settlement_tx_signature is not None  # noqa: S101 - it landed under it
-    settled = Happening(
+    settled = NewEvent(
         type=EventType.SESSION_SETTLED,
         data=events.SessionSettledData(
             session_id=session.session_id,

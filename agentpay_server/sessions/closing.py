@@ -368,7 +368,7 @@ def _may_create(connection: Connection, account: AccountRecord, now_us: int) -> 
 
 
 def _put_off(connection: Connection, session: SessionRecord, found: Obstacle, now_us: int) -> None:
-    settlements.put_off(
+    settlements.postpone(
         connection,
         session.session_id,
         closes_us=now_us + retry_us(session.put_offs),

@@ -1,16 +1,16 @@
-"""Opening a session: the unit of work that reserves its cap and signs, and the handler of its transaction.
+"""Opening a session: what it adds to an authorization, and the handler of its transaction.
 
 The policy check, the reservation of the whole cap, in the balance and in the daily limit, and the signed
-bytes are one commit; a refusal stores nothing. Nothing here sends or waits: on-chain data is passed in as
-`Sight`.
+bytes are one commit, in `money/authorization.py`; a refusal stores nothing. Nothing here sends or waits.
 """
 
-from typing import Final
+from typing import Final, NoReturn
 
 import attrs
 
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
+from agentpay.contract.policies import Policy
 from agentpay.contract.sessions import OPEN_SESSION, OpenSession, SessionStatus
 from agentpay.contract.usdc import to_micro
 from agentpay_server import audit
@@ -21,27 +21,24 @@ from agentpay_server.chain.protocol import Blockhash, Failure, FailureReason, Si
 from agentpay_server.context import Context
 from agentpay_server.crash_points import Operation
 from agentpay_server.database.connection import Connection
-from agentpay_server.errors import signing_stopped
 from agentpay_server.money import policy as rules
-from agentpay_server.money import spending
-from agentpay_server.money import transactions as chain_transactions
-from agentpay_server.money.authorization import Decided
+from agentpay_server.money.authorization import Decided, Intent, SpendUnit
 from agentpay_server.money.handlers import Again, Handler, SigningInputs, Unit, pending_transaction
 from agentpay_server.money.held_keys import Asked, Held
-from agentpay_server.money.idempotency import KEY_LIFETIME_US
-from agentpay_server.money.policy import Means, Refusal, stored_policy
-from agentpay_server.money.preflight import Sight
+from agentpay_server.money.idempotency import KEY_LIFETIME_US, KeyHolder
+from agentpay_server.money.policy import Purpose, Refusal, Spend, stored_policy
+from agentpay_server.money.preflight import Preflight
 from agentpay_server.money.transactions import ChainTransaction, Kind
 from agentpay_server.principals import Principal
 from agentpay_server.sessions import booking, store
 from agentpay_server.sessions.answers import limits_of, refused, report
 from agentpay_server.sessions.rules import (
-    KeyHolder,
     Terms,
     check_transition,
     closes_us,
     crowd_refusal,
-    opening_refusal,
+    escalation_refusal,
+    verdict_if_equal,
 )
 from agentpay_server.sessions.store import SessionRecord
 
@@ -56,8 +53,8 @@ _FAILED: Final = Refusal(
 )
 
 
-class Opening:
-    """The unit of work that decides about a new session, and reserves and signs, in one commit.
+class NewSession(Intent[SessionRecord]):
+    """A wish to open a session. Storing it raises ConflictError if another request has taken its key.
 
     Args:
         context: the parts of the server.
@@ -66,6 +63,8 @@ class Opening:
         held: the rows that held the key when the request was judged; an ended session loses the key.
         rent_exempt_lamports: the rent exemption of an escrow.
     """
+
+    operation = Operation.SESSION_OPEN
 
     def __init__(
         self,
@@ -83,73 +82,64 @@ class Opening:
         self._held = held
         self._rent_exempt_lamports = rent_exempt_lamports
         self._terms = terms_of(request)
+        # An operator who opens a session approves its cap by that.
+        self.is_approved = not principal.is_agent
 
-    def __call__(
-        self, connection: Connection, sight: Sight | None, *, is_last_look: bool
-    ) -> Decided[SessionRecord] | None:
-        """Decide, as a `SpendUnit`, and return the new session.
+    @property
+    def account_id(self) -> str:
+        """The account that pays."""
+        return self._request.account_id
+
+    @property
+    def to(self) -> str:
+        """The recipient, as sent."""
+        return self._request.to
+
+    def spend(self, preflight: Preflight) -> Spend:
+        """Return what the policy judges: the whole cap."""
+        return Spend(
+            amount_micro=self._terms.cap_micro,
+            to=self._terms.to,
+            recipient=preflight.recipient,
+            memo=None,
+            category=self._terms.category,
+            purpose=Purpose.SESSION,
+        )
+
+    def claim(self, connection: Connection) -> bool:
+        """Take the idempotency key."""
+        return store.KEYS.take(connection, self._asked, self._held, self._context.clock.now_us())
+
+    def is_key_taken(self, connection: Connection) -> bool:
+        """Return whether another request has stored something under the idempotency key."""
+        return store.KEYS.find(connection, self._asked, self._context.clock.now_us()).is_held
+
+    def refused(self, connection: Connection, refusal: Refusal, now_us: int) -> NoReturn:  # noqa: ARG002
+        """Raise the refusal: nothing is stored."""
+        raise refused(refusal, None)
+
+    def escalated(self, unit: SpendUnit, policy: Policy) -> NoReturn:  # noqa: ARG002
+        """Refuse the session: it cannot wait for an operator."""
+        raise refused(escalation_refusal(policy, self._terms.cap_micro), None)
+
+    def submitted(self, unit: SpendUnit) -> Decided[SessionRecord]:
+        """Sign the funding of the escrow, store the session and hold its cap.
 
         Raises:
-            Problem: the policy refuses it, the balance is too low, the account has too many sessions, or it
-                is blocked; nothing is stored.
-            Contended: the balance must be read again.
-            ConflictError: another session has taken the idempotency key.
+            Problem: the account has too many sessions.
         """
-        # Policy changes and all spends of the account take this lock, which orders them.
-        source = account_store.existing_account(connection, self._request.account_id, lock=True)
-        refusal = rules.paused_refusal(stored_policy(source.policy))
-        if refusal is None and sight is None:
-            return None
-        if refusal is None and source.stopped_us is not None:
-            raise signing_stopped(source.account_id)
-        now_us = self._context.clock.now_us()
-        if not store.KEYS.take(connection, self._asked, self._held, now_us):
-            return None
-        if refusal is None and sight is not None:
-            refusal = self._refusal(connection, source, sight, now_us, is_last_look=is_last_look)
-        if refusal is not None:
-            raise refused(refusal, None)
-        assert sight is not None  # noqa: S101 - without sight the account is paused, which is a refusal
-        return self._reserved(connection, source, sight, now_us)
-
-    def _refusal(
-        self,
-        connection: Connection,
-        source: AccountRecord,
-        sight: Sight,
-        now_us: int,
-        *,
-        is_last_look: bool,
-    ) -> Refusal | None:
-        policy = stored_policy(source.policy)
-        # The window ends at the time of the next spend, which is never before the last one's.
-        window_us = max(now_us, source.last_spend_us)
-        counted = 0
-        if policy.max_daily_spend is not None:
-            counted = spending.against_daily_limit(connection, source, window_us)
-        refusal = opening_refusal(
-            policy,
-            self._terms,
-            sight.recipient,
-            Means(spent_micro=counted, available_micro=sight.available_micro(source)),
-            is_operator=not self._principal.is_agent,
-        )
-        refusal = sight.confirmed(connection, refusal, source, is_last_look=is_last_look)
-        if refusal is not None:
-            return refusal
+        connection, source, preflight, now_us = unit.connection, unit.source, unit.preflight, unit.now_us
         # The account is locked: no other session of it can be opened before this one is stored.
         unsettled = store.unsettled(connection, source.account_id)
-        return crowd_refusal(unsettled, self._context.settings.max_open_sessions)
-
-    def _reserved(
-        self, connection: Connection, source: AccountRecord, sight: Sight, now_us: int
-    ) -> Decided[SessionRecord]:
+        crowd = crowd_refusal(unsettled, self._context.settings.max_open_sessions)
+        if crowd is not None:
+            raise refused(crowd, None)
         context, request, terms = self._context, self._request, self._terms
         session_id = context.identifiers.new(identifiers.SESSION)
         signed = _signed(
             context,
             source,
-            sight.blockhash,
+            preflight.blockhash,
             session_id=session_id,
             cap_micro=terms.cap_micro,
             rent_exempt_lamports=self._rent_exempt_lamports,
@@ -162,8 +152,8 @@ class Opening:
             account_id=request.account_id,
             key_id=self._principal.key_id,
             to=request.to,
-            recipient_account_id=sight.recipient.account_id,
-            recipient_token_account=sight.recipient.token_account,
+            recipient_account_id=preflight.recipient.account_id,
+            recipient_token_account=preflight.recipient.token_account,
             category=request.category,
             cap=terms.cap_micro,
             running_total=0,
@@ -185,7 +175,7 @@ class Opening:
             closes_us=None,
             created_us=now_us,
             claimed_by_operator=self._asked.by_operator,
-            recipient_owner=sight.recipient.owner,
+            recipient_owner=preflight.recipient.owner,
             closed_by=None,
             stuck_reason=None,
             payee_created_us=None,
@@ -196,11 +186,9 @@ class Opening:
             kind=Kind.SESSION_OPEN,
             subject_id=session_id,
             account_id=source.account_id,
-            held=terms.cap_micro,
             now_us=now_us,
         )
-        chain_transactions.insert_transaction(connection, tx)
-        account_store.reserve_cap(connection, source.account_id, terms.cap_micro)
+        held = unit.hold_cap(tx, terms.cap_micro)
         audit.record(
             connection,
             self._principal,
@@ -209,7 +197,7 @@ class Opening:
             now_us=now_us,
             after=booking.audited(record),
         )
-        return Decided(record=record, tx=tx)
+        return Decided(record=record, tx=held)
 
 
 class SessionOpenHandler(Handler[SessionRecord]):
@@ -409,6 +397,6 @@ def key_holder_of(record: SessionRecord | None) -> KeyHolder | None:
         terms=Terms(
             account_id=record.account_id, to=record.to, cap_micro=record.cap, category=record.category
         ),
-        status=record.status,
+        if_equal=verdict_if_equal(record.status),
         key_expires_us=record.key_expires_us,
     )

@@ -29,15 +29,9 @@ from agentpay.contract.sessions import ClosingReason, SessionStatus
 from agentpay.contract.usdc import format_string
 from agentpay_server.money.idempotency import Verdict
 from agentpay_server.money.policy import (
-    Means,
-    Purpose,
-    Recipient,
     Refusal,
-    Spend,
-    needs_approval,
     paused_refusal,
     single_charge_refusal,
-    spending_refusal,
     usdc_text,
 )
 
@@ -93,80 +87,24 @@ class Terms:
     category: str | None
 
 
-@frozen(kw_only=True)
-class KeyHolder:
-    """The session that holds an idempotency key.
-
-    Attributes:
-        terms: the parameters that it was opened with.
-        status: its current status.
-        key_expires_us: when the key is released; None until the session is final.
-    """
-
-    terms: Terms
-    status: str
-    key_expires_us: int | None
-
-
-def opening_verdict(
-    holder: KeyHolder | None, terms: Terms, now_us: int, *, is_held_elsewhere: bool = False
-) -> Verdict:
-    """Compare a request to open a session with the session that holds its key, as for transfers.
-
-    See interface I1 to I9.
-
-    Args:
-        holder: the session that holds the key under the account, if any.
-        terms: the requested parameters.
-        now_us: the current time.
-        is_held_elsewhere: whether the caller uses an operator key, and the key is in force under another of
-            the operator's accounts. A session of the account itself takes precedence.
-    """
-    if holder is None or (holder.key_expires_us is not None and holder.key_expires_us <= now_us):
-        return Verdict.CONFLICT if is_held_elsewhere else Verdict.NEW
-    if holder.terms != terms:
-        return Verdict.CONFLICT
-    if holder.status == SessionStatus.OPENING:
+def verdict_if_equal(status: str) -> Verdict:
+    """Return how to treat a request to open that equals the session, of this status, that holds its key."""
+    if status == SessionStatus.OPENING:
         return Verdict.RESUME
-    if holder.status == SessionStatus.FAILED:
-        return Verdict.RETRY
-    return Verdict.REPLAY
+    return Verdict.RETRY if status == SessionStatus.FAILED else Verdict.REPLAY
 
 
-def opening_refusal(
-    policy: Policy, terms: Terms, recipient: Recipient, means: Means, *, is_operator: bool
-) -> Refusal | None:
-    """Return why a session may not be opened for a valid recipient, or None.
+def escalation_refusal(policy: Policy, cap_micro: int) -> Refusal:
+    """Return the refusal of an agent's session whose cap reaches the approval threshold (interface PO7).
 
-    The order is that of interface PO6: paused, counterparty, category, daily spend with the whole cap,
-    balance, escalation. A cap that reaches `escalation_threshold` requires an operator key; using one is the
-    approval.
-
-    Args:
-        policy: the account's policy.
-        terms: the requested parameters.
-        recipient: the recipient that `terms.to` resolves to.
-        means: what the account can still spend; every cap that is not settled yet counts as reserved.
-        is_operator: whether the request uses an operator key.
+    Opening it requires an operator key; using one is the approval.
     """
-    cap = Spend(
-        amount_micro=terms.cap_micro,
-        to=terms.to,
-        recipient=recipient,
-        memo=None,
-        category=terms.category,
-        purpose=Purpose.SESSION,
-    )
-    refusal = paused_refusal(policy) or spending_refusal(policy, cap, means)
-    if refusal is not None:
-        return refusal
     threshold = policy.escalation_threshold
-    if threshold is None or is_operator or not needs_approval(policy, terms.cap_micro):
-        return None
+    assert threshold is not None  # noqa: S101 - without one nothing is escalated
     return Refusal(
         code=ErrorCode.POLICY_VIOLATION,
         message=f"escalation_threshold is {format_string(threshold)} USDC and this session requests "
-        f"{usdc_text(terms.cap_micro)} USDC. Open it with an operator key.",
+        f"{usdc_text(cap_micro)} USDC. Open it with an operator key.",
     )
 
 

@@ -18,7 +18,7 @@ _WAIT_SECONDS: Final = 5.0
 """How long the next run waits for a chain that does not respond; running closings continue."""
 
 
-class SessionWorker:
+class SessionSchedule:
     """Closes sessions that have reached a time limit, and settles postponed ones."""
 
     def __init__(self, context: Context, closing: Closing) -> None:

@@ -8,7 +8,7 @@ decide and book, and `money/settlement.py` drives signed transactions.
 from attrs import frozen
 
 from agentpay.contract import identifiers
-from agentpay.contract.errors import ErrorCode, FieldFault
+from agentpay.contract.errors import FieldFault
 from agentpay.contract.pages import PageBody
 from agentpay.contract.sessions import (
     ChargeSession,
@@ -25,10 +25,10 @@ from agentpay_server.context import Context
 from agentpay_server.crash_points import Operation, Step, fault_point
 from agentpay_server.database.connection import ConflictError, Connection
 from agentpay_server.database.pages import List
-from agentpay_server.errors import Problem, chain_unavailable, invalid, not_found
-from agentpay_server.money.authorization import Decided, Decisions, Parties
+from agentpay_server.errors import chain_unavailable, invalid, not_found
+from agentpay_server.money.authorization import Authorizer, Decided, Parties
 from agentpay_server.money.held_keys import Held
-from agentpay_server.money.idempotency import Verdict
+from agentpay_server.money.idempotency import Verdict, conflict, verdict
 from agentpay_server.money.preflight import invalid_recipient
 from agentpay_server.money.settlement import Settlement
 from agentpay_server.money.transactions import Kind
@@ -38,8 +38,8 @@ from agentpay_server.sessions.access import own_session
 from agentpay_server.sessions.answers import limits_of, refused, shown, stopped, unresolved
 from agentpay_server.sessions.charging import Charge
 from agentpay_server.sessions.closing import Closing
-from agentpay_server.sessions.opening import Opening, asked_under, key_holder_of, terms_of
-from agentpay_server.sessions.rules import closing_refusal, opening_verdict
+from agentpay_server.sessions.opening import NewSession, asked_under, key_holder_of, terms_of
+from agentpay_server.sessions.rules import closing_refusal
 from agentpay_server.sessions.store import SessionRecord
 
 
@@ -59,13 +59,13 @@ class Sessions:
     """Opens, charges, closes and reads sessions."""
 
     def __init__(
-        self, context: Context, settlement: Settlement, closing: Closing, decisions: Decisions
+        self, context: Context, settlement: Settlement, closing: Closing, authorizer: Authorizer
     ) -> None:
         self._context = context
         self._database = context.database
         self._settlement = settlement
         self._closing = closing
-        self._decisions = decisions
+        self._authorizer = authorizer
         self._limits = limits_of(context)
 
     async def open(self, principal: Principal, request: OpenSession) -> Session:
@@ -154,13 +154,13 @@ class Sessions:
         return listing.page(rows, query.limit, seq=lambda row: row.seq, item=shown)
 
     async def _open(self, principal: Principal, request: OpenSession) -> Session:
-        deadline = self._decisions.deadline()
+        deadline = self._authorizer.deadline()
         terms = terms_of(request)
         while True:
             now_us = self._context.clock.now_us()
             view = await self._database.read(_view, principal, request, now_us)
             holder = view.held.holder
-            judged = opening_verdict(
+            judged = verdict(
                 key_holder_of(holder), terms, now_us, is_held_elsewhere=view.held.is_held_elsewhere
             )
             if judged in (Verdict.NEW, Verdict.RETRY):
@@ -170,11 +170,7 @@ class Sessions:
                 session = await self._brought_on(decided, deadline)
             else:
                 if judged is Verdict.CONFLICT:
-                    raise Problem(
-                        ErrorCode.IDEMPOTENCY_CONFLICT,
-                        "This idempotency_key was used with other parameters. Retry with the same ones, or "
-                        "use a new key.",
-                    )
+                    raise conflict()
                 assert holder is not None  # noqa: S101 - only a held key is judged otherwise
                 session = holder
                 if session.status == SessionStatus.OPENING:
@@ -215,17 +211,8 @@ class Sessions:
                 rent = await self._context.chain.rent_exemption(ESCROW_BYTES)
             except ChainUnavailableError:
                 raise chain_unavailable() from None
-        unit = Opening(self._context, principal, request, view.held, rent_exempt_lamports=rent)
-        try:
-            return await self._decisions.decided(
-                unit, Operation.SESSION_OPEN, to=request.to, parties=view.parties, deadline=deadline
-            )
-        except ConflictError:
-            # Another request with this key was first. Any other violated constraint is a bug.
-            asked, now_us = asked_under(principal, request), self._context.clock.now_us()
-            if (await self._database.read(store.KEYS.find, asked, now_us)).is_held:
-                return None
-            raise
+        intent = NewSession(self._context, principal, request, view.held, rent_exempt_lamports=rent)
+        return await self._authorizer.authorize(intent, view.parties, deadline)
 
     async def _close(self, principal: Principal, session_id: str) -> Session:
         session = await self._database.read(own_session, principal, session_id)
@@ -233,7 +220,7 @@ class Sessions:
         if refusal is not None:
             raise refused(refusal, session)
         if session.status != SessionStatus.SETTLED:
-            session = await self._closing.closed(session_id, self._decisions.deadline(), principal=principal)
+            session = await self._closing.closed(session_id, self._authorizer.deadline(), principal=principal)
         if session.status == SessionStatus.SETTLED:
             return shown(session)
         raise unresolved(session) if session.error is None else stopped(session)

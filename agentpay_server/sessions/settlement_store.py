@@ -151,7 +151,7 @@ def drop_settlement(connection: Connection, session_id: str, *, sign_us: int) ->
     connection.execute(_DROP_SETTLEMENT, {"of_session": session_id, "sign_us": sign_us})
 
 
-def put_off(
+def postpone(
     connection: Connection,
     session_id: str,
     *,

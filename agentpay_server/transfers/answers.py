@@ -3,6 +3,7 @@
 See interface T2, T4, T5, AP2.
 """
 
+from datetime import datetime
 from typing import Final
 
 from agentpay.contract.errors import ErrorCode, RejectionReason
@@ -11,6 +12,7 @@ from agentpay.contract.usdc import from_micro
 from agentpay_server.chain.protocol import Chain
 from agentpay_server.clock import from_us
 from agentpay_server.errors import RETRY_AFTER_SECONDS, Problem
+from agentpay_server.money.idempotency import KEY_LIFETIME_US
 from agentpay_server.transfers.store import TransferRecord
 
 _REASONS: Final = frozenset(RejectionReason)
@@ -35,8 +37,13 @@ def shown(record: TransferRecord, chain: Chain) -> Transfer:
     )
 
 
-def answered(record: TransferRecord, chain: Chain) -> Transfer:
+def answered(record: TransferRecord, chain: Chain, *, is_replay: bool = False) -> Transfer:
     """Return a transfer that is settled or pending approval.
+
+    Args:
+        record: the transfer.
+        chain: the chain, for the link to its transaction.
+        is_replay: whether an earlier request under its idempotency key had this outcome.
 
     Raises:
         Problem: it was refused, failed, or its outcome is not known yet.
@@ -52,17 +59,24 @@ def answered(record: TransferRecord, chain: Chain) -> Transfer:
             status=TransferStatus.SUBMITTED,
             retry_after_seconds=RETRY_AFTER_SECONDS,
         )
-    raise refused(record)
+    raise refused(record, is_replay=is_replay)
 
 
-def refused(record: TransferRecord) -> Problem:
-    """Return the error for a transfer that was refused or has failed."""
+def refused(record: TransferRecord, *, is_replay: bool = False) -> Problem:
+    """Return the error for a transfer that was refused or has failed (interface I10 for a replay)."""
     return Problem(
         _code(record.error),
         record.message or "The transfer was refused.",
         transfer_id=record.transfer_id,
         status=record.status,
+        decided_at=decided_at(record) if is_replay else None,
     )
+
+
+def decided_at(record: TransferRecord) -> datetime | None:
+    """Return when a transfer became final, which is when the lifetime of its key began (interface I8)."""
+    expires_us = record.key_expires_us
+    return None if expires_us is None else from_us(expires_us - KEY_LIFETIME_US)
 
 
 def _code(error: str | None) -> ErrorCode:

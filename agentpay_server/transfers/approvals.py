@@ -29,23 +29,21 @@ from agentpay.contract.pages import PageBody
 from agentpay.contract.transfers import Transfer, TransferStatus
 from agentpay_server import audit
 from agentpay_server.accounts import store as account_store
-from agentpay_server.accounts.store import AccountRecord
 from agentpay_server.clock import from_us
 from agentpay_server.context import Context
 from agentpay_server.crash_points import Operation, Step, fault_point
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.errors import Problem
-from agentpay_server.money.authorization import Decided, Parties
+from agentpay_server.money.authorization import Decided, Parties, SpendUnit
 from agentpay_server.money.idempotency import KEY_LIFETIME_US
 from agentpay_server.money.policy import Refusal
-from agentpay_server.money.preflight import Sight
 from agentpay_server.principals import Principal
 from agentpay_server.transfers import booking, store
-from agentpay_server.transfers.acceptance import Acceptance, Decision, waits_until_us
 from agentpay_server.transfers.answers import answered, shown
 from agentpay_server.transfers.creation import terms_of_record
 from agentpay_server.transfers.execution import Execution
+from agentpay_server.transfers.intents import Decision, TransferIntent, waits_until_us
 from agentpay_server.transfers.reporting import report
 from agentpay_server.transfers.rules import check_transition, is_approvable
 from agentpay_server.transfers.service import own_transfer
@@ -55,8 +53,8 @@ _BATCH: Final = 100
 _NOBODY_APPROVED: Final = "No operator approved this transfer"
 
 
-class Approval(Acceptance):
-    """The unit of work that approves a transfer, by the policy in force except for escalation.
+class ApprovedTransfer(TransferIntent):
+    """A transfer that an operator approves, judged by the policy in force except for escalation.
 
     Args:
         context: the parts of the server.
@@ -64,6 +62,7 @@ class Approval(Acceptance):
         pending: the pending transfer.
     """
 
+    operation = Operation.APPROVE
     is_approved = True
     again = "approve the transfer again"
 
@@ -76,11 +75,13 @@ class Approval(Acceptance):
         self._principal = principal
         self._pending = pending
 
-    def _claim(self, connection: Connection) -> bool:
+    def claim(self, connection: Connection) -> bool:
+        """Check that the transfer is still pending."""
         waiting = store.waiting(connection, self._transfer_id)
         return waiting is not None and _is_approvable(waiting, self._context.clock.now_us())
 
-    def _refused(self, connection: Connection, refusal: Refusal, now_us: int) -> Decided[TransferRecord]:
+    def refused(self, connection: Connection, refusal: Refusal, now_us: int) -> Decided[TransferRecord]:
+        """Store the transfer as rejected, unless only its funds are missing."""
         if refusal.code == ErrorCode.INSUFFICIENT_BALANCE:
             # No rule of the policy is violated: it stays pending, and can be approved again.
             raise Problem(
@@ -89,17 +90,16 @@ class Approval(Acceptance):
                 transfer_id=self._transfer_id,
                 status=TransferStatus.PENDING_APPROVAL,
             )
-        return super()._refused(connection, refusal, now_us)
+        return super().refused(connection, refusal, now_us)
 
-    def _submitted(
-        self, connection: Connection, source: AccountRecord, sight: Sight, spent_us: int, now_us: int
-    ) -> Decided[TransferRecord]:
+    def submitted(self, unit: SpendUnit) -> Decided[TransferRecord]:
+        """Submit a transfer; approve a payment, which is signed when it is asked for again."""
         if self._pending.payment_digest is None:
-            return super()._submitted(connection, source, sight, spent_us, now_us)
+            return super().submitted(unit)
         # No caller waits for it now, and a transaction signed for the old challenge would expire unused.
-        recipient = attrs.evolve(sight.recipient, account_id=None)
+        recipient = attrs.evolve(unit.preflight.recipient, account_id=None)
         decision = Decision(status=TransferStatus.APPROVED, recipient=recipient)
-        return Decided(record=self._store(connection, decision, now_us))
+        return Decided(record=self._store(unit.connection, decision, unit.now_us))
 
     def _store(self, connection: Connection, decision: Decision, now_us: int) -> TransferRecord:
         pending = self._pending
@@ -148,8 +148,8 @@ class Approvals:
             pending, parties = await self._database.read(_view, principal, transfer_id)
             if not _is_approvable(pending, self._now_us()):
                 raise _not_pending(await self._expired(pending))
-            approval = Approval(self._context, principal, pending)
-            decided = await self._execution.decided(approval, Operation.APPROVE, parties, deadline)
+            approval = ApprovedTransfer(self._context, principal, pending)
+            decided = await self._execution.decided(approval, parties, deadline)
             if decided is None:
                 continue
             if decided.tx is None:

@@ -20,7 +20,7 @@ from agentpay_server.money import transactions as chain_transactions
 from agentpay_server.money.handlers import Unit
 from agentpay_server.money.transactions import ChainTransaction
 from agentpay_server.transfers.store import TransferRecord
-from agentpay_server.webhooks.outbox import Happening, Outbox
+from agentpay_server.webhooks.outbox import NewEvent, Outbox
 
 
 def book_rejection(
@@ -31,7 +31,7 @@ def book_rejection(
     *,
     code: ErrorCode | RejectionReason,
     message: str,
-    before: tuple[Happening, ...] = (),
+    before: tuple[NewEvent, ...] = (),
 ) -> None:
     """Write the history entry and the event of a rejected or failed transfer.
 
@@ -62,7 +62,7 @@ def book_rejection(
             "created_us": now_us,
         },
     )
-    rejected = Happening(
+    rejected = NewEvent(
         type=EventType.TRANSFER_REJECTED,
         data=events.TransferRejectedData(
             account_id=transfer.account_id,
@@ -92,9 +92,9 @@ def audited(transfer: TransferRecord) -> dict[str, object]:
     )
 
 
-def initiated(transfer: TransferRecord) -> Happening:
+def initiated(transfer: TransferRecord) -> NewEvent:
     """Return the event that a transfer was sent."""
-    return Happening(
+    return NewEvent(
         type=EventType.TRANSFER_INITIATED,
         data=events.TransferInitiatedData(
             transfer_id=transfer.transfer_id,
@@ -106,11 +106,11 @@ def initiated(transfer: TransferRecord) -> Happening:
     )
 
 
-def settled(transfer: TransferRecord) -> Happening:
+def settled(transfer: TransferRecord) -> NewEvent:
     """Return the event that a transfer is final on chain."""
     assert transfer.tx_signature is not None  # noqa: S101 - it landed under it
     assert transfer.settled_us is not None  # noqa: S101 - set by the caller
-    return Happening(
+    return NewEvent(
         type=EventType.TRANSFER_SETTLED,
         data=events.TransferSettledData(
             transfer_id=transfer.transfer_id,
@@ -122,9 +122,9 @@ def settled(transfer: TransferRecord) -> Happening:
     )
 
 
-def escalated(transfer: TransferRecord, threshold: Decimal) -> Happening:
+def escalated(transfer: TransferRecord, threshold: Decimal) -> NewEvent:
     """Return the event that a transfer is pending an operator's approval."""
-    return Happening(
+    return NewEvent(
         type=EventType.ESCALATION_REQUIRED,
         data=events.EscalationRequiredData(
             transfer_id=transfer.transfer_id,
@@ -181,12 +181,12 @@ def spend_late(unit: Unit, tx: ChainTransaction, amount: int) -> None:
 
 
 def record_events(
-    connection: Connection, context: Context, transfer: TransferRecord, now_us: int, *happenings: Happening
+    connection: Connection, context: Context, transfer: TransferRecord, now_us: int, *new_events: NewEvent
 ) -> None:
     """Write events about a transfer, in order, into the outbox."""
     outbox = _outbox(connection, context, transfer, now_us)
-    for happening in happenings:
-        outbox.add(happening)
+    for event in new_events:
+        outbox.add(event)
     outbox.write()
 
 

@@ -1,6 +1,6 @@
-"""Predicts the outcome of a transfer with the rules of `acceptance.py`, without creating it (interface B4).
+"""Predicts the outcome of a transfer by the rules of `money/authorization.py` (interface B4).
 
-Nothing is locked, claimed, reserved, signed or stored.
+Nothing is created, locked, claimed, reserved, signed or stored.
 """
 
 from agentpay.contract.policies import Policy
@@ -13,12 +13,12 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.errors import not_found
 from agentpay_server.money import policy as rules
 from agentpay_server.money import spending
-from agentpay_server.money.authorization import Decisions, Parties
+from agentpay_server.money.authorization import Authorizer, Parties, SpendUnit, must_look_again, refusal_of
 from agentpay_server.money.policy import stored_policy
-from agentpay_server.money.preflight import Sight
+from agentpay_server.money.preflight import Preflight
 from agentpay_server.money.spending import remaining
 from agentpay_server.principals import Principal
-from agentpay_server.transfers.acceptance import must_look_again, refusal_of
+from agentpay_server.transfers.intents import spend_of
 from agentpay_server.transfers.rules import Terms
 
 _AGAIN = "check it again"
@@ -27,9 +27,9 @@ _AGAIN = "check it again"
 class Checks:
     """Predicts the outcome of transfers."""
 
-    def __init__(self, context: Context, decisions: Decisions) -> None:
+    def __init__(self, context: Context, authorizer: Authorizer) -> None:
         self._context = context
-        self._decisions = decisions
+        self._authorizer = authorizer
 
     async def check(self, principal: Principal, request: CheckTransfer) -> TransferCheck:
         """Return the outcome that `POST /v1/transfers` would have now.
@@ -47,27 +47,30 @@ class Checks:
         )
         while True:
             parties = await self._context.database.read(_parties, principal, terms)
-            sight = await self._decisions.sight(terms.to, parties)
-            checked = await self._context.database.read(self._checked, principal, terms, sight)
+            preflight = await self._authorizer.preflight(terms.to, parties)
+            checked = await self._context.database.read(self._checked, principal, terms, preflight)
             if checked is not None:
                 return checked
 
     def _checked(
-        self, connection: Connection, principal: Principal, terms: Terms, sight: Sight | None
+        self, connection: Connection, principal: Principal, terms: Terms, preflight: Preflight | None
     ) -> TransferCheck | None:
         source = own_account(connection, principal, terms.account_id)
-        if must_look_again(source, sight):
+        if must_look_again(source, preflight):
             return None
-        spent_us = max(self._context.clock.now_us(), source.last_spend_us)
-        refusal = refusal_of(connection, source, terms, sight, spent_us, is_last_look=True, again=_AGAIN)
-        policy = stored_policy(source.policy)
+        policy, now_us = stored_policy(source.policy), self._context.clock.now_us()
+        refusal = rules.paused_refusal(policy)
+        if refusal is None:
+            assert preflight is not None  # noqa: S101 - without it the account is paused, which is a refusal
+            unit = SpendUnit(connection=connection, source=source, preflight=preflight, now_us=now_us)
+            refusal = refusal_of(unit, spend_of(terms, preflight), again=_AGAIN, is_last_look=True)
         would, error, message = Outcome.SETTLE, None, None
         if refusal is not None:
             would, error, message = Outcome.REJECT, refusal.code.value, refusal.message
         elif rules.needs_approval(policy, terms.amount_micro):
             would, message = Outcome.ESCALATE, _escalated(policy, terms)
         limit = None if policy.max_daily_spend is None else to_micro(policy.max_daily_spend)
-        spent = spending.against_daily_limit(connection, source, spent_us)
+        spent = spending.against_daily_limit(connection, source, max(now_us, source.last_spend_us))
         # A transfer that is rejected or waits for approval counts toward no limit.
         moved = terms.amount_micro if would is Outcome.SETTLE else 0
         left = remaining(limit_micro=limit, spent_micro=spent + moved)

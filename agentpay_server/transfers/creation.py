@@ -1,4 +1,4 @@
-"""The decision about a new transfer, and storing it under its idempotency key.
+"""New transfers: claimed and stored under their idempotency key.
 
 See interface T4, I1 to I9.
 """
@@ -13,15 +13,16 @@ from agentpay_server import audit
 from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
 from agentpay_server.money.held_keys import Asked, Held
+from agentpay_server.money.idempotency import KeyHolder
 from agentpay_server.principals import Principal
 from agentpay_server.transfers import booking, store
-from agentpay_server.transfers.acceptance import Acceptance, Decision, waits_until_us
-from agentpay_server.transfers.rules import KeyHolder, Terms, check_transition
+from agentpay_server.transfers.intents import Decision, TransferIntent, waits_until_us
+from agentpay_server.transfers.rules import Terms, check_transition, verdict_if_equal
 from agentpay_server.transfers.store import TransferRecord
 
 
-class New(Acceptance):
-    """The decision about a new transfer. Storing it raises ConflictError if another has taken its key.
+class NewSpend(TransferIntent):
+    """A new transfer or payment. Storing it raises ConflictError if another request has taken its key.
 
     Args:
         context: the parts of the server.
@@ -31,8 +32,6 @@ class New(Acceptance):
         held: the transfer that held that key when the request was read; an ended transfer loses it.
     """
 
-    is_approved = False
-    again = "retry with the same key"
     action: ClassVar[str]
     """Name of the action in the audit trail."""
 
@@ -50,8 +49,13 @@ class New(Acceptance):
         self._asked = asked
         self._held = held
 
-    def _claim(self, connection: Connection) -> bool:
+    def claim(self, connection: Connection) -> bool:
+        """Take the idempotency key."""
         return store.KEYS.take(connection, self._asked, self._held, self._context.clock.now_us())
+
+    def is_key_taken(self, connection: Connection) -> bool:
+        """Return whether another request has stored something under the idempotency key."""
+        return store.KEYS.find(connection, self._asked, self._context.clock.now_us()).is_held
 
     def _store(self, connection: Connection, decision: Decision, now_us: int) -> TransferRecord:
         check_transition(None, decision.status)
@@ -89,8 +93,8 @@ class New(Acceptance):
         return record
 
 
-class Creation(New):
-    """The decision about what `POST /v1/transfers` asks for."""
+class NewTransfer(NewSpend):
+    """What `POST /v1/transfers` asks for."""
 
     action: ClassVar[str] = CREATE_TRANSFER.name
 
@@ -133,7 +137,6 @@ def key_holder_of(record: TransferRecord | None) -> KeyHolder | None:
         return None
     return KeyHolder(
         terms=terms_of_record(record),
-        status=record.status,
-        error=record.error,
+        if_equal=verdict_if_equal(record.status, record.error),
         key_expires_us=record.key_expires_us,
     )

@@ -1,18 +1,17 @@
 """Executing a transfer: decide about it, then drive the signed transaction.
 
 Used for new and approved transfers. `service.py` and `approvals.py` handle requests and responses,
-`acceptance.py` decides, `settling.py` books the outcome, and `money/settlement.py` drives signed
-transactions.
+`intents.py` says what a decision stores, `settling.py` books the outcome, and `money/settlement.py` drives
+signed transactions.
 """
 
 from agentpay_server.context import Context
-from agentpay_server.crash_points import Operation
 from agentpay_server.database.runner import DatabaseUnavailableError
-from agentpay_server.money.authorization import Decided, Decisions, Parties
+from agentpay_server.money.authorization import Authorizer, Decided, Parties
 from agentpay_server.money.settlement import Settlement
 from agentpay_server.money.transactions import Kind
 from agentpay_server.transfers import store
-from agentpay_server.transfers.acceptance import Acceptance
+from agentpay_server.transfers.intents import TransferIntent
 from agentpay_server.transfers.reporting import report
 from agentpay_server.transfers.store import TransferRecord
 
@@ -20,24 +19,23 @@ from agentpay_server.transfers.store import TransferRecord
 class Execution:
     """Decides about transfers, and drives the accepted ones to their outcome."""
 
-    def __init__(self, context: Context, settlement: Settlement, decisions: Decisions) -> None:
+    def __init__(self, context: Context, settlement: Settlement, authorizer: Authorizer) -> None:
         self._context = context
         self._database = context.database
         self._settlement = settlement
-        self._decisions = decisions
+        self._authorizer = authorizer
 
     def deadline(self) -> float:
         """Return the deadline for finality of a request that starts now, in the event loop's time."""
-        return self._decisions.deadline()
+        return self._authorizer.deadline()
 
     async def decided(
-        self, acceptance: Acceptance, operation: Operation, parties: Parties, deadline: float
+        self, intent: TransferIntent, parties: Parties, deadline: float
     ) -> Decided[TransferRecord] | None:
         """Decide about a transfer in one unit of work.
 
         Args:
-            acceptance: the unit that decides.
-            operation: its purpose, for fault points.
+            intent: the transfer.
             parties: the accounts, as just read.
             deadline: until when to wait for the balance to be certain.
 
@@ -45,11 +43,9 @@ class Execution:
             The transfer, or None if the request must start over.
 
         Raises:
-            Problem: `invalid_recipient`, `chain_unavailable`, or what the unit raises; nothing was done.
+            Problem: `invalid_recipient`, `chain_unavailable`, or what the intent raises; nothing was done.
         """
-        decided = await self._decisions.decided(
-            acceptance, operation, to=acceptance.to, parties=parties, deadline=deadline
-        )
+        decided = await self._authorizer.authorize(intent, parties, deadline)
         self._context.wakeup.set()
         if decided is not None and decided.tx is None:
             report(self._context, decided.record)

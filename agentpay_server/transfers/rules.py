@@ -78,42 +78,15 @@ class Terms:
     payment_digest: str | None = None
 
 
-@frozen(kw_only=True)
-class KeyHolder:
-    """The transfer that holds an idempotency key.
-
-    Attributes:
-        terms: the parameters that it was created with.
-        status: its current status.
-        error: the code of its refusal or failure.
-        key_expires_us: when the key is released; None until the transfer is final.
-    """
-
-    terms: Terms
-    status: str
-    error: str | None
-    key_expires_us: int | None
-
-
-def verdict(
-    holder: KeyHolder | None, terms: Terms, now_us: int, *, is_held_elsewhere: bool = False
-) -> Verdict:
-    """Compare a request with the transfer that holds its key (interface I1 to I9).
+def verdict_if_equal(status: str, error: str | None) -> Verdict:
+    """Return how to treat a request that equals the transfer that holds its key.
 
     Args:
-        holder: the transfer that holds the key under the source account, if any.
-        terms: the requested parameters.
-        now_us: the current time.
-        is_held_elsewhere: whether the caller uses an operator key, and the key is in force under another of
-            the operator's accounts, that is, with another `from`. A transfer of the source account takes
-            precedence.
+        status: the transfer's status.
+        error: the code of its refusal or failure.
     """
-    if holder is None or (holder.key_expires_us is not None and holder.key_expires_us <= now_us):
-        return Verdict.CONFLICT if is_held_elsewhere else Verdict.NEW
-    if holder.terms != terms:
-        return Verdict.CONFLICT
-    if holder.status == TransferStatus.SUBMITTED:
+    if status == TransferStatus.SUBMITTED:
         return Verdict.RESUME
-    if holder.status == TransferStatus.FAILED or holder.error == ErrorCode.INSUFFICIENT_BALANCE:
+    if status == TransferStatus.FAILED or error == ErrorCode.INSUFFICIENT_BALANCE:
         return Verdict.RETRY
     return Verdict.REPLAY

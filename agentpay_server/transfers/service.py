@@ -12,27 +12,25 @@ import attrs
 from attrs import frozen
 
 from agentpay.contract import identifiers
-from agentpay.contract.errors import ErrorCode
 from agentpay.contract.pages import PageBody
 from agentpay.contract.spending import ListTransfers
 from agentpay.contract.transfers import CreateTransfer, Transfer, TransferStatus
 from agentpay_server.accounts import store as account_store
 from agentpay_server.clock import HOUR_US, end_of_millisecond_us
 from agentpay_server.context import Context
-from agentpay_server.crash_points import Operation
-from agentpay_server.database.connection import ConflictError, Connection
+from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
-from agentpay_server.errors import Problem, not_found
-from agentpay_server.money.authorization import Decided, Parties
+from agentpay_server.errors import not_found
+from agentpay_server.money.authorization import Parties
 from agentpay_server.money.held_keys import Asked, Held
-from agentpay_server.money.idempotency import Verdict
+from agentpay_server.money.idempotency import Verdict, conflict, verdict
 from agentpay_server.principals import Principal
 from agentpay_server.randomness import earliest_identifier
 from agentpay_server.transfers import store
 from agentpay_server.transfers.answers import answered, shown
-from agentpay_server.transfers.creation import Creation, asked_under, key_holder_of, terms_of
+from agentpay_server.transfers.creation import NewTransfer, asked_under, key_holder_of, terms_of
 from agentpay_server.transfers.execution import Execution
-from agentpay_server.transfers.rules import Terms, verdict
+from agentpay_server.transfers.rules import Terms
 from agentpay_server.transfers.store import TransferRecord
 
 _CLOCKS_APART_US: Final = HOUR_US
@@ -100,22 +98,20 @@ class Transfers:
                 key_holder_of(holder), terms, now_us, is_held_elsewhere=view.held.is_held_elsewhere
             )
             if judged in (Verdict.NEW, Verdict.RETRY):
-                decided = await self._decided(principal, request, view, deadline)
+                asked = asked_under(principal, request)
+                intent = NewTransfer(self._context, principal, terms, asked, view.held)
+                decided = await self._execution.decided(intent, view.parties, deadline)
                 if decided is None:
                     continue
                 transfer = await self._execution.brought_on(decided, deadline)
             else:
                 if judged is Verdict.CONFLICT:
-                    raise Problem(
-                        ErrorCode.IDEMPOTENCY_CONFLICT,
-                        "This idempotency_key was used with other parameters. Retry with the same ones, or "
-                        "use a new key.",
-                    )
+                    raise conflict()
                 assert holder is not None  # noqa: S101 - only a held key is judged otherwise
                 transfer = holder
                 if transfer.status == TransferStatus.SUBMITTED:
                     transfer = await self._execution.resumed(transfer, deadline)
-            return answered(transfer, self._chain)
+            return answered(transfer, self._chain, is_replay=judged is Verdict.REPLAY)
 
     async def get(self, principal: Principal, transfer_id: str) -> Transfer:
         """Return one transfer (interface T5).
@@ -151,21 +147,6 @@ class Transfers:
         return listing.page(
             rows, query.limit, seq=lambda row: row.seq, item=lambda row: shown(row, self._chain)
         )
-
-    async def _decided(
-        self, principal: Principal, request: CreateTransfer, view: _View, deadline: float
-    ) -> Decided[TransferRecord] | None:
-        """Have it decided about a new transfer; None asks for another look at everything."""
-        asked = asked_under(principal, request)
-        creation = Creation(self._context, principal, terms_of(request), asked, view.held)
-        try:
-            return await self._execution.decided(creation, Operation.TRANSFER, view.parties, deadline)
-        except ConflictError:
-            # Another request with this key was first. Any other violated constraint is a bug.
-            asked, now_us = asked_under(principal, request), self._context.clock.now_us()
-            if (await self._database.read(store.KEYS.find, asked, now_us)).is_held:
-                return None
-            raise
 
 
 def own_transfer(

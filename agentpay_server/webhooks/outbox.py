@@ -22,7 +22,7 @@ from agentpay_server.webhooks.rules import DeliveryStatus, Subscription
 
 
 @frozen(kw_only=True)
-class Happening:
+class NewEvent:
     """An event about an account: its type and its payload."""
 
     type: EventType
@@ -57,10 +57,10 @@ class Outbox:
         self._events: list[dict[str, object]] = []
         self._deliveries: list[dict[str, object]] = []
 
-    def add(self, happening: Happening) -> None:
+    def add(self, event: NewEvent) -> None:
         """Add an event for every webhook that is subscribed to its type and account."""
-        subscriptions = [s for s in self._subscriptions if s.wants(happening.type, self._account_id)]
-        self._add(happening, subscriptions)
+        subscriptions = [s for s in self._subscriptions if s.wants(event.type, self._account_id)]
+        self._add(event, subscriptions)
 
     def wants_drop(self, *, before_micro: int, after_micro: int) -> bool:
         """Return whether a change of the balance crosses the low-balance threshold of any webhook."""
@@ -78,7 +78,7 @@ class Outbox:
                 continue
             account = accounts.account(self.connection, self._account_id)
             assert account is not None  # noqa: S101 - its balance has just changed
-            low = Happening(
+            low = NewEvent(
                 type=EventType.BALANCE_LOW_THRESHOLD,
                 data=BalanceLowThresholdData(
                     account_id=self._account_id,
@@ -96,10 +96,10 @@ class Outbox:
         if self._deliveries:
             deliveries.insert_deliveries(self.connection, self._deliveries)
 
-    def _add(self, happening: Happening, subscriptions: list[Subscription]) -> None:
-        event_id, event_type = self._ids.new(identifiers.EVENT), happening.type.value
+    def _add(self, event: NewEvent, subscriptions: list[Subscription]) -> None:
+        event_id, event_type = self._ids.new(identifiers.EVENT), event.type.value
         # The envelope of `contract.events.Event`, serialised without creating an instance.
-        data = codec.unstructure(happening.data)
+        data = codec.unstructure(event.data)
         envelope = {"id": event_id, "type": event_type, "created_at": self._created_at, "data": data}
         self._events.append(
             {

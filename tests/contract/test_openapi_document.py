@@ -152,6 +152,7 @@ def test_an_operation_says_all_that_the_table_knows(endpoint):
         headers = resolved(document, answer)["headers"]
         assert "X-Request-Id" in headers
         assert ("Retry-After" in headers) == (status in ("429", "503"))
+        assert ("Idempotency-Replayed" in headers) == (status == "402")
         assert ("WWW-Authenticate" in headers) == (status == "401")
 
 

@@ -2,7 +2,11 @@
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
+from datetime import UTC, datetime
+from operator import itemgetter
 from types import SimpleNamespace
 
 import click
@@ -16,6 +20,8 @@ from server_world import Funded
 from agentpay import AgentPay, testing
 from agentpay.cli import COMMANDS, main
 from agentpay.cli.output import Output
+from agentpay.cli.tables import Column, Show, lines
+from agentpay.contract.fields import format_timestamp
 from agentpay_server import AgentPayServer
 from agentpay_server.cli import main as server_main
 
@@ -137,7 +143,33 @@ def test_a_transfer_is_checked_made_once_and_listed(agentpay: Client, funded: Fu
     assert listed["transfer_id"] == made["transfer_id"]
     assert agentpay.json("transfers", "get", made["transfer_id"])["memo"] == "rent"
     shown = agentpay.shown("transfers", "list").splitlines()
-    assert re.fullmatch(rf"Payer +1\.50 +settled +\S+ +Shop +rent +{made['transfer_id']}", shown[1]), shown
+    assert re.fullmatch(rf"Payer +1\.50 +settled +Shop +\S+ +rent +{made['transfer_id']}", shown[1]), shown
+
+
+def test_a_refusal_that_is_repeated_says_when_it_was_decided(
+    server: AgentPayServer, agentpay: Client, client: AgentPay, funded: Funded
+) -> None:
+    payer = funded(name="Payer")
+    client.policies.update(payer.account_id, max_single_transfer="1")
+    agentpay.json("accounts", "create", "Shop")
+    pay = (
+        "transfers",
+        "create",
+        "--from",
+        "Payer",
+        "--to",
+        "Shop",
+        "--amount",
+        "2",
+        "--idempotency-key",
+        "k1",
+    )
+    first, decided_at = agentpay.refused(*pay), format_timestamp(server.sandbox.clock.now())
+    assert "decided at" not in first
+    server.sandbox.clock.advance(hours=2)
+    words = f"That was decided at {decided_at}, and is repeated for its idempotency key. No money moved."
+    assert words in agentpay.refused(*pay)
+    assert json.loads(agentpay.run(*pay, "--json").stderr)["decided_at"] == decided_at
 
 
 def test_a_transfer_of_unknown_outcome_ends_with_3_and_says_how_to_resume_it(
@@ -217,7 +249,7 @@ def test_payments_are_listed_with_seller_and_payer_and_shown() -> None:
             ],
         )
         assert result.exit_code == 0, result.output
-        pattern = rf"Payer +\d+\.\d+ +settled +https://api\.example .*{payment.transfer_id}"
+        pattern = rf"Payer +\d+\.\d+ +settled +api\.example .*{payment.transfer_id}"
         assert re.search(pattern, result.stdout), result.stdout
         query = dict(listed.calls.last.request.url.params)
         assert query == {
@@ -317,6 +349,78 @@ def test_identifiers_are_whole_on_one_line_at_80_columns(
         assert [bool(ID.fullmatch(line)) for line in shortest] == [True] * len(rows)
         wide = agentpay.shown(name, "list", "--wide")
         assert "…" not in wide
+
+
+@pytest.mark.parametrize(
+    ("width", "shown"),
+    [
+        (80, ["from", "amount", "to", "memo", "transfer_id"]),
+        (70, ["from", "amount", "to", "transfer_id"]),
+        (58, ["from", "amount", "transfer_id"]),
+    ],
+)
+def test_a_narrow_list_gives_up_optional_columns_before_it_cuts_names(width: int, shown: list[str]) -> None:
+    item = {"from": "Travel desk", "amount": "30.34", "to": "Airline", "memo": "flight AP642 to Lisbon"}
+    item["transfer_id"] = "txn_01m81gj57139m4r30pnzgsdzkf"
+    columns = [
+        Column("from", itemgetter("from"), is_text=True),
+        Column("amount", itemgetter("amount")),
+        Column("to", itemgetter("to"), show=Show.IF_IT_FITS),
+        Column("memo", itemgetter("memo"), is_text=True, show=Show.IF_IT_FITS),
+        Column("transfer_id", itemgetter("transfer_id")),
+    ]
+    printed = lines([item], columns, width=width, is_wide=False, now=datetime.now(UTC))
+    heading, row = (line.plain for line in printed)
+    assert heading.split() == shown
+    assert row.startswith("Travel desk  30.34")
+    assert row.endswith(item["transfer_id"])
+    assert len(row) <= width
+
+
+def test_a_column_that_fits_is_shown_though_a_better_one_does_not() -> None:
+    columns = [
+        Column("from", itemgetter("from")),
+        Column("to", itemgetter("to"), show=Show.IF_IT_FITS),
+        Column("settled", itemgetter("settled"), show=Show.IF_IT_FITS),
+    ]
+    item = {"from": "Payer", "to": "x" * 60, "settled": "3s ago"}
+    heading, _ = lines([item], columns, width=40, is_wide=False, now=datetime.now(UTC))
+    assert heading.plain.split() == ["from", "settled"]
+
+
+def test_a_webhook_is_shown_with_its_identifier_first_and_says_that_it_is_for_all_accounts(
+    agentpay: Client,
+) -> None:
+    shown = agentpay.shown("webhooks", "create", "http://127.0.0.1:9/hooks").splitlines()
+    assert shown[1].startswith("webhook_id")
+    assert [line.split()[1] for line in shown if line.startswith("account_ids")] == ["all"]
+
+
+def test_funding_is_shown_with_the_account_first(agentpay: Client, funded: Funded) -> None:
+    account_id = funded(name="Payer").account_id
+    shown = agentpay.shown("accounts", "fund", "Payer", "5").splitlines()
+    assert shown[1].split() == ["account_id", account_id]
+    assert agentpay.shown("accounts", "fund", "Payer", "5", "--quiet") == f"{account_id}\n"
+
+
+def test_help_is_not_cut_off_at_80_columns() -> None:
+    groups = {path[:-1] for path, _ in every_command(server_main)}
+    for path in groups:
+        result = CliRunner().invoke(server_main, [*path, "--help"], terminal_width=80)
+        assert "..." not in result.stdout.partition("Commands:")[2], path
+
+
+def test_a_command_of_the_server_says_what_to_install() -> None:
+    started = "import sys; sys.modules['solders'] = None; sys.argv[1:] = ['serve']; import runpy; "
+    ended = subprocess.run(
+        [sys.executable, "-c", f"{started}runpy.run_module('agentpay_server', run_name='__main__')"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (1, "")
+    assert re.fullmatch(r"Error: serve needs solders, which is not installed: .*\[server\]'\n", ended.stderr)
 
 
 def _shop(client: AgentPay) -> str:

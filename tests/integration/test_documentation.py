@@ -156,8 +156,9 @@ def test_the_text_for_language_models_is_current(monkeypatch: pytest.MonkeyPatch
 # --- Code -------------------------------------------------------------------------------------------------
 
 
-# They need packages that cannot be installed here: tests/peers runs them in separate environments.
-_PROGRAMS_OF_OTHERS = {"test-x402-server.md": {"js", "py"}}
+# They need packages that cannot be installed here: tests/peers and the tests marked `validator` run them in
+# separate environments.
+_PROGRAMS_OF_OTHERS = {"test-x402-server.md": {"js", "py"}, "local-validator.md": {"js"}}
 
 
 @every_document

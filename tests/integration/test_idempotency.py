@@ -4,6 +4,7 @@ See interface I1 to I9; P4 to P7.
 """
 
 import asyncio
+import pickle
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -16,8 +17,9 @@ from server_world import Funded
 
 from agentpay import AgentPay
 from agentpay.contract.accounts import Account
+from agentpay.contract.fields import format_timestamp
 from agentpay.contract.transfers import Transfer
-from agentpay.errors import AgentPayError
+from agentpay.errors import AgentPayError, PolicyViolationError
 from agentpay_server import AgentPayServer
 from agentpay_server.database import tables
 
@@ -135,13 +137,46 @@ def test_a_policy_rejection_is_replayed_as_it_was(
     money.put_policy(http, pair.payer, **policy)
     first = money.post(http, pair.order())
     assert (first.status_code, first.json()["error"]) == (402, error)
-    # The obstacle is gone, and the response is still the original one.
+    assert "idempotency-replayed" not in first.headers
+    # The obstacle is gone, and the response is still the original one, but says when it was decided.
+    decided_at = server.sandbox.clock.now()
+    server.sandbox.clock.advance(minutes=90)
     money.put_policy(http, pair.payer, **lifted)
     again = money.post(http, pair.order())
     assert (again.status_code, again.content) == (402, first.content)
+    assert again.headers["idempotency-replayed"] == format_timestamp(decided_at)
     assert len(money.events(server)) == 1
     assert transactions_of(server, pair.payer) == ["rejection"]
     assert money.post(http, pair.order(idempotency_key="another")).status_code == 200
+
+
+def test_the_error_of_a_repeated_refusal_says_when_it_was_decided(
+    server: AgentPayServer, client: AgentPay, pair: Pair
+) -> None:
+    """By a person, hours after the request: what counts is when it became final."""
+    client.policies.update(pair.payer.account_id, escalation_threshold="1")
+    order = {
+        "from_": pair.payer.account_id,
+        "to": pair.payee.account_id,
+        "amount": "1",
+        "idempotency_key": "k",
+    }
+    waiting = client.transfers.create(**order)
+    server.sandbox.clock.advance(hours=3)
+    decided_at = server.sandbox.clock.now()
+    server.console.approvals.reject(waiting.transfer_id)
+    server.sandbox.clock.advance(hours=3)
+    with pytest.raises(PolicyViolationError) as raised:
+        client.transfers.create(**order)
+    assert raised.value.decided_at == decided_at
+    words = f"Decided at {format_timestamp(decided_at)} and repeated for its idempotency key"
+    assert words in str(raised.value)
+    assert pickle.loads(pickle.dumps(raised.value)).decided_at == decided_at
+    client.policies.update(pair.payer.account_id, max_single_transfer="0", escalation_threshold=None)
+    with pytest.raises(PolicyViolationError) as raised:
+        client.transfers.create(**{**order, "idempotency_key": "k2"})
+    assert raised.value.decided_at is None
+    assert "repeated" not in str(raised.value)
 
 
 def test_insufficient_balance_is_tried_again_as_a_new_transfer(

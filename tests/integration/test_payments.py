@@ -288,8 +288,10 @@ def test_a_policy_refuses_a_payment_as_any_transfer(http, seller, authorize, acc
     assert words in body["message"]
     shown = get(http, body)
     assert (shown["status"], shown["error"], shown["header"]) == ("rejected", "policy_violation", None)
-    # The key repeats it.
-    assert refused(authorize(seller.ask()), "policy_violation")["transfer_id"] == body["transfer_id"]
+    # The key repeats it, and says so.
+    again = authorize(seller.ask())
+    assert refused(again, "policy_violation")["transfer_id"] == body["transfer_id"]
+    assert again.headers["idempotency-replayed"].endswith("Z")
 
 
 def test_a_paused_account_pays_nothing(http, seller, authorize, account) -> None:

@@ -7,6 +7,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import surfpool
 
 import agentpay
 
@@ -42,6 +43,18 @@ def test_the_steps_of_a_path_are_shell_that_parses(page: Path) -> None:
         ["bash", "-n", "-c", "\n".join(steps)], capture_output=True, text=True, check=False
     )
     assert (checked.returncode, checked.stderr) == (0, "")
+
+
+@pytest.mark.validator
+@pytest.mark.timeout(900)
+def test_the_guide_to_a_local_validator_works_from_nothing(tmp_path: Path) -> None:
+    surfpool.needs_linux_and_node()
+    assert follow.follow(ROOT / "docs" / "how-to" / "local-validator.md", tmp_path) > 0
+
+
+def test_the_guide_installs_the_validator_of_the_tests() -> None:
+    page = (ROOT / "docs" / "how-to" / "local-validator.md").read_text("utf-8")
+    assert f"npm install --no-audit --no-fund {surfpool.PACKAGE}@{surfpool.VERSION}" in page
 
 
 def test_the_architecture_page_names_files_that_exist() -> None:

@@ -605,7 +605,7 @@ def test_a_loop_survives_the_cancellation_of_its_work(server: AgentPayServer):
     with server.sandbox.fault("chain_down"):
         server.client().policies.update(payer.account_id, max_single_transfer=50)
         server.sandbox.clock.advance(0)
-    workers = server._running.server.services.schedule._workers
+    workers = server._running.server.services.schedule._scheduled
     records = next(worker for worker in workers if isinstance(worker, PolicyRecords))
     server.sandbox.set_fault("chain_never_lands")
 

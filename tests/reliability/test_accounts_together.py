@@ -73,14 +73,14 @@ async def test_an_unavailable_chain_fails_all_waiting_callers(world: World) -> N
     assert {answer.status for answer in await asked_for(world, 5)} == {201}
 
 
-async def test_one_that_expires_is_signed_again_for_all(world: World) -> None:
+async def test_an_expired_batch_is_signed_again_for_all_callers(world: World) -> None:
     world.chain.next("send", chains.dropped)
     world.chain.next("signature_status", chains.expiring)
     assert {answer.status for answer in await asked_for(world, 5)} == {201}
     assert len({signature for signature, _ in world.chain.sent}) == 2
 
 
-async def test_a_stopping_server_leaves_no_caller_waiting(world: World) -> None:
+async def test_stopping_the_server_fails_all_waiting_callers(world: World) -> None:
     accounts, tasks = world.runtime.services.accounts._provisioning, world.runtime.context.tasks
     for turns in (0, 1, 40):
         # Before anybody collects, before the transaction is signed, and while it is on its way.

@@ -70,7 +70,7 @@ async def assert_one_end(world: World, source: Party, to: Party, transfer_id: st
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_of_many_approvals_one_pays(seed: int) -> None:
+async def test_concurrent_approvals_pay_once(seed: int) -> None:
     async with worlds.world(interrupted=seed) as world:
         source, to, transfer_id = await waiting(world)
         answers = await asyncio.gather(*(world.approve(transfer_id) for _ in range(20)))
@@ -81,7 +81,7 @@ async def test_of_many_approvals_one_pays(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("fault", [chains.reply_lost, chains.dropped, chains.expiring, chains.repeated])
-async def test_an_approval_through_a_fault_pays_once(seed: int, fault: chains.Act) -> None:
+async def test_concurrent_approvals_with_a_chain_fault_pay_once(seed: int, fault: chains.Act) -> None:
     async with worlds.world(interrupted=seed) as world:
         source, to, transfer_id = await waiting(world)
         world.chain.next_payment(fault)
@@ -91,7 +91,7 @@ async def test_an_approval_through_a_fault_pays_once(seed: int, fault: chains.Ac
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_approving_and_rejecting_at_once_has_one_outcome(seed: int) -> None:
+async def test_concurrent_approval_and_rejection_have_one_outcome(seed: int) -> None:
     async with worlds.world(interrupted=seed) as world:
         source, to, transfer_id = await waiting(world)
         # An approval looks at the chain first: the rejections start from later and later.
@@ -119,7 +119,7 @@ async def _after(turns: int, call: Callable[..., Any], *args: Any) -> Answer:
     ("change", "error"),
     [({"paused": True}, "account_paused"), ({"max_single_transfer": 6}, "policy_violation")],
 )
-async def test_after_a_change_of_policy_is_answered_it_binds_every_approval(
+async def test_an_approval_after_a_policy_change_returned_obeys_the_new_policy(
     turns: int, change: dict[str, Any], error: str
 ) -> None:
     async with worlds.world(interrupted=turns) as world:
@@ -137,7 +137,7 @@ async def test_after_a_change_of_policy_is_answered_it_binds_every_approval(
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_approvals_and_transfers_together_never_pass_the_daily_limit(seed: int) -> None:
+async def test_concurrent_approvals_and_transfers_stay_within_the_daily_limit(seed: int) -> None:
     async with worlds.world(interrupted=seed) as world:
         source, to = await world.account("100"), await world.account()
         await world.policy(source, escalation_threshold=2)
@@ -177,7 +177,7 @@ async def test_concurrent_approvals_spend_the_balance_and_the_rest_stay_pending(
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_expiry_and_decisions_at_the_very_moment_have_one_outcome(seed: int) -> None:
+async def test_expiry_approval_and_rejection_at_the_same_moment_have_one_outcome(seed: int) -> None:
     async with worlds.world(interrupted=seed) as world:
         source, to, transfer_id = await waiting(world)
         await world.advance(DAY_SECONDS - 0.000001)
@@ -194,7 +194,7 @@ async def test_expiry_and_decisions_at_the_very_moment_have_one_outcome(seed: in
 
 
 @pytest.mark.parametrize("verb", ["approve", "reject"])
-async def test_a_request_at_expiry_time_ends_the_transfer(world: World, verb: str) -> None:
+async def test_a_decision_at_expiry_time_is_refused_as_not_pending(world: World, verb: str) -> None:
     source, to, transfer_id = await waiting(world)
     clock: Any = world.runtime.context.clock
     clock.move_to(clock.now_us() + DAY_SECONDS * 10**6)
@@ -206,7 +206,7 @@ async def test_a_request_at_expiry_time_ends_the_transfer(world: World, verb: st
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_the_key_sent_again_during_an_approval_moves_nothing_more(seed: int) -> None:
+async def test_replaying_the_key_during_an_approval_pays_once(seed: int) -> None:
     async with worlds.world(interrupted=seed) as world:
         source, to, transfer_id = await waiting(world)
         resubmitted = [_after(n, world.transfer, "key", source, to, "7") for n in range(0, 80, 8)]
@@ -217,7 +217,7 @@ async def test_the_key_sent_again_during_an_approval_moves_nothing_more(seed: in
         assert await assert_one_end(world, source, to, transfer_id) == "settled"
 
 
-async def test_an_approval_whose_outcome_is_unknown_says_so_and_is_finished(world: World) -> None:
+async def test_an_approval_with_unknown_outcome_returns_503_and_settles_later(world: World) -> None:
     source, to, transfer_id = await waiting(world)
     world.chain.next_payment(chains.goes_down_after)
     answer = await world.approve(transfer_id)
@@ -235,7 +235,7 @@ async def test_an_approval_whose_outcome_is_unknown_says_so_and_is_finished(worl
     assert world.balance(to) == 7_000_000
 
 
-async def test_a_disconnecting_approver_cancels_nothing(world: World) -> None:
+async def test_disconnecting_during_an_approval_does_not_cancel_it(world: World) -> None:
     source, to, transfer_id = await waiting(world)
     world.chain.next_payment(chains.lagging)
     caller = asyncio.ensure_future(world.approve(transfer_id))

@@ -21,7 +21,7 @@ async def told(world: World, subject: str) -> list[dict[str, Any]]:
     ]
 
 
-async def test_a_transfer_that_the_chain_refuses(world: World) -> None:
+async def test_a_transfer_that_fails_on_chain_is_audited(world: World) -> None:
     source, to = await world.account("100"), await world.account()
     world.chain.next("send", chains.before(lambda: world.freeze(to)))
     answer = await world.transfer("key", source, to, "7")
@@ -38,7 +38,7 @@ async def test_a_transfer_that_the_chain_refuses(world: World) -> None:
     }
 
 
-async def test_a_transfer_that_expires_while_its_account_is_paused(world: World) -> None:
+async def test_a_transfer_that_expires_while_its_account_is_paused_is_audited(world: World) -> None:
     source, to = await world.account("100"), await world.account()
     world.chain.next("send", chains.goes_down)
     unknown = await world.transfer("key", source, to, "7")
@@ -52,7 +52,7 @@ async def test_a_transfer_that_expires_while_its_account_is_paused(world: World)
     assert (failed["action"], failed["after"]["error"]) == ("transfers.fail", "account_paused")
 
 
-async def test_a_session_whose_funding_the_chain_refuses(world: World) -> None:
+async def test_a_session_whose_funding_fails_on_chain_is_audited(world: World) -> None:
     source, to = await world.account("100"), await world.account()
     outside = await world.outside()
     world.chain.next("send", chains.before(lambda: world.drain(source, outside, "95")))

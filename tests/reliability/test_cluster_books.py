@@ -32,7 +32,7 @@ async def seconds_until_settled(world: ClusterWorld, source: Party, to: Party, a
 
 @pytest.mark.parametrize("by", [200, 10_000, 2**40])
 @pytest.mark.parametrize("is_known", [True, False], ids=["pace known", "new server"])
-async def test_one_slot_that_is_too_high_holds_no_resend_up(
+async def test_one_slot_that_is_too_high_delays_no_resend(
     world: ClusterWorld, by: int, is_known: bool
 ) -> None:
     source, to = await world.account("10"), await world.account()
@@ -48,7 +48,7 @@ async def test_one_slot_that_is_too_high_holds_no_resend_up(
 
 
 @pytest.mark.parametrize("slot_seconds", [0.4, 0.25, 0.1])
-async def test_how_long_things_take_goes_with_the_slots_of_the_cluster(
+async def test_waits_scale_with_the_slot_time_of_the_cluster(
     monkeypatch: pytest.MonkeyPatch, slot_seconds: float
 ) -> None:
     cluster = cluster_worlds.new_cluster(slot_seconds=slot_seconds)
@@ -75,7 +75,7 @@ async def reserved(world: ClusterWorld, account: Party) -> str:
     return str((await world.detail(account))["reserved_usdc"])
 
 
-async def test_what_has_vanished_is_reserved_until_it_is_final_again(world: ClusterWorld) -> None:
+async def test_a_vanished_transfer_stays_reserved_until_it_is_final_again(world: ClusterWorld) -> None:
     source, to = await world.account("10"), await world.account()
     transfer_id = await world.settled("key", source, to, "7")
     assert await reserved(world, source) == "0.000000"
@@ -98,7 +98,7 @@ async def test_what_has_vanished_is_reserved_until_it_is_final_again(world: Clus
     assert signed.in_state(await world.rows(tables.chain_transactions), "confirmed") == []
 
 
-async def test_the_cap_of_a_session_whose_opening_has_vanished_is_reserved_once(world: ClusterWorld) -> None:
+async def test_a_vanished_session_opening_reserves_its_cap_once(world: ClusterWorld) -> None:
     source, to = await world.account("10"), await world.account()
     session_id = await world.opened_session("key", source, to, "7")
     (signature,) = world.cluster.payments(session_id)
@@ -113,7 +113,7 @@ async def test_the_cap_of_a_session_whose_opening_has_vanished_is_reserved_once(
     assert (account["balance"], account["in_flight"]) == (3_000_000, 0)
 
 
-async def test_what_can_never_land_again_is_reserved_no_longer(world: ClusterWorld) -> None:
+async def test_a_vanished_transfer_that_expired_releases_its_reservation(world: ClusterWorld) -> None:
     source, to = await world.account("10"), await world.account()
     transfer_id = await world.settled("key", source, to, "7")
     (signature,) = world.cluster.payments(transfer_id)
@@ -142,7 +142,9 @@ async def threshold(world: ClusterWorld) -> None:
     assert answer.status == 201, answer
 
 
-async def test_a_balance_that_falls_below_is_told_at_once(world: ClusterWorld, threshold: None) -> None:
+async def test_the_low_balance_event_fires_when_the_balance_crosses_the_threshold(
+    world: ClusterWorld, threshold: None
+) -> None:
     source, to = await world.account("100"), await world.account()
     await world.settled("a", source, to, "50")
     assert await low(world) == []
@@ -153,7 +155,7 @@ async def test_a_balance_that_falls_below_is_told_at_once(world: ClusterWorld, t
     assert await low(world) == ["49.000000"]
 
 
-async def test_a_balance_that_is_low_only_because_the_books_are_behind_is_not_told(
+async def test_the_low_balance_event_waits_for_unbooked_deposits(
     world: ClusterWorld, threshold: None
 ) -> None:
     source, to = await world.account("100"), await world.account()
@@ -168,7 +170,7 @@ async def test_a_balance_that_is_low_only_because_the_books_are_behind_is_not_to
     assert await low(world) == ["49.000000"]
 
 
-async def test_a_balance_that_is_low_in_truth_is_told_once_the_books_have_caught_up(
+async def test_the_low_balance_event_fires_after_pending_deposits_are_booked(
     world: ClusterWorld, threshold: None
 ) -> None:
     source, to = await world.account("100"), await world.account()
@@ -182,7 +184,9 @@ async def test_a_balance_that_is_low_in_truth_is_told_once_the_books_have_caught
     assert account["unjudged_spend"] == 0
 
 
-async def test_opening_a_session_is_judged_in_the_same_way(world: ClusterWorld, threshold: None) -> None:
+async def test_opening_a_session_fires_the_low_balance_event_in_the_same_way(
+    world: ClusterWorld, threshold: None
+) -> None:
     source, to = await world.account("100"), await world.account()
     await world.mint(source, "50")
     await world.opened_session("a", source, to, "60")

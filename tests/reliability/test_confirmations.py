@@ -49,7 +49,7 @@ async def look(world: World) -> None:
     await Confirmations(world.runtime.context, world.runtime.services.settlement).look()
 
 
-async def test_what_is_irreversible_is_watched_no_longer(world: World) -> None:
+async def test_watching_ends_when_a_transaction_is_irreversible(world: World) -> None:
     await settled(world)
     world.chain.next("signature_status", confirmed_only)
     await look(world)
@@ -58,13 +58,13 @@ async def test_what_is_irreversible_is_watched_no_longer(world: World) -> None:
     assert await watched(world) == []
 
 
-async def test_what_settles_irreversibly_is_not_watched(world: World) -> None:
+async def test_a_transfer_that_settles_irreversibly_is_not_watched(world: World) -> None:
     source, to = await world.account("100"), await world.account()
     assert (await world.transfer("key", source, to, "7")).status == 200
     assert await watched(world) == []
 
 
-async def test_what_vanishes_is_sent_again_as_it_was_and_stays_settled(world: World) -> None:
+async def test_a_vanished_transaction_is_resent_unchanged_and_stays_settled(world: World) -> None:
     _, to, transfer_id = await settled(world)
     before = list(world.chain.sent)
     world.chain.next("signature_status", gone)
@@ -79,7 +79,7 @@ async def test_what_vanishes_is_sent_again_as_it_was_and_stays_settled(world: Wo
     assert world.balance(to) == 7_000_000
 
 
-async def test_what_another_server_has_reserved_meanwhile_is_free_once_it_is_irreversible(
+async def test_a_reservation_by_another_server_is_released_when_the_transaction_is_irreversible(
     world: World,
 ) -> None:
     source, to, _ = await settled(world)
@@ -97,7 +97,7 @@ async def test_what_another_server_has_reserved_meanwhile_is_free_once_it_is_irr
     assert (await world.transfer("the rest", source, to, "93")).status == 200
 
 
-async def test_what_can_never_land_again_is_reported_and_stays_settled(
+async def test_a_vanished_transaction_that_expired_is_logged_and_stays_settled(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     _, _, transfer_id = await settled(world)
@@ -113,7 +113,7 @@ async def test_what_can_never_land_again_is_reported_and_stays_settled(
     assert (await world.get_transfer(transfer_id))["status"] == "settled"
 
 
-async def test_a_chain_that_does_not_answer_leaves_it_watched(world: World) -> None:
+async def test_an_unavailable_chain_keeps_a_transaction_watched(world: World) -> None:
     await settled(world)
     world.chain.next("signature_status", chains.down)
     await look(world)
@@ -175,7 +175,7 @@ async def reported(world: World, caplog: pytest.LogCaptureFixture) -> str:
     return record.getMessage()
 
 
-async def test_a_session_whose_opening_is_undone_for_good_pays_nothing(
+async def test_a_session_whose_opening_is_undone_permanently_pays_nothing(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, to = await world.account("100"), await world.account()
@@ -188,7 +188,7 @@ async def test_a_session_whose_opening_is_undone_for_good_pays_nothing(
     assert (world.balance(source), world.balance(to)) == (100_000_000, 0)
 
 
-async def test_a_session_whose_settlement_is_undone_for_good_stays_settled_with_its_money_in_the_escrow(
+async def test_a_settlement_undone_permanently_leaves_the_money_in_escrow(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, to = await world.account("100"), await world.account()
@@ -205,7 +205,7 @@ async def test_a_session_whose_settlement_is_undone_for_good_stays_settled_with_
     assert (world.balance(source), world.balance(to)) == (90_000_000, 0)
 
 
-async def test_a_chain_that_does_not_know_the_blocks_proves_no_expiry(
+async def test_a_chain_without_the_blocks_cannot_prove_expiry(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def forgetful(first_height: int, last_height: int) -> bool:

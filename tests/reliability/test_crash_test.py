@@ -61,7 +61,7 @@ def postgres_database() -> str:
         yield postgres_server.url_of(directory)
 
 
-def test_the_judge_sees_what_was_paid_twice_over_the_limit_or_off_the_books() -> None:
+def test_the_verdict_counts_double_payments_overspending_and_unbooked_payments() -> None:
     landed = Landed(Counter({"a": 1, "b": 2}), Counter({"a": 10, "b": 20}))
     modes = {"a": Mode.HONEST, "b": Mode.HONEST, "c": Mode.HOLD, "d": Mode.HOLD}
     honest, hold = lines_of(modes, {"a": ("served", 1), "c": ("refused", 2)}, landed)
@@ -75,6 +75,6 @@ def test_the_judge_sees_what_was_paid_twice_over_the_limit_or_off_the_books() ->
     assert not evolve(HARMLESS, settled_usdc=Decimal(0)).has_passed
 
 
-def test_several_servers_need_a_database_that_they_can_share() -> None:
+def test_several_servers_require_a_database_url() -> None:
     result = CliRunner().invoke(main, ["crash-test", "--servers", "2"])
     assert (result.exit_code, "--database-url" in result.stderr) == (2, True)

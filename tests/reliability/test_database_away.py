@@ -102,7 +102,9 @@ async def assert_paid_once(world: World, source: Party, to: Party, key: str) -> 
 
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("number", range(1, CALLS_OF_A_TRANSFER + 1))
-async def test_a_transfer_whose_database_goes_away_at_any_call_happens_once(number: int, when: str) -> None:
+async def test_a_transfer_interrupted_by_a_database_outage_at_any_call_pays_once(
+    number: int, when: str
+) -> None:
     async with world_on(manual_clock(START)) as (world, database):
         source, to = await world.account("100"), await world.account()
         database.breaks(number, when)
@@ -121,7 +123,7 @@ async def test_a_transfer_whose_database_goes_away_at_any_call_happens_once(numb
         await assert_paid_once(world, source, to, "key")
 
 
-async def test_a_transfer_without_trouble_makes_so_many_calls() -> None:
+async def test_an_undisturbed_transfer_makes_the_expected_number_of_database_calls() -> None:
     async with world_on(manual_clock(START)) as (world, database):
         source, to = await world.account("100"), await world.account()
         database.calls = 0
@@ -130,7 +132,7 @@ async def test_a_transfer_without_trouble_makes_so_many_calls() -> None:
         assert database.calls == CALLS_OF_A_TRANSFER
 
 
-async def test_every_endpoint_says_so_before_it_has_begun() -> None:
+async def test_every_endpoint_returns_503_while_the_database_is_away() -> None:
     async with world_on(manual_clock(START)) as (world, database):
         source = await world.account("100")
         database.is_away = True
@@ -156,7 +158,7 @@ async def test_every_endpoint_says_so_before_it_has_begun() -> None:
         assert (await world.http.get("/readyz")).json()["not_ready"][0] == "database"
 
 
-async def test_the_client_repeats_a_payment_and_tells_its_key_when_that_is_not_enough() -> None:
+async def test_the_client_retries_a_payment_and_reports_its_key_when_retries_run_out() -> None:
     async with world_on(manual_clock(START)) as (world, database):
         source, to = await world.account("100"), await world.account()
         client = world.sdk()
@@ -169,7 +171,7 @@ async def test_the_client_repeats_a_payment_and_tells_its_key_when_that_is_not_e
         await assert_paid_once(world, source, to, unknown.value.idempotency_key)
 
 
-async def test_drivers_and_workers_go_on_once_the_database_is_back() -> None:
+async def test_drivers_and_workers_continue_when_the_database_is_back() -> None:
     async with world_on(SystemClock()) as (world, database):
         source, to = await world.account("100"), await world.account()
         # The chain has the transaction, and the database cannot be told of its end.
@@ -214,7 +216,7 @@ class Hanging(httpx.AsyncBaseTransport):
 
 
 @pytest.mark.parametrize("is_alone", [True, False])
-async def test_a_start_voids_leases_only_where_no_other_server_can_hold_them(is_alone: bool) -> None:
+async def test_startup_voids_leases_only_on_a_database_with_a_single_server(is_alone: bool) -> None:
     with worlds._real_time():
         inner = await stores.new_database()
     shared = Shared(inner, None)

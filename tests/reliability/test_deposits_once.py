@@ -21,7 +21,7 @@ from agentpay.contract import codec
 from agentpay.contract.events import BalanceLowThresholdData
 from agentpay_server.accounts import deposit_schedule as worker_module
 from agentpay_server.accounts import deposits as deposits_module
-from agentpay_server.accounts.deposit_schedule import RETRY_US, DepositWorker
+from agentpay_server.accounts.deposit_schedule import RETRY_US, DepositSchedule
 from agentpay_server.accounts.deposits import Arrivals, Deposits
 from agentpay_server.chain.protocol import ChainUnavailableError, Deposit, DepositBatch
 from agentpay_server.clock import SECOND_US, SystemClock
@@ -98,7 +98,7 @@ async def test_the_watcher_leaves_a_transfer_to_its_settling_commit(world: World
     assert row["deposit_cursor"] == "2"
 
 
-async def test_what_a_transfer_will_not_book_is_a_deposit_though_it_is_under_way(world: World) -> None:
+async def test_a_transfer_in_flight_to_an_account_created_later_is_booked_as_a_deposit(world: World) -> None:
     """The token account that it pays was no account's yet when the transfer was accepted."""
     source, to = await world.account("10"), await world.account()
     world.chain.black_holes.add("*")
@@ -113,7 +113,7 @@ async def test_what_a_transfer_will_not_book_is_a_deposit_though_it_is_under_way
     assert (await answer).status == 200
 
 
-async def test_another_process_is_left_its_transfers(world: World) -> None:
+async def test_a_transfer_driven_by_another_process_is_not_booked_as_a_deposit(world: World) -> None:
     """The journal reports a payment that a third party submitted for the service; it is not a deposit."""
     source, to = await world.account("10"), await world.account()
     world.chain.black_holes.add("*")
@@ -130,7 +130,7 @@ async def test_another_process_is_left_its_transfers(world: World) -> None:
     await assert_booked(world, to, 4_000_000)
 
 
-async def test_a_flood_at_one_account_is_booked_a_stretch_at_a_time(
+async def test_many_deposits_to_one_account_are_booked_in_bounded_batches(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(deposits_module, "_BATCHES_AT_ONCE", 2)
@@ -164,7 +164,7 @@ async def test_a_flood_at_one_account_is_booked_a_stretch_at_a_time(
 
 
 @pytest.mark.parametrize("seed", range(5))
-async def test_watchers_and_transfers_that_race_book_everything_once(seed: int) -> None:
+async def test_racing_watchers_and_transfers_book_everything_once(seed: int) -> None:
     async with worlds.world(interrupted=seed) as world:
         wallet, source, to = await stranger(world), await world.account("10"), await world.account()
         others = [watcher(world) for _ in range(3)]
@@ -182,7 +182,7 @@ async def test_watchers_and_transfers_that_race_book_everything_once(seed: int) 
         assert row["balance"] == world.balance(source) == 7 * 10**6 + 21
 
 
-async def test_watchers_of_two_servers_over_one_database_book_everything_once(
+async def test_watchers_of_two_servers_on_one_database_book_everything_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(stores.run, "kind", "postgres")
@@ -201,7 +201,7 @@ async def test_watchers_of_two_servers_over_one_database_book_everything_once(
         await database.close()
 
 
-async def test_a_watcher_that_was_overtaken_goes_on_from_where_the_other_is(world: World) -> None:
+async def test_an_overtaken_watcher_continues_from_the_cursor_of_the_other(world: World) -> None:
     wallet, account = await stranger(world), await world.account()
     await wallet.pay((account.token_account, 5))
 
@@ -216,7 +216,7 @@ async def test_a_watcher_that_was_overtaken_goes_on_from_where_the_other_is(worl
     await assert_booked(world, account, 5, 6)
 
 
-async def test_a_funding_that_another_watcher_has_booked_is_audited_all_the_same(world: World) -> None:
+async def test_a_funding_booked_by_another_watcher_is_still_audited(world: World) -> None:
     account = await world.account()
 
     async def overtaken(chain: FaultyChain, proceed: Proceed) -> Any:
@@ -233,7 +233,7 @@ async def test_a_funding_that_another_watcher_has_booked_is_audited_all_the_same
 
 
 @pytest.mark.parametrize("look", ["token_accounts", "deposits"])
-async def test_a_look_that_failed_is_taken_again(world: World, look: str) -> None:
+async def test_a_failed_look_is_retried(world: World, look: str) -> None:
     wallet, account = await stranger(world), await world.account()
     await wallet.pay((account.token_account, 5))
     world.runtime.services.deposits.arrived(None)
@@ -245,7 +245,7 @@ async def test_a_look_that_failed_is_taken_again(world: World, look: str) -> Non
     assert not world.runtime.services.deposits.is_any_due
 
 
-async def test_money_that_is_spent_before_it_is_booked_makes_no_alarm_of_less_than_nothing(
+async def test_spending_an_unbooked_deposit_never_reports_a_negative_balance(
     world: World,
 ) -> None:
     wallet, account, to = await stranger(world), await world.account("60"), await world.account()
@@ -264,7 +264,7 @@ async def test_money_that_is_spent_before_it_is_booked_makes_no_alarm_of_less_th
 
 
 @pytest.mark.parametrize("is_named", [True, False])
-async def test_what_no_node_shows_holds_up_neither_other_deposits_nor_spending(
+async def test_an_unreadable_deposit_blocks_neither_other_deposits_nor_spending(
     world: World, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_named: bool
 ) -> None:
     wallet, first, second = await stranger(world), await world.account(), await world.account()
@@ -302,7 +302,7 @@ async def assert_entries(world: World, account: Party, *amounts: int) -> None:
     assert [entry["amount"] for entry in await world.entries(account)] == list(amounts)
 
 
-async def test_what_came_and_was_not_booked_is_booked_by_the_next_server(lives: Lives) -> None:
+async def test_an_unbooked_deposit_is_booked_by_the_next_server(lives: Lives) -> None:
     world = await lives.start()
     wallet, account, idle = await stranger(world), await world.account("3"), await world.account()
     await wallet.pay((account.token_account, 5))
@@ -316,7 +316,7 @@ async def test_what_came_and_was_not_booked_is_booked_by_the_next_server(lives: 
     await assert_entries(world, idle)
 
 
-async def test_what_hides_behind_a_transfer_under_way_is_found(lives: Lives) -> None:
+async def test_a_deposit_equal_to_a_transfer_in_flight_is_found(lives: Lives) -> None:
     """A deposit equals the amount in flight, so the balance does not reveal it."""
     world = await lives.start()
     wallet, source, to = await stranger(world), await world.account("9"), await world.account()
@@ -336,9 +336,7 @@ async def test_what_hides_behind_a_transfer_under_way_is_found(lives: Lives) -> 
 
 
 @pytest.mark.parametrize("point", ["before", "after"])
-async def test_a_funding_that_ends_before_or_after_it_is_executed_is_booked_if_it_happened(
-    lives: Lives, point: str
-) -> None:
+async def test_an_interrupted_funding_is_booked_if_it_was_executed(lives: Lives, point: str) -> None:
     world = await lives.start()
     account = await world.account()
 
@@ -356,7 +354,7 @@ async def test_a_funding_that_ends_before_or_after_it_is_executed_is_booked_if_i
     assert audited.count("sandbox.accounts.fund") == 0
 
 
-async def test_a_page_that_was_written_without_anybody_knowing_is_looked_for(
+async def test_a_deposit_whose_write_reply_was_lost_is_found(
     lives: Lives, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = await lives.start()
@@ -378,7 +376,7 @@ async def test_a_page_that_was_written_without_anybody_knowing_is_looked_for(
     await assert_booked(world, account, 5)
 
 
-async def test_a_journal_that_cannot_be_read_is_read_later(
+async def test_an_unreadable_journal_is_read_again_later(
     lives: Lives, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = await lives.start()
@@ -399,9 +397,7 @@ async def test_a_journal_that_cannot_be_read_is_read_later(
 # --- A chain that does not tell
 
 
-async def test_a_chain_that_does_not_tell_is_looked_at_now_and_again(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_chain_without_a_listener_is_polled(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     wallet, account = await stranger(world), await world.account()
     real_us = 0
     monkeypatch.setattr(worker_module, "real_now_us", lambda: real_us)
@@ -411,7 +407,7 @@ async def test_a_chain_that_does_not_tell_is_looked_at_now_and_again(
     deposits = Deposits(
         evolve(world.runtime.context, clock=clock), world.runtime.services.settlement, Arrivals()
     )
-    worker = DepositWorker(deposits, clock=clock, look_every_us=5 * SECOND_US)
+    worker = DepositSchedule(deposits, clock=clock, look_every_us=5 * SECOND_US)
     assert await worker.next_due_us() == 0
     assert await worker.run_due()
     assert await worker.next_due_us() == 5 * SECOND_US
@@ -428,13 +424,13 @@ async def test_a_chain_that_does_not_tell_is_looked_at_now_and_again(
     assert await worker.next_due_us() == real_us + 5 * SECOND_US
 
 
-async def test_a_manual_clock_does_not_bring_a_look_nearer(
+async def test_advancing_a_manual_clock_does_not_poll_earlier(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real_us = 0
     monkeypatch.setattr(worker_module, "real_now_us", lambda: real_us)
     clock = world.runtime.context.clock
-    worker = DepositWorker(watcher(world), clock=clock, look_every_us=5 * SECOND_US)
+    worker = DepositSchedule(watcher(world), clock=clock, look_every_us=5 * SECOND_US)
     assert await worker.next_due_us() == clock.now_us()
     assert await worker.run_due()
     assert await worker.next_due_us() is None

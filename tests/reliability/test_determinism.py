@@ -50,18 +50,18 @@ def run(seed: int) -> tuple[object, ...]:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_two_runs_of_one_seed_are_equal_to_the_last_byte(seed: int) -> None:
+def test_two_runs_with_the_same_seed_are_byte_for_byte_equal(seed: int) -> None:
     first, second = run(seed), run(seed)
     assert first == second
 
 
-def test_another_seed_is_another_run() -> None:
+def test_different_seeds_give_different_runs() -> None:
     first, second = run(7), run(8)
     assert first[0] != second[0]
     assert first[2] != second[2]
 
 
-def test_without_a_seed_nothing_repeats() -> None:
+def test_without_a_seed_keys_and_ids_differ() -> None:
     with AgentPayServer(clock=START) as one, AgentPayServer(clock=START) as other:
         assert one.operator_key != other.operator_key
         accounts = [server.client().accounts.create(name="A") for server in (one, other)]

@@ -88,7 +88,7 @@ async def test_an_sdk_call_can_be_cancelled_at_any_await() -> None:
         assert world.balance(to) == steps * 1_000_000
 
 
-async def test_a_cancelled_sdk_call_tells_the_key_that_it_minted(world: World) -> None:
+async def test_a_cancelled_sdk_call_reports_its_generated_key(world: World) -> None:
     source, to = await world.account("10"), await world.account()
     world.chain.not_final(10**6)
     client = world.sdk()
@@ -105,7 +105,7 @@ async def test_a_cancelled_sdk_call_tells_the_key_that_it_minted(world: World) -
     assert world.balance(to) == 1_000_000
 
 
-async def test_waiters_who_go_away_leave_the_others_waiting(world: World) -> None:
+async def test_cancelled_waiters_do_not_cancel_the_others(world: World) -> None:
     source, to = await world.account("10"), await world.account()
     world.chain.not_final(5)
     calls = [asyncio.ensure_future(world.transfer("one", source, to, "1")) for _ in range(10)]
@@ -127,7 +127,7 @@ class _Here:
         return await work
 
 
-async def test_a_timeout_of_the_transport_leaves_a_key_to_resume(world: World) -> None:
+async def test_a_transport_timeout_reports_a_key_that_resumes_the_transfer(world: World) -> None:
     source, to = await world.account("10"), await world.account()
     transport: httpx.AsyncBaseTransport = AsyncEmbeddedTransport(
         Application(world.runtime),
@@ -161,7 +161,7 @@ async def test_the_sdk_retries_through_an_outage_under_one_key(world: World) -> 
     assert len(await world.rows(tables.transfers)) == 1
 
 
-async def test_while_its_outcome_is_unknown_a_transfer_has_its_bytes_stored() -> None:
+async def test_a_transfer_with_unknown_outcome_has_its_signed_bytes_stored() -> None:
     async with worlds.world() as world:
         source, to = await world.account("10"), await world.account()
         world.chain.next("send", chains.goes_down)
@@ -172,7 +172,7 @@ async def test_while_its_outcome_is_unknown_a_transfer_has_its_bytes_stored() ->
         assert world.chain.sent[-1] == (row["tx_signature"], tx["raw"]) == (tx["signature"], tx["raw"])
 
 
-async def test_nothing_signed_is_sent_before_it_is_stored(world: World) -> None:
+async def test_signed_bytes_are_stored_before_they_are_sent(world: World) -> None:
     source, to = await world.account("10"), await world.account()
     stored: list[bool] = []
 

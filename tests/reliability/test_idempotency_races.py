@@ -27,7 +27,7 @@ async def at_once(world: World, count: int, source: Party, to: Party, amount: st
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_200_requests_with_one_key_make_one_transaction(seed: int) -> None:
+async def test_200_concurrent_requests_with_one_key_make_one_transaction(seed: int) -> None:
     async with worlds.world(interrupted=seed) as world:
         source, to = await world.account("100"), await world.account()
         answers = await at_once(world, 200, source, to, "0.5", "one")
@@ -44,7 +44,7 @@ async def test_200_requests_with_one_key_make_one_transaction(seed: int) -> None
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("fault", [chains.reply_lost, chains.dropped, chains.expiring])
-async def test_many_requests_with_one_key_make_one_transaction_through_a_fault(
+async def test_concurrent_requests_with_one_key_and_a_chain_fault_make_one_transaction(
     seed: int, fault: chains.Act
 ) -> None:
     async with worlds.world(interrupted=seed) as world:
@@ -57,7 +57,7 @@ async def test_many_requests_with_one_key_make_one_transaction_through_a_fault(
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_many_requests_with_one_key_share_an_unknown_outcome(seed: int) -> None:
+async def test_concurrent_requests_with_one_key_share_an_unknown_outcome(seed: int) -> None:
     async with worlds.world(interrupted=seed) as world:
         source, to = await world.account("100"), await world.account()
         world.chain.next("send", chains.goes_down)
@@ -94,7 +94,7 @@ async def test_distinct_keys_with_equal_terms_make_a_transaction_each(seed: int)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_racers_spend_the_balance_and_none_fails_on_chain(seed: int) -> None:
+async def test_racing_transfers_spend_the_balance_and_none_fails_on_chain(seed: int) -> None:
     async with worlds.world(interrupted=seed) as world:
         source, to = await world.account("20.999999"), await world.account()
         answers = await at_once(world, 80, source, to, "1", "key-{}")
@@ -107,7 +107,7 @@ async def test_racers_spend_the_balance_and_none_fails_on_chain(seed: int) -> No
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_racers_reach_the_daily_limit_and_do_not_pass_it(seed: int) -> None:
+async def test_racing_transfers_reach_the_daily_limit_and_do_not_exceed_it(seed: int) -> None:
     async with worlds.world(interrupted=seed) as world:
         source, to = await world.account("100"), await world.account()
         await world.policy(source, max_daily_spend=20.999999)
@@ -119,7 +119,7 @@ async def test_racers_reach_the_daily_limit_and_do_not_pass_it(seed: int) -> Non
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_one_key_raced_from_two_accounts_pays_from_one(seed: int) -> None:
+async def test_one_key_used_concurrently_for_two_accounts_pays_from_one(seed: int) -> None:
     async with worlds.world(interrupted=seed) as world:
         one, other, to = [await world.account("10") for _ in range(3)]
         answers = await asyncio.gather(
@@ -132,7 +132,7 @@ async def test_one_key_raced_from_two_accounts_pays_from_one(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_after_a_pause_is_answered_no_new_transfer_is_accepted(seed: int) -> None:
+async def test_no_transfer_is_accepted_after_a_pause_returned(seed: int) -> None:
     async with worlds.world(interrupted=seed) as world:
         source, to = await world.account("100"), await world.account()
         racing = [asyncio.ensure_future(world.transfer(f"key-{n}", source, to, "1")) for n in range(40)]
@@ -167,7 +167,7 @@ async def test_an_unresolved_key_never_expires(world: World) -> None:
     assert world.balance(to) == 14_000_000
 
 
-async def test_a_failed_transfer_holds_its_key_against_other_parameters(world: World) -> None:
+async def test_reusing_the_key_of_a_failed_transfer_with_other_parameters_conflicts(world: World) -> None:
     source, to = await world.account("100"), await world.account()
     world.chain.next("send", chains.before(lambda: world.freeze(to)))
     failed = await world.transfer("key", source, to, "7")
@@ -192,7 +192,7 @@ async def test_a_replay_reads_neither_policy_nor_chain(world: World) -> None:
     assert len(world.chain.calls) == before
 
 
-async def test_a_paused_account_is_refused_without_the_chain(world: World) -> None:
+async def test_a_transfer_from_a_paused_account_is_refused_without_reading_the_chain(world: World) -> None:
     source = await world.account("100")
     await world.policy(source, paused=True)
     await world.rest()

@@ -201,23 +201,21 @@ def new_ask(chance: random.Random) -> Ask:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("store", STORES)
-async def test_requests_one_after_the_other_are_answered_as_the_model_says(store: str, seed: int) -> None:
+async def test_sequential_requests_agree_with_the_model(store: str, seed: int) -> None:
     async with worlds.world(store=store) as world:
         await play(await scene_of(world), random.Random(seed), "key", 60, most_at_once=1, can_wait=True)
 
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("store", STORES)
-async def test_requests_at_once_are_answered_as_if_they_came_in_some_order(store: str, seed: int) -> None:
+async def test_concurrent_requests_are_linearizable(store: str, seed: int) -> None:
     async with worlds.world(store=store, interrupted=seed) as world:
         await play(await scene_of(world), random.Random(seed), "key", 40, most_at_once=4, can_wait=True)
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("store", STORES)
-async def test_openings_at_once_fund_one_escrow_for_each_account_that_the_key_reaches(
-    store: str, seed: int
-) -> None:
+async def test_concurrent_openings_with_one_key_fund_one_escrow_per_account(store: str, seed: int) -> None:
     async with worlds.world(store=store, interrupted=seed) as world:
         await open_at_once(await scene_of(world), "key", 12)
 
@@ -242,7 +240,7 @@ async def open_at_once(scene: Scene, key: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("store", STORES)
-async def test_openings_by_an_operator_for_two_accounts_under_one_key_are_one(store: str) -> None:
+async def test_an_operator_opening_sessions_for_two_accounts_with_one_key_opens_one(store: str) -> None:
     async with worlds.world(store=store, interrupted=1) as world:
         scene = await scene_of(world)
         asks = [Ask(None, number % 2, "10") for number in range(20)]
@@ -252,7 +250,7 @@ async def test_openings_by_an_operator_for_two_accounts_under_one_key_are_one(st
 
 
 @pytest.mark.parametrize("units", range(1, 9))
-async def test_an_operator_finds_what_its_agent_had_begun_to_pay_when_the_server_was_killed(
+async def test_an_operator_finds_the_transfer_that_an_agent_started_before_a_kill(
     tmp_path: Path, units: int
 ) -> None:
     first = await worlds.started(data_dir=tmp_path)
@@ -295,12 +293,12 @@ class TestTwoServers:
         await first.stop()
         stores.run.free.append(url)
 
-    async def test_requests_at_once_are_answered_as_if_they_came_in_some_order(self, scene: Scene) -> None:
+    async def test_concurrent_requests_are_linearizable(self, scene: Scene) -> None:
         for seed in range(20):
             chance = random.Random(seed)
             await play(scene, chance, f"key-{seed}", 3, most_at_once=5, can_wait=False)
 
-    async def test_an_operator_and_an_agent_at_once_pay_once(self, scene: Scene) -> None:
+    async def test_an_operator_and_an_agent_with_one_key_pay_once(self, scene: Scene) -> None:
         asks = [Ask(None, 0, "1"), Ask(0, 0, "1")] * 30
         for key in ("a", "b", "c", "d"):
             answers = await asyncio.gather(*(scene.transfer(n // 3, ask, key) for n, ask in enumerate(asks)))
@@ -309,7 +307,9 @@ class TestTwoServers:
             scene.paid[0] += 1
         scene.check_balances()
 
-    async def test_an_operator_asking_for_two_accounts_at_once_pays_from_one(self, scene: Scene) -> None:
+    async def test_an_operator_paying_from_two_accounts_with_one_key_pays_from_one(
+        self, scene: Scene
+    ) -> None:
         asks = [Ask(None, number % 2, "1") for number in range(40)]
         for key in ("a", "b", "c", "d"):
             answers = await asyncio.gather(*(scene.transfer(n // 2, ask, key) for n, ask in enumerate(asks)))
@@ -323,8 +323,6 @@ class TestTwoServers:
             scene.paid[source] += 1
         scene.check_balances()
 
-    async def test_openings_at_once_fund_one_escrow_for_each_account_that_the_key_reaches(
-        self, scene: Scene
-    ) -> None:
+    async def test_concurrent_openings_with_one_key_fund_one_escrow_per_account(self, scene: Scene) -> None:
         for key in ("a", "b", "c"):
             await open_at_once(scene, key, 6)

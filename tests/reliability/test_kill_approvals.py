@@ -114,7 +114,7 @@ def test_an_approval_whose_recovery_is_killed_too_pays_once(
 
 
 @pytest.mark.parametrize("point", ["approve.signed", "approve.sent", "approve.landed", *CHAIN])
-def test_an_approval_comes_to_its_end_though_nobody_asks_again(escalated: Escalated, point: str) -> None:
+def test_a_killed_approval_completes_without_another_request(escalated: Escalated, point: str) -> None:
     killed_in_approval(escalated, point)
     with escalated.it.served() as server:
         server.sandbox.clock.advance(0)
@@ -123,7 +123,7 @@ def test_an_approval_comes_to_its_end_though_nobody_asks_again(escalated: Escala
 
 
 @pytest.mark.parametrize("point", ["approve.begun", "approve.booked"])
-def test_an_approval_that_the_policy_refuses_is_refused_once(escalated: Escalated, point: str) -> None:
+def test_an_approval_refused_by_policy_and_killed_is_refused_once(escalated: Escalated, point: str) -> None:
     with escalated.it.served() as server:
         server.client().policies.pause(escalated.it.payer)
         server.sandbox.clock.advance(0)
@@ -141,7 +141,7 @@ def test_an_approval_that_the_policy_refuses_is_refused_once(escalated: Escalate
         survey.assert_conserved()
 
 
-def test_what_waits_outlives_a_kill_and_a_clock_that_went_on(escalated: Escalated) -> None:
+def test_a_pending_transfer_survives_a_kill_and_a_clock_change(escalated: Escalated) -> None:
     """A child on the machine's clock, which is ahead of the paused one; nothing was requested yet."""
     with child(escalated.it) as living:
         answer = living.request("GET", "/console/approvals", escalated.it.key)

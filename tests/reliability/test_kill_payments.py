@@ -162,7 +162,7 @@ def assert_paid_once(survey: Survey, shop: Shop, transfer_id: str) -> None:
     survey.assert_conserved()
 
 
-def test_a_payment_that_landed_while_no_server_ran_is_found_at_the_start(shop: Shop) -> None:
+def test_a_payment_that_landed_while_no_server_ran_is_found_at_startup(shop: Shop) -> None:
     header = killed_in_payment(shop, "x402_v2", "payment.landed", "once")
     assert header is not None
 

@@ -75,7 +75,7 @@ def settled_after_restart(it: Prepared, landed_before: set[str]) -> None:
 
 
 @pytest.mark.parametrize("point", TRANSFER)
-def test_a_transfer_killed_at_any_point_happens_once(it: Prepared, before: set[str], point: str) -> None:
+def test_a_transfer_killed_at_any_point_pays_once(it: Prepared, before: set[str], point: str) -> None:
     killed_in_transfer(it, point)
     settled_after_restart(it, before)
 
@@ -90,7 +90,7 @@ def killed_twice(it: Prepared, before: set[str], first: str, second: str) -> Non
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)
-def test_a_transfer_whose_recovery_is_killed_too_happens_once(
+def test_a_transfer_whose_recovery_is_killed_too_pays_once(
     it: Prepared, before: set[str], first: str, second: str
 ) -> None:
     killed_twice(it, before, first, second)
@@ -99,14 +99,14 @@ def test_a_transfer_whose_recovery_is_killed_too_happens_once(
 @pytest.mark.deep
 @pytest.mark.parametrize("second", TRANSFER)
 @pytest.mark.parametrize("first", TRANSFER)
-def test_a_transfer_killed_at_any_pair_of_points_happens_once(
+def test_a_transfer_killed_at_any_pair_of_points_pays_once(
     it: Prepared, before: set[str], first: str, second: str
 ) -> None:
     killed_twice(it, before, first, second)
 
 
 @pytest.mark.parametrize("point", ["transfer.signed", "transfer.expired", "chain.executed@2"])
-def test_a_transfer_comes_to_its_end_though_nobody_asks_again(
+def test_a_killed_transfer_completes_without_another_request(
     it: Prepared, before: set[str], point: str
 ) -> None:
     killed_in_transfer(it, point)
@@ -119,7 +119,7 @@ def test_a_transfer_comes_to_its_end_though_nobody_asks_again(
 
 
 @pytest.mark.parametrize("point", ACCOUNT)
-def test_an_account_killed_at_any_point_is_whole_or_not_there(it: Prepared, point: str) -> None:
+def test_an_account_creation_killed_at_any_point_is_complete_or_absent(it: Prepared, point: str) -> None:
     with child(it, point) as dying:
         expiring(it, dying, point)
         assert dying.request("POST", "/v1/accounts", it.key, {"name": "Third"}) is None
@@ -137,7 +137,7 @@ def test_an_account_killed_at_any_point_is_whole_or_not_there(it: Prepared, poin
 
 
 @pytest.mark.parametrize("point", [*FUND, *DEPOSIT])
-def test_money_from_nowhere_killed_at_any_point_comes_whole_or_not_at_all(it: Prepared, point: str) -> None:
+def test_a_funding_killed_at_any_point_is_booked_once_or_absent(it: Prepared, point: str) -> None:
     with child(it, point) as dying:
         expiring(it, dying, point)
         path = f"/sandbox/accounts/{it.payee}/fund"
@@ -174,7 +174,9 @@ def test_a_deposit_whose_booking_after_a_restart_is_killed_too_is_booked_once(
 
 
 @pytest.mark.parametrize("point", TOKEN_ACCOUNT)
-def test_an_outside_recipient_killed_at_any_point_hinders_no_other(it: Prepared, point: str) -> None:
+def test_a_token_account_creation_killed_at_any_point_does_not_block_the_next(
+    it: Prepared, point: str
+) -> None:
     with child(it, point) as dying:
         expiring(it, dying, point)
         assert dying.request("POST", "/sandbox/token-accounts", it.key) is None
@@ -188,9 +190,7 @@ def test_an_outside_recipient_killed_at_any_point_hinders_no_other(it: Prepared,
 
 
 @pytest.mark.parametrize("point", POLICY_RECORD)
-def test_a_policy_whose_record_is_killed_at_any_point_is_in_force_and_on_chain(
-    it: Prepared, point: str
-) -> None:
+def test_a_policy_update_killed_at_any_point_is_in_force_and_on_chain(it: Prepared, point: str) -> None:
     with child(it, point) as dying:
         expiring(it, dying, point)
         dying.request("PUT", f"/v1/accounts/{it.payer}/policy", it.key, {"max_single_transfer": 3})
@@ -206,7 +206,7 @@ def test_a_policy_whose_record_is_killed_at_any_point_is_in_force_and_on_chain(
 
 
 @pytest.mark.parametrize("point", ["chain.executed", "chain.written"])
-def test_a_start_killed_while_the_chain_is_restored_changes_nothing(
+def test_killing_startup_while_the_chain_is_restored_changes_nothing(
     it: Prepared, before: set[str], point: str
 ) -> None:
     for _ in range(2):
@@ -216,13 +216,13 @@ def test_a_start_killed_while_the_chain_is_restored_changes_nothing(
     settled_after_restart(it, before)
 
 
-def test_no_point_is_left_out() -> None:
+def test_every_crash_point_is_tested() -> None:
     tried = {*TRANSFER, *ACCOUNT, *FUND, *TOKEN_ACCOUNT, *POLICY_RECORD, *DEPOSIT}
     tried |= {*test_kill_approvals.APPROVE, *test_kill_payments.POINTS, *test_kill_sessions.ALL}
     assert {point.partition("@")[0] for point in tried} == POINTS
 
 
-def test_a_child_that_is_not_armed_lives(it: Prepared, before: set[str]) -> None:
+def test_a_child_without_an_armed_crash_point_survives(it: Prepared, before: set[str]) -> None:
     with child(it) as living:
         assert isinstance(living, Child)
         answer = living.request("POST", "/v1/transfers", it.key, it.transfer())

@@ -215,7 +215,7 @@ def seed_of_run() -> int:
 
 
 @pytest.mark.parametrize("work", [Transfers, Sessions])
-def test_a_few_random_kills_under_load(tmp_path: Path, work: type[Work]) -> None:
+def test_keys_pay_once_through_a_few_random_kills_under_load(tmp_path: Path, work: type[Work]) -> None:
     it = prepared(Directory(tmp_path / "data"))
     killed_rounds(it, work(it), 4, seed_of_run())
 
@@ -223,6 +223,8 @@ def test_a_few_random_kills_under_load(tmp_path: Path, work: type[Work]) -> None
 @pytest.mark.deep
 @pytest.mark.parametrize("work", [Transfers, Sessions])
 @pytest.mark.parametrize("place", ["file", "postgres"])
-def test_random_kills_under_load_for_as_long_as_asked(tmp_path: Path, place: str, work: type[Work]) -> None:
+def test_keys_pay_once_through_random_kills_under_load_for_the_requested_time(
+    tmp_path: Path, place: str, work: type[Work]
+) -> None:
     it = prepared(Postgres.made() if place == "postgres" else Directory(tmp_path / "data"))
     killed_rounds(it, work(it), deep_seconds(), seed_of_run())

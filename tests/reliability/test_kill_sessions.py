@@ -100,7 +100,7 @@ def test_an_opening_killed_at_any_point_funds_one_escrow(it: Prepared, before: s
 
 
 @pytest.mark.parametrize("point", OPENING[1:])
-def test_an_opening_comes_to_its_end_though_nobody_asks_again(
+def test_a_killed_opening_completes_without_another_request(
     it: Prepared, before: set[str], point: str
 ) -> None:
     with child(it, point) as dying:

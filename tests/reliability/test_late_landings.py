@@ -66,7 +66,7 @@ async def readiness(world: ClusterWorld) -> tuple[int, dict[str, Any]]:
 # --- Transfers
 
 
-async def test_a_transfer_that_lands_twice_is_booked_twice_and_stops_its_account(
+async def test_a_transfer_that_lands_twice_is_booked_twice_and_blocks_its_account(
     world: ClusterWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, to = await world.account("10"), await world.account()
@@ -121,7 +121,7 @@ async def test_a_transfer_that_lands_twice_is_booked_twice_and_stops_its_account
     assert await watched(world) == [("transfer", "landed_late")]
 
 
-async def test_a_transfer_whose_first_transaction_lands_while_its_second_is_on_the_way_settles_with_it(
+async def test_a_transfer_settles_with_its_first_transaction_when_that_lands_before_the_second(
     world: ClusterWorld,
 ) -> None:
     source, to = await world.account("10"), await world.account()
@@ -140,7 +140,7 @@ async def test_a_transfer_whose_first_transaction_lands_while_its_second_is_on_t
     assert await world.event_types(transfer_id) == ["transfer.initiated", "transfer.settled"]
 
 
-async def test_a_transfer_that_was_given_up_settles_with_what_lands_and_its_key_pays_no_more(
+async def test_a_failed_transfer_whose_transaction_lands_late_settles_and_its_key_replays(
     world: ClusterWorld,
 ) -> None:
     source, to = await world.account("10"), await world.account()
@@ -167,7 +167,7 @@ async def test_a_transfer_that_was_given_up_settles_with_what_lands_and_its_key_
     assert types == ["transfer.initiated", "transfer.rejected", "transfer.settled"]
 
 
-async def test_a_transfer_whose_second_transaction_fails_because_the_first_has_landed_is_settled(
+async def test_a_transfer_is_settled_when_its_second_transaction_fails_because_the_first_landed(
     world: ClusterWorld,
 ) -> None:
     source, to = await world.account("1"), await world.account()
@@ -180,7 +180,7 @@ async def test_a_transfer_whose_second_transaction_fails_because_the_first_has_l
     assert (await books(world, source))["balance"] == 0
 
 
-async def test_while_nobody_tells_of_the_first_transaction_the_second_is_not_booked_as_failed(
+async def test_a_second_transaction_is_not_booked_as_failed_while_the_first_is_unknown(
     world: ClusterWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, to = await world.account("1"), await world.account()
@@ -211,7 +211,7 @@ def hidden(signature: str) -> Change:
     return change
 
 
-async def test_what_the_recipient_has_booked_as_a_deposit_is_not_booked_again(world: ClusterWorld) -> None:
+async def test_a_late_transfer_already_booked_as_a_deposit_is_not_booked_again(world: ClusterWorld) -> None:
     source, to = await world.account("10"), await world.account()
     world.cluster.delays.append(LATE)
     transfer_id = await until_settled(world, "key", source, to)
@@ -236,7 +236,7 @@ def unknown(reply: Any, _: Cluster) -> Any:
     return {**reply, "value": [None for _ in reply["value"]]}
 
 
-async def test_of_several_servers_that_see_it_land_one_books_it(
+async def test_a_late_landing_seen_by_several_servers_is_booked_once(
     world: ClusterWorld, caplog: pytest.LogCaptureFixture
 ) -> None:
     source, to = await world.account("10"), await world.account()
@@ -279,7 +279,7 @@ async def allow_signing(world: ClusterWorld, account: Party) -> None:
     assert answer.status == 200, answer
 
 
-async def test_a_session_opens_with_the_funding_that_has_landed(world: ClusterWorld) -> None:
+async def test_a_session_opens_with_the_funding_transaction_that_landed(world: ClusterWorld) -> None:
     source, to = await world.account("10"), await world.account()
     world.cluster.delays.extend([LATE, LATE - 70])
     session_id = await opened(world, source, to)
@@ -297,7 +297,7 @@ async def test_a_session_opens_with_the_funding_that_has_landed(world: ClusterWo
     assert (await books(world, source))["session_reserved"] == 0
 
 
-async def test_a_session_that_was_given_up_gives_the_cap_back_that_was_funded_after_all(
+async def test_a_failed_session_whose_funding_lands_late_returns_its_cap(
     world: ClusterWorld,
 ) -> None:
     source, to = await world.account("10"), await world.account()
@@ -321,7 +321,7 @@ async def test_a_session_that_was_given_up_gives_the_cap_back_that_was_funded_af
     assert (account["balance"], account["session_reserved"], account["in_flight"]) == (10_000_000, 0, 0)
 
 
-async def test_a_session_is_settled_by_the_settlement_that_has_landed(world: ClusterWorld) -> None:
+async def test_a_session_settles_with_the_settlement_transaction_that_landed(world: ClusterWorld) -> None:
     source, to = await world.account("10"), await world.account()
     session_id = await opened(world, source, to)
     assert (await world.charge("charge", session_id, "2")).status == 200
@@ -338,7 +338,9 @@ async def test_a_session_is_settled_by_the_settlement_that_has_landed(world: Clu
 # --- Records of policies
 
 
-async def test_an_older_record_that_is_written_over_a_newer_one_is_written_again(world: ClusterWorld) -> None:
+async def test_an_older_policy_record_that_lands_late_is_overwritten_by_the_newest(
+    world: ClusterWorld,
+) -> None:
     source = await world.account("10")
     await world.policy(source, max_single_transfer=1)
     await world.rest()
@@ -368,7 +370,7 @@ async def test_an_older_record_that_is_written_over_a_newer_one_is_written_again
 
 
 @pytest.mark.parametrize("genesis_hash", [clusters.OWN, clusters.DEVNET], ids=["own", "devnet"])
-async def test_what_the_history_rules_out_is_watched_no_longer(
+async def test_watching_ends_when_the_history_proves_that_a_transaction_never_landed(
     monkeypatch: pytest.MonkeyPatch, genesis_hash: str
 ) -> None:
     cluster = cluster_worlds.new_cluster(genesis_hash=genesis_hash)
@@ -391,7 +393,9 @@ async def test_what_the_history_rules_out_is_watched_no_longer(
         assert await readiness(world) == (200, {"status": "ready"})
 
 
-async def test_what_no_history_rules_out_is_watched_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_watching_continues_while_no_history_proves_that_a_transaction_never_landed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     cluster = cluster_worlds.new_cluster(genesis_hash=clusters.DEVNET)
     cluster.grace_blocks = 10_000
     async with cluster_worlds.serving(monkeypatch, cluster) as world:

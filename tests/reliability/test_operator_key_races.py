@@ -76,14 +76,14 @@ async def revoke_the_last_two_at_once(*servers: World) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("store", ["memory", "file", "postgres"])
-async def test_the_last_two_keys_never_revoke_each_other(store: str, seed: int) -> None:
+async def test_concurrent_revocations_of_the_last_two_keys_leave_one(store: str, seed: int) -> None:
     async with worlds.world(store=store, interrupted=seed) as world:
         await revoke_the_last_two_at_once(world)
 
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("store", ["memory", "file", "postgres"])
-async def test_of_many_revocations_at_once_one_key_is_left(store: str, seed: int) -> None:
+async def test_concurrent_revocations_of_all_keys_leave_one(store: str, seed: int) -> None:
     async with worlds.world(store=store, interrupted=seed) as world:
         await revoke_all_at_once(world)
 
@@ -106,8 +106,10 @@ class TestTwoServers:
         await first.stop()
         stores.run.free.append(url)
 
-    async def test_the_last_two_keys_never_revoke_each_other(self, servers: tuple[World, World]) -> None:
+    async def test_concurrent_revocations_of_the_last_two_keys_leave_one(
+        self, servers: tuple[World, World]
+    ) -> None:
         await revoke_the_last_two_at_once(*servers)
 
-    async def test_of_many_revocations_at_once_one_key_is_left(self, servers: tuple[World, World]) -> None:
+    async def test_concurrent_revocations_of_all_keys_leave_one(self, servers: tuple[World, World]) -> None:
         await revoke_all_at_once(*servers)

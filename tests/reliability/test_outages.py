@@ -163,7 +163,7 @@ async def database(way: Way, url: str) -> AsyncIterator[PostgresDatabase]:
     await made.close()
 
 
-async def test_connections_that_went_dead_are_replaced(way: Way, database: PostgresDatabase) -> None:
+async def test_dead_connections_are_replaced(way: Way, database: PostgresDatabase) -> None:
     # Several, all of which go dead.
     await asyncio.gather(*(database.run(add) for _ in range(8)))
     made = way.connections
@@ -179,7 +179,7 @@ async def test_connections_that_went_dead_are_replaced(way: Way, database: Postg
     assert await database.read(value) == 9
 
 
-async def test_a_network_that_swallows_everything_costs_seconds(way: Way, database: PostgresDatabase) -> None:
+async def test_a_network_that_drops_all_packets_times_out(way: Way, database: PostgresDatabase) -> None:
     way.swallows = True
     for call in (lambda: database.read(value), lambda: database.run(add)):
         start = time.monotonic()
@@ -191,7 +191,7 @@ async def test_a_network_that_swallows_everything_costs_seconds(way: Way, databa
     assert await database.run(add) == 1
 
 
-async def test_what_was_swallowed_at_the_commit_is_declared_and_not_repeated(
+async def test_a_commit_whose_reply_is_lost_is_reported_and_not_repeated(
     way: Way, database: PostgresDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     execute, tries = Session.execute, []
@@ -212,7 +212,9 @@ async def test_what_was_swallowed_at_the_commit_is_declared_and_not_repeated(
     assert tries == [1]
 
 
-async def test_both_sides_find_out_that_the_other_is_gone(way: Way, database: PostgresDatabase) -> None:
+async def test_database_sessions_have_idle_and_keepalive_timeouts(
+    way: Way, database: PostgresDatabase
+) -> None:
     def settings(connection: Any) -> dict[str, str]:
         names = ("idle_in_transaction_session_timeout", "tcp_keepalives_idle", "tcp_user_timeout")
         shown = select(*(literal_column(f"current_setting('{name}')") for name in names))
@@ -274,7 +276,7 @@ async def ended(process: asyncio.subprocess.Process) -> tuple[int, str]:
     return process.returncode, " ".join(said.decode().replace("\u2502", " ").split())
 
 
-async def test_a_start_waits_for_a_database_that_is_not_there_yet(url: str) -> None:
+async def test_startup_waits_for_an_unreachable_database(url: str) -> None:
     port = free_port()
     async with serving("--database-url", by_way_of(port, url)) as process:
         assert "PostgreSQL gave no answer" in (await until_waiting(process))["detail"]
@@ -282,7 +284,7 @@ async def test_a_start_waits_for_a_database_that_is_not_there_yet(url: str) -> N
             await until_started(process)
 
 
-async def test_a_start_waits_for_an_endpoint_that_does_not_answer_yet(surfpool: Surfpool) -> None:
+async def test_startup_waits_for_an_unreachable_rpc_endpoint(surfpool: Surfpool) -> None:
     rpc_world.prepare(surfpool)
     there, port = urlsplit(surfpool.url), free_port()
     keys = {
@@ -298,7 +300,7 @@ async def test_a_start_waits_for_an_endpoint_that_does_not_answer_yet(surfpool: 
 
 
 @pytest.mark.parametrize("wait_seconds", [0, 2])
-async def test_a_start_waits_no_longer_than_it_is_told(url: str, wait_seconds: int) -> None:
+async def test_startup_waits_no_longer_than_start_wait(url: str, wait_seconds: int) -> None:
     where = by_way_of(free_port(), url)
     async with serving("--database-url", where, "--start-wait", f"{wait_seconds}") as process:
         code, said = await ended(process)
@@ -307,7 +309,7 @@ async def test_a_start_waits_no_longer_than_it_is_told(url: str, wait_seconds: i
     assert "PostgreSQL gave no answer" in said
 
 
-async def test_what_waiting_does_not_help_fails_at_once() -> None:
+async def test_startup_fails_at_once_on_errors_that_waiting_cannot_fix() -> None:
     async def forbidden(body: bytes) -> json_rpc_server.Answer:
         return 401, {}, b"no such key"
 

@@ -11,7 +11,7 @@ from agentpay_server.clock import SystemClock
 pytestmark = pytest.mark.anyio
 
 
-async def test_an_outage_of_the_database_is_one_line_a_second(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_database_outage_logs_one_line_a_second(caplog: pytest.LogCaptureFixture) -> None:
     async with world_on(SystemClock()) as (world, database):
         source, to = await world.account("100"), await world.account()
         world.chain.not_final(4)
@@ -37,7 +37,7 @@ async def test_an_outage_of_the_database_is_one_line_a_second(caplog: pytest.Log
         assert world.balance(to) == 40_000_000
 
 
-async def test_after_a_quiet_while_an_outage_is_told_of_at_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_new_outage_after_a_quiet_second_is_logged_at_once(caplog: pytest.LogCaptureFixture) -> None:
     async with world_on(SystemClock()) as (world, database):
         source = await world.account("1")
         for _ in range(3):

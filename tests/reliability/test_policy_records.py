@@ -54,7 +54,7 @@ async def assert_newest_is_on_chain(world: World, account: Party) -> None:
     assert shown["tx_signature"] in world.chain.landed()
 
 
-async def test_a_write_that_does_not_land_holds_an_advance_up_for_moments_alone(world: World) -> None:
+async def test_a_record_that_does_not_land_barely_delays_advancing_the_clock(world: World) -> None:
     account, loop = await world.account("10"), asyncio.get_running_loop()
     world.chain.next("send", chains.goes_down)
     await world.policy(account, paused=True)
@@ -70,7 +70,7 @@ async def test_a_write_that_does_not_land_holds_an_advance_up_for_moments_alone(
     await assert_newest_is_on_chain(world, account)
 
 
-async def test_an_unreachable_chain_does_not_hold_a_pause_up(world: World) -> None:
+async def test_pausing_an_account_does_not_wait_for_the_chain(world: World) -> None:
     account, to = await world.account("10"), await world.account()
     world.chain.is_down = True
     answer = await world.policy(account, paused=True)
@@ -87,7 +87,7 @@ async def test_an_unreachable_chain_does_not_hold_a_pause_up(world: World) -> No
     await assert_newest_is_on_chain(world, account)
 
 
-async def test_while_the_chain_is_away_the_write_is_tried_again_at_growing_distances(world: World) -> None:
+async def test_writing_the_record_is_retried_with_backoff_while_the_chain_is_away(world: World) -> None:
     account = await world.account()
     world.chain.is_down = True
     await world.policy(account, paused=True)
@@ -144,7 +144,7 @@ async def test_one_fault_at_any_call_leaves_the_newest_policy_on_chain(
     delays=st.lists(st.integers(0, 60), min_size=2, max_size=6),
     faults=st.dictionaries(st.integers(1, 20), st.sampled_from(sorted(FAULTS)), max_size=3),
 )
-def test_of_changes_at_once_the_newest_is_on_chain_in_the_end(
+def test_after_concurrent_changes_the_newest_policy_is_on_chain(
     interrupted: int, delays: list[int], faults: dict[int, str]
 ) -> None:
     async def change(world: World, account: Party, delay: int, limit: int) -> None:
@@ -228,7 +228,7 @@ async def test_an_older_policy_never_lands_after_a_newer_one(world: World) -> No
     await assert_newest_is_on_chain(world, account)
 
 
-async def test_a_writer_that_was_cut_off_before_it_began_holds_nobody_up(world: World) -> None:
+async def test_a_writer_cancelled_before_it_starts_does_not_block_the_next(world: World) -> None:
     account = await world.account("10")
     records = world.runtime.services.policies._records
     writer = records.write_soon(account.account_id)

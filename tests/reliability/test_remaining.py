@@ -242,7 +242,9 @@ async def play(world: World, steps: list[tuple[int, int, str]]) -> None:
 # Shrinking what is as long as this takes minutes.
 @settings(max_examples=20, deadline=None, phases=[Phase.generate])
 @given(steps=st.lists(STEPS, min_size=3, max_size=15))
-def test_exactly_what_remains_is_allowed_and_one_unit_more_is_not(steps: list[tuple[int, int, str]]) -> None:
+def test_a_transfer_of_the_remaining_limit_is_accepted_and_one_unit_more_is_refused(
+    steps: list[tuple[int, int, str]],
+) -> None:
     async def test() -> None:
         async with worlds.world() as world:
             await play(world, steps)

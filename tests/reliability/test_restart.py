@@ -27,7 +27,7 @@ from agentpay_server.money import settlement_schedule as worker_module
 from agentpay_server.money import transactions as chain_transactions
 from agentpay_server.money.handlers import LEASE_US
 from agentpay_server.money.settlement import Settlement
-from agentpay_server.money.settlement_schedule import LOOK_EVERY_US, SettlementWorker
+from agentpay_server.money.settlement_schedule import LOOK_EVERY_US, RecoverySchedule
 from agentpay_server.server import HANDLERS, start_server
 from agentpay_server.settings import Settings
 from agentpay_server.storage import Storage
@@ -190,7 +190,9 @@ async def a_minute_passes(world: World) -> None:
 
 
 @pytest.mark.parametrize("has_expired", [False, True])
-async def test_what_was_signed_and_never_sent_happens_once(lives: Lives, has_expired: bool) -> None:
+async def test_a_transfer_signed_but_not_sent_before_a_restart_pays_once(
+    lives: Lives, has_expired: bool
+) -> None:
     world = await lives.start()
     source, to = await world.account("100"), await world.account()
     before = await landed(world)
@@ -212,7 +214,9 @@ async def test_what_was_signed_and_never_sent_happens_once(lives: Lives, has_exp
     assert (again.status, again.transfer_id) == (200, first["transfer_id"])
 
 
-async def test_what_was_executed_and_not_booked_is_booked_and_not_sent_again(lives: Lives) -> None:
+async def test_a_transfer_executed_but_not_booked_before_a_restart_is_booked_without_resending(
+    lives: Lives,
+) -> None:
     world = await lives.start()
     source, to = await world.account("100"), await world.account()
     before = await landed(world)
@@ -227,7 +231,9 @@ async def test_what_was_executed_and_not_booked_is_booked_and_not_sent_again(liv
     assert world.chain.sent == []
 
 
-async def test_a_pause_meanwhile_stops_what_was_not_sent(lives: Lives) -> None:
+async def test_an_unsent_transfer_is_not_signed_again_for_an_account_paused_before_the_restart(
+    lives: Lives,
+) -> None:
     world = await lives.start()
     source, to = await world.account("100"), await world.account()
     before = await landed(world)
@@ -253,7 +259,9 @@ async def test_a_pause_meanwhile_stops_what_was_not_sent(lives: Lives) -> None:
     assert (await world.transfer("key", source, to, "7")).error == "account_paused"
 
 
-async def test_a_pause_meanwhile_does_not_undo_what_was_executed(lives: Lives) -> None:
+async def test_an_executed_transfer_settles_although_its_account_was_paused_before_the_restart(
+    lives: Lives,
+) -> None:
     world = await lives.start()
     source, to = await world.account("100"), await world.account()
     world.chain.next("send", hangs_after)
@@ -269,7 +277,7 @@ async def test_a_pause_meanwhile_does_not_undo_what_was_executed(lives: Lives) -
     await assert_settled_once(world, source, to, before)
 
 
-async def test_nothing_is_released_while_the_chain_does_not_answer(lives: Lives) -> None:
+async def test_reservations_are_kept_after_a_restart_while_the_chain_is_unavailable(lives: Lives) -> None:
     world = await lives.start()
     source, to = await world.account("100"), await world.account()
     before = await landed(world)
@@ -289,7 +297,7 @@ async def test_nothing_is_released_while_the_chain_does_not_answer(lives: Lives)
 
 @pytest.mark.parametrize("hang", [hangs_before, hangs_after])
 @pytest.mark.parametrize("ends", [1, 2, 3])
-async def test_a_recovery_that_ends_too_is_recovered_from(
+async def test_an_interrupted_recovery_is_resumed_by_the_next_start(
     lives: Lives, hang: Callable[..., Awaitable[None]], ends: int
 ) -> None:
     world = await lives.start()
@@ -307,7 +315,7 @@ async def test_a_recovery_that_ends_too_is_recovered_from(
     await assert_settled_once(world, source, to, before)
 
 
-async def test_more_than_a_batch_of_transfers_is_taken_up(lives: Lives) -> None:
+async def test_recovery_resumes_more_transfers_than_one_batch(lives: Lives) -> None:
     world = await lives.start()
     source, to = await world.account("300"), await world.account()
     before = await landed(world)
@@ -349,7 +357,7 @@ async def test_a_transfer_whose_driver_failed_is_driven_again(
     await assert_settled_once(world, source, to, before)
 
 
-async def test_two_processes_leave_each_others_transfers_alone_while_leases_are_renewed(
+async def test_a_process_does_not_drive_transfers_leased_by_another(
     lives: Lives, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = await lives.start(settlement_wait_seconds=0.01)
@@ -384,7 +392,9 @@ async def test_two_processes_leave_each_others_transfers_alone_while_leases_are_
     await assert_settled_once(world, source, to, before)
 
 
-async def test_the_worker_looks_at_once_and_then_now_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_recovery_worker_runs_at_once_and_then_periodically(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Nothing:
         async def recover(self) -> list[object]:
             return []
@@ -392,7 +402,7 @@ async def test_the_worker_looks_at_once_and_then_now_and_again(monkeypatch: pyte
     clock = SystemClock()
     real = clock.now_us()
     monkeypatch.setattr(worker_module, "real_now_us", lambda: real)
-    worker = SettlementWorker(Nothing(), clock=clock)  # type: ignore[arg-type]
+    worker = RecoverySchedule(Nothing(), clock=clock)  # type: ignore[arg-type]
     due = await worker.next_due_us()
     assert due is not None
     assert due <= clock.now_us()
@@ -402,7 +412,7 @@ async def test_the_worker_looks_at_once_and_then_now_and_again(monkeypatch: pyte
     assert 0 < due - clock.now_us() <= LOOK_EVERY_US < LEASE_US / 2
 
 
-async def test_a_look_reads_what_is_in_flight_and_nothing_else(lives: Lives) -> None:
+async def test_recovery_reads_transactions_in_flight_by_index(lives: Lives) -> None:
     await lives.start()
     statement = chain_transactions._ABANDONED.compile(dialect=sqlite.dialect())
     values = [0] * len(statement.positiontup or ())
@@ -413,7 +423,7 @@ async def test_a_look_reads_what_is_in_flight_and_nothing_else(lives: Lives) -> 
 # --- The chain's ledger under the service
 
 
-async def test_a_ledger_that_fails_in_the_middle_costs_a_signature_and_no_money(
+async def test_a_ledger_failure_during_a_transfer_costs_a_new_signature_and_no_money(
     lives: Lives, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = await lives.start()
@@ -442,7 +452,7 @@ async def test_a_ledger_that_fails_in_the_middle_costs_a_signature_and_no_money(
 # --- The traps of the embedded machine, under a whole server in a directory
 
 
-async def test_what_was_sent_in_earlier_lives_executes_in_no_later_one(tmp_path: Path) -> None:
+async def test_transactions_sent_before_a_restart_never_execute_again_after_it(tmp_path: Path) -> None:
     """The machine's blockhashes are the same at each start, and it forgets what it has executed."""
     world = await worlds.started(data_dir=tmp_path)
     source, to = await world.account("100"), await world.account()
@@ -461,7 +471,7 @@ async def test_what_was_sent_in_earlier_lives_executes_in_no_later_one(tmp_path:
     await world.stop()
 
 
-async def test_the_machine_s_clock_stands_where_the_server_s_does_after_a_restart(tmp_path: Path) -> None:
+async def test_after_a_restart_the_chain_clock_equals_the_server_clock(tmp_path: Path) -> None:
     world = await worlds.started(data_dir=tmp_path)
     await world.advance(3600.5)
     await world.stop()

@@ -68,7 +68,7 @@ async def settled(world: RpcWorld, signed: SignedTransaction) -> SignatureStatus
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_every_reading_gives_the_truth_or_is_unavailable_in_time(
+async def test_every_read_with_a_fault_is_correct_or_unavailable_in_time(
     world: RpcWorld, proxy: RpcProxy, fault: str
 ) -> None:
     address = await world.account(1, 25)
@@ -99,7 +99,7 @@ async def test_every_reading_gives_the_truth_or_is_unavailable_in_time(
         assert is_true(await recovered(operation))
 
 
-async def test_a_chain_that_is_down_is_unavailable_at_once_and_back_as_soon_as_it_is(
+async def test_reads_fail_while_the_chain_is_down_and_succeed_once_it_is_back(
     world: RpcWorld, proxy: RpcProxy
 ) -> None:
     proxy.always("*", rpc_proxy.request_lost)
@@ -126,7 +126,7 @@ async def test_a_hundred_callers_of_a_silent_chain_wait_no_longer_than_one(
 
 @pytest.mark.parametrize("method", ["sendTransaction", "getEpochInfo", "getSignatureStatuses"])
 @pytest.mark.parametrize("fault", FAULTS)
-async def test_one_fault_on_the_way_moves_the_money_once(
+async def test_one_network_fault_moves_the_money_once(
     world: RpcWorld, proxy: RpcProxy, fault: str, method: str
 ) -> None:
     recipient = await world.account(2)
@@ -140,7 +140,7 @@ async def test_one_fault_on_the_way_moves_the_money_once(
     assert await world.balance(recipient) == 4
 
 
-async def test_a_reply_that_is_lost_every_time_does_not_hide_that_it_landed(
+async def test_a_transaction_settles_although_every_send_reply_is_lost(
     world: RpcWorld, proxy: RpcProxy
 ) -> None:
     recipient = await world.account(2)
@@ -151,7 +151,9 @@ async def test_a_reply_that_is_lost_every_time_does_not_hide_that_it_landed(
     assert await world.balance(recipient) == 4
 
 
-async def test_a_failure_is_told_with_its_reason_through_a_fault(world: RpcWorld, proxy: RpcProxy) -> None:
+async def test_a_failed_transaction_reports_its_reason_despite_network_faults(
+    world: RpcWorld, proxy: RpcProxy
+) -> None:
     recipient = await world.account(2)
     await world.account(1, 10)
     signed = await world.transfer(1, recipient, 11)
@@ -165,7 +167,7 @@ async def test_a_failure_is_told_with_its_reason_through_a_fault(world: RpcWorld
 # --- Lagging nodes
 
 
-async def test_a_lagging_node_that_knows_no_signature_is_no_proof(world: RpcWorld, proxy: RpcProxy) -> None:
+async def test_a_lagging_node_without_the_signature_proves_nothing(world: RpcWorld, proxy: RpcProxy) -> None:
     signed = await world.provision(1)
     await world.send(signed)
     await world.chain.block_height()
@@ -175,7 +177,7 @@ async def test_a_lagging_node_that_knows_no_signature_is_no_proof(world: RpcWorl
     assert (await world.end(signed)).failure is None
 
 
-async def test_a_lagging_height_only_delays(world: RpcWorld, proxy: RpcProxy) -> None:
+async def test_a_lagging_height_delays_settlement_without_harm(world: RpcWorld, proxy: RpcProxy) -> None:
     signed = await world.provision(1)
     proxy.always("getEpochInfo", rpc_proxy.lagging(100))
     assert await world.chain.block_height() <= signed.last_valid_block_height
@@ -184,7 +186,7 @@ async def test_a_lagging_height_only_delays(world: RpcWorld, proxy: RpcProxy) ->
     assert status.failure is None
 
 
-async def test_another_cluster_behind_the_same_url_is_not_believed(world: RpcWorld, proxy: RpcProxy) -> None:
+async def test_another_cluster_at_the_same_url_is_refused(world: RpcWorld, proxy: RpcProxy) -> None:
     async def another(forward: rpc_proxy.Forward) -> Any:
         return json_rpc_server.result(world.owner(1))
 
@@ -201,7 +203,7 @@ async def test_another_cluster_behind_the_same_url_is_not_believed(world: RpcWor
 # --- Sharing
 
 
-async def test_fifty_transfers_are_waited_for_together(world: RpcWorld, proxy: RpcProxy) -> None:
+async def test_waits_for_fifty_transfers_share_status_requests(world: RpcWorld, proxy: RpcProxy) -> None:
     recipient = await world.account(2)
     await world.account(1, 1_000)
     signed = [await world.transfer(1, recipient, 1, memo=f"txn_{n}") for n in range(50)]

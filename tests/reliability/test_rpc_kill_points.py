@@ -92,13 +92,13 @@ def settled_after_restart(node: Surfpool, it: Prepared) -> None:
 
 
 @pytest.mark.parametrize("point", TRANSFER)
-def test_a_transfer_killed_at_any_point_happens_once(node: Surfpool, it: Prepared, point: str) -> None:
+def test_a_transfer_killed_at_any_point_pays_once(node: Surfpool, it: Prepared, point: str) -> None:
     killed_in_transfer(it, point)
     settled_after_restart(node, it)
 
 
 @pytest.mark.parametrize(("first", "second"), PAIRS)
-def test_a_transfer_whose_recovery_is_killed_too_happens_once(
+def test_a_transfer_whose_recovery_is_killed_too_pays_once(
     node: Surfpool, it: Prepared, first: str, second: str
 ) -> None:
     """Not every recovery passes every point; the child is killed all the same."""
@@ -110,7 +110,7 @@ def test_a_transfer_whose_recovery_is_killed_too_happens_once(
 
 
 @pytest.mark.parametrize("point", points_of(Operation.ACCOUNT))
-def test_an_account_killed_at_any_point_is_whole_or_not_there(
+def test_an_account_creation_killed_at_any_point_is_complete_or_absent(
     node: Surfpool, it: Prepared, point: str
 ) -> None:
     with child(it, point) as dying:

@@ -90,7 +90,7 @@ async def is_height_asked_for(service: Service, proxy: RpcProxy, before: int) ->
 
 
 @pytest.mark.parametrize(("call", "fault"), combinations(ACCOUNT_CALLS))
-async def test_one_fault_at_any_call_of_a_creation_leaves_one_account_or_none(
+async def test_one_fault_at_any_call_of_an_account_creation_leaves_one_account_or_none(
     service: Service, proxy: RpcProxy, call: str, fault: str
 ) -> None:
     arm(proxy, call, FAULTS[fault])
@@ -109,7 +109,7 @@ async def test_one_fault_at_any_call_of_a_creation_leaves_one_account_or_none(
 
 
 @pytest.mark.validator
-async def test_any_two_faults_on_the_way_move_the_money_once(service: Service, proxy: RpcProxy) -> None:
+async def test_any_two_network_faults_move_the_money_once(service: Service, proxy: RpcProxy) -> None:
     sends = ("request lost", "reply lost", "delivered twice", "crashed", "unhealthy")
     for first in sends:
         for second in ("reply lost", "silent", "garbled"):
@@ -127,9 +127,7 @@ async def test_any_two_faults_on_the_way_move_the_money_once(service: Service, p
 
 
 @pytest.mark.validator
-async def test_what_expires_while_blocks_go_on_is_signed_again_and_moves_once(
-    service: Service, proxy: RpcProxy
-) -> None:
+async def test_an_expired_transfer_is_signed_again_and_pays_once(service: Service, proxy: RpcProxy) -> None:
     source, to = await service.account("100"), await service.account()
     proxy.always("sendTransaction", rpc_proxy.request_lost)
     asked = asyncio.create_task(settled(service, source, to, seen := []))
@@ -160,7 +158,7 @@ async def signature_of_the_transfer(service: Service) -> str:
 
 @pytest.mark.validator
 @pytest.mark.parametrize("call", ["getSignatureStatuses", "getEpochInfo", "both"])
-async def test_a_node_that_lags_delays_a_transfer_and_does_not_double_it(
+async def test_a_lagging_node_delays_a_transfer_that_still_pays_once(
     service: Service, proxy: RpcProxy, call: str
 ) -> None:
     source, to = await service.account("100"), await service.account()
@@ -180,7 +178,7 @@ async def test_a_node_that_lags_delays_a_transfer_and_does_not_double_it(
 
 
 @pytest.mark.validator
-async def test_while_blocks_stand_still_a_transfer_is_submitted_and_lands_once_they_go_on(
+async def test_a_transfer_is_submitted_while_blocks_are_paused_and_lands_when_they_resume(
     surfpool: Surfpool, proxy: RpcProxy
 ) -> None:
     async with rpc_service.serving(
@@ -204,7 +202,7 @@ async def test_while_blocks_stand_still_a_transfer_is_submitted_and_lands_once_t
 # --- How many calls it takes
 
 
-async def test_a_transfer_alone_takes_four_calls_at_most(surfpool: Surfpool, proxy: RpcProxy) -> None:
+async def test_a_single_transfer_takes_at_most_four_rpc_calls(surfpool: Surfpool, proxy: RpcProxy) -> None:
     async with rpc_service.serving(surfpool, url=proxy.url) as service:
         source, to = await service.account("100"), await service.account()
         before = proxy.requests.total()
@@ -213,7 +211,9 @@ async def test_a_transfer_alone_takes_four_calls_at_most(surfpool: Surfpool, pro
         assert (proxy.requests.total() - before) / 20 <= 4
 
 
-async def test_64_transfers_at_once_take_two_calls_each_at_most(surfpool: Surfpool, proxy: RpcProxy) -> None:
+async def test_64_concurrent_transfers_take_at_most_two_rpc_calls_each(
+    surfpool: Surfpool, proxy: RpcProxy
+) -> None:
     async with rpc_service.serving(surfpool, url=proxy.url) as service:
         source, to = await service.account("100"), await service.account()
         before = proxy.requests.total()

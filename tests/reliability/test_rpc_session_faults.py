@@ -86,7 +86,7 @@ async def test_one_fault_at_any_call_of_a_settlement_pays_once(
 
 @pytest.mark.validator
 @pytest.mark.parametrize("fees", [{}, {"priority_fee_micro_lamports": 1_000}], ids=["no fee", "priority fee"])
-async def test_a_payee_whose_token_account_is_gone_is_given_it_again_and_paid(
+async def test_a_settlement_recreates_a_closed_payee_token_account_and_pays(
     surfpool: Surfpool, fees: dict[str, Any]
 ) -> None:
     async with rpc_service.serving(surfpool, **fees) as service:
@@ -108,7 +108,7 @@ async def test_a_payee_whose_token_account_is_gone_is_given_it_again_and_paid(
 
 
 @pytest.mark.validator
-async def test_a_session_that_is_opened_and_closed_while_blocks_stand_still_goes_on_with_them(
+async def test_a_session_opened_and_closed_while_blocks_are_paused_settles_when_they_resume(
     surfpool: Surfpool, service: Service, proxy: RpcProxy
 ) -> None:
     payer, payee = await service.account("100"), await service.account()

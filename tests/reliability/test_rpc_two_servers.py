@@ -63,7 +63,7 @@ async def at_once(
     return await asyncio.gather(*calls)
 
 
-async def test_one_key_sent_to_both_is_one_transaction_and_a_limit_holds_for_both(
+async def test_one_key_sent_to_both_servers_pays_once_and_a_limit_holds_for_both(
     servers: tuple[Server, Server],
 ) -> None:
     first, second = servers
@@ -85,7 +85,7 @@ async def test_one_key_sent_to_both_is_one_transaction_and_a_limit_holds_for_bot
     assert len(settled) == 19
 
 
-async def test_while_both_live_each_event_is_delivered_once(servers: tuple[Server, Server]) -> None:
+async def test_two_running_servers_deliver_each_event_once(servers: tuple[Server, Server]) -> None:
     first, second = servers
     source, to = await asyncio.gather(first.account("100"), second.account())
     received: Counter[str] = Counter()
@@ -124,7 +124,7 @@ async def test_while_both_live_each_event_is_delivered_once(servers: tuple[Serve
     }
 
 
-async def test_what_a_killed_server_had_under_way_the_other_brings_to_its_end(
+async def test_transfers_of_a_killed_server_are_completed_by_the_other(
     surfpool: Surfpool, servers: tuple[Server, Server], database_url: str
 ) -> None:
     dying, other = servers

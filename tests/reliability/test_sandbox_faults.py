@@ -24,7 +24,7 @@ async def cleared(world: World) -> None:
     assert (await world.request("DELETE", "/sandbox/faults")).status == 204
 
 
-async def test_a_slow_transaction_is_settled_when_it_is_known_and_not_sent_elsewhere(world: World) -> None:
+async def test_a_slow_transaction_settles_without_a_second_one(world: World) -> None:
     source, to = await world.account("100"), await world.account()
     await armed(world, "chain_slow", times=1)
     answer = await world.transfer("key", source, to, "7")
@@ -33,7 +33,7 @@ async def test_a_slow_transaction_is_settled_when_it_is_known_and_not_sent_elsew
     assert world.balance(to) == 7_000_000
 
 
-async def test_a_slow_transaction_that_landed_is_not_taken_for_expired(world: World) -> None:
+async def test_a_slow_transaction_that_landed_is_not_treated_as_expired(world: World) -> None:
     source, to = await world.account("100"), await world.account()
     await armed(world, "chain_slow")
     sends = len(world.chain.sent)
@@ -47,7 +47,7 @@ async def test_a_slow_transaction_that_landed_is_not_taken_for_expired(world: Wo
     assert world.balance(to) == 7_000_000
 
 
-async def test_the_height_stands_still_while_a_transaction_is_hidden(world: World) -> None:
+async def test_the_block_height_is_frozen_while_a_transaction_is_hidden(world: World) -> None:
     chain, source, to = FaultyChain(world.chain), await world.account("5"), await world.account()
     chain.arm(ChainFault.SLOW, None)
     answer = await world.transfer("key", source, to, "5")
@@ -63,7 +63,7 @@ async def test_the_height_stands_still_while_a_transaction_is_hidden(world: Worl
     assert await chain.signature_status(signature) is not None
 
 
-async def test_what_was_lost_stays_lost_whenever_it_is_sent_again(world: World) -> None:
+async def test_a_transaction_lost_by_a_fault_stays_lost_when_resent(world: World) -> None:
     source, to = await world.account("100"), await world.account()
     await armed(world, "chain_never_lands")
     unknown = await world.transfer("key", source, to, "7")
@@ -78,7 +78,7 @@ async def test_what_was_lost_stays_lost_whenever_it_is_sent_again(world: World) 
     assert world.balance(to) == 7_000_000
 
 
-async def test_a_chain_without_an_end_of_its_own_loses_a_transaction_for_good(world: World) -> None:
+async def test_a_lost_transaction_never_lands_on_a_chain_that_cannot_expire_blockhashes(world: World) -> None:
     """As over RPC, where a blockhash expires only with time."""
     chain, account = FaultyChain(world.chain), await world.account()
     chain.arm(ChainFault.NEVER_LANDS, 1)
@@ -93,7 +93,7 @@ async def test_a_chain_without_an_end_of_its_own_loses_a_transaction_for_good(wo
     assert drive(world.chain.inner.block_height()) <= blockhash.last_valid_block_height
 
 
-async def test_all_faults_at_once_move_the_money_once(world: World) -> None:
+async def test_all_faults_armed_together_move_the_money_once(world: World) -> None:
     source, to = await world.account("100"), await world.account()
     await armed(world, "chain_never_lands", times=2)
     await armed(world, "chain_reply_lost", times=2)
@@ -107,7 +107,7 @@ async def test_all_faults_at_once_move_the_money_once(world: World) -> None:
     assert world.balance(to) == 7_000_000
 
 
-async def test_a_chain_that_is_down_for_long_leaves_a_transfer_submitted(world: World) -> None:
+async def test_a_long_chain_outage_leaves_a_transfer_submitted(world: World) -> None:
     source, to = await world.account("100"), await world.account()
     await armed(world, "chain_never_lands")
     unknown = await world.transfer("key", source, to, "7")
@@ -121,7 +121,7 @@ async def test_a_chain_that_is_down_for_long_leaves_a_transfer_submitted(world: 
     assert world.balance(to) == 7_000_000
 
 
-def test_a_server_in_a_process_of_its_own_dies_where_it_is_told_to(tmp_path: Path) -> None:
+def test_a_separate_server_process_dies_at_the_armed_crash_point(tmp_path: Path) -> None:
     it = prepared(Directory(tmp_path / "data"))
     with child(it) as living:
         put = [
@@ -151,7 +151,7 @@ def test_a_server_in_a_process_of_its_own_dies_where_it_is_told_to(tmp_path: Pat
 
 
 @pytest.mark.parametrize("path", ["/sandbox/faults", "/sandbox/faults/crash_at:transfer.sent"])
-def test_a_death_that_was_called_off_does_not_happen(tmp_path: Path, path: str) -> None:
+def test_a_disarmed_crash_point_does_not_kill(tmp_path: Path, path: str) -> None:
     it = prepared(Directory(tmp_path / "data"))
     with child(it) as living:
         answered(living, "PUT", "/sandbox/faults/crash_at:transfer.sent", it.key)

@@ -57,7 +57,7 @@ async def assert_settled(world: World, source: Party, to: Party, closed: Answer,
 
 
 @pytest.mark.parametrize("trouble", TROUBLE.values(), ids=TROUBLE)
-async def test_an_opening_in_trouble_funds_one_escrow(world: World, trouble: chains.Act) -> None:
+async def test_an_opening_with_a_chain_fault_funds_one_escrow(world: World, trouble: chains.Act) -> None:
     source, to = await pair(world)
     world.chain.next("send", trouble)
     session_id = await world.opened_session("s", source, to, "10")
@@ -67,7 +67,7 @@ async def test_an_opening_in_trouble_funds_one_escrow(world: World, trouble: cha
 
 
 @pytest.mark.parametrize("trouble", TROUBLE.values(), ids=TROUBLE)
-async def test_a_settlement_in_trouble_pays_once(world: World, trouble: chains.Act) -> None:
+async def test_a_settlement_with_a_chain_fault_pays_once(world: World, trouble: chains.Act) -> None:
     source, to = await pair(world)
     session_id = await world.opened_session("s", source, to, "10")
     await world.charge("k", session_id, "4")
@@ -94,7 +94,7 @@ async def test_an_opening_whose_outcome_is_unknown_is_resumed_by_its_key(world: 
     await assert_settled(world, source, to, await world.close_session(session_id), 0)
 
 
-async def test_a_chain_that_is_away_opens_nothing_and_stores_nothing(world: World) -> None:
+async def test_an_opening_while_the_chain_is_down_stores_nothing(world: World) -> None:
     source, to = await pair(world)
     world.chain.is_down = True
     answer = await world.open_session("s", source, to, "10")
@@ -103,7 +103,7 @@ async def test_a_chain_that_is_away_opens_nothing_and_stores_nothing(world: Worl
     assert await world.rows(tables.sessions) == []
 
 
-async def test_closing_while_the_chain_is_away_ends_the_charges_and_is_settled_later(world: World) -> None:
+async def test_a_close_while_the_chain_is_down_stops_charges_and_settles_later(world: World) -> None:
     source, to = await pair(world)
     session_id = await world.opened_session("s", source, to, "10")
     await world.charge("k", session_id, "4")
@@ -115,7 +115,7 @@ async def test_closing_while_the_chain_is_away_ends_the_charges_and_is_settled_l
     await assert_settled(world, source, to, await world.close_session(session_id), 4_000_000)
 
 
-async def test_an_opening_that_expires_on_a_paused_account_has_failed(world: World) -> None:
+async def test_an_opening_that_expires_on_a_paused_account_fails(world: World) -> None:
     source, to = await pair(world)
     world.chain.black_holes.add("*")
     unknown = await world.open_session("s", source, to, "10")
@@ -136,7 +136,9 @@ async def test_an_opening_that_expires_on_a_paused_account_has_failed(world: Wor
     assert world.balance(source) == 90_000_000
 
 
-async def test_an_opening_that_the_chain_refuses_has_failed_and_its_key_opens_another(world: World) -> None:
+async def test_an_opening_refused_for_insufficient_balance_fails_and_its_key_can_open_another(
+    world: World,
+) -> None:
     source, to = await pair(world, "10")
     other = await world.account()
     world.chain.next("send", chains.before(lambda: world.drain(source, other, "5")))
@@ -149,7 +151,7 @@ async def test_an_opening_that_the_chain_refuses_has_failed_and_its_key_opens_an
     assert await world.opened_session("s", source, to, "10") != failed.body["session_id"]
 
 
-async def test_an_opening_that_the_chain_refuses_for_another_reason_has_failed(world: World) -> None:
+async def test_an_opening_refused_for_another_reason_fails_as_transfer_failed(world: World) -> None:
     source, to = await pair(world)
     world.chain.next("send", chains.before(lambda: world.freeze(source)))
     failed = await world.open_session("s", source, to, "10")
@@ -157,9 +159,7 @@ async def test_an_opening_that_the_chain_refuses_for_another_reason_has_failed(w
 
 
 @pytest.mark.parametrize("times", [1, 3])
-async def test_money_that_comes_to_the_escrow_between_look_and_settlement_is_booked(
-    world: World, times: int
-) -> None:
+async def test_a_deposit_to_the_escrow_just_before_settlement_is_booked(world: World, times: int) -> None:
     source, to = await pair(world)
     stranger = await world.account("1")
     session_id = await world.opened_session("s", source, to, "10")
@@ -177,7 +177,7 @@ async def test_money_that_comes_to_the_escrow_between_look_and_settlement_is_boo
 
 
 @pytest.mark.parametrize("side", ["payee", "source"])
-async def test_a_side_that_is_frozen_between_look_and_settlement_leaves_the_money_in_the_escrow(
+async def test_a_party_frozen_just_before_settlement_leaves_the_money_in_escrow(
     world: World, side: str
 ) -> None:
     source, to = await pair(world)
@@ -204,7 +204,7 @@ async def outside_payee(world: World, source: Party) -> tuple[Wallet, Party, str
     return wallet, payee, session_id
 
 
-async def test_a_payee_who_closes_its_account_between_look_and_settlement_is_paid_at_once(
+async def test_a_payee_that_closes_its_account_just_before_settlement_is_paid(
     world: World,
 ) -> None:
     source = await world.account("100")
@@ -217,7 +217,7 @@ async def test_a_payee_who_closes_its_account_between_look_and_settlement_is_pai
     assert world.attempts(session_id) == ["landed", "lost", "landed"]
 
 
-async def test_a_payee_who_opens_and_closes_its_account_again_and_again_has_to_wait(world: World) -> None:
+async def test_settlement_is_deferred_while_a_payee_repeatedly_closes_its_account(world: World) -> None:
     source = await world.account("100")
     wallet, payee, session_id = await outside_payee(world, source)
     for micro in (1, 2):
@@ -238,7 +238,7 @@ async def _emptied(wallet: Wallet, source: Party, micro: int) -> None:
     await wallet.close()
 
 
-async def test_a_settlement_that_gives_the_payee_its_account_again_may_expire_and_lands_once(
+async def test_an_expired_settlement_that_recreates_the_payee_account_pays_once(
     world: World,
 ) -> None:
     source = await world.account("100")
@@ -252,7 +252,7 @@ async def test_a_settlement_that_gives_the_payee_its_account_again_may_expire_an
     assert (world.balance(payee), world.balance(source)) == (4_000_001, 96_000_000)
 
 
-async def test_a_charge_that_comes_after_a_session_was_found_due_keeps_it_open() -> None:
+async def test_a_charge_after_a_session_was_found_idle_keeps_it_open() -> None:
     async with worlds.world(session_idle_seconds=60) as world:
         source, to = await pair(world)
         session_id = await world.opened_session("s", source, to, "10")
@@ -266,7 +266,7 @@ async def test_a_charge_that_comes_after_a_session_was_found_due_keeps_it_open()
         assert (await world.get_session(session_id))["closing_reason"] == "idle"
 
 
-async def test_a_settlement_that_expires_is_signed_again_also_while_paused(world: World) -> None:
+async def test_an_expired_settlement_is_signed_again_although_the_account_is_paused(world: World) -> None:
     source, to = await pair(world)
     session_id = await world.opened_session("s", source, to, "10")
     await world.policy(source, paused=True)
@@ -281,7 +281,7 @@ async def test_a_settlement_that_expires_is_signed_again_also_while_paused(world
     assert len(signed.expired(await world.rows(tables.chain_transactions))) == 1
 
 
-async def test_an_escrow_that_is_not_shown_is_not_settled_again(world: World) -> None:
+async def test_an_escrow_that_a_node_does_not_show_is_not_settled_twice(world: World) -> None:
     source, to = await pair(world)
     session_id = await world.opened_session("s", source, to, "10")
 
@@ -292,7 +292,7 @@ async def test_an_escrow_that_is_not_shown_is_not_settled_again(world: World) ->
     await assert_settled(world, source, to, await world.close_session(session_id), 0)
 
 
-async def test_what_was_claimed_while_the_chain_was_away_is_settled_though_nobody_asks_again(
+async def test_a_close_claimed_while_the_chain_was_down_settles_without_another_request(
     world: World,
 ) -> None:
     source, to = await pair(world)
@@ -337,7 +337,7 @@ async def test_two_drivers_of_one_session_book_one_end(world: World) -> None:
     assert (await Closing(context, second_process).closed(session_id, 0)).status == "settled"
 
 
-async def test_a_transfer_waits_for_an_opening_that_may_have_left_the_balance(world: World) -> None:
+async def test_a_transfer_resolves_an_unknown_opening_before_checking_the_balance(world: World) -> None:
     source, to = await pair(world, "10")
     world.chain.next("send", chains.goes_down_after)
     assert (await world.open_session("s", source, to, "6")).status == 503
@@ -347,7 +347,7 @@ async def test_a_transfer_waits_for_an_opening_that_may_have_left_the_balance(wo
     assert (await world.get_session((await world.rows(tables.sessions))[0]["session_id"]))["status"] == "open"
 
 
-async def test_closing_ends_the_charges_though_the_chain_hangs(world: World) -> None:
+async def test_closing_stops_charges_although_the_chain_hangs(world: World) -> None:
     source, to = await pair(world)
     session_id = await world.opened_session("s", source, to, "10")
     await world.charge("k", session_id, "4")
@@ -366,7 +366,7 @@ async def test_closing_ends_the_charges_though_the_chain_hangs(world: World) -> 
     await assert_settled(world, source, to, await closing, 4_000_000)
 
 
-async def test_a_settlement_that_another_close_has_put_off_leaves_nothing_to_be_tried_again(
+async def test_a_settlement_deferred_by_a_concurrent_close_leaves_no_retry_due(
     world: World,
 ) -> None:
     source, to = await pair(world)
@@ -394,7 +394,7 @@ async def test_a_settlement_that_another_close_has_put_off_leaves_nothing_to_be_
     await asyncio.wait_for(world.advance(24 * 3600), 60)
 
 
-async def test_sessions_that_wait_for_the_chain_write_nothing(world: World) -> None:
+async def test_sessions_waiting_for_the_chain_write_nothing(world: World) -> None:
     source, to = await pair(world)
     sessions = [await world.opened_session(f"s{number}", source, to, "10") for number in range(3)]
     world.chain.is_down = True
@@ -433,7 +433,7 @@ async def test_a_frozen_escrow_is_not_settled_until_it_is_thawed(world: World) -
     await assert_settled(world, source, to, await world.close_session(session_id), 4_000_000)
 
 
-async def test_a_charge_that_is_cancelled_amid_its_commit_tells_of_its_events() -> None:
+async def test_a_charge_cancelled_during_its_commit_still_wakes_event_delivery() -> None:
     async with worlds.world(interrupted=3) as world:
         source, to = await pair(world)
         wakeup = world.runtime.context.wakeup

@@ -30,7 +30,7 @@ async def settled_as_answered(world: World, session_id: str, charges: list[Answe
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_closing_races_charges_and_settles_what_was_answered(seed: int) -> None:
+async def test_closing_during_charges_settles_exactly_the_accepted_charges(seed: int) -> None:
     async with worlds.world(interrupted=seed) as world:
         source, to = await world.account("100"), await world.account()
         session_id = await world.opened_session("s", source, to, "10")
@@ -51,7 +51,7 @@ async def test_closing_races_charges_and_settles_what_was_answered(seed: int) ->
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_racing_charges_stop_at_exactly_the_cap_and_fire_each_event_once(seed: int) -> None:
+async def test_racing_charges_reach_exactly_the_cap_and_emit_each_event_once(seed: int) -> None:
     async with worlds.world(interrupted=seed) as world:
         source, to = await world.account("100"), await world.account()
         session_id = await world.opened_session("s", source, to, "1")
@@ -67,7 +67,7 @@ async def test_racing_charges_stop_at_exactly_the_cap_and_fire_each_event_once(s
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_many_openings_with_one_key_fund_one_escrow(seed: int) -> None:
+async def test_concurrent_openings_with_one_key_fund_one_escrow(seed: int) -> None:
     async with worlds.world(interrupted=seed) as world:
         source, to = await world.account("100"), await world.account()
         answers = await asyncio.gather(*(world.open_session("one", source, to, "5") for _ in range(40)))
@@ -78,7 +78,7 @@ async def test_many_openings_with_one_key_fund_one_escrow(seed: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["memory", "file"])
-async def test_200_racing_openings_stop_at_exactly_the_bound_of_sessions(
+async def test_200_racing_openings_stop_at_exactly_the_session_limit(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stores.run, "kind", kind)
@@ -102,7 +102,7 @@ async def test_200_racing_openings_stop_at_exactly_the_bound_of_sessions(
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_racing_openings_and_transfers_never_pass_the_daily_limit_and_reach_it(seed: int) -> None:
+async def test_racing_openings_and_transfers_reach_the_daily_limit_and_do_not_exceed_it(seed: int) -> None:
     async with worlds.world(interrupted=seed) as world:
         source, to = await world.account("100"), await world.account()
         await world.policy(source, max_daily_spend=10)
@@ -133,7 +133,7 @@ async def test_racing_openings_and_transfers_spend_the_balance_and_none_fails_on
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-async def test_settlements_race_new_spends_within_the_daily_limit(seed: int) -> None:
+async def test_settlements_racing_new_spends_stay_within_the_daily_limit(seed: int) -> None:
     async with worlds.world(interrupted=seed) as world:
         source, to = await world.account("100"), await world.account()
         await world.policy(source, max_daily_spend=10)

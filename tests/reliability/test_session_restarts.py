@@ -60,7 +60,7 @@ def after(action: Any) -> Act:
 
 
 @pytest.mark.parametrize("units", UNITS)
-async def test_a_settlement_refused_for_a_frozen_payee_and_cut_off_pays_once(
+async def test_a_settlement_refused_for_a_frozen_payee_and_interrupted_pays_once(
     tmp_path: Path, units: int
 ) -> None:
     first, source, to, session_id, _ = await begun(tmp_path)
@@ -80,7 +80,7 @@ async def test_a_settlement_refused_for_a_frozen_payee_and_cut_off_pays_once(
 
 
 @pytest.mark.parametrize("units", UNITS)
-async def test_a_settlement_refused_for_money_in_the_escrow_and_cut_off_pays_once(
+async def test_a_settlement_refused_for_a_deposit_to_the_escrow_and_interrupted_pays_once(
     tmp_path: Path, units: int
 ) -> None:
     first, source, to, session_id, escrow = await begun(tmp_path)

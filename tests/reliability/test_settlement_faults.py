@@ -77,7 +77,7 @@ async def assert_moved_once(world: World, source: Party, to: Party, seen: list[A
     assert (detail["spent_usdc"], detail["reserved_usdc"]) == ("7.000000", "0.000000")
 
 
-async def test_a_transfer_without_trouble_makes_four_calls(world: World) -> None:
+async def test_an_undisturbed_transfer_makes_four_chain_calls(world: World) -> None:
     source, to = await world.account("100"), await world.account()
     before = len(world.chain.calls)
     assert (await world.transfer("key", source, to, "7")).status == 200
@@ -100,7 +100,7 @@ async def test_one_fault_at_any_call_moves_the_money_once(world: World, site: in
     wait=st.sampled_from([0.01, 0.5, 20.0]),
     interrupted=st.none() | st.integers(0, 99),
 )
-def test_any_faults_together_move_the_money_once(
+def test_any_combination_of_faults_moves_the_money_once(
     faults: dict[int, str], wait: float, interrupted: int | None
 ) -> None:
     async def test() -> None:
@@ -115,7 +115,7 @@ def test_any_faults_together_move_the_money_once(
     worlds.run(test)
 
 
-async def test_a_chain_that_is_gone_before_the_decision_leaves_nothing_behind(world: World) -> None:
+async def test_a_transfer_refused_because_the_chain_is_down_stores_nothing(world: World) -> None:
     source, to = await world.account("100"), await world.account()
     world.chain.is_down = True
     answer = await world.transfer("key", source, to, "7")
@@ -149,7 +149,7 @@ async def test_an_unknown_outcome_names_the_transfer_and_its_key_resumes_it(worl
     await assert_moved_once(world, source, to, [unknown, again])
 
 
-async def test_a_resubmission_while_the_outcome_is_unknown_starts_nothing(world: World) -> None:
+async def test_a_retry_while_the_outcome_is_unknown_starts_no_second_transfer(world: World) -> None:
     source, to = await world.account("100"), await world.account()
     world.chain.next("send", chains.goes_down)
     answers = [await world.transfer("key", source, to, "7") for _ in range(3)]
@@ -161,7 +161,7 @@ async def test_a_resubmission_while_the_outcome_is_unknown_starts_nothing(world:
     await assert_moved_once(world, source, to, seen)
 
 
-async def test_a_lost_transaction_is_sent_again_as_the_same_bytes(world: World) -> None:
+async def test_a_lost_transaction_is_resent_as_the_same_bytes(world: World) -> None:
     source, to = await world.account("100"), await world.account()
     world.chain.next("send", chains.dropped, chains.dropped, chains.dropped)
     before = len(world.chain.sent)
@@ -184,7 +184,7 @@ async def test_an_expired_transaction_is_signed_again_under_the_same_transfer(wo
     await assert_moved_once(world, source, to, [answer])
 
 
-async def test_a_transaction_that_landed_is_never_taken_for_expired(world: World) -> None:
+async def test_a_transaction_that_landed_is_never_treated_as_expired(world: World) -> None:
     source, to = await world.account("100"), await world.account()
     # It lands, its answer is lost, and every blockhash expires before the first look.
     world.chain.next("send", chains.reply_lost)
@@ -218,7 +218,7 @@ async def test_a_new_attempt_is_never_signed_under_the_blockhash_that_expired(
     assert "driver.repeats" not in caplog.text
 
 
-async def test_while_finality_is_awaited_the_transfer_is_submitted_and_initiated(world: World) -> None:
+async def test_a_transfer_awaiting_finality_is_submitted_and_has_emitted_initiated(world: World) -> None:
     source, to = await world.account("100"), await world.account()
     world.chain.not_final(10**6)
     unknown = await world.transfer("key", source, to, "7")
@@ -239,7 +239,7 @@ async def test_while_finality_is_awaited_the_transfer_is_submitted_and_initiated
     await assert_moved_once(world, source, to, [unknown, again])
 
 
-async def test_initiated_names_the_transaction_that_was_handed_over(world: World) -> None:
+async def test_the_initiated_event_names_the_transaction_that_was_sent(world: World) -> None:
     source, to = await world.account("100"), await world.account()
     # The first attempt never leaves, for want of a chain, and expires; the second does, and is slow.
     world.chain.next("send", chains.down)
@@ -251,7 +251,7 @@ async def test_initiated_names_the_transaction_that_was_handed_over(world: World
     await assert_moved_once(world, source, to, [answer])
 
 
-async def test_an_account_paused_meanwhile_is_not_signed_for_again(world: World) -> None:
+async def test_an_expired_transfer_is_not_signed_again_for_a_paused_account(world: World) -> None:
     source, to = await world.account("100"), await world.account()
     await world.policy(source, max_daily_spend=10)
     await world.rest()
@@ -283,7 +283,7 @@ async def test_an_account_paused_meanwhile_is_not_signed_for_again(world: World)
     assert (await world.transfer("another key", source, to, "10")).status == 200
 
 
-async def test_an_account_paused_after_its_transaction_landed_has_paid(world: World) -> None:
+async def test_a_transfer_that_landed_settles_although_its_account_was_paused_later(world: World) -> None:
     source, to = await world.account("100"), await world.account()
     world.chain.next("send", chains.goes_down_after)
     unknown = await world.transfer("key", source, to, "7")
@@ -317,7 +317,7 @@ RUINS = {
 
 
 @pytest.mark.parametrize(("ruin", "recover", "error"), RUINS.values(), ids=RUINS)
-async def test_a_transaction_that_the_chain_refuses_is_a_failed_transfer(
+async def test_a_transfer_whose_transaction_fails_on_chain_is_failed(
     world: World, ruin: Ruin, recover: Recovery, error: str
 ) -> None:
     source, to, thief = await world.account("100"), await world.account(), await world.outside()
@@ -355,7 +355,7 @@ async def test_a_transaction_that_the_chain_refuses_is_a_failed_transfer(
     assert (await world.get_transfer(transfer_id))["status"] == "failed"
 
 
-async def test_what_is_in_flight_is_held_back_until_it_is_proved_lost(world: World) -> None:
+async def test_a_transfer_in_flight_stays_reserved_until_it_is_proved_lost(world: World) -> None:
     source, to = await world.account("10"), await world.account()
     await world.policy(source, max_daily_spend=10)
     await world.rest()
@@ -396,7 +396,7 @@ async def test_two_drivers_of_one_transfer_book_one_end(world: World) -> None:
     await assert_moved_once(world, source, to, [unknown, again])
 
 
-async def test_a_driver_that_comes_late_follows_the_attempt_that_another_has_signed(world: World) -> None:
+async def test_a_late_driver_follows_the_attempt_that_another_driver_signed(world: World) -> None:
     source, to = await world.account("100"), await world.account()
     world.chain.next("send", chains.goes_down)
     unknown = await world.transfer("key", source, to, "7")

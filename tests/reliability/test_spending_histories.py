@@ -84,7 +84,7 @@ async def play(world: World, steps: list[tuple[int, int | None, str]]) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(steps=st.lists(STEPS, min_size=5, max_size=30))
-def test_the_window_equals_brute_force(steps: list[tuple[int, int | None, str]]) -> None:
+def test_the_rolling_window_equals_brute_force(steps: list[tuple[int, int | None, str]]) -> None:
     async def test() -> None:
         async with worlds.world() as world:
             await play(world, steps)
@@ -92,7 +92,7 @@ def test_the_window_equals_brute_force(steps: list[tuple[int, int | None, str]])
     worlds.run(test)
 
 
-def test_the_window_equals_brute_force_over_a_long_history() -> None:
+def test_the_rolling_window_equals_brute_force_over_a_long_history() -> None:
     """One account, 300 steps: totals that began long before the window."""
     chance = random.Random(5)
     jumps = [0, 0, 1, 10**6, DAY_US // 8, DAY_US // 3, DAY_US - 1, DAY_US]

@@ -209,7 +209,7 @@ def test_money_moved_is_the_sum_over_distinct_references(
     asyncio.run(lived(story, mode))
 
 
-def test_a_reference_that_paid_anew_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_test_detects_a_reference_that_pays_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     """The judge sees tools that pay again: with a key for each attempt, one purchase is paid twice."""
     attempts = iter(range(10**6))
     monkeypatch.setattr("agentpay._async.tools.idempotency_key", lambda ref: f"mcp:{ref}-{next(attempts)}")

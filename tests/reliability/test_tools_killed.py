@@ -43,7 +43,7 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> tuple[Prepared, str]:
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_the_service_is_killed_at_every_step_of_a_payment(
+def test_a_tool_payment_pays_once_when_the_service_is_killed_at_any_point(
     template: tuple[Prepared, str], tmp_path: Path, point: str
 ) -> None:
     it, key = template[0].copied(tmp_path, "data"), template[1]
@@ -93,7 +93,7 @@ async def asked(url: str, order: dict[str, str]) -> dict[str, Any]:
         ("/v1/transfers", "GET /accounts/{account_id}/budget"),
     ],
 )
-def test_the_mcp_server_is_killed_while_it_waits_for_the_service(answered: str, held: str) -> None:
+def test_a_tool_payment_pays_once_when_the_mcp_server_is_killed(answered: str, held: str) -> None:
     with AgentPayServer() as server:
         server.listen()
         client = server.client()

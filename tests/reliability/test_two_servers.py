@@ -82,7 +82,7 @@ async def at_once(servers: tuple[World, World], key: str, source: Party, to: Par
     )
 
 
-async def test_one_key_sent_to_both_is_one_transfer(servers: tuple[World, World]) -> None:
+async def test_one_key_sent_to_both_servers_makes_one_transfer(servers: tuple[World, World]) -> None:
     first, _ = servers
     source, to = await first.account("100"), await first.account()
     answers = await at_once(servers, "one", source, to)
@@ -97,7 +97,7 @@ async def test_one_key_sent_to_both_is_one_transfer(servers: tuple[World, World]
     ]
 
 
-async def test_200_openings_at_both_stop_at_exactly_the_bound_of_sessions(
+async def test_200_openings_at_both_servers_stop_at_exactly_the_session_limit(
     servers: tuple[World, World],
 ) -> None:
     first, second = servers
@@ -113,7 +113,9 @@ async def test_200_openings_at_both_stop_at_exactly_the_bound_of_sessions(
     assert first.balance(source) == 90_000_000
 
 
-async def test_distinct_keys_are_a_transaction_each(servers: tuple[World, World]) -> None:
+async def test_distinct_keys_sent_to_both_servers_make_a_transaction_each(
+    servers: tuple[World, World],
+) -> None:
     first, _ = servers
     source, to = await first.account("300"), await first.account()
     answers = await at_once(servers, "key-{}", source, to)
@@ -123,7 +125,9 @@ async def test_distinct_keys_are_a_transaction_each(servers: tuple[World, World]
     assert (await first.detail(source))["reserved_usdc"] == "0.000000"
 
 
-async def test_a_daily_limit_is_reached_by_both_and_passed_by_none(servers: tuple[World, World]) -> None:
+async def test_transfers_at_both_servers_reach_the_daily_limit_and_do_not_exceed_it(
+    servers: tuple[World, World],
+) -> None:
     first, second = servers
     source, to = await first.account("300"), await first.account()
     await second.policy(source, max_daily_spend=50.999999)
@@ -136,7 +140,7 @@ async def test_a_daily_limit_is_reached_by_both_and_passed_by_none(servers: tupl
     assert (await second.detail(source))["spent_usdc"] == "50.000000"
 
 
-async def test_a_daily_limit_is_reached_by_payments_at_both_and_passed_by_none(
+async def test_payments_at_both_servers_reach_the_daily_limit_and_do_not_exceed_it(
     servers: tuple[World, World],
 ) -> None:
     first, second = servers
@@ -166,14 +170,16 @@ async def test_a_daily_limit_is_reached_by_payments_at_both_and_passed_by_none(
     assert (await second.detail(source))["reserved_usdc"] == "10.000000"
 
 
-async def test_a_pause_at_one_is_a_pause_at_the_other(servers: tuple[World, World]) -> None:
+async def test_a_pause_at_one_server_applies_at_the_other(servers: tuple[World, World]) -> None:
     first, second = servers
     source, to = await first.account("300"), await first.account()
     await first.policy(source, paused=True)
     assert (await second.transfer("key", source, to, "1")).error == "account_paused"
 
 
-async def test_other_parameters_under_a_key_are_a_conflict_at_the_other(servers: tuple[World, World]) -> None:
+async def test_reusing_a_key_with_other_parameters_at_the_other_server_conflicts(
+    servers: tuple[World, World],
+) -> None:
     first, second = servers
     source, to = await first.account("300"), await first.account()
     assert (await first.transfer("key", source, to, "1")).status == 200
@@ -193,7 +199,7 @@ async def settled_books(servers: tuple[World, World], *parties: Party) -> None:
         assert row["balance"] == first.balance(party)
 
 
-async def test_one_key_sent_to_both_opens_one_session(servers: tuple[World, World]) -> None:
+async def test_one_key_sent_to_both_servers_opens_one_session(servers: tuple[World, World]) -> None:
     first, _ = servers
     source, to = await first.account("100"), await first.account()
     answers = await asyncio.gather(
@@ -207,7 +213,7 @@ async def test_one_key_sent_to_both_opens_one_session(servers: tuple[World, Worl
     assert [event["type"] for event in await first.events()] == ["session.opened"]
 
 
-async def test_charges_at_both_stop_at_exactly_the_cap_and_a_key_charges_once(
+async def test_charges_at_both_servers_stop_at_the_cap_and_each_key_charges_once(
     servers: tuple[World, World],
 ) -> None:
     first, second = servers
@@ -235,7 +241,7 @@ async def test_charges_at_both_stop_at_exactly_the_cap_and_a_key_charges_once(
     assert first.balance(to) == 1_000_000
 
 
-async def test_closing_at_both_while_both_charge_settles_what_was_answered(
+async def test_closing_at_both_servers_during_charges_settles_exactly_the_accepted_charges(
     servers: tuple[World, World],
 ) -> None:
     first, second = servers
@@ -255,7 +261,7 @@ async def test_closing_at_both_while_both_charge_settles_what_was_answered(
     assert [event["type"] for event in await first.events()] == ["session.opened", "session.settled"]
 
 
-async def test_a_daily_limit_is_reached_by_sessions_and_transfers_at_both_and_passed_by_none(
+async def test_sessions_and_transfers_at_both_servers_reach_the_daily_limit_and_do_not_exceed_it(
     servers: tuple[World, World],
 ) -> None:
     first, second = servers
@@ -269,7 +275,7 @@ async def test_a_daily_limit_is_reached_by_sessions_and_transfers_at_both_and_pa
     assert (await second.detail(source))["spent_usdc"] == "10.000000"
 
 
-async def test_sessions_in_opposite_directions_at_both_wait_for_each_other_and_never_for_good(
+async def test_sessions_in_opposite_directions_at_both_servers_do_not_deadlock(
     servers: tuple[World, World],
 ) -> None:
     """Settling locks both accounts, opening and transferring one: in one order, or there is a deadlock."""
@@ -302,7 +308,7 @@ async def test_sessions_in_opposite_directions_at_both_wait_for_each_other_and_n
 
 
 @pytest.mark.parametrize("fault", [chains.reply_lost, chains.dropped, chains.repeated, chains.expiring])
-async def test_a_session_in_trouble_is_funded_once_and_settled_once_by_both(
+async def test_a_session_with_a_chain_fault_is_funded_and_settled_once_by_two_servers(
     servers: tuple[World, World], fault: Act
 ) -> None:
     first, second = servers

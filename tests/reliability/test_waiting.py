@@ -24,7 +24,7 @@ async def unknown_transfer(world: World, client, source, to) -> str:
     return unknown.value.transfer_id
 
 
-async def test_a_transfer_of_unknown_outcome_is_waited_for_until_it_is_settled(world: World) -> None:
+async def test_waiting_for_a_transfer_with_unknown_outcome_ends_when_it_settles(world: World) -> None:
     source, to = await world.account("100"), await world.account()
     client = waiting_client(world)
     world.chain.not_final(10**6)

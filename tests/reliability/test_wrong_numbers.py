@@ -109,7 +109,7 @@ async def assert_happens_once(world: ClusterWorld, name: str, lie: Callable[[], 
 
 @pytest.mark.parametrize("slot_seconds", [0.4, 0.05])
 @pytest.mark.parametrize("genesis_hash", [clusters.OWN, clusters.DEVNET], ids=["own", "devnet"])
-async def test_one_last_valid_height_that_is_too_low(
+async def test_a_last_valid_height_that_is_too_low_pays_once(
     monkeypatch: pytest.MonkeyPatch, genesis_hash: str, slot_seconds: float
 ) -> None:
     cluster = cluster_worlds.new_cluster(genesis_hash=genesis_hash, slot_seconds=slot_seconds)
@@ -123,7 +123,7 @@ async def test_one_last_valid_height_that_is_too_low(
 
 @pytest.mark.parametrize("slot_seconds", [0.4, 0.05])
 @pytest.mark.parametrize("genesis_hash", [clusters.OWN, clusters.DEVNET], ids=["own", "devnet"])
-async def test_one_height_and_two_statuses_that_run_ahead(
+async def test_a_height_and_statuses_that_run_ahead_pay_once(
     monkeypatch: pytest.MonkeyPatch, genesis_hash: str, slot_seconds: float
 ) -> None:
     cluster = cluster_worlds.new_cluster(genesis_hash=genesis_hash, slot_seconds=slot_seconds)
@@ -136,7 +136,7 @@ async def test_one_height_and_two_statuses_that_run_ahead(
         await assert_happens_once(world, "transfer", tell, after=1)
 
 
-async def test_what_expires_is_signed_again_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_expired_transfer_is_still_signed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     for slot_seconds, within_seconds in ((0.4, 90), (0.25, 60), (0.05, 20)):
         cluster = cluster_worlds.new_cluster(slot_seconds=slot_seconds)
         async with cluster_worlds.serving(monkeypatch, cluster) as world:
@@ -207,7 +207,7 @@ def _cases() -> list[Any]:
 
 
 @pytest.mark.parametrize(("operation", "name", "wrong", "duration"), _cases())
-async def test_a_wrong_number_at_any_moment_moves_no_money_twice(
+async def test_a_wrong_number_at_any_moment_never_pays_twice(
     monkeypatch: pytest.MonkeyPatch, operation: str, name: str, wrong: str, duration: str
 ) -> None:
     number = NUMBERS[name]
@@ -256,7 +256,7 @@ LIES = {
     "operation",
     [name if name == "transfer" else pytest.param(name, marks=pytest.mark.deep) for name in OPERATIONS],
 )
-async def test_numbers_that_are_wrong_together_for_ten_seconds_move_no_money_twice(
+async def test_several_wrong_numbers_for_ten_seconds_never_pay_twice(
     monkeypatch: pytest.MonkeyPatch, operation: str, lie: str, moment: float
 ) -> None:
     for genesis_hash in (clusters.OWN, clusters.DEVNET):

@@ -24,19 +24,19 @@ from agentpay_server.database.runner import NewerSchemaError
 from agentpay_server.database.tables import sessions, transfers
 from agentpay_server.errors import Problem
 from agentpay_server.http import app as http_app
-from agentpay_server.money import entries, spending
+from agentpay_server.money import authorization, entries, spending
 from agentpay_server.money import settlement as engine
 from agentpay_server.money import transactions as chain_transactions
 from agentpay_server.money.broadcast import Broadcaster, Expired, Landed
 from agentpay_server.money.idempotency import Verdict
 from agentpay_server.money.policy import stored_policy
-from agentpay_server.money.settlement_schedule import SettlementWorker
+from agentpay_server.money.settlement_schedule import RecoverySchedule
 from agentpay_server.sessions import charge_store as session_charges
 from agentpay_server.sessions import charging, closing
 from agentpay_server.sessions import rules as session_rules
 from agentpay_server.sessions import service as session_service
 from agentpay_server.sessions import store as session_store
-from agentpay_server.transfers import acceptance, approvals, booking, creation
+from agentpay_server.transfers import approvals, booking, creation, intents
 from agentpay_server.transfers import service as transfer_service
 from agentpay_server.transfers import store as transfer_store
 from agentpay_server.webhooks import delivery_store as deliveries
@@ -165,7 +165,7 @@ def an_expired_transaction_is_signed_again_by_every_driver(patch: Patch) -> None
 
 @planted
 def bytes_leave_before_their_commit(patch: Patch) -> None:
-    submitted = acceptance.Acceptance._submitted
+    submitted = intents.TransferIntent.submitted
 
     def early(self, *args):
         decided = submitted(self, *args)
@@ -179,7 +179,7 @@ def bytes_leave_before_their_commit(patch: Patch) -> None:
         self._context.tasks.start(send())
         return decided
 
-    patch(acceptance.Acceptance, "_submitted", early)
+    patch(intents.TransferIntent, "submitted", early)
 
 
 @planted
@@ -187,7 +187,7 @@ def what_a_dead_server_drove_is_left(patch: Patch) -> None:
     async def nobody(self):
         return []
 
-    patch(SettlementWorker, "_taken_up", nobody)
+    patch(RecoverySchedule, "_taken_up", nobody)
 
 
 @planted
@@ -204,11 +204,11 @@ def a_worker_ends_at_its_first_error(patch: Patch) -> None:
 
     async def run(self):
         await asyncio.gather(
-            *(serve(self, worker, self._wakeup.listener()) for worker in self._workers),
+            *(serve(self, worker, self._wakeup.listener()) for worker in self._scheduled),
             return_exceptions=True,
         )
 
-    patch(schedule.Schedule, "run", run)
+    patch(schedule.Scheduler, "run", run)
 
 
 # --- Keys
@@ -217,7 +217,7 @@ def a_worker_ends_at_its_first_error(patch: Patch) -> None:
 @planted
 def an_idempotency_key_is_not_held(patch: Patch) -> None:
     insert = transfer_store.insert_transfer
-    patch(creation.Creation, "_claim", lambda self, connection: True)
+    patch(creation.NewTransfer, "claim", lambda self, connection: True)
     patch(transfer_store, "insert_transfer", lambda c, record: insert(c, attrs.evolve(record, held_key=None)))
 
 
@@ -225,8 +225,9 @@ def an_idempotency_key_is_not_held(patch: Patch) -> None:
 def other_parameters_under_a_key_go_unnoticed(patch: Patch) -> None:
     verdict = transfer_service.verdict
 
-    def lenient(holder, terms, now_us):
-        return verdict(None if holder is None else attrs.evolve(holder, terms=terms), terms, now_us)
+    def lenient(holder, terms, now_us, **elsewhere):
+        equal = None if holder is None else attrs.evolve(holder, terms=terms)
+        return verdict(equal, terms, now_us, **elsewhere)
 
     patch(transfer_service, "verdict", lenient)
 
@@ -234,7 +235,7 @@ def other_parameters_under_a_key_go_unnoticed(patch: Patch) -> None:
 @planted
 def a_session_is_opened_for_every_request(patch: Patch) -> None:
     insert = session_store.insert_session
-    patch(session_service, "opening_verdict", lambda *_: Verdict.NEW)
+    patch(session_service, "verdict", lambda *_, **__: Verdict.NEW)
     patch(session_store.KEYS, "take", lambda *_: True)
     patch(session_store, "insert_session", lambda c, record: insert(c, attrs.evolve(record, held_key=None)))
 
@@ -264,7 +265,7 @@ def an_approved_transfer_can_be_approved_again(patch: Patch) -> None:
         "_move_on",
         lambda connection, pending, decided: _overwrite(connection, decided),
     )
-    patch(approvals.Approval, "_claim", lambda self, connection: True)
+    patch(approvals.ApprovedTransfer, "claim", lambda self, connection: True)
 
 
 def _overwrite(connection, decided) -> None:
@@ -317,22 +318,22 @@ def a_daily_limit_is_off_by_one(patch: Patch) -> None:
 
 @planted
 def what_is_approved_has_no_limits(patch: Patch) -> None:
-    real = acceptance.refusal_of
+    real = authorization.refusal_of
 
-    def lenient(connection, source, *args, again, **options):
-        if again == approvals.Approval.again:
+    def lenient(unit, spend, *, again, is_last_look):
+        if again == approvals.ApprovedTransfer.again:
             policy = attrs.evolve(
-                stored_policy(source.policy), max_daily_spend=None, max_single_transfer=None
+                stored_policy(unit.source.policy), max_daily_spend=None, max_single_transfer=None
             )
-            source = attrs.evolve(source, policy=canonical_policy(policy))
-        return real(connection, source, *args, again=again, **options)
+            unit = attrs.evolve(unit, source=attrs.evolve(unit.source, policy=canonical_policy(policy)))
+        return real(unit, spend, again=again, is_last_look=is_last_look)
 
-    patch(acceptance, "refusal_of", lenient)
+    patch(authorization, "refusal_of", lenient)
 
 
 @planted
 def a_pause_is_ignored(patch: Patch) -> None:
-    patch(acceptance.rules, "paused_refusal", lambda policy: None)
+    patch(authorization.rules, "paused_refusal", lambda policy: None)
     parties = accounts.parties
 
     def never_paused(*args):
@@ -501,11 +502,11 @@ def an_event_of_a_retried_unit_is_lost(patch: Patch) -> None:
     add = outbox_service.Outbox.add
     written: set[Any] = set()
 
-    def once(self, happening):
-        name = (happening.type, str(happening.data))
+    def once(self, event):
+        name = (event.type, str(event.data))
         if name not in written:
             written.add(name)
-            add(self, happening)
+            add(self, event)
 
     patch(outbox_service.Outbox, "add", once)
 

@@ -11,12 +11,12 @@ from agentpay_server.clock import DAY_US, ManualClock, SystemClock, from_us, to_
 
 
 @given(st.datetimes(timezones=st.just(UTC)))
-def test_a_moment_survives_microseconds(moment):
+def test_a_moment_round_trips_through_microseconds(moment):
     assert from_us(to_us(moment)) == moment
 
 
 @given(st.integers(min_value=-62_135_596_800_000_000, max_value=253_402_300_799_999_999))
-def test_microseconds_survive_a_moment(moment_us):
+def test_microseconds_round_trip_through_a_moment(moment_us):
     assert to_us(from_us(moment_us)) == moment_us
 
 
@@ -24,7 +24,7 @@ def test_offsets_are_honoured():
     assert to_us(datetime(1970, 1, 1, 1, tzinfo=timezone(timedelta(hours=1)))) == 0
 
 
-def test_a_manual_clock_shows_its_start_cut_to_milliseconds_until_it_is_moved():
+def test_a_manual_clock_starts_at_its_start_truncated_to_milliseconds():
     clock = ManualClock(datetime(2026, 1, 1, 0, 0, 0, 1999, tzinfo=UTC))
 
     assert clock.is_manual
@@ -47,7 +47,7 @@ def test_a_manual_clock_refuses_a_start_without_an_offset():
         ManualClock(datetime(2026, 1, 1, tzinfo=UTC).replace(tzinfo=None))
 
 
-def test_the_system_clock_tells_the_time():
+def test_the_system_clock_returns_the_current_time():
     before = time.time_ns() // 1_000
     now_us = SystemClock().now_us()
 

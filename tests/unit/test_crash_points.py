@@ -30,7 +30,7 @@ def deaths(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     disarm()
 
 
-def test_while_none_is_armed_nothing_happens(deaths: list[int]) -> None:
+def test_unarmed_points_do_nothing(deaths: list[int]) -> None:
     for operation in Operation:
         for step in Step:
             fault_point(operation, step)
@@ -39,7 +39,7 @@ def test_while_none_is_armed_nothing_happens(deaths: list[int]) -> None:
     assert deaths == []
 
 
-def test_the_process_dies_at_the_armed_point_and_no_other(deaths: list[int]) -> None:
+def test_the_process_dies_only_at_the_armed_point(deaths: list[int]) -> None:
     arm("transfer.sent")
     fault_point(Operation.TRANSFER, Step.SIGNED)
     fault_point(Operation.FUND, Step.SENT)
@@ -48,7 +48,7 @@ def test_the_process_dies_at_the_armed_point_and_no_other(deaths: list[int]) -> 
     assert deaths == [9]
 
 
-def test_a_count_lets_the_point_be_passed_before(deaths: list[int]) -> None:
+def test_a_count_arms_the_nth_pass_of_a_point(deaths: list[int]) -> None:
     arm("chain.written@3")
     for passed in (0, 0, 1):
         chain_fault_point(ChainPoint.WRITTEN)
@@ -56,7 +56,7 @@ def test_a_count_lets_the_point_be_passed_before(deaths: list[int]) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["", "transfer", "transfer.lost", "@2"])
-def test_what_is_no_point_is_refused(wrong: str) -> None:
+def test_an_unknown_point_is_refused(wrong: str) -> None:
     with pytest.raises(ValueError, match="unknown fault point"):
         arm(wrong)
 
@@ -64,12 +64,12 @@ def test_what_is_no_point_is_refused(wrong: str) -> None:
 @pytest.mark.parametrize(
     "wrong", ["transfer.sent@x", "transfer.sent@0", "transfer.sent@-1", "transfer.sent@²"]
 )
-def test_what_is_no_count_is_refused(wrong: str) -> None:
+def test_an_invalid_count_is_refused(wrong: str) -> None:
     with pytest.raises(ValueError, match="is not a count"):
         arm(wrong)
 
 
-def test_the_names_are_operation_and_step() -> None:
+def test_point_names_are_operation_and_step() -> None:
     steps = [step for step in Step if step is not Step.CLAIMED]
     assert points_of(Operation.TRANSFER) == tuple(f"transfer.{step}" for step in steps)
     assert points_of(Operation.SESSION_CLOSE) == tuple(f"session_close.{step}" for step in Step)
@@ -78,7 +78,7 @@ def test_the_names_are_operation_and_step() -> None:
     assert of_operations | set(ChainPoint) == POINTS
 
 
-def test_the_environment_arms_a_process() -> None:
+def test_an_environment_variable_arms_a_point() -> None:
     code = (
         "from agentpay_server.crash_points import *;"
         "fault_point(Operation.FUND, Step.BOOKED); print('alive', flush=True);"
@@ -94,6 +94,6 @@ def test_the_environment_arms_a_process() -> None:
     assert (answer.stdout.split(), answer.returncode) == (["alive"], -9)
 
 
-def test_the_readme_counts_them() -> None:
+def test_the_readme_states_the_number_of_points() -> None:
     readme = Path(__file__).parents[2] / "README.md"
     assert f"the server is killed at each of {len(POINTS)} steps" in readme.read_text("utf-8")

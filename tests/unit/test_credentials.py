@@ -16,7 +16,7 @@ KEY = new_key(KeyKind.OPERATOR, bytes(range(32)))
 
 
 @given(kinds, seeds)
-def test_a_key_has_its_kind_43_characters_and_a_checksum(kind, seed):
+def test_a_key_consists_of_its_kind_43_characters_and_a_checksum(kind, seed):
     key = new_key(kind, seed)
 
     assert re.fullmatch(rf"ap_{kind}_[0-9A-Za-z]{{49}}", key)
@@ -24,7 +24,7 @@ def test_a_key_has_its_kind_43_characters_and_a_checksum(kind, seed):
 
 
 @given(kinds, seeds, seeds)
-def test_other_bytes_make_another_key(kind, seed, other):
+def test_different_bytes_give_different_keys(kind, seed, other):
     assert (new_key(kind, seed) == new_key(kind, other)) == (seed == other)
 
 
@@ -37,7 +37,7 @@ def test_a_key_with_one_wrong_character_is_refused(kind, seed, data):
     assert digest_of(key[:at] + wrong + key[at + 1 :]) is None
 
 
-def test_a_key_of_one_kind_is_none_of_the_other():
+def test_changing_the_kind_of_a_key_makes_it_invalid():
     assert digest_of(KEY.replace("operator", "agent")) is None
 
 
@@ -55,11 +55,11 @@ def test_an_invented_key_is_refused(text):
         *[KEY.replace("_", "-"), KEY.replace("ap_", "AP_"), "ap_admin_" + KEY[12:], KEY[:-6] + "\u0660" * 6],
     ],
 )
-def test_a_text_near_a_key_is_refused(text):
+def test_a_text_similar_to_a_key_is_refused(text):
     assert digest_of(text) is None
 
 
 @pytest.mark.parametrize("size", [0, 16, 31, 33])
-def test_a_key_is_made_of_32_bytes_and_no_fewer(size):
+def test_a_key_requires_32_random_bytes(size):
     with pytest.raises(ValueError, match="32 random bytes"):
         new_key(KeyKind.AGENT, bytes(size))

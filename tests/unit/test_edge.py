@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 PLACE = Place(table="webhooks", column="secret", row="wh_1")
 
 
-async def test_each_server_has_the_clock_of_its_own_machine() -> None:
+async def test_each_server_uses_the_clock_of_its_edge() -> None:
     async def times() -> tuple[int, int]:
         async with asyncio.TaskGroup() as group:
             system = group.create_task(asyncio.to_thread(SystemClock().now_us))
@@ -68,7 +68,7 @@ async def test_rpc_calls_are_made_by_the_client_of_the_edge() -> None:
     assert node.is_closed
 
 
-async def test_without_a_seed_everything_drawn_follows_from_the_entropy_of_the_edge() -> None:
+async def test_without_a_seed_all_randomness_comes_from_the_entropy_of_the_edge() -> None:
     async def first_key() -> tuple[str, str]:
         storage = await open_storage(ServerConfig(settings=Settings(encryption_key=bytes(32))))
         runtime = await start_server(ServerConfig(edge=Edge(entropy=SeededRandomness(7))), storage)
@@ -80,7 +80,7 @@ async def test_without_a_seed_everything_drawn_follows_from_the_entropy_of_the_e
     assert await first_key() == await first_key()
 
 
-def test_the_certificates_are_read_once_for_all_posters() -> None:
+def test_all_posters_share_one_tls_context() -> None:
     clients = [posting.HttpPoster(public_only=True)._make_client("https") for _ in range(2)]
     contexts = {id(client._transport._pool._ssl_context) for client in clients}
     assert contexts == {id(posting._ssl_context())}

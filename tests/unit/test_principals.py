@@ -35,7 +35,7 @@ def test_an_agent_key_may_reach_no_other_account(account_id):
     assert "an operator key, or an agent key of that account" in message
 
 
-def test_a_refusal_names_the_operation_and_the_key_that_would_allow_it():
+def test_a_refusal_names_the_operation_and_the_required_key():
     message = refusal(AGENT.require_operator, "PUT /v1/accounts/{account_id}/policy")
 
     assert message.startswith("PUT /v1/accounts/{account_id}/policy is not allowed")

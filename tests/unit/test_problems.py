@@ -24,12 +24,12 @@ def test_the_402_of_a_transfer_has_exactly_four_fields():
     }
 
 
-def test_every_other_body_carries_the_request_id():
+def test_every_other_error_body_has_the_request_id():
     assert body_of(not_found("account", "acct_a"))["request_id"] == "req_a"
     assert set(body_of(not_found("account", "acct_a"))) == {"error", "message", "request_id"}
 
 
-def test_an_invalid_request_names_every_fault_though_its_sentence_is_short():
+def test_an_invalid_request_lists_every_fault_and_abbreviates_its_message():
     faults = [FieldFault(field=f"f{number}", message="is wrong") for number in range(20)]
 
     body = body_of(invalid(*faults))
@@ -39,7 +39,7 @@ def test_an_invalid_request_names_every_fault_though_its_sentence_is_short():
     assert len(body["message"]) < 200
 
 
-def test_an_unreachable_chain_says_when_to_come_back():
+def test_chain_unavailable_has_retry_after():
     problem = chain_unavailable()
 
     assert (problem.http_status, problem.retry_after_seconds) == (503, 1)
@@ -47,13 +47,13 @@ def test_an_unreachable_chain_says_when_to_come_back():
 
 
 @given(st.text(max_size=300))
-def test_a_callers_text_is_shown_short_and_printable(text):
+def test_text_of_callers_is_shown_abbreviated_and_printable(text):
     assert shown(text).isprintable()
     assert len(shown(text)) <= 81
 
 
 @pytest.mark.parametrize("identifier", ["acct_01kdvdna00sc40r341kdad8hxb", "x", "a\nb"])
-def test_unknown_identifiers_differ_in_nothing_but_themselves(identifier):
+def test_not_found_messages_differ_only_in_the_identifier(identifier):
     message = not_found("account", identifier).message
 
     assert message == not_found("account", "other").message.replace("other", shown(identifier))

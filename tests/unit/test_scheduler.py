@@ -9,7 +9,7 @@ from agentpay.contract.errors import ErrorCode
 from agentpay_server import scheduler as module
 from agentpay_server.clock import SECOND_US, ManualClock, SystemClock
 from agentpay_server.errors import Problem
-from agentpay_server.scheduler import Schedule
+from agentpay_server.scheduler import Scheduler
 from agentpay_server.tasks import Wakeup
 
 pytestmark = pytest.mark.anyio
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-class Worker:
+class Scheduled:
     """A worker with a list of due times, which notes when it ran; a hand-written stand-in."""
 
     def __init__(self, clock, due: list[int], log: list | None = None, name: str = "") -> None:
@@ -42,7 +42,7 @@ class Worker:
         return is_done
 
 
-def schedule_of(clock, workers, wakeup, notes: list[int] | None = None) -> Schedule:
+def schedule_of(clock, workers, wakeup, notes: list[int] | None = None) -> Scheduler:
     """A schedule that notes into a list where the clock is about to stand."""
     noted = [] if notes is None else notes
 
@@ -50,7 +50,7 @@ def schedule_of(clock, workers, wakeup, notes: list[int] | None = None) -> Sched
         assert now_us > clock.now_us()
         noted.append(now_us)
 
-    return Schedule(clock, workers, wakeup, note)
+    return Scheduler(clock, workers, wakeup, note)
 
 
 @pytest.fixture
@@ -63,11 +63,11 @@ def hasty(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "_PAUSE_SECONDS", 0.005)
 
 
-async def test_each_due_time_is_stood_on_in_order(clock):
+async def test_advancing_stops_at_each_due_time_in_order(clock):
     start, log = clock.now_us(), []
     workers = [
-        Worker(clock, [start + 5, start + 20, start + 999], log, "a"),
-        Worker(clock, [start, start + 10, start + 20], log, "b"),
+        Scheduled(clock, [start + 5, start + 20, start + 999], log, "a"),
+        Scheduled(clock, [start, start + 10, start + 20], log, "b"),
     ]
 
     await schedule_of(clock, workers, Wakeup()).advance(100)
@@ -84,9 +84,9 @@ async def test_each_due_time_is_stood_on_in_order(clock):
     assert clock.now_us() == start + 100
 
 
-async def test_nothing_moves_by_nothing_but_what_is_due_runs(clock):
+async def test_advancing_by_zero_runs_only_due_work(clock):
     start = clock.now_us()
-    worker = Worker(clock, [start - 5, start, start + 1])
+    worker = Scheduled(clock, [start - 5, start, start + 1])
 
     await schedule_of(clock, [worker], Wakeup()).advance(0)
 
@@ -94,10 +94,10 @@ async def test_nothing_moves_by_nothing_but_what_is_due_runs(clock):
     assert clock.now_us() == start
 
 
-async def test_work_that_makes_more_work_is_run_in_the_same_move(clock):
+async def test_work_scheduled_by_work_runs_in_the_same_advance(clock):
     start = clock.now_us()
 
-    class Growing(Worker):
+    class Growing(Scheduled):
         async def run_due(self) -> bool:
             is_done = await super().run_due()
             if len(self.ran) < 5:
@@ -110,17 +110,17 @@ async def test_work_that_makes_more_work_is_run_in_the_same_move(clock):
     assert worker.ran == [start, start + 10, start + 20, start + 30, start + 40]
 
 
-async def test_where_the_clock_is_about_to_stand_is_noted_before_it_moves(clock):
+async def test_the_next_time_is_recorded_before_the_clock_moves(clock):
     start, notes = clock.now_us(), []
 
-    await schedule_of(clock, [Worker(clock, [start, start + 5])], Wakeup(), notes).advance(10)
+    await schedule_of(clock, [Scheduled(clock, [start, start + 5])], Wakeup(), notes).advance(10)
 
     assert notes == [start + 5, start + 10]
 
 
-async def test_moves_follow_each_other(clock):
+async def test_concurrent_advances_run_one_after_the_other(clock):
     start = clock.now_us()
-    worker = Worker(clock, [start + step * 10 for step in range(1, 30)])
+    worker = Scheduled(clock, [start + step * 10 for step in range(1, 30)])
     moving = schedule_of(clock, [worker], Wakeup())
 
     await asyncio.gather(*(moving.advance(100) for _ in range(3)))
@@ -129,10 +129,10 @@ async def test_moves_follow_each_other(clock):
     assert worker.ran == [start + step * 10 for step in range(1, 30)]
 
 
-async def test_work_that_another_process_is_doing_is_waited_for(clock):
+async def test_advancing_waits_for_work_leased_by_another_process(clock):
     start = clock.now_us()
 
-    class Held(Worker):
+    class Held(Scheduled):
         looks = 0
 
         async def run_due(self) -> bool:
@@ -148,7 +148,7 @@ async def test_work_that_another_process_is_doing_is_waited_for(clock):
     assert worker.ran == [start]
 
 
-async def test_a_running_clock_cannot_be_moved():
+async def test_a_system_clock_cannot_be_advanced():
     with pytest.raises(Problem) as raised:
         await schedule_of(SystemClock(), [], Wakeup()).advance(0)
 
@@ -173,7 +173,7 @@ async def stopped(running: asyncio.Task) -> None:
 async def test_work_runs_when_it_is_due_and_not_before():
     clock, wakeup = SystemClock(), Wakeup()
     due = clock.now_us() + SECOND_US // 20
-    worker = Worker(clock, [due])
+    worker = Scheduled(clock, [due])
     running = asyncio.create_task(schedule_of(clock, [worker], wakeup).run())
 
     await until(lambda: worker.ran)
@@ -182,9 +182,9 @@ async def test_work_runs_when_it_is_due_and_not_before():
     await stopped(running)
 
 
-async def test_word_of_new_work_wakes_it():
+async def test_a_wakeup_runs_new_work():
     clock, wakeup = SystemClock(), Wakeup()
-    worker = Worker(clock, [])
+    worker = Scheduled(clock, [])
     running = asyncio.create_task(schedule_of(clock, [worker], wakeup).run())
     await asyncio.sleep(0.01)
 
@@ -195,10 +195,10 @@ async def test_word_of_new_work_wakes_it():
     await stopped(running)
 
 
-async def test_a_worker_that_fails_is_tried_again_and_stops_no_other(caplog: pytest.LogCaptureFixture):
+async def test_a_failing_worker_is_retried_and_does_not_block_others(caplog: pytest.LogCaptureFixture):
     clock, wakeup = SystemClock(), Wakeup()
 
-    class Failing(Worker):
+    class Failing(Scheduled):
         failures = 0
 
         async def run_due(self) -> bool:
@@ -207,7 +207,7 @@ async def test_a_worker_that_fails_is_tried_again_and_stops_no_other(caplog: pyt
                 raise RuntimeError("scripted")
             return await super().run_due()
 
-    failing, other = Failing(clock, [0]), Worker(clock, [0])
+    failing, other = Failing(clock, [0]), Scheduled(clock, [0])
     running = asyncio.create_task(schedule_of(clock, [failing, other], wakeup).run())
 
     await until(lambda: failing.ran and other.ran)
@@ -216,15 +216,15 @@ async def test_a_worker_that_fails_is_tried_again_and_stops_no_other(caplog: pyt
     await stopped(running)
 
 
-async def test_a_worker_that_takes_long_holds_up_no_other():
+async def test_a_slow_worker_does_not_block_others():
     clock, wakeup = SystemClock(), Wakeup()
 
-    class Slow(Worker):
+    class Slow(Scheduled):
         async def run_due(self) -> bool:
             await asyncio.Event().wait()
             return True
 
-    other = Worker(clock, [0])
+    other = Scheduled(clock, [0])
     running = asyncio.create_task(schedule_of(clock, [Slow(clock, [0]), other], wakeup).run())
 
     await until(lambda: other.ran)
@@ -232,9 +232,9 @@ async def test_a_worker_that_takes_long_holds_up_no_other():
 
 
 @pytest.mark.parametrize("turns", range(6))
-async def test_a_stop_that_meets_word_of_new_work_is_not_forgotten(turns):
+async def test_a_stop_concurrent_with_a_wakeup_takes_effect(turns):
     wakeup = Wakeup()
-    running = asyncio.create_task(schedule_of(SystemClock(), [Worker(SystemClock(), [])], wakeup).run())
+    running = asyncio.create_task(schedule_of(SystemClock(), [Scheduled(SystemClock(), [])], wakeup).run())
     await asyncio.sleep(0.005)
 
     wakeup.set()

@@ -28,12 +28,12 @@ def vault() -> Vault:
 
 
 @given(secret=st.text(max_size=100), place=places)
-def test_what_was_sealed_opens(vault, secret, place):
+def test_a_sealed_secret_can_be_opened(vault, secret, place):
     assert vault.open(vault.seal(secret, place), place) == secret
 
 
 @given(st.text(min_size=1, max_size=100), places, places)
-def test_it_opens_in_no_other_place(vault, secret, place, other):
+def test_a_sealed_secret_does_not_open_in_another_place(vault, secret, place, other):
     sealed = vault.seal(secret, place)
     if other != place:
         with pytest.raises(VaultError):
@@ -50,7 +50,7 @@ def test_it_opens_in_no_other_place(vault, secret, place, other):
     ],
     ids=["row", "column", "table", "cut elsewhere"],
 )
-def test_two_places_cannot_swap_what_is_sealed(vault, other):
+def test_sealed_secrets_cannot_be_swapped_between_places(vault, other):
     first, second = vault.seal("one", PLACE), vault.seal("two", other)
 
     for sealed, place in ((first, other), (second, PLACE)):
@@ -58,21 +58,21 @@ def test_two_places_cannot_swap_what_is_sealed(vault, other):
             vault.open(sealed, place)
 
 
-def test_what_is_bound_to_its_row_alone_opens_for_a_migration_and_for_nothing_else(vault):
+def test_a_secret_bound_to_its_column_does_not_open_by_row_alone(vault):
     sealed = vault.seal(SECRET, PLACE)
 
     with pytest.raises(VaultError):
         vault.open_of_row(sealed, PLACE)
 
 
-def test_it_opens_with_no_other_key(vault):
+def test_a_sealed_secret_does_not_open_with_another_key(vault):
     other = Vault(bytes(KEY_BYTES))
 
     with pytest.raises(VaultError):
         other.open(vault.seal(SECRET, PLACE), PLACE)
 
 
-def test_a_change_of_any_bit_is_noticed(vault):
+def test_changing_any_bit_is_detected(vault):
     sealed = vault.seal(SECRET, PLACE)
 
     for place in range(len(sealed) * 8):
@@ -83,12 +83,12 @@ def test_a_change_of_any_bit_is_noticed(vault):
 
 
 @given(st.binary(max_size=80))
-def test_any_bytes_open_or_are_one_error(vault, sealed):
+def test_arbitrary_bytes_raise_vault_error(vault, sealed):
     with pytest.raises(VaultError):
         vault.open(sealed, PLACE)
 
 
-def test_every_cut_is_noticed(vault):
+def test_every_truncation_is_detected(vault):
     sealed = vault.seal(SECRET, PLACE)
 
     for length in range(len(sealed)):
@@ -104,7 +104,7 @@ def test_sealed_bytes_do_not_hold_the_secret(vault):
     assert SECRET.encode() not in vault.seal(SECRET, PLACE)
 
 
-def test_errors_hold_neither_the_secret_nor_the_key(vault):
+def test_errors_show_neither_the_secret_nor_the_key(vault):
     with pytest.raises(VaultError) as raised:
         vault.open(vault.seal(SECRET, PLACE), webhook("wh_2"))
 
@@ -112,7 +112,7 @@ def test_errors_hold_neither_the_secret_nor_the_key(vault):
     assert raised.value.__cause__ is None
 
 
-def test_it_shows_nothing_and_is_not_pickled_or_copied(vault):
+def test_the_vault_shows_no_key_and_cannot_be_pickled_or_copied(vault):
     assert repr(vault) == "<Vault>"
     assert repr(KEY) not in repr(vault)
     for refuse in (pickle.dumps, copy.copy, copy.deepcopy):

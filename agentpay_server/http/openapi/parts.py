@@ -26,7 +26,7 @@ class Headers:
     def _reference(self, header: Header) -> dict[str, str]:
         self.components[header.name] = {
             "description": header.meaning,
-            "required": True,
+            "required": not header.is_optional,
             "schema": dict(header.keywords),
             "example": header.example,
         }

@@ -41,14 +41,14 @@ from agentpay_server.accounts.rules import handle_of
         ("x\ufe0fy", "@xy"),
     ],
 )
-def test_a_handle_follows_from_the_name(name, handle):
+def test_a_handle_is_derived_from_the_name(name, handle):
     assert handle_of(name) == handle
 
 
 @given(st.text(max_size=200))
 @example("-" * 40 + "a")
 @example("a" * 31 + "-" * 40 + "b")
-def test_a_handle_is_short_and_of_few_characters(name):
+def test_a_handle_has_at_most_33_allowed_characters(name):
     handle = handle_of(name)
 
     assert re.fullmatch(r"@[a-z0-9]+(-[a-z0-9]+)*", handle)

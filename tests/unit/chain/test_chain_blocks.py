@@ -44,7 +44,7 @@ def test_a_blockhash_is_valid_in_its_block_and_the_150_after_it(blocks: Blocks, 
     assert blocks.height_of(blockhash) is None
 
 
-def test_a_blockhash_that_nobody_asked_for_is_valid_too(clock: Clock) -> None:
+def test_a_blockhash_that_was_never_requested_is_valid_too(clock: Clock) -> None:
     told, asked = Blocks("genesis", clock), Blocks("genesis", clock)
     clock.now_us += 7 * BLOCK_US
     _, blockhash = told.latest()
@@ -53,7 +53,7 @@ def test_a_blockhash_that_nobody_asked_for_is_valid_too(clock: Clock) -> None:
     assert asked.height_of(Hash.hash(b"made up")) is None
 
 
-def test_a_blockhash_of_later_is_not_valid_yet(clock: Clock) -> None:
+def test_a_blockhash_of_a_future_block_is_not_valid_yet(clock: Clock) -> None:
     ahead, blocks = Blocks("genesis", clock), Blocks("genesis", clock)
     ahead.begin()
     height, blockhash = ahead.latest()
@@ -63,11 +63,11 @@ def test_a_blockhash_of_later_is_not_valid_yet(clock: Clock) -> None:
     assert blocks.height_of(blockhash) == 1
 
 
-def test_chains_of_other_names_have_other_blockhashes(clock: Clock) -> None:
+def test_chains_with_different_names_have_different_blockhashes(clock: Clock) -> None:
     assert Blocks("one", clock).latest() != Blocks("other", clock).latest()
 
 
-def test_what_resumes_goes_on_with_a_block_that_nobody_has_seen(blocks: Blocks, clock: Clock) -> None:
+def test_resuming_continues_with_a_new_block(blocks: Blocks, clock: Clock) -> None:
     clock.now_us += 20 * BLOCK_US
     seen = blocks.latest()
     standing = blocks.standing()
@@ -85,14 +85,14 @@ def test_what_resumes_goes_on_with_a_block_that_nobody_has_seen(blocks: Blocks, 
     assert later.height() == 22
 
 
-def test_what_resumes_from_less_than_it_has_told_keeps_its_height(blocks: Blocks, clock: Clock) -> None:
+def test_resuming_from_a_lower_height_keeps_the_reported_height(blocks: Blocks, clock: Clock) -> None:
     clock.now_us += 20 * BLOCK_US
     assert blocks.height() == 20
     blocks.resume(Standing(3, clock.now_us))
     assert blocks.height() == 21
 
 
-def test_futures_of_one_state_share_the_past_and_nothing_else(blocks: Blocks, clock: Clock) -> None:
+def test_restored_copies_of_one_state_share_only_past_blockhashes(blocks: Blocks, clock: Clock) -> None:
     shared = blocks.latest()[1]
     bring_back = blocks.capture()
     start_us = clock.now_us
@@ -115,7 +115,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["clock", "begin", "capture", "restor
 
 
 @given(steps=STEPS)
-def test_whatever_happens_the_window_is_what_was_handed_out_last(steps: list[tuple[str, int]]) -> None:
+def test_the_valid_window_always_equals_the_latest_blockhashes(steps: list[tuple[str, int]]) -> None:
     """Against a list: every blockhash that was handed out, in the future that it was handed out in."""
     clock = Clock()
     blocks = Blocks("genesis", clock)

@@ -20,7 +20,7 @@ def choose(
     )
 
 
-def test_mainnet_needs_leave_and_has_circles_usdc() -> None:
+def test_mainnet_requires_allow_mainnet_and_uses_circles_usdc() -> None:
     with pytest.raises(ClusterRefusedError, match="money is real"):
         choose(MAINNET)
     cluster = choose(MAINNET, allow_mainnet=True)
@@ -28,18 +28,18 @@ def test_mainnet_needs_leave_and_has_circles_usdc() -> None:
     assert cluster.is_public
 
 
-def test_devnet_is_public_and_has_circles_usdc() -> None:
+def test_devnet_is_public_and_uses_circles_usdc() -> None:
     cluster = choose(DEVNET)
     assert (cluster.name, cluster.usdc_mint, cluster.is_public) == ("devnet", USDC_MINTS["devnet"], True)
 
 
-def test_a_cluster_of_our_own_has_the_mint_at_the_real_address_or_as_told() -> None:
+def test_a_private_cluster_uses_the_mainnet_mint_address_or_the_configured_one() -> None:
     assert choose(OURS) == Cluster(genesis_hash=OURS, name=None, usdc_mint=USDC_MINTS["mainnet-beta"])
     assert choose(OURS, usdc_mint=A_MINT).usdc_mint == A_MINT
     assert not choose(OURS).is_public
 
 
-def test_testnet_has_no_usdc_of_circles() -> None:
+def test_testnet_requires_a_configured_mint() -> None:
     with pytest.raises(ClusterRefusedError, match="no USDC on testnet"):
         choose(TESTNET)
     cluster = choose(TESTNET, usdc_mint=A_MINT)
@@ -47,7 +47,7 @@ def test_testnet_has_no_usdc_of_circles() -> None:
 
 
 @pytest.mark.parametrize("genesis_hash", [MAINNET, DEVNET])
-def test_another_usdc_than_circles_is_refused_where_there_is_circles(genesis_hash: str) -> None:
+def test_a_configured_mint_other_than_circles_is_refused_on_mainnet_and_devnet(genesis_hash: str) -> None:
     with pytest.raises(ClusterRefusedError, match="remove that setting"):
         choose(genesis_hash, usdc_mint=OURS, allow_mainnet=True)
     right = choose(genesis_hash, allow_mainnet=True).usdc_mint
@@ -55,7 +55,7 @@ def test_another_usdc_than_circles_is_refused_where_there_is_circles(genesis_has
 
 
 @pytest.mark.parametrize("genesis_hash", [MAINNET, DEVNET, OURS])
-def test_the_cluster_of_a_database_never_changes(genesis_hash: str) -> None:
+def test_a_database_of_another_cluster_is_refused(genesis_hash: str) -> None:
     assert choose(genesis_hash, stored=genesis_hash, allow_mainnet=True).genesis_hash == genesis_hash
     with pytest.raises(ClusterRefusedError, match=f"database belongs to {TESTNET}"):
         choose(genesis_hash, stored=TESTNET, allow_mainnet=True)

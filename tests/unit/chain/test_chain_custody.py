@@ -56,7 +56,7 @@ def test_keys_are_the_slip_10_keys_of_their_documented_paths(seed: bytes, accoun
         assert custody.address(key) == str(Keypair.from_seed(slip10_secret(seed, 44, 501, n, k)).pubkey())
 
 
-def test_a_key_that_is_given_takes_the_place_of_the_derived_one_alone() -> None:
+def test_a_configured_key_replaces_only_its_derived_key() -> None:
     given = Keypair.from_seed(bytes(32))
     custody = Custody(SEED, given={TREASURY: bytes(given)})
     assert custody.address(TREASURY) == str(given.pubkey())
@@ -66,7 +66,7 @@ def test_a_key_that_is_given_takes_the_place_of_the_derived_one_alone() -> None:
 
 
 @pytest.mark.parametrize("secret", [b"", bytes(63), bytes(32) + bytes([7]) * 32])
-def test_a_given_key_that_is_none_is_refused_without_a_trace_of_it(secret: bytes) -> None:
+def test_an_invalid_configured_key_is_refused_without_showing_it(secret: bytes) -> None:
     with pytest.raises(ValueError, match="solana-keygen") as caught:
         Custody(SEED, given={TREASURY: secret})
     assert caught.value.__suppress_context__
@@ -82,14 +82,14 @@ def test_a_signature_verifies_under_the_address(account: int, message: bytes) ->
     assert not signature.verify(Pubkey.from_string(custody.address(record_key(account))), message)
 
 
-def test_no_two_keys_are_the_same() -> None:
+def test_all_derived_keys_differ() -> None:
     custody = Custody(SEED)
     keys = [TREASURY, POLICY_AUTHORITY, TEST_MINT_AUTHORITY]
     keys += [key for n in range(1, 50) for key in (spending_key(n), record_key(n), escrow_authority(n))]
     assert len({custody.address(key) for key in keys}) == len(keys)
 
 
-def test_a_key_that_fell_out_of_the_cache_is_derived_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_evicted_from_the_cache_is_derived_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(custody_module, "_CACHED_KEYS", 2)
     custody = Custody(SEED)
     first = [custody.address(spending_key(n)) for n in range(1, 10)]
@@ -103,7 +103,7 @@ def test_a_seed_has_64_bytes(size: int) -> None:
 
 
 @pytest.mark.parametrize("index", [-1, 0, 2**31])
-def test_an_account_index_outside_the_range_is_refused_and_never_the_services_own(index: int) -> None:
+def test_an_account_index_out_of_range_is_refused(index: int) -> None:
     with pytest.raises(ValueError, match="index"):
         spending_key(index)
     with pytest.raises(ValueError, match="index"):
@@ -113,7 +113,7 @@ def test_an_account_index_outside_the_range_is_refused_and_never_the_services_ow
 
 
 @pytest.mark.parametrize("key", [KeyPath(-1, 0), KeyPath(0, -1), KeyPath(2**31, 0), KeyPath(0, 2**31)])
-def test_a_path_that_cannot_be_derived_is_an_error_that_can_be_caught(key: KeyPath) -> None:
+def test_an_underivable_path_raises_value_error(key: KeyPath) -> None:
     with pytest.raises(ValueError, match="derivation index"):
         Custody(SEED).address(key)
 
@@ -172,7 +172,7 @@ def test_a_key_is_read_as_solana_keygen_writes_it():
         "[" * 9_999,
     ],
 )
-def test_a_key_that_is_none_is_refused_without_being_told(text):
+def test_an_invalid_key_is_refused_without_showing_it(text):
     with pytest.raises(ValueError, match="a key is 64 bytes") as caught:
         read_key(text)
     assert caught.value.__cause__ is None

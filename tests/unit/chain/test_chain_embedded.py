@@ -46,7 +46,7 @@ def provably_expired(world: World, transaction: SignedTransaction) -> bool:
     return status == REFUSED or (status is None and height > transaction.last_valid_block_height)
 
 
-def test_nothing_is_forgotten_and_nothing_is_noticed_later(world: World) -> None:
+def test_it_knows_all_blocks_and_notices_at_once(world: World) -> None:
     assert run(world.chain.knows_blocks(0, 1))
     asyncio.run(world.chain.wait_for_notice("signature", 0))
 
@@ -54,7 +54,7 @@ def test_nothing_is_forgotten_and_nothing_is_noticed_later(world: World) -> None
 # --- Refusals
 
 
-def test_a_shortfall_is_insufficient_funds_and_moves_nothing(world: World) -> None:
+def test_a_transfer_above_the_balance_fails_with_insufficient_funds(world: World) -> None:
     source, recipient = world.account(1, 10), world.account(2)
     assert failure_of(world.send(world.transfer(1, recipient, 11))) is FailureReason.INSUFFICIENT_FUNDS
     assert (world.balance(source), world.balance(recipient)) == (10, 0)
@@ -97,7 +97,7 @@ def test_a_recipient_of_another_mint_is_refused(world: World) -> None:
     assert failure_of(world.send(world.transfer(1, recipient, 1))) is FailureReason.OTHER
 
 
-def test_a_treasury_without_sol_is_not_mistaken_for_an_account_without_usdc(world: World) -> None:
+def test_a_treasury_without_sol_is_not_reported_as_insufficient_funds(world: World) -> None:
     """The System program's error 1 says the same as the Token program's, of another purse."""
     treasury = world.pubkey(TREASURY)
     world.svm.set_account(treasury, Account(1_000_000, b"", instructions.SYSTEM_PROGRAM))
@@ -226,7 +226,7 @@ def test_one_message_with_two_valid_signatures_of_its_fee_payer_moves_money_once
     assert run(world.chain.signature_status(str(second))) is None
 
 
-def test_bytes_that_the_fee_payer_has_not_signed_yet_change_nothing(world: World) -> None:
+def test_bytes_without_the_fee_payer_signature_change_nothing(world: World) -> None:
     world.account(1, 10)
     recipient = world.account(2)
     honest = world.transfer(1, recipient, 3)
@@ -240,7 +240,7 @@ def test_bytes_that_the_fee_payer_has_not_signed_yet_change_nothing(world: World
     assert world.balance(recipient) == 3
 
 
-def test_a_forgery_under_a_transactions_name_does_not_make_it_expire(world: World) -> None:
+def test_a_forged_transaction_with_the_same_signature_does_not_make_it_expire(world: World) -> None:
     world.account(1, 10)
     recipient = world.account(2)
     honest, other = world.transfer(1, recipient, 3), world.transfer(1, recipient, 4, memo="other")
@@ -261,7 +261,7 @@ def test_a_forgery_under_a_transactions_name_does_not_make_it_expire(world: Worl
 # --- Expiry
 
 
-def test_a_quiet_chain_lets_a_transaction_expire_with_the_clock(world: World) -> None:
+def test_an_idle_chain_expires_a_transaction_by_its_clock(world: World) -> None:
     world.account(1, 10)
     recipient = world.account(2)
     first, second = (world.transfer(1, recipient, 3, memo=memo) for memo in ("first", "second"))
@@ -276,7 +276,7 @@ def test_a_quiet_chain_lets_a_transaction_expire_with_the_clock(world: World) ->
     assert world.balance(recipient) == 3
 
 
-def test_all_blockhashes_of_the_last_150_blocks_are_valid_at_a_time(world: World) -> None:
+def test_all_blockhashes_of_the_last_150_blocks_are_valid(world: World) -> None:
     world.account(1, 1_000)
     recipient = world.account(2)
     signed = []
@@ -288,7 +288,7 @@ def test_all_blockhashes_of_the_last_150_blocks_are_valid_at_a_time(world: World
     assert world.balance(recipient) == 150
 
 
-def test_blockhashes_that_were_never_handed_out_are_refused(world: World) -> None:
+def test_unknown_blockhashes_are_refused(world: World) -> None:
     world.account(1, 10)
     recipient, blockhash = world.account(2), world.blockhash()
     for n, value in enumerate(("9" * 43, str(Hash.default()), str(Hash.hash(b"a block")))):
@@ -306,7 +306,7 @@ def test_blockhashes_that_were_never_handed_out_are_refused(world: World) -> Non
     assert world.balance(recipient) == 0
 
 
-def test_a_clock_that_jumps_by_years_is_no_work(world: World) -> None:
+def test_advancing_the_clock_by_years_costs_no_work(world: World) -> None:
     world.account(1, 10)
     recipient = world.account(2)
     unsent = world.transfer(1, recipient, 3)
@@ -319,7 +319,7 @@ def test_a_clock_that_jumps_by_years_is_no_work(world: World) -> None:
     assert world.height() == 10**9
 
 
-def test_a_clock_that_is_set_back_stops_no_blocks_and_takes_none_back(world: World) -> None:
+def test_setting_the_clock_back_keeps_the_height_and_blocks_continue(world: World) -> None:
     world.now_us += 5 * BLOCK_US
     assert world.height() == 5
     world.now_us -= 10**12
@@ -328,7 +328,7 @@ def test_a_clock_that_is_set_back_stops_no_blocks_and_takes_none_back(world: Wor
     assert world.height() == 8
 
 
-def test_a_transaction_with_an_expired_blockhash_never_lands_and_can_be_proved_so(world: World) -> None:
+def test_a_transaction_with_an_expired_blockhash_never_lands_and_is_provably_expired(world: World) -> None:
     world.account(1, 10)
     recipient = world.account(2)
     transaction = world.transfer(1, recipient, 3)
@@ -353,7 +353,7 @@ def test_a_block_holds_at_most_a_thousand_transactions(world: World) -> None:
     assert world.send(unsent) == LANDED
 
 
-def test_what_can_never_land_is_proved_expired_even_on_an_idle_chain(world: World) -> None:
+def test_an_invalid_transaction_is_provably_expired_even_on_an_idle_chain(world: World) -> None:
     world.account(1, 10)
     recipient = world.account(2)
     honest = world.transfer(1, recipient, 3)
@@ -371,7 +371,7 @@ def test_what_can_never_land_is_proved_expired_even_on_an_idle_chain(world: Worl
     assert world.send(world.transfer(1, recipient, 3, memo="another")) == LANDED
 
 
-def test_an_empty_treasury_lands_nothing_and_a_new_transaction_may_follow(world: World) -> None:
+def test_a_transaction_refused_for_an_empty_treasury_can_be_followed_by_a_new_one(world: World) -> None:
     world.account(1, 10)
     recipient = world.account(2)
     world.svm.set_account(world.pubkey(TREASURY), Account(1, b"", instructions.SYSTEM_PROGRAM))
@@ -386,13 +386,13 @@ def test_an_empty_treasury_lands_nothing_and_a_new_transaction_may_follow(world:
 # --- What may be sent
 
 
-def test_more_bytes_than_a_packet_are_refused(world: World) -> None:
+def test_a_transaction_larger_than_a_packet_is_refused(world: World) -> None:
     with pytest.raises(TransactionTooLargeError, match=r"1233 bytes"):
         run(world.chain.send(bytes(MAX_TRANSACTION_BYTES + 1)))
 
 
 @pytest.mark.parametrize("raw", [b"", b"\x00", b"\x01", b"\xff" * 100, bytes(300)])
-def test_bytes_that_are_no_transaction_are_refused(world: World, raw: bytes) -> None:
+def test_bytes_that_are_not_a_transaction_are_refused(world: World, raw: bytes) -> None:
     with pytest.raises(ValueError, match=r".+"):
         run(world.chain.send(raw))
 
@@ -412,7 +412,7 @@ def test_altered_bytes_move_no_money(position: int, flip: int) -> None:
 # --- Reading
 
 
-def test_token_accounts_answers_in_order_and_none_for_everything_else(world: World) -> None:
+def test_token_accounts_keeps_the_order_and_returns_none_for_other_addresses(world: World) -> None:
     first, second = world.account(1, 10), world.account(2)
     world.freeze(second)
     world.account(3)
@@ -458,7 +458,7 @@ def test_a_forged_token_account_of_another_program_does_not_count(world: World) 
         assert world.token_account(str(forged)) is None
 
 
-def test_account_size_tells_lamports_and_bytes(world: World) -> None:
+def test_account_size_returns_lamports_and_bytes(world: World) -> None:
     address = world.account(1)
     assert run(world.chain.account_size(address)) == (run(world.chain.rent_exemption(165)), 165)
     assert run(world.chain.account_size(world.owner(9))) is None
@@ -483,7 +483,7 @@ def test_it_is_a_test_chain_with_usdc_at_its_mainnet_address(world: World) -> No
 # --- Time, repetition, threads
 
 
-def test_the_chains_clock_and_its_slots_follow_ours(world: World) -> None:
+def test_the_chain_clock_and_slots_follow_the_server_clock(world: World) -> None:
     world.account(1, 10)
     recipient = world.account(2)
     slot = world.svm.get_clock().slot
@@ -554,7 +554,7 @@ STEPS = st.lists(
 
 @settings(max_examples=100, deadline=None)
 @given(steps=STEPS)
-def test_any_mix_of_sends_replays_and_expiries_agrees_with_a_dictionary(steps: list[Step]) -> None:
+def test_any_mix_of_sends_replays_and_expiries_agrees_with_a_model(steps: list[Step]) -> None:
     """Balances follow a plain dictionary, and every transaction is landed, failed or provably expired."""
     world = World()
     model = dict.fromkeys((1, 2, 3), 100)

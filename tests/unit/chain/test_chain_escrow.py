@@ -87,7 +87,7 @@ def reason(status: SignatureStatus | None) -> FailureReason:
 # --- Opening
 
 
-def test_opening_moves_the_cap_into_an_escrow_of_its_own(world: EscrowWorld) -> None:
+def test_opening_moves_the_cap_into_a_separate_escrow(world: EscrowWorld) -> None:
     world.land(world.opening())
     held = world.token_account(world.escrow())
     assert held is not None
@@ -95,7 +95,7 @@ def test_opening_moves_the_cap_into_an_escrow_of_its_own(world: EscrowWorld) -> 
     assert world.balances() == (FUNDS - CAP, 0, CAP)
 
 
-def test_the_escrow_is_owned_by_a_key_that_owns_nothing_else(world: EscrowWorld) -> None:
+def test_the_escrow_is_owned_by_the_escrow_authority_of_the_account(world: EscrowWorld) -> None:
     world.land(world.opening())
     held = world.token_account(world.escrow())
     assert held is not None
@@ -120,7 +120,7 @@ def test_neither_the_spending_key_nor_another_accounts_authority_can_empty_an_es
     assert world.balances() == (FUNDS - CAP, 0, CAP)
 
 
-def test_each_session_has_its_own_escrow_that_is_known_before_it_exists(world: EscrowWorld) -> None:
+def test_each_session_has_its_own_predictable_escrow_address(world: EscrowWorld) -> None:
     addresses = {
         escrow.escrow_address(world.custody, account_index=index, session_id=session_id)
         for index in (PAYER, PAYEE)
@@ -130,13 +130,13 @@ def test_each_session_has_its_own_escrow_that_is_known_before_it_exists(world: E
     assert world.escrow() == world.escrow()
 
 
-def test_an_opening_beyond_the_balance_moves_nothing_and_makes_no_escrow(world: EscrowWorld) -> None:
+def test_an_opening_above_the_balance_moves_nothing_and_creates_no_escrow(world: EscrowWorld) -> None:
     assert reason(world.send(world.opening(cap_micro=FUNDS + 1))) is FailureReason.INSUFFICIENT_FUNDS
     assert world.balances() == (FUNDS, 0, None)
     assert world.lamports(world.escrow()) == 0
 
 
-def test_a_session_may_take_the_whole_balance(world: EscrowWorld) -> None:
+def test_a_cap_may_equal_the_balance(world: EscrowWorld) -> None:
     world.land(world.opening(cap_micro=FUNDS))
     assert world.balances() == (0, 0, FUNDS)
 
@@ -170,7 +170,7 @@ def test_equal_sessions_under_one_blockhash_are_two_transactions(world: EscrowWo
     assert world.balance(world.payee) == 2
 
 
-def test_lamports_that_a_stranger_sent_ahead_do_not_keep_a_session_from_opening(world: EscrowWorld) -> None:
+def test_lamports_sent_to_the_escrow_in_advance_do_not_prevent_opening(world: EscrowWorld) -> None:
     rent = run(world.chain.rent_exemption(0))
     ahead = instructions.transfer_lamports(world.pubkey(TREASURY), Pubkey.from_string(world.escrow()), rent)
     world.land_instruction(ahead)
@@ -186,7 +186,7 @@ def test_a_cap_that_no_token_account_can_hold_is_refused(world: EscrowWorld, cap
         world.opening(cap_micro=cap_micro)
 
 
-def test_a_session_id_that_is_no_seed_is_refused(world: EscrowWorld) -> None:
+def test_a_session_id_longer_than_a_seed_is_refused(world: EscrowWorld) -> None:
     with pytest.raises(ValueError, match="32 bytes"):
         world.opening("s" * 33)
 
@@ -195,7 +195,7 @@ def test_a_session_id_that_is_no_seed_is_refused(world: EscrowWorld) -> None:
 
 
 @pytest.mark.parametrize("used", [0, 1, 1_234_567, CAP - 1, CAP])
-def test_settling_pays_what_was_used_returns_the_rest_and_leaves_nothing(
+def test_settling_pays_the_charged_amount_returns_the_rest_and_closes_the_escrow(
     world: EscrowWorld, used: int
 ) -> None:
     world.land(world.opening())
@@ -203,7 +203,7 @@ def test_settling_pays_what_was_used_returns_the_rest_and_leaves_nothing(
     assert world.balances() == (FUNDS - used, used, None)
 
 
-def test_the_treasury_gets_back_what_the_escrow_was_lent(world: EscrowWorld) -> None:
+def test_settling_returns_the_escrow_rent_to_the_treasury(world: EscrowWorld) -> None:
     treasury = world.custody.address(TREASURY)
     rent = run(world.chain.rent_exemption(escrow.ESCROW_BYTES))
     before = world.lamports(treasury)
@@ -218,7 +218,7 @@ def test_the_treasury_gets_back_what_the_escrow_was_lent(world: EscrowWorld) -> 
 
 
 @pytest.mark.parametrize(("payee_micro", "legs"), [(0, 1), (CAP, 1), (1, 2)])
-def test_a_leg_of_zero_is_left_out(world: EscrowWorld, payee_micro: int, legs: int) -> None:
+def test_a_leg_of_zero_is_omitted(world: EscrowWorld, payee_micro: int, legs: int) -> None:
     called = [data[0] for data in program_data(world.settling(payee_micro, CAP - payee_micro), TOKEN_PROGRAM)]
     assert called == [12] * legs + [9]
 
@@ -242,14 +242,14 @@ def test_settling_before_opening_moves_nothing(world: EscrowWorld) -> None:
     assert world.balances() == (FUNDS, 0, None)
 
 
-def test_more_than_the_escrow_holds_cannot_be_settled(world: EscrowWorld) -> None:
+def test_settling_more_than_the_escrow_holds_fails(world: EscrowWorld) -> None:
     world.land(world.opening())
     assert reason(world.send(world.settling(2, CAP - 1))) is FailureReason.INSUFFICIENT_FUNDS
     assert world.balances() == (FUNDS - CAP, 0, CAP)
 
 
 @pytest.mark.parametrize("dust", [1, 7_000_001])
-def test_dust_makes_a_settlement_fail_whole_until_its_legs_are_all_that_is_there(
+def test_a_settlement_fails_atomically_unless_its_legs_equal_the_escrow_balance(
     world: EscrowWorld, dust: int
 ) -> None:
     world.land(world.opening())
@@ -260,7 +260,7 @@ def test_dust_makes_a_settlement_fail_whole_until_its_legs_are_all_that_is_there
     assert world.balances() == (FUNDS - 2 + dust, 2, None)
 
 
-def test_a_payee_that_is_gone_leaves_the_money_in_escrow_until_it_is_back(world: EscrowWorld) -> None:
+def test_a_closed_payee_account_keeps_the_money_in_escrow_until_it_is_recreated(world: EscrowWorld) -> None:
     world.land(world.opening())
     world.close(PAYEE)
     assert reason(world.send(world.settling(2, CAP - 2))) is FailureReason.ACCOUNT_MISSING
@@ -271,7 +271,9 @@ def test_a_payee_that_is_gone_leaves_the_money_in_escrow_until_it_is_back(world:
     assert world.balances() == (FUNDS - 2, 2, None)
 
 
-def test_a_payee_that_is_gone_is_not_in_the_way_when_it_is_owed_nothing(world: EscrowWorld) -> None:
+def test_a_closed_payee_account_does_not_prevent_a_settlement_that_pays_it_nothing(
+    world: EscrowWorld,
+) -> None:
     world.land(world.opening())
     world.close(PAYEE)
     world.land(world.settling(0, CAP))
@@ -279,7 +281,7 @@ def test_a_payee_that_is_gone_is_not_in_the_way_when_it_is_owed_nothing(world: E
 
 
 @pytest.mark.parametrize("is_gone", [True, False], ids=["gone", "there by then"])
-def test_a_settlement_can_create_the_payees_account_and_pay_there(world: EscrowWorld, is_gone: bool) -> None:
+def test_a_settlement_can_create_the_payee_token_account(world: EscrowWorld, is_gone: bool) -> None:
     world.land(world.opening())
     if is_gone:
         world.close(PAYEE)
@@ -287,11 +289,11 @@ def test_a_settlement_can_create_the_payees_account_and_pay_there(world: EscrowW
     assert world.balances() == (FUNDS - 2, 2, None)
 
 
-def test_a_settlement_creates_no_account_for_a_payee_who_is_owed_nothing(world: EscrowWorld) -> None:
+def test_a_settlement_creates_no_account_for_a_payee_owed_nothing(world: EscrowWorld) -> None:
     assert world.settling(0, CAP, new_payee_owner=world.owner(PAYEE)) == world.settling(0, CAP)
 
 
-def test_an_account_that_is_not_the_owners_associated_one_is_not_created_in_its_place(
+def test_a_settlement_creates_only_the_associated_token_account_of_the_payee(
     world: EscrowWorld,
 ) -> None:
     world.land(world.opening())
@@ -301,7 +303,7 @@ def test_an_account_that_is_not_the_owners_associated_one_is_not_created_in_its_
     assert world.balances() == (FUNDS - CAP, 0, CAP)
 
 
-def test_a_settlement_that_creates_an_account_asks_for_twice_the_compute_units(world: EscrowWorld) -> None:
+def test_a_settlement_that_creates_an_account_requests_twice_the_compute_units(world: EscrowWorld) -> None:
     budget = ComputeBudget(unit_limit=60_000, unit_price_micro_lamports=1)
     usual = world.settling(2, 3, budget=budget)
     creating = world.settling(2, 3, budget=budget, new_payee_owner=world.owner(PAYEE))
@@ -310,7 +312,7 @@ def test_a_settlement_that_creates_an_account_asks_for_twice_the_compute_units(w
 
 
 @pytest.mark.parametrize("frozen", ["payee", "payer"])
-def test_a_frozen_party_leaves_the_money_in_escrow(world: EscrowWorld, frozen: str) -> None:
+def test_a_frozen_party_keeps_the_money_in_escrow(world: EscrowWorld, frozen: str) -> None:
     world.land(world.opening())
     world.freeze(getattr(world, frozen))
     assert reason(world.send(world.settling(2, CAP - 2))) is FailureReason.ACCOUNT_FROZEN
@@ -323,7 +325,7 @@ def test_a_frozen_party_leaves_the_money_in_escrow(world: EscrowWorld, frozen: s
     asked=st.lists(st.integers(min_value=1, max_value=FUNDS), max_size=10),
     dust=st.lists(st.integers(min_value=1, max_value=1_000), max_size=3),
 )
-def test_whatever_is_charged_and_sent_the_books_say_what_the_chain_does(
+def test_the_books_agree_with_the_chain_for_any_charges_and_deposits(
     cap: int, asked: list[int], dust: list[int]
 ) -> None:
     world = EscrowWorld()
@@ -353,7 +355,7 @@ def test_both_transactions_carry_the_session_id_and_nothing_else_as_memo(world: 
         assert program_data(transaction, MEMO_PROGRAM) == [SESSION_ID.encode()]
 
 
-def test_both_transactions_fit_a_packet_at_their_largest(world: EscrowWorld) -> None:
+def test_the_largest_opening_and_settlement_fit_a_packet(world: EscrowWorld) -> None:
     longest = "s" * 32
     for transaction in (
         world.opening(longest, 2**64 - 1),
@@ -371,7 +373,7 @@ def test_both_transactions_fit_a_packet_at_their_largest(world: EscrowWorld) -> 
         assert all(decoded(transaction).verify_with_results())
 
 
-def test_each_transaction_is_signed_by_the_keys_it_needs_alone(world: EscrowWorld) -> None:
+def test_each_transaction_is_signed_only_by_the_required_keys(world: EscrowWorld) -> None:
     def signers(transaction: SignedTransaction) -> set[str]:
         message = decoded(transaction).message
         return {str(key) for key in message.account_keys[: message.header.num_required_signatures]}
@@ -381,7 +383,7 @@ def test_each_transaction_is_signed_by_the_keys_it_needs_alone(world: EscrowWorl
     assert signers(world.settling(1, 1)) == {treasury, authority}
 
 
-def test_a_settlement_that_was_refused_can_be_followed_by_the_same_under_another_number(
+def test_a_refused_settlement_can_be_repeated_under_another_number(
     world: EscrowWorld,
 ) -> None:
     world.land(world.opening())

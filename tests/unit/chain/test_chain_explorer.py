@@ -18,11 +18,11 @@ from agentpay_server.chain.protocol import FailureReason
         ("http://[::1]:8899", "?cluster=custom&customUrl=http%3A%2F%2F%5B%3A%3A1%5D%3A8899"),
     ],
 )
-def test_each_cluster_has_its_query(cluster: str, query: str) -> None:
+def test_each_cluster_has_its_explorer_query(cluster: str, query: str) -> None:
     assert explorer_url("5sig", cluster) == f"https://explorer.solana.com/tx/5sig{query}"
 
 
-def test_the_keys_that_providers_put_into_urls_are_not_published() -> None:
+def test_api_keys_in_rpc_urls_are_not_published() -> None:
     url = explorer_url("5sig", "https://user:SECRET@rpc.example:443/v2/SECRET?api-key=SECRET#SECRET")
     assert (
         url == "https://explorer.solana.com/tx/5sig?cluster=custom&customUrl=https%3A%2F%2Frpc.example%3A443"
@@ -42,9 +42,7 @@ def test_the_keys_that_providers_put_into_urls_are_not_published() -> None:
         (987_654, FailureReason.OTHER),
     ],
 )
-def test_a_code_of_the_token_program_has_a_reason_and_no_other_programs_code_has(
-    error: int | str, reason: FailureReason
-) -> None:
+def test_only_codes_of_the_token_program_have_a_reason(error: int | str, reason: FailureReason) -> None:
     assert failure_reason(str(TOKEN_PROGRAM), error) is reason
     assert failure_reason(str(SYSTEM_PROGRAM), error) is FailureReason.OTHER
 
@@ -62,7 +60,7 @@ def test_a_code_of_the_token_program_has_a_reason_and_no_other_programs_code_has
         ("AccountNotFound", [str(TOKEN_PROGRAM)], "other"),
     ],
 )
-def test_an_error_in_json_has_the_reason_of_the_program_that_was_called(
+def test_a_json_error_is_mapped_by_the_program_that_was_called(
     error: object, programs: list[str], reason: str
 ) -> None:
     assert json_failure_reason(error, programs) == reason

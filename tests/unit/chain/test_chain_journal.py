@@ -55,7 +55,7 @@ def amounts(world: World, token_account: str, after: str | None = None) -> list[
 # --- Pure
 
 
-def test_what_is_held_after_and_was_not_before_has_come() -> None:
+def test_deposits_are_found_by_comparing_balances_before_and_after() -> None:
     def found(before: dict[str, int], after: dict[str, int]) -> list[tuple[str, int, str | None]]:
         return [(d.token_account, d.amount_micro, d.sender) for d in deposits_of("s", before, after)]
 
@@ -68,7 +68,9 @@ def test_what_is_held_after_and_was_not_before_has_come() -> None:
 
 
 @given(before=AMOUNTS, after=AMOUNTS)
-def test_deposits_are_what_more_there_is(before: dict[str, int], after: dict[str, int]) -> None:
+def test_deposits_add_up_to_the_increase_of_the_balances(
+    before: dict[str, int], after: dict[str, int]
+) -> None:
     found = deposits_of("s", before, after)
     assert all(deposit.amount_micro >= 1 for deposit in found)
     assert len({deposit.token_account for deposit in found}) == len(found)
@@ -77,7 +79,7 @@ def test_deposits_are_what_more_there_is(before: dict[str, int], after: dict[str
     assert sum(after.values()) - sum(before.values()) == gains - losses
 
 
-def test_the_oldest_of_what_nobody_passes_makes_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_unacknowledged_credits_are_dropped_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "_REMEMBERED_CREDITS", 3)
     recent = RecentCredits()
     for slot in range(1, 6):
@@ -89,7 +91,7 @@ def test_the_oldest_of_what_nobody_passes_makes_way(monkeypatch: pytest.MonkeyPa
     assert [credit.slot for credit in recent.after("a", 0)] == [4]
 
 
-def test_what_was_passed_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_acknowledged_credits_take_no_space(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal, "_REMEMBERED_CREDITS", 2)
     recent = RecentCredits()
     for slot in range(1, 6):
@@ -105,7 +107,7 @@ def test_what_was_passed_takes_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- On the chain
 
 
-def test_every_way_in_is_told_once_and_in_order(world: World) -> None:
+def test_every_kind_of_deposit_is_reported_once_in_order(world: World) -> None:
     source, recipient = world.account(1, 100), world.account(2)
     first, second = world.transfer(1, recipient, 3), world.transfer(1, recipient, 4, memo="txn_2")
     world.land(first)
@@ -122,14 +124,16 @@ def test_every_way_in_is_told_once_and_in_order(world: World) -> None:
     assert amounts(world, source) == [100]
 
 
-def test_a_failed_transaction_brings_nothing(world: World) -> None:
+def test_a_failed_transaction_is_no_deposit(world: World) -> None:
     recipient = world.account(2)
     world.account(1, 10)
     world.send(world.transfer(1, recipient, 11))
     assert told(world, recipient) == []
 
 
-def test_a_cursor_is_the_end_of_what_was_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cursor_marks_the_end_of_the_reported_deposits(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(embedded, "_CREDITS_PER_BATCH", 2)
     recipient = world.account(1)
     for micro in range(1, 6):
@@ -140,7 +144,7 @@ def test_a_cursor_is_the_end_of_what_was_told(world: World, monkeypatch: pytest.
     assert amounts(world, recipient, batches[-1][1]) == [6]
 
 
-def test_who_listens_is_told_of_all_that_comes_in(world: World) -> None:
+def test_a_listener_is_notified_of_every_deposit(world: World) -> None:
     recipient = world.account(2)
     source = world.account(1, 10)
     listener = Listener()
@@ -151,7 +155,7 @@ def test_who_listens_is_told_of_all_that_comes_in(world: World) -> None:
     assert world.balance(source) == 3
 
 
-def test_the_journal_outlives_the_process(ledger: DatabaseLedger) -> None:
+def test_the_journal_survives_a_restart(ledger: DatabaseLedger) -> None:
     world = World(ledger=ledger)
     recipient = world.account(1)
     world.mint(recipient, 5)

@@ -129,7 +129,7 @@ def is_provably_expired(world: World, transaction: SignedTransaction) -> bool:
 # --- What a restart keeps
 
 
-def test_balances_statuses_and_time_outlive_the_process(world: World) -> None:
+def test_balances_statuses_and_time_survive_a_restart(world: World) -> None:
     source, recipient = world.account(1, 10), world.account(2)
     landed, failed = world.transfer(1, recipient, 3), world.transfer(1, recipient, 11)
     world.land(landed)
@@ -149,7 +149,7 @@ def test_balances_statuses_and_time_outlive_the_process(world: World) -> None:
         assert after.svm.get_account(after.pubkey(address)) == world.svm.get_account(world.pubkey(address))
 
 
-def test_every_account_is_as_it_was(world: World) -> None:
+def test_every_account_is_unchanged_after_a_restart(world: World) -> None:
     world.account(1, 10)
     world.freeze(world.account(2))
     world.account(3)
@@ -179,7 +179,7 @@ def test_every_account_is_as_it_was(world: World) -> None:
     assert after.restarted().balance(after.token_address(3)) == 5
 
 
-def test_a_treasury_that_was_emptied_is_not_filled_by_a_restart(world: World) -> None:
+def test_a_restart_does_not_refill_an_empty_treasury(world: World) -> None:
     treasury = world.pubkey(TREASURY)
     page = Page(
         before=world.chain._written,
@@ -191,9 +191,7 @@ def test_a_treasury_that_was_emptied_is_not_filled_by_a_restart(world: World) ->
     assert world.restarted().lamports(str(treasury)) == 0
 
 
-def test_a_page_holds_the_accounts_that_a_transaction_may_change_and_no_others(
-    world: World, ledger: Ledger
-) -> None:
+def test_a_page_holds_only_the_writable_accounts_of_a_transaction(world: World, ledger: Ledger) -> None:
     source, recipient = world.account(1, 10), world.account(2)
     transaction = world.transfer(1, recipient, 3)
     world.land(transaction)
@@ -202,13 +200,13 @@ def test_a_page_holds_the_accounts_that_a_transaction_may_change_and_no_others(
     assert page.statuses == {transaction.signature: LANDED}
 
 
-def test_a_closed_account_is_written_as_gone(world: World, ledger: Ledger) -> None:
+def test_a_closed_account_is_stored_as_absent(world: World, ledger: Ledger) -> None:
     world.account(1)
     world.close(1)
     assert ledger.pages[-1].accounts[world.token_address(1)] is None
 
 
-def test_a_failed_transaction_keeps_its_fee_in_the_ledger(world: World) -> None:
+def test_the_ledger_stores_the_fee_of_a_failed_transaction(world: World) -> None:
     treasury = world.custody.address(TREASURY)
     world.account(1, 10)
     recipient = world.account(2)
@@ -231,7 +229,7 @@ def test_the_same_bytes_never_execute_again_after_a_restart(world: World) -> Non
     assert after.balance(recipient) == 3
 
 
-def test_what_was_signed_and_never_sent_lands_after_a_restart_or_expires(world: World) -> None:
+def test_an_unsent_transaction_lands_after_a_restart_or_expires(world: World) -> None:
     world.account(1, 10)
     recipient = world.account(2)
     sent, unsent = (world.transfer(1, recipient, 3, memo=memo) for memo in ("sent", "unsent"))
@@ -245,7 +243,7 @@ def test_what_was_signed_and_never_sent_lands_after_a_restart_or_expires(world: 
     assert last.balance(recipient) == 3
 
 
-def test_a_clock_that_was_set_back_between_two_processes_makes_no_expired_transaction_valid(
+def test_setting_the_clock_back_before_a_restart_revives_no_expired_transaction(
     world: World,
 ) -> None:
     world.account(1, 10)
@@ -260,7 +258,7 @@ def test_a_clock_that_was_set_back_between_two_processes_makes_no_expired_transa
     assert after.balance(recipient) == 0
 
 
-def test_a_ledger_of_before_blocks_followed_the_clock_is_resumed(world: World, ledger: Ledger) -> None:
+def test_a_ledger_from_before_clock_based_blocks_is_resumed(world: World, ledger: Ledger) -> None:
     world.account(1, 10)
     recipient, height = world.account(2), world.height()
     ledger.database._driver.execute("UPDATE chain_state SET height_since_us = NULL")
@@ -270,7 +268,7 @@ def test_a_ledger_of_before_blocks_followed_the_clock_is_resumed(world: World, l
     assert after.send(after.transfer(1, recipient, 3)) == LANDED
 
 
-def test_a_refusal_outlives_the_process(world: World) -> None:
+def test_a_refusal_survives_a_restart(world: World) -> None:
     """It was told to have expired, and may have been signed again: its bytes must never land."""
     world.account(1, 10)
     recipient = world.account(2)
@@ -301,7 +299,7 @@ def test_a_restart_never_offers_a_blockhash_that_was_offered_before(world: World
         seen.add(world.blockhash().value)
 
 
-def test_the_trap_itself_a_machine_with_the_same_blockhashes_replays(world: World) -> None:
+def test_a_rebuilt_machine_without_the_ledger_height_would_replay(world: World) -> None:
     """The ledger's height prevents this: a rebuilt machine has forgotten what it executed."""
     world.account(1, 10)
     recipient = world.account(2)
@@ -318,12 +316,12 @@ def test_the_trap_itself_a_machine_with_the_same_blockhashes_replays(world: Worl
     )
 
 
-def test_a_chain_with_a_ledger_goes_on_and_never_back(world: World) -> None:
+def test_a_chain_with_a_ledger_cannot_be_captured(world: World) -> None:
     with pytest.raises(RuntimeError, match="ledger"):
         world.chain.capture()
 
 
-def test_what_is_forgotten_by_the_memory_is_known_by_the_ledger(
+def test_statuses_evicted_from_memory_are_read_from_the_ledger(
     world: World, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blocks, "TRANSACTIONS_PER_BLOCK", 8)
@@ -342,7 +340,7 @@ def test_what_is_forgotten_by_the_memory_is_known_by_the_ledger(
     assert world.balance(recipient) == 3
 
 
-def test_already_processed_is_not_taken_for_an_outcome(world: World, ledger: Ledger) -> None:
+def test_already_processed_is_not_treated_as_an_outcome(world: World, ledger: Ledger) -> None:
     world.account(1, 10)
     recipient = world.account(2)
     landed, failed = world.transfer(1, recipient, 3), world.transfer(1, recipient, 11)
@@ -355,7 +353,7 @@ def test_already_processed_is_not_taken_for_an_outcome(world: World, ledger: Led
     assert world.balance(recipient) == 3
 
 
-def test_two_equal_transfers_are_two_by_their_memo_and_one_without(world: World) -> None:
+def test_equal_transfers_are_distinct_only_with_different_memos(world: World) -> None:
     world.account(1, 10)
     recipient = world.account(2)
     first, same = world.transfer(1, recipient, 3, memo="txn_1"), world.transfer(1, recipient, 3, memo="txn_1")
@@ -370,7 +368,9 @@ def test_two_equal_transfers_are_two_by_their_memo_and_one_without(world: World)
 # --- Pages that are not written
 
 
-def test_a_process_that_dies_before_the_page_has_not_executed(world: World, ledger: Ledger) -> None:
+def test_a_transaction_is_not_executed_if_the_process_dies_before_its_page(
+    world: World, ledger: Ledger
+) -> None:
     source, recipient = world.account(1, 10), world.account(2)
     transaction = world.transfer(1, recipient, 3)
     ledger.acts.append(died)
@@ -383,7 +383,7 @@ def test_a_process_that_dies_before_the_page_has_not_executed(world: World, ledg
     assert (after.balance(source), after.balance(recipient)) == (7, 3)
 
 
-def test_a_process_that_dies_after_the_page_has_executed(world: World, ledger: Ledger) -> None:
+def test_a_transaction_is_executed_if_the_process_dies_after_its_page(world: World, ledger: Ledger) -> None:
     source, recipient = world.account(1, 10), world.account(2)
     transaction = world.transfer(1, recipient, 3)
     ledger.acts.append(died_after)
@@ -396,7 +396,7 @@ def test_a_process_that_dies_after_the_page_has_executed(world: World, ledger: L
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("act", [lost, reply_lost])
-def test_a_page_that_fails_throws_the_machine_away(world: World, ledger: Ledger, act: Any) -> None:
+def test_a_failed_page_discards_the_machine(world: World, ledger: Ledger, act: Any) -> None:
     source, recipient = world.account(1, 10), world.account(2)
     transaction = world.transfer(1, recipient, 3)
     ledger.acts.append(act)
@@ -411,9 +411,7 @@ def test_a_page_that_fails_throws_the_machine_away(world: World, ledger: Ledger,
     assert world.restarted().balance(recipient) == 3
 
 
-def test_a_ledger_that_is_gone_makes_the_chain_unavailable_until_it_is_back(
-    world: World, ledger: Ledger
-) -> None:
+def test_the_chain_is_unavailable_while_the_ledger_is(world: World, ledger: Ledger) -> None:
     world.account(1, 10)
     recipient = world.account(2)
     transaction = world.transfer(1, recipient, 3)
@@ -436,13 +434,13 @@ def test_a_ledger_that_is_gone_makes_the_chain_unavailable_until_it_is_back(
     assert world.balance(recipient) == 3
 
 
-def test_a_signature_that_cannot_be_looked_up_is_not_taken_for_unknown(world: World, ledger: Ledger) -> None:
+def test_a_failed_signature_lookup_is_not_treated_as_unknown(world: World, ledger: Ledger) -> None:
     ledger.is_down = True
     with pytest.raises(ChainUnavailableError):
         run(world.chain.signature_status("5" * 88))
 
 
-def test_whoever_is_left_behind_by_another_process_writes_nothing(world: World, ledger: Ledger) -> None:
+def test_a_process_that_another_has_overtaken_writes_nothing(world: World, ledger: Ledger) -> None:
     source, recipient = world.account(1, 10), world.account(2)
     stale = world.transfer(1, recipient, 3)
     second = world.restarted()
@@ -483,7 +481,7 @@ STEPS = ["send", "lost", "reply lost", "died", "died after", "restart", "expire"
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.sampled_from(STEPS), max_size=10))
-def test_whatever_happens_a_transfer_lands_once_and_no_money_is_made(steps: list[str]) -> None:
+def test_a_transfer_lands_once_and_the_supply_is_constant_through_any_faults(steps: list[str]) -> None:
     """The settlement rules over a chain that fails anywhere: sent until landed or expired, then again."""
     acts = {"lost": lost, "reply lost": reply_lost, "died": died, "died after": died_after}
     with new_ledger() as ledger:
@@ -547,7 +545,7 @@ async def filed(path: Path) -> AsyncIterator[Filed]:
         await made.database.close()
 
 
-def test_sends_that_come_together_share_pages_and_nobody_reads_what_is_not_written(tmp_path: Path) -> None:
+def test_concurrent_sends_share_pages_and_reads_see_only_written_pages(tmp_path: Path) -> None:
     async def test() -> None:
         async with filed(tmp_path / "chain.sqlite3") as it:
             blockhash = await it.chain.latest_blockhash()
@@ -566,7 +564,7 @@ def test_sends_that_come_together_share_pages_and_nobody_reads_what_is_not_writt
     asyncio.run(test())
 
 
-def test_a_cancelled_send_leaves_chain_and_ledger_agreeing(tmp_path: Path) -> None:
+def test_chain_and_ledger_agree_after_a_cancelled_send(tmp_path: Path) -> None:
     async def test() -> None:
         async with filed(tmp_path / "chain.sqlite3") as it:
             for number in range(1, 40):
@@ -587,7 +585,7 @@ def test_a_cancelled_send_leaves_chain_and_ledger_agreeing(tmp_path: Path) -> No
     asyncio.run(test())
 
 
-def test_a_chain_with_many_transactions_behind_it_starts_at_once(tmp_path: Path) -> None:
+def test_a_chain_with_a_long_history_starts_quickly(tmp_path: Path) -> None:
     async def prepare() -> None:
         async with filed(tmp_path / "chain.sqlite3") as it:
             await it.chain.restore()

@@ -26,7 +26,7 @@ def story() -> tuple[World, list[object]]:
     return world, [*shown, world.blockhash()]
 
 
-def test_a_chain_on_a_used_machine_shows_what_one_on_a_new_machine_shows() -> None:
+def test_a_reused_machine_behaves_like_a_new_one() -> None:
     first, shown = story()
     machine = first.svm
     first.chain.release()
@@ -35,7 +35,7 @@ def test_a_chain_on_a_used_machine_shows_what_one_on_a_new_machine_shows() -> No
     assert shown_again == shown
 
 
-def test_nothing_of_a_chain_is_left_for_the_next() -> None:
+def test_releasing_a_chain_empties_its_machine() -> None:
     world = World()
     world.account(1, 10)
     address = Pubkey.from_string(world.token_address(1))
@@ -49,19 +49,19 @@ def test_nothing_of_a_chain_is_left_for_the_next() -> None:
     assert machine.get_account(Pubkey.from_string(world.usdc)) is None
 
 
-def test_two_chains_at_once_have_a_machine_each() -> None:
+def test_concurrent_chains_use_separate_machines() -> None:
     first, second = World(), World()
     assert first.svm is not second.svm
 
 
-def test_a_machine_that_cannot_be_emptied_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_cannot_be_emptied_is_not_reused(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World()
     monkeypatch.setattr(machines, "accounts_of", lambda machine: {"left": None})
     world.chain.release()
     assert not machines._spare
 
 
-def test_no_more_machines_are_kept_than_a_few() -> None:
+def test_at_most_four_machines_are_kept() -> None:
     worlds = [World() for _ in range(6)]
     for world in worlds:
         world.chain.release()

@@ -64,7 +64,7 @@ def test_the_longest_policy_is_written_by_an_update(world: World) -> None:
     assert world.record(1) == record
 
 
-def test_a_policy_that_does_not_fit_beside_the_creation_waits_for_the_next_write(world: World) -> None:
+def test_a_policy_too_long_for_the_creation_is_written_by_the_next_update(world: World) -> None:
     record = policy_record(1, "p" * MAX_POLICY_CHARACTERS)
     world.land(world.write_record(1, record))
     assert world.record(1) == policy_record(1, None)
@@ -74,9 +74,7 @@ def test_a_policy_that_does_not_fit_beside_the_creation_waits_for_the_next_write
 
 
 @pytest.mark.parametrize("policy", [None, "p" * (MAX_POLICY_CHARACTERS + 1), "é" * MAX_POLICY_CHARACTERS])
-def test_a_policy_that_does_not_fit_takes_the_older_one_off_the_record(
-    world: World, policy: str | None
-) -> None:
+def test_a_policy_too_long_for_a_record_removes_the_older_one(world: World, policy: str | None) -> None:
     world.land(world.write_record(1, policy_record(1)))
     world.land(world.write_record(1, policy_record(2, policy)))
     assert world.record(1) == policy_record(2, None)
@@ -88,7 +86,7 @@ def test_a_policy_that_does_not_fit_takes_the_older_one_off_the_record(
 
 @settings(max_examples=40, deadline=None)
 @given(policies=st.lists(st.one_of(st.none(), st.text(max_size=900)), min_size=1, max_size=5))
-def test_any_series_of_policies_is_read_back_or_honestly_absent(policies: list[str | None]) -> None:
+def test_any_series_of_policies_is_read_back_or_absent(policies: list[str | None]) -> None:
     world = World()
     for version, policy in enumerate(policies, start=1):
         record = policy_record(version, policy)
@@ -101,7 +99,7 @@ def test_any_series_of_policies_is_read_back_or_honestly_absent(policies: list[s
         assert rent_missing(world, 1) <= 0
 
 
-def test_lamports_sent_there_by_a_stranger_do_not_prevent_the_record(world: World) -> None:
+def test_lamports_sent_to_the_record_address_do_not_prevent_its_creation(world: World) -> None:
     step = instructions.transfer_lamports(world.pubkey(TREASURY), world.pubkey(record_key(1)), 1_000_000)
     world.land(sign_transaction(world.custody, world.blockhash(), [step]))
     world.land(world.write_record(1, policy_record()))
@@ -109,7 +107,7 @@ def test_lamports_sent_there_by_a_stranger_do_not_prevent_the_record(world: Worl
     assert rent_missing(world, 1) == 0
 
 
-def test_creating_it_twice_fails_and_leaves_the_first(world: World) -> None:
+def test_creating_a_record_twice_fails_and_keeps_the_first(world: World) -> None:
     racer = transactions.write_policy_record(
         world.custody,
         world.blockhash(),
@@ -126,7 +124,7 @@ def test_creating_it_twice_fails_and_leaves_the_first(world: World) -> None:
 
 
 @pytest.mark.parametrize("key", [spending_key(1), record_key(1), TEST_MINT_AUTHORITY, TREASURY])
-def test_no_key_but_the_policy_authority_can_write(world: World, key: KeyPath) -> None:
+def test_only_the_policy_authority_can_write(world: World, key: KeyPath) -> None:
     world.account(1, 10)
     world.land(world.write_record(1, policy_record()))
     mint = world.pubkey(record_key(1))
@@ -140,7 +138,7 @@ def test_no_key_but_the_policy_authority_can_write(world: World, key: KeyPath) -
     assert world.record(1) == policy_record()
 
 
-def test_naming_the_policy_authority_without_its_signature_writes_nothing(world: World) -> None:
+def test_an_update_without_the_signature_of_the_policy_authority_writes_nothing(world: World) -> None:
     world.land(world.write_record(1, policy_record()))
     step = instructions.update_metadata_field(
         mint=world.pubkey(record_key(1)), authority=world.policy_authority(), key="policy", value="{}"
@@ -152,7 +150,7 @@ def test_naming_the_policy_authority_without_its_signature_writes_nothing(world:
     assert world.record(1) == policy_record()
 
 
-def test_each_account_has_a_record_of_its_own(world: World) -> None:
+def test_each_account_has_a_separate_record(world: World) -> None:
     for index in (1, 2):
         world.land(world.write_record(index, policy_record(index)))
     assert [world.record(index).policy_version for index in (1, 2)] == [1, 2]
@@ -162,12 +160,12 @@ def test_each_account_has_a_record_of_its_own(world: World) -> None:
 
 
 @given(data=st.binary(max_size=600))
-def test_any_bytes_are_a_record_or_a_value_error(data: bytes) -> None:
+def test_arbitrary_bytes_parse_or_raise_value_error(data: bytes) -> None:
     with pytest.raises(ValueError, match=r".+"):
         read_policy_record(data)
 
 
-def test_every_truncation_and_every_changed_byte_is_a_record_or_a_value_error(world: World) -> None:
+def test_truncated_and_altered_records_parse_or_raise_value_error(world: World) -> None:
     world.land(world.write_record(1, policy_record()))
     data = world.record_data(1)
     damaged = [data[:end] for end in range(len(data))]
@@ -182,7 +180,7 @@ def test_every_truncation_and_every_changed_byte_is_a_record_or_a_value_error(wo
     assert 0 < read < len(damaged)
 
 
-def test_a_mint_without_metadata_and_a_token_account_are_no_records(world: World) -> None:
+def test_accounts_without_metadata_are_refused_as_records(world: World) -> None:
     for address in (world.usdc, world.account(1, 10)):
         account = world.svm.get_account(Pubkey.from_string(address))
         assert account is not None
@@ -190,7 +188,7 @@ def test_a_mint_without_metadata_and_a_token_account_are_no_records(world: World
             read_policy_record(account.data)
 
 
-def test_metadata_of_another_kind_is_no_record(world: World) -> None:
+def test_metadata_without_the_record_fields_is_refused(world: World) -> None:
     world.land(world.write_record(1, policy_record()))
     remove = instructions.remove_metadata_field(
         mint=world.pubkey(record_key(1)), authority=world.policy_authority(), key="policy_sha256"

@@ -51,7 +51,7 @@ def public(node: FakeNode) -> RpcChain:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("empty", [0.0, 0.05, 0.5])
-async def test_a_node_that_has_them_all_says_so(empty: float, seed: int) -> None:
+async def test_a_node_with_all_blocks_knows_them(empty: float, seed: int) -> None:
     node = node_with(chain_of(3_000, empty, seed))
     assert await public(node).knows_blocks(FIRST, LAST)
     assert sum(node.calls.values()) < 60
@@ -71,42 +71,42 @@ async def test_a_node_that_has_them_all_says_so(empty: float, seed: int) -> None
     ],
 )
 @pytest.mark.parametrize("empty", [0.0, 0.05])
-async def test_a_node_that_lacks_any_does_not(lacks: range, empty: float) -> None:
+async def test_a_node_that_lacks_any_block_does_not_know_them(lacks: range, empty: float) -> None:
     chain = public(node_with(chain_of(3_000, empty), lacks=lacks))
     assert not await chain.knows_blocks(FIRST, LAST)
 
 
-async def test_what_a_node_lacks_elsewhere_does_not_matter() -> None:
+async def test_blocks_missing_outside_the_range_do_not_matter() -> None:
     for lacks in (range(FIRST), range(FIRST - 500, FIRST), range(LAST + 1, LAST + 300)):
         assert await public(node_with(chain_of(3_000, 0.0), lacks=lacks)).knows_blocks(FIRST, LAST)
 
 
 @pytest.mark.parametrize("since", [1, 50, 90, 99, 200])
-async def test_of_the_newest_blocks_too_a_node_has_to_have_every_one(since: int) -> None:
+async def test_a_node_must_have_every_one_of_the_newest_blocks(since: int) -> None:
     blocks = chain_of(LAST + since, 0.05)
     assert await public(node_with(blocks)).knows_blocks(FIRST, LAST - 1)
     assert not await public(node_with(blocks, lacks=range(FIRST, LAST))).knows_blocks(FIRST, LAST - 1)
 
 
-async def test_a_height_that_runs_ahead_proves_nothing_about_blocks_that_are_not_there_yet() -> None:
+async def test_a_height_that_runs_ahead_does_not_prove_future_blocks() -> None:
     node = node_with(chain_of(LAST - 50, 0.05))
     node.slot, node.height = node.slot + 200, node.height + 200
     assert not await public(node).knows_blocks(FIRST, LAST)
 
 
-async def test_a_cluster_of_ones_own_is_taken_at_its_word() -> None:
+async def test_a_private_cluster_is_trusted_without_checking_blocks() -> None:
     node = node_with(chain_of(3_000, 0.0), lacks=range(FIRST, LAST))
     assert await rpc_chain(node).knows_blocks(FIRST, LAST)
 
 
-async def test_a_stretch_that_makes_no_sense_is_not_there() -> None:
+async def test_an_invalid_range_of_blocks_is_not_known() -> None:
     node = node_with(chain_of(3_000, 0.0))
     assert not await public(node).knows_blocks(FIRST, FIRST - 1)
     assert not await public(node).knows_blocks(-5, LAST)
 
 
 @pytest.mark.parametrize("slots", [None, [5, 5], [6, 5], ["5"], [True]])
-async def test_slots_that_make_no_sense_are_not_believed(slots: Any) -> None:
+async def test_invalid_slots_are_refused(slots: Any) -> None:
     node = node_with(chain_of(3_000, 0.0))
     node.answers["getBlocksWithLimit"] = lambda *params: slots
     with pytest.raises(ChainUnavailableError, match="makes no sense"):

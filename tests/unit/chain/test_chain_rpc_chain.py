@@ -64,7 +64,7 @@ def refusal(err: Any, detail: str = "Transaction simulation failed", code: int =
         ("finalized", "finalized", SignatureStatus(is_final=True, is_irreversible=True)),
     ],
 )
-async def test_finality_decides_what_is_final(
+async def test_the_finality_setting_decides_which_commitment_is_final(
     finality: str, commitment: str, expected: SignatureStatus
 ) -> None:
     node = FakeNode()
@@ -72,7 +72,7 @@ async def test_finality_decides_what_is_final(
     assert await rpc_chain(node, finality=finality).signature_status(SIGNED.signature) == expected
 
 
-async def test_a_missing_status_of_a_node_behind_the_height_proves_nothing() -> None:
+async def test_a_missing_status_from_a_lagging_node_is_unavailable() -> None:
     node = FakeNode()
     chain = rpc_chain(node)
     node.slot, node.height = 2_000, 901
@@ -88,7 +88,7 @@ async def test_a_missing_status_of_a_node_behind_the_height_proves_nothing() -> 
     assert await chain.signature_status(SIGNED.signature) is None
 
 
-async def test_what_a_node_has_forgotten_it_does_not_know() -> None:
+async def test_a_node_does_not_know_blocks_before_its_first_available_one() -> None:
     node = FakeNode()
     chain = rpc_chain(node)
     assert await chain.knows_blocks(100, 250)
@@ -103,14 +103,14 @@ async def test_what_a_node_has_forgotten_it_does_not_know() -> None:
 
 
 @pytest.mark.parametrize("commitment", ["processed", "confirmed"])
-async def test_a_failure_is_not_asked_about_before_it_is_irreversible(commitment: str) -> None:
+async def test_the_reason_of_a_failure_is_read_only_when_it_is_irreversible(commitment: str) -> None:
     node = FakeNode()
     node.lands(SHORTFALL, commitment)
     assert await rpc_chain(node).signature_status(SIGNED.signature) == SignatureStatus(is_final=False)
     assert node.calls["getTransaction"] == 0
 
 
-async def test_the_reason_is_that_of_the_program_that_was_called() -> None:
+async def test_the_failure_reason_depends_on_the_program_that_was_called() -> None:
     node = FakeNode()
     node.lands(SHORTFALL)
     told = {**transaction_json(SIGNED.signature, "json")}
@@ -127,7 +127,7 @@ async def test_the_reason_is_that_of_the_program_that_was_called() -> None:
     "error",
     ["AccountNotFound", {"InsufficientFundsForRent": {"account_index": 0}}, {"InstructionError": [7, "X"]}],
 )
-async def test_an_error_without_a_program_of_ours_has_no_reason(error: Any) -> None:
+async def test_an_error_of_an_unknown_program_has_the_reason_other(error: Any) -> None:
     node = FakeNode()
     node.lands(error)
     status = await rpc_chain(node).signature_status(SIGNED.signature)
@@ -136,7 +136,7 @@ async def test_an_error_without_a_program_of_ours_has_no_reason(error: Any) -> N
     assert status.failure.reason is FailureReason.OTHER
 
 
-async def test_a_failure_whose_transaction_is_not_shown_has_no_reason_and_is_final() -> None:
+async def test_a_failure_whose_transaction_is_missing_is_final_with_the_reason_other() -> None:
     node = FakeNode()
     node.answers["getTransaction"] = lambda *params: None
     node.lands(SHORTFALL)
@@ -145,7 +145,7 @@ async def test_a_failure_whose_transaction_is_not_shown_has_no_reason_and_is_fin
     assert status.failure == Failure(reason=FailureReason.OTHER, detail=str(SHORTFALL))
 
 
-async def test_the_reason_of_another_transaction_is_not_believed() -> None:
+async def test_a_failure_reason_from_another_transaction_is_refused() -> None:
     node = FakeNode()
     node.lands(SHORTFALL)
     node.answers["getTransaction"] = lambda signature, options: transaction_json("1" * 64, "json")
@@ -153,7 +153,7 @@ async def test_the_reason_of_another_transaction_is_not_believed() -> None:
         await rpc_chain(node).signature_status(SIGNED.signature)
 
 
-async def test_a_hundred_waiting_transfers_cost_two_questions_a_look() -> None:
+async def test_a_hundred_waiting_transfers_share_two_requests() -> None:
     node = FakeNode()
     chain = rpc_chain(node)
 
@@ -165,7 +165,7 @@ async def test_a_hundred_waiting_transfers_cost_two_questions_a_look() -> None:
     assert (node.calls["getEpochInfo"], node.calls["getSignatureStatuses"]) == (1, 1)
 
 
-async def test_one_malformed_signature_does_not_spoil_the_question_for_others() -> None:
+async def test_a_malformed_signature_does_not_fail_a_shared_status_request() -> None:
     node = FakeNode()
     node.lands()
     chain = rpc_chain(node)
@@ -179,7 +179,7 @@ async def test_one_malformed_signature_does_not_spoil_the_question_for_others() 
 # --- Sending
 
 
-async def test_a_send_is_never_retried_by_the_node_and_checked_against_the_blockhashs_bank() -> None:
+async def test_a_send_disables_node_retries_and_runs_preflight_at_confirmed() -> None:
     node = FakeNode()
     seen: list[Any] = []
     healthy = node.answers["sendTransaction"]
@@ -193,14 +193,14 @@ async def test_a_send_is_never_retried_by_the_node_and_checked_against_the_block
 @pytest.mark.parametrize(
     "error", [refusal("AlreadyProcessed"), refusal(None, "This transaction has already been processed")]
 )
-async def test_a_duplicate_was_handed_over(error: RpcRefusalError) -> None:
+async def test_a_duplicate_send_counts_as_sent(error: RpcRefusalError) -> None:
     node = FakeNode()
     node.answers["sendTransaction"] = raising(error)
     await rpc_chain(node).send(SIGNED.raw)
     assert node.calls["sendTransaction"] == 1
 
 
-async def test_what_is_expected_to_fail_is_handed_over_for_the_chain_to_say_so() -> None:
+async def test_a_transaction_that_fails_preflight_is_sent_without_preflight() -> None:
     node = FakeNode()
     healthy = node.answers["sendTransaction"]
 
@@ -214,7 +214,7 @@ async def test_what_is_expected_to_fail_is_handed_over_for_the_chain_to_say_so()
     assert node.calls["sendTransaction"] == 2
 
 
-async def test_what_must_not_fail_for_good_is_not_handed_over_while_it_would() -> None:
+async def test_a_transaction_that_must_not_fail_is_not_sent_after_a_failed_preflight() -> None:
     node = FakeNode()
     node.answers["sendTransaction"] = raising(refusal(SHORTFALL))
     with pytest.raises(ChainUnavailableError):
@@ -234,7 +234,7 @@ async def test_what_must_not_fail_for_good_is_not_handed_over_while_it_would() -
         ChainUnavailableError("scripted"),
     ],
 )
-async def test_every_other_refusal_says_nothing_of_the_transaction(error: ChainUnavailableError) -> None:
+async def test_every_other_refusal_of_a_send_is_unavailable(error: ChainUnavailableError) -> None:
     node = FakeNode()
     node.answers["sendTransaction"] = raising(error)
     with pytest.raises(ChainUnavailableError):
@@ -242,14 +242,14 @@ async def test_every_other_refusal_says_nothing_of_the_transaction(error: ChainU
     assert node.calls["sendTransaction"] == 1
 
 
-async def test_the_answer_to_another_transaction_is_not_believed() -> None:
+async def test_a_send_reply_with_another_signature_is_refused() -> None:
     node = FakeNode()
     node.answers["sendTransaction"] = lambda *params: "1" * 64
     with pytest.raises(ChainUnavailableError, match="signature of another transaction"):
         await rpc_chain(node).send(SIGNED.raw)
 
 
-async def test_what_is_no_transaction_is_not_sent() -> None:
+async def test_invalid_transactions_are_not_sent() -> None:
     node = FakeNode()
     chain = rpc_chain(node)
     with pytest.raises(TransactionTooLargeError):
@@ -263,7 +263,7 @@ async def test_what_is_no_transaction_is_not_sent() -> None:
 # --- Reading
 
 
-async def test_a_page_of_balances_is_a_call_for_each_hundred_and_as_final_as_settling() -> None:
+async def test_balances_are_read_in_hundreds_at_the_settlement_commitment() -> None:
     node = FakeNode()
     asked: list[Any] = []
     healthy = node.answers["getMultipleAccounts"]
@@ -278,7 +278,7 @@ async def test_a_page_of_balances_is_a_call_for_each_hundred_and_as_final_as_set
     assert sorted(asked) == [(50, "finalized"), (100, "finalized")]
 
 
-async def test_an_account_of_another_program_or_mint_is_no_money() -> None:
+async def test_an_account_of_another_program_or_mint_is_no_token_account() -> None:
     node = FakeNode()
     right = account_json(token_account(7))
     foreign = {**right, "owner": str(TOKEN_2022_PROGRAM)}
@@ -288,7 +288,7 @@ async def test_an_account_of_another_program_or_mint_is_no_money() -> None:
         assert await rpc_chain(node).token_accounts([TOKEN_ACCOUNT]) == [None]
 
 
-async def test_the_compute_budget_goes_with_the_blockhash() -> None:
+async def test_the_compute_budget_comes_with_the_blockhash() -> None:
     chain = rpc_chain(FakeNode(), priority_fee_micro_lamports=5, compute_unit_limit=70_000)
     blockhash = await chain.latest_blockhash()
     assert blockhash.value == BLOCKHASH
@@ -296,14 +296,14 @@ async def test_the_compute_budget_goes_with_the_blockhash() -> None:
     assert (await rpc_chain(FakeNode()).latest_blockhash()).compute_budget is None
 
 
-async def test_rents_are_asked_for_once() -> None:
+async def test_rent_exemptions_are_cached() -> None:
     node = FakeNode()
     chain = rpc_chain(node)
     assert [await chain.rent_exemption(size) for size in (0, 165, 0)] == [890_880, 891_045, 890_880]
     assert node.calls["getMinimumBalanceForRentExemption"] == 2
 
 
-def test_a_public_cluster_is_no_test_chain_and_has_its_explorer() -> None:
+def test_a_public_cluster_is_not_a_test_chain_and_has_explorer_links() -> None:
     cluster = Cluster(genesis_hash=GENESIS_HASH, name="devnet", usdc_mint=USDC)
     chain = RpcChain(FakeNode(), RpcSettings(url="https://rpc.example/SECRET"), cluster)  # type: ignore[arg-type]
     assert not chain.is_test_chain
@@ -315,7 +315,7 @@ def test_a_public_cluster_is_no_test_chain_and_has_its_explorer() -> None:
 # --- The cluster behind the endpoint
 
 
-async def test_the_node_is_asked_who_it_is_once_in_a_while_alone() -> None:
+async def test_the_genesis_hash_is_checked_only_periodically() -> None:
     node = FakeNode()
     chain = rpc_chain(node)
     for _ in range(20):
@@ -323,7 +323,7 @@ async def test_the_node_is_asked_who_it_is_once_in_a_while_alone() -> None:
     assert node.calls["getGenesisHash"] == 1
 
 
-async def test_after_an_outage_another_cluster_at_the_same_address_is_not_believed() -> None:
+async def test_another_cluster_at_the_same_address_after_an_outage_is_refused() -> None:
     node = FakeNode()
     chain = rpc_chain(node)
     healthy = node.answers["getMultipleAccounts"]
@@ -359,7 +359,7 @@ def telling(*, before: list[Any], after: list[Any]) -> FakeNode:
     return node
 
 
-async def test_what_is_booked_already_is_not_read_again_and_the_cursor_passes_it() -> None:
+async def test_a_booked_transaction_is_not_read_again_and_advances_the_cursor() -> None:
     async def booked() -> set[str]:
         return {SIGNED.signature}
 
@@ -370,23 +370,23 @@ async def test_what_is_booked_already_is_not_read_again_and_the_cursor_passes_it
     assert node.calls["getTransaction"] == 0
 
 
-async def test_an_account_that_was_made_with_money_in_it_has_a_deposit() -> None:
+async def test_an_account_created_with_a_balance_has_a_deposit() -> None:
     (deposit,) = await deposits(telling(before=[], after=[balance_json(1, 7)]))
     assert (deposit.amount_micro, deposit.sender) == (7, None)
 
 
-async def test_two_senders_are_no_sender() -> None:
+async def test_a_deposit_from_two_senders_names_none() -> None:
     before = [balance_json(0, 3), balance_json(2, 4)]
     (deposit,) = await deposits(telling(before=before, after=[balance_json(1, 7)]))
     assert (deposit.amount_micro, deposit.sender) == (7, None)
 
 
-async def test_an_account_that_was_emptied_and_closed_is_a_sender() -> None:
+async def test_an_account_emptied_and_closed_by_the_deposit_is_its_sender() -> None:
     (deposit,) = await deposits(telling(before=[balance_json(2, 7)], after=[balance_json(1, 7)]))
     assert deposit.sender == SENDER
 
 
-async def test_money_of_another_mint_and_money_that_left_are_no_deposits() -> None:
+async def test_other_mints_and_outgoing_amounts_are_no_deposits() -> None:
     assert await deposits(telling(before=[], after=[balance_json(1, 7, mint=OWNER)])) == []
     assert await deposits(telling(before=[balance_json(1, 7)], after=[balance_json(1, 7)])) == []
     assert await deposits(telling(before=[balance_json(1, 7)], after=[])) == []
@@ -400,33 +400,33 @@ async def test_money_of_another_mint_and_money_that_left_are_no_deposits() -> No
         [balance_json(3, 7)],
     ],
 )
-async def test_balances_that_make_no_sense_are_not_believed(after: list[Any]) -> None:
+async def test_invalid_balances_are_refused(after: list[Any]) -> None:
     with pytest.raises(ChainUnavailableError, match="makes no sense"):
         await deposits(telling(before=[], after=after))
 
 
-async def test_a_transaction_that_the_node_lists_and_does_not_have_is_waited_for() -> None:
+async def test_a_listed_transaction_that_the_node_lacks_is_unavailable() -> None:
     node = FakeNode()
     node.answers["getTransaction"] = lambda *params: None
     with pytest.raises(ChainUnavailableError, match="yet"):
         await deposits(node)
 
 
-async def test_another_transaction_than_the_one_asked_for_is_not_believed() -> None:
+async def test_a_deposit_reply_with_another_transaction_is_refused() -> None:
     node = FakeNode()
     node.answers["getTransaction"] = lambda *params: transaction_json("1" * 64, "jsonParsed")
     with pytest.raises(ChainUnavailableError, match="another transaction"):
         await deposits(node)
 
 
-async def test_a_transaction_that_failed_after_all_is_no_deposit() -> None:
+async def test_a_failed_transaction_is_no_deposit() -> None:
     node = telling(before=[], after=[balance_json(1, 7)])
     told = node.answers["getTransaction"]()
     told["meta"]["err"] = SHORTFALL
     assert await deposits(node) == []
 
 
-async def test_nothing_is_told_from_the_first_line_on_that_may_vanish() -> None:
+async def test_deposits_are_reported_only_up_to_the_first_reversible_transaction() -> None:
     signatures = [str(Keypair().sign_message(bytes([n]))) for n in range(3)]
     lines = [
         {"signature": signature, "err": None, "confirmationStatus": commitment}
@@ -438,7 +438,7 @@ async def test_nothing_is_told_from_the_first_line_on_that_may_vanish() -> None:
     assert told == [signatures[2]]  # Only the oldest.
 
 
-async def test_a_node_that_pages_in_a_circle_is_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_node_that_pages_in_a_circle_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentpay_server.chain.rpc.chain._MAX_HISTORY_LINES", 2)
     signatures = [str(Keypair().sign_message(bytes([n]))) for n in range(2)]
     node, pages = FakeNode(), [signatures, signatures[::-1]]

@@ -41,14 +41,14 @@ async def client_of(script: json_rpc_server.Handler, timeout_seconds: float = 5)
             await client.close()
 
 
-async def test_a_result_is_returned_as_it_is() -> None:
+async def test_a_result_is_returned_unchanged() -> None:
     script = Script(json_rpc_server.result({"value": [1, None]}))
     async with client_of(script) as client:
         assert await client.call("getThing", "a", {"b": None}) == {"value": [1, None]}
     assert b'"params":["a",' in script.requests[0]
 
 
-async def test_an_error_of_the_node_is_a_refusal_with_its_code_and_data() -> None:
+async def test_a_json_rpc_error_is_raised_with_its_code_and_data() -> None:
     async with client_of(Script(json_rpc_server.error(-32002, "no " * 500, {"err": "X"}))) as client:
         with pytest.raises(RpcRefusalError, match="error -32002: no no") as caught:
             await client.call("sendTransaction")
@@ -78,7 +78,7 @@ BROKEN: dict[str, Answer] = {
 
 
 @pytest.mark.parametrize("fault", BROKEN)
-async def test_every_other_answer_is_an_unavailable_chain_that_says_no_key(
+async def test_every_other_response_is_unavailable_without_showing_the_key(
     fault: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     script = Script(BROKEN[fault])
@@ -96,7 +96,7 @@ async def test_every_other_answer_is_an_unavailable_chain_that_says_no_key(
     ("coding", "times", "problem", "most_mebibytes"),
     [("gzip, gzip", 2, "is compressed 2 times over", 4), ("gzip", 1, "is larger than", 40)],
 )
-async def test_a_small_reply_does_not_unfold_to_a_large_one(
+async def test_a_compressed_reply_is_not_expanded_beyond_the_limit(
     coding: str, times: int, problem: str, most_mebibytes: int
 ) -> None:
     content = bytes(128 * 2**20)
@@ -113,28 +113,28 @@ async def test_a_small_reply_does_not_unfold_to_a_large_one(
     assert peak < most_mebibytes * 2**20
 
 
-async def test_a_reply_that_is_larger_than_any_is_not_read_to_its_end() -> None:
+async def test_a_reply_above_the_size_limit_is_refused() -> None:
     script = Script(json_rpc_server.ok(b" " * (client_module.BODY_MAX_BYTES + 1)))
     async with client_of(script) as client:
         with pytest.raises(ChainUnavailableError, match="larger than 16777216 bytes"):
             await client.call("getThing")
 
 
-async def test_a_compressed_reply_is_read() -> None:
+async def test_a_compressed_reply_is_accepted() -> None:
     plain = json_rpc_server.result([1, 2])
     assert plain is not None
     async with client_of(Script((200, {"content-encoding": "gzip"}, gzip.compress(plain[2])))) as client:
         assert await client.call("getThing") == [1, 2]
 
 
-async def test_no_line_is_logged_with_the_url(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_url_is_never_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         async with client_of(Script(json_rpc_server.result(1))) as client:
             await client.call("getThing")
     assert "SECRET" not in caplog.text
 
 
-async def test_a_node_that_is_not_there_is_an_unavailable_chain() -> None:
+async def test_an_unreachable_node_is_unavailable() -> None:
     async with json_rpc_server.serving(Script(None)) as url:
         pass
     client = RpcClient(url, timeout_seconds=5, max_connections=1)
@@ -145,7 +145,7 @@ async def test_a_node_that_is_not_there_is_an_unavailable_chain() -> None:
         await client.call("getThing")
 
 
-async def test_a_node_that_does_not_answer_is_given_up_in_time() -> None:
+async def test_a_node_that_does_not_respond_times_out() -> None:
     async def silent(body: bytes) -> Answer:
         await asyncio.Event().wait()
         return None
@@ -158,7 +158,7 @@ async def test_a_node_that_does_not_answer_is_given_up_in_time() -> None:
     assert [type(outcome) for outcome in outcomes] == [ChainUnavailableError] * 3
 
 
-async def test_a_node_that_answers_byte_by_byte_is_given_up_in_time() -> None:
+async def test_a_node_that_responds_byte_by_byte_times_out() -> None:
     async def dripping(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n")
@@ -175,7 +175,7 @@ async def test_a_node_that_answers_byte_by_byte_is_given_up_in_time() -> None:
         await client.close()
 
 
-async def test_after_an_outage_calls_work_again_without_ado() -> None:
+async def test_calls_succeed_again_after_an_outage() -> None:
     async with client_of(Script(None, (500, {}, b""), json_rpc_server.result("ok"))) as client:
         for _ in range(2):
             with pytest.raises(ChainUnavailableError):
@@ -187,12 +187,12 @@ async def test_after_an_outage_calls_work_again_without_ado() -> None:
     ("header", "seconds"),
     [("0", 0), ("3", 3), ("86400", 10), ("9" * 400, 1), ("", 1), ("-5", 1), ("soon", 1), ("\u0663", 1)],
 )
-async def test_a_node_cannot_silence_the_server_for_long(header: str, seconds: float) -> None:
+async def test_retry_after_is_bounded(header: str, seconds: float) -> None:
     assert client_module._retry_after_seconds(header) == seconds
 
 
 @pytest.mark.parametrize("status", [429, 503])
-async def test_a_node_that_is_asked_too_much_is_left_alone_for_as_long_as_it_says(status: int) -> None:
+async def test_a_rate_limited_node_is_not_called_before_retry_after(status: int) -> None:
     script = Script((status, {"retry-after": "3"}, b""), json_rpc_server.result("ok"))
     async with client_of(script) as client:
         with pytest.raises(ChainUnavailableError, match=f"status {status}"):

@@ -66,7 +66,9 @@ async def connected(url: str, stored: str | None = None, **settings: Any) -> Rpc
     )
 
 
-async def test_a_cluster_of_our_own_is_taken_in_silence(url: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_private_cluster_connects_without_warnings(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
     chain = await connected(url, stored=GENESIS_HASH)
     assert (chain.genesis_hash, chain.usdc_mint, chain.is_test_chain) == (GENESIS_HASH, USDC, True)
     assert await chain.block_height() == 800
@@ -74,7 +76,7 @@ async def test_a_cluster_of_our_own_is_taken_in_silence(url: str, caplog: pytest
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-async def test_mainnet_is_refused_without_leave_and_has_no_sandbox_with_it(url: str, node: FakeNode) -> None:
+async def test_mainnet_requires_allow_mainnet_and_is_no_test_chain(url: str, node: FakeNode) -> None:
     node.answers["getGenesisHash"] = lambda: MAINNET
     with pytest.raises(ClusterRefusedError, match="money is real"):
         await connected(url)
@@ -84,7 +86,7 @@ async def test_mainnet_is_refused_without_leave_and_has_no_sandbox_with_it(url: 
     await chain.close()
 
 
-async def test_the_genesis_hash_of_the_database_is_the_only_one(url: str) -> None:
+async def test_a_genesis_hash_other_than_the_stored_one_is_refused(url: str) -> None:
     with pytest.raises(ClusterRefusedError, match=f"database belongs to {MAINNET}"):
         await connected(url, stored=MAINNET)
 
@@ -98,7 +100,7 @@ async def test_the_genesis_hash_of_the_database_is_the_only_one(url: str) -> Non
         (mint_json(decimals=9), "has 9 decimals"),
     ],
 )
-async def test_usdc_that_is_none_is_refused(
+async def test_an_account_that_is_not_the_usdc_mint_is_refused(
     url: str, accounts: dict[str, Any], told: Any, match: str
 ) -> None:
     accounts[USDC] = told
@@ -106,7 +108,7 @@ async def test_usdc_that_is_none_is_refused(
         await connected(url)
 
 
-async def test_what_can_be_mended_later_is_told(
+async def test_a_fee_payer_without_sol_and_a_foreign_mint_authority_are_logged(
     url: str, accounts: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     accounts[TREASURY] = None
@@ -118,7 +120,7 @@ async def test_what_can_be_mended_later_is_told(
     assert f"the authority of the mint {USDC} is {AUTHORITY}, not {TREASURY}" in caplog.text
 
 
-async def test_an_endpoint_that_does_not_answer_is_an_unavailable_chain() -> None:
+async def test_an_endpoint_that_does_not_respond_is_unavailable() -> None:
     async def hangs_up(body: bytes) -> Answer:
         return None
 
@@ -127,7 +129,7 @@ async def test_an_endpoint_that_does_not_answer_is_an_unavailable_chain() -> Non
             await connected(url)
 
 
-def test_settings_that_make_no_sense_are_refused() -> None:
+def test_invalid_settings_are_refused() -> None:
     for wrong in (
         {"finality": "processed"},
         {"timeout_seconds": 0},

@@ -144,7 +144,7 @@ every_search = pytest.mark.parametrize("is_for_proof", [False, True], ids=["sear
 
 @every_search
 @pytest.mark.parametrize("after", [ANCHOR, None], ids=["anchor", "none"])
-async def test_a_payment_is_found_under_the_name_that_its_sponsor_gives_it(
+async def test_a_payment_is_found_under_the_signature_of_its_fee_payer(
     is_for_proof: bool, after: VersionedTransaction | None
 ) -> None:
     chain = rpc_chain(Ledger(ANCHOR, NEWER[0], LANDED, NEWER[1]))
@@ -177,7 +177,7 @@ async def test_our_message_without_our_signature_is_not_the_payment(is_for_proof
 
 
 @every_search
-async def test_a_payment_that_the_chain_refused_has_failed_under_its_name(is_for_proof: bool) -> None:
+async def test_a_payment_that_failed_on_chain_is_found_with_its_failure(is_for_proof: bool) -> None:
     node = Ledger(ANCHOR, LANDED)
     node.sees(LANDED, SHORTFALL)
 
@@ -251,7 +251,7 @@ async def test_a_history_that_is_empty_although_the_account_exists_proves_nothin
 
 @pytest.mark.parametrize("name", [None, "devnet"], ids=["emulator", "cluster"])
 @pytest.mark.parametrize("after", [ANCHOR, None], ids=["anchor", "none"])
-async def test_a_node_that_takes_the_least_position_for_a_filter_hides_no_payment(
+async def test_a_node_that_treats_min_context_slot_as_a_filter_hides_no_payment(
     name: str | None, after: VersionedTransaction | None
 ) -> None:
     node = Ledger(ANCHOR, LANDED, NEWER[0])
@@ -273,11 +273,11 @@ async def test_a_node_that_takes_the_least_position_for_a_filter_hides_no_paymen
     assert status.chain_signature == name_of(LANDED)
 
 
-async def test_nothing_after_the_anchor_is_proof() -> None:
+async def test_an_empty_history_after_the_anchor_is_proof() -> None:
     assert await rpc_chain(Ledger(ANCHOR)).find_cosigned(sought(), is_for_proof=True) is None
 
 
-async def test_a_line_that_a_node_calls_reversible_hides_no_payment_after_it() -> None:
+async def test_a_reversible_transaction_hides_no_later_payment() -> None:
     node = Ledger(ANCHOR, NEWER[0], LANDED)
     node.reversible = {name_of(NEWER[0])}
 
@@ -287,7 +287,7 @@ async def test_a_line_that_a_node_calls_reversible_hides_no_payment_after_it() -
     assert status.chain_signature == name_of(LANDED)
 
 
-async def test_a_transaction_that_a_node_lists_and_does_not_show_leaves_it_open() -> None:
+async def test_a_listed_transaction_that_the_node_lacks_proves_nothing() -> None:
     node = Ledger(ANCHOR, NEWER[0])
     node.answers["getTransaction"] = lambda signature, options: None
     chain = rpc_chain(node)
@@ -309,7 +309,7 @@ async def test_a_transaction_that_a_node_lists_and_does_not_show_leaves_it_open(
     ],
     ids=["cut off", "cut off, no version", "no base64", "another transaction", "nothing", "no transaction"],
 )
-async def test_a_garbled_transaction_leaves_it_open(reply: dict[str, Any]) -> None:
+async def test_a_malformed_transaction_proves_nothing(reply: dict[str, Any]) -> None:
     node = Ledger(ANCHOR, LANDED)
     whole, node.answers["getTransaction"] = node.answers["getTransaction"], lambda *_: reply
     chain = rpc_chain(node)
@@ -321,7 +321,7 @@ async def test_a_garbled_transaction_leaves_it_open(reply: dict[str, Any]) -> No
     assert await chain.find_cosigned(sought(), is_for_proof=True) is not None
 
 
-async def test_a_transaction_of_a_version_that_nobody_here_signs_is_another_one() -> None:
+async def test_a_transaction_of_an_unsupported_version_is_not_the_payment() -> None:
     node = Ledger(ANCHOR, NEWER[0])
     node.answers["getTransaction"] = lambda *_: {
         "transaction": [base64.b64encode(b"\x01" * 90).decode(), "base64"],
@@ -330,7 +330,7 @@ async def test_a_transaction_of_a_version_that_nobody_here_signs_is_another_one(
     assert await rpc_chain(node).find_cosigned(sought(), is_for_proof=True) is None
 
 
-async def test_a_status_that_a_node_lacks_for_what_it_lists_leaves_it_open() -> None:
+async def test_a_listed_transaction_without_a_status_proves_nothing() -> None:
     node = Ledger(ANCHOR, LANDED)
     node.statuses.clear()
 
@@ -341,7 +341,7 @@ async def test_a_status_that_a_node_lacks_for_what_it_lists_leaves_it_open() -> 
 # --- Where a search ends
 
 
-async def test_the_anchor_is_the_newest_transaction_that_cannot_be_undone() -> None:
+async def test_the_anchor_is_the_newest_irreversible_transaction() -> None:
     node = Ledger(ANCHOR, NEWER[0])
     chain: RpcChain = rpc_chain(node)
     assert await chain.newest_signature(TOKEN_ACCOUNT) == name_of(NEWER[0])

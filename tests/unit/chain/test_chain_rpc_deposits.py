@@ -63,20 +63,20 @@ async def test_pages_are_joined_without_a_gap_or_a_repetition(count: int, cursor
     assert await told(Ledger(known), after=after) == expected
 
 
-async def test_a_node_that_does_not_know_where_a_page_begins_does_not_end_the_history() -> None:
+async def test_a_node_that_lacks_the_start_of_a_page_is_refused() -> None:
     whole, young = Ledger(SIGNATURES), Ledger([SIGNATURES[-1]])
     with pytest.raises(ChainUnavailableError, match="another node has reported"):
         await told(whole, young)
 
 
 @pytest.mark.parametrize("known", [SIGNATURES[4:], SIGNATURES[:3]], ids=["has forgotten", "lags behind"])
-async def test_a_node_that_does_not_know_the_cursor_tells_nothing(known: list[str]) -> None:
+async def test_a_node_that_lacks_the_cursor_is_refused(known: list[str]) -> None:
     with pytest.raises(ChainUnavailableError, match="does not go back"):
         await told(Ledger(known), after=SIGNATURES[3])
     assert await told(Ledger(SIGNATURES), after=SIGNATURES[3]) == SIGNATURES[4:]
 
 
-async def test_nothing_new_costs_one_question() -> None:
+async def test_a_history_without_new_deposits_costs_one_request() -> None:
     node, ledger = FakeNode(), Ledger(SIGNATURES)
     node.answers["getSignaturesForAddress"] = ledger.page
     chain = rpc_chain(node)
@@ -84,7 +84,7 @@ async def test_nothing_new_costs_one_question() -> None:
     assert node.calls["getSignaturesForAddress"] == 1
 
 
-async def test_a_deposit_may_come_by_a_transaction_of_any_version() -> None:
+async def test_a_deposit_by_a_transaction_of_any_version_is_found() -> None:
     node = FakeNode()
 
     def newer(signature: str, options: dict[str, Any]) -> Any:

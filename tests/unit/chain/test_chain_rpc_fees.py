@@ -63,7 +63,7 @@ async def sent(chain: RpcChain, memo: str = "txn_1") -> SignedTransaction:
     return signed
 
 
-async def test_the_first_of_a_shape_is_simulated_and_those_after_it_are_limited_by_that() -> None:
+async def test_a_transaction_shape_is_simulated_once_and_the_limit_reused() -> None:
     node = FakeNode()
     chain = rpc_chain(node, priority_fee_micro_lamports=7, compute_unit_limit=50_000)
     limits = [said(await sent(chain, f"txn_{number}")) for number in range(3)]
@@ -72,14 +72,14 @@ async def test_the_first_of_a_shape_is_simulated_and_those_after_it_are_limited_
     assert node.calls["sendTransaction"] == 3
 
 
-async def test_without_a_price_nothing_is_simulated_or_said() -> None:
+async def test_without_a_price_there_is_no_simulation_and_no_compute_budget() -> None:
     node = FakeNode()
     chain = rpc_chain(node)
     assert said(await sent(chain)) is None
     assert node.calls["simulateTransaction"] == 0
 
 
-async def test_another_length_of_text_is_another_shape() -> None:
+async def test_a_memo_of_another_length_is_a_separate_shape() -> None:
     node = FakeNode()
     chain = rpc_chain(node, priority_fee_micro_lamports=7)
     await sent(chain)
@@ -88,14 +88,14 @@ async def test_another_length_of_text_is_another_shape() -> None:
     assert node.calls["simulateTransaction"] == 2
 
 
-async def test_a_limit_is_never_above_that_of_the_settings() -> None:
+async def test_a_learned_limit_never_exceeds_the_configured_one() -> None:
     node = FakeNode()
     chain = rpc_chain(node, priority_fee_micro_lamports=7, compute_unit_limit=1_400)
     await sent(chain)
     assert said(await sent(chain)) == (1_400, 7)
 
 
-async def test_what_creates_a_token_account_keeps_the_whole_limit() -> None:
+async def test_provisioning_keeps_the_configured_limit() -> None:
     # How long its address is searched for depends on its owner.
     node = FakeNode()
     chain = rpc_chain(node, priority_fee_micro_lamports=7)
@@ -114,7 +114,7 @@ async def test_what_creates_a_token_account_keeps_the_whole_limit() -> None:
         {"err": None},
     ],
 )
-async def test_a_simulation_that_fails_teaches_nothing_and_is_not_repeated_at_once(told: Any) -> None:
+async def test_a_failed_simulation_changes_no_limit_and_is_not_repeated_at_once(told: Any) -> None:
     node = FakeNode()
     node.answers["simulateTransaction"] = lambda *params: {"value": told}
     chain = rpc_chain(node, priority_fee_micro_lamports=7)
@@ -124,7 +124,7 @@ async def test_a_simulation_that_fails_teaches_nothing_and_is_not_repeated_at_on
     assert node.calls["sendTransaction"] == 2
 
 
-async def test_a_node_that_does_not_simulate_is_sent_to_all_the_same() -> None:
+async def test_a_transaction_is_sent_although_its_simulation_is_refused() -> None:
     node = FakeNode()
 
     def refuse(*_: Any) -> Any:
@@ -136,7 +136,7 @@ async def test_a_node_that_does_not_simulate_is_sent_to_all_the_same() -> None:
     assert node.calls["sendTransaction"] == 1
 
 
-async def test_a_shape_is_simulated_again_once_in_a_while_and_keeps_the_higher_limit(
+async def test_a_shape_is_simulated_again_periodically_and_keeps_the_higher_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_LEARNED_SECONDS", 0)
@@ -150,7 +150,7 @@ async def test_a_shape_is_simulated_again_once_in_a_while_and_keeps_the_higher_l
     assert said(await sent(chain)) == (3_000, 7)
 
 
-async def test_a_limit_that_does_not_suffice_is_forgotten() -> None:
+async def test_a_limit_that_was_exceeded_is_dropped() -> None:
     node = FakeNode()
     chain = rpc_chain(node, priority_fee_micro_lamports=7)
     await sent(chain)
@@ -168,7 +168,7 @@ async def test_a_limit_that_does_not_suffice_is_forgotten() -> None:
     assert said(await sent(chain)) == (60_000, 7)
 
 
-def test_a_budget_is_no_part_of_a_shape() -> None:
+def test_the_compute_budget_is_not_part_of_a_shape() -> None:
     plain = VersionedTransaction.from_bytes(SIGNED.raw)
     blockhash = Blockhash(value=str(plain.message.recent_blockhash), last_valid_block_height=1)
     budget = module.ComputeBudget(unit_limit=1, unit_price_micro_lamports=1)
@@ -201,18 +201,16 @@ def paying(*prices: int) -> FakeNode:
     ("prices", "offered"),
     [((), 10), ((0, 0, 0, 0), 10), ((40, 10, 30, 20), 40), ((5, 20, 30), 30), ((900,), 500)],
 )
-async def test_a_price_follows_what_others_paid_between_its_bounds(
-    prices: tuple[int, ...], offered: int
-) -> None:
+async def test_the_price_follows_recent_fees_within_its_bounds(prices: tuple[int, ...], offered: int) -> None:
     chain = rpc_chain(paying(*prices), priority_fee_micro_lamports=10, priority_fee_cap_micro_lamports=500)
     assert await settled_price(chain) == offered
 
 
-async def test_what_costs_nothing_is_offered_nothing() -> None:
+async def test_no_price_is_offered_while_recent_fees_are_zero() -> None:
     assert await settled_price(rpc_chain(paying(0), priority_fee_cap_micro_lamports=500)) is None
 
 
-async def test_nobody_waits_for_a_price_and_it_is_not_asked_for_each_time() -> None:
+async def test_the_price_is_read_in_the_background_and_cached() -> None:
     node = paying(30)
     chain = rpc_chain(node, priority_fee_micro_lamports=10, priority_fee_cap_micro_lamports=500)
     budget = (await chain.latest_blockhash()).compute_budget
@@ -224,7 +222,7 @@ async def test_nobody_waits_for_a_price_and_it_is_not_asked_for_each_time() -> N
 
 
 @pytest.mark.parametrize("told", [None, [{}], [{"prioritizationFee": -1}], [{"prioritizationFee": "7"}], {}])
-async def test_a_price_that_makes_no_sense_changes_nothing(told: Any) -> None:
+async def test_an_invalid_price_is_ignored(told: Any) -> None:
     node = FakeNode()
     node.answers["getRecentPrioritizationFees"] = lambda: told
     chain = rpc_chain(node, priority_fee_micro_lamports=10, priority_fee_cap_micro_lamports=500)

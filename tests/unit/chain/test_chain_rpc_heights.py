@@ -45,7 +45,9 @@ def tolerance(pace: float) -> float:
 
 
 @given(pace=PACES, gaps=GAPS, seconds=st.floats(0, 300))
-def test_what_rises_at_its_pace_is_believed(pace: float, gaps: list[float], seconds: float) -> None:
+def test_a_height_that_rises_at_the_known_pace_is_accepted(
+    pace: float, gaps: list[float], seconds: float
+) -> None:
     line = warm(pace, gaps)
     for now in moments(gaps, WARM_SECONDS, WARM_SECONDS + seconds):
         value = truth(pace, now)
@@ -62,7 +64,7 @@ def test_what_rises_at_its_pace_is_believed(pace: float, gaps: list[float], seco
     by=st.integers(150, 2**40) | st.integers(-(2**40), -1),
 )
 @example(pace=2.5, gaps=[2.0], begins=0.0, lasts=10.0, by=200)
-def test_a_wrong_number_is_not_believed_for_ten_seconds_and_forgotten_at_once(
+def test_a_wrong_height_is_rejected_for_ten_seconds_and_then_forgotten(
     pace: float, gaps: list[float], begins: float, lasts: float, by: int
 ) -> None:
     line, start = warm(pace, gaps), WARM_SECONDS + begins
@@ -79,7 +81,7 @@ def test_a_wrong_number_is_not_believed_for_ten_seconds_and_forgotten_at_once(
 
 
 @given(pace=PACES, gaps=GAPS, by=st.integers(200, 10_000) | st.integers(-10_000, -200))
-def test_what_is_told_for_half_a_minute_is_the_truth(pace: float, gaps: list[float], by: int) -> None:
+def test_a_height_reported_for_half_a_minute_is_accepted(pace: float, gaps: list[float], by: int) -> None:
     line = warm(pace, gaps)
     for now in moments(gaps, WARM_SECONDS, WARM_SECONDS + 60):
         told = truth(pace, now) + by
@@ -89,7 +91,7 @@ def test_what_is_told_for_half_a_minute_is_the_truth(pace: float, gaps: list[flo
 
 
 @given(first=PACES, second=PACES, gaps=GAPS)
-def test_another_pace_is_learned(first: float, second: float, gaps: list[float]) -> None:
+def test_a_changed_pace_is_learned(first: float, second: float, gaps: list[float]) -> None:
     line, changed = warm(first, gaps), truth(first, WARM_SECONDS)
     for now in moments(gaps, WARM_SECONDS, WARM_SECONDS + 90):
         told = changed + int(second * (now - WARM_SECONDS))
@@ -100,7 +102,7 @@ def test_another_pace_is_learned(first: float, second: float, gaps: list[float])
 
 
 @given(claims=st.lists(st.integers(0, 2**60), min_size=1, max_size=9))
-def test_before_the_pace_is_known_the_lowest_claim_is_believed(claims: list[int]) -> None:
+def test_the_lowest_height_is_accepted_until_the_pace_is_known(claims: list[int]) -> None:
     line = Line()
     for number, told in enumerate(claims):
         line.note(told, number * 1.0)
@@ -118,14 +120,14 @@ def test_the_pace_is_known_after_three_intervals_and_the_line_after_fifteen_seco
     assert known.index((True, True)) * 0.5 == 15
 
 
-def test_a_chain_that_stands_still_has_no_pace() -> None:
+def test_a_stalled_chain_has_no_pace() -> None:
     line = Line()
     for number in range(60):
         line.note(7, number * 1.0)
     assert line.per_second is None
 
 
-def test_after_an_hour_without_a_reading_the_line_begins_anew_and_the_pace_is_kept() -> None:
+def test_after_an_hour_without_readings_the_line_restarts_and_keeps_its_pace() -> None:
     line, later = warm(2.5, [1.0]), 3_660.0
     told = truth(2.5, later)
     line.note(told, later)
@@ -137,7 +139,7 @@ def test_after_an_hour_without_a_reading_the_line_begins_anew_and_the_pace_is_ke
 @given(height=st.integers(0, 2**60), ahead=st.integers(-(2**60), 2**60), lag=st.integers(0, 1_000))
 @example(height=1_000, ahead=150, lag=0)
 @example(height=1_000, ahead=149, lag=0)
-def test_a_blockhash_is_new_if_it_is_valid_for_150_blocks_and_what_is_not_final_yet(
+def test_a_plausible_blockhash_life_is_150_blocks_plus_unfinalized_ones(
     height: int, ahead: int, lag: int
 ) -> None:
     fits = 150 <= ahead <= 150 + MOST_UNFINALIZED_BLOCKS

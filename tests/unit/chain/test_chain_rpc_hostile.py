@@ -121,7 +121,7 @@ def runner() -> Iterator[asyncio.Runner]:
         yield running
 
 
-def test_a_healthy_node_is_believed() -> None:
+def test_responses_of_a_healthy_node_are_accepted() -> None:
     assert ChainUnavailableError not in TRUTH.values()
     assert TRUTH["status"][0]
     assert TRUTH["deposit"][0].deposits[0].amount_micro == 5
@@ -129,7 +129,7 @@ def test_a_healthy_node_is_believed() -> None:
 
 @pytest.mark.parametrize("name", OPERATIONS)
 @given(data=st.data())
-def test_any_answer_gives_a_value_or_one_declared_error(
+def test_any_response_gives_a_value_or_the_declared_error(
     runner: asyncio.Runner, name: str, data: st.DataObject
 ) -> None:
     method, operation = OPERATIONS[name]
@@ -141,7 +141,7 @@ def test_any_answer_gives_a_value_or_one_declared_error(
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_field_that_is_missing_or_null_is_never_taken_for_another_truth(name: str) -> None:
+def test_a_missing_or_null_field_is_never_read_as_another_value(name: str) -> None:
     method, operation = OPERATIONS[name]
     for path in places(HEALTHY[name]):
         if not path or not isinstance(path[-1], str) or "err" in path[:-1]:
@@ -160,7 +160,7 @@ def test_a_field_that_is_missing_or_null_is_never_taken_for_another_truth(name: 
 
 
 @given(error=JSON.filter(lambda value: value is not None))
-def test_an_error_of_whatever_form_is_never_a_success(runner: asyncio.Runner, error: Any) -> None:
+def test_an_error_of_any_form_is_never_a_success(runner: asyncio.Runner, error: Any) -> None:
     node = FakeNode()
     node.lands(error)
     found = runner.run(answered(node, lambda chain: chain.signature_status(SIGNED.signature)))
@@ -168,7 +168,7 @@ def test_an_error_of_whatever_form_is_never_a_success(runner: asyncio.Runner, er
 
 
 @pytest.mark.parametrize("wrong", [True, 1.0, "1", -1, 2**64, None, [], {}, float("nan")])
-def test_numbers_are_whole_and_fit_64_bits(wrong: Any) -> None:
+def test_numbers_that_are_not_64_bit_integers_are_refused(wrong: Any) -> None:
     for name, number in (("height", ("blockHeight",)), ("blockhash", ("value", "lastValidBlockHeight"))):
         method, operation = OPERATIONS[name]
         node = failed_node()
@@ -178,7 +178,7 @@ def test_numbers_are_whole_and_fit_64_bits(wrong: Any) -> None:
         assert asyncio.run(answered(node, operation)) is ChainUnavailableError
 
 
-def test_a_last_valid_height_that_no_database_takes_is_not_believed() -> None:
+def test_a_last_valid_height_above_63_bits_is_refused() -> None:
     method, operation = OPERATIONS["blockhash"]
     node = failed_node()
     node.answers[method] = lambda *params: replaced(
@@ -188,7 +188,7 @@ def test_a_last_valid_height_that_no_database_takes_is_not_believed() -> None:
 
 
 @pytest.mark.parametrize("amount", ["-5", "5.0", "\u0665", "", "1" * 30, " 5", "5e3", "+5", 5, None])
-def test_an_amount_that_is_no_whole_number_is_no_deposit(amount: Any) -> None:
+def test_an_amount_that_is_not_an_integer_is_refused(amount: Any) -> None:
     method, operation = OPERATIONS["deposit"]
     path = ("meta", "postTokenBalances", 0, "uiTokenAmount", "amount")
     node = failed_node()
@@ -196,7 +196,7 @@ def test_an_amount_that_is_no_whole_number_is_no_deposit(amount: Any) -> None:
     assert asyncio.run(answered(node, operation)) is ChainUnavailableError
 
 
-def test_a_block_height_above_its_slot_is_not_believed() -> None:
+def test_a_block_height_above_its_slot_is_refused() -> None:
     node = FakeNode()
     node.height = node.slot + 1
     assert asyncio.run(answered(node, OPERATIONS["height"][1])) is ChainUnavailableError
@@ -205,7 +205,7 @@ def test_a_block_height_above_its_slot_is_not_believed() -> None:
 @pytest.mark.parametrize(
     "data", ["AA==", ["AA==", "base58"], ["A", "base64"], ["AA==", "base64", ""], ["\ud800", "base64"]]
 )
-def test_data_in_another_encoding_is_not_read(data: Any) -> None:
+def test_account_data_in_another_encoding_is_refused(data: Any) -> None:
     node = FakeNode()
     account = {"data": data, "owner": TOKEN_ACCOUNT, "lamports": 1}
     node.answers["getMultipleAccounts"] = lambda *params: {"value": [account]}
@@ -213,13 +213,13 @@ def test_data_in_another_encoding_is_not_read(data: Any) -> None:
 
 
 @pytest.mark.parametrize("commitment", ["rooted", "", "Finalized"])
-def test_a_commitment_that_nobody_knows_is_not_believed(commitment: str) -> None:
+def test_an_unknown_commitment_is_refused(commitment: str) -> None:
     node = FakeNode()
     node.lands(commitment=commitment)
     assert asyncio.run(answered(node, OPERATIONS["status"][1])) is ChainUnavailableError
 
 
-def test_an_instruction_of_a_program_from_a_lookup_table_is_found_behind_the_others() -> None:
+def test_an_instruction_of_a_program_from_a_lookup_table_is_found() -> None:
     told = transaction_json(SIGNED.signature, "json")
     told["transaction"]["message"]["accountKeys"].pop()
     told["meta"]["loadedAddresses"] = {"writable": [], "readonly": [str(TOKEN_PROGRAM)]}

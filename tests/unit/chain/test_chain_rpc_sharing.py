@@ -37,19 +37,19 @@ async def turn() -> None:
 # --- A recent value
 
 
-async def test_all_who_ask_at_once_share_one_question() -> None:
+async def test_concurrent_callers_share_one_request() -> None:
     source = Source()
     recent = Recent(source, 60)
     assert await asyncio.gather(*(recent.get() for _ in range(10))) == [1] * 10
     assert await recent.get() == 1
 
 
-async def test_a_value_that_is_too_old_is_asked_for_again() -> None:
+async def test_an_expired_value_is_requested_again() -> None:
     recent = Recent(Source(), 0)
     assert [await recent.get(), await recent.get()] == [1, 2]
 
 
-async def test_a_value_is_as_old_as_its_question() -> None:
+async def test_the_age_of_a_value_counts_from_its_request() -> None:
     source = Source()
     source.gate.clear()
     recent = Recent(source, 0.05)
@@ -60,14 +60,14 @@ async def test_a_value_is_as_old_as_its_question() -> None:
     assert await recent.get() == 2
 
 
-async def test_a_forgotten_value_is_asked_for_again() -> None:
+async def test_a_forgotten_value_is_requested_again() -> None:
     recent = Recent(Source(), 60)
     await recent.get()
     recent.forget()
     assert await recent.get() == 2
 
 
-async def test_what_was_asked_for_before_it_was_forgotten_is_for_those_alone_who_asked_then() -> None:
+async def test_a_request_from_before_forget_serves_only_its_earlier_callers() -> None:
     source = Source()
     source.gate.clear()
     recent = Recent(source, 60)
@@ -83,7 +83,7 @@ async def test_what_was_asked_for_before_it_was_forgotten_is_for_those_alone_who
     assert await recent.get() == 2
 
 
-async def test_an_error_is_told_to_all_and_not_kept() -> None:
+async def test_an_error_reaches_all_callers_and_is_not_cached() -> None:
     source = Source()
     source.fails = True
     recent = Recent(source, 60)
@@ -93,7 +93,7 @@ async def test_an_error_is_told_to_all_and_not_kept() -> None:
     assert await recent.get() == 2
 
 
-async def test_giving_up_disturbs_nobody_else() -> None:
+async def test_cancelling_one_caller_does_not_disturb_others() -> None:
     source = Source()
     source.gate.clear()
     recent = Recent(source, 60)
@@ -106,7 +106,7 @@ async def test_giving_up_disturbs_nobody_else() -> None:
     assert await patient == 1
 
 
-async def test_who_waits_at_the_end_is_told() -> None:
+async def test_closing_fails_waiting_callers() -> None:
     source = Source()
     source.gate.clear()
     recent = Recent(source, 60)
@@ -138,7 +138,7 @@ class Statuses:
         return [number] * len(signatures)
 
 
-async def test_all_who_wait_are_in_one_question() -> None:
+async def test_waiting_signatures_share_one_request() -> None:
     statuses = Statuses()
     poller = Poller(statuses, 0, most=MAX_SIGNATURES)
     asked = [f"s{n}" for n in range(200)]
@@ -146,21 +146,21 @@ async def test_all_who_wait_are_in_one_question() -> None:
     assert statuses.questions == [asked]
 
 
-async def test_a_signature_is_asked_for_once_for_all_who_want_it() -> None:
+async def test_concurrent_callers_of_one_signature_share_its_entry() -> None:
     statuses = Statuses()
     poller = Poller(statuses, 0, most=MAX_SIGNATURES)
     assert await asyncio.gather(poller.answer("s"), poller.answer("s")) == [1, 1]
     assert statuses.questions == [["s"]]
 
 
-async def test_no_question_has_more_signatures_than_a_node_takes() -> None:
+async def test_a_request_holds_at_most_the_allowed_signatures() -> None:
     statuses = Statuses()
     poller = Poller(statuses, 0, most=MAX_SIGNATURES)
     await asyncio.gather(*(poller.answer(f"s{n}") for n in range(2 * MAX_SIGNATURES + 1)))
     assert [len(question) for question in statuses.questions] == [MAX_SIGNATURES, MAX_SIGNATURES, 1]
 
 
-async def test_who_comes_while_a_question_is_under_way_is_in_the_next_one() -> None:
+async def test_a_caller_during_a_request_joins_the_next_one() -> None:
     # Its answer may have been read before the height that the newcomer knows.
     statuses = Statuses()
     statuses.gate.clear()
@@ -176,7 +176,7 @@ async def test_who_comes_while_a_question_is_under_way_is_in_the_next_one() -> N
 
 
 @pytest.mark.parametrize("turns", range(12))
-async def test_who_comes_just_when_the_last_question_ends_is_asked_for_too(turns: int) -> None:
+async def test_a_caller_arriving_as_the_last_request_ends_is_served(turns: int) -> None:
     statuses = Statuses()
     poller = Poller(statuses, 0, most=MAX_SIGNATURES)
     first = asyncio.create_task(poller.answer("first"))
@@ -187,7 +187,7 @@ async def test_who_comes_just_when_the_last_question_ends_is_asked_for_too(turns
         await first
 
 
-async def test_questions_keep_their_distance() -> None:
+async def test_requests_keep_the_configured_interval() -> None:
     statuses = Statuses()
     poller = Poller(statuses, 0.1, most=MAX_SIGNATURES)
     loop = asyncio.get_running_loop()
@@ -198,7 +198,7 @@ async def test_questions_keep_their_distance() -> None:
 
 
 @pytest.mark.parametrize("fault", [ChainUnavailableError("scripted"), RuntimeError("a fault of ours")])
-async def test_a_fault_is_told_to_all_who_wait_and_ends_with_them(fault: Exception) -> None:
+async def test_a_fault_reaches_all_waiting_callers_and_no_later_one(fault: Exception) -> None:
     statuses = Statuses()
     statuses.fault = fault
     poller = Poller(statuses, 0, most=MAX_SIGNATURES)
@@ -208,7 +208,7 @@ async def test_a_fault_is_told_to_all_who_wait_and_ends_with_them(fault: Excepti
     assert await poller.answer("a") == 2
 
 
-async def test_who_gives_up_disturbs_nobody_else() -> None:
+async def test_cancelling_one_waiter_does_not_disturb_others() -> None:
     statuses = Statuses()
     statuses.gate.clear()
     poller = Poller(statuses, 0, most=MAX_SIGNATURES)
@@ -221,7 +221,7 @@ async def test_who_gives_up_disturbs_nobody_else() -> None:
     assert impatient.cancelled()
 
 
-async def test_who_waits_when_it_is_closed_is_told() -> None:
+async def test_closing_fails_active_and_queued_callers() -> None:
     statuses = Statuses()
     statuses.gate.clear()
     poller = Poller(statuses, 0, most=MAX_SIGNATURES)
@@ -240,7 +240,7 @@ async def test_who_waits_when_it_is_closed_is_told() -> None:
 
 
 @pytest.mark.parametrize("turns", range(12))
-async def test_whenever_it_is_closed_who_waits_is_told(turns: int) -> None:
+async def test_closing_at_any_moment_fails_the_waiting_caller(turns: int) -> None:
     statuses = Statuses()
     statuses.gate.clear()
     poller = Poller(statuses, 0, most=MAX_SIGNATURES)

@@ -76,9 +76,7 @@ async def cluster() -> AsyncIterator[Cluster]:
 
 
 @pytest.mark.parametrize("by", [-900, -200, -20, -1, 200, 10_000])
-async def test_under_a_last_valid_height_that_does_not_fit_nothing_is_signed(
-    cluster: Cluster, by: int
-) -> None:
+async def test_an_implausible_last_valid_height_is_never_signed_under(cluster: Cluster, by: int) -> None:
     cluster.tell_once("getLatestBlockhash", (LAST_VALID, by))
     blockhash = await cluster.chain.latest_blockhash()
     assert blockhash.last_valid_block_height == cluster.node.height + 150
@@ -90,7 +88,7 @@ async def test_under_a_last_valid_height_that_does_not_fit_nothing_is_signed(
     assert cluster.node.calls["getLatestBlockhash"] == 2 + 3
 
 
-async def test_a_height_that_does_not_fit_a_blockhash_is_asked_for_again(cluster: Cluster) -> None:
+async def test_a_height_that_does_not_fit_the_blockhash_is_requested_again(cluster: Cluster) -> None:
     for by in (-900, -200, 200, 10_000):
         await cluster.pass_time(3, reading=False)
         cluster.tell_once("getEpochInfo", (HEIGHT, by), (SLOT, max(by, 0)))
@@ -98,7 +96,7 @@ async def test_a_height_that_does_not_fit_a_blockhash_is_asked_for_again(cluster
         assert blockhash.last_valid_block_height == cluster.node.height + 150
 
 
-async def test_a_node_whose_height_and_blockhash_are_both_too_low_is_given_away_by_what_was_told_before(
+async def test_a_node_with_height_and_blockhash_both_too_low_is_detected_by_earlier_heights(
     cluster: Cluster,
 ) -> None:
     await cluster.pass_time(3, reading=False)
@@ -109,7 +107,7 @@ async def test_a_node_whose_height_and_blockhash_are_both_too_low_is_given_away_
 
 
 @pytest.mark.parametrize("unfinalized", [0, 31, 149])
-async def test_what_is_not_finalized_yet_lies_between_height_and_blockhash(unfinalized: int) -> None:
+async def test_unfinalized_blocks_between_height_and_blockhash_are_accepted(unfinalized: int) -> None:
     cluster = Cluster()
     cluster.tell("getLatestBlockhash", (LAST_VALID, unfinalized))
     assert (await cluster.chain.latest_blockhash()).value == BLOCKHASH
@@ -119,7 +117,7 @@ async def test_what_is_not_finalized_yet_lies_between_height_and_blockhash(unfin
 
 
 @pytest.mark.parametrize("by", [150, 200, 10_000, 2**40])
-async def test_a_height_that_has_risen_faster_than_time_allows_is_asked_for_again(
+async def test_a_height_that_rose_too_fast_is_requested_again(
     cluster: Cluster, by: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     before = cluster.node.calls["getEpochInfo"]
@@ -136,7 +134,7 @@ async def test_a_height_that_has_risen_faster_than_time_allows_is_asked_for_agai
     assert cluster.node.calls["getEpochInfo"] == before + 2 + 3
 
 
-async def test_a_height_that_is_too_low_is_taken_as_it_is(cluster: Cluster) -> None:
+async def test_a_height_that_is_too_low_is_accepted(cluster: Cluster) -> None:
     await cluster.pass_time(1, reading=False)
     cluster.tell_once("getEpochInfo", (HEIGHT, -100), (SLOT, -100))
     assert await cluster.chain.block_height() == cluster.node.height - 100
@@ -145,12 +143,12 @@ async def test_a_height_that_is_too_low_is_taken_as_it_is(cluster: Cluster) -> N
 # --- The life of a blockhash
 
 
-async def test_the_pace_is_that_of_the_cluster(cluster: Cluster) -> None:
+async def test_waits_follow_the_measured_pace(cluster: Cluster) -> None:
     assert cluster.chain.blockhash_life_seconds == pytest.approx(150 / 2.5 * 1.2, rel=0.1)
     assert cluster.chain.landing_seconds == pytest.approx(0.4, rel=0.1)
 
 
-async def test_nothing_expires_by_a_cluster_whose_pace_is_not_known() -> None:
+async def test_blockhash_life_is_infinite_until_the_pace_is_known() -> None:
     cluster = Cluster()
     assert cluster.chain.blockhash_life_seconds == math.inf
     await cluster.pass_time(9)
@@ -159,13 +157,13 @@ async def test_nothing_expires_by_a_cluster_whose_pace_is_not_known() -> None:
     assert cluster.chain.blockhash_life_seconds < math.inf
 
 
-async def test_pauses_go_with_the_pace_unless_they_are_set() -> None:
+async def test_a_configured_landing_time_overrides_the_pace() -> None:
     chain: RpcChain = rpc_chain(FakeNode(), landing_seconds=0.05)
     assert chain.landing_seconds == 0.05
     assert rpc_chain(FakeNode()).landing_seconds == 0.4
 
 
-async def test_a_blockhash_is_used_for_the_time_of_five_blocks(cluster: Cluster) -> None:
+async def test_a_blockhash_is_cached_for_the_time_of_five_blocks(cluster: Cluster) -> None:
     await cluster.chain.latest_blockhash()
     await cluster.pass_time(1)
     await cluster.chain.latest_blockhash()
@@ -175,7 +173,7 @@ async def test_a_blockhash_is_used_for_the_time_of_five_blocks(cluster: Cluster)
     assert cluster.node.calls["getLatestBlockhash"] == 2
 
 
-async def test_wrong_heights_that_make_the_pace_far_too_slow_let_nobody_wait_for_long(
+async def test_a_pace_measured_far_too_slow_does_not_prolong_waits(
     cluster: Cluster,
 ) -> None:
     """They made blocks of 20 s, and a transaction was signed under a blockhash that had expired."""
@@ -195,7 +193,7 @@ async def test_wrong_heights_that_make_the_pace_far_too_slow_let_nobody_wait_for
 # --- Slots
 
 
-async def test_a_node_that_tells_an_impossible_slot_is_not_relied_on_to_know_a_signature(
+async def test_a_status_with_an_impossible_slot_is_doubtful(
     cluster: Cluster,
 ) -> None:
     assert await cluster.chain.signature_status(SIGNED.signature) is None
@@ -210,7 +208,7 @@ async def test_a_node_that_tells_an_impossible_slot_is_not_relied_on_to_know_a_s
     assert await cluster.chain.signature_status(SIGNED.signature) is not None
 
 
-async def test_one_slot_that_is_too_high_makes_no_later_node_a_lagging_one(cluster: Cluster) -> None:
+async def test_one_slot_that_is_too_high_does_not_make_later_nodes_lag(cluster: Cluster) -> None:
     for by in (200, 10_000, 2**40):
         await cluster.pass_time(1, reading=False)
         cluster.tell("getEpochInfo", (SLOT, by))
@@ -219,7 +217,7 @@ async def test_one_slot_that_is_too_high_makes_no_later_node_a_lagging_one(clust
         assert await cluster.chain.signature_status(SIGNED.signature) is None
 
 
-async def test_a_first_slot_that_is_too_high_is_forgotten_after_half_a_minute() -> None:
+async def test_a_first_slot_that_is_too_high_is_dropped_after_half_a_minute() -> None:
     cluster = Cluster()
     cluster.tell_once("getEpochInfo", (SLOT, 2**40))
     await cluster.chain.block_height()

@@ -82,7 +82,7 @@ async def waits_in_full(notices: Notices, signature: str) -> bool:
     return loop.time() - started > 0.19
 
 
-async def test_a_notice_ends_the_waits_for_its_transaction_and_no_others() -> None:
+async def test_a_notice_ends_only_the_waits_for_its_transaction() -> None:
     async with listening("finalized") as (websocket, notices):
         waits = [asyncio.create_task(notices.wait("a", 60)) for _ in range(2)]
         other = asyncio.create_task(notices.wait("b", 60))
@@ -98,7 +98,7 @@ async def test_a_notice_ends_the_waits_for_its_transaction_and_no_others() -> No
             await other
 
 
-async def test_a_notice_that_comes_before_the_wait_ends_it_at_once() -> None:
+async def test_a_notice_received_before_the_wait_ends_it_at_once() -> None:
     async with listening() as (websocket, notices):
         await notices.expect("a")
         await subscribed(websocket, "a")
@@ -116,14 +116,14 @@ async def test_a_notice_ends_one_wait_only() -> None:
         assert await waits_in_full(notices, "a")
 
 
-async def test_a_notice_may_come_before_the_name_of_its_subscription() -> None:
+async def test_a_notice_may_arrive_before_its_subscription_id() -> None:
     async with listening() as (websocket, notices):
         websocket.is_hasty = True
         async with asyncio.timeout(10):
             await asyncio.gather(*(notices.wait(signature, 60) for signature in ("a", "b", "c")))
 
 
-async def test_a_websocket_that_takes_nothing_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_websocket_that_blocks_on_send_delays_no_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     async with listening() as (_, notices):
 
         async def never(*_: object) -> None:
@@ -135,7 +135,7 @@ async def test_a_websocket_that_takes_nothing_holds_nobody_up(monkeypatch: pytes
             await notices.expect("a")
 
 
-async def test_a_signature_is_asked_for_once_on_a_connection() -> None:
+async def test_a_signature_is_subscribed_once_per_connection() -> None:
     async with listening() as (websocket, notices):
         await notices.wait("a", 0.05)
         await notices.wait("a", 0.05)
@@ -161,7 +161,7 @@ async def test_a_signature_is_asked_for_once_on_a_connection() -> None:
         '{"method": "signatureNotification", "params": 7}',
     ],
 )
-async def test_other_messages_end_no_wait_and_do_no_harm(message: str) -> None:
+async def test_unrelated_messages_are_ignored(message: str) -> None:
     async with listening() as (websocket, notices):
         waiting = asyncio.create_task(notices.wait("a", 60))
         await subscribed(websocket, "a")
@@ -174,7 +174,7 @@ async def test_other_messages_end_no_wait_and_do_no_harm(message: str) -> None:
             await waiting
 
 
-async def test_after_a_break_there_is_a_new_connection_and_all_is_asked_for_again(
+async def test_after_a_disconnect_all_signatures_are_subscribed_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_FIRST_PAUSE_SECONDS", 0.01)
@@ -204,7 +204,7 @@ async def test_a_connection_with_too_many_subscriptions_is_replaced(monkeypatch:
 
 
 @pytest.mark.parametrize("url", [None, "ws://127.0.0.1:1", "no url"])
-async def test_without_a_websocket_a_wait_takes_its_time(url: str | None) -> None:
+async def test_without_a_websocket_a_wait_lasts_its_full_time(url: str | None) -> None:
     notices = Notices(url, "confirmed")
     loop = asyncio.get_running_loop()
     started = loop.time()

@@ -79,7 +79,7 @@ def test_the_treasury_pays_the_fee_and_the_account_spends_no_sol(world: World) -
     assert world.lamports(world.owner(1)) == before
 
 
-def test_one_accounts_key_cannot_spend_anothers_money(world: World) -> None:
+def test_a_key_cannot_spend_from_another_account(world: World) -> None:
     rich = world.account(1, 10)
     thief = world.account(2)
     status = world.send(
@@ -106,7 +106,7 @@ def test_an_amount_that_no_token_account_can_hold_is_refused(amount_micro: int) 
         build_transfer("memo", amount_micro=amount_micro)
 
 
-def test_the_signed_transaction_names_its_signature_and_its_end_but_not_its_bytes() -> None:
+def test_a_signed_transaction_shows_its_signature_but_not_its_bytes() -> None:
     transaction = build_transfer(TRANSFER_ID)
     assert transaction.signature == str(decoded(transaction).signatures[0])
     assert transaction.last_valid_block_height == BLOCKHASH.last_valid_block_height
@@ -120,7 +120,7 @@ def test_the_same_arguments_give_the_same_bytes_and_another_memo_gives_another_s
     assert build_transfer("txn_a").signature != build_transfer("txn_b").signature
 
 
-def test_any_signer_can_take_the_place_of_custody_and_is_asked_for_the_needed_keys_alone() -> None:
+def test_any_signer_can_replace_custody_and_signs_only_with_the_required_keys() -> None:
     custody = Custody(SEED)
     asked: list[KeyPath] = []
 
@@ -141,7 +141,7 @@ def test_any_signer_can_take_the_place_of_custody_and_is_asked_for_the_needed_ke
 # --- The packet
 
 
-def test_the_longest_memo_fills_the_packet_beside_a_compute_budget_and_lands_without(world: World) -> None:
+def test_the_longest_memo_fits_a_packet_with_and_without_a_compute_budget(world: World) -> None:
     memo = "é" * (MAX_MEMO_BYTES // 2) + "a"
     with_budget = build_transfer(memo, blockhash=evolve(BLOCKHASH, compute_budget=BUDGET))
     assert len(with_budget.raw) == MAX_TRANSACTION_BYTES
@@ -159,26 +159,26 @@ def provisioning(count: int, budget: ComputeBudget | None) -> SignedTransaction:
     )
 
 
-def test_as_many_accounts_as_one_transaction_provisions_fit_beside_a_compute_budget() -> None:
+def test_the_largest_provisioning_batch_fits_with_a_compute_budget() -> None:
     assert len(provisioning(MOST_PROVISIONED, BUDGET).raw) <= MAX_TRANSACTION_BYTES
     with pytest.raises(TransactionTooLargeError):
         provisioning(MOST_PROVISIONED + 1, None)
 
 
 @pytest.mark.parametrize(("count", "limit"), [(1, 60_000), (3, 180_000), (MOST_PROVISIONED, 600_000)])
-def test_the_compute_limit_counts_for_each_account_that_is_provisioned(count: int, limit: int) -> None:
+def test_the_compute_limit_scales_with_the_provisioned_accounts(count: int, limit: int) -> None:
     budget = ComputeBudget(unit_limit=60_000, unit_price_micro_lamports=1)
     said, _ = program_data(provisioning(count, budget), COMPUTE_BUDGET_PROGRAM)
     assert int.from_bytes(said[1:], "little") == limit
 
 
-def test_no_compute_limit_is_more_than_can_be_asked_for() -> None:
+def test_the_compute_limit_is_capped_at_the_maximum_of_a_transaction() -> None:
     budget = ComputeBudget(unit_limit=1_000_000, unit_price_micro_lamports=1)
     said, _ = program_data(provisioning(2, budget), COMPUTE_BUDGET_PROGRAM)
     assert int.from_bytes(said[1:], "little") == 1_400_000
 
 
-def test_several_accounts_are_provisioned_at_once_and_again(world: World) -> None:
+def test_several_accounts_are_provisioned_together_and_repeatedly(world: World) -> None:
     for _ in range(2):
         world.land(
             transactions.provision_accounts(
@@ -198,7 +198,7 @@ def test_a_memo_one_byte_too_long_is_refused_before_signing() -> None:
         build_transfer("a" * (MAX_MEMO_BYTES + 1), blockhash=evolve(BLOCKHASH, compute_budget=BUDGET))
 
 
-def test_a_compute_budget_comes_first_and_says_limit_and_price(world: World) -> None:
+def test_the_compute_budget_comes_first_with_limit_and_price(world: World) -> None:
     world.account(1, 10)
     budget = ComputeBudget(unit_limit=70_000, unit_price_micro_lamports=1_000)
     transaction = transactions.transfer(
@@ -234,12 +234,12 @@ def test_every_memo_in_full_mode_fits_and_starts_with_the_transfer_id(memo: str)
 
 
 @pytest.mark.parametrize("memo", [None, "", "rent", "x" * 5_000])
-def test_by_default_nothing_of_the_callers_memo_is_published(memo: str | None) -> None:
+def test_by_default_the_memo_is_not_published(memo: str | None) -> None:
     assert memo_text(TRANSFER_ID, memo) == TRANSFER_ID
 
 
 @pytest.mark.parametrize("memo", [None, ""])
-def test_no_memo_adds_nothing_in_full_mode(memo: str | None) -> None:
+def test_full_mode_without_a_memo_publishes_only_the_transfer_id(memo: str | None) -> None:
     assert memo_text(TRANSFER_ID, memo, "full") == TRANSFER_ID
 
 
@@ -247,7 +247,7 @@ def test_full_mode_publishes_the_memo() -> None:
     assert memo_text(TRANSFER_ID, "invoice 42", "full") == f"{TRANSFER_ID} invoice 42"
 
 
-def test_full_mode_publishes_the_digest_of_exactly_the_memos_that_do_not_fit() -> None:
+def test_full_mode_publishes_a_digest_for_memos_that_do_not_fit() -> None:
     longest = "m" * (MAX_MEMO_BYTES - len(TRANSFER_ID) - 1)
     assert memo_text(TRANSFER_ID, longest, "full") == f"{TRANSFER_ID} {longest}"
     digest = hashlib.sha256(longest.encode() + b"m").hexdigest()
@@ -257,7 +257,7 @@ def test_full_mode_publishes_the_digest_of_exactly_the_memos_that_do_not_fit() -
 # --- Accounts
 
 
-def test_provisioning_makes_a_rent_exempt_authority_and_an_empty_token_account(world: World) -> None:
+def test_provisioning_creates_a_rent_exempt_authority_and_an_empty_token_account(world: World) -> None:
     address = world.account(1)
     assert run(world.chain.account_size(world.owner(1))) == (run(world.chain.rent_exemption(0)), 0)
     account = world.token_account(address)
@@ -277,7 +277,7 @@ def test_provisioning_twice_changes_nothing(world: World) -> None:
     assert (world.lamports(world.owner(1)), world.lamports(address), world.token_account(address)) == before
 
 
-def test_provisioning_succeeds_where_a_stranger_already_created_or_funded_something(world: World) -> None:
+def test_provisioning_succeeds_if_its_accounts_exist_already(world: World) -> None:
     world.land(
         transactions.create_token_account(
             world.custody, world.blockhash(), usdc_mint=world.usdc, owner=world.owner(1)
@@ -287,7 +287,7 @@ def test_provisioning_succeeds_where_a_stranger_already_created_or_funded_someth
     assert world.lamports(world.owner(1)) == run(world.chain.rent_exemption(0))
 
 
-def test_funding_the_authority_can_be_left_out(world: World) -> None:
+def test_funding_the_authority_can_be_omitted(world: World) -> None:
     world.land(
         transactions.provision_accounts(
             world.custody,
@@ -301,7 +301,7 @@ def test_funding_the_authority_can_be_left_out(world: World) -> None:
     assert world.balance(world.token_address(1)) == 0
 
 
-def test_an_outside_recipient_gets_a_token_account_that_can_be_paid(world: World) -> None:
+def test_a_token_account_created_for_an_outside_owner_can_be_paid(world: World) -> None:
     owner = str(Pubkey.from_bytes(bytes([3]) * 32))
     create = transactions.create_token_account(
         world.custody, world.blockhash(), usdc_mint=world.usdc, owner=owner
@@ -325,7 +325,7 @@ def test_minting_adds_exactly_the_amount_each_time(world: World) -> None:
     assert world.balance(address) == 14
 
 
-def test_two_mintings_with_one_memo_under_one_blockhash_are_one(world: World) -> None:
+def test_two_mintings_with_one_memo_and_one_blockhash_execute_once(world: World) -> None:
     address = world.account(1)
     mint = transactions.mint(
         world.custody,

@@ -32,16 +32,16 @@ from agentpay_server.chain.node.transaction_errors import error_json, error_word
 
 
 @given(raw=st.binary(max_size=100))
-def test_base58_there_and_back(raw: bytes) -> None:
+def test_base58_round_trips(raw: bytes) -> None:
     assert base58.decode(base58.encode(raw)) == raw
 
 
 @given(raw=st.binary(min_size=32, max_size=32))
-def test_base58_is_that_of_addresses(raw: bytes) -> None:
+def test_base58_matches_the_encoding_of_addresses(raw: bytes) -> None:
     assert base58.encode(raw) == str(Pubkey.from_bytes(raw))
 
 
-def test_what_is_not_base58_is_refused() -> None:
+def test_invalid_base58_is_refused() -> None:
     for text in ("0", "O", "I", "l", "é", " 1"):
         with pytest.raises(ValueError, match="base58"):
             base58.decode(text)
@@ -85,24 +85,24 @@ def code_of(body: bytes) -> int | None:
         (b"\xff", -32700),
     ],
 )
-def test_requests_are_read_or_refused(body: bytes, code: int | None) -> None:
+def test_requests_are_parsed_or_refused_with_their_code(body: bytes, code: int | None) -> None:
     assert code_of(body) == code
 
 
-def test_a_batch_is_as_many_calls_as_it_holds() -> None:
+def test_a_batch_is_parsed_call_by_call() -> None:
     request = read_request(b"[" + call(id=1) + b"," + call(id=2) + b", 7]")
     assert request.is_batch
     assert [found.id for found in request.calls] == [1, 2, None]
     assert [found.error is None for found in request.calls] == [True, True, False]
 
 
-def test_a_notification_wants_no_answer() -> None:
+def test_a_call_without_an_id_is_a_notification() -> None:
     (found,) = read_request(b'{"jsonrpc": "2.0", "method": "getSlot"}').calls
     assert found.is_notification
 
 
 @given(body=st.binary(max_size=300))
-def test_any_bytes_are_calls_that_can_be_answered(body: bytes) -> None:
+def test_arbitrary_bytes_give_calls_or_refusals(body: bytes) -> None:
     request = read_request(body)
     assert request.calls
     for found in request.calls:
@@ -118,7 +118,7 @@ JSON = st.recursive(
 
 
 @given(content=st.fixed_dictionaries({}, optional=dict.fromkeys(["jsonrpc", "id", "method", "params"], JSON)))
-def test_any_object_is_a_call_that_can_be_answered(content: Any) -> None:
+def test_any_json_object_gives_one_call(content: Any) -> None:
     assert len(read_request(json.dumps(content).encode()).calls) == 1
 
 
@@ -126,7 +126,7 @@ def test_any_object_is_a_call_that_can_be_answered(content: Any) -> None:
 
 
 @given(values=st.lists(JSON, max_size=3))
-def test_any_parameters_are_read_or_refused_with_one_error(values: list[Any]) -> None:
+def test_any_parameters_are_parsed_or_raise_rpc_error(values: list[Any]) -> None:
     params, codes = Params(values), set()
     for read in (
         params.address,
@@ -149,7 +149,7 @@ def test_any_parameters_are_read_or_refused_with_one_error(values: list[Any]) ->
     assert codes <= {-32602}
 
 
-def test_null_is_as_good_as_nothing() -> None:
+def test_null_parameters_count_as_absent() -> None:
     options = Params([None, {"limit": None, "commitment": None, "unheard of": 1}]).options(1)
     assert (options.count("limit"), options.commitment(), options.flag("x")) == (None, None, False)
     assert Params([]).options(3).text("encoding", "json") == "json"
@@ -189,7 +189,7 @@ def test_null_is_as_good_as_nothing() -> None:
         ),
     ],
 )
-def test_errors_are_said_as_nodes_say_them(error: Any, as_json: object, as_words: str) -> None:
+def test_errors_have_the_form_of_a_validator(error: Any, as_json: object, as_words: str) -> None:
     assert error_json(error) == as_json
     assert error_words(error) == as_words
 
@@ -197,7 +197,7 @@ def test_errors_are_said_as_nodes_say_them(error: Any, as_json: object, as_words
 # --- Accounts
 
 
-def test_a_mint_and_an_account_of_none_are_parsed_or_told_as_they_are() -> None:
+def test_a_mint_is_parsed_and_other_accounts_are_returned_encoded() -> None:
     key = Keypair().pubkey()
     data = bytes(Mint(key, 5, 6, is_initialized=True, freeze_authority=None))
     form = account_form(Options({"encoding": "jsonParsed"}))
@@ -220,7 +220,7 @@ def test_a_mint_and_an_account_of_none_are_parsed_or_told_as_they_are() -> None:
     assert account_json(Account(0, b"", key), form, lambda _: 6) is None
 
 
-def test_base58_data_is_bounded_and_slices_are_cut() -> None:
+def test_base58_data_is_bounded_and_data_slices_apply() -> None:
     account = Account(1, bytes(range(200)), Keypair().pubkey())
     with pytest.raises(RpcError, match="128 bytes"):
         account_json(account, account_form(Options({})), lambda _: 0)
@@ -242,7 +242,7 @@ def test_base58_data_is_bounded_and_slices_are_cut() -> None:
         (100, "0.0001"),
     ],
 )
-def test_amounts_are_whole_as_text_and_in_tokens(amount: int, text: str) -> None:
+def test_token_amounts_are_exact_text(amount: int, text: str) -> None:
     assert parsed.token_amount(amount, 6) | {"uiAmount": None} == {
         "amount": str(amount),
         "decimals": 6,
@@ -252,7 +252,7 @@ def test_amounts_are_whole_as_text_and_in_tokens(amount: int, text: str) -> None
 
 
 @given(program=st.sampled_from(list(parsed._NAMES)), data=st.binary(max_size=60), count=st.integers(0, 6))
-def test_any_instruction_is_parsed_or_told_as_it_is(program: Pubkey, data: bytes, count: int) -> None:
+def test_any_instruction_is_parsed_or_returned_encoded(program: Pubkey, data: bytes, count: int) -> None:
     found = parsed.parsed_instruction(program, [str(Keypair().pubkey())] * count, data)
     assert found is None or found["program"] == parsed._NAMES[program]
 
@@ -261,7 +261,7 @@ def test_any_instruction_is_parsed_or_told_as_it_is(program: Pubkey, data: bytes
 
 
 @given(text=st.text(max_size=50) | st.binary(max_size=400).map(base58.encode))
-def test_any_text_is_a_transaction_or_refused_with_one_error(text: str) -> None:
+def test_any_text_is_a_transaction_or_refused_as_invalid_params(text: str) -> None:
     codes = set()
     for encoding in ("base58", "base64"):
         try:
@@ -271,12 +271,12 @@ def test_any_text_is_a_transaction_or_refused_with_one_error(text: str) -> None:
     assert codes <= {-32602}
 
 
-def test_a_transaction_that_is_too_long_is_refused_before_it_is_decoded() -> None:
+def test_a_transaction_text_that_is_too_long_is_refused_before_decoding() -> None:
     for text, encoding in (("1" * 1684, "base58"), ("A" * 1648, "base64"), ("1" * 1500, "base58")):
         with pytest.raises(RpcError, match="too large"):
             read_transaction(text, encoding)
 
 
-def test_a_signature_is_told_as_signatures_are_written() -> None:
+def test_the_default_signature_is_parsed_and_printed_unchanged() -> None:
     text = str(Signature.default())
     assert Params([text]).signature(0) == text

@@ -36,7 +36,7 @@ def add(connection, name, error=None):
     return count(connection)
 
 
-async def test_it_is_laid_out_and_empty(database):
+async def test_a_new_database_has_empty_tables(database):
     def empty(connection):
         return [
             connection.execute(select(func.count()).select_from(t)).scalar_one()
@@ -65,7 +65,7 @@ async def test_a_unit_returns_its_result_after_the_commit(database):
     ],
     ids=lambda error: type(error).__name__,
 )
-async def test_any_exception_undoes_all_of_it(database, error):
+async def test_any_exception_rolls_the_unit_back(database, error):
     with pytest.raises(type(error)) as raised:
         await database.run(add, "a", error)
 
@@ -74,7 +74,7 @@ async def test_any_exception_undoes_all_of_it(database, error):
     assert await database.run(add, "a") == 1, "the next unit begins a new transaction"
 
 
-async def test_a_conflict_within_undoes_what_came_before_it(database):
+async def test_a_conflict_rolls_back_the_earlier_statements_of_its_unit(database):
     def twice(connection):
         add(connection, "a")
         add(connection, "a")
@@ -85,7 +85,7 @@ async def test_a_conflict_within_undoes_what_came_before_it(database):
     assert await database.read(count) == 0
 
 
-async def test_a_conflict_among_many_rows_undoes_all_of_them(database):
+async def test_a_conflict_among_many_rows_rolls_all_back(database):
     def many(connection):
         connection.execute(
             _INSERT, [{"operator_id": n, "name": n, "created_us": 0} for n in ("a", "b", "a", "c")]
@@ -103,7 +103,7 @@ async def test_reading_and_running_never_suspend(database):
             work.send(None)
 
 
-async def test_a_unit_within_a_unit_is_refused(database):
+async def test_a_nested_unit_is_refused(database):
     def nested(connection):
         add(connection, "outer")
         database.run(add, "inner").send(None)
@@ -114,13 +114,13 @@ async def test_a_unit_within_a_unit_is_refused(database):
     assert await database.read(count) == 0
 
 
-async def test_tasks_take_turns(database):
+async def test_concurrent_units_run_one_after_the_other(database):
     counts = await asyncio.gather(*(database.run(add, f"o{number}") for number in range(50)))
 
     assert sorted(counts) == list(range(1, 51))
 
 
-async def test_a_read_sees_what_was_committed_before_it_and_nothing_half_done(database):
+async def test_a_read_sees_only_committed_units(database):
     with pytest.raises(ValueError):
         await database.run(add, "a", ValueError())
     await database.run(add, "b")
@@ -138,7 +138,7 @@ async def test_two_databases_share_nothing(database):
     await other.close()
 
 
-async def test_another_thread_is_refused(database):
+async def test_use_from_another_thread_is_refused(database):
     refusals = []
 
     def elsewhere():
@@ -157,7 +157,7 @@ async def test_another_thread_is_refused(database):
     assert await database.read(count) == 0
 
 
-async def test_nothing_is_left_after_the_close():
+async def test_a_closed_database_refuses_all_work():
     database = MemoryDatabase()
     await database.run(add, "a")
     await database.close()

@@ -28,7 +28,7 @@ def refused(listing, cursor):
 
 
 @given(st.text(max_size=20), st.text(max_size=20), seqs)
-def test_a_cursor_leads_back_to_where_its_page_ended(name, owner, seq):
+def test_a_cursor_decodes_to_the_end_of_its_page(name, owner, seq):
     listing = List(name, owner)
 
     assert listing.before(cursor_of(listing, seq)) == seq
@@ -70,7 +70,7 @@ def test_the_empty_cursor_is_the_first_page():
 
 
 @given(st.integers(0, 30), st.integers(1, 30))
-def test_a_page_holds_at_most_its_limit_and_tells_whether_there_is_more(count, limit):
+def test_a_page_holds_at_most_its_limit_and_has_more_if_rows_remain(count, limit):
     rows = list(range(count, 0, -1))
 
     page = ACCOUNTS.page(rows[: limit + 1], limit, seq=lambda row: row, item=str)
@@ -81,7 +81,7 @@ def test_a_page_holds_at_most_its_limit_and_tells_whether_there_is_more(count, l
 
 
 @given(st.integers(0, 40), st.integers(1, 7))
-def test_pages_together_are_the_whole_list_once(count, limit):
+def test_pages_together_give_the_whole_list_once(count, limit):
     cursor, seen = "", []
     while True:
         before = ACCOUNTS.before(cursor)

@@ -74,7 +74,7 @@ def content():
     driver.close()
 
 
-def test_every_module_of_the_store_is_looked_at():
+def test_the_statements_of_every_store_module_are_tested():
     modules = {name.partition("._")[0] for name in STATEMENTS}
 
     assert modules >= {"accounts.store", "audit_store", "money.entries", "money.spending", "operators.store"}
@@ -83,7 +83,7 @@ def test_every_module_of_the_store_is_looked_at():
 
 
 @every_statement
-def test_a_statement_gives_and_changes_what_sqlalchemy_makes_of_it(content, name):
+def test_a_statement_behaves_as_with_sqlalchemy(content, name):
     statement = STATEMENTS[name]
 
     @settings(max_examples=12)
@@ -103,7 +103,7 @@ def types_in(outcome):
 
 
 @pytest.mark.parametrize("name", [name for name, value in STATEMENTS.items() if isinstance(value, Insert)])
-def test_many_rows_are_inserted_as_by_sqlalchemy(content, name):
+def test_inserting_many_rows_behaves_as_with_sqlalchemy(content, name):
     statement = STATEMENTS[name]
 
     @settings(max_examples=12)
@@ -134,7 +134,7 @@ def test_a_missing_parameter_is_an_error(content, name):
 
 
 @every_statement
-def test_a_parameter_that_the_statement_does_not_have_is_an_error(content, name):
+def test_an_unknown_parameter_is_an_error(content, name):
     statement = STATEMENTS[name]
     parameters = dict.fromkeys(parameters_of(statement), 1)
 
@@ -143,7 +143,7 @@ def test_a_parameter_that_the_statement_does_not_have_is_an_error(content, name)
 
 
 @pytest.mark.parametrize("name", [name for name, value in STATEMENTS.items() if isinstance(value, Insert)])
-def test_a_later_row_may_not_lack_a_column_of_the_first(content, name):
+def test_a_later_row_without_a_column_of_the_first_is_an_error(content, name):
     statement = STATEMENTS[name]
     columns = columns_of(statement) or []
     whole = dict.fromkeys(columns, 1)
@@ -152,14 +152,14 @@ def test_a_later_row_may_not_lack_a_column_of_the_first(content, name):
         by_us(content, statement, [whole, dict.fromkeys(columns[1:], 1)])
 
 
-def test_booleans_come_back_as_booleans(content):
+def test_booleans_are_returned_as_booleans(content):
     (outcome, _) = by_us(content, STATEMENTS["accounts.store._BY_ID"], {"account_id": "v1"})
 
     assert [type(value) for row in outcome for value in row].count(bool) == 1
 
 
 @every_statement
-def test_what_a_change_returns_holds_no_boolean(name):
+def test_no_returning_clause_holds_a_boolean(name):
     # Only the rows of a SELECT are converted.
     statement = STATEMENTS[name]
     if not isinstance(statement, Select):
@@ -167,7 +167,7 @@ def test_what_a_change_returns_holds_no_boolean(name):
 
 
 @every_statement
-def test_a_statement_is_one_of_postgresql_too(name):
+def test_every_statement_compiles_for_postgresql(name):
     statement = STATEMENTS[name]
 
     text = str(statement.compile(dialect=postgresql.dialect(), column_keys=columns_of(statement)))
@@ -176,7 +176,7 @@ def test_a_statement_is_one_of_postgresql_too(name):
 
 
 @pytest.mark.parametrize("name", ["webhooks.delivery_store._OLDEST", "webhooks.delivery_store._FAIR"])
-def test_due_deliveries_are_taken_past_those_that_others_hold_on_postgresql(name):
+def test_claiming_due_deliveries_skips_locked_rows_on_postgresql(name):
     text = str(STATEMENTS[name].compile(dialect=postgresql.dialect()))
 
     assert text.endswith("FOR UPDATE OF deliveries SKIP LOCKED")
@@ -198,7 +198,7 @@ MAY_SCAN = {
 
 
 @every_statement
-def test_no_statement_reads_a_whole_table(name):
+def test_only_allowed_statements_scan_a_whole_table(name):
     statement = STATEMENTS[name]
     driver = filled_database()
     count = text_of(statement).count("?")
@@ -214,7 +214,7 @@ def test_no_statement_reads_a_whole_table(name):
         assert scans == [], plan
 
 
-def test_a_fair_claim_goes_along_webhooks_and_looks_deliveries_up():
+def test_a_fair_claim_scans_webhooks_and_finds_deliveries_by_index():
     driver = filled_database()
     text = text_of(STATEMENTS["webhooks.delivery_store._FAIR"])
     plan = [row[3] for row in driver.execute(f"EXPLAIN QUERY PLAN {text}", [1] * text.count("?"))]
@@ -260,7 +260,7 @@ def test_a_fair_claim_goes_along_webhooks_and_looks_deliveries_up():
         ("payments.store._PAGES[('transfer_id',)]", "sqlite_autoindex_payments_2"),
     ],
 )
-def test_a_list_walks_along_the_index_that_was_made_for_it(name, index):
+def test_each_list_uses_its_index(name, index):
     driver = filled_database()
     text = text_of(STATEMENTS[name])
 
@@ -271,7 +271,7 @@ def test_a_list_walks_along_the_index_that_was_made_for_it(name, index):
 
 
 @pytest.mark.parametrize("name", [name for name in STATEMENTS if name.startswith("transfers.store._PAGES[")])
-def test_a_list_of_transfers_reads_what_it_shows_and_nothing_older(name):
+def test_a_list_of_transfers_needs_no_sorting(name):
     driver = filled_database()
     text = text_of(STATEMENTS[name])
     steps = [row[3] for row in driver.execute(f"EXPLAIN QUERY PLAN {text}", [1] * text.count("?"))]
@@ -307,18 +307,18 @@ def test_one_row_is_returned_and_none_is_none(connection):
     assert rows_of(connection, 1).scalar_one_or_none() is None
 
 
-def test_two_rows_are_not_one(connection):
+def test_several_rows_are_refused_where_one_is_expected(connection):
     for method in ("one_or_none", "scalar_one", "scalar_one_or_none"):
         with pytest.raises(ValueError, match="more than one"):
             getattr(rows_of(connection, 100), method)()
 
 
-def test_no_row_is_not_one(connection):
+def test_no_row_is_refused_where_one_is_expected(connection):
     with pytest.raises(ValueError, match="no row"):
         rows_of(connection, 1).scalar_one()
 
 
-def test_scalars_are_first_columns(connection):
+def test_scalars_returns_the_first_columns(connection):
     assert (
         list(rows_of(connection, 100).scalars()) == [row[0] for row in rows_of(connection, 100)] == [7, 4, 1]
     )

@@ -50,7 +50,7 @@ async def database(path):
     await made.close()
 
 
-async def test_what_was_committed_is_there_when_it_is_opened_again(database, path):
+async def test_committed_rows_survive_reopening(database, path):
     assert await database.run(add, "one") == 1
     await database.close()
 
@@ -63,7 +63,7 @@ async def test_what_was_committed_is_there_when_it_is_opened_again(database, pat
         await again.close()
 
 
-async def test_a_unit_that_fails_leaves_nothing_behind(database):
+async def test_a_failed_unit_is_rolled_back(database):
     def unit(connection):
         add(connection, "one")
         raise LookupError("never mind")
@@ -73,7 +73,7 @@ async def test_a_unit_that_fails_leaves_nothing_behind(database):
     assert await database.read(names) == []
 
 
-async def test_a_row_that_breaks_a_constraint_is_a_conflict_and_undoes_the_unit(database):
+async def test_a_constraint_violation_raises_conflict_and_rolls_the_unit_back(database):
     def unit(connection):
         add(connection, "one")
         add(connection, "one")
@@ -83,13 +83,13 @@ async def test_a_row_that_breaks_a_constraint_is_a_conflict_and_undoes_the_unit(
     assert await database.read(names) == []
 
 
-async def test_a_read_changes_nothing(database):
+async def test_changes_within_a_read_are_discarded(database):
     await database.read(add, "one")
 
     assert await database.read(names) == []
 
 
-async def test_units_run_one_after_the_other_on_a_thread_of_their_own(database):
+async def test_units_run_one_after_the_other_on_a_separate_thread(database):
     threads = set()
 
     def unit(connection, name):
@@ -103,7 +103,7 @@ async def test_units_run_one_after_the_other_on_a_thread_of_their_own(database):
     assert threading.get_ident() not in threads
 
 
-async def test_a_unit_that_has_begun_runs_to_its_commit_though_its_caller_is_cancelled(database):
+async def test_a_started_unit_commits_although_its_caller_is_cancelled(database):
     begun, go_on = threading.Event(), threading.Event()
 
     def slow(connection):
@@ -147,7 +147,7 @@ async def held_up(database):
         await under_way
 
 
-async def test_units_that_come_meanwhile_are_one_transaction_answered_after_its_commit(database):
+async def test_queued_units_share_one_transaction_and_return_after_its_commit(database):
     answers = []
 
     async def added(name):
@@ -168,7 +168,7 @@ async def test_units_that_come_meanwhile_are_one_transaction_answered_after_its_
     assert await database.read(names) == ["one", "three", "two"]
 
 
-async def test_a_unit_that_fails_is_undone_alone(database):
+async def test_a_failed_unit_of_a_shared_transaction_is_rolled_back_alone(database):
     def failing(connection):
         add(connection, "gone")
         raise LookupError("never mind")
@@ -191,7 +191,7 @@ async def test_a_unit_that_fails_is_undone_alone(database):
     assert await database.read(names) == ["one", "two"]
 
 
-async def test_a_unit_that_fills_the_disk_takes_nobody_else_with_it(database):
+async def test_a_unit_that_fills_the_disk_does_not_fail_the_others(database):
     await database.with_driver(lambda driver: driver.execute("PRAGMA max_page_count=8").fetchone())
 
     def too_much(connection):
@@ -212,7 +212,7 @@ async def test_a_unit_that_fills_the_disk_takes_nobody_else_with_it(database):
     assert await database.read(names) == ["one", "two"]
 
 
-async def test_a_transaction_that_is_lost_with_all_its_units_gives_each_its_own(database):
+async def test_units_of_a_lost_shared_transaction_are_retried_separately(database):
     tries = []
 
     def losing(connection):
@@ -236,7 +236,7 @@ async def test_a_transaction_that_is_lost_with_all_its_units_gives_each_its_own(
     assert await database.read(names) == ["one", "two"]
 
 
-async def test_a_unit_that_is_cancelled_in_line_is_not_run(database):
+async def test_a_unit_cancelled_in_the_queue_does_not_run(database):
     async with held_up(database):
         waiting = [asyncio.ensure_future(database.run(add, name)) for name in ("one", "two", "three")]
         await asyncio.sleep(0)
@@ -246,7 +246,7 @@ async def test_a_unit_that_is_cancelled_in_line_is_not_run(database):
     assert await database.read(names) == ["one", "three"]
 
 
-async def test_a_read_waits_for_nobody_when_the_connection_is_free_and_sees_only_what_is_committed(database):
+async def test_a_read_runs_at_once_on_a_free_connection_and_sees_only_committed_rows(database):
     threads = []
 
     def noted(connection):
@@ -266,7 +266,7 @@ async def test_a_read_waits_for_nobody_when_the_connection_is_free_and_sees_only
     assert threads[0] == threading.get_ident() != threads[1]
 
 
-async def test_closing_waits_for_what_is_under_way(database, path):
+async def test_closing_waits_for_the_running_unit(database, path):
     go_on = threading.Event()
 
     def slow(connection):
@@ -294,7 +294,7 @@ async def test_closing_waits_for_what_is_under_way(database, path):
     plain.close()
 
 
-async def test_closing_twice_is_closing_once(database):
+async def test_closing_twice_is_allowed(database):
     await database.close()
     await database.close()
 
@@ -309,7 +309,7 @@ async def test_a_commit_is_on_disk_when_it_is_reported(database):
     assert await database.with_driver(pragmas) == ["wal", 2, "exclusive"]
 
 
-async def test_a_file_belongs_to_one_server(database, path, monkeypatch):
+async def test_a_file_in_use_by_another_server_is_refused(database, path, monkeypatch):
     monkeypatch.setattr("agentpay_server.database.file._LOCK_WAIT_SECONDS", 0)
 
     with pytest.raises(DatabaseInUseError, match="another server"):
@@ -317,19 +317,19 @@ async def test_a_file_belongs_to_one_server(database, path, monkeypatch):
     await database.run(add, "still here")
 
 
-async def test_what_is_no_database_is_refused(path):
+async def test_a_file_that_is_not_a_database_is_refused(path):
     path.write_text("a shopping list, and long enough to be looked at as a header" * 20)
 
     with pytest.raises(DatabaseUnavailableError, match="not a database"):
         FileDatabase(path)
 
 
-async def test_a_directory_that_is_not_there_is_named(tmp_path):
+async def test_a_missing_directory_is_named(tmp_path):
     with pytest.raises(DatabaseUnavailableError, match="nowhere"):
         FileDatabase(tmp_path / "nowhere" / "things.sqlite3")
 
 
-async def test_a_failing_disk_is_the_declared_error(database):
+async def test_a_full_disk_raises_database_unavailable(database):
     await database.with_driver(lambda driver: driver.execute("PRAGMA max_page_count=8").fetchone())
 
     def unit(connection):

@@ -80,13 +80,13 @@ def shapes(connection):
     return [*keys, *columns]
 
 
-async def test_the_steps_lead_to_the_tables(bare):
+async def test_the_migrations_produce_the_current_tables(bare):
     await upgrade(bare)
 
     assert await on_connection(bare, differences) == []
 
 
-async def test_the_steps_lead_where_a_fresh_lay_out_leads(bare, tmp_path):
+async def test_migrated_and_newly_created_schemas_are_equal(bare, tmp_path):
     await upgrade(bare)
     migrated = await on_connection(bare, shapes)
     if isinstance(bare, PostgresDatabase):
@@ -111,7 +111,7 @@ def words(sql):
 # --- Starts -----------------------------------------------------------------------------------------------
 
 
-async def test_what_is_stored_outlives_a_second_start(bare):
+async def test_stored_rows_survive_a_second_upgrade(bare):
     await upgrade(bare)
     await bare.run(lambda connection: connection.execute(insert(server_state), {"name": "a", "value": b"1"}))
     await upgrade(bare)
@@ -122,7 +122,7 @@ async def test_what_is_stored_outlives_a_second_start(bare):
     assert await bare.read(stored) == [("a", b"1")]
 
 
-async def test_a_schema_of_before_the_first_release_is_refused_and_left_alone(bare):
+async def test_a_schema_from_before_the_first_release_is_refused_unchanged(bare):
     await upgrade(bare)
 
     def make_old(connection):
@@ -137,7 +137,7 @@ async def test_a_schema_of_before_the_first_release_is_refused_and_left_alone(ba
     assert await on_connection(bare, differences) == []
 
 
-async def test_a_newer_schema_is_refused_and_left_alone(bare):
+async def test_a_newer_schema_is_refused_unchanged(bare):
     await upgrade(bare)
 
     def make_newer(connection):
@@ -152,7 +152,7 @@ async def test_a_newer_schema_is_refused_and_left_alone(bare):
     assert await on_connection(bare, differences) == []
 
 
-async def test_a_step_that_fails_leaves_nothing_behind(bare):
+async def test_a_failed_migration_is_rolled_back(bare):
     # Only for the step itself: a PostgreSQL schema with other tables is refused earlier.
     is_postgres = isinstance(bare, PostgresDatabase)
     in_the_way = "CREATE TYPE webhooks AS ENUM ('a')" if is_postgres else "CREATE TABLE webhooks (a TEXT)"
@@ -164,7 +164,7 @@ async def test_a_step_that_fails_leaves_nothing_behind(bare):
     assert left == ([] if is_postgres else ["webhooks"])
 
 
-async def test_servers_that_start_at_once_lay_the_tables_out_once(bare):
+async def test_concurrent_starts_create_the_tables_once(bare):
     if isinstance(bare, FileDatabase):
         await asyncio.gather(*(upgrade(bare) for _ in range(4)))
     else:
@@ -175,13 +175,13 @@ async def test_servers_that_start_at_once_lay_the_tables_out_once(bare):
     assert await on_connection(bare, differences) == []
 
 
-def test_head_is_the_newest_step():
+def test_head_is_the_newest_migration():
     config = Config()
     config.set_main_option("script_location", str(Path(migrations.__file__).parent))
     assert ScriptDirectory.from_config(config).get_heads() == [HEAD]
 
 
-def test_the_steps_do_not_follow_the_tables_of_later_versions():
+def test_migrations_do_not_import_the_current_tables():
     # A step that imported the tables would change with them.
     for step in (Path(migrations.__file__).parent / "versions").glob("[0-9]*.py"):
         assert "agentpay_server" not in step.read_text()

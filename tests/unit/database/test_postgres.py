@@ -79,7 +79,7 @@ async def other(url):
     await made.close()
 
 
-async def test_a_unit_that_fails_leaves_nothing_behind(database):
+async def test_a_failed_unit_is_rolled_back(database):
     def unit(connection):
         put(connection, "one")
         raise LookupError("never mind")
@@ -89,14 +89,14 @@ async def test_a_unit_that_fails_leaves_nothing_behind(database):
     assert await database.read(values) == {}
 
 
-async def test_a_row_that_breaks_a_constraint_is_a_conflict(database):
+async def test_a_constraint_violation_raises_conflict(database):
     await database.run(put, "one")
 
     with pytest.raises(ConflictError):
         await database.run(put, "one")
 
 
-async def test_a_read_sees_one_state(database, other, holder):
+async def test_a_read_of_several_statements_sees_one_snapshot(database, other, holder):
     await database.run(put, "one", "two")
     loop = asyncio.get_running_loop()
 
@@ -118,7 +118,7 @@ async def test_a_read_sees_one_state(database, other, holder):
     assert await database.read(values) == {"one": 1, "two": 0}
 
 
-async def test_a_read_of_one_statement_is_no_transaction_and_one_of_more_is(database, url):
+async def test_only_a_read_of_several_statements_opens_a_transaction(database, url):
     await database.run(put, "one")
     tries, sent = [], []
 
@@ -146,7 +146,7 @@ async def test_a_read_of_one_statement_is_no_transaction_and_one_of_more_is(data
     assert tries == ["once"] * 2 + ["twice"] * 3
 
 
-async def test_a_unit_that_goes_on_after_its_transaction_was_undone_is_told(database):
+async def test_a_unit_that_continues_after_a_rollback_raises_undone(database):
     def unit(connection):
         put(connection, "one")
         with contextlib.suppress(ConflictError):
@@ -162,7 +162,7 @@ async def test_a_read_that_writes_is_refused(database):
         await database.read(put, "one")
 
 
-async def test_deadlocks_are_resolved_by_running_a_unit_again(database, other, holder):
+async def test_a_deadlocked_unit_is_retried(database, other, holder):
     await database.run(put, "one", "two")
     tries = []
 
@@ -191,7 +191,7 @@ async def test_deadlocks_are_resolved_by_running_a_unit_again(database, other, h
     assert len(tries) >= 3
 
 
-async def test_a_caller_that_is_cancelled_leaves_no_transaction_open(database, other, holder):
+async def test_a_cancelled_caller_leaves_no_transaction_open(database, other, holder):
     await database.run(put, "one")
     async with holder.transaction():
         await holder.execute("UPDATE counters SET value = value + 1")
@@ -212,14 +212,14 @@ KILL_OTHERS = text(
 )
 
 
-async def test_a_connection_that_was_lost_before_the_commit_is_replaced(database, other):
+async def test_a_connection_lost_before_the_commit_is_replaced(database, other):
     await database.run(put, "one")
     await other.run(lambda connection: list(connection.execute(KILL_OTHERS)))
 
     assert await database.run(add, "one") == 1
 
 
-async def test_all_connections_that_were_lost_are_replaced(database, other):
+async def test_all_lost_connections_are_replaced(database, other):
     await database.run(put, "one")
     await asyncio.gather(*(database.run(add, "one") for _ in range(40)))
     await other.run(lambda connection: list(connection.execute(KILL_OTHERS)))
@@ -228,7 +228,7 @@ async def test_all_connections_that_were_lost_are_replaced(database, other):
     assert await database.read(values) == {"one": 80}
 
 
-async def test_a_unit_does_not_use_up_its_tries_on_connections_that_were_all_lost(database, monkeypatch):
+async def test_a_unit_does_not_spend_its_retries_on_lost_pool_connections(database, monkeypatch):
     await database.run(put, "one")
     lost = set()
     execute = asyncpg.Connection.execute
@@ -253,7 +253,7 @@ async def test_a_unit_does_not_use_up_its_tries_on_connections_that_were_all_los
     assert await database.run(add, "one") == 41
 
 
-async def test_a_read_whose_connection_is_lost_is_run_again(database, other):
+async def test_a_read_whose_connection_is_lost_is_retried(database, other):
     await database.run(put, "one")
     tries = []
     loop = asyncio.get_running_loop()
@@ -269,7 +269,7 @@ async def test_a_read_whose_connection_is_lost_is_run_again(database, other):
     assert tries == [1, 1]
 
 
-async def test_a_connection_that_is_lost_at_the_commit_is_declared_and_nothing_repeated(database, other):
+async def test_a_connection_lost_at_the_commit_is_reported_and_not_retried(database, other):
     await database.run(put, "one")
     tries = []
 
@@ -299,7 +299,7 @@ async def test_a_connection_that_is_lost_at_the_commit_is_declared_and_nothing_r
         ("postgresql://postgres@/postgres?host=/nowhere", "no answer"),
     ],
 )
-async def test_a_server_that_is_not_there_is_the_declared_error(given, says):
+async def test_an_unreachable_server_raises_database_unavailable(given, says):
     database = PostgresDatabase(given)
     with pytest.raises(DatabaseUnavailableError, match=says):
         await database.run(add, "one")
@@ -316,19 +316,19 @@ async def test_a_database_that_does_not_exist_is_named(url):
 
 
 @pytest.mark.parametrize("given", ["", "store.sqlite3", "sqlite:///store.sqlite3", "mysql://localhost/a"])
-def test_other_urls_are_refused(given):
+def test_urls_of_other_databases_are_refused(given):
     with pytest.raises(ValueError, match="postgresql://"):
         PostgresDatabase(given)
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+asyncpg"])
-async def test_urls_are_taken_as_they_are_written_everywhere(url, scheme):
+async def test_common_url_schemes_are_accepted(url, scheme):
     database = PostgresDatabase(url.replace("postgresql", scheme, 1) + "&sslmode=disable")
     assert await database.read(values) == {}
     await database.close()
 
 
-async def test_a_database_is_held_by_one_server_until_that_one_is_closed(database, other):
+async def test_a_database_is_held_by_one_server_until_it_closes(database, other):
     await database.hold_alone()
     await database.hold_alone()
 
@@ -339,7 +339,7 @@ async def test_a_database_is_held_by_one_server_until_that_one_is_closed(databas
     await other.hold_alone()
 
 
-async def test_a_hold_that_is_about_to_end_is_waited_for(database, other):
+async def test_hold_alone_waits_for_a_server_that_is_closing(database, other):
     await database.hold_alone()
     waiting = asyncio.ensure_future(other.hold_alone())
     await asyncio.sleep(0)
@@ -350,7 +350,7 @@ async def test_a_hold_that_is_about_to_end_is_waited_for(database, other):
     await other.run(put, "held")
 
 
-async def test_a_server_that_loses_its_hold_touches_the_database_no_more(database, other):
+async def test_a_server_that_loses_its_hold_stops_using_the_database(database, other):
     lost = asyncio.Event()
     await database.run(put, "one")
     await database.hold_alone(lost.set)
@@ -390,7 +390,7 @@ class Wire:
         to.close()
 
 
-async def test_a_hold_behind_a_network_that_swallows_everything_is_given_up(url, other, monkeypatch):
+async def test_a_hold_is_lost_when_the_network_drops_all_packets(url, other, monkeypatch):
     monkeypatch.setattr(postgres, "_PROBE_PAUSE_SECONDS", 0.01)
     monkeypatch.setattr(postgres, "_PROBE_ANSWER_SECONDS", 0.2)
     parsed = make_url(url)
@@ -434,7 +434,7 @@ async def until_waiting(holder, count):
         await holder.execute("SELECT pg_stat_clear_snapshot()")
 
 
-async def test_what_runs_when_the_hold_is_lost_is_not_committed(database, other, holder):
+async def test_a_unit_running_when_the_hold_is_lost_is_not_committed(database, other, holder):
     lost = asyncio.Event()
     await database.run(put, "one")
     await database.hold_alone(lost.set)
@@ -453,7 +453,7 @@ async def test_what_runs_when_the_hold_is_lost_is_not_committed(database, other,
     assert await other.run(add, "one") == 1
 
 
-async def test_a_close_cuts_off_what_does_not_end(database, other, holder, monkeypatch):
+async def test_closing_aborts_units_that_do_not_end(database, other, holder, monkeypatch):
     monkeypatch.setattr(postgres, "_LAST_UNITS_SECONDS", 0.05)
     await database.run(put, "one")
 
@@ -469,7 +469,7 @@ async def test_a_close_cuts_off_what_does_not_end(database, other, holder, monke
     assert await other.run(add, "one") == 1
 
 
-async def test_after_the_close_nothing_runs(database):
+async def test_a_closed_database_refuses_units(database):
     await database.close()
     await database.close()
 
@@ -477,7 +477,7 @@ async def test_after_the_close_nothing_runs(database):
         await database.run(put, "one")
 
 
-async def test_parameters_are_in_no_error(database):
+async def test_errors_do_not_show_parameters(database):
     await database.run(put, "one")
     with pytest.raises(ConflictError) as conflict:
         await database.run(put, "two", "one")
@@ -489,7 +489,7 @@ async def test_parameters_are_in_no_error(database):
 # --- Two servers' databases over one PostgreSQL -------------------------------------------------------------
 
 
-async def test_racing_spends_are_decided_under_the_account_s_lock(database, other):
+async def test_racing_spends_are_serialized_by_the_account_lock(database, other):
     await database.run(put_account)
     limit = 10
 
@@ -526,7 +526,7 @@ async def test_one_of_racing_claims_of_an_idempotency_key_wins(database, other):
 
 
 @pytest.mark.parametrize("by_operator", [False, True])
-async def test_of_racing_claims_for_many_accounts_operator_keys_win_one_and_agents_all(
+async def test_racing_claims_for_many_accounts_give_operators_one_winner_and_agents_all(
     database, other, by_operator
 ):
     def claim(connection, number):
@@ -547,7 +547,7 @@ async def test_of_racing_claims_for_many_accounts_operator_keys_win_one_and_agen
 
 
 @pytest.mark.parametrize("is_fair", [False, True])
-async def test_due_deliveries_are_shared_out_and_none_is_claimed_twice(database, other, is_fair):
+async def test_concurrent_claims_of_due_deliveries_never_overlap(database, other, is_fair):
     await database.run(put_deliveries, 40)
 
     def claim(connection):
@@ -561,7 +561,7 @@ async def test_due_deliveries_are_shared_out_and_none_is_claimed_twice(database,
     assert len(everything) == len(set(everything)) == (deliveries.OF_ONE_OPERATOR_AT_ONCE if is_fair else 40)
 
 
-async def test_every_statement_is_one_that_postgresql_takes(database, holder):
+async def test_postgresql_prepares_every_statement(database, holder):
     for name, statement in STATEMENTS.items():
         columns = columns_of(statement)
         parameters = dict.fromkeys(parameters_of(statement) if columns is None else columns)
@@ -571,7 +571,7 @@ async def test_every_statement_is_one_that_postgresql_takes(database, holder):
 
 
 @pytest.mark.parametrize("is_analyzed", [False, True])
-async def test_a_fair_claim_looks_deliveries_up_by_the_index_of_their_webhooks(database, holder, is_analyzed):
+async def test_a_fair_claim_finds_deliveries_by_the_webhook_index(database, holder, is_analyzed):
     await holder.execute(
         """
         INSERT INTO webhooks (webhook_id, operator_id, url, events, account_ids, secret, created_us)

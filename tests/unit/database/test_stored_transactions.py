@@ -58,7 +58,7 @@ def test_a_second_transaction_in_flight_for_a_subject_is_refused() -> None:
 
 
 @given(tried=st.lists(st.sampled_from(sorted(ENDS)), min_size=1, max_size=6))
-def test_of_all_that_would_end_a_transaction_the_first_does(tried: list[str]) -> None:
+def test_only_the_first_end_of_a_transaction_takes_effect(tried: list[str]) -> None:
     database = stored(transaction())
     ended = [run(database, ENDS[name], transaction()) for name in tried]
     assert [tx is None for tx in ended] == [False] + [True] * (len(tried) - 1)
@@ -69,7 +69,7 @@ def test_of_all_that_would_end_a_transaction_the_first_does(tried: list[str]) ->
     assert (ended[0].released_us is not None) == (tried[0] == "failed")
 
 
-def test_a_replacement_takes_the_spend_over_and_what_was_told() -> None:
+def test_a_replacement_keeps_the_spend_and_the_announcement() -> None:
     database = stored(transaction())
     assert run(database, store.announce, transaction(), 3)
     assert not run(database, store.announce, transaction(), 4)
@@ -82,7 +82,7 @@ def test_a_replacement_takes_the_spend_over_and_what_was_told() -> None:
     assert (watched.signature, watched.spent_us, watched.raw) == ("first", None, None)
 
 
-def test_what_is_watched_on_ends_once_too() -> None:
+def test_a_watched_expired_transaction_ends_once() -> None:
     database = stored(transaction())
     expired = run(database, store.expire, transaction(), 5)
     assert run(database, store.end_expired, expired, State.LANDED_LATE, 6)
@@ -90,7 +90,7 @@ def test_what_is_watched_on_ends_once_too() -> None:
     assert run(database, store.expired_of, "txn_1") == []
 
 
-def test_what_has_vanished_is_reserved_once_and_not_forgotten_before_it_is_released() -> None:
+def test_a_vanished_transaction_is_reserved_once_and_kept_until_released() -> None:
     database = stored(transaction())
     confirmed = run(database, store.land, transaction(), 5, is_irreversible=False)
     assert run(database, store.set_reserved, confirmed, 7)
@@ -104,7 +104,7 @@ def test_what_has_vanished_is_reserved_once_and_not_forgotten_before_it_is_relea
     assert run(database, store.confirmed_after, "", 10) == []
 
 
-def test_bytes_that_can_never_be_sent_again_are_not_to_be_had() -> None:
+def test_the_bytes_of_a_failed_transaction_cannot_be_read() -> None:
     failed = run(stored(transaction()), store.fail, transaction(), 5)
     with pytest.raises(ValueError, match="must not be sent"):
         _ = failed.signed

@@ -85,7 +85,7 @@ MALFORMED = [
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"])
 @pytest.mark.parametrize("authority", LOCAL)
-def test_a_loopback_address_answers_to_loopback_names(address: str, authority: str) -> None:
+def test_a_loopback_address_accepts_loopback_hosts(address: str, authority: str) -> None:
     assert is_loopback(address)
     host = host_of(authority)
     assert host is not None
@@ -93,7 +93,7 @@ def test_a_loopback_address_answers_to_loopback_names(address: str, authority: s
 
 
 @pytest.mark.parametrize("authority", ELSEWHERE)
-def test_a_loopback_address_answers_to_nothing_else(authority: str) -> None:
+def test_a_loopback_address_refuses_other_hosts(authority: str) -> None:
     host = host_of(authority)
     assert host is not None
     assert host not in Hosts.of("127.0.0.1")
@@ -101,12 +101,12 @@ def test_a_loopback_address_answers_to_nothing_else(authority: str) -> None:
 
 
 @pytest.mark.parametrize("authority", MALFORMED, ids=lambda text: repr(text)[:30])
-def test_what_is_no_host_has_none(authority: str) -> None:
+def test_an_invalid_authority_has_no_host(authority: str) -> None:
     assert host_of(authority) is None
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.168.1.5", "2001:db8::1", "fe80::1%eth0"])
-def test_other_addresses_answer_to_all_hosts_until_some_are_named(address: str) -> None:
+def test_other_addresses_accept_all_hosts_unless_allowed_hosts_are_set(address: str) -> None:
     assert not is_loopback(address)
     for host in ("evil.example", "localhost", "10.0.0.1"):
         assert host in Hosts.of(address)
@@ -128,7 +128,7 @@ def test_other_addresses_answer_to_all_hosts_until_some_are_named(address: str) 
         ("[2001:db8::7]", "[2001:db8::7]"),
     ],
 )
-def test_a_named_host_is_answered_however_it_is_spelled(named: str, asked: str) -> None:
+def test_an_allowed_host_is_accepted_in_any_spelling(named: str, asked: str) -> None:
     host = host_of(asked)
     assert host is not None
     for address in ("127.0.0.1", "0.0.0.0"):
@@ -138,7 +138,7 @@ def test_a_named_host_is_answered_however_it_is_spelled(named: str, asked: str) 
 @pytest.mark.parametrize(
     "text", ["", "https://pay.example", "pay.example:443", "[::1]:80", "a b", "*.example", "a/b", "::1%lo"]
 )
-def test_what_cannot_be_answered_to_is_refused_with_a_reason(text: str) -> None:
+def test_an_invalid_allowed_host_is_refused_with_a_reason(text: str) -> None:
     with pytest.raises(ValueError, match="is not a host; give a name or an IP address"):
         allowed_host(text)
 

@@ -28,7 +28,7 @@ def allowed(limit, key="key_a"):
 
 
 @pytest.mark.parametrize("per_minute", [1, 2, 7, 60, 1000])
-def test_a_key_may_make_all_its_requests_at_once_and_then_no_more(per_minute):
+def test_a_key_may_spend_its_whole_limit_at_once_and_is_then_refused(per_minute):
     limit, _ = make(per_minute)
 
     assert all(allowed(limit) for _ in range(per_minute))
@@ -46,7 +46,7 @@ def test_keys_do_not_share_a_bucket():
 
 
 @given(st.integers(1, 200))
-def test_after_retry_after_there_is_room_for_exactly_what_has_filled(per_minute):
+def test_after_retry_after_exactly_the_refilled_requests_are_allowed(per_minute):
     limit, clock = make(per_minute)
     while allowed(limit):
         pass
@@ -60,7 +60,7 @@ def test_after_retry_after_there_is_room_for_exactly_what_has_filled(per_minute)
     assert allowed(limit)
 
 
-def test_a_refused_request_costs_nothing():
+def test_a_refused_request_is_not_counted():
     limit, clock = make(2)
     assert [allowed(limit) for _ in range(10)] == [True, True] + [False] * 8
 
@@ -71,7 +71,7 @@ def test_a_refused_request_costs_nothing():
 
 
 @given(st.integers(1, 30), st.lists(st.integers(0, 90 * SECOND_US), max_size=60))
-def test_no_minute_sees_more_than_twice_the_limit_and_the_rate_holds(per_minute, pauses):
+def test_any_minute_allows_at_most_twice_the_limit(per_minute, pauses):
     limit, clock = make(per_minute)
     start_us, taken = clock.now_us(), []
     for pause_us in pauses:
@@ -83,7 +83,7 @@ def test_no_minute_sees_more_than_twice_the_limit_and_the_rate_holds(per_minute,
     assert len(taken) <= per_minute + elapsed_us * per_minute / MINUTE_US + 1
 
 
-def test_full_buckets_are_forgotten(monkeypatch):
+def test_full_buckets_are_dropped(monkeypatch):
     """Addresses without a key are without number: what is kept of them is bounded."""
     monkeypatch.setattr(rate_limit, "_KEPT_MAX", 3)
     limit, clock = make(2)

@@ -60,7 +60,7 @@ def test_a_policy_of_defaults_allows_everything():
 
 
 @given(micros, amounts)
-def test_a_single_transfer_may_reach_the_limit_and_not_pass_it(limit, amount):
+def test_a_transfer_may_equal_max_single_transfer_and_not_exceed_it(limit, amount):
     found = refusal(Policy(max_single_transfer=from_micro(limit)), spend(amount))
 
     assert (found is None) == (amount <= limit)
@@ -72,7 +72,7 @@ def test_a_single_transfer_may_reach_the_limit_and_not_pass_it(limit, amount):
 
 
 @given(micros, micros, amounts)
-def test_the_spend_of_a_day_may_reach_the_limit_and_not_pass_it(limit, spent, amount):
+def test_the_daily_spend_may_equal_max_daily_spend_and_not_exceed_it(limit, spent, amount):
     means = Means(spent_micro=spent, available_micro=MAX)
 
     found = refusal(Policy(max_daily_spend=from_micro(limit)), spend(amount), means)
@@ -87,7 +87,7 @@ def test_the_spend_of_a_day_may_reach_the_limit_and_not_pass_it(limit, spent, am
 
 
 @given(st.integers(min_value=-MAX, max_value=MAX), amounts)
-def test_a_balance_may_be_used_up_and_not_overdrawn(available, amount):
+def test_a_transfer_may_equal_the_balance_and_not_exceed_it(available, amount):
     found = refusal(Policy(), spend(amount), Means(spent_micro=0, available_micro=available))
 
     assert (found is None) == (amount <= available)
@@ -99,7 +99,7 @@ def test_a_balance_may_be_used_up_and_not_overdrawn(available, amount):
 
 
 @given(micros, amounts)
-def test_an_amount_waits_for_approval_from_the_threshold_on(threshold, amount):
+def test_amounts_from_the_threshold_on_need_approval(threshold, amount):
     assert needs_approval(Policy(escalation_threshold=from_micro(threshold)), amount) == (amount >= threshold)
 
 
@@ -113,7 +113,7 @@ def test_a_limit_of_zero_blocks_the_smallest_transfer(name):
 
 
 @pytest.mark.parametrize("memo", [None, "", " ", "\t\n", "\u00a0"])
-def test_a_memo_of_blanks_is_no_memo(memo):
+def test_a_blank_memo_does_not_satisfy_require_memo(memo):
     found = refusal(Policy(require_memo=True), spend(memo=memo))
 
     assert found is not None
@@ -126,11 +126,11 @@ def test_a_memo_satisfies_require_memo():
 
 
 @pytest.mark.parametrize("entry", ["acct_b", "token-b", "owner-b"])
-def test_a_counterparty_is_known_by_account_token_account_or_owner(entry):
+def test_a_counterparty_matches_by_account_token_account_or_owner(entry):
     assert refusal(Policy(allowed_counterparties=("acct_x", entry))) is None
 
 
-def test_an_outside_recipient_is_known_by_token_account_or_owner():
+def test_an_outside_recipient_matches_by_token_account_or_owner():
     outside = spend(
         to="token-b", recipient=Recipient(account_id=None, token_account="token-b", owner="owner-b")
     )
@@ -170,7 +170,7 @@ def test_a_transfer_needs_a_listed_category(allowed, asked):
     assert ("no category" if asked is None else f"category is {asked}") in found.message
 
 
-def test_a_listed_category_passes():
+def test_a_listed_category_is_allowed():
     assert refusal(Policy(categories=("inference", "data")), spend(category="data")) is None
 
 
@@ -212,7 +212,7 @@ def test_the_first_rule_that_fails_decides(broken):
 
 
 @given(st.text(min_size=1, max_size=300), st.lists(st.text(min_size=1, max_size=64), max_size=60))
-def test_a_refusal_is_printable_and_of_bounded_length(asked, allowed):
+def test_a_refusal_message_is_printable_and_bounded(asked, allowed):
     recipient = Recipient(account_id=None, token_account="t", owner="o")
     for found in (
         refusal(Policy(allowed_counterparties=()), spend(to=asked, recipient=recipient)),
@@ -224,7 +224,7 @@ def test_a_refusal_is_printable_and_of_bounded_length(asked, allowed):
         assert len(found.message) < 1_000
 
 
-def test_a_long_list_is_cut_and_counted():
+def test_a_long_list_is_abbreviated_in_the_message():
     found = refusal(Policy(categories=tuple(f"c{number}" for number in range(53))))
 
     assert found is not None

@@ -51,7 +51,7 @@ def test_a_spend_counts_for_24_hours_less_one_microsecond():
     assert by_prefix_sums(spent, 10 + DAY_US) == 0
 
 
-def test_a_release_gives_back_at_the_time_of_the_spend_not_of_the_release():
+def test_a_release_counts_at_the_time_of_its_spend():
     spent = [(0, 5, True), (10, 7, False)]
 
     assert by_prefix_sums(spent, 10) == 7
@@ -64,7 +64,7 @@ def test_the_window_is_24_hours():
     assert WINDOW_US == 24 * 60 * 60 * 1_000_000
 
 
-def test_what_remains_is_never_below_nothing_and_without_a_limit_there_is_none_to_tell():
+def test_the_remaining_limit_is_never_negative_and_none_without_a_limit():
     assert remaining(limit_micro=10, spent_micro=4) == 6
     assert remaining(limit_micro=10, spent_micro=10) == 0
     assert remaining(limit_micro=10, spent_micro=11) == 0

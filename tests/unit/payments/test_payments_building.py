@@ -138,7 +138,7 @@ def programs(transaction: VersionedTransaction) -> list[Pubkey]:
     return [message.account_keys[step.program_id_index] for step in message.instructions]
 
 
-def test_what_a_seller_pays_the_fee_of_is_worth_nothing_until_it_signs(world: World) -> None:
+def test_a_payment_with_the_seller_as_fee_payer_needs_its_signature(world: World) -> None:
     payment = world.built(PLAIN)
     transaction = VersionedTransaction.from_bytes(payment.raw)
     assert isinstance(transaction.message, MessageV0)
@@ -162,7 +162,7 @@ def test_what_a_seller_pays_the_fee_of_is_worth_nothing_until_it_signs(world: Wo
     assert str(MessageV0.hash_raw_message(to_bytes_versioned(theirs.message))) == payment.message_hash
 
 
-def test_what_we_pay_the_fee_of_lands_as_it_is_with_every_leg(world: World) -> None:
+def test_a_payment_with_the_treasury_as_fee_payer_lands_with_every_leg(world: World) -> None:
     payment = world.built(SPLITTING)
     transaction = VersionedTransaction.from_bytes(payment.raw)
     assert str(transaction.message.account_keys[0]) == world.custody.address(TREASURY)
@@ -174,7 +174,9 @@ def test_what_we_pay_the_fee_of_lands_as_it_is_with_every_leg(world: World) -> N
 
 
 @pytest.mark.parametrize("terms", [PLAIN, SPLITTING, evolve(SPLITTING, fee_payer=PLAIN.fee_payer)])
-def test_the_unit_limit_is_enough_and_a_number_makes_equal_payments_two(world: World, terms: Terms) -> None:
+def test_the_unit_limit_suffices_and_a_nonce_makes_equal_payments_distinct(
+    world: World, terms: Terms
+) -> None:
     first, second = (world.built(terms, nonce=nonce) for nonce in (0, 1))
     assert first.message_hash != second.message_hash
     assert first == world.built(terms)
@@ -187,7 +189,7 @@ def test_the_unit_limit_is_enough_and_a_number_makes_equal_payments_two(world: W
     assert executed.meta.compute_units_consumed() < base_units(terms, memo) <= MOST_UNITS
 
 
-def test_x402_has_one_memo_and_mpp_those_of_its_legs_alone(world: World) -> None:
+def test_x402_payments_have_one_memo_and_mpp_payments_one_per_leg(world: World) -> None:
     def memos(terms: Terms) -> list[bytes]:
         transaction = VersionedTransaction.from_bytes(world.built(terms).raw)
         return [
@@ -203,7 +205,7 @@ def test_x402_has_one_memo_and_mpp_those_of_its_legs_alone(world: World) -> None
     assert memos(SPLITTING) == [b"order 7", b"fee"]
 
 
-def test_no_address_of_ours_and_none_of_the_payment_pays_the_fee_for_a_seller(world: World) -> None:
+def test_a_fee_payer_that_is_our_address_or_part_of_the_payment_is_refused(world: World) -> None:
     """Signing as such an address would sign for whatever it owns."""
     source, destination = (associated_token_address(owner, USDC) for owner in (world.payer, SELLER))
     other = Keypair().pubkey()
@@ -223,7 +225,7 @@ def test_no_address_of_ours_and_none_of_the_payment_pays_the_fee_for_a_seller(wo
             )
 
 
-def test_what_asks_for_too_much_is_refused_and_not_signed(world: World) -> None:
+def test_a_payment_beyond_the_transaction_limits_is_refused_unsigned(world: World) -> None:
     with pytest.raises(TransactionTooLargeError, match="compute units"):
         world.built(PLAIN, nonce=MOST_UNITS)
     long = Leg(recipient=SELLER, amount_micro=1, memo="x" * 256)
@@ -233,14 +235,14 @@ def test_what_asks_for_too_much_is_refused_and_not_signed(world: World) -> None:
         world.built(PLAIN, nonce=-1)
 
 
-def test_the_most_legs_that_a_challenge_may_have_fit(world: World) -> None:
+def test_a_payment_with_the_most_legs_fits_a_packet(world: World) -> None:
     legs = tuple(Leg(recipient=str(Keypair().pubkey()), amount_micro=1) for _ in range(9))
     assert len(world.built(evolve(SPLITTING, legs=legs, fee_payer=PLAIN.fee_payer)).raw) <= 1_232
 
 
 @settings(max_examples=100, deadline=None)
 @given(position=st.integers(0, 600), flip=st.integers(1, 255))
-def test_nothing_of_it_can_be_changed_by_who_is_handed_it(position: int, flip: int) -> None:
+def test_an_altered_payment_moves_no_other_money(position: int, flip: int) -> None:
     world = World()
     payment = world.built(PLAIN)
     raw = bytearray(payment.raw)

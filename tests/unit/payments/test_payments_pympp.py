@@ -30,7 +30,7 @@ def challenge_of(name: str, realm: str, description: str | None) -> pympp.Challe
 
 @settings(max_examples=500)
 @given(name=TEXTS, realm=TEXTS, description=st.none() | TEXTS)
-def test_what_pympp_writes_is_read_as_pympp_reads_it(name: str, realm: str, description: str | None) -> None:
+def test_challenges_are_parsed_as_by_pympp(name: str, realm: str, description: str | None) -> None:
     value = format_www_authenticate(challenge_of(name, realm, description), realm)
     (offer,) = mpp.read_header(f'Basic realm="x", {value}')
     theirs = parse_www_authenticate(value)
@@ -70,7 +70,7 @@ ESCAPED = st.lists(st.sampled_from(PIECES), max_size=8).map("".join)
 
 @settings(max_examples=500)
 @given(text=ESCAPED)
-def test_escapes_mean_what_they_mean_to_pympp(text: str) -> None:
+def test_escapes_are_parsed_as_by_pympp(text: str) -> None:
     value = f'Payment id="{text}x", realm="r", method="solana", intent="charge", request="e30"'
     try:
         expected: str | None = parse_www_authenticate(value).id
@@ -81,7 +81,7 @@ def test_escapes_mean_what_they_mean_to_pympp(text: str) -> None:
 
 
 @pytest.mark.parametrize("header", ["Payment-Authorization", "payment-authorization"])
-def test_the_header_that_pympp_names_is_answered(header: str) -> None:
+def test_the_header_named_by_a_challenge_is_used(header: str) -> None:
     challenge = pympp.Challenge(
         id="a", method="solana", intent="charge", request=mpp_request(), realm="r", header=header
     )
@@ -91,7 +91,7 @@ def test_the_header_that_pympp_names_is_answered(header: str) -> None:
     assert parse_authorization(value).challenge.header == header
 
 
-def test_a_header_that_pympp_would_let_a_seller_choose_is_refused() -> None:
+def test_an_arbitrary_header_named_by_a_challenge_is_refused() -> None:
     challenge = pympp.Challenge(
         id="a", method="solana", intent="charge", request=mpp_request(), realm="r", header="X-Anything"
     )

@@ -54,7 +54,7 @@ PLAIN = Terms(
 # --- What is read
 
 
-def test_x402_version_2() -> None:
+def test_an_x402_version_2_challenge_is_parsed() -> None:
     offer = one(v2())
     assert offer.terms == PLAIN
     assert (offer.terms.amount_micro, offer.terms.recipient) == (1_000, SELLER)
@@ -63,7 +63,7 @@ def test_x402_version_2() -> None:
     assert one(v2(v2_entry(extra=None))).terms.fee_payer is None
 
 
-def test_x402_version_1() -> None:
+def test_an_x402_version_1_challenge_is_parsed() -> None:
     offer = one(body=v1_body())
     assert offer.terms.protocol is Protocol.X402_V1
     assert offer.terms.network is Network.DEVNET
@@ -71,7 +71,7 @@ def test_x402_version_1() -> None:
     assert offer.resource_url == "https://api.example.com/forecast"
 
 
-def test_mpp() -> None:
+def test_an_mpp_challenge_is_parsed() -> None:
     offer = one(mpp(expires="2026-01-01T00:00:30Z", opaque=b64url({"category": "weather"})))
     assert offer.terms.protocol is Protocol.MPP
     assert (offer.terms.network, offer.terms.mint) == (Network.LOCALNET, USDC)
@@ -82,7 +82,7 @@ def test_mpp() -> None:
     assert without.terms.fee_payer is None
 
 
-def test_the_splits_of_mpp_are_legs_of_what_is_left() -> None:
+def test_mpp_splits_become_legs_and_reduce_the_first_leg() -> None:
     splits = [{"recipient": SPLIT, "amount": "100", "memo": "fee"}, {"recipient": SELLER, "amount": "1"}]
     offer = one(mpp(mpp_request(externalId="order 7", details={"splits": splits})))
     assert offer.terms.legs == (
@@ -103,7 +103,7 @@ def test_several_challenges_share_a_header_with_other_schemes() -> None:
     assert len(read(mpp(id="a"), mpp(id="b"))) == 2
 
 
-def test_parameters_need_no_quotes_and_names_no_case() -> None:
+def test_parameters_may_be_unquoted_and_names_are_case_insensitive() -> None:
     request = b64url(mpp_request())
     value = f"pAYMENT ID=a,Realm=b , METHOD=solana,intent=charge,request={request}"
     assert one(("WWW-Authenticate", value)).echo == {
@@ -139,7 +139,7 @@ def test_mpp_is_preferred_to_x402_and_version_2_to_version_1() -> None:
         ([mpp(intent="session")], b""),
     ],
 )
-def test_what_is_not_ours_is_passed_over(headers: list[tuple[str, str]], body: bytes) -> None:
+def test_challenges_of_other_schemes_are_ignored(headers: list[tuple[str, str]], body: bytes) -> None:
     assert read(*headers, body=body) == []
 
 
@@ -219,13 +219,13 @@ def request_with(**fields: Any) -> tuple[str, str]:
         (("WWW-Authenticate", "Payment, " * 65), "more than"),
     ],
 )
-def test_what_cannot_be_read_is_refused_with_a_sentence_of_ours(header: tuple[str, str], says: str) -> None:
+def test_an_unreadable_challenge_is_refused_with_a_fixed_message(header: tuple[str, str], says: str) -> None:
     with pytest.raises(UnreadableChallengeError, match=says) as caught:
         read(header)
     assert len(str(caught.value)) < 200
 
 
-def test_a_body_of_version_1_that_cannot_be_read_is_refused() -> None:
+def test_an_unreadable_x402_version_1_body_is_refused() -> None:
     for body in (
         v1_body(maxAmountRequired=7),
         v1_body(amount="7"),
@@ -243,7 +243,7 @@ def test_a_body_of_version_1_that_cannot_be_read_is_refused() -> None:
 # --- What is paid
 
 
-def test_money_of_another_network_is_never_signed_for() -> None:
+def test_an_offer_of_another_network_is_never_chosen() -> None:
     mainnet = v2_entry(network="solana:5eykt4UsFv8P8NJdTREpY1vzqKqZKvdp")
     testnet = v2_entry(network="solana:4uhcVJyU9pJkvQyS88uRDiswHXSCkY3z")
     for cluster, network in ((None, "devnet"), ("devnet", "devnet"), ("mainnet-beta", "mainnet-beta")):
@@ -256,7 +256,7 @@ def test_money_of_another_network_is_never_signed_for() -> None:
         chosen(one(mpp()), cluster="moon")
 
 
-def test_the_first_offer_within_mint_price_and_time_is_paid() -> None:
+def test_the_first_offer_with_matching_mint_price_and_expiry_is_chosen() -> None:
     dear, cheap = v2_entry(amount="5000"), v2_entry(amount="10")
     offers = read(v2(v2_entry(asset=SELLER), dear, cheap))
     found = chosen(*offers)
@@ -272,7 +272,7 @@ def test_the_first_offer_within_mint_price_and_time_is_paid() -> None:
     assert chosen(one(mpp(mpp_request(currency="USDC"))), usdc_mint=SELLER) is not None
 
 
-def test_equal_terms_have_one_digest_and_every_difference_another() -> None:
+def test_only_equal_terms_have_equal_digests() -> None:
     def digest(header: tuple[str, str], memo: str | None = None, origin: str = "https://a.example") -> str:
         return one(header).terms.digest(origin=origin, memo=memo)
 
@@ -303,7 +303,7 @@ def test_equal_terms_have_one_digest_and_every_difference_another() -> None:
 # --- Responses
 
 
-def test_x402_version_2_repeats_what_it_accepts() -> None:
+def test_an_x402_version_2_payment_echoes_the_accepted_entry() -> None:
     entry = v2_entry(extra={"feePayer": FEE_PAYER, "price": 0.1, "ümläut": ["\u2028", None]})
     extensions = {"payment-identifier": {"info": {"required": False}, "schema": {}}, "other": {"a": 1}}
     offer = one(v2(v2_entry(network="eip155:1"), entry, extensions=extensions))
@@ -321,7 +321,7 @@ def test_x402_version_2_repeats_what_it_accepts() -> None:
     }
 
 
-def test_x402_version_1_names_scheme_and_network() -> None:
+def test_an_x402_version_1_payment_names_scheme_and_network() -> None:
     name, value = wrap(one(body=v1_body()), b"transaction", payment_id="txn_1")
     assert name == "X-PAYMENT"
     assert json.loads(base64.b64decode(value)) == {
@@ -340,7 +340,9 @@ def test_x402_version_1_names_scheme_and_network() -> None:
         ({"header": "Payment-Authorization"}, "Payment-Authorization"),
     ],
 )
-def test_mpp_repeats_its_parameters_in_the_header_that_it_names(named: dict[str, str], answered: str) -> None:
+def test_an_mpp_payment_echoes_the_challenge_in_the_named_header(
+    named: dict[str, str], answered: str
+) -> None:
     offer = one(mpp(opaque=b64url({"x": 1}), **named))
     name, value = wrap(offer, b"transaction", payment_id="txn_1")
     assert name == answered
@@ -352,12 +354,12 @@ def test_mpp_repeats_its_parameters_in_the_header_that_it_names(named: dict[str,
     }
 
 
-def test_devnet_is_what_sellers_call_it() -> None:
+def test_devnet_is_recognized_by_its_caip_2_identifier() -> None:
     assert one(v2(v2_entry(network=DEVNET))).terms.network is Network.DEVNET
     assert read(v2(v2_entry(network="solana:4fiLVse8JMr867txb71idMPwpt8KXo2z"))) == []
 
 
-def test_a_bare_text_in_base64_is_read_with_and_without_its_padding() -> None:
+def test_a_base64_header_is_parsed_with_and_without_padding() -> None:
     encoded = b64(v2_challenge(error="Payment required!"))
     for value in (encoded, encoded.rstrip("="), f" {encoded} "):
         assert one(("payment-required", value)).terms == PLAIN

@@ -99,7 +99,7 @@ def test_a_payment_with_splits_is_accepted_in_any_order() -> None:
         ),
     ],
 )
-def test_what_does_more_or_less_than_pay_is_refused(steps: tuple[Instruction, ...]) -> None:
+def test_a_transaction_with_missing_or_additional_steps_is_refused(steps: tuple[Instruction, ...]) -> None:
     with pytest.raises(PaymentRefusedError):
         check(signed(*steps))
 
@@ -144,7 +144,7 @@ def test_altered_bytes_pay_the_same_or_are_refused(
 
 
 @given(st.binary(max_size=1_300))
-def test_any_bytes_are_refused(raw: bytes) -> None:
+def test_arbitrary_bytes_are_refused(raw: bytes) -> None:
     for terms in ASKED.values():
         with pytest.raises(PaymentRefusedError):
             check_payment(raw, terms, fee_payers=())

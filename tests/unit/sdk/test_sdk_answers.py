@@ -69,7 +69,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("code", ErrorCode)
-def test_every_code_has_its_exception(caller, code):
+def test_every_error_code_maps_to_its_exception(caller, code):
     caller.script(refusal(HTTP_STATUS[code], code, request_id="req_1"))
     with pytest.raises(errors.APIError) as caught:
         caller(get_account)
@@ -118,7 +118,7 @@ def test_an_unknown_code_is_mapped_by_its_status(caller, status, kind):
     assert (caught.value.code, caught.value.request_id) == (None, "req_2")
 
 
-def test_a_code_under_a_foreign_status_is_not_believed(caller):
+def test_an_error_code_with_the_wrong_status_is_ignored(caller):
     caller.script(refusal(500, "policy_violation"))
     with pytest.raises(errors.ServerError):
         caller(get_account)
@@ -139,7 +139,7 @@ def acts_on_a_terminal(text):
     return any(unicodedata.category(character) in ("Cc", "Cf", "Zl", "Zp") for character in text)
 
 
-def test_what_a_service_says_does_nothing_to_a_terminal(caller, caplog):
+def test_error_messages_are_stripped_of_terminal_control_characters(caller, caplog):
     caplog.set_level(logging.INFO, logger="agentpay")
     fields = {"request_id": HOSTILE, "transfer_id": HOSTILE, "status": HOSTILE}
     details = [{"field": HOSTILE, "message": HOSTILE}]
@@ -158,7 +158,7 @@ def test_what_a_service_says_does_nothing_to_a_terminal(caller, caplog):
     assert not any(acts_on_a_terminal(record.getMessage()) for record in caplog.records)
 
 
-def test_letters_signs_and_spaces_of_any_language_are_left_as_they_are(caller):
+def test_printable_characters_of_any_language_are_kept_in_messages(caller):
     message = (
         "Zu wenig: 5\u00a0€, \u6b8b\u9ad8\u4e0d\u8db3\u3000\u0627\u0644\u0631\u0635\u064a\u062f \U0001f4b8"
     )
@@ -179,7 +179,7 @@ def test_letters_signs_and_spaces_of_any_language_are_left_as_they_are(caller):
         errors.WebhookPayloadError,
     ],
 )
-def test_no_exception_prints_what_acts_on_a_terminal(make):
+def test_no_exception_prints_terminal_control_characters(make):
     error = make(HOSTILE)
     assert not acts_on_a_terminal(str(error))
     assert not acts_on_a_terminal(repr(error))
@@ -198,7 +198,7 @@ def test_an_invalid_request_shows_every_fault(caller):
     )
 
 
-def test_a_thousand_faults_stay_readable(caller):
+def test_a_message_with_a_thousand_faults_is_abbreviated(caller):
     faults = [{"field": f"field{n}", "message": "is wrong"} for n in range(1000)]
     caller.script(refusal(400, "invalid_request", details=faults))
     with pytest.raises(errors.InvalidRequestError, match="and 980 more in details") as caught:
@@ -226,7 +226,7 @@ def test_a_thousand_faults_stay_readable(caller):
         (json.dumps({**ACCOUNT, "policy": {"paused": "no"}}).encode(), "policy.paused must be true or false"),
     ],
 )
-def test_a_success_that_is_not_what_the_contract_says_is_a_decoding_error(caller, body, problem):
+def test_a_success_with_an_invalid_body_is_a_decoding_error(caller, body, problem):
     caller.script(answer(200, body, X_Request_Id="req_3"))
     with pytest.raises(errors.DecodingError, match=problem) as caught:
         caller(get_account)
@@ -236,7 +236,7 @@ def test_a_success_that_is_not_what_the_contract_says_is_a_decoding_error(caller
 
 
 @pytest.mark.parametrize("status", [201, 202, 204, 206, 302, 304, 307])
-def test_a_status_that_the_operation_does_not_have_is_a_decoding_error(caller, status):
+def test_a_status_that_the_operation_does_not_declare_is_a_decoding_error(caller, status):
     script = caller.script(answer(status, ACCOUNT, Location="https://elsewhere.example.com/"))
     with pytest.raises(errors.DecodingError, match=f"the status {status} is not one of this operation"):
         caller(get_account)
@@ -244,7 +244,7 @@ def test_a_status_that_the_operation_does_not_have_is_a_decoding_error(caller, s
 
 
 @ABANDONED
-def test_a_body_that_is_too_large_is_not_read_to_its_end(caller):
+def test_a_body_that_is_too_large_is_refused_before_its_end(caller):
     class Endless(httpx.SyncByteStream, httpx.AsyncByteStream):
         read = 0
 
@@ -282,7 +282,7 @@ def test_a_body_that_cannot_be_decompressed_is_a_decoding_error(caller):
         caller(get_account)
 
 
-def test_fields_and_values_of_tomorrow_break_nothing(caller):
+def test_unknown_fields_and_values_are_accepted(caller):
     caller.script(answer(200, {**ACCOUNT, "status": "frozen", "tier": {"name": "gold"}}))
     account = caller(get_account)
     assert account.status == "frozen"
@@ -301,9 +301,11 @@ STATUSES = st.sampled_from([200, 201, 202, 204, 301, 400, 401, 402, 404, 409, 41
     endpoint=st.sampled_from(ENDPOINTS),
     status=STATUSES,
     body=st.binary() | JSON.map(lambda value: json.dumps(value).encode()),
-    headers=st.dictionaries(st.sampled_from(["retry-after", "x-request-id", "etag"]), st.text()),
+    headers=st.dictionaries(
+        st.sampled_from(["retry-after", "x-request-id", "etag", "idempotency-replayed"]), st.text()
+    ),
 )
-def test_any_answer_becomes_an_exception_or_a_model_and_none_escapes(endpoint, status, body, headers):
+def test_any_response_becomes_a_model_or_a_declared_exception(endpoint, status, body, headers):
     result = read(asked(endpoint), Reply(status, headers, body), now=0.0)
     if isinstance(result, errors.AgentPayError):
         assert str(result)
@@ -344,7 +346,7 @@ def test_an_account_with_wrong_fields_becomes_a_decoding_error_or_an_account(cha
         ("Wed, 99 Foo 9999 99:99:99 GMT", None),
     ],
 )
-def test_retry_after_holds_seconds_or_a_date(value, seconds):
+def test_retry_after_accepts_seconds_or_a_date(value, seconds):
     headers = {"retry-after": value}
     error = read(asked(GET_ACCOUNT), Reply(429, headers, b"{}"), now=1445412480.0)
     assert isinstance(error, errors.RateLimitedError)
@@ -379,7 +381,7 @@ def test_no_exception_of_the_http_library_leaks(caller, failure, kind, processed
     assert caught.value.__context__ is None
 
 
-def test_a_settled_transfer_reads_as_the_contract_says(caller):
+def test_a_settled_transfer_is_parsed(caller):
     caller.script(answer(200, TRANSFER))
     transfer = caller(lambda c: c.transfers.get("txn_a"))
     assert (transfer.transfer_id, transfer.from_, transfer.to) == ("txn_a", "acct_a", "acct_b")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pydantic import AnyHttpUrl, HttpUrl, SecretStr
 from sdk_world import ACCOUNT, KEY, TRANSFER, URL, WEBHOOK, answer
 
-from agentpay import errors
+from agentpay import errors, testing
 from agentpay._arguments import json_object
 from agentpay.contract import codec, json_text
 from agentpay.contract.accounts import Account
@@ -61,6 +61,28 @@ def pay(**wrong):
         ),
         (lambda c: c.accounts.create(name=7), "name must be a string, not int"),
         (lambda c: c.accounts.list(cursor=[1]), "cursor must be a string, not list"),
+        (lambda c: c.accounts.list(limit="5"), "limit must be an integer, not str"),
+        (lambda c: c.accounts.list(limit=2.5), "limit must be an integer, not float"),
+        (lambda c: c.accounts.list(limit=True), "limit must be an integer, not bool"),
+        (lambda c: c.accounts.list(status=5), "status must be a string, not int"),
+        (
+            lambda c: c.accounts.transactions("acct_a", since=1760000000),
+            "since must be a datetime with a UTC offset, not int",
+        ),
+        (lambda c: c.transfers.list(account_id=AN_ACCOUNT), "account_id must be a string, not Account: pass"),
+        (lambda c: c.transfers.list(idempotency_key=5), "idempotency_key must be a string, not int"),
+        (
+            lambda c: c.console.events.replay(testing.event("transfer.settled")),
+            "event_id must be a string, not TransferSettled: pass event.id",
+        ),
+        (
+            lambda c: c.console.webhooks.rotate_secret("wh_a", overlap_seconds="60"),
+            "overlap_seconds must be an integer, not str",
+        ),
+        (
+            lambda c: c.request("GET", "/v1/accounts", query={"limit": 2.5}),
+            "limit must be a string, an integer, a Decimal, a boolean or a datetime, not float",
+        ),
         (lambda c: c.policies.update("acct_a", paused="yes"), "paused must be True or False, not str"),
         (
             lambda c: c.policies.replace("acct_a", require_memo=1),
@@ -93,7 +115,7 @@ def pay(**wrong):
         ),
     ],
 )
-def test_an_argument_of_a_wrong_type_is_named_with_what_to_pass(caller, call, sentence):
+def test_an_argument_of_a_wrong_type_is_refused_with_the_remedy(caller, call, sentence):
     script = caller.script(max_retries=0)
     with pytest.raises(TypeError) as caught:
         caller(call)
@@ -101,8 +123,14 @@ def test_an_argument_of_a_wrong_type_is_named_with_what_to_pass(caller, call, se
     assert not script.requests
 
 
+def test_a_time_may_be_given_as_text(caller):
+    script = caller.script(answer(200, {"data": [], "cursor": "", "has_more": False}))
+    caller(lambda c: c.accounts.transactions("acct_a", since="2026-01-31T12:00:00Z"))
+    assert script.requests[0].url.params["since"] == "2026-01-31T12:00:00Z"
+
+
 class TestMetadata:
-    def test_it_takes_any_json(self, caller):
+    def test_metadata_accepts_any_json(self, caller):
         script = caller.script(answer(201, ACCOUNT))
         given = {
             "n": 0.1,
@@ -122,12 +150,12 @@ class TestMetadata:
         }
 
     @pytest.mark.parametrize("number", [float("nan"), float("inf"), Decimal("-Infinity")])
-    def test_a_number_that_json_has_no_form_for_is_refused(self, caller, number):
+    def test_a_number_without_a_json_form_is_refused(self, caller, number):
         caller.script()
         with pytest.raises(ValueError, match=r"metadata\.a\[0\] must be a finite number"):
             caller(lambda c: c.accounts.create(name="Agent", metadata={"a": [number]}))
 
-    def test_one_that_has_no_end_is_refused(self, caller):
+    def test_circular_metadata_is_refused(self, caller):
         caller.script()
         loop = {}
         loop["again"] = loop
@@ -135,7 +163,7 @@ class TestMetadata:
             caller(lambda c: c.accounts.create(name="Agent", metadata=loop))
 
     @given(st.floats(allow_nan=False, allow_infinity=False))
-    def test_a_float_is_sent_so_that_it_is_read_as_the_same(self, number):
+    def test_a_float_in_metadata_round_trips(self, number):
         text = json_text.print_json(json_object("metadata", {"n": number}))
         assert float(json.loads(text)["n"]) == number
 
@@ -149,7 +177,7 @@ ADDRESSES = [
 
 
 @pytest.mark.parametrize("address", ADDRESSES, ids=lambda address: type(address).__module__)
-def test_the_address_may_be_a_url_of_another_library(caller, address):
+def test_the_base_url_may_be_a_url_object_of_another_library(caller, address):
     script = caller.script(answer(200, ACCOUNT), base_url=address)
     caller(lambda c: c.accounts.get("acct_a"))
     assert str(script.requests[0].url) == f"{URL}/v1/accounts/acct_a"
@@ -165,7 +193,7 @@ def test_the_address_may_be_a_url_of_another_library(caller, address):
         (7, "base_url must be a string or a URL object, not int"),
     ],
 )
-def test_it_is_held_to_the_same_rules(caller, address, problem):
+def test_an_invalid_url_object_is_refused(caller, address, problem):
     with pytest.raises(errors.ConfigurationError, match=problem) as caught:
         caller.connect(None, base_url=address)
     assert "hush" not in str(caught.value)

@@ -21,7 +21,7 @@ from sdk_world import (
     refusal,
 )
 
-from agentpay import Account, AgentPay, CallOptions, RawResponse, Transfer, errors
+from agentpay import Account, AgentPay, AsyncAgentPay, CallOptions, RawResponse, Transfer, errors
 from agentpay._async import raw as async_raw
 from agentpay._sync import raw
 from agentpay._version import __version__
@@ -55,7 +55,7 @@ class TestOptions:
             assert request.headers["X-Other"] == "b"
             assert request.headers["X-Trace"] == "1"
 
-    def test_the_timeout_is_that_of_the_call(self, caller, call):
+    def test_a_timeout_of_the_call_overrides_the_client(self, caller, call):
         make, body = call
         script = caller.script(*[answer(200, body)] * 3)
         caller(lambda c: make(c, timeout=3))
@@ -63,21 +63,21 @@ class TestOptions:
         for request in script.requests:
             assert set(request.extensions["timeout"].values()) == {3.0}
 
-    def test_the_retries_are_those_of_the_call(self, caller, call):
+    def test_max_retries_of_the_call_overrides_the_client(self, caller, call):
         make, body = call
         script = caller.script(busy(), answer(200, body))
         with pytest.raises(errors.AgentPayError):
             caller(lambda c: make(c, max_retries=0))
         assert len(script.requests) == 1
 
-    def test_the_deadline_is_that_of_the_call(self, caller, call):
+    def test_a_deadline_of_the_call_limits_its_timeouts(self, caller, call):
         make, body = call
         script = caller.script(*[answer(200, body)] * 3)
         caller(lambda c: make(c, deadline=2))
         for request in script.requests:
             assert request.extensions["timeout"]["read"] <= 2
 
-    def test_an_argument_that_does_not_exist_is_refused(self, caller, call):
+    def test_an_unknown_option_is_refused_with_the_known_ones(self, caller, call):
         make, _ = call
         script = caller.script()
         with pytest.raises(
@@ -106,7 +106,7 @@ class TestOptions:
             ({"extra_headers": {"If-Match": "*"}}, "If-Match, which the client sets"),
         ],
     )
-    def test_a_value_that_cannot_be_meant_is_named(self, caller, call, options, problem):
+    def test_an_invalid_option_is_refused_by_name(self, caller, call, options, problem):
         make, _ = call
         script = caller.script()
         with pytest.raises(errors.ConfigurationError, match=problem):
@@ -119,7 +119,7 @@ def test_every_option_is_documented():
         assert f"    {name}: " in CallOptions.__doc__
 
 
-def test_an_option_holds_for_one_call(caller):
+def test_an_option_applies_to_one_call_only(caller):
     script = caller.script(*[answer(200, ACCOUNT)] * 2)
     caller(lambda c: c.accounts.get("acct_a", extra_headers={"X-Once": "1"}, timeout=3))
     caller(lambda c: c.accounts.get("acct_a"))
@@ -128,7 +128,7 @@ def test_an_option_holds_for_one_call(caller):
 
 
 class TestSettings:
-    def test_they_can_be_read(self, caller):
+    def test_settings_are_readable_attributes(self, caller):
         caller.script(base_url=f"{URL}/", timeout=7, max_retries=5, deadline=9)
         client = caller.client
         assert (client.base_url, client.timeout, client.max_retries, client.deadline) == (URL, 7, 5, 9)
@@ -140,7 +140,7 @@ class TestSettings:
         caller(lambda c: c.accounts.get("acct_a"))
         assert script.requests[0].headers["User-Agent"] == f"agentpay-python/{__version__} shop/1.2 (agents)"
 
-    def test_default_headers_are_those_of_a_copy_alone(self, caller):
+    def test_default_headers_of_a_copy_do_not_change_the_original(self, caller):
         script = caller.script(*[answer(200, ACCOUNT)] * 2, default_headers={"X-A": "1"})
         caller(lambda c: c.with_options(default_headers={"X-B": "2"}).accounts.get("acct_a"))
         caller(lambda c: c.accounts.get("acct_a"))
@@ -159,7 +159,7 @@ class TestSettings:
             ({"deadline": 0}, "deadline must be above 0"),
         ],
     )
-    def test_one_that_cannot_be_meant_is_named(self, caller, settings, problem):
+    def test_an_invalid_setting_is_refused_by_name(self, caller, settings, problem):
         with pytest.raises(errors.ConfigurationError, match=problem):
             caller.connect(None, **settings)
 
@@ -181,14 +181,14 @@ class TestDeadline:
         assert len(script.requests) == 1
         assert caller.clock.sleeps == []
 
-    def test_a_retry_that_leaves_enough_is_made(self, caller):
+    def test_a_retry_that_leaves_enough_time_is_made(self, caller):
         script = caller.script(busy(), answer(200, ACCOUNT))
         caller.client._http.random = lambda: 1.0
         caller(lambda c: c.accounts.get("acct_a", deadline=0.6))
         assert caller.clock.sleeps == [0.5]
         assert [round(r.extensions["timeout"]["read"], 6) for r in script.requests] == [0.1, 0.1]
 
-    def test_it_never_makes_an_unknown_outcome_known(self, caller):
+    def test_a_deadline_reports_an_unknown_outcome_as_unknown(self, caller):
         script = caller.script(httpx.ReadError("reset"), busy(), paid, deadline=0.8)
         caller.client._http.random = lambda: 1.0
         with pytest.raises(errors.TransferOutcomeUnknownError) as caught:
@@ -196,7 +196,7 @@ class TestDeadline:
         # The second pause would be 1 s. Both attempts were made under one key, which the error carries.
         assert [body["idempotency_key"] for body in script.bodies] == [caught.value.idempotency_key] * 2
 
-    def test_each_step_gets_what_is_left_when_it_begins(self, caller):
+    def test_each_network_step_gets_the_remaining_time(self, caller):
         seen = []
 
         def slow(request):
@@ -211,7 +211,7 @@ class TestDeadline:
         caller(lambda c: c.accounts.get("acct_a", deadline=5, timeout=3))
         assert seen == [3, 1]
 
-    def test_a_body_that_trickles_in_ends_with_it(self, caller):
+    def test_a_slow_body_ends_at_the_deadline(self, caller):
         clock = caller.clock
 
         class Trickle(httpx.SyncByteStream, httpx.AsyncByteStream):
@@ -237,7 +237,7 @@ class TestDeadline:
         assert caught.value.may_have_been_processed
         assert clock.now - started == 6
 
-    def test_a_response_that_is_complete_is_taken_however_late(self, caller):
+    def test_a_complete_response_is_accepted_after_the_deadline(self, caller):
         def late(request):
             caller.clock.now += 60
             return paid(request)
@@ -245,7 +245,7 @@ class TestDeadline:
         caller.script(late)
         assert caller(lambda c: pay(c, deadline=5)).status == "settled"
 
-    def test_all_requests_of_one_call_share_it(self, caller):
+    def test_all_requests_of_one_call_share_the_deadline(self, caller):
         left = []
 
         def answered(request):
@@ -259,19 +259,19 @@ class TestDeadline:
 
 
 @pytest.mark.parametrize("kind", [errors.APITimeoutError, errors.WaitTimeoutError])
-def test_a_timeout_is_the_one_of_the_language(kind):
+def test_timeout_errors_are_subclasses_of_timeout_error(kind):
     assert issubclass(kind, TimeoutError)
     assert issubclass(kind, errors.AgentPayError)
 
 
-def test_a_timeout_is_caught_as_one(caller):
+def test_a_timeout_can_be_caught_as_timeout_error(caller):
     caller.script(httpx.ReadTimeout("late"), max_retries=0)
     with pytest.raises(TimeoutError, match=r"no answer to accounts\.get within 30 s"):
         caller(lambda c: c.accounts.get("acct_a"))
 
 
 class TestRawResponse:
-    def test_it_is_the_model_with_what_it_came_in(self, caller):
+    def test_a_raw_response_has_the_model_status_and_headers(self, caller):
         caller.script(busy(), answer(200, TRANSFER, x_request_id="req_1", x_more="m"))
         response = caller(lambda c: pay(c.with_raw_response, idempotency_key="key-1"))
         assert response.status == 200
@@ -282,12 +282,12 @@ class TestRawResponse:
         assert isinstance(response.parse(), Transfer)
         assert response.parse().amount_usdc == Decimal("1.5")
 
-    def test_a_failure_raises_as_ever(self, caller):
+    def test_a_failed_call_still_raises(self, caller):
         caller.script(refusal(402, "policy_violation"))
         with pytest.raises(errors.PolicyViolationError):
             caller(lambda c: pay(c.with_raw_response))
 
-    def test_a_list_gives_its_page(self, caller):
+    def test_a_raw_list_response_parses_to_its_page(self, caller):
         caller.script(
             answer(200, page([ACCOUNT], "next", has_more=True), x_request_id="req_1"),
             answer(200, page([{**ACCOUNT, "account_id": "acct_b"}])),
@@ -298,7 +298,7 @@ class TestRawResponse:
         following = caller(lambda _: response.parse().next_page())
         assert following.data[0].account_id == "acct_b"
 
-    def test_of_several_requests_it_is_the_last(self, caller):
+    def test_a_call_of_several_requests_returns_the_last_response(self, caller):
         caller.script(
             answer(200, ACCOUNT_POLICY, etag='"1"', x_request_id="req_read"),
             answer(200, ACCOUNT_POLICY, etag='"2"', x_request_id="req_written"),
@@ -306,12 +306,12 @@ class TestRawResponse:
         response = caller(lambda c: c.with_raw_response.policies.pause("acct_a"))
         assert (response.request_id, response.headers["ETag"]) == ("req_written", '"2"')
 
-    def test_a_wait_gives_the_last_look(self, caller):
+    def test_a_wait_returns_the_last_response(self, caller):
         caller.script(answer(200, {**TRANSFER, "status": "submitted"}), answer(200, TRANSFER))
         response = caller(lambda c: c.with_raw_response.transfers.wait("txn_a", extra_headers={"X-A": "1"}))
         assert response.parse().is_final
 
-    def test_it_shows_no_body_and_survives_copying(self, caller):
+    def test_a_raw_response_hides_its_body_and_can_be_pickled(self, caller):
         caller.script(answer(200, TRANSFER))
         response = caller(lambda c: c.with_raw_response.transfers.get("txn_a"))
         assert repr(response) == "RawResponse(status=200, retries_made=0)"
@@ -319,7 +319,7 @@ class TestRawResponse:
         assert copy.deepcopy(response).headers == response.headers
 
     @pytest.mark.parametrize("module", [raw, async_raw], ids=["sync", "async"])
-    def test_every_resource_has_it_with_every_method(self, module):
+    def test_every_resource_has_raw_responses_for_every_method(self, module):
         client = AgentPay(api_key=KEY, base_url=URL)
         responses = client.with_raw_response
         compared = [
@@ -342,7 +342,14 @@ class TestRawResponse:
             assert {method for method in vars(kind) if not method.startswith("_")} == methods
             assert type(responding).__name__ == "Raw" + type(resource).__name__
 
-    def test_extensions_have_it(self, caller):
+    @pytest.mark.parametrize("kind", [AgentPay, AsyncAgentPay])
+    def test_help_shows_the_arguments_and_the_documentation_of_the_method(self, kind):
+        client = kind(api_key=KEY, base_url=URL)
+        plain, raw_method = client.transfers.create, client.with_raw_response.transfers.create
+        assert raw_method.__doc__ == plain.__doc__
+        assert inspect.signature(raw_method) == inspect.signature(plain)
+
+    def test_extensions_have_raw_responses(self, caller):
         session_list = {"data": [], "cursor": "", "has_more": False}
         script = caller.script(answer(200, session_list, x_request_id="req_1"))
         response = caller(lambda c: c.with_raw_response.console.approvals.list(limit=3))
@@ -356,7 +363,7 @@ def resources_of(holder):
 
 
 class TestRequest:
-    def test_it_reaches_what_has_no_method(self, caller):
+    def test_request_reaches_paths_without_a_method(self, caller):
         script = caller.script(answer(200, {"limit": 1.5, "now": True}, x_request_id="req_1"))
         response = caller(
             lambda c: c.request("GET", "/sandbox/clock", query={"deep": 1, "cursor": "a b", "none": None})
@@ -379,7 +386,7 @@ class TestRequest:
             caller(lambda c: c.request("PUT", "/v1/accounts/acct_a/policy", body={"max_daily_spend": 0.1}))
         assert not script.requests
 
-    def test_only_a_get_is_repeated(self, caller):
+    def test_a_get_is_retried(self, caller):
         script = caller.script(busy(), answer(200, {}))
         assert caller(lambda c: c.request("GET", "/v1/new")).retries_made == 1
         assert len(script.requests) == 2
@@ -390,7 +397,7 @@ class TestRequest:
         [busy, lambda: refusal(429, "rate_limited"), lambda: httpx.ConnectError("refused")],
         ids=["503", "429", "no connection"],
     )
-    def test_nothing_else_is(self, caller, method, failure):
+    def test_other_methods_are_not_retried(self, caller, method, failure):
         script = caller.script(failure())
         with pytest.raises(errors.AgentPayError):
             caller(lambda c: c.request(method, "/v1/new", body={}, max_retries=5))
@@ -442,7 +449,7 @@ class TestRequest:
             ("GET", ""),
         ],
     )
-    def test_what_is_no_request_to_the_service_is_refused(self, caller, method, path):
+    def test_an_invalid_method_or_path_is_refused(self, caller, method, path):
         script = caller.script()
         with pytest.raises(ValueError, match="must be"):
             caller(lambda c: c.request(method, path))

@@ -31,7 +31,7 @@ def test_settings_come_from_the_environment(caller, monkeypatch):
     assert script.requests[0].headers["Authorization"] == "Bearer ap_agent_env"
 
 
-def test_arguments_come_before_the_environment(caller, monkeypatch):
+def test_arguments_override_the_environment(caller, monkeypatch):
     monkeypatch.setenv("AGENTPAY_API_KEY", "ap_agent_env")
     monkeypatch.setenv("AGENTPAY_BASE_URL", "https://env.example.com/")
     script = caller.script(answer(200, ACCOUNT))
@@ -77,7 +77,7 @@ def test_arguments_come_before_the_environment(caller, monkeypatch):
     ],
 )
 @pytest.mark.parametrize("kind", [AgentPay, AsyncAgentPay])
-def test_a_setting_that_cannot_be_meant_is_named(kind, settings, problem):
+def test_an_invalid_setting_is_refused_by_name(kind, settings, problem):
     with pytest.raises(errors.ConfigurationError, match=problem) as caught:
         kind(**{"api_key": KEY, "base_url": URL, **settings})
     assert "pass@" not in str(caught.value)
@@ -91,7 +91,7 @@ def test_http_client_and_transport_exclude_each_other(kind, http_kind):
         kind(api_key=KEY, base_url=URL, http_client=http_kind(), transport=Script())
 
 
-def test_a_call_may_have_its_own_timeout_and_retries(caller):
+def test_a_call_can_override_timeout_and_retries(caller):
     script = caller.script(
         answer(200, ACCOUNT), answer(200, ACCOUNT), answer(200, ACCOUNT), httpx.ReadTimeout("")
     )
@@ -107,7 +107,7 @@ def test_a_call_may_have_its_own_timeout_and_retries(caller):
         caller(lambda c: get_account(c, max_retries=-1))
 
 
-def test_a_copy_has_its_own_options_and_the_same_connections(caller):
+def test_a_copy_has_separate_options_and_shares_connections(caller):
     script = caller.script(answer(200, ACCOUNT), httpx.ReadTimeout(""), answer(200, ACCOUNT))
     copy = caller.client.with_options(api_key="ap_agent_x", timeout=3, max_retries=0)
     assert type(copy) is caller.kind
@@ -127,7 +127,7 @@ def test_a_copy_has_its_own_options_and_the_same_connections(caller):
         caller(get_account)
 
 
-def test_a_copy_of_a_copy_keeps_what_is_not_given(caller):
+def test_a_copy_of_a_copy_keeps_unchanged_options(caller):
     script = caller.script(answer(200, ACCOUNT))
     copy = caller.client.with_options(timeout=3).with_options(max_retries=0, timeout=UNSET)
     caller(lambda _: get_account(copy))
@@ -135,13 +135,13 @@ def test_a_copy_of_a_copy_keeps_what_is_not_given(caller):
 
 
 @pytest.mark.parametrize("options", [{"timeout": 0}, {"max_retries": -1}, {"api_key": ""}])
-def test_a_copy_is_checked_as_a_client_is(caller, options):
+def test_options_of_a_copy_are_validated(caller, options):
     caller.script()
     with pytest.raises(errors.ConfigurationError):
         caller.client.with_options(**options)
 
 
-def test_a_closed_client_says_so(caller):
+def test_a_closed_client_refuses_calls(caller):
     script = caller.script()
     caller(lambda c: c.close())
     caller(lambda c: c.close())
@@ -208,7 +208,7 @@ def test_a_redirect_is_not_followed_over_a_transport(caller):
     assert len(script.requests) == 1
 
 
-def test_a_given_http_client_keeps_its_ways_and_stays_open(caller):
+def test_a_given_http_client_keeps_its_settings_and_stays_open(caller):
     seen = []
 
     def note_request(request):
@@ -248,7 +248,7 @@ def test_a_given_http_client_keeps_its_ways_and_stays_open(caller):
         http_client.close()
 
 
-def test_a_given_http_client_that_is_closed_says_so(caller):
+def test_a_closed_http_client_is_reported(caller):
     http_client = httpx.AsyncClient() if caller.is_async else httpx.Client()
     caller.client = caller.kind(api_key=KEY, base_url=URL, http_client=http_client)
     if caller.is_async:
@@ -292,7 +292,7 @@ def test_all_clients_of_a_process_share_one_tls_context(monkeypatch, service):
     assert len(made) == 1
 
 
-def test_a_client_used_by_many_threads_has_one_http_client(monkeypatch, service):
+def test_a_client_used_by_many_threads_creates_one_http_client(monkeypatch, service):
     made = []
 
     class Counted(httpx.Client):
@@ -320,9 +320,7 @@ def test_a_client_used_by_many_threads_has_one_http_client(monkeypatch, service)
     ],
     ids=["proxy of no kind", "proxy that is no address", "no certificates", "certificates that are none"],
 )
-def test_an_environment_that_no_connection_can_be_made_with_is_a_wrong_setting(
-    caller, monkeypatch, variables
-):
+def test_an_unusable_proxy_or_certificate_setting_is_a_configuration_error(caller, monkeypatch, variables):
     monkeypatch.setattr(edge, "_ssl_context", None)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -331,7 +329,7 @@ def test_an_environment_that_no_connection_can_be_made_with_is_a_wrong_setting(
         caller(lambda c: c.transfers.create(from_="acct_a", to="acct_b", amount=1))
 
 
-def test_calls_side_by_side_do_not_share_their_retries():
+def test_concurrent_calls_do_not_share_retries():
     counts = {}
 
     def fail_once(request):
@@ -360,7 +358,7 @@ def logs():
 
 
 @pytest.mark.parametrize(("value", "level"), [("debug", logging.DEBUG), ("INFO", logging.INFO)])
-def test_agentpay_log_makes_the_logger_write_once(monkeypatch, logs, value, level):
+def test_agentpay_log_adds_one_log_handler(monkeypatch, logs, value, level):
     monkeypatch.setenv("AGENTPAY_LOG", value)
     for _ in range(3):
         AgentPay(api_key=KEY, base_url=URL).close()
@@ -368,13 +366,13 @@ def test_agentpay_log_makes_the_logger_write_once(monkeypatch, logs, value, leve
     assert len(logs.handlers) == 1
 
 
-def test_agentpay_log_takes_no_other_word(monkeypatch):
+def test_agentpay_log_refuses_other_values(monkeypatch):
     monkeypatch.setenv("AGENTPAY_LOG", "loud")
     with pytest.raises(errors.ConfigurationError, match="AGENTPAY_LOG must be debug or info"):
         AgentPay(api_key=KEY, base_url=URL)
 
 
-def test_the_real_pauses_are_those_of_the_clock(monkeypatch):
+def test_sync_pauses_use_time_sleep(monkeypatch):
     slept = []
     monkeypatch.setattr(edge.time, "sleep", slept.append)
     transport = Script(answer(429, b"", Retry_After="7"), answer(200, ACCOUNT))
@@ -384,7 +382,7 @@ def test_the_real_pauses_are_those_of_the_clock(monkeypatch):
 
 
 @pytest.mark.anyio
-async def test_the_real_async_pauses_are_those_of_the_event_loop(monkeypatch):
+async def test_async_pauses_use_anyio_sleep(monkeypatch):
     slept = []
 
     async def sleep(seconds):
@@ -398,7 +396,7 @@ async def test_the_real_async_pauses_are_those_of_the_event_loop(monkeypatch):
 
 
 @pytest.mark.anyio
-async def test_a_pause_between_attempts_really_passes(service):
+async def test_a_pause_between_attempts_elapses_on_asyncio_and_trio(service):
     """On asyncio and on trio: the clock of the pause is that of the event loop."""
     respond = service.respond
 

@@ -60,7 +60,7 @@ def example(kind):
     "again",
     [copy.copy, copy.deepcopy, *(lambda e, p=p: pickle.loads(pickle.dumps(e, p)) for p in range(6))],
 )
-def test_every_exception_survives_with_all_that_it_carries(kind, again):
+def test_every_exception_keeps_its_attributes_when_pickled_and_copied(kind, again):
     error = example(kind)
     error.add_note("a note")
     twin = again(error)
@@ -70,7 +70,7 @@ def test_every_exception_survives_with_all_that_it_carries(kind, again):
     assert vars(twin)["__notes__"] == ["a note"]
 
 
-def test_the_tree_is_the_one_that_is_drawn():
+def test_the_documented_exception_tree_is_correct():
     def drawn():
         parents = {0: "AgentPayError"}
         for line in errors.__doc__.splitlines():
@@ -95,7 +95,7 @@ def test_every_exception_is_public():
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if issubclass(kind, errors.APIError)])
-def test_every_error_of_the_service_says_what_to_do_next(kind):
+def test_every_api_error_message_ends_with_advice(kind):
     assert kind.advice
     assert str(example(kind)) == (
         "402 policy_violation: no; memo is required (transfer txn_a, session sess_a, request req_1). "
@@ -103,5 +103,5 @@ def test_every_error_of_the_service_says_what_to_do_next(kind):
     )
 
 
-def test_an_error_may_be_caught_as_a_value_error_where_a_setting_is_wrong():
+def test_a_configuration_error_is_a_value_error():
     assert issubclass(errors.ConfigurationError, ValueError)

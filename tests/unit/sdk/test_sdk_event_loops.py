@@ -23,7 +23,7 @@ def pay(client, key):
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_client_pays_on_one_event_loop_after_another(service, backend):
+def test_a_client_works_on_several_event_loops_in_sequence(service, backend):
     client = client_of(service, max_retries=0)
     for number in range(20):
         transfer = anyio.run(pay, client, f"key-{number}", backend=backend)
@@ -52,7 +52,7 @@ def test_the_connections_of_a_loop_are_closed_when_it_ends(service, backend):
     service.wait_until_nobody_is_connected()
 
 
-def test_within_a_loop_a_connection_is_used_again(service):
+def test_connections_are_reused_within_a_loop(service):
     client = client_of(service)
 
     async def pay_in_turn():
@@ -64,7 +64,7 @@ def test_within_a_loop_a_connection_is_used_again(service):
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_two_loops_in_two_threads_use_one_client_at_the_same_time(service, backend):
+def test_two_loops_in_two_threads_use_one_client_concurrently(service, backend):
     client = client_of(service, max_retries=0)
     failures = []
 
@@ -89,7 +89,7 @@ def test_two_loops_in_two_threads_use_one_client_at_the_same_time(service, backe
 
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
-def test_a_loop_that_was_closed_without_notice_hurts_nobody(service):
+def test_a_loop_closed_without_shutdown_does_not_affect_later_loops(service):
     client = client_of(service, max_retries=0)
     for number in range(3):
         loop = asyncio.new_event_loop()
@@ -101,7 +101,7 @@ def test_a_loop_that_was_closed_without_notice_hurts_nobody(service):
     service.wait_until_nobody_is_connected()
 
 
-def test_closing_on_another_loop_than_that_of_the_calls_raises_nothing(service):
+def test_closing_on_another_loop_raises_nothing(service):
     client = client_of(service)
     asyncio.run(pay(client, "key-1"))
     asyncio.run(client.close())
@@ -118,7 +118,7 @@ async def test_closing_closes_the_connections_of_the_running_loop(service):
     await anyio.to_thread.run_sync(service.wait_until_nobody_is_connected)
 
 
-def test_a_client_that_is_forgotten_leaves_no_connection_open(service):
+def test_a_garbage_collected_client_leaves_no_connection_open(service):
     async def pay_and_forget():
         client = client_of(service)
         await pay(client, "key-1")
@@ -130,7 +130,7 @@ def test_a_client_that_is_forgotten_leaves_no_connection_open(service):
 
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
-def test_a_given_http_client_on_another_loop_ends_in_doubt_and_not_in_an_undeclared_error(service):
+def test_a_given_http_client_on_another_loop_raises_outcome_unknown(service):
     """Its connections are its own business; what they raise must not hide that it may have been paid."""
     client = client_of(service, http_client=httpx.AsyncClient(), max_retries=0)
     asyncio.run(pay(client, "key-1"))
@@ -143,14 +143,14 @@ def test_a_given_http_client_on_another_loop_ends_in_doubt_and_not_in_an_undecla
     gc.collect()
 
 
-def test_without_an_event_loop_nothing_is_sent(service):
+def test_without_an_event_loop_a_call_is_refused_unsent(service):
     step = pay(client_of(service), "key-1")
     with pytest.raises(errors.ConfigurationError, match="runs on asyncio or trio"):
         step.send(None)
     assert not service.asked
 
 
-def test_the_sync_client_needs_no_event_loop_and_works_within_one(service):
+def test_the_sync_client_works_inside_an_event_loop(service):
     async def main():
         with AgentPay(api_key=KEY, base_url=service.base_url) as client:
             return client.accounts.balance("acct_a")

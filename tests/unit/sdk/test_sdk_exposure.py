@@ -48,7 +48,7 @@ SAFE = [
 
 
 @pytest.mark.parametrize("base_url", EXPOSED)
-def test_a_client_warns_once_before_it_sends_a_key_in_the_clear(caller, base_url):
+def test_a_client_warns_once_before_sending_a_key_over_plain_http(caller, base_url):
     (warning,) = ask(caller, base_url)
     assert warning.category is InsecureConnectionWarning
     host = httpx.URL(base_url).host
@@ -57,7 +57,7 @@ def test_a_client_warns_once_before_it_sends_a_key_in_the_clear(caller, base_url
 
 
 @pytest.mark.parametrize("base_url", SAFE)
-def test_tls_and_this_machine_are_not_warned_of(caller, base_url):
+def test_tls_and_loopback_do_not_warn(caller, base_url):
     assert ask(caller, base_url) == []
 
 
@@ -88,13 +88,13 @@ def test_a_copy_does_not_warn_again(caller):
         caller(lambda c: c.with_options(timeout=5).accounts.get("acct_a"))
 
 
-def test_nothing_is_warned_of_before_anything_is_sent():
+def test_creating_a_client_does_not_warn():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         AgentPay(api_key=KEY, base_url="http://api.example.com").close()
 
 
-def test_whoever_makes_it_an_error_sends_no_key_at_all(caller):
+def test_no_key_is_sent_when_the_warning_is_an_error(caller):
     script = caller.script(base_url="http://api.example.com")
     with warnings.catch_warnings():
         warnings.simplefilter("error", InsecureConnectionWarning)
@@ -105,6 +105,6 @@ def test_whoever_makes_it_an_error_sends_no_key_at_all(caller):
     assert not script.requests
 
 
-def test_the_warning_is_no_error_of_the_sdk():
+def test_the_warning_is_a_user_warning_and_not_an_sdk_error():
     assert issubclass(InsecureConnectionWarning, UserWarning)
     assert not issubclass(InsecureConnectionWarning, errors.AgentPayError)

@@ -38,7 +38,7 @@ def caller(request):
 
 
 @pytest.mark.parametrize("operation", [*CALLS, *LOOK_UPS])
-def test_a_404_without_an_error_body_says_that_the_extension_is_not_offered(caller, operation):
+def test_a_404_without_an_error_body_is_extension_not_offered(caller, operation):
     caller.script(lambda _: httpx.Response(404, text="<h1>no such page</h1>"), max_retries=0)
     with pytest.raises(ExtensionNotOfferedError) as caught:
         caller((CALLS | LOOK_UPS)[operation])
@@ -51,7 +51,7 @@ def test_a_404_without_an_error_body_says_that_the_extension_is_not_offered(call
 
 
 @pytest.mark.parametrize("operation", CALLS)
-def test_so_does_any_404_of_an_endpoint_that_looks_nothing_up(caller, operation):
+def test_any_404_of_an_endpoint_without_a_lookup_is_extension_not_offered(caller, operation):
     caller.script(answer(404, NOT_FOUND))
     with pytest.raises(ExtensionNotOfferedError) as caught:
         caller(CALLS[operation])
@@ -59,21 +59,21 @@ def test_so_does_any_404_of_an_endpoint_that_looks_nothing_up(caller, operation)
 
 
 @pytest.mark.parametrize("operation", LOOK_UPS)
-def test_what_is_looked_up_and_not_found_is_not_found(caller, operation):
+def test_a_404_of_a_lookup_is_not_found(caller, operation):
     caller.script(answer(404, NOT_FOUND))
     with pytest.raises(NotFoundError, match="no such thing"):
         caller(LOOK_UPS[operation])
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 405, 501])
-def test_other_statuses_are_what_they_are(caller, status):
+def test_other_statuses_are_not_extension_not_offered(caller, status):
     caller.script(lambda _: httpx.Response(status, text="no"), max_retries=0)
     with pytest.raises(APIError) as caught:
         caller(CALLS["whoami"])
     assert not isinstance(caught.value, ExtensionNotOfferedError)
 
 
-def test_the_contract_is_always_offered(caller):
+def test_a_404_of_a_v1_endpoint_is_not_found(caller):
     caller.script(lambda _: httpx.Response(404, text="no"), lambda _: httpx.Response(404, text="no"))
     with pytest.raises(NotFoundError):
         caller(lambda c: c.accounts.list())
@@ -81,13 +81,13 @@ def test_the_contract_is_always_offered(caller):
         caller(lambda c: c.accounts.get("acct_a"))
 
 
-def test_what_a_caller_asks_by_path_is_not_judged(caller):
+def test_a_404_of_a_request_by_path_is_not_found(caller):
     caller.script(answer(404, NOT_FOUND))
     with pytest.raises(NotFoundError):
         caller(lambda c: c.request("GET", "/sessions/sess_a"))
 
 
-def test_the_two_kinds_of_calls_are_told_apart_by_the_table():
+def test_the_endpoint_table_distinguishes_lookups_from_other_calls():
     endpoints = {endpoint.name: endpoint for endpoint in EXTENSION_ENDPOINTS}
     assert not any(ErrorCode.NOT_FOUND in endpoints[name].every_error for name in CALLS)
     assert all(ErrorCode.NOT_FOUND in endpoints[name].every_error for name in LOOK_UPS)

@@ -26,7 +26,7 @@ KEPT_SECONDS = 4
 
 @pytest.mark.parametrize("kind", ["sync", "asyncio"])
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_processes_that_share_a_client_are_answered_what_each_asked(kind, scheme, tmp_path):
+def test_forked_processes_sharing_a_client_get_their_own_responses(kind, scheme, tmp_path):
     tls, trusted = tls_of(tmp_path) if scheme == "https" else (None, None)
     with serving(tls) as service:
         script = Path(__file__).with_name("forking.py")
@@ -67,7 +67,7 @@ def said(client):
 
 
 @pytest.mark.parametrize("given", ["http_client", "transport"])
-def test_what_was_given_and_used_before_a_fork_is_refused_after_it(given):
+def test_a_given_client_or_transport_used_before_a_fork_is_refused_after_it(given):
     """Its connections cannot be recreated, and would be those of the parent."""
     transport = httpx.MockTransport(lambda _: answer(200, BALANCE))
     part = transport if given == "transport" else httpx.Client(transport=transport)
@@ -80,7 +80,7 @@ def test_what_was_given_and_used_before_a_fork_is_refused_after_it(given):
 
 
 @pytest.mark.parametrize("given", ["http_client", "transport"])
-def test_what_was_given_and_not_used_before_a_fork_works_after_it(given):
+def test_a_given_client_or_transport_unused_before_a_fork_works_after_it(given):
     transport = httpx.MockTransport(lambda _: answer(200, BALANCE))
     part = transport if given == "transport" else httpx.Client(transport=transport)
     with AgentPay(api_key=KEY, base_url=URL, **{given: part}) as client:
@@ -88,7 +88,7 @@ def test_what_was_given_and_not_used_before_a_fork_works_after_it(given):
         assert said(client) == "acct_a"
 
 
-def test_a_lock_that_another_thread_held_at_the_fork_stops_no_child(service):
+def test_a_lock_held_by_another_thread_at_the_fork_does_not_block_the_child(service):
     """The certificates are loaded under one lock; the thread that held it does not exist in the child."""
     with AgentPay(api_key=KEY, base_url=service.base_url) as client:
         from agentpay import _http  # noqa: PLC0415 - the lock is no part of its interface

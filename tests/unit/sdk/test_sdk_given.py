@@ -61,13 +61,13 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("kind", "setting", "make", "problem"), REFUSED)
-def test_what_a_client_cannot_use_is_refused_when_it_is_made(kind, setting, make, problem):
+def test_an_unusable_http_client_or_transport_is_refused_at_creation(kind, setting, make, problem):
     with pytest.raises(errors.ConfigurationError, match=f"^{setting} must be .*{problem}"):
         kind(api_key=KEY, base_url=URL, **{setting: make()})
 
 
 @LIBRARIES
-def test_a_client_of_httpx_or_of_its_successor_is_used(caller, service, library):
+def test_a_client_of_httpx_or_httpx2_is_accepted(caller, service, library):
     http_client = (library.AsyncClient if caller.is_async else library.Client)(headers={"X-Team": "blue"})
     caller.client = caller.kind(api_key=KEY, base_url=service.base_url, http_client=http_client)
 
@@ -88,7 +88,7 @@ def test_a_client_of_httpx_or_of_its_successor_is_used(caller, service, library)
 
 
 @LIBRARIES
-def test_a_transport_of_httpx_or_of_its_successor_is_used_and_closed(caller, service, library):
+def test_a_transport_of_httpx_or_httpx2_is_accepted_and_closed(caller, service, library):
     transport = (library.AsyncHTTPTransport if caller.is_async else library.HTTPTransport)()
 
     async def main():
@@ -128,7 +128,7 @@ def test_a_transport_needs_no_base_class(caller):
         ("DecodingError", errors.DecodingError, True),
     ],
 )
-def test_no_exception_of_the_library_leaves(caller, library, part, name, kind, processed):
+def test_no_exception_of_a_given_library_leaks(caller, library, part, name, kind, processed):
     def fail(request):
         raise getattr(library, name)("it failed")
 
@@ -149,7 +149,7 @@ def test_no_exception_of_the_library_leaves(caller, library, part, name, kind, p
 
 
 @LIBRARIES
-def test_a_real_port_that_nobody_listens_on_was_never_sent_to(caller, library):
+def test_a_refused_connection_is_reported_as_not_sent(caller, library):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
     given = (library.AsyncClient if caller.is_async else library.Client)()
@@ -160,7 +160,7 @@ def test_a_real_port_that_nobody_listens_on_was_never_sent_to(caller, library):
 
 
 @LIBRARIES
-def test_a_hook_that_cannot_reach_something_else_says_nothing_about_the_payment(caller, service, library):
+def test_a_connect_error_inside_a_hook_leaves_the_payment_outcome_unknown(caller, service, library):
     """The response is there when the hook runs; its own call that was never sent is not the payment."""
 
     def hook(_response):
@@ -192,7 +192,7 @@ def test_a_hook_that_cannot_reach_something_else_says_nothing_about_the_payment(
     caller.client = None
 
 
-def test_an_argument_that_is_too_long_for_an_address_is_a_value_error(caller):
+def test_an_argument_too_long_for_a_url_is_a_value_error(caller):
     script = caller.script()
     with pytest.raises(ValueError, match=r"an argument of accounts\.get is too long") as caught:
         caller(lambda c: c.accounts.get("a" * 70_000))

@@ -44,7 +44,7 @@ def run(kind, work):
 
 
 @FLAVOURS
-def test_many_calls_at_a_time_share_a_bounded_number_of_connections(service, kind, monkeypatch):
+def test_concurrent_calls_share_a_bounded_number_of_connections(service, kind, monkeypatch):
     """None waits within the HTTP library, whose bookkeeping takes quadratic time."""
     within = most = 0
     counting = threading.Lock()
@@ -99,7 +99,7 @@ def test_many_calls_at_a_time_share_a_bounded_number_of_connections(service, kin
 
 
 @FLAVOURS
-def test_a_call_that_gets_no_connection_in_time_was_not_sent_and_says_so(service, kind):
+def test_a_call_without_a_free_connection_times_out_unsent(service, kind):
     release = service.hold()
     late, answered = [], []
 
@@ -132,7 +132,7 @@ def test_a_call_that_gets_no_connection_in_time_was_not_sent_and_says_so(service
 
 @FLAVOURS
 @pytest.mark.parametrize(("waited", "is_sent"), [(7.0, True), (9.5, False)])
-def test_the_wait_counts_against_the_timeout(service, kind, waited, is_sent, monkeypatch):
+def test_waiting_for_a_connection_counts_against_the_timeout(service, kind, waited, is_sent, monkeypatch):
     """The exchange may take the remaining time; a request is not sent with almost none left."""
     timeouts = []
 
@@ -163,7 +163,7 @@ def test_the_wait_counts_against_the_timeout(service, kind, waited, is_sent, mon
 
 
 @FLAVOURS
-def test_a_call_that_is_given_up_while_it_waits_gives_nothing_up_for_others(service, kind):
+def test_a_call_cancelled_while_waiting_takes_no_connection_with_it(service, kind):
     """Cancelled or timed out, it takes no connection with it."""
     release = service.hold()
     answered = []
@@ -217,7 +217,7 @@ def zeros(mebibytes, times):
 @pytest.mark.filterwarnings(
     "ignore:Async generator:ResourceWarning"
 )  # trio, of a body that is not read to its end
-def test_a_small_answer_does_not_unfold_to_a_large_one(service, kind, coding, times, problem, most):
+def test_a_compressed_response_is_not_expanded_beyond_the_limit(service, kind, coding, times, problem, most):
     bomb = http(zeros(128, times), f"Content-Encoding: {coding}")
     assert len(bomb) < 140_000
 
@@ -245,7 +245,7 @@ def test_a_small_answer_does_not_unfold_to_a_large_one(service, kind, coding, ti
 
 
 @pytest.mark.parametrize("coding", ["gzip", "x-gzip", " GZIP ", "identity, gzip"])
-def test_an_answer_that_is_compressed_once_all_the_same_is_read(service, coding):
+def test_a_gzip_response_is_accepted(service, coding):
     async def respond(_asked):
         return http(gzip.compress(answer(200, BALANCE).content), f"Content-Encoding: {coding}")
 
@@ -255,7 +255,7 @@ def test_an_answer_that_is_compressed_once_all_the_same_is_read(service, coding)
 
 
 @pytest.mark.parametrize("coding", ["br", "zstd", "deflate", "compress", "x" * 500])
-def test_a_coding_that_was_not_asked_for_is_refused(service, coding):
+def test_an_unrequested_content_encoding_is_refused(service, coding):
     async def respond(_asked):
         return http(b"anything", f"Content-Encoding: {coding}")
 
@@ -279,14 +279,14 @@ def fed(content, coding, limit, sizes):
 
 
 @given(st.binary(max_size=2000), st.lists(st.integers(1, 50)), st.booleans())
-def test_a_body_is_what_was_sent_however_it_arrives(content, sizes, is_compressed):
+def test_a_body_is_decoded_whatever_its_chunks(content, sizes, is_compressed):
     sent = gzip.compress(content) if is_compressed else content
     coding = "gzip" if is_compressed else ""
     assert fed(sent, coding, 3000, iter(sizes)) == content
 
 
 @given(st.integers(0, 200), st.lists(st.integers(1, 50)), st.booleans())
-def test_a_body_is_refused_from_one_byte_over_its_limit(size, sizes, is_compressed):
+def test_a_body_one_byte_over_the_limit_is_refused(size, sizes, is_compressed):
     sent = gzip.compress(bytes(size)) if is_compressed else bytes(size)
     limit = 100
     coding = "gzip" if is_compressed else ""
@@ -298,7 +298,7 @@ def test_a_body_is_refused_from_one_byte_over_its_limit(size, sizes, is_compress
 
 
 @given(st.binary(), st.lists(st.integers(1, 50)))
-def test_what_claims_to_be_gzip_and_is_not_is_refused(content, sizes):
+def test_a_body_that_is_not_gzip_is_refused(content, sizes):
     if content:
         with pytest.raises(BodyError, match="cannot be decompressed"):
             fed(content, "gzip", 1000, iter(sizes))
@@ -307,12 +307,12 @@ def test_what_claims_to_be_gzip_and_is_not_is_refused(content, sizes):
 
 
 @given(st.integers(1, 30))
-def test_gzip_that_is_cut_short_is_refused(missing):
+def test_truncated_gzip_is_refused(missing):
     with pytest.raises(BodyError, match="truncated"):
         fed(gzip.compress(b"a body of some length")[:-missing], "gzip", 1000, iter(()))
 
 
-def test_what_follows_the_end_of_gzip_is_not_kept_for_ever():
+def test_data_after_the_end_of_gzip_is_bounded():
     body = Body("gzip", limit=1000)
     body.feed(gzip.compress(b"all"))
     for _ in range(9):

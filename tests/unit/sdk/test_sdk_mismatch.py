@@ -196,7 +196,7 @@ def other(value):
 
 
 @pytest.mark.parametrize("operation", CASES)
-def test_the_answer_to_another_request_is_an_error_and_no_object(caller, operation):
+def test_a_response_to_another_request_raises_answer_mismatch(caller, operation):
     call, status, body, field = CASES[operation]
     script = caller.script(
         answer(status, body), answer(status, {**body, field: other(body[field])}, X_Request_Id="req_1")
@@ -225,7 +225,7 @@ UNKNOWN = (
 @pytest.mark.parametrize(
     ("operation", "field"), [(operation, field) for operation in MONEY for field in MONEY[operation][3]]
 )
-def test_the_answer_to_another_payment_leaves_the_own_one_in_doubt(caller, operation, field):
+def test_a_response_to_another_payment_leaves_the_outcome_unknown(caller, operation, field):
     call, status, body, others = MONEY[operation]
     caller.script(answer(status, body), answer(status, {**body, field: others[field]}))
     caller(call)
@@ -239,7 +239,7 @@ def test_the_answer_to_another_payment_leaves_the_own_one_in_doubt(caller, opera
 
 
 @pytest.mark.parametrize("operation", PAGES)
-def test_one_item_of_another_list_spoils_the_page(caller, operation):
+def test_a_page_with_an_item_of_another_list_raises_answer_mismatch(caller, operation):
     call, status, item, field = PAGES[operation]
     caller.script(
         answer(status, page([item, item])), answer(status, page([item, {**item, field: other(item[field])}]))
@@ -249,7 +249,7 @@ def test_one_item_of_another_list_spoils_the_page(caller, operation):
         caller(call)
 
 
-def test_every_operation_is_covered_that_repeats_something():
+def test_every_operation_with_echoed_fields_is_tested():
     assert {*CASES, *MONEY, *PAGES} == {endpoint.name for endpoint in BOUND_ENDPOINTS if endpoint.echoes}
 
 
@@ -257,7 +257,7 @@ IDENTITIES = ("from_", "to", "idempotency_key")
 
 
 @pytest.mark.parametrize("endpoint", BOUND_ENDPOINTS, ids=lambda endpoint: endpoint.name)
-def test_whatever_identifies_a_request_is_looked_for_in_its_answer(endpoint):
+def test_every_identifier_of_a_request_is_compared_with_its_response(endpoint):
     """An identifier of the path, the query or the body that the answer holds as well, it must repeat."""
     asked = set(re.findall(r"{(\w+)}", endpoint.path))
     for model in filter(None, (endpoint.request, endpoint.query)):
@@ -272,39 +272,39 @@ def test_whatever_identifies_a_request_is_looked_for_in_its_answer(endpoint):
 
 
 @pytest.mark.parametrize("amount", ["1.5", "1.50", "1.500000", "01.5", "15e-1"])
-def test_an_amount_is_repeated_however_it_was_written(caller, amount):
+def test_an_amount_matches_whatever_its_spelling(caller, amount):
     caller.script(answer(200, TRANSFER))
     assert caller(lambda c: c.transfers.create(**{**PAYMENT, "amount": amount})).transfer_id == "txn_a"
 
 
 @pytest.mark.parametrize("name", ["Agent", "  Agent\t", "AGENT", "\uff21gent"])
-def test_a_name_may_be_tidied_up(caller, name):
+def test_a_normalized_name_matches(caller, name):
     caller.script(answer(201, ACCOUNT))
     assert caller(lambda c: c.accounts.create(name=name)).account_id == "acct_a"
 
 
 @pytest.mark.parametrize("told", [{}, {"url": None}, {"url": "https://example.com/hook/"}])
-def test_a_url_may_be_tidied_up_or_left_out(caller, told):
+def test_a_normalized_or_missing_url_matches(caller, told):
     """The contract promises nothing of a webhook but its secret."""
     caller.script(answer(201, {"secret": "whsec_x", **told}))
     hook = caller(lambda c: c.webhooks.create(url="https://Example.com/hook", events=["transfer.settled"]))
     assert hook.secret == "whsec_x"
 
 
-def test_a_waiting_client_believes_no_other_transfer(caller):
+def test_waiting_refuses_a_response_about_another_transfer(caller):
     caller.script(answer(200, {**TRANSFER, "transfer_id": "txn_b"}))
     with pytest.raises(errors.AnswerMismatchError, match="transfer_id is 'txn_b', not 'txn_a'"):
         caller(lambda c: c.transfers.wait("txn_a"))
 
 
-def test_a_replay_is_believed(caller):
+def test_a_replayed_response_matches(caller):
     """The same key again: the answer is that of the first time, and repeats what both asked for."""
     caller.script(paid, paid)
     first = caller(lambda c: c.transfers.create(**PAYMENT))
     assert caller(lambda c: c.transfers.create(**PAYMENT)) == first
 
 
-def test_what_the_other_answer_says_is_shown_in_brief_and_does_nothing_to_a_terminal(caller):
+def test_a_mismatched_value_is_shown_abbreviated_without_control_characters(caller):
     caller.script(answer(200, {**BALANCE, "account_id": "\x1b[2J" + 5000 * "x"}))
     with pytest.raises(errors.AnswerMismatchError) as caught:
         caller(lambda c: c.accounts.balance("acct_a"))
@@ -321,7 +321,7 @@ async def answer_twice(asked):
 
 
 @pytest.mark.parametrize("kind", ["sync", "asyncio", "trio"])
-def test_a_connection_that_mixes_up_answers_is_used_no_more(service, kind):
+def test_a_connection_with_a_mismatched_response_is_closed(service, kind):
     caller = Caller(AgentPay) if kind == "sync" else Caller(AsyncAgentPay, kind)
     caller.connect(None, base_url=service.base_url, max_retries=0)
     service.respond = answer_twice

@@ -65,7 +65,7 @@ every_model = pytest.mark.parametrize("model", models(), ids=lambda model: model
 
 
 @every_model
-def test_a_model_is_the_json_that_the_service_sends_both_ways(model: type[Model]) -> None:
+def test_models_round_trip_through_json(model: type[Model]) -> None:
     sent = json.loads(json.dumps(example(model)))
 
     received = model.from_dict(sent)
@@ -77,7 +77,7 @@ def test_a_model_is_the_json_that_the_service_sends_both_ways(model: type[Model]
     assert model.from_dict(received.to_dict()) == received
 
 
-def test_everything_that_a_call_returns_is_a_model() -> None:
+def test_every_returned_type_is_a_model() -> None:
     returned = {
         model for endpoint in (*ENDPOINTS, *EXTENSION_ENDPOINTS) for model in endpoint.responses.values()
     }
@@ -86,7 +86,7 @@ def test_everything_that_a_call_returns_is_a_model() -> None:
         assert issubclass(kind, Model), model
 
 
-def test_amounts_names_and_moments_are_those_of_the_wire() -> None:
+def test_to_dict_uses_the_names_and_formats_of_the_wire() -> None:
     transfer = Transfer.from_dict(example(Transfer))
 
     value = transfer.to_dict()
@@ -102,7 +102,7 @@ limits = st.integers(0, 999_999_999_999_999).map(lambda micro: Decimal(micro).sc
 
 
 @given(limits)
-def test_a_limit_keeps_its_value_through_any_json_library(limit: Decimal) -> None:
+def test_a_limit_round_trips_through_any_json_library(limit: Decimal) -> None:
     policy = agentpay.Policy(max_single_transfer=limit)
 
     text = json.dumps(policy.to_dict())
@@ -111,7 +111,7 @@ def test_a_limit_keeps_its_value_through_any_json_library(limit: Decimal) -> Non
     assert Decimal(json.dumps(policy.to_dict()["max_single_transfer"])) == limit
 
 
-def test_what_a_float_cannot_hold_stays_exact() -> None:
+def test_numbers_beyond_float_precision_stay_exact() -> None:
     long = Decimal("0.12345678901234567890123")
     transfer = Transfer.from_dict({**example(Transfer), "rate": long})
 
@@ -128,7 +128,7 @@ def test_what_a_float_cannot_hold_stays_exact() -> None:
         ({1: "one"}, "names of fields must be strings"),
     ],
 )
-def test_what_is_not_a_transfer_is_refused_with_a_reason(change: dict[Any, Any], words: str) -> None:
+def test_an_invalid_transfer_is_refused_with_a_reason(change: dict[Any, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words) as raised:
         Transfer.from_dict({**example(Transfer), **change})
     assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
@@ -147,7 +147,12 @@ def test_an_event_is_read_as_the_class_of_its_type() -> None:
 
 
 @every_model
-def test_a_field_of_tomorrow_is_kept_and_changes_nothing(model: type[Model]) -> None:
+def test_a_model_can_be_a_member_of_a_set(model: type[Model]) -> None:
+    assert len({model.from_dict(example(model)), model.from_dict(example(model))}) == 1
+
+
+@every_model
+def test_an_unknown_field_is_kept_in_extra(model: type[Model]) -> None:
     grown = {**example(model), "tier": {"name": "gold", "rate": 1.5}}
 
     received = model.from_dict(grown)
@@ -160,7 +165,7 @@ def test_a_field_of_tomorrow_is_kept_and_changes_nothing(model: type[Model]) -> 
         received.extra["tier"] = None  # type: ignore[index]
 
 
-def test_what_a_call_returns_names_its_request() -> None:
+def test_returned_objects_carry_the_request_id() -> None:
     headers = {"x-request-id": "req_7"}
 
     account = read_from_service(GET_ACCOUNT, example(Account), **headers)
@@ -175,7 +180,7 @@ def test_what_a_call_returns_names_its_request() -> None:
     assert "request_id" not in account.to_dict()
 
 
-def test_an_error_keeps_the_body_as_it_was_sent() -> None:
+def test_an_error_keeps_the_body_unchanged() -> None:
     sent = {
         "error": "policy_violation",
         "message": "Over \x1b[1mthe\x1b[0m limit.",
@@ -200,7 +205,7 @@ def test_an_error_of_a_proxy_has_no_body() -> None:
 
 @every_model
 @pytest.mark.parametrize("again", [lambda it: pickle.loads(pickle.dumps(it)), copy.copy, copy.deepcopy])
-def test_a_copy_has_everything(model: type[Model], again: Any) -> None:
+def test_copies_and_pickles_of_models_are_equal(model: type[Model], again: Any) -> None:
     received = model.from_dict({**example(model), "tier": "gold"})
 
     assert again(received) == received
@@ -217,7 +222,7 @@ class Order(BaseModel):
 
 
 @every_model
-def test_pydantic_takes_every_model_and_describes_it(model: type[Model]) -> None:
+def test_pydantic_validates_every_model_and_gives_its_schema(model: type[Model]) -> None:
     adapter = TypeAdapter(model)
     received = model.from_dict(example(model))
 
@@ -229,7 +234,7 @@ def test_pydantic_takes_every_model_and_describes_it(model: type[Model]) -> None
     assert set(received.to_dict()) <= set(properties)
 
 
-def test_models_are_fields_of_pydantic_models() -> None:
+def test_models_can_be_fields_of_pydantic_models() -> None:
     order = Order(
         paid_by=Transfer.from_dict(example(Transfer)),
         accounts=[Account.from_dict(example(Account))],
@@ -243,7 +248,7 @@ def test_models_are_fields_of_pydantic_models() -> None:
         Order.model_validate({"paid_by": {**example(Transfer), "amount_usdc": 5}})
 
 
-def test_fastapi_takes_models_as_arguments_and_results() -> None:
+def test_fastapi_accepts_models_as_arguments_and_results() -> None:
     app = FastAPI()
     transfer = Transfer.from_dict(example(Transfer))
 
@@ -282,7 +287,7 @@ def test_pydantic_is_not_imported() -> None:
 @pytest.mark.parametrize(
     "package", [agentpay, errors, webhooks, agentpay.integrations], ids=lambda it: it.__name__
 )
-def test_a_public_class_says_where_it_is_imported_from(package: Any) -> None:
+def test_the_module_of_a_public_class_is_its_public_module(package: Any) -> None:
     for name in package.__all__:
         value = getattr(package, name)
         if inspect.isclass(value) and value.__module__.startswith("agentpay"):
@@ -292,7 +297,7 @@ def test_a_public_class_says_where_it_is_imported_from(package: Any) -> None:
 
 
 @every_model
-def test_every_model_can_be_imported_from_where_it_says(model: type[Model]) -> None:
+def test_every_model_can_be_imported_from_its_module(model: type[Model]) -> None:
     assert getattr(import_module(model.__module__), model.__name__) is model
 
 

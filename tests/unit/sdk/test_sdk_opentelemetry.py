@@ -84,7 +84,7 @@ def test_a_call_is_a_span_that_covers_its_retries(caller, recorded):
     assert duration.attributes["agentpay.operation"] == "transfers.create"
 
 
-def test_a_span_is_within_the_one_of_the_caller_and_ends_with_the_call(caller, recorded):
+def test_a_span_is_a_child_of_the_current_span_and_ends_with_the_call(caller, recorded):
     caller.script(answer(200, ACCOUNT))
     recorded.watch(caller.client)
     tracer = recorded.tracer_provider.get_tracer("app")
@@ -104,7 +104,7 @@ def test_a_span_is_within_the_one_of_the_caller_and_ends_with_the_call(caller, r
     assert inner.parent.span_id == outer.context.span_id
 
 
-def test_a_refusal_is_recorded_by_its_code(caller, recorded):
+def test_a_refusal_records_its_error_code(caller, recorded):
     caller.script(refusal(402, "policy_violation", transfer_id="txn_a", status="rejected"))
     recorded.watch(caller.client)
     with pytest.raises(errors.PolicyViolationError):
@@ -150,7 +150,7 @@ async def test_a_cancelled_call_ends_its_span(recorded):
     assert span.attributes["error.type"] == type(error).__name__
 
 
-def test_nothing_private_is_recorded_or_sent_along(caller, recorded):
+def test_no_private_data_is_recorded_or_propagated(caller, recorded):
     script = caller.script(lambda _: answer(200, {**TRANSFER, "amount_usdc": "7.770000"}))
     recorded.watch(caller.client)
     token = context.attach(baggage.set_baggage("customer", "hush"))
@@ -164,7 +164,7 @@ def test_nothing_private_is_recorded_or_sent_along(caller, recorded):
     assert "baggage" not in script.requests[0].headers
 
 
-def test_copies_and_raw_responses_are_watched_too(caller, recorded):
+def test_copies_and_raw_responses_are_instrumented_too(caller, recorded):
     caller.script(*[answer(200, ACCOUNT)] * 2, answer(200, {}))
     recorded.watch(caller.client)
     caller(lambda c: c.with_options(timeout=5).accounts.get("acct_a"))
@@ -177,7 +177,7 @@ def test_copies_and_raw_responses_are_watched_too(caller, recorded):
     ]
 
 
-def test_a_client_that_is_not_instrumented_sends_no_context(caller, recorded):
+def test_a_client_without_instrumentation_sends_no_trace_context(caller, recorded):
     script = caller.script(answer(200, ACCOUNT))
     with recorded.tracer_provider.get_tracer("app").start_as_current_span("outer"):
         caller(lambda c: c.accounts.get("acct_a"))
@@ -185,7 +185,7 @@ def test_a_client_that_is_not_instrumented_sends_no_context(caller, recorded):
 
 
 @pytest.mark.parametrize("moment", ["on_start", "on_end"])
-def test_a_fault_of_a_processor_never_reaches_the_caller(caller, recorded, moment, caplog):
+def test_an_error_of_a_span_processor_never_reaches_the_caller(caller, recorded, moment, caplog):
     class Faulty(SpanProcessor):
         def on_start(self, span, parent_context=None):
             if moment == "on_start":
@@ -205,7 +205,7 @@ def test_a_fault_of_a_processor_never_reaches_the_caller(caller, recorded, momen
     assert "could not be recorded" in caplog.text
 
 
-def test_nothing_of_it_is_loaded_unless_it_is_asked_for():
+def test_opentelemetry_is_imported_only_on_use():
     code = (
         "from agentpay import AgentPay, AsyncAgentPay; import agentpay.integrations, sys; print(*sys.modules)"
     )

@@ -23,7 +23,7 @@ def three_pages():
     )
 
 
-def test_iterating_goes_through_all_pages(caller):
+def test_iterating_reads_all_pages(caller):
     script = caller.script(*three_pages())
     assert [account.name for account in caller.items(lambda c: c.accounts.list())] == ["a", "b", "c"]
     assert [request.url.query for request in script.requests] == [b"", b"cursor=c1", b"cursor=c2"]
@@ -37,7 +37,7 @@ def test_every_page_keeps_the_filters(caller):
     ]
 
 
-def test_pages_can_be_turned_one_by_one(caller):
+def test_pages_can_be_read_one_by_one(caller):
     caller.script(*three_pages())
     first = caller(lambda c: c.accounts.list())
     assert isinstance(first, AsyncPage if caller.is_async else Page)
@@ -54,14 +54,14 @@ def test_pages_can_be_turned_one_by_one(caller):
         caller(lambda _: third.next_page())
 
 
-def test_a_page_can_be_iterated_over_again_from_where_it_stands(caller):
+def test_a_page_can_be_iterated_again_from_its_position(caller):
     caller.script(*three_pages(), *three_pages()[1:])
     first = caller(lambda c: c.accounts.list())
     for _ in range(2):
         assert [account.name for account in caller.items(lambda _: first)] == ["a", "b", "c"]
 
 
-def test_pages_are_fetched_no_earlier_than_needed(caller):
+def test_pages_are_fetched_lazily(caller):
     script = caller.script(*three_pages())
     caller(lambda c: c.accounts.list())
     assert len(script.requests) == 1
@@ -76,7 +76,7 @@ def test_an_account_history_is_paged_in_the_same_way(caller):
 
 
 @pytest.mark.parametrize("cursor", ["", "c1"])
-def test_a_service_that_promises_more_and_leads_nowhere_is_not_followed(caller, cursor):
+def test_a_repeated_cursor_raises_a_decoding_error(caller, cursor):
     script = caller.script(
         answer(200, page(accounts("a"), "c1", has_more=True)),
         answer(200, page(accounts("b"), cursor, has_more=True)),
@@ -95,7 +95,7 @@ CYCLES = {
 
 
 @pytest.mark.parametrize("cursors", CYCLES.values(), ids=CYCLES)
-def test_cursors_that_lead_in_a_circle_are_followed_once(caller, cursors):
+def test_circular_cursors_raise_a_decoding_error(caller, cursors):
     """The list would never end: each page says that there is another one."""
     script = caller.script(
         *(answer(200, page(accounts(str(n)), cursors[n % len(cursors)], has_more=True)) for n in range(10))
@@ -106,7 +106,7 @@ def test_cursors_that_lead_in_a_circle_are_followed_once(caller, cursors):
     assert sent == ["c0", *dict.fromkeys(cursor for cursor in cursors if cursor != "c0")]
 
 
-def test_pages_that_are_turned_by_hand_end_too(caller):
+def test_circular_cursors_raise_with_next_page_too(caller):
     caller.script(*(answer(200, page(accounts("a"), f"c{n % 2 + 1}", has_more=True)) for n in range(10)))
     seen = [caller(lambda c: c.accounts.list())]
 
@@ -119,7 +119,7 @@ def test_pages_that_are_turned_by_hand_end_too(caller):
     assert len(seen) == 3
 
 
-def test_an_error_on_a_later_page_is_raised_where_it_happens(caller):
+def test_an_error_on_a_later_page_is_raised_during_iteration(caller):
     caller.script(answer(200, page(accounts("a"), "c1", has_more=True)), answer(404))
     with pytest.raises(errors.NotFoundError):
         caller.items(lambda c: c.accounts.list())
@@ -136,14 +136,14 @@ async def test_an_async_list_is_awaited_or_iterated_over():
         assert [account.name async for account in client.accounts.list()] == ["a", "b", "c"]
 
 
-def test_each_page_is_retried_on_its_own(caller):
+def test_each_page_is_retried_separately(caller):
     pages = three_pages()
     script = caller.script(pages[0], httpx.ReadTimeout(""), pages[1], answer(503), pages[2])
     assert len(caller.items(lambda c: c.accounts.list())) == 3
     assert len(script.requests) == 5
 
 
-def test_pages_can_be_gone_through(caller):
+def test_iter_pages_yields_all_pages(caller):
     caller.script(*three_pages())
 
     async def gather(listing):
@@ -154,7 +154,7 @@ def test_pages_can_be_gone_through(caller):
     assert [[account.name for account in page.data] for page in pages] == [["a", "b"], [], ["c"]]
 
 
-def test_the_next_page_is_fetched_when_it_is_asked_for(caller):
+def test_iter_pages_fetches_lazily(caller):
     script = caller.script(*three_pages())
     first = caller(lambda c: c.accounts.list())
 
@@ -182,7 +182,7 @@ def test_the_next_page_is_fetched_when_it_is_asked_for(caller):
         (page([], "c1", has_more=True), True),
     ],
 )
-def test_a_page_is_true_if_the_list_has_anything(caller, body, truth):
+def test_a_page_is_truthy_if_the_list_is_not_empty(caller, body, truth):
     caller.script(answer(200, body))
     assert bool(caller(lambda c: c.accounts.list())) is truth
 
@@ -193,7 +193,7 @@ def test_a_page_has_no_length(caller):
         len(caller(lambda c: c.accounts.list()))
 
 
-def test_an_async_list_that_is_not_awaited_is_neither_true_nor_false():
+def test_an_async_list_that_is_not_awaited_has_no_truth_value():
     client = AsyncAgentPay(api_key=KEY, base_url=URL)
     with pytest.raises(TypeError, match="nothing was fetched yet: write `if await client"):
         bool(client.accounts.list())
@@ -203,7 +203,7 @@ AGAIN = [copy.copy, copy.deepcopy, lambda page: pickle.loads(pickle.dumps(page))
 
 
 @pytest.mark.parametrize("again", AGAIN)
-def test_a_page_that_was_pickled_keeps_what_it_holds_and_says_how_to_go_on(caller, again):
+def test_a_pickled_page_keeps_its_data_and_explains_how_to_continue(caller, again):
     script = caller.script(*three_pages())
     first = caller(lambda c: c.accounts.list())
     pickled = again(first)

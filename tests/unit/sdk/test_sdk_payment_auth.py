@@ -55,21 +55,21 @@ def test_a_402_is_paid_and_the_receipt_is_on_the_response(world: World) -> None:
     assert "cheque" not in repr(record), "who holds the header can present it"
 
 
-def test_what_costs_nothing_is_left_alone(world: World) -> None:
+def test_a_response_without_a_402_is_returned_unpaid(world: World) -> None:
     world.seller.serves(world.seller.sells)
     response = world.get()
     assert (response.content, world.service.orders) == (b"sunny", [])
     assert "payment" not in response.extensions
 
 
-def test_most_and_memo_are_sent_to_the_service(world: World) -> None:
+def test_max_amount_and_memo_are_sent_to_the_service(world: World) -> None:
     world.seller.serves(world.seller.asks, world.seller.sells)
     world.send(lambda http: http.get(FORECAST), auth=world.auth(max_amount="0.05", memo="trip"))
     assert (world.service.orders[0]["max_amount"], world.service.orders[0]["memo"]) == ("0.050000", "trip")
 
 
 @pytest.mark.parametrize("ask", ["asks_by_mpp", "asks_in_the_body"])
-def test_every_protocol_reaches_the_service(world: World, ask: str) -> None:
+def test_challenges_of_every_protocol_reach_the_service(world: World, ask: str) -> None:
     world.seller.serves(getattr(world.seller, ask), world.seller.sells)
     assert world.get().status_code == 200
     (order,) = world.service.orders
@@ -80,7 +80,7 @@ def test_every_protocol_reaches_the_service(world: World, ask: str) -> None:
         assert (order["headers"], order["body"]) == ([], V1.decode())
 
 
-def test_cookies_and_pages_stay_with_the_caller(world: World) -> None:
+def test_only_challenge_headers_are_sent_to_the_service(world: World) -> None:
     fields = {"PAYMENT_REQUIRED": "e30=", "Set_Cookie": "secret=1", "X_Secret": "1"}
     world.seller.serves(lambda _: world.seller.response(402, b"{a page}" * 9, **fields), world.seller.sells)
     world.get()
@@ -88,7 +88,7 @@ def test_cookies_and_pages_stay_with_the_caller(world: World) -> None:
     assert "body" not in world.service.orders[0]
 
 
-def test_the_body_of_the_request_is_sent_twice(world: World) -> None:
+def test_the_request_body_is_sent_again_with_the_payment(world: World) -> None:
     world.seller.serves(world.seller.asks, world.seller.sells)
 
     def parts() -> Any:
@@ -106,14 +106,14 @@ def test_the_body_of_the_request_is_sent_twice(world: World) -> None:
 # --- One key, one payment
 
 
-def test_the_key_is_the_callers(world: World) -> None:
+def test_the_callers_payment_key_is_used(world: World) -> None:
     world.seller.serves(world.seller.asks, world.seller.sells)
     response = world.get(extensions={"payment_key": "forecast-7"})
     assert world.service.orders[0]["idempotency_key"] == "forecast-7"
     assert response.extensions["payment"].idempotency_key == "forecast-7"
 
 
-def test_each_request_has_a_key_of_its_own(world: World) -> None:
+def test_each_request_gets_a_separate_key(world: World) -> None:
     world.seller.serves(*[world.seller.asks, world.seller.sells] * 2)
 
     def twice(http: Any) -> Any:
@@ -140,7 +140,7 @@ def test_the_same_key_again_presents_the_same_payment(world: World) -> None:
     assert presented == [None, "cheque-1", None, "cheque-1"]
 
 
-def test_a_lost_reply_stays_the_error_of_the_library_and_says_what_was_presented(world: World) -> None:
+def test_a_lost_reply_raises_the_library_error_with_the_payment_record(world: World) -> None:
     world.seller.serves(world.seller.asks, world.seller.drops)
     with pytest.raises(world.package.ReadTimeout) as caught:
         world.get()
@@ -158,7 +158,7 @@ def test_a_lost_reply_stays_the_error_of_the_library_and_says_what_was_presented
     assert presented == [None, "cheque-1", None, "cheque-1"]
 
 
-def test_a_reply_lost_before_anything_was_presented_is_of_no_payment(world: World) -> None:
+def test_a_reply_lost_before_payment_has_no_payment_record(world: World) -> None:
     world.seller.serves(world.seller.drops)
     with pytest.raises(world.package.ReadTimeout) as caught:
         world.get()
@@ -169,7 +169,7 @@ def test_a_reply_lost_before_anything_was_presented_is_of_no_payment(world: Worl
 # --- When it ends
 
 
-def test_a_second_402_ends_it(world: World) -> None:
+def test_a_second_402_raises_payment_refused(world: World) -> None:
     asks_again = lambda _: world.seller.response(  # noqa: E731
         402, b"too little", PAYMENT_REQUIRED="e30=", PAYMENT_RESPONSE="bm8="
     )
@@ -186,7 +186,7 @@ def test_a_second_402_ends_it(world: World) -> None:
     assert (str(copy), vars(copy)) == (str(error), vars(error))
 
 
-def test_a_refusal_whose_body_is_lost_is_a_refusal(world: World) -> None:
+def test_a_second_402_with_a_lost_body_still_raises_payment_refused(world: World) -> None:
     body = world.chunks(b"too", world.package.ReadError("gone"))
     world.seller.serves(world.seller.asks, lambda _: world.seller.response(402, body))
     with pytest.raises(PaymentRefusedError) as caught:
@@ -194,7 +194,7 @@ def test_a_refusal_whose_body_is_lost_is_a_refusal(world: World) -> None:
     assert (caught.value.transfer_id, caught.value.body) == ("txn_1", b"")
 
 
-def test_a_refusal_of_the_policy_is_raised_and_nothing_is_presented(world: World) -> None:
+def test_a_policy_violation_is_raised_without_presenting_a_payment(world: World) -> None:
     world.seller.serves(world.seller.asks)
     world.service.steps = [
         refusal(402, "policy_violation", transfer_id="txn_1", status="rejected", message="too dear")
@@ -204,14 +204,14 @@ def test_a_refusal_of_the_policy_is_raised_and_nothing_is_presented(world: World
     assert len(world.seller.seen) == 1
 
 
-def test_what_cannot_be_paid_is_raised(world: World) -> None:
+def test_an_unpayable_challenge_is_raised(world: World) -> None:
     world.seller.serves(world.seller.asks)
     world.service.steps = [refusal(422, "nothing_payable", message="another chain")]
     with pytest.raises(errors.UnpayableChallengeError, match="another chain"):
         world.get()
 
 
-def test_a_payment_that_waits_for_an_operator_says_what_to_do(world: World) -> None:
+def test_a_payment_pending_approval_raises_with_advice(world: World) -> None:
     world.seller.serves(world.seller.asks)
     waiting = testing.payment("pending_approval", transfer_id="txn_9", account_id="acct_a", origin=SELLER)
     world.service.steps = [httpx.Response(202, json=waiting.to_dict())]
@@ -223,7 +223,7 @@ def test_a_payment_that_waits_for_an_operator_says_what_to_do(world: World) -> N
     assert (str(copy), vars(copy)) == (str(caught.value), vars(caught.value))
 
 
-def test_a_lost_reply_of_the_service_leaves_it_unknown_and_nothing_presented(world: World) -> None:
+def test_a_lost_service_reply_raises_outcome_unknown_without_presenting_a_payment(world: World) -> None:
     world.seller.serves(world.seller.asks)
     world.service.steps = [httpx.ReadTimeout("slow")]
     with pytest.raises(PaymentOutcomeUnknownError, match="whether the payment was signed") as caught:
@@ -260,7 +260,7 @@ def test_a_402_without_a_challenge_is_returned_untouched(
     assert world.service.orders == []
 
 
-def test_a_streamed_402_is_as_if_unread(world: World) -> None:
+def test_a_streamed_402_can_still_be_read_in_full(world: World) -> None:
     parts = [b"x" * 20_000] * 5
     body = world.chunks(*parts)
     world.seller.serves(lambda _: world.seller.response(402, body, Content_Type="application/json"))
@@ -282,7 +282,7 @@ def test_a_streamed_402_is_as_if_unread(world: World) -> None:
     assert world.service.orders == []
 
 
-def test_an_endless_402_is_not_read_to_its_end(world: World) -> None:
+def test_an_endless_402_body_is_read_only_up_to_the_limit(world: World) -> None:
     body = world.chunks(*[b"x" * 1024] * 100_000)
     world.seller.serves(
         lambda _: world.seller.response(402, body, PAYMENT_REQUIRED="e30=", Content_Encoding="br"),
@@ -294,7 +294,7 @@ def test_an_endless_402_is_not_read_to_its_end(world: World) -> None:
     assert response.history[0].content == b""
 
 
-def test_a_compressed_challenge_is_read_within_its_bound(world: World) -> None:
+def test_a_compressed_challenge_is_expanded_only_up_to_the_limit(world: World) -> None:
     small, huge = gzip.compress(V1), gzip.compress(V1 + b" " * 10_000_000)
     kind = {"Content_Type": "application/json", "Content_Encoding": "gzip"}
     world.seller.serves(lambda _: world.seller.response(402, world.chunks(small), **kind), world.seller.sells)
@@ -306,7 +306,7 @@ def test_a_compressed_challenge_is_read_within_its_bound(world: World) -> None:
 
 
 @pytest.mark.parametrize("name", ["PAYMENT_REQUIRED", "WWW_Authenticate"])
-def test_an_enormous_challenge_in_a_header_is_not_sent_on(world: World, name: str) -> None:
+def test_an_oversized_challenge_header_is_not_sent_to_the_service(world: World, name: str) -> None:
     value = f"Payment {'x' * 33_000}"
     world.seller.serves(lambda _: world.seller.response(402, b"pay", **{name: value}))
     response = world.get()
@@ -314,7 +314,7 @@ def test_an_enormous_challenge_in_a_header_is_not_sent_on(world: World, name: st
     assert "longer than 32768" in response.extensions["payment"].declined
 
 
-def test_after_a_redirect_nothing_is_paid(world: World) -> None:
+def test_a_402_after_a_redirect_is_not_paid(world: World) -> None:
     world.seller.serves(world.seller.redirects("https://other.example/pay"), world.seller.asks)
     response = world.get(follow_redirects=True)
     assert (response.status_code, world.service.orders) == (402, [])
@@ -322,7 +322,7 @@ def test_after_a_redirect_nothing_is_paid(world: World) -> None:
 
 
 @pytest.mark.parametrize("to", ["https://other.example/pay", "/elsewhere"])
-def test_no_redirect_carries_the_payment(world: World, to: str) -> None:
+def test_a_redirect_does_not_carry_the_payment_header(world: World, to: str) -> None:
     world.seller.serves(world.seller.asks, world.seller.redirects(to), world.seller.sells)
     response = world.get(follow_redirects=True)
     assert response.status_code == 200
@@ -331,7 +331,7 @@ def test_no_redirect_carries_the_payment(world: World, to: str) -> None:
     assert b"PAYMENT-SIGNATURE" not in world.seller.seen[-1]["sent"]
 
 
-def test_the_request_of_a_redirect_that_is_not_followed_has_no_payment(world: World) -> None:
+def test_the_next_request_of_an_unfollowed_redirect_has_no_payment_header(world: World) -> None:
     world.seller.serves(world.seller.asks, world.seller.redirects("https://other.example/pay"))
     response = world.get()
     assert response.status_code == 302
@@ -339,7 +339,7 @@ def test_the_request_of_a_redirect_that_is_not_followed_has_no_payment(world: Wo
     assert response.extensions["payment"].transfer_id == "txn_1"
 
 
-def test_a_402_behind_a_redirect_of_the_paid_request_is_a_refusal(world: World) -> None:
+def test_a_402_after_a_redirect_of_the_paid_request_raises_payment_refused(world: World) -> None:
     world.seller.serves(
         world.seller.asks, world.seller.redirects("https://other.example/pay"), world.seller.asks
     )
@@ -355,7 +355,7 @@ def test_an_authorization_of_the_request_is_not_replaced(world: World) -> None:
     assert "Authorization" in response.extensions["payment"].declined
 
 
-def test_beside_an_authorization_another_header_presents_the_payment(world: World) -> None:
+def test_a_payment_uses_another_header_if_authorization_is_taken(world: World) -> None:
     elsewhere = f'{MPP}, header="Payment-Authorization"'
     world.service.header = "Payment-Authorization"
     world.seller.serves(lambda _: world.seller.response(402, WWW_Authenticate=elsewhere), world.seller.sells)
@@ -364,7 +364,7 @@ def test_beside_an_authorization_another_header_presents_the_payment(world: Worl
     assert world.seller.seen[1]["headers"]["payment-authorization"] == "cheque-1"
 
 
-def test_what_would_replace_a_header_after_all_is_not_presented(world: World) -> None:
+def test_a_payment_that_would_replace_a_header_is_not_presented(world: World) -> None:
     world.service.header = "Authorization"
     world.seller.serves(world.seller.asks)
     response = world.get(headers={"Authorization": "Bearer mine"})
@@ -377,14 +377,14 @@ def test_what_would_replace_a_header_after_all_is_not_presented(world: World) ->
 @pytest.mark.parametrize(
     "header", ["PAYMENT-SIGNATURE", "X-PAYMENT", "Payment-Authorization", "Authorization"]
 )
-def test_a_payment_by_hand_is_left_to_the_caller(world: World, header: str) -> None:
+def test_a_request_with_a_manual_payment_header_is_not_paid(world: World, header: str) -> None:
     world.seller.serves(world.seller.asks)
     response = world.get(headers={header: "Payment mine"})
     assert (response.status_code, world.service.orders) == (402, [])
     assert "another payment" in response.extensions["payment"].declined
 
 
-def test_a_402_of_the_service_itself_is_no_challenge(world: World) -> None:
+def test_a_402_from_the_payment_service_is_not_paid(world: World) -> None:
     world.seller.serves(world.seller.asks)
     response = world.get(f"{URL}:443/v1/transfers")
     assert (response.status_code, world.service.orders) == (402, [])
@@ -404,7 +404,7 @@ def test_a_402_of_the_service_itself_is_no_challenge(world: World) -> None:
         (5.0, {"read_timeout": 10}, 10),
     ],
 )
-def test_a_seller_has_time_to_settle(
+def test_the_paid_request_has_a_longer_read_timeout(
     world: World, timeout: float | None, options: dict[str, Any], read: float | None
 ) -> None:
     world.seller.serves(world.seller.asks, world.seller.sells)
@@ -433,7 +433,7 @@ def test_hooks_see_the_payment_and_may_add_to_the_request(world: World) -> None:
     assert headers["payment-signature"] == "cheque-1"
 
 
-def test_what_the_seller_answered_is_reported_on_request(world: World) -> None:
+def test_the_seller_response_is_reported_if_requested(world: World) -> None:
     world.seller.serves(world.seller.asks, world.seller.sells)
     world.send(lambda http: http.get(FORECAST), auth=world.auth(report=True))
     (report,) = world.service.reports
@@ -442,7 +442,7 @@ def test_what_the_seller_answered_is_reported_on_request(world: World) -> None:
     assert report["duration_ms"] >= 0
 
 
-def test_a_report_that_fails_changes_nothing(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_report_does_not_affect_the_response(world: World, caplog: pytest.LogCaptureFixture) -> None:
     world.seller.serves(world.seller.asks, world.seller.sells)
     world.service.steps = []
     steps = itertools.chain([None], itertools.repeat(httpx.ConnectError("gone")))
@@ -462,7 +462,7 @@ def _next(steps: Any) -> Any:
 # --- Mistakes
 
 
-def test_a_client_of_the_other_kind_is_named(world: World) -> None:
+def test_a_sync_client_in_an_async_flow_and_the_reverse_are_refused(world: World) -> None:
     kind: Any = AgentPay if world.is_async else AsyncAgentPay
     auth = PaymentAuth(kind(api_key=KEY, base_url=URL), account_id="acct_a")
     with pytest.raises(errors.ConfigurationError, match="AsyncAgentPay"):
@@ -471,7 +471,7 @@ def test_a_client_of_the_other_kind_is_named(world: World) -> None:
 
 
 @pytest.mark.parametrize("client", [None, "ap_agent_1", object()])
-def test_what_is_no_client_is_refused(client: Any) -> None:
+def test_an_object_that_is_not_a_client_is_refused(client: Any) -> None:
     with pytest.raises(errors.ConfigurationError, match="must be an AgentPay or an AsyncAgentPay"):
         PaymentAuth(client, account_id="acct_a")
 
@@ -481,7 +481,7 @@ def test_floats_are_refused() -> None:
         PaymentAuth(AgentPay(api_key=KEY, base_url=URL), account_id="acct_a", max_amount=0.05)  # type: ignore[arg-type]
 
 
-def test_a_mock_of_the_client_serves_in_unit_tests() -> None:
+def test_a_mock_of_the_client_is_accepted() -> None:
     client = Mock(spec=AgentPay)
     client.base_url = URL
     client.payments.authorize.return_value = testing.payment(transfer_id="txn_7")

@@ -60,7 +60,7 @@ def lower(order: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("response", [of_httpx, of_requests, of_urllib])
-def test_a_response_of_any_library_is_taken(caller: Any, response: Any) -> None:
+def test_a_response_of_any_http_library_is_accepted(caller: Any, response: Any) -> None:
     script = caller.script(answer(201, PAYMENT))
     payment = caller(lambda c: authorize(c, response=response()))
     assert payment.header.name == PAYMENT["header"]["name"]
@@ -70,7 +70,7 @@ def test_a_response_of_any_library_is_taken(caller: Any, response: Any) -> None:
     assert script.requests[0].url.path == "/payments"
 
 
-def test_the_parts_of_a_response_are_taken(caller: Any) -> None:
+def test_url_method_headers_and_body_are_accepted_instead_of_a_response(caller: Any) -> None:
     script = caller.script(*[answer(201, PAYMENT)] * 3)
     pairs = [("WWW-Authenticate", "Basic x"), ("WWW-Authenticate", MPP), ("Cookie", "secret=1")]
     caller(lambda c: authorize(c, url=FORECAST, method="GET", headers=pairs, max_amount="0.05", memo="trip"))
@@ -102,7 +102,9 @@ def test_the_parts_of_a_response_are_taken(caller: Any) -> None:
         ("https://api.example.com/" + "x" * 2100, "https://api.example.com", ""),
     ],
 )
-def test_an_address_is_sent_without_secrets(caller: Any, url: str, origin: str, shown: str | None) -> None:
+def test_the_url_is_sent_without_credentials_or_query(
+    caller: Any, url: str, origin: str, shown: str | None
+) -> None:
     script = caller.script(answer(201, {**PAYMENT, "origin": origin}))
     caller(lambda c: authorize(c, url=url, headers={"payment-required": "e30="}))
     assert script.bodies[0]["origin"] == origin
@@ -123,7 +125,7 @@ def test_an_address_is_sent_without_secrets(caller: Any, url: str, origin: str, 
         ({"response": of_httpx(), "account_id": 7}, TypeError, "account_id"),
     ],
 )
-def test_a_mistake_is_named_before_anything_is_sent(
+def test_an_invalid_argument_is_refused_before_sending(
     caller: Any, options: dict[str, Any], problem: type[Exception], words: str
 ) -> None:
     caller.script()
@@ -131,14 +133,14 @@ def test_a_mistake_is_named_before_anything_is_sent(
         caller(lambda c: authorize(c, **options))
 
 
-def test_a_payment_that_waits_has_no_header(caller: Any) -> None:
+def test_a_payment_pending_approval_has_no_header(caller: Any) -> None:
     waiting = testing.payment("pending_approval", account_id="acct_a", origin=SELLER).to_dict()
     caller.script(answer(202, waiting))
     payment = caller(lambda c: authorize(c, response=of_httpx()))
     assert (payment.status, payment.header) == ("pending_approval", None)
 
 
-def test_it_is_sent_again_under_its_key(caller: Any) -> None:
+def test_an_authorization_is_retried_under_its_key(caller: Any) -> None:
     script = caller.script(httpx.ReadTimeout("slow"), refusal(500, "internal_error"), answer(201, PAYMENT))
     caller(lambda c: authorize(c, response=of_httpx()))
     assert [body["idempotency_key"] for body in script.bodies] == ["forecast-7"] * 3
@@ -164,7 +166,7 @@ def test_it_is_sent_again_under_its_key(caller: Any) -> None:
         (refusal(422, "invalid_recipient"), errors.InvalidRecipientError),
     ],
 )
-def test_what_the_service_decides_is_final(
+def test_a_decision_of_the_service_is_raised_and_not_retried(
     caller: Any, reply: httpx.Response, error: type[Exception]
 ) -> None:
     code = json.loads(reply.content)
@@ -184,7 +186,7 @@ def test_what_the_service_decides_is_final(
         answer(201, {**PAYMENT, "origin": "https://x.example"}),
     ],
 )
-def test_a_doubt_names_key_and_what_to_do(caller: Any, last: Any) -> None:
+def test_an_unknown_outcome_names_the_key_and_the_remedy(caller: Any, last: Any) -> None:
     caller.script(last, max_retries=0)
     with pytest.raises(errors.PaymentOutcomeUnknownError, match="with the same parameters") as caught:
         caller(lambda c: authorize(c, response=of_httpx()))
@@ -192,7 +194,7 @@ def test_a_doubt_names_key_and_what_to_do(caller: Any, last: Any) -> None:
     assert caught.value.idempotency_key == "forecast-7"
 
 
-def test_an_unreachable_chain_leaves_no_doubt(caller: Any) -> None:
+def test_chain_unavailable_is_a_known_outcome(caller: Any) -> None:
     caller.script(refusal(503, "chain_unavailable"), max_retries=0)
     with pytest.raises(errors.ChainUnavailableError):
         caller(lambda c: authorize(c, response=of_httpx()))

@@ -84,7 +84,7 @@ async def test_a_client_of_pympp_pays_under_the_policy(service: Service, runtime
     assert credential.challenge == read.to_echo()
 
 
-async def test_one_request_has_one_payment_however_often_it_is_asked(
+async def test_one_request_makes_one_payment_for_repeated_challenges(
     service: Service, runtime: AgentPayRuntime
 ) -> None:
     seller = Seller(asks=3)
@@ -110,11 +110,11 @@ async def test_refusals_of_the_service_are_raised(service: Service, runtime: Age
             await http.get(FORECAST)
 
 
-async def test_mpp_takes_the_runtime(runtime: AgentPayRuntime) -> None:
+async def test_mpp_accepts_the_runtime(runtime: AgentPayRuntime) -> None:
     assert [method.key for method in Mpp(runtime=runtime).methods] == ["solana/charge"]
 
 
-async def test_mistakes_are_named(runtime: AgentPayRuntime) -> None:
+async def test_wrong_arguments_are_refused_with_the_remedy(runtime: AgentPayRuntime) -> None:
     with pytest.raises(errors.ConfigurationError, match="must be an AsyncAgentPay"):
         AgentPayRuntime(AgentPay(api_key=KEY, base_url=URL), account_id="acct_a")  # type: ignore[arg-type]
     with pytest.raises(errors.ConfigurationError, match="with Mpp or PaymentTransport"):

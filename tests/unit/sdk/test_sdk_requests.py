@@ -151,7 +151,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_every_call_is_one_exact_request(caller, name):
+def test_every_call_sends_one_exact_request(caller, name):
     call, (method, target, body), (status, answered, model) = CALLS[name]
     caller.client = caller.kind(api_key=KEY, base_url=URL)
     with respx.mock:
@@ -201,14 +201,14 @@ def test_every_call_is_one_exact_request(caller, name):
         ),
     ],
 )
-def test_a_list_sends_the_filters_that_are_given_and_no_others(caller, call, target, item, model):
+def test_a_list_sends_exactly_the_given_filters(caller, call, target, item, model):
     script = caller.script(answer(200, page([item])))
     first = caller(call)
     assert isinstance(first.data[0], model)
     assert script.requests[0].url.raw_path.decode() == target
 
 
-def test_every_query_parameter_is_one_of_the_contract(caller):
+def test_every_query_parameter_is_declared_by_the_contract(caller):
     script = caller.script(answer(200, page([])), answer(200, page([])))
     caller(lambda c: c.accounts.list(limit=1, cursor="x", status="active"))
     caller(
@@ -240,14 +240,14 @@ def test_an_identifier_that_would_reach_another_path_is_refused(caller, identifi
     assert not script.requests
 
 
-def test_an_identifier_that_is_no_string_is_refused(caller):
+def test_an_identifier_that_is_not_a_string_is_refused(caller):
     caller.script()
     with pytest.raises(TypeError, match="account_id must be a string, not NoneType"):
         caller(lambda c: c.policies.get(None))
 
 
 @given(st.text(min_size=1))
-def test_whatever_the_identifier_the_path_has_the_same_segments(identifier):
+def test_no_identifier_changes_the_path_segments(identifier):
     try:
         request = prepare(endpoints.GET_BALANCE, path={"account_id": identifier})
     except ValueError:
@@ -287,7 +287,7 @@ def test_a_moment_without_an_offset_is_refused(caller):
     assert not script.requests
 
 
-def test_one_string_is_not_taken_for_a_list_of_characters(caller):
+def test_a_string_is_refused_where_a_list_is_expected(caller):
     caller.script()
     with pytest.raises(TypeError, match=r"allowed_counterparties is a list .* \['acct_b'\]"):
         caller(lambda c: c.policies.replace("acct_a", allowed_counterparties="acct_b"))

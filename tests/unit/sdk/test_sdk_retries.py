@@ -148,7 +148,7 @@ PAYMENTS = [
 
 
 @pytest.mark.parametrize(("outcomes", "kind"), [case[1:] for case in PAYMENTS], ids=[c[0] for c in PAYMENTS])
-def test_a_payment_ends_in_its_outcome_or_in_what_is_known_of_it(outcomes, kind):
+def test_a_payment_ends_in_its_outcome_or_in_an_unknown_outcome(outcomes, kind):
     run = play(PAY, outcomes)
     assert run.sent == len(outcomes)
     if kind is None:
@@ -167,7 +167,7 @@ def test_an_unknown_outcome_carries_the_key_the_transfer_and_the_last_error():
     assert "idempotency_key='key-1'" in str(run.error)
 
 
-def test_doubt_begins_anew_after_a_decision_is_not_possible_as_a_decision_ends_the_call():
+def test_a_decision_ends_the_call_without_retries():
     assert play(PAY, [VIOLATION], max_retries=9).sent == 1
 
 
@@ -188,14 +188,14 @@ def test_doubt_begins_anew_after_a_decision_is_not_possible_as_a_decision_ends_t
         *(reply(status) for status in (500, 502, 505, 507, 520, 529, 599)),
     ],
 )
-def test_a_read_is_sent_again_after_any_failure_that_may_pass(outcome):
+def test_a_read_is_retried_after_transient_failures(outcome):
     run = play(READ, [outcome, outcome, reply(200, ACCOUNT)])
     assert run.error is None
     assert len(run.sleeps) == 2
 
 
 @pytest.mark.parametrize("outcome", [UNAUTHORIZED, GARBAGE, reply(404), reply(501), reply(302)])
-def test_a_read_is_not_sent_again_after_a_failure_that_stays(outcome):
+def test_a_read_is_not_retried_after_permanent_failures(outcome):
     run = play(READ, [outcome])
     assert run.error is not None
     assert not isinstance(run.error, UNKNOWN)
@@ -205,41 +205,41 @@ def test_a_read_is_not_sent_again_after_a_failure_that_stays(outcome):
     "request_", [CREATE, PreparedRequest(endpoint=CREATE_WEBHOOK, target="/v1/webhooks")]
 )
 @pytest.mark.parametrize("outcome", [unsent(), BUSY, NO_CHAIN])
-def test_a_creation_is_sent_again_when_nothing_was_done(request_, outcome):
+def test_a_creation_is_retried_if_it_was_certainly_not_processed(request_, outcome):
     assert play(request_, [outcome, outcome, outcome]).sent == 3
 
 
 @pytest.mark.parametrize(
     "outcome", [lost(), BAD_GATEWAY, GATEWAY_TIMEOUT, PROXY_503, NO_DATABASE, CRASH, UNFINISHED, SLOW]
 )
-def test_a_creation_is_not_sent_again_when_it_may_have_been_done(outcome):
+def test_a_creation_is_not_retried_if_it_may_have_been_processed(outcome):
     run = play(CREATE, [outcome])
     assert run.sent == 1
     assert not isinstance(run.error, UNKNOWN)
 
 
-def test_the_pause_is_drawn_below_a_limit_that_doubles():
+def test_pauses_are_drawn_below_a_doubling_limit():
     run = play(READ, [lost()] * 8, max_retries=7)
     assert run.sleeps == [0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0]
     assert play(READ, [lost()] * 3, random=lambda: 0.0).sleeps == [0.0, 0.0]
 
 
-def test_a_very_long_series_of_retries_does_not_overflow():
+def test_two_thousand_retries_do_not_overflow_the_backoff():
     assert play(READ, [lost()] * 2001, max_retries=2000).sleeps[-1] == BACKOFF_CAP
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_the_pause_is_never_shorter_than_the_service_asks(status):
+def test_the_pause_is_at_least_retry_after(status):
     asked = reply(status, **{"retry-after": "12"})
     assert play(READ, [asked] * 3).sleeps == [12.0, 12.0]
 
 
-def test_a_date_in_retry_after_is_measured_by_the_clock():
+def test_a_retry_after_date_is_relative_to_the_clock():
     asked = reply(503, **{"retry-after": "Wed, 21 Oct 2015 07:28:20 GMT"})
     assert play(READ, [asked, reply(200, ACCOUNT)], now=lambda: 1445412480.0).sleeps == [20.0]
 
 
-def test_a_service_that_asks_for_too_long_a_pause_is_not_waited_for():
+def test_a_retry_after_above_the_cap_ends_the_call():
     asked = reply(429, **{"retry-after": str(int(RETRY_AFTER_CAP) + 1)})
     run = play(READ, [asked])
     assert run.sleeps == []
@@ -292,7 +292,7 @@ def test_a_payment_is_reported_as_unknown_exactly_when_it_is(scenario, max_retri
 
 
 @given(SCENARIOS, st.integers(0, 8))
-def test_a_creation_is_never_sent_after_an_attempt_that_may_have_done_it(scenario, max_retries):
+def test_a_creation_is_never_resent_after_an_ambiguous_attempt(scenario, max_retries):
     flow = attempts(CREATE, max_retries=max_retries, random=lambda: 0.0, now=lambda: 0.0)
     seen = []
     next(flow)

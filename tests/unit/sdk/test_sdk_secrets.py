@@ -119,7 +119,7 @@ def test_a_failed_attempt_is_logged_by_its_kind(caller, caplog):
     assert "GET /v1/accounts/acct_a: APITimeoutError" in caplog.text
 
 
-def test_a_webhook_secret_is_returned_and_shown_nowhere_else(caller):
+def test_a_webhook_secret_is_returned_but_hidden_from_reprs_and_logs(caller):
     caller.script(answer(201, WEBHOOK), answer(201, {**WEBHOOK, "events": 5}), api_key=None)
     webhook = caller(lambda c: c.webhooks.create(url=WEBHOOK["url"], events=["transfer.settled"]))
     assert webhook.secret == WEBHOOK["secret"]

@@ -65,7 +65,7 @@ MONEY = pytest.mark.parametrize(
 # --- What is sent and returned ----------------------------------------------------------------------------
 
 
-def test_a_session_is_opened_with_what_was_asked(caller):
+def test_opening_sends_the_given_terms(caller):
     script = caller.script(answer(201, SESSION))
     session = caller(lambda c: open_session(c, category="data", idempotency_key="mine"))
     (request,) = script.requests
@@ -82,7 +82,7 @@ def test_a_session_is_opened_with_what_was_asked(caller):
     assert (session.session_id, session.status, session.cap_usdc) == ("sess_a", "open", Decimal(5))
 
 
-def test_a_charge_goes_to_its_session(caller):
+def test_a_charge_is_sent_to_its_session(caller):
     script = caller.script(answer(200, SESSION))
     session = caller(lambda c: charge(c, idempotency_key="mine"))
     (request,) = script.requests
@@ -91,7 +91,7 @@ def test_a_charge_goes_to_its_session(caller):
     assert session.running_total_usdc == Decimal("0.01")
 
 
-def test_closing_sends_nothing_but_the_session_and_is_repeated_until_it_is_settled(caller):
+def test_closing_is_retried_until_the_session_is_settled(caller):
     under_way = refusal(503, "chain_unavailable", session_id="sess_a", status="closing")
     script = caller.script(under_way, httpx.ReadTimeout(""), answer(200, SETTLED))
     session = caller(lambda c: c.sessions.close("sess_a"))
@@ -140,7 +140,7 @@ def test_an_identifier_that_would_reach_another_path_is_refused(caller, method):
 
 
 @MONEY
-def test_one_minted_key_is_sent_with_every_attempt(caller, call, operation, status):
+def test_one_generated_key_is_sent_with_every_attempt(caller, call, operation, status):
     script = caller.script(httpx.ReadTimeout(""), answer(502), answer(status, SESSION))
     caller(call)
     assert len({request.content for request in script.requests}) == 1
@@ -160,7 +160,7 @@ def test_an_unknown_outcome_is_resumed_with_the_key_that_it_carries(caller, call
 
 
 @MONEY
-def test_without_a_session_an_unreachable_chain_did_nothing(caller, call, operation, status):
+def test_chain_unavailable_without_a_session_is_a_known_outcome(caller, call, operation, status):
     caller.script(refusal(503, "chain_unavailable"), max_retries=0)
     with pytest.raises(errors.ChainUnavailableError):
         caller(call)
@@ -168,7 +168,7 @@ def test_without_a_session_an_unreachable_chain_did_nothing(caller, call, operat
 
 @MONEY
 @pytest.mark.anyio
-async def test_a_cancelled_call_tells_its_key(call, operation, status):
+async def test_a_cancelled_call_reports_its_key(call, operation, status):
     async with AsyncAgentPay(api_key=KEY, base_url=URL, transport=httpx.MockTransport(hang)) as client:
         error = await cancelled(lambda: call(client, idempotency_key="mine"))
     (note,) = error.__notes__
@@ -177,7 +177,7 @@ async def test_a_cancelled_call_tells_its_key(call, operation, status):
 
 
 @pytest.mark.parametrize("code", ["session_closed", "idempotency_conflict"])
-def test_the_services_word_ends_the_doubt_of_earlier_attempts(caller, code):
+def test_a_conflict_after_a_lost_attempt_is_a_known_outcome(caller, code):
     caller.script(httpx.ReadTimeout(""), refusal(409, code))
     with pytest.raises(errors.ConflictError) as caught:
         caller(charge)
@@ -206,7 +206,7 @@ def test_a_refusal_carries_its_session_and_no_transfer(caller, status, code, kin
     assert (caught.value.transfer_id, caught.value.transfer_status) == (None, None)
 
 
-def test_a_closed_session_is_told_from_other_conflicts(caller):
+def test_a_closed_session_is_distinguished_from_other_conflicts(caller):
     caller.script(refusal(409, "session_closed"))
     with pytest.raises(errors.SessionClosedError, match="Open another session"):
         caller(charge)

@@ -79,24 +79,24 @@ def methods(value):
     return {name: method for name, method in inspect.getmembers(value, callable) if not name.startswith("_")}
 
 
-def test_these_names_are_public_and_no_others():
+def test_exactly_the_listed_names_are_public():
     assert sorted(agentpay.__all__) == sorted(PUBLIC.split())
     assert set(agentpay.__all__) <= set(dir(agentpay))
     for name in agentpay.__all__:
         assert getattr(agentpay, name) is not None
 
 
-def test_a_name_that_is_not_public_is_not_there():
+def test_a_private_name_is_not_an_attribute_of_the_package():
     with pytest.raises(AttributeError, match="has no attribute 'Transport'"):
         agentpay.Transport  # noqa: B018
 
 
-def test_every_exception_can_be_had_from_the_package():
+def test_every_exception_is_exported_by_the_package():
     assert fresh("import agentpay; print(agentpay.errors.APIError is agentpay.APIError)") == ["True"]
     assert set(agentpay.errors.__all__) <= set(agentpay.__all__)
 
 
-def test_importing_the_package_loads_only_what_is_used():
+def test_importing_the_package_is_lazy():
     assert fresh("import agentpay, sys; print('httpx' in sys.modules)") == ["False"]
     loaded = fresh("from agentpay import AgentPay; import sys; print(*sys.modules)")
     for name in (
@@ -116,12 +116,12 @@ def test_importing_the_package_loads_only_what_is_used():
         assert name not in loaded
 
 
-def test_importing_the_clients_makes_no_tls_context():
+def test_importing_the_clients_creates_no_tls_context():
     code = "from agentpay import AgentPay, AsyncAgentPay, _http; print(_http._ssl_context)"
     assert fresh(code) == ["None"]
 
 
-def test_only_one_module_knows_the_http_library():
+def test_only_one_module_imports_the_http_library():
     users = [
         path.name
         for path in (ROOT / "agentpay").rglob("*.py")
@@ -211,7 +211,7 @@ def test_every_parameter_is_described(resource):
         ),
     ],
 )
-def test_the_dictionaries_of_arguments_are_those_of_the_methods(params, method):
+def test_the_argument_dictionaries_match_the_methods(params, method):
     hints = get_type_hints(params)
     wanted = get_type_hints(method)
     arguments = {

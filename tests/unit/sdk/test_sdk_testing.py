@@ -39,7 +39,7 @@ def returned() -> list[type]:
 
 
 @pytest.mark.parametrize("model", returned(), ids=lambda model: model.__name__)
-def test_every_model_can_be_made(model: Any) -> None:
+def test_every_model_can_be_created(model: Any) -> None:
     made = maker(model)()
 
     assert type(made) is model
@@ -48,7 +48,7 @@ def test_every_model_can_be_made(model: Any) -> None:
 
 
 @pytest.mark.parametrize("status", get_args(agentpay.TransferStatus))
-def test_a_transfer_is_like_one_of_its_status(status: Any) -> None:
+def test_a_transfer_has_the_fields_of_its_status(status: Any) -> None:
     made = testing.transfer(status)
 
     assert made.status == status
@@ -58,7 +58,7 @@ def test_a_transfer_is_like_one_of_its_status(status: Any) -> None:
 
 
 @pytest.mark.parametrize("status", get_args(agentpay.TransferStatus))
-def test_a_payment_is_like_one_of_its_status(status: Any) -> None:
+def test_a_payment_has_the_fields_of_its_status(status: Any) -> None:
     made = testing.payment(status)
 
     assert made.status == status
@@ -68,7 +68,7 @@ def test_a_payment_is_like_one_of_its_status(status: Any) -> None:
 
 
 @pytest.mark.parametrize("status", get_args(agentpay.SessionStatus))
-def test_a_session_is_like_one_of_its_status(status: Any) -> None:
+def test_a_session_has_the_fields_of_its_status(status: Any) -> None:
     made = testing.session(status)
 
     assert made.status == status
@@ -80,7 +80,7 @@ def test_a_paused_account_has_a_paused_policy() -> None:
     assert not testing.account().policy.paused
 
 
-def test_values_are_taken_as_the_client_takes_them() -> None:
+def test_values_are_converted_as_by_the_client() -> None:
     moment = datetime(2026, 5, 1, tzinfo=UTC)
 
     made = testing.transfer(amount_usdc=5, from_="acct_1", settled_at=moment)
@@ -93,7 +93,7 @@ def test_values_are_taken_as_the_client_takes_them() -> None:
     assert testing.policy(max_daily_spend=None, categories=["data"]).categories == ("data",)
 
 
-def test_what_a_model_cannot_be_is_refused() -> None:
+def test_invalid_fields_are_refused() -> None:
     with pytest.raises(TypeError, match="Transfer has no field 'amount'; it has transfer_id, status"):
         testing.transfer(amount=5)
     with pytest.raises(TypeError, match="not float"):
@@ -103,7 +103,7 @@ def test_what_a_model_cannot_be_is_refused() -> None:
 
 
 @pytest.mark.parametrize("code", get_args(agentpay.ErrorCode))
-def test_every_error_can_be_made(code: Any) -> None:
+def test_every_error_can_be_created(code: Any) -> None:
     made = testing.error(code)
 
     assert made.code == code
@@ -114,7 +114,7 @@ def test_every_error_can_be_made(code: Any) -> None:
     assert (made.retry_after is not None) == (made.status in (429, 503))
 
 
-def test_an_error_is_of_the_class_that_a_call_raises() -> None:
+def test_an_error_has_the_class_that_a_call_raises() -> None:
     refused = testing.error("policy_violation", message="Too much.", transfer_id="txn_7")
 
     assert type(refused) is errors.PolicyViolationError
@@ -140,17 +140,19 @@ def test_a_mock_of_the_client_returns_and_raises_them() -> None:
 
 
 @pytest.mark.parametrize("kind", get_args(agentpay.EventType))
-def test_a_delivery_of_every_type_is_one_that_a_receiver_accepts(kind: Any) -> None:
+def test_a_delivery_of_every_type_is_accepted_by_a_receiver(kind: Any) -> None:
     posted = testing.delivery(kind, SECRET)
 
     event = unwrap(posted.body, posted.headers, SECRET)
 
     assert type(event) is EVENT_CLASSES[kind]
     assert event == posted.event
+    body, headers = posted
+    assert (body, headers) == (posted.body, posted.headers)
     assert testing.delivery(kind, SECRET).event.id != event.id
 
 
-def test_a_delivery_holds_what_it_is_given() -> None:
+def test_a_delivery_holds_the_given_fields() -> None:
     posted = testing.delivery("transfer.settled", SECRET, amount_usdc="5", id="evt_1", attempt=3)
 
     event = unwrap(posted.body, posted.headers, SECRET)
@@ -170,7 +172,7 @@ def test_a_delivery_in_a_rotation_carries_both_signatures() -> None:
         assert unwrap(posted.body, posted.headers, secret) == posted.event
 
 
-def test_an_event_of_tomorrow_can_be_delivered() -> None:
+def test_an_event_of_an_unknown_type_can_be_delivered() -> None:
     coupon = UnknownEvent(
         id="evt_1", type="coupon.issued", created_at=datetime(2026, 1, 1, tzinfo=UTC), data={"a": 1}
     )
@@ -187,7 +189,7 @@ def test_an_event_of_tomorrow_can_be_delivered() -> None:
         testing.event("transfer.settled", amount=5)
 
 
-def test_deliveries_and_objects_have_the_form_of_the_service() -> None:
+def test_deliveries_and_objects_match_those_of_the_service() -> None:
     with AgentPayServer(seed=7) as server:
         client = server.client()
         bot, shop = (client.accounts.create(name=name).account_id for name in ("bot", "shop"))
@@ -203,7 +205,7 @@ def test_deliveries_and_objects_have_the_form_of_the_service() -> None:
         assert list(made["data"]) == list(real.to_dict()["data"])
 
 
-def test_it_is_an_attribute_of_the_package_that_is_loaded_when_it_is_used() -> None:
+def test_the_module_is_imported_on_first_use() -> None:
     code = (
         "import sys, agentpay;print('agentpay.testing' in sys.modules, agentpay.testing.balance().account_id)"
     )
@@ -211,8 +213,8 @@ def test_it_is_an_attribute_of_the_package_that_is_loaded_when_it_is_used() -> N
     assert done.stdout.split() == ["False", testing.balance().account_id]
 
 
-def test_every_function_says_what_it_returns() -> None:
+def test_every_function_documents_its_return_type() -> None:
     for name, value in vars(testing).items():
         if inspect.isfunction(value) and value.__module__ == testing.__name__ and not name.startswith("_"):
             assert inspect.getdoc(value), name
-            assert attrs.has(value.__annotations__["return"]) or name in ("event", "error")
+            assert attrs.has(value.__annotations__["return"]) or name in ("event", "error", "delivery")

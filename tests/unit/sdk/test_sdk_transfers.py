@@ -15,7 +15,7 @@ def pay(client, **options):
     return client.transfers.create(**PAYMENT, **options)
 
 
-def test_one_minted_key_is_sent_with_every_attempt(caller):
+def test_one_generated_key_is_sent_with_every_attempt(caller):
     script = caller.script(httpx.ReadTimeout(""), answer(502), paid)
     caller(pay)
     keys = {body["idempotency_key"] for body in script.bodies}
@@ -25,14 +25,14 @@ def test_one_minted_key_is_sent_with_every_attempt(caller):
     assert len({request.content for request in script.requests}) == 1
 
 
-def test_every_call_mints_a_key_of_its_own(caller):
+def test_every_call_generates_a_separate_key(caller):
     script = caller.script(paid, paid)
     caller(pay)
     caller(pay)
     assert len({body["idempotency_key"] for body in script.bodies}) == 2
 
 
-def test_a_given_key_is_the_one_that_is_sent_and_reported(caller):
+def test_a_given_key_is_sent_and_reported(caller):
     script = caller.script(httpx.ReadTimeout(""), httpx.ReadError(""), answer(504))
     with pytest.raises(errors.TransferOutcomeUnknownError) as caught:
         caller(lambda c: pay(c, idempotency_key="mine"))
@@ -50,7 +50,7 @@ def test_an_unknown_outcome_is_resumed_with_the_key_that_it_carries(caller):
     assert script.requests[0].content == script.requests[1].content
 
 
-def test_between_attempts_the_client_pauses_as_long_as_asked(caller):
+def test_the_client_pauses_for_retry_after_between_attempts(caller):
     caller.script(answer(429, b"", Retry_After="3"), answer(503, b"", Retry_After="20"), paid)
     caller(pay)
     assert caller.clock.sleeps == [3.0, 20.0]
@@ -64,7 +64,7 @@ def test_an_escalated_transfer_is_returned_as_pending(caller):
 
 
 @pytest.mark.anyio
-async def test_a_cancelled_payment_tells_its_key():
+async def test_a_cancelled_payment_reports_its_key():
     async with AsyncAgentPay(api_key=KEY, base_url=URL, transport=httpx.MockTransport(hang)) as client:
         error = await cancelled(lambda: pay(client, idempotency_key="mine"))
     (note,) = error.__notes__
@@ -73,7 +73,7 @@ async def test_a_cancelled_payment_tells_its_key():
 
 
 @pytest.mark.parametrize("interruption", [KeyboardInterrupt, SystemExit])
-def test_an_interrupted_payment_tells_its_key(interruption):
+def test_an_interrupted_payment_reports_its_key(interruption):
     def interrupt(_request):
         raise interruption
 
@@ -85,7 +85,7 @@ def test_an_interrupted_payment_tells_its_key(interruption):
     assert "idempotency_key='mine'" in caught.value.__notes__[0]
 
 
-def test_a_refusal_has_no_such_note(caller):
+def test_a_refused_payment_has_no_note(caller):
     caller.script(refusal(402, "policy_violation"))
     with pytest.raises(errors.PolicyViolationError) as caught:
         caller(pay)

@@ -61,7 +61,7 @@ def raising(error):
 
 
 @pytest.mark.parametrize("foreign", FOREIGN, ids=lambda error: type(error).__name__)
-def test_whatever_a_transport_raises_is_declared(caller, foreign):
+def test_any_exception_of_a_transport_becomes_a_declared_error(caller, foreign):
     caller.script(raising(foreign), raising(foreign), max_retries=0)
     with pytest.raises(errors.TransferOutcomeUnknownError) as caught:
         caller(pay)
@@ -75,7 +75,7 @@ def test_whatever_a_transport_raises_is_declared(caller, foreign):
     assert caught.value.__context__ is None
 
 
-def test_it_says_what_was_raised_and_where(caller):
+def test_the_declared_error_names_the_exception_and_its_location(caller):
     caller.script(raising(RuntimeError("a bug")), max_retries=0)
     with pytest.raises(
         errors.APIConnectionError, match=r"a bug \(RuntimeError at test_sdk_undeclared.py:\d+\)"
@@ -83,13 +83,13 @@ def test_it_says_what_was_raised_and_where(caller):
         caller(lambda c: c.accounts.balance("acct_a"))
 
 
-def test_it_is_sent_again_as_any_lost_request_is(caller):
+def test_an_undeclared_exception_is_retried_like_a_lost_request(caller):
     script = caller.script(raising(RuntimeError("a bug")), raising(OSError("another")), paid)
     assert caller(pay).idempotency_key == "mine"
     assert len(script.requests) == 3
 
 
-def test_what_would_be_done_twice_is_not_sent_again(caller):
+def test_a_creation_is_not_retried_after_an_undeclared_exception(caller):
     script = caller.script(raising(RuntimeError("a bug")))
     with pytest.raises(errors.APIConnectionError) as caught:
         caller(lambda c: c.accounts.create(name="Agent"))
@@ -121,20 +121,20 @@ class Stream(httpx.SyncByteStream, httpx.AsyncByteStream):
 
 
 @pytest.mark.parametrize("foreign", [RuntimeError("gone"), OSError("gone"), httpx.ReadError("gone")])
-def test_a_body_that_breaks_off_is_declared(caller, foreign):
+def test_a_body_that_breaks_off_raises_a_declared_error(caller, foreign):
     stream = Stream(b'{"transfer_id":', error=foreign)
     caller.connect(httpx.MockTransport(lambda _: httpx.Response(200, stream=stream)), max_retries=0)
     with pytest.raises(errors.TransferOutcomeUnknownError):
         caller(pay)
 
 
-def test_an_answer_that_is_there_counts_whatever_closing_its_connection_says(caller):
+def test_an_error_while_closing_the_connection_does_not_discard_the_response(caller):
     stream = Stream(answer(200, BALANCE).content, error_of_close=RuntimeError("Event loop is closed"))
     caller.connect(httpx.MockTransport(lambda _: httpx.Response(200, stream=stream)))
     assert caller(lambda c: c.accounts.balance("acct_a")).account_id == "acct_a"
 
 
-def test_a_log_handler_that_fails_hides_no_payment(caller, monkeypatch):
+def test_a_failing_log_handler_does_not_hide_a_payment(caller, monkeypatch):
     class Failing(logging.Handler):
         def emit(self, record):
             raise OSError("disk full")
@@ -151,7 +151,7 @@ def test_a_log_handler_that_fails_hides_no_payment(caller, monkeypatch):
         logger.manager._clear_cache()
 
 
-def test_a_pause_that_fails_after_a_lost_answer_leaves_it_in_doubt(caller):
+def test_an_error_during_a_pause_after_a_lost_response_is_outcome_unknown(caller):
     caller.script(httpx.ReadTimeout(""))
 
     def fail(_seconds):
@@ -167,7 +167,7 @@ def test_a_pause_that_fails_after_a_lost_answer_leaves_it_in_doubt(caller):
     assert isinstance(caught.value.__cause__, OverflowError), "a fault of ours keeps its traceback"
 
 
-def test_an_answer_that_our_own_reader_fails_on_is_in_doubt(caller, monkeypatch):
+def test_a_failure_of_the_decoder_is_outcome_unknown(caller, monkeypatch):
     def fail(*_arguments):
         raise ZeroDivisionError
 
@@ -179,7 +179,7 @@ def test_an_answer_that_our_own_reader_fails_on_is_in_doubt(caller, monkeypatch)
         caller(lambda c: c.accounts.get("acct_a"))
 
 
-def test_a_client_that_is_closed_between_two_attempts_keeps_the_doubt_and_the_key(caller):
+def test_closing_the_client_between_attempts_is_outcome_unknown_with_the_key(caller):
     script = caller.script(httpx.ReadTimeout(""))
     http = caller.client._http
 
@@ -199,7 +199,7 @@ def test_a_client_that_is_closed_between_two_attempts_keeps_the_doubt_and_the_ke
 @pytest.mark.parametrize(
     "interruption", [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError]
 )
-def test_what_is_no_error_passes_and_tells_the_key(interruption):
+def test_a_base_exception_passes_through_with_a_note_of_the_key(interruption):
     from sdk_world import Caller  # noqa: PLC0415
 
     from agentpay import AgentPay  # noqa: PLC0415

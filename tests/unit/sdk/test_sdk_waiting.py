@@ -27,7 +27,7 @@ def wait(**options):
 # --- Through a client -------------------------------------------------------------------------------------
 
 
-def test_waiting_ends_when_the_transfer_does(caller):
+def test_waiting_ends_when_the_transfer_is_final(caller):
     script = caller.script(answer(200, PENDING), answer(200, SUBMITTED), answer(200, TRANSFER))
     transfer = caller(wait())
     assert transfer.status == "settled"
@@ -50,12 +50,12 @@ def test_a_refused_transfer_is_returned_with_its_reason(caller):
     assert (transfer.status, transfer.error, transfer.message) == ("rejected", "escalation_rejected", "No.")
 
 
-def test_a_status_of_the_future_is_waited_for(caller):
+def test_an_unknown_status_is_waited_for(caller):
     caller.script(answer(200, {**PENDING, "status": "under_review"}), answer(200, TRANSFER))
     assert caller(wait()).status == "settled"
 
 
-def test_waiting_gives_up_in_time_and_returns_what_it_saw_last(caller):
+def test_a_wait_timeout_carries_the_last_transfer(caller):
     script = caller.script(*[answer(200, SUBMITTED) for _ in range(40)])
     with pytest.raises(errors.WaitTimeoutError, match="txn_a is submitted after 30 s") as caught:
         caller(wait(timeout=30, poll_interval=1))
@@ -67,13 +67,13 @@ def test_waiting_gives_up_in_time_and_returns_what_it_saw_last(caller):
     assert "operator" not in str(caught.value)
 
 
-def test_who_waits_for_an_approval_is_told_so(caller):
+def test_a_wait_timeout_mentions_a_pending_approval(caller):
     caller.script(answer(200, PENDING))
     with pytest.raises(errors.WaitTimeoutError, match="an operator must approve or reject it"):
         caller(wait(timeout=0))
 
 
-def test_nothing_but_one_look_is_done_in_no_time(caller):
+def test_a_timeout_of_zero_reads_the_transfer_once(caller):
     script = caller.script(answer(200, PENDING))
     with pytest.raises(errors.WaitTimeoutError):
         caller(wait(timeout=0))
@@ -82,7 +82,7 @@ def test_nothing_but_one_look_is_done_in_no_time(caller):
 
 
 @pytest.mark.parametrize("max_retries", [0, 2])
-def test_failures_that_may_pass_do_not_end_the_wait(caller, max_retries):
+def test_transient_failures_do_not_end_the_wait(caller, max_retries):
     failures = [answer(429), answer(502), answer(503), answer(504), refusal(503, "chain_unavailable")]
     lost = [httpx.ConnectError("refused"), httpx.ReadTimeout("slow"), httpx.RemoteProtocolError("cut off")]
     script = caller.script(*failures, *lost, answer(200, TRANSFER), max_retries=max_retries)
@@ -90,7 +90,7 @@ def test_failures_that_may_pass_do_not_end_the_wait(caller, max_retries):
     assert len(script.requests) == len(caller.clock.sleeps) + 1 == len([*failures, *lost]) + 1
 
 
-def test_what_was_seen_before_the_service_went_away_is_kept(caller):
+def test_a_wait_timeout_during_an_outage_keeps_the_last_transfer(caller):
     caller.script(answer(200, PENDING), *[httpx.ConnectError("refused") for _ in range(40)])
     with pytest.raises(errors.WaitTimeoutError) as caught:
         caller(wait(timeout=10))
@@ -98,7 +98,7 @@ def test_what_was_seen_before_the_service_went_away_is_kept(caller):
     assert isinstance(caught.value.__cause__, errors.APIConnectionError)
 
 
-def test_a_service_that_is_away_all_the_time_leaves_nothing_but_the_error(caller):
+def test_a_wait_timeout_without_any_response_has_no_transfer(caller):
     caller.script(*[answer(503) for _ in range(40)])
     with pytest.raises(errors.WaitTimeoutError, match="txn_a could not be read within 10 s") as caught:
         caller(wait(timeout=10))
@@ -117,11 +117,35 @@ def test_a_service_that_is_away_all_the_time_leaves_nothing_but_the_error(caller
         (200, b"<html>", errors.DecodingError),
     ],
 )
-def test_failures_that_stay_end_the_wait(caller, status, body, error):
+def test_permanent_failures_end_the_wait(caller, status, body, error):
     caller.script(answer(503), answer(status, body))
     with pytest.raises(error):
         caller(wait(timeout=None))
     assert len(caller.clock.sleeps) == 1
+
+
+def test_a_wait_ends_after_as_many_failures_in_a_row_as_were_allowed(caller):
+    failure = answer(503)
+    caller.script(failure, failure, answer(200, PENDING), failure, failure, answer(200, TRANSFER))
+    assert caller(wait(max_retries=2)).status == "settled"
+
+    script = caller.script(failure, failure, failure, answer(200, TRANSFER))
+    with pytest.raises(errors.ServerError):
+        caller(wait(max_retries=2))
+    assert len(script.requests) == 3
+
+
+@pytest.mark.parametrize("limits", [{"timeout": 60, "deadline": 4}, {"timeout": 4, "deadline": 60}])
+def test_the_shorter_of_timeout_and_deadline_ends_a_wait(caller, limits):
+    caller.script(*[answer(200, PENDING) for _ in range(40)])
+    with pytest.raises(errors.WaitTimeoutError, match="after 4 s"):
+        caller(wait(**limits))
+
+
+def test_a_wait_with_impossible_retries_is_refused(caller):
+    caller.script()
+    with pytest.raises(errors.ConfigurationError, match="max_retries must be an integer from 0 up"):
+        caller(wait(max_retries=-1))
 
 
 def test_a_closed_client_does_not_wait(caller):
@@ -131,13 +155,13 @@ def test_a_closed_client_does_not_wait(caller):
         caller(wait())
 
 
-def test_the_service_is_not_asked_before_it_wants_to_be(caller):
+def test_a_wait_respects_retry_after(caller):
     caller.script(answer(503, Retry_After="7"), answer(429, Retry_After="40"), answer(200, TRANSFER))
     caller(wait(timeout=120))
     assert caller.clock.sleeps == [7.0, 40.0]
 
 
-def test_a_service_that_wants_to_be_left_alone_beyond_the_end_is(caller):
+def test_a_retry_after_beyond_the_timeout_is_respected(caller):
     script = caller.script(answer(503, Retry_After="61"))
     with pytest.raises(errors.WaitTimeoutError):
         caller(wait(timeout=60))
@@ -145,14 +169,14 @@ def test_a_service_that_wants_to_be_left_alone_beyond_the_end_is(caller):
     assert len(script.requests) == 1
 
 
-def test_without_a_limit_it_waits_until_the_end(caller):
+def test_without_a_timeout_a_wait_lasts_until_the_transfer_is_final(caller):
     caller.script(*[answer(200, PENDING) for _ in range(200)], answer(200, TRANSFER))
     assert caller(wait(timeout=None)).status == "settled"
     assert sum(caller.clock.sleeps) > 400
 
 
 @pytest.mark.parametrize("own", [30.0, 2.0, None])
-def test_a_request_takes_no_longer_than_is_left_nor_than_the_client_allows(own):
+def test_a_request_is_limited_by_the_remaining_time_and_the_client_timeout(own):
     clock, allowed = Clock(), []
 
     def hanging(request):
@@ -170,7 +194,7 @@ def test_a_request_takes_no_longer_than_is_left_nor_than_the_client_allows(own):
     assert clock.now - 1000 == pytest.approx(60 + LOOK_TIMEOUT_MIN / 2, abs=LOOK_TIMEOUT_MIN / 2 + 1e-6)
 
 
-def test_without_any_limit_a_request_has_none():
+def test_without_any_timeout_a_request_has_none():
     def final(request):
         assert request.extensions["timeout"]["read"] is None
         return answer(200, TRANSFER)
@@ -190,7 +214,7 @@ def test_without_any_limit_a_request_has_none():
         {"poll_interval": math.nan},
     ],
 )
-def test_waiting_for_less_than_nothing_is_refused(caller, options):
+def test_a_negative_timeout_is_refused(caller, options):
     script = caller.script()
     with pytest.raises(ValueError, match="timeout must be from 0"):
         caller(wait(**options))
@@ -198,7 +222,7 @@ def test_waiting_for_less_than_nothing_is_refused(caller, options):
 
 
 @respx.mock
-def test_it_reads_what_the_contract_says():
+def test_a_wait_reads_the_transfer_endpoint():
     route = respx.get(f"{URL}/v1/transfers/txn_a").mock(return_value=answer(200, TRANSFER))
     with AgentPay(api_key=KEY, base_url=URL) as client:
         assert client.transfers.wait("txn_a").is_final
@@ -208,7 +232,7 @@ def test_it_reads_what_the_contract_says():
 
 @pytest.mark.anyio
 @respx.mock
-async def test_it_reads_what_the_contract_says_in_async():
+async def test_an_async_wait_reads_the_transfer_endpoint():
     route = respx.get(f"{URL}/v1/transfers/txn_a").mock(return_value=answer(200, TRANSFER))
     async with AsyncAgentPay(api_key=KEY, base_url=URL) as client:
         assert (await client.transfers.wait("txn_a")).is_final
@@ -253,22 +277,22 @@ def pauses(steps):
     return [step.seconds for step in steps if isinstance(step, Sleep)]
 
 
-def test_pauses_grow_by_half_up_to_their_cap():
+def test_pauses_grow_by_half_up_to_the_cap():
     steps, _, _ = play([transfer("submitted")] * 8 + [transfer("settled")], timeout=None)
     assert pauses(steps) == [0.5, 0.75, 1.125, 1.6875, 2.53125, 3.796875, PAUSE_CAP, PAUSE_CAP]
 
 
-def test_pauses_are_drawn_from_half_to_all_of_their_limit():
+def test_pauses_are_drawn_between_half_and_all_of_the_limit():
     steps, _, _ = play([transfer("submitted")] * 3 + [transfer("settled")], random=lambda: 0.0)
     assert pauses(steps) == [0.25, 0.375, 0.5625]
 
 
-def test_a_long_interval_stays_as_long_as_asked():
+def test_a_long_poll_interval_is_kept():
     steps, _, _ = play([transfer("submitted")] * 3 + [transfer("settled")], timeout=100, poll_interval=20)
     assert pauses(steps) == [20, 20, 20]
 
 
-def test_a_transfer_that_ends_in_the_last_pause_is_seen():
+def test_a_transfer_that_ends_during_the_last_pause_is_returned():
     steps, result, ended = play(
         [transfer("submitted"), transfer("settled")], timeout=0.3, random=lambda: 0.999
     )
@@ -276,13 +300,13 @@ def test_a_transfer_that_ends_in_the_last_pause_is_seen():
     assert (result.status, ended) == ("settled", pytest.approx(0.3))
 
 
-def test_a_look_takes_as_long_as_is_left_and_the_last_one_a_little_longer():
+def test_a_read_may_take_the_remaining_time_and_the_last_one_a_minimum():
     submitted = transfer("submitted")
     steps, _, _ = play([submitted] * 9, timeout=20, poll_interval=4, look_seconds=4)
     assert [step.timeout for step in steps if isinstance(step, Look)] == [20, 12, LOOK_TIMEOUT_MIN]
 
 
-def test_no_retry_after_makes_a_wait_sleep_for_years():
+def test_retry_after_is_capped_while_waiting():
     steps, result, _ = play([busy(1e12), transfer("settled")], timeout=None)
     assert pauses(steps) == [3600.0]
     assert result.is_final
@@ -301,7 +325,9 @@ OUTCOMES = st.one_of(
     st.floats(0, 1, exclude_max=True),
     st.sampled_from([0.0, 0.2, 3.0]),
 )
-def test_a_wait_ends_in_time_with_the_last_transfer_seen(first, timeout, interval, drawn, look_seconds):
+def test_a_wait_times_out_with_the_last_transfer_for_any_outcomes(
+    first, timeout, interval, drawn, look_seconds
+):
     def outcomes():
         yield from first
         while True:

@@ -14,11 +14,18 @@ from agentpay.contract.policies import Policy
 from agentpay.contract.sessions import SessionStatus
 from agentpay.contract.usdc import from_micro
 from agentpay_server.clock import DAY_US, HOUR_US
-from agentpay_server.money.idempotency import KEY_LIFETIME_US, Verdict
-from agentpay_server.money.policy import Means, Recipient
+from agentpay_server.money.idempotency import KEY_LIFETIME_US, KeyHolder, Verdict, verdict
+from agentpay_server.money.policy import (
+    Means,
+    Purpose,
+    Recipient,
+    Spend,
+    needs_approval,
+    paused_refusal,
+    spending_refusal,
+)
 from agentpay_server.sessions.rules import (
     TRANSITIONS,
-    KeyHolder,
     Limits,
     Terms,
     cap_events,
@@ -27,9 +34,9 @@ from agentpay_server.sessions.rules import (
     check_transition,
     closes_us,
     closing_refusal,
-    opening_refusal,
-    opening_verdict,
+    escalation_refusal,
     settlement,
+    verdict_if_equal,
 )
 
 MAX = 999_999_999_999_999
@@ -45,7 +52,19 @@ amounts = st.integers(min_value=1, max_value=MAX)
 
 
 def opening(policy, *, means=PLENTY, is_operator=False, **changes: Any):
-    return opening_refusal(policy, attrs.evolve(TERMS, **changes), RECIPIENT, means, is_operator=is_operator)
+    terms = attrs.evolve(TERMS, **changes)
+    cap = Spend(
+        amount_micro=terms.cap_micro,
+        to=terms.to,
+        recipient=RECIPIENT,
+        memo=None,
+        category=terms.category,
+        purpose=Purpose.SESSION,
+    )
+    refusal = paused_refusal(policy) or spending_refusal(policy, cap, means)
+    if refusal is None and not is_operator and needs_approval(policy, terms.cap_micro):
+        return escalation_refusal(policy, terms.cap_micro)
+    return refusal
 
 
 def charge(policy=Policy(), *, status="open", cap=CAP, total=0, amount=1):  # noqa: B008 - it is frozen
@@ -61,7 +80,7 @@ def usdc(micro):
 # --- The states -------------------------------------------------------------------------------------------
 
 
-def test_every_status_is_reached_and_final_ones_are_left_by_nothing():
+def test_every_status_is_reachable_and_final_ones_have_no_exit():
     assert {after for _, after in TRANSITIONS} == set(SessionStatus)
     # But for a proof that has turned out to be none.
     left = TRANSITIONS - {(SessionStatus.FAILED, SessionStatus.OPEN)}
@@ -70,7 +89,7 @@ def test_every_status_is_reached_and_final_ones_are_left_by_nothing():
 
 @pytest.mark.parametrize("before", [None, *SessionStatus])
 @pytest.mark.parametrize("after", SessionStatus)
-def test_only_the_changes_of_the_table_are_let_through(before, after):
+def test_only_declared_transitions_are_allowed(before, after):
     if (before, after) in TRANSITIONS:
         check_transition(before, after.value)
     else:
@@ -78,7 +97,7 @@ def test_only_the_changes_of_the_table_are_let_through(before, after):
             check_transition(before, after.value)
 
 
-def test_money_in_escrow_never_fails_away():
+def test_a_session_fails_only_while_opening():
     assert {before for before, after in TRANSITIONS if after == SessionStatus.FAILED} == {"opening"}
 
 
@@ -100,53 +119,53 @@ OTHER_TERMS = [
 
 
 def holder(status, *, expires_us=None):
-    return KeyHolder(terms=TERMS, status=status, key_expires_us=expires_us)
+    return KeyHolder(terms=TERMS, if_equal=verdict_if_equal(status), key_expires_us=expires_us)
 
 
-def test_a_key_that_nobody_holds_is_new():
-    assert opening_verdict(None, TERMS, NOW_US) is Verdict.NEW
+def test_an_unused_key_is_new():
+    assert verdict(None, TERMS, NOW_US) is Verdict.NEW
 
 
 @pytest.mark.parametrize(("status", "expected"), KEY_STATES)
-def test_the_same_opening_is_judged_by_what_became_of_the_first(status, expected):
-    assert opening_verdict(holder(status), TERMS, NOW_US) is expected
+def test_a_repeated_opening_gets_a_verdict_by_the_status_of_the_first(status, expected):
+    assert verdict(holder(status), TERMS, NOW_US) is expected
 
 
 @pytest.mark.parametrize("status", SessionStatus)
 @pytest.mark.parametrize("terms", OTHER_TERMS)
-def test_other_parameters_under_a_held_key_conflict(status, terms):
-    assert opening_verdict(holder(status), terms, NOW_US) is Verdict.CONFLICT
+def test_other_parameters_under_a_used_key_conflict(status, terms):
+    assert verdict(holder(status), terms, NOW_US) is Verdict.CONFLICT
 
 
 @pytest.mark.parametrize(("status", "expected"), KEY_STATES)
-def test_a_key_is_held_to_the_microsecond(status, expected):
+def test_a_key_expires_to_the_microsecond(status, expected):
     expires_us = NOW_US + KEY_LIFETIME_US
     held = holder(status, expires_us=expires_us)
 
-    assert opening_verdict(held, TERMS, expires_us - 1) is expected
-    assert opening_verdict(held, OTHER_TERMS[0], expires_us - 1) is Verdict.CONFLICT
-    assert opening_verdict(held, TERMS, expires_us) is Verdict.NEW
-    assert opening_verdict(held, OTHER_TERMS[0], expires_us) is Verdict.NEW
+    assert verdict(held, TERMS, expires_us - 1) is expected
+    assert verdict(held, OTHER_TERMS[0], expires_us - 1) is Verdict.CONFLICT
+    assert verdict(held, TERMS, expires_us) is Verdict.NEW
+    assert verdict(held, OTHER_TERMS[0], expires_us) is Verdict.NEW
 
 
 @pytest.mark.parametrize("status", ["opening", "open", "closing"])
-def test_the_key_of_a_session_that_lasts_never_expires(status):
-    assert opening_verdict(holder(status), TERMS, NOW_US * 1_000) is not Verdict.NEW
+def test_the_key_of_an_unfinished_session_never_expires(status):
+    assert verdict(holder(status), TERMS, NOW_US * 1_000) is not Verdict.NEW
 
 
 # --- Opening: the policy ----------------------------------------------------------------------------------
 
 
-def test_a_policy_of_defaults_lets_anyone_open_a_session():
+def test_the_default_policy_allows_any_opening():
     assert opening(Policy(), cap_micro=MAX) is None
 
 
-def test_memo_and_single_transfer_are_no_matter_of_an_opening():
+def test_require_memo_and_max_single_transfer_do_not_apply_to_openings():
     assert opening(Policy(require_memo=True, max_single_transfer=Decimal(0))) is None
 
 
 @given(micros, micros, amounts)
-def test_the_whole_cap_counts_against_the_day(limit, spent, cap):
+def test_the_whole_cap_counts_toward_max_daily_spend(limit, spent, cap):
     means = Means(spent_micro=spent, available_micro=MAX)
 
     found = opening(Policy(max_daily_spend=from_micro(limit)), means=means, cap_micro=cap)
@@ -186,18 +205,18 @@ def test_from_the_escalation_threshold_on_a_cap_needs_an_operator(threshold, cap
 
 
 @pytest.mark.parametrize("entry", ["acct_b", "token-b", "owner-b"])
-def test_the_payee_is_known_by_account_token_account_or_owner(entry):
+def test_the_payee_matches_by_account_token_account_or_owner(entry):
     assert opening(Policy(allowed_counterparties=(entry,))) is None
 
 
-def test_a_session_that_names_no_category_is_told_so():
+def test_an_opening_without_a_required_category_is_refused():
     found = opening(Policy(categories=("data",)))
 
     assert found is not None
     assert found.message == "categories is [data] and this session has no category."
 
 
-def test_a_listed_category_passes():
+def test_a_listed_category_is_allowed():
     assert opening(Policy(categories=("data",)), category="data") is None
 
 
@@ -213,7 +232,7 @@ CODES = {"paused": "account_paused", "balance_usdc": "insufficient_balance"}
 
 
 @given(st.sets(st.sampled_from(range(len(RULES))), min_size=1))
-def test_the_first_rule_that_fails_decides_about_an_opening(broken):
+def test_the_first_failing_rule_decides_an_opening(broken):
     fields: dict[str, Any] = {}
     for index in broken:
         fields |= RULES[index][1]
@@ -238,7 +257,7 @@ def test_a_charge_is_made_once_under_its_key():
 
 
 @given(amounts, st.data())
-def test_a_cap_may_be_reached_and_not_passed(cap, data):
+def test_charges_may_reach_the_cap_and_not_exceed_it(cap, data):
     total = data.draw(st.integers(min_value=0, max_value=cap))
     amount = data.draw(st.integers(min_value=1, max_value=cap + 1))
 
@@ -254,7 +273,7 @@ def test_a_cap_may_be_reached_and_not_passed(cap, data):
 
 
 @given(micros, amounts)
-def test_every_single_charge_answers_to_max_single_transfer(limit, amount):
+def test_max_single_transfer_limits_every_charge(limit, amount):
     found = charge(Policy(max_single_transfer=from_micro(limit)), cap=MAX, amount=amount)
 
     assert (found is None) == (amount <= limit)
@@ -265,7 +284,7 @@ def test_every_single_charge_answers_to_max_single_transfer(limit, amount):
         )
 
 
-def test_what_was_judged_at_the_opening_is_not_judged_again():
+def test_rules_checked_at_the_opening_do_not_apply_to_charges():
     policy = Policy(
         allowed_counterparties=(),
         categories=(),
@@ -276,7 +295,7 @@ def test_what_was_judged_at_the_opening_is_not_judged_again():
     assert charge(policy) is None
 
 
-def test_the_first_rule_that_fails_decides_about_a_charge():
+def test_the_first_failing_rule_decides_a_charge():
     paused = Policy(paused=True, max_single_transfer=Decimal(0))
     small = Policy(max_single_transfer=Decimal(0))
 
@@ -287,14 +306,14 @@ def test_the_first_rule_that_fails_decides_about_a_charge():
 
 
 @pytest.mark.parametrize("status", ["closing", "settled", "failed"])
-def test_a_session_that_is_past_being_open_takes_no_charge(status):
+def test_a_session_that_is_no_longer_open_refuses_charges(status):
     found = charge(status=status)
 
     assert found.code == "session_closed"
     assert f"status is {status}" in found.message
 
 
-def test_a_session_that_is_still_opening_asks_to_be_charged_again_shortly():
+def test_charging_an_opening_session_is_chain_unavailable():
     assert charge(status="opening").code == "chain_unavailable"
 
 
@@ -308,7 +327,7 @@ def test_a_session_that_is_still_opening_asks_to_be_charged_again_shortly():
         ("failed", "session_closed"),
     ],
 )
-def test_what_was_opened_can_be_closed_and_closed_again(status, code):
+def test_an_opened_session_can_be_closed_repeatedly(status, code):
     found = closing_refusal(status)
 
     assert (None if found is None else found.code) == code
@@ -330,12 +349,12 @@ def test_what_was_opened_can_be_closed_and_closed_again(status, code):
         (100, 100, []),
     ],
 )
-def test_a_cap_warns_above_80_percent_and_is_reached_when_equalled(before, after, fired):
+def test_cap_events_fire_above_80_percent_and_at_the_cap(before, after, fired):
     assert list(cap_events(100, before_micro=before, after_micro=after)) == fired
 
 
 @given(amounts, st.lists(st.integers(min_value=1, max_value=MAX), max_size=30))
-def test_however_a_session_is_charged_each_event_fires_at_most_once_and_at_the_right_time(cap, asked):
+def test_each_cap_event_fires_at_most_once_and_at_the_right_charge(cap, asked):
     total, fired = 0, []
     for amount in asked:
         if charge(cap=cap, total=total, amount=amount) is not None:
@@ -353,7 +372,7 @@ def test_however_a_session_is_charged_each_event_fires_at_most_once_and_at_the_r
 
 
 @given(amounts, st.data(), micros)
-def test_a_settlement_gives_everybody_exactly_what_is_theirs(cap, data, dust):
+def test_a_settlement_splits_the_escrow_exactly(cap, data, dust):
     total = data.draw(st.integers(min_value=0, max_value=cap))
 
     split = settlement(cap_micro=cap, running_total_micro=total, escrow_micro=cap + dust)
@@ -366,7 +385,7 @@ def test_a_settlement_gives_everybody_exactly_what_is_theirs(cap, data, dust):
 
 
 @pytest.mark.parametrize(("total", "held"), [(CAP + 1, CAP), (CAP + 1, CAP + 1), (0, CAP - 1), (-1, CAP)])
-def test_books_that_do_not_match_the_escrow_settle_nothing(total, held):
+def test_a_settlement_is_refused_if_the_books_exceed_the_escrow(total, held):
     with pytest.raises(ValueError, match="cannot settle"):
         settlement(cap_micro=CAP, running_total_micro=total, escrow_micro=held)
 
@@ -378,19 +397,19 @@ def test_a_session_without_limits_lasts_until_it_is_closed():
     assert closes_us(Limits(), opened_us=NOW_US, charged_us=NOW_US + 1) is None
 
 
-def test_a_session_that_nobody_charges_closes_after_the_idle_limit():
+def test_a_session_without_charges_closes_after_the_idle_limit():
     limits = Limits(idle_us=HOUR_US)
 
     assert closes_us(limits, opened_us=NOW_US, charged_us=None) == NOW_US + HOUR_US
 
 
-def test_a_lifetime_alone_is_never_put_off():
+def test_a_charge_does_not_extend_the_lifetime():
     limits = Limits(lifetime_us=1_000)
 
     assert closes_us(limits, opened_us=0, charged_us=999) == 1_000
 
 
-def test_a_charge_puts_the_idle_limit_off_and_never_the_lifetime():
+def test_a_charge_extends_the_idle_limit_within_the_lifetime():
     limits = Limits(idle_us=100, lifetime_us=1_000)
 
     assert closes_us(limits, opened_us=0, charged_us=50) == 150
@@ -399,13 +418,13 @@ def test_a_charge_puts_the_idle_limit_off_and_never_the_lifetime():
 
 
 @given(micros, amounts, amounts, st.none() | micros)
-def test_a_session_lasts_and_never_beyond_its_lifetime(opened, idle, lifetime, charged):
+def test_a_session_closes_within_its_lifetime(opened, idle, lifetime, charged):
     limits = Limits(idle_us=idle, lifetime_us=lifetime)
 
     assert opened < closes_us(limits, opened_us=opened, charged_us=charged) <= opened + lifetime
 
 
 @pytest.mark.parametrize("limits", [{"idle_us": 0}, {"lifetime_us": 0}, {"idle_us": -1}])
-def test_a_session_cannot_be_made_to_last_no_time(limits):
+def test_limits_below_one_are_refused(limits):
     with pytest.raises(ValueError, match="must be >= 1"):
         Limits(**limits)

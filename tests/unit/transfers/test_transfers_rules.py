@@ -7,8 +7,8 @@ import pytest
 
 from agentpay.contract.transfers import TransferStatus
 from agentpay_server.clock import DAY_US
-from agentpay_server.money.idempotency import KEY_LIFETIME_US, Verdict
-from agentpay_server.transfers.rules import TRANSITIONS, KeyHolder, Terms, is_approvable, verdict
+from agentpay_server.money.idempotency import KEY_LIFETIME_US, KeyHolder, Verdict, verdict
+from agentpay_server.transfers.rules import TRANSITIONS, Terms, is_approvable, verdict_if_equal
 
 NOW_US = 10 * DAY_US
 TERMS = Terms(account_id="acct_a", to="acct_b", amount_micro=5, memo=None, category=None)
@@ -33,20 +33,21 @@ STATES = [
 
 
 def holder(status, error=None, *, expires_us=None):
-    return KeyHolder(terms=TERMS, status=status, error=error, key_expires_us=expires_us)
+    equal = verdict_if_equal(status, error)
+    return KeyHolder(terms=TERMS, if_equal=equal, key_expires_us=expires_us)
 
 
-def test_a_key_that_nobody_holds_is_new():
+def test_an_unused_key_is_new():
     assert verdict(None, TERMS, NOW_US) is Verdict.NEW
 
 
 @pytest.mark.parametrize(("status", "error", "expected"), STATES)
-def test_the_same_request_is_judged_by_what_became_of_the_first(status, error, expected):
+def test_a_repeated_request_gets_a_verdict_by_the_status_of_the_first(status, error, expected):
     assert verdict(holder(status, error), TERMS, NOW_US) is expected
 
 
 @pytest.mark.parametrize(("state", "terms"), list(product(STATES, OTHER_TERMS)))
-def test_other_parameters_under_a_held_key_conflict_whatever_became_of_the_first(state, terms):
+def test_other_parameters_under_a_used_key_always_conflict(state, terms):
     assert verdict(holder(*state[:2]), terms, NOW_US) is Verdict.CONFLICT
 
 
@@ -70,7 +71,7 @@ def test_the_lifetime_of_a_key_is_24_hours():
     assert KEY_LIFETIME_US == DAY_US
 
 
-def test_every_status_is_reached_and_final_ones_are_left_by_nothing():
+def test_every_status_is_reachable_and_final_ones_have_no_exit():
     final = {TransferStatus.SETTLED, TransferStatus.REJECTED, TransferStatus.FAILED}
 
     assert {after for _, after in TRANSITIONS} == set(TransferStatus)
@@ -90,5 +91,5 @@ def test_every_status_is_reached_and_final_ones_are_left_by_nothing():
         ("settled", None, False),
     ],
 )
-def test_what_waits_can_be_decided_about_until_the_moment_it_expires(status, expires_us, expected):
+def test_a_pending_transfer_is_approvable_until_it_expires(status, expires_us, expected):
     assert is_approvable(status, expires_us, NOW_US) is expected

@@ -39,7 +39,7 @@ def test_an_https_url_is_allowed_everywhere(url):
 
 
 @pytest.mark.parametrize("url", ["http://example.com/", "http://localhost:8000/hooks", "http://127.0.0.1:1/"])
-def test_plain_http_is_for_the_sandbox(url):
+def test_plain_http_is_allowed_in_the_sandbox(url):
     assert not is_https(checked(url))
 
 
@@ -83,13 +83,13 @@ def test_plain_http_is_for_the_sandbox(url):
         ("https://example.com/ü", "punycode"),
     ],
 )
-def test_everything_else_is_refused_and_told_why(url, fault):
+def test_every_other_url_is_refused_with_a_reason(url, fault):
     with pytest.raises(InvalidValueError, match=fault):
         checked(url)
 
 
 @given(st.text(max_size=60) | st.text(max_size=40).map(lambda tail: "https://" + tail))
-def test_any_text_is_allowed_or_refused_with_a_sentence(text):
+def test_any_text_is_allowed_or_refused_with_a_reason(text):
     try:
         assert checked(text).isascii()
     except InvalidValueError as error:
@@ -184,12 +184,12 @@ def test_addresses_of_the_internet_are_public(text):
 @pytest.mark.parametrize(
     ("kind", "text"), [(kind, text) for kind, texts in NOT_PUBLIC.items() for text in texts]
 )
-def test_all_others_are_not(kind, text):
+def test_all_other_addresses_are_not_public(kind, text):
     assert not is_public(text), kind
 
 
 @pytest.mark.parametrize("text", [text for texts in NOT_PUBLIC.values() for text in texts if "." in text])
-def test_an_address_gains_nothing_by_being_wrapped(text):
+def test_a_wrapped_address_is_public_only_if_its_inner_address_is(text):
     try:
         inner = ipaddress.IPv4Address(text)
     except ValueError:
@@ -210,7 +210,7 @@ def test_an_address_gains_nothing_by_being_wrapped(text):
 
 
 @given(st.ip_addresses())
-def test_no_address_is_public_that_python_knows_to_be_something_else(address):
+def test_no_address_that_ipaddress_calls_private_is_public(address):
     if is_public(str(address)):
         inner = getattr(address, "ipv4_mapped", None) or address
         assert inner.is_global
@@ -219,10 +219,10 @@ def test_no_address_is_public_that_python_knows_to_be_something_else(address):
 
 
 @given(st.ip_addresses(v=4))
-def test_a_mapped_address_is_judged_as_the_one_inside(address):
+def test_a_mapped_address_is_treated_as_its_inner_address(address):
     assert is_public(f"::ffff:{address}") is is_public(str(address))
 
 
 @given(st.text(max_size=40))
-def test_any_text_is_judged_without_an_error(text):
+def test_any_text_is_classified_without_an_error(text):
     assert is_public(text) in (True, False)

@@ -21,7 +21,7 @@ NOW_US = 1_767_225_600 * SECOND_US
 
 
 @pytest.mark.parametrize("status_code", range(200, 300))
-def test_every_2xx_is_received(status_code):
+def test_every_2xx_status_counts_as_delivered(status_code):
     assert is_received(status_code)
     assert after_attempt(1, status_code, NOW_US).status is DeliveryStatus.DELIVERED
 
@@ -29,7 +29,7 @@ def test_every_2xx_is_received(status_code):
 @pytest.mark.parametrize(
     "status_code", [None, 100, 199, 300, 301, 302, 304, 307, 400, 401, 410, 429, 500, 599]
 )
-def test_nothing_else_is_received(status_code):
+def test_every_other_status_is_retried(status_code):
     assert not is_received(status_code)
     assert after_attempt(1, status_code, NOW_US).status is DeliveryStatus.RETRYING
 
@@ -43,7 +43,7 @@ def test_nothing_else_is_received(status_code):
         (4, timedelta(hours=2)),
     ],
 )
-def test_each_delay_is_that_of_the_contract_and_counts_from_the_failure(failure, delay):
+def test_each_retry_delay_counts_from_the_failure(failure, delay):
     step = after_attempt(failure, 500, NOW_US)
 
     assert step.status is DeliveryStatus.RETRYING
@@ -67,9 +67,9 @@ def test_a_further_attempt_is_due_exactly_while_the_delivery_is_retrying(attempt
     assert step.due_us is None or step.due_us > ended_us
 
 
-def test_what_receivers_take_for_the_length_of_all_retries_is_that_length():
+def test_the_published_retry_schedule_equals_the_sum_of_the_delays():
     assert timedelta(microseconds=sum(RETRY_DELAYS_US)) == RETRY_SCHEDULE
 
 
-def test_a_lease_outlasts_the_attempt_that_it_is_for():
+def test_a_lease_is_longer_than_an_attempt():
     assert LEASE_US > 2 * TIMEOUT_SECONDS * SECOND_US

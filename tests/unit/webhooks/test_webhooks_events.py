@@ -30,7 +30,7 @@ def opened(body, **options):
     return unwrap(body, sign(body, SECRET), SECRET, **options)
 
 
-def test_a_delivery_is_an_event_of_the_class_of_its_type():
+def test_a_delivery_becomes_an_event_of_the_class_of_its_type():
     match unwrap(PAYLOAD, signed(), SECRET):
         case TransferSettled(id="evt_a", created_at=moment, data=data):
             assert moment == CREATED
@@ -46,7 +46,7 @@ def test_a_delivery_is_an_event_of_the_class_of_its_type():
 
 
 @pytest.mark.parametrize("name", EVENT_CLASSES)
-def test_every_type_has_its_class_and_no_other(name):
+def test_every_event_type_has_exactly_one_class(name):
     kind = EVENT_CLASSES[name]
     fields = attrs.fields(attrs.fields(kind).data.type)
     values = {UsdcString: "1.000000", UsdcNumber: 1, datetime: MOMENT}
@@ -56,7 +56,7 @@ def test_every_type_has_its_class_and_no_other(name):
 
 
 @pytest.mark.parametrize("name", ["moon.landed", "transfer.Settled", "transfer.settled ", ""])
-def test_a_type_that_is_not_known_is_an_unknown_event_with_its_raw_data(name):
+def test_an_unknown_type_becomes_an_unknown_event_with_raw_data(name):
     raw = {"amount": 1.5, "list": [1, {"deep": None}], "text": 'ü😀"\\'}
     event = opened(payload(type=name, data=raw))
     assert type(event) is UnknownEvent
@@ -143,7 +143,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("body", "fields"), REFUSED.values(), ids=REFUSED)
-def test_what_is_signed_and_no_event_is_refused_with_every_fault(body, fields):
+def test_a_signed_payload_that_is_not_an_event_is_refused_with_every_fault(body, fields):
     with pytest.raises(WebhookPayloadError, match="is not an event") as caught:
         opened(body)
     assert " ".join(sorted({fault.field for fault in caught.value.details})) == fields
@@ -151,12 +151,12 @@ def test_what_is_signed_and_no_event_is_refused_with_every_fault(body, fields):
         assert f"{fault.field} {fault.message}" in str(caught.value)
 
 
-def test_the_signature_is_judged_first():
+def test_the_signature_is_checked_before_the_payload():
     with pytest.raises(WebhookSignatureError):
         unwrap(b"{", sign(b"[", SECRET), SECRET)
 
 
-def test_a_refusal_shows_nothing_of_the_payload_but_names_of_fields():
+def test_a_refusal_shows_only_field_names_of_the_payload():
     body = payload(data={**ENVELOPE["data"], "amount_usdc": "PRIVATE", "PRIVATE": "PRIVATE"})
     with pytest.raises(WebhookPayloadError) as caught:
         opened(body)
@@ -183,7 +183,7 @@ def test_a_refusal_shows_nothing_of_the_payload_but_names_of_fields():
         '"é"',
     ],
 )
-def test_both_parsers_read_the_same(text):
+def test_the_fast_and_the_full_parser_agree(text):
     body = b'{"a":%s}' % text.encode()
     for layout in (body, b" " + body, body + b"\n"):
         value = _events._parse(layout)
@@ -212,7 +212,7 @@ def test_the_tolerance_counts_from_the_clock_by_default():
         opened(payload(created_at="2020-01-01T00:00:00Z"), tolerance=9330)
 
 
-def test_any_moment_that_an_event_can_name_can_be_compared():
+def test_extreme_moments_can_be_compared():
     for moment in ("0001-01-01T00:00:00Z", "9999-12-31T23:59:59.999999Z"):
         for now in (datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC), CREATED):
             assert opened(payload(created_at=moment), tolerance=1e12, now=now).id == "evt_a"
@@ -221,23 +221,23 @@ def test_any_moment_that_an_event_can_name_can_be_compared():
 @pytest.mark.parametrize(
     "tolerance", [0, -1, 300, 9329.999, RETRY_SCHEDULE - timedelta(microseconds=1), float("nan"), True]
 )
-def test_a_tolerance_shorter_than_the_retries_is_a_mistake(tolerance):
+def test_a_tolerance_shorter_than_the_retry_schedule_is_refused(tolerance):
     with pytest.raises(ValueError, match="2 h 35 min 30 s"):
         opened(PAYLOAD, tolerance=tolerance, now=CREATED)
 
 
 @pytest.mark.parametrize("tolerance", ["three hours", [], object()])
-def test_a_tolerance_that_is_no_duration_is_a_mistake(tolerance):
+def test_a_tolerance_that_is_not_a_duration_is_refused(tolerance):
     with pytest.raises(TypeError, match="timedelta or seconds"):
         opened(PAYLOAD, tolerance=tolerance)
 
 
-def test_a_present_without_offset_is_a_mistake():
+def test_a_now_without_utc_offset_is_refused():
     with pytest.raises(ValueError, match="UTC offset"):
         opened(PAYLOAD, tolerance=9330, now=datetime(2026, 1, 31, 12))  # noqa: DTZ001 - the point
 
 
-def test_moments_are_in_utc():
+def test_moments_are_converted_to_utc():
     event = opened(payload(created_at=MOMENT.replace("Z", "+05:30")))
     assert event.created_at == datetime(2026, 1, 31, 6, 30, tzinfo=UTC)
     assert event.created_at.tzinfo is UTC

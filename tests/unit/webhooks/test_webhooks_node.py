@@ -15,7 +15,7 @@ NODE = shutil.which("node")
 
 
 @pytest.mark.skipif(NODE is None, reason="Node is not installed")
-def test_a_receiver_in_node_accepts_what_is_signed_and_refuses_the_rest():
+def test_a_node_receiver_accepts_signed_deliveries_and_refuses_others():
     text = payload(type="moon.landed", data={"memo": "Grüße 😀\u2028"})
     deliveries = [
         (PAYLOAD, sign(PAYLOAD, SECRET), SECRET, 200),

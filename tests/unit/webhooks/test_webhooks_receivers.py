@@ -77,12 +77,12 @@ POSTERS = {
 every_example = pytest.mark.parametrize("example", EXAMPLE_NAMES, indirect=True)
 
 
-def test_there_is_an_example_for_every_framework():
+def test_every_framework_has_an_example():
     assert set(EXAMPLE_NAMES) == set(POSTERS)
 
 
 @every_example
-def test_a_delivery_is_answered_and_handled_once(example, capsys):
+def test_a_repeated_delivery_is_accepted_and_handled_once(example, capsys):
     module, post = example
     assert post(PAYLOAD, signed()) == 200
     assert post(PAYLOAD, signed()) == 200
@@ -91,7 +91,7 @@ def test_a_delivery_is_answered_and_handled_once(example, capsys):
 
 
 @every_example
-def test_a_delivery_that_is_not_signed_is_401_and_nothing_is_processed(example):
+def test_an_unsigned_delivery_is_401_and_not_processed(example):
     module, post = example
     module.webhooks.on(Event)(heard := [].append)
     assert post(PAYLOAD, {}) == 401
@@ -103,7 +103,7 @@ def test_a_delivery_that_is_not_signed_is_401_and_nothing_is_processed(example):
 
 
 @every_example
-def test_a_signed_payload_that_is_no_event_is_400(example):
+def test_a_signed_payload_that_is_not_an_event_is_400(example):
     _, post = example
     assert post(b"[]", signed(b"[]")) == 400
 
@@ -119,13 +119,13 @@ def test_a_body_that_is_too_large_is_413_and_one_at_the_limit_is_read(example):
 
 
 @every_example
-def test_only_post_is_received(example):
+def test_other_methods_than_post_are_405(example):
     _, post = example
     assert post(b"", {}, method="GET") == 405
 
 
 @every_example
-def test_a_handler_that_fails_changes_no_answer_and_runs_again(example, caplog):
+def test_a_failing_handler_does_not_change_the_response_and_runs_again(example, caplog):
     module, post = example
     module.webhooks.on(Event)(lambda event: heard.append(event.id) or 1 / 0)
     heard, done = [], []
@@ -139,14 +139,14 @@ def test_a_handler_that_fails_changes_no_answer_and_runs_again(example, caplog):
 
 
 @every_example
-def test_an_updated_receiver_verifies_by_the_second_header(example):
+def test_a_receiver_with_the_new_secret_verifies_by_the_second_header(example):
     _, post = example
     headers = {"X-Service-Signature": "0" * 64, "X-Service-Signature-Next": signed()["X-Service-Signature"]}
     assert post(PAYLOAD, headers) == 200
 
 
 @pytest.mark.anyio
-async def test_starlette_answers_before_it_handles():
+async def test_starlette_responds_before_it_handles_the_event():
     order = []
     router = WebhookRouter(secret=SECRET)
 
@@ -170,7 +170,7 @@ async def test_starlette_reads_no_more_than_the_limit():
 
 
 @pytest.mark.anyio
-async def test_starlette_takes_a_sender_that_hangs_up_for_no_delivery():
+async def test_starlette_refuses_a_delivery_whose_sender_disconnects():
     router = WebhookRouter(secret=SECRET)
     app = Starlette(routes=[Route("/", starlette_receivers.receiver(router), methods=["POST"])])
     answers = []
@@ -202,7 +202,7 @@ async def call(app, chunks, tell):
     )
 
 
-def test_flask_answers_before_it_handles_and_handlers_have_the_application():
+def test_flask_responds_before_it_handles_the_event_in_an_app_context():
     go, names = Signal(), []
     router = WebhookRouter(secret=SECRET)
 
@@ -237,7 +237,7 @@ def test_django_reads_a_body_of_unknown_length_up_to_the_limit(example):
 
 @pytest.mark.parametrize("length", ["x", "-1", "99999999999999999999999"])
 @pytest.mark.parametrize("example", ["django_app"], indirect=True)
-def test_django_refuses_a_length_that_cannot_be(example, length):
+def test_django_refuses_an_invalid_content_length(example, length):
     module, _ = example
     request = django.test.RequestFactory().generic("POST", "/webhooks", PAYLOAD, headers=signed())
     request.META["CONTENT_LENGTH"] = length
@@ -245,7 +245,7 @@ def test_django_refuses_a_length_that_cannot_be(example, length):
 
 
 @pytest.mark.parametrize("example", ["django_app"], indirect=True)
-def test_django_refuses_what_its_own_limit_refuses(example):
+def test_django_refuses_bodies_above_its_own_limit(example):
     module, _ = example
     request = django.test.RequestFactory().generic("POST", "/webhooks", PAYLOAD, headers=signed())
     with django.test.override_settings(DATA_UPLOAD_MAX_MEMORY_SIZE=10):
@@ -253,7 +253,7 @@ def test_django_refuses_what_its_own_limit_refuses(example):
 
 
 @pytest.mark.parametrize("example", ["django_app"], indirect=True)
-def test_django_takes_a_sender_that_hangs_up_for_no_delivery(example):
+def test_django_refuses_a_delivery_whose_sender_disconnects(example):
     module, _ = example
     request = django.test.RequestFactory().generic("POST", "/webhooks", PAYLOAD, headers=signed())
     request._stream = HungUp()

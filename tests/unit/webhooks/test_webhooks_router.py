@@ -82,7 +82,7 @@ def router_with(handler, kind=Event, **options):
     return router
 
 
-def test_a_delivery_is_accepted_refused_or_no_event():
+def test_accept_returns_the_event_or_the_status_of_its_refusal():
     router = WebhookRouter(secret=SECRET)
     assert router.accept(PAYLOAD, signed()) == SETTLED
     assert router.accept(PAYLOAD, {}) is HTTPStatus.UNAUTHORIZED
@@ -90,7 +90,7 @@ def test_a_delivery_is_accepted_refused_or_no_event():
     assert router.accept(b"[]", signed(b"[]")) is HTTPStatus.BAD_REQUEST
 
 
-def test_the_tolerance_is_that_of_unwrap():
+def test_the_tolerance_works_as_in_unwrap():
     router = WebhookRouter(secret=SECRET, tolerance=timedelta(hours=3))
     old = payload(created_at="2020-01-01T00:00:00Z")
     assert router.accept(old, signed(old)) is HTTPStatus.UNAUTHORIZED
@@ -99,7 +99,7 @@ def test_the_tolerance_is_that_of_unwrap():
 
 
 @pytest.mark.parametrize("secret", [None, "", [], [SECRET, ""]])
-def test_a_router_without_a_secret_is_not_made(secret):
+def test_a_router_without_a_secret_is_refused(secret):
     with pytest.raises(ConfigurationError, match="webhook secret"):
         WebhookRouter(secret=secret)
 
@@ -122,7 +122,7 @@ def test_a_router_shows_no_secret():
         (Event, 1, 1),
     ],
 )
-def test_handlers_hear_the_events_that_they_are_registered_for(process, kind, settled, newer):
+def test_handlers_receive_the_events_they_are_registered_for(process, kind, settled, newer):
     heard = Heard()
     router = router_with(heard, kind)
     process(router, SETTLED)
@@ -130,7 +130,7 @@ def test_handlers_hear_the_events_that_they_are_registered_for(process, kind, se
     assert heard == [SETTLED] * settled + [NEWER] * newer
 
 
-def test_every_type_can_be_named():
+def test_every_event_type_can_be_registered_by_name():
     router = WebhookRouter(secret=SECRET)
     for name in EVENT_CLASSES:
         handler = Heard()
@@ -138,19 +138,19 @@ def test_every_type_can_be_named():
 
 
 @pytest.mark.parametrize("name", ["transfer.setled", "", "TransferSettled", "*"])
-def test_a_handler_that_would_never_run_is_a_mistake(name):
+def test_registering_an_unknown_event_type_is_refused(name):
     with pytest.raises(ValueError, match=r"transfer\.settled.*UnknownEvent"):
         WebhookRouter(secret=SECRET).on(name)
 
 
 @pytest.mark.parametrize("kind", [None, int, Heard(), SETTLED])
-def test_what_is_no_event_has_no_handlers(kind):
+def test_registering_a_class_that_is_not_an_event_is_refused(kind):
     with pytest.raises(TypeError, match="class of events"):
         WebhookRouter(secret=SECRET).on(kind)
 
 
 @both_ways
-def test_handlers_run_in_the_order_of_registration_sync_and_async_alike(process):
+def test_sync_and_async_handlers_run_in_order_of_registration(process):
     router, order = WebhookRouter(secret=SECRET), []
 
     @router.on(Event)
@@ -198,14 +198,14 @@ def test_a_handler_that_fails_is_logged_and_the_next_delivery_runs_it_again(proc
 
 
 @both_ways
-def test_an_event_that_nobody_handles_is_not_marked_as_handled(process):
+def test_an_event_without_handlers_is_not_marked_as_handled(process):
     router = router_with(Heard(), "session.settled", seen=(seen := MemorySeenEvents()))
     process(router, SETTLED)
     assert seen.add(SETTLED.id)
 
 
 @both_ways
-def test_an_event_is_handled_when_what_remembers_is_away(process, caplog):
+def test_an_event_is_handled_while_the_seen_events_store_is_down(process, caplog):
     router = router_with(heard := Heard(failures=1), seen=BrokenSeen())
     process(router, SETTLED)
     assert heard == [SETTLED]
@@ -214,7 +214,7 @@ def test_an_event_is_handled_when_what_remembers_is_away(process, caplog):
 
 
 @pytest.mark.anyio
-async def test_a_handler_that_is_cancelled_leaves_its_event_to_the_next_delivery():
+async def test_a_cancelled_handler_runs_again_at_the_next_delivery():
     started, seen = asyncio.Event(), MemorySeenEvents()
 
     async def hang(event):
@@ -231,7 +231,7 @@ async def test_a_handler_that_is_cancelled_leaves_its_event_to_the_next_delivery
     assert seen.add(SETTLED.id)
 
 
-def test_deliveries_at_the_same_time_are_handled_once():
+def test_concurrent_deliveries_of_an_event_are_handled_once():
     router = router_with(heard := Heard())
     barrier = Barrier(8)
 
@@ -244,7 +244,7 @@ def test_deliveries_at_the_same_time_are_handled_once():
     assert heard == [SETTLED]
 
 
-def test_the_answer_does_not_wait_for_the_handler():
+def test_the_response_does_not_wait_for_the_handler():
     go, heard = Signal(), []
 
     def handler(event):
@@ -259,7 +259,7 @@ def test_the_answer_does_not_wait_for_the_handler():
     assert router.submit(router.process, NEWER) is HTTPStatus.SERVICE_UNAVAILABLE
 
 
-def test_beyond_what_may_wait_the_service_is_asked_to_deliver_again():
+def test_deliveries_beyond_max_pending_get_503():
     later = LaterExecutor()
     router = router_with(heard := Heard(), executor=later, max_pending=2)
     answers = [router.submit(router.process, event) for event in (SETTLED, NEWER, SETTLED)]
@@ -269,7 +269,7 @@ def test_beyond_what_may_wait_the_service_is_asked_to_deliver_again():
     assert router.submit(router.process, SETTLED) is HTTPStatus.OK
 
 
-def test_an_executor_that_is_shut_down_is_answered_with_503():
+def test_deliveries_after_the_executor_shut_down_get_503():
     threads = ThreadPoolExecutor(1)
     threads.shutdown()
     router = router_with(Heard(), executor=threads, max_pending=1)
@@ -278,7 +278,7 @@ def test_an_executor_that_is_shut_down_is_answered_with_503():
     router.close()
 
 
-def test_what_fails_outside_of_handlers_is_logged(caplog):
+def test_an_error_outside_of_handlers_is_logged(caplog):
     later = LaterExecutor()
     router = router_with(Heard(), executor=later)
     router.submit(lambda event: 1 / 0, SETTLED)
@@ -287,7 +287,7 @@ def test_what_fails_outside_of_handlers_is_logged(caplog):
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_memory_is_bounded_and_the_oldest_is_forgotten_first():
+def test_seen_events_in_memory_are_bounded_and_evict_the_oldest():
     seen: SeenEvents = MemorySeenEvents(max_events=2)
     assert [seen.add(name) for name in "aabcba"] == [True, False, True, True, False, True]
     seen.discard("a")

@@ -95,12 +95,12 @@ def test_secrets_of_every_shape_verify(secret):
 
 @pytest.mark.parametrize("secret", [SECRET, OTHER, [SECRET, OTHER], [OTHER, SECRET], ["whsec_z", OTHER]])
 @pytest.mark.parametrize("reverse", [False, True])
-def test_while_a_secret_is_rotated_the_holder_of_either_verifies(secret, reverse):
+def test_during_a_rotation_either_secret_verifies(secret, reverse):
     pairs = [("X-Service-Signature", GOOD), ("X-Service-Signature-Next", NEW)]
     verify(PAYLOAD, pairs[::-1] if reverse else pairs, secret)
 
 
-def test_a_malformed_header_beside_a_good_one_does_no_harm():
+def test_a_malformed_signature_next_to_a_valid_one_is_ignored():
     verify(PAYLOAD, {"X-Service-Signature": "?", "X-Service-Signature-Next": NEW}, OTHER)
 
 
@@ -140,7 +140,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("payload", "signature", "reason"), REFUSED.values(), ids=REFUSED)
-def test_what_is_not_signed_is_refused(payload, signature, reason):
+def test_an_invalid_signature_is_refused(payload, signature, reason):
     with pytest.raises(WebhookSignatureError, match=reason):
         verify(payload, signature, SECRET)
     with pytest.raises(WebhookSignatureError, match=reason):
@@ -168,7 +168,7 @@ def test_what_is_not_signed_is_refused(payload, signature, reason):
         *(SecretStr(""), SecretStr(SECRET + "\n"), [SECRET, SecretStr("")]),
     ],
 )
-def test_a_missing_secret_is_a_mistake_that_never_verifies(secret):
+def test_a_missing_secret_is_a_configuration_error(secret):
     for signature in (None, GOOD, hmac.new(b"", PAYLOAD, "sha256").hexdigest()):
         for call in (verify, unwrap):
             with pytest.raises(ConfigurationError, match="webhook secret"):
@@ -177,19 +177,19 @@ def test_a_missing_secret_is_a_mistake_that_never_verifies(secret):
         sign(PAYLOAD, secret)
 
 
-def test_one_secret_signs():
+def test_signing_with_several_secrets_is_refused():
     with pytest.raises(ValueError, match="one secret"):
         sign(PAYLOAD, [SECRET, OTHER])
 
 
 @pytest.mark.parametrize("payload", [None, {"id": "evt_a"}, 5, [1]])
-def test_parsed_json_is_a_mistake(payload):
+def test_parsed_json_is_refused_as_payload(payload):
     with pytest.raises(TypeError, match="raw body"):
         verify(payload, GOOD, SECRET)
 
 
 @pytest.mark.parametrize("headers", [5, object(), [1, 2], [("a", "b", "c")], ["abc"]])
-def test_what_cannot_be_headers_is_a_mistake(headers):
+def test_an_object_that_is_not_headers_is_refused(headers):
     with pytest.raises(TypeError, match="headers"):
         verify(PAYLOAD, headers, SECRET)
 
@@ -203,7 +203,7 @@ class Spy:
         return one == other
 
 
-def test_every_secret_is_compared_with_every_header_as_bytes_and_in_constant_time(monkeypatch):
+def test_every_secret_is_compared_with_every_header_in_constant_time(monkeypatch):
     spy = Spy()
     monkeypatch.setattr(hmac, "compare_digest", spy)
     verify(PAYLOAD, {"X-Service-Signature": GOOD, "X-Service-Signature-Next": NEW}, [SECRET, OTHER])
@@ -222,7 +222,7 @@ def shown(error):
     "secret", [SECRET, [SECRET, OTHER], [SECRET, ""], SECRET + "\n", WebhookSecrets(SECRET)]
 )
 @pytest.mark.parametrize("payload", [PAYLOAD + b" ", {}, "\ud800"])
-def test_no_traceback_shows_a_secret_or_the_signature_that_would_be_right(payload, secret):
+def test_no_traceback_shows_a_secret_or_the_expected_signature(payload, secret):
     with pytest.raises((WebhookSignatureError, ConfigurationError, TypeError)) as caught:
         unwrap(payload, {"X-Service-Signature": NEW}, secret)
     right = sign(PAYLOAD + b" ", SECRET)
@@ -240,7 +240,7 @@ def test_secrets_are_neither_shown_nor_pickled():
         pickle.dumps(secrets)
 
 
-def test_verifying_needs_neither_the_http_library_nor_the_codec():
+def test_verifying_imports_neither_the_http_library_nor_the_codec():
     code = "import agentpay.webhooks, sys; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -255,6 +255,6 @@ def test_verifying_needs_neither_the_http_library_nor_the_codec():
     assert "httpx" not in loaded
 
 
-def test_the_module_can_be_had_from_the_package():
+def test_the_module_is_an_attribute_of_the_package():
     assert agentpay.webhooks.verify is verify
     assert set(agentpay.webhooks.__all__) <= set(dir(agentpay.webhooks))

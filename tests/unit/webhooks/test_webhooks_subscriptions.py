@@ -17,17 +17,17 @@ def subscription(events=tuple(EventType), account_ids=(), low_balance_micro=None
 
 
 @pytest.mark.parametrize("event_type", EventType)
-def test_it_hears_of_the_types_that_it_asked_for_alone(event_type):
+def test_a_webhook_receives_only_its_event_types(event_type):
     asked = subscription(events=[event_type.value])
 
     assert [other for other in EventType if asked.wants(other, "acct_1")] == [event_type]
 
 
-def test_without_accounts_it_hears_of_all():
+def test_a_webhook_without_accounts_receives_events_of_all_accounts():
     assert subscription().wants(EventType.TRANSFER_SETTLED, "acct_1")
 
 
-def test_with_accounts_it_hears_of_those():
+def test_a_webhook_with_accounts_receives_only_their_events():
     asked = subscription(account_ids=["acct_1", "acct_2"])
 
     heard = [a for a in ("acct_1", "acct_2", "acct_3", "acct_") if asked.wants(EventType.TRANSFER_SETTLED, a)]
@@ -47,7 +47,7 @@ def test_with_accounts_it_hears_of_those():
         (10**15, 0, True),
     ],
 )
-def test_it_fires_when_the_balance_goes_from_at_or_above_to_below(before, after, fires):
+def test_the_low_balance_event_fires_when_the_balance_crosses_the_threshold(before, after, fires):
     asked = subscription(low_balance_micro=100)
 
     assert asked.wants_drop("acct_1", before_micro=before, after_micro=after) is fires
@@ -66,12 +66,12 @@ def test_a_threshold_of_zero_never_fires():
     ],
     ids=["no threshold", "not the type", "another account"],
 )
-def test_it_does_not_fire_for_who_did_not_ask(asked):
+def test_the_low_balance_event_does_not_fire_without_a_matching_subscription(asked):
     assert not asked.wants_drop("acct_1", before_micro=100, after_micro=99)
 
 
 @given(threshold=st.integers(0, 20), balances=st.lists(st.integers(0, 20), max_size=30))
-def test_it_fires_once_for_each_time_that_the_balance_becomes_low(threshold, balances):
+def test_the_low_balance_event_fires_once_per_crossing(threshold, balances):
     asked = subscription(low_balance_micro=threshold)
     fired, expected, is_armed = 0, 0, True
     for before, after in zip([20, *balances], balances, strict=False):

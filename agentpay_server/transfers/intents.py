@@ -1,0 +1,162 @@
+"""What transfers add to an authorization: how a decision is stored, signed and held.
+
+`money/authorization.py` decides, in one unit of work. A new transfer (`creation.py`) and an approved one
+(`approvals.py`) differ in how they are claimed and stored, and in that an approved one is not escalated.
+Nothing here sends or waits.
+"""
+
+from abc import abstractmethod
+from typing import Any
+
+from attrs import evolve, frozen
+
+from agentpay.contract.policies import Policy
+from agentpay.contract.transfers import TransferStatus
+from agentpay_server.clock import SECOND_US
+from agentpay_server.context import Context
+from agentpay_server.crash_points import Operation
+from agentpay_server.database.connection import Connection
+from agentpay_server.money.authorization import Decided, Intent, SpendUnit
+from agentpay_server.money.handlers import pending_transaction
+from agentpay_server.money.idempotency import KEY_LIFETIME_US
+from agentpay_server.money.policy import Purpose, Recipient, Refusal, Spend
+from agentpay_server.money.preflight import Preflight
+from agentpay_server.money.transactions import ChainTransaction, Kind
+from agentpay_server.transfers import booking
+from agentpay_server.transfers.rules import Terms
+from agentpay_server.transfers.signing import signed_transfer
+from agentpay_server.transfers.store import TransferRecord
+
+
+@frozen(kw_only=True)
+class Decision:
+    """The decision about a transfer.
+
+    Attributes:
+        status: the transfer's status now.
+        recipient: the recipient, unless it is refused.
+        refusal: why it is refused, if it is.
+        tx_signature: of its transaction, if money may leave.
+    """
+
+    status: TransferStatus
+    recipient: Recipient | None = None
+    refusal: Refusal | None = None
+    tx_signature: str | None = None
+
+    def columns(self, now_us: int) -> dict[str, Any]:
+        """Return the columns of `transfers` that a decision sets."""
+        recipient, refusal = self.recipient, self.refusal
+        return {
+            "status": self.status.value,
+            "recipient_account_id": None if recipient is None else recipient.account_id,
+            "recipient_token_account": None if recipient is None else recipient.token_account,
+            "error": None if refusal is None else refusal.code.value,
+            "message": None if refusal is None else refusal.message,
+            "key_expires_us": None if refusal is None else now_us + KEY_LIFETIME_US,
+            "tx_signature": self.tx_signature,
+        }
+
+
+class TransferIntent(Intent[TransferRecord]):
+    """A wish to transfer. New and approved transfers differ in how they are claimed and stored.
+
+    Args:
+        context: the parts of the server.
+        transfer_id: identifier of the transfer.
+        terms: the requested parameters.
+    """
+
+    operation = Operation.TRANSFER
+
+    def __init__(self, context: Context, *, transfer_id: str, terms: Terms) -> None:
+        self._context = context
+        self._transfer_id = transfer_id
+        self._terms = terms
+
+    @property
+    def account_id(self) -> str:
+        """The account that pays."""
+        return self._terms.account_id
+
+    @property
+    def to(self) -> str:
+        """The recipient, as sent."""
+        return self._terms.to
+
+    def spend(self, preflight: Preflight) -> Spend:
+        """Return what the policy judges."""
+        return spend_of(self._terms, preflight)
+
+    def submitted(self, unit: SpendUnit) -> Decided[TransferRecord]:
+        """Sign the transfer, store it and hold its amount."""
+        signed = self._signed(unit)
+        decision = Decision(
+            status=TransferStatus.SUBMITTED,
+            recipient=evolve(unit.preflight.recipient, account_id=signed.credits_account_id),
+            tx_signature=signed.name,
+        )
+        transfer = self._store(unit.connection, decision, unit.now_us)
+        return Decided(record=transfer, tx=unit.hold(signed, self._terms.amount_micro))
+
+    def refused(self, connection: Connection, refusal: Refusal, now_us: int) -> Decided[TransferRecord]:
+        """Store the transfer as rejected."""
+        decision = Decision(status=TransferStatus.REJECTED, refusal=refusal)
+        transfer = self._store(connection, decision, now_us)
+        booking.book_rejection(
+            connection, self._context, transfer, now_us, code=refusal.code, message=refusal.message
+        )
+        return Decided(record=transfer)
+
+    def escalated(self, unit: SpendUnit, policy: Policy) -> Decided[TransferRecord]:
+        """Store the transfer as pending approval."""
+        decision = Decision(status=TransferStatus.PENDING_APPROVAL, recipient=unit.preflight.recipient)
+        transfer = self._store(unit.connection, decision, unit.now_us)
+        threshold = policy.escalation_threshold
+        assert threshold is not None  # noqa: S101 - it is what the decision was for
+        escalated = booking.escalated(transfer, threshold)
+        booking.record_events(unit.connection, self._context, transfer, unit.now_us, escalated)
+        return Decided(record=transfer)
+
+    @abstractmethod
+    def _store(self, connection: Connection, decision: Decision, now_us: int) -> TransferRecord:
+        """Store the decided transfer, and who asked for it in the audit trail."""
+
+    def _signed(self, unit: SpendUnit) -> ChainTransaction:
+        """Return the transaction, signed, without what it takes from the account."""
+        source, preflight = unit.source, unit.preflight
+        signed = signed_transfer(
+            self._context,
+            source,
+            preflight.blockhash,
+            transfer_id=self._transfer_id,
+            recipient=preflight.recipient.token_account,
+            amount_micro=self._terms.amount_micro,
+            memo=self._terms.memo,
+        )
+        return pending_transaction(
+            signed,
+            kind=Kind.TRANSFER,
+            subject_id=self._transfer_id,
+            account_id=source.account_id,
+            credits_account_id=preflight.recipient.account_id,
+            now_us=unit.now_us,
+        )
+
+
+def spend_of(terms: Terms, preflight: Preflight, purpose: Purpose = Purpose.TRANSFER) -> Spend:
+    """Return what the policy judges of a transfer."""
+    return Spend(
+        amount_micro=terms.amount_micro,
+        to=terms.to,
+        recipient=preflight.recipient,
+        memo=terms.memo,
+        category=terms.category,
+        purpose=purpose,
+        others=preflight.others,
+    )
+
+
+def waits_until_us(context: Context, now_us: int) -> int:
+    """Return until when a transfer waits that begins to wait now."""
+    return now_us + round(context.settings.approval_ttl_seconds * SECOND_US)

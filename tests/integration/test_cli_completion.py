@@ -1,0 +1,127 @@
+"""Completion in the shells themselves: the script is sourced, and the shell completes words."""
+
+import os
+import pty
+import select
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+WAIT_SECONDS = 60
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A home directory with one profile, and a directory of programs with `agentpay` in it."""
+    config = tmp_path / "config.toml"
+    config.write_text('[profiles."staging"]\nbase_url = "https://pay.example"\napi_key = "ap_operator_x"\n')
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, module in (("agentpay", "agentpay"), ("agentpay-server", "agentpay_server")):
+        program = programs / name
+        program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {module} "$@"\n')
+        program.chmod(0o755)
+    return tmp_path
+
+
+def environment(home: Path) -> dict[str, str]:
+    path = f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    return {"HOME": str(home), "PATH": path, "AGENTPAY_CONFIG": str(home / "config.toml"), "TERM": "dumb"}
+
+
+def said(home: Path, shell: str, script: str) -> str:
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    ended = subprocess.run(
+        [shell, "-c", script],
+        capture_output=True,
+        text=True,
+        env=environment(home),
+        timeout=WAIT_SECONDS,
+        check=False,
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return ended.stdout
+
+
+CASES = [
+    (["agentpay", "acc"], {"accounts"}),
+    (["agentpay", "accounts", ""], {"create", "fund", "get", "list", "policy"}),
+    (["agentpay", "listen", "--events", "transfer.settled,esc"], {"transfer.settled,escalation.required"}),
+    (["agentpay", "whoami", "--profile", "st"], {"staging"}),
+    (["agentpay-server", "dem"], {"demo"}),
+]
+
+
+@pytest.mark.parametrize(("words", "expected"), CASES)
+def test_bash_completes(home: Path, words: Sequence[str], expected: set[str]) -> None:
+    program = words[0]
+    function = f"_{program.replace('-', '_')}_completion"
+    given = " ".join(f"'{word}'" for word in words)
+    script = (
+        f'eval "$({program} completion bash)"; complete -p {program} >/dev/null; COMP_WORDS=({given}); '
+        f"COMP_CWORD={len(words) - 1}; {function} {program}; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    )
+    assert set(said(home, "bash", script).split()) == expected
+
+
+@pytest.mark.parametrize(("words", "expected"), CASES)
+def test_fish_completes(home: Path, words: Sequence[str], expected: set[str]) -> None:
+    program = words[0]
+    script = f"{program} completion fish | source; complete --do-complete '{' '.join(words)}'"
+    completed = said(home, "fish", script).splitlines()
+    assert {line.partition("\t")[0] for line in completed} == expected
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("agentpay acc", "agentpay accounts"),
+        ("agentpay whoami --profile st", "--profile staging"),
+        ("agentpay-server dem", "agentpay-server demo"),
+    ],
+)
+def test_zsh_completes(home: Path, typed: str, expected: str) -> None:
+    if shutil.which("zsh") is None:
+        pytest.skip("zsh is not installed")
+    program = typed.partition(" ")[0]
+    with interactive(home, "zsh", "-f", "-i") as terminal:
+        load = f'autoload -Uz compinit; compinit -u -d "$HOME/dump"; eval "$({program} completion zsh)"'
+        # The mark is put together by the shell: typing it is not reading it.
+        type_(terminal, f'PS1=""; {load}; echo "re""ady"\n')
+        read_until(terminal, "ready")
+        type_(terminal, f"{typed}\t")
+        read_until(terminal, expected)
+
+
+@contextmanager
+def interactive(home: Path, *command: str) -> Iterator[int]:
+    """Run a shell on a terminal of its own."""
+    terminal, theirs = pty.openpty()
+    with subprocess.Popen(
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment(home), start_new_session=True
+    ) as shell:
+        os.close(theirs)
+        try:
+            yield terminal
+        finally:
+            shell.kill()
+            os.close(terminal)
+
+
+def type_(terminal: int, text: str) -> None:
+    os.write(terminal, text.encode())
+
+
+def read_until(terminal: int, expected: str) -> None:
+    shown, end = "", time.monotonic() + WAIT_SECONDS
+    while expected not in shown:
+        assert time.monotonic() < end, shown
+        if select.select([terminal], [], [], 0.5)[0]:
+            shown += os.read(terminal, 65536).decode("utf-8", "replace")
