@@ -111,7 +111,7 @@ def test_dialogs_and_the_sign_in_are_accessible(
         expect(tab.locator("dialog")).to_have_count(0)
 
 
-def test_targets_on_a_phone_can_be_hit(
+def test_touch_targets_on_a_phone_are_large_enough(
     world: AgentPayServer, console_of: Callable[[AgentPayServer], Console]
 ) -> None:
     console = console_of(world)
@@ -122,7 +122,7 @@ def test_targets_on_a_phone_can_be_hit(
         assert small == [], page
 
 
-def test_an_empty_server_names_what_fills_each_page(console: Console) -> None:
+def test_empty_pages_name_the_command_that_fills_them(console: Console) -> None:
     tab = console.open()
     for page, command in {
         "overview": "accounts.create",

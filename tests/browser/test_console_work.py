@@ -113,7 +113,7 @@ class Refusing(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-def test_what_a_receiver_responded_is_shown_as_text(
+def test_responses_of_receivers_are_shown_as_text(
     server: AgentPayServer, console: Console, account_id: str
 ) -> None:
     client = server.client()
@@ -131,7 +131,7 @@ def test_what_a_receiver_responded_is_shown_as_text(
     assert tab.evaluate("document.querySelectorAll('img').length + ('pwned' in window)") == 0
 
 
-def test_lists_are_narrowed_to_a_time(server: AgentPayServer, console: Console, account_id: str) -> None:
+def test_lists_can_be_filtered_by_time(server: AgentPayServer, console: Console, account_id: str) -> None:
     shop = server.client().accounts.create(name="Shop").account_id
     server.client().transfers.create(from_=account_id, to=shop, amount="2")
     server.sandbox.clock.advance(days=2)
@@ -269,7 +269,7 @@ def test_a_session_shows_its_charges_and_can_be_closed(
     expect(tab.locator(".card").first).to_contain_text("3.00 paid, 1.00 returned")
 
 
-def test_the_bench_moves_time_mints_breaks_and_goes_back(
+def test_the_test_bench_advances_time_mints_arms_faults_and_restores(
     server: AgentPayServer, console: Console, account_id: str
 ) -> None:
     tab = console.open("bench")
@@ -342,7 +342,7 @@ def hostile(server: AgentPayServer) -> str:
     return transfer.transfer_id
 
 
-def test_markup_in_data_stays_text(server: AgentPayServer, console: Console, hostile: str) -> None:
+def test_markup_in_data_is_shown_as_text(server: AgentPayServer, console: Console, hostile: str) -> None:
     tab = console.open()
     account = server.client().transfers.get(hostile).from_
     session = next(iter(server.sessions.list())).session_id

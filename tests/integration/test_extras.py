@@ -158,7 +158,7 @@ def modules() -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("module", modules())
-def test_a_module_needs_nothing_of_an_extra_that_is_not_its_own(module: str) -> None:
+def test_a_module_imports_only_its_own_extras(module: str) -> None:
     assert faults(module, modules()[module].read_text("utf-8")) == []
 
 
@@ -214,6 +214,6 @@ def test_allowed_imports_are_not_reported(module: str, source: str) -> None:
     assert faults(module, source) == []
 
 
-def test_every_entry_is_of_a_module_that_there_is() -> None:
+def test_every_entry_names_an_existing_module() -> None:
     assert EXTRAS.keys() <= {*modules(), *OURS}
     assert {extra for extras in EXTRAS.values() for extra in extras} <= distributions().keys()

@@ -76,7 +76,7 @@ def test_every_test_has_a_separate_server(pytester: pytest.Pytester) -> None:
     result.assert_outcomes(passed=5)
 
 
-def test_the_marker_says_how_a_test_begins(pytester: pytest.Pytester) -> None:
+def test_the_marker_sets_funds_clock_policy_and_seed(pytester: pytest.Pytester) -> None:
     result = run(
         pytester,
         """
@@ -171,7 +171,7 @@ def test_an_argument_for_a_fixture_that_a_test_does_not_use_is_refused(pytester:
     )
 
 
-def test_an_argument_whose_fixture_is_used_some_other_way_is_taken(pytester: pytest.Pytester) -> None:
+def test_an_argument_for_an_indirectly_used_fixture_is_accepted(pytester: pytest.Pytester) -> None:
     result = run(
         pytester,
         """
@@ -245,7 +245,7 @@ def test_no_key_that_follows_from_the_name_of_a_test_is_valid_on_a_port(
     assert not {first[1], first[2]} & {second[1], second[2]}
 
 
-def test_settings_are_overridden_where_one_likes(pytester: pytest.Pytester) -> None:
+def test_settings_can_be_overridden_by_a_fixture(pytester: pytest.Pytester) -> None:
     result = run(
         pytester,
         """
@@ -509,7 +509,7 @@ def test_a_report_never_fails_for_its_timeline(pytester: pytest.Pytester) -> Non
     result.stdout.fnmatch_lines(["cannot read the timeline: ZeroDivisionError*"])
 
 
-def test_a_suite_that_does_not_use_it_has_nothing_of_it(pytester: pytest.Pytester) -> None:
+def test_a_suite_that_does_not_use_the_plugin_imports_nothing(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(
         """
         import sys
