@@ -355,7 +355,7 @@ LIST_PAYMENTS: Final = Endpoint(
     query=ListPayments,
     responses={200: PageBody[Payment]},
     errors=(ErrorCode.FORBIDDEN,),
-    echoes={"account_id": "account_id", "origin": "origin"},
+    echoes={"account_id": "account_id", "origin": "origin", "transfer_id": "transfer_id"},
     summary="List payments of every status, newest first.",
     description="With an agent-scoped key: those of its account. The page of a `transfer_id` that is not a "
     "payment is empty.",

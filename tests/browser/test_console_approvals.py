@@ -97,7 +97,7 @@ def test_letters_do_nothing_while_typing(server: AgentPayServer, console: Consol
     assert status(server, transfer) == "pending_approval"
 
 
-def test_a_rejection_takes_its_reason_along(server: AgentPayServer, console: Console) -> None:
+def test_a_rejection_stores_its_reason(server: AgentPayServer, console: Console) -> None:
     transfer = waiting(server)
     tab = console.open("approvals")
     tab.get_by_role("button", name="Reject…").click()
@@ -107,7 +107,9 @@ def test_a_rejection_takes_its_reason_along(server: AgentPayServer, console: Con
     assert "Take the train" in (server.client().transfers.get(transfer.transfer_id).message or "")
 
 
-def test_two_tabs_pay_once_and_the_slower_one_says_so(server: AgentPayServer, console: Console) -> None:
+def test_approving_in_two_tabs_pays_once_and_the_slower_tab_reports_it(
+    server: AgentPayServer, console: Console
+) -> None:
     console.expects_failures = True
     transfer = waiting(server)
     tabs = [console.open("approvals") for _ in range(2)]
@@ -124,7 +126,7 @@ def test_two_tabs_pay_once_and_the_slower_one_says_so(server: AgentPayServer, co
     assert said <= {"31.17 USDC paid to Airline.", "Somebody else was faster: this transfer is settled."}
 
 
-def test_a_decision_elsewhere_is_shown_without_asking(server: AgentPayServer, console: Console) -> None:
+def test_a_decision_made_elsewhere_appears_automatically(server: AgentPayServer, console: Console) -> None:
     transfer = waiting(server)
     tab = console.open("approvals")
     expect(tab.locator("nav [data-page=approvals] .count")).to_contain_text("1")
@@ -133,7 +135,7 @@ def test_a_decision_elsewhere_is_shown_without_asking(server: AgentPayServer, co
     expect(tab.locator("nav [data-page=approvals] .count")).to_be_hidden()
 
 
-def test_real_money_is_typed_again(server: AgentPayServer, console: Console) -> None:
+def test_approving_real_money_requires_typing_the_amount(server: AgentPayServer, console: Console) -> None:
     def is_real(route: Route) -> None:
         route.fulfill(json={"kind": "operator", "cluster": "mainnet-beta", "is_test_money": False})
 

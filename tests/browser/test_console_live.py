@@ -27,7 +27,7 @@ def test_changes_appear_automatically(server: AgentPayServer, console: Console) 
     expect(tab.locator("[data-row]")).to_contain_text("12.50")
 
 
-def test_a_stream_tells_of_changes_and_ends_while_the_page_is_hidden(
+def test_the_event_stream_shows_changes_and_closes_while_the_page_is_hidden(
     server: AgentPayServer, console: Console
 ) -> None:
     tab = console.open("timeline")
@@ -53,7 +53,7 @@ def test_a_stream_tells_of_changes_and_ends_while_the_page_is_hidden(
     expect(tab.locator("[data-row]").first).to_contain_text("5.00")
 
 
-def test_without_a_stream_the_page_asks_again_and_again(server: AgentPayServer, console: Console) -> None:
+def test_without_a_stream_the_page_polls(server: AgentPayServer, console: Console) -> None:
     console.expects_failures = True
     tab = console.open("timeline", before=lambda tab: tab.route("**/console/stream", busy))
     expect(tab.locator(".state")).to_have_text("Live")
@@ -66,7 +66,7 @@ def busy(route: Route) -> None:
     route.fulfill(status=429, json={"error": "rate_limited", "message": "no room", "request_id": "req_1"})
 
 
-def test_new_rows_wait_while_one_is_read(server: AgentPayServer, console: Console) -> None:
+def test_new_rows_are_held_back_while_a_row_is_open(server: AgentPayServer, console: Console) -> None:
     pay(server, "1")
     tab = console.open("timeline")
     first = tab.locator("[data-row]").first
@@ -78,7 +78,7 @@ def test_new_rows_wait_while_one_is_read(server: AgentPayServer, console: Consol
     tab.get_by_role("button", name="2 new").click()
     expect(tab.locator("[data-row]")).to_have_count(3)
     expect(tab.locator("[data-row]").first).to_contain_text("3.00")
-    expect(tab.locator("details[open]")).to_have_count(1)
+    expect(tab.locator(".rows details[open]")).to_have_count(1)
 
 
 def test_a_late_response_never_replaces_a_newer_page(server: AgentPayServer, console: Console) -> None:

@@ -11,7 +11,7 @@ def sign_in(tab: Page, key: str) -> None:
     tab.get_by_role("button", name="Sign in").click()
 
 
-def test_a_pasted_key_stays_in_the_tab_and_ends_with_it(server: AgentPayServer, console: Console) -> None:
+def test_a_pasted_key_is_kept_only_in_its_tab(server: AgentPayServer, console: Console) -> None:
     tab = console.open(signed_in=False)
     sign_in(tab, f"  {server.operator_key} ")
     expect(tab.get_by_role("heading", name="Overview")).to_be_visible()
@@ -26,7 +26,9 @@ def test_a_pasted_key_stays_in_the_tab_and_ends_with_it(server: AgentPayServer, 
     expect(tab.get_by_label("Operator key")).to_be_visible()
 
 
-def test_a_link_signs_in_once_and_leaves_the_address(server: AgentPayServer, console: Console) -> None:
+def test_a_sign_in_link_works_once_and_is_removed_from_the_address(
+    server: AgentPayServer, console: Console
+) -> None:
     console.expects_failures = True
     link = server.console_url
     tab, late = (console.open(signed_in=False) for _ in range(2))
@@ -52,7 +54,7 @@ def test_a_link_signs_in_once_and_leaves_the_address(server: AgentPayServer, con
     assert tab.evaluate("sessionStorage['agentpay.key']") != before
 
 
-def test_other_keys_are_refused_and_say_why(server: AgentPayServer, console: Console) -> None:
+def test_invalid_and_agent_keys_are_refused_with_the_reason(server: AgentPayServer, console: Console) -> None:
     console.expects_failures = True
     account = server.client().accounts.create(name="Agent")
     agent_key = server.console.agent_keys.create(account.account_id).key
@@ -64,7 +66,7 @@ def test_other_keys_are_refused_and_say_why(server: AgentPayServer, console: Con
     assert tab.evaluate("sessionStorage.length") == 0
 
 
-def test_a_revoked_key_leads_back_to_the_sign_in(server: AgentPayServer, console: Console) -> None:
+def test_a_revoked_key_returns_to_the_sign_in_page(server: AgentPayServer, console: Console) -> None:
     console.expects_failures = True
     made = server.console.operator_keys.create(name="For a tab")
     tab = console.open(signed_in=False)
@@ -75,7 +77,7 @@ def test_a_revoked_key_leads_back_to_the_sign_in(server: AgentPayServer, console
     assert tab.evaluate("sessionStorage.length") == 0
 
 
-def test_a_page_under_another_name_is_refused(server: AgentPayServer, console: Console) -> None:
+def test_the_page_is_refused_under_another_host_name(server: AgentPayServer, console: Console) -> None:
     console.expects_failures = True
     tab = console.open(signed_in=False)
     port = server.base_url.rpartition(":")[2]
@@ -85,7 +87,7 @@ def test_a_page_under_another_name_is_refused(server: AgentPayServer, console: C
     assert answered.json()["error"] == "misdirected_request"
 
 
-def test_real_money_says_so_on_every_page(server: AgentPayServer, console: Console) -> None:
+def test_real_money_is_labelled_on_every_page(server: AgentPayServer, console: Console) -> None:
     def is_real(route: Route) -> None:
         route.fulfill(json={"kind": "operator", "cluster": "mainnet-beta", "is_test_money": False})
 
@@ -99,5 +101,5 @@ def test_real_money_says_so_on_every_page(server: AgentPayServer, console: Conso
     expect(tab.get_by_role("link", name="Test bench")).to_have_count(0)
 
 
-def test_test_money_says_so(console: Console) -> None:
+def test_test_money_is_labelled(console: Console) -> None:
     expect(console.open().locator(".money")).to_have_text("TEST MONEY")

@@ -161,7 +161,7 @@ def fits(endpoint, request):
     return endpoint.method == method and re.fullmatch(re.sub(r"\{\w+\}", part, endpoint.path), path)
 
 
-def test_the_table_is_the_contracts_list_of_endpoints():
+def test_the_table_lists_exactly_the_endpoints_of_the_contract():
     assert {(endpoint.method, endpoint.path) for endpoint in ENDPOINTS} == IN_THE_CONTRACT
     assert len(ENDPOINTS) == len(IN_THE_CONTRACT)
 
@@ -177,7 +177,7 @@ def test_every_endpoint_is_called_by_the_sdk():
         assert fits(endpoint, asked(V1_CALLS[endpoint.name])), endpoint.name
 
 
-def test_every_extension_is_called_by_the_client_of_the_sdk_and_the_sandbox_by_its_own():
+def test_every_extension_endpoint_is_called_by_the_sdk_or_sandbox_client():
     assert set(EXTENSION_CALLS) == {endpoint.name for endpoint in EXTENSIONS}
     for endpoint in EXTENSIONS:
         assert fits(endpoint, asked(EXTENSION_CALLS[endpoint.name])), endpoint.name
@@ -185,7 +185,7 @@ def test_every_extension_is_called_by_the_client_of_the_sdk_and_the_sandbox_by_i
 
 @pytest.mark.parametrize("kind", [AgentPay, AsyncAgentPay], ids=["sync", "async"])
 @pytest.mark.parametrize("endpoint", EXTENSION_ENDPOINTS, ids=lambda endpoint: endpoint.name)
-def test_the_attributes_of_the_client_are_the_names_of_the_extensions(kind, endpoint):
+def test_the_client_has_an_attribute_for_every_extension(kind, endpoint):
     found = kind(api_key="k", base_url="http://x.invalid")
     for name in endpoint.name.split("."):
         found = getattr(found, name)
@@ -196,7 +196,7 @@ def test_the_server_binds_every_endpoint():
     assert EVERYWHERE == BOUND_ENDPOINTS
 
 
-def test_the_endpoints_of_sessions_are_those_of_the_decisions():
+def test_the_session_endpoints_are_the_documented_ones():
     assert {(endpoint.method, endpoint.path) for endpoint in SESSION_ENDPOINTS} == OF_SESSIONS
 
 

@@ -92,7 +92,7 @@ def test_the_event_types_are_those_of_the_contract():
 
 
 @pytest.mark.parametrize("event_type", PAYLOADS)
-def test_every_event_survives_the_wire(event_type):
+def test_every_event_round_trips(event_type):
     model = EVENT_CLASSES[event_type]
 
     event = codec.structure(json_text.parse_json(json_text.print_json(envelope(event_type))), model)
@@ -101,7 +101,7 @@ def test_every_event_survives_the_wire(event_type):
 
 
 @pytest.mark.parametrize("event_type", PAYLOADS)
-def test_a_payload_has_exactly_the_fields_of_contract_and_decisions(event_type):
+def test_a_payload_has_exactly_the_documented_fields(event_type):
     data = attrs.fields_dict(EVENT_CLASSES[event_type])["data"].type
 
     assert {attribute.name for attribute in attrs.fields(data)} == set(PAYLOADS[event_type])
@@ -114,7 +114,7 @@ def test_the_envelope_has_exactly_four_fields(event_type):
 
 
 @pytest.mark.parametrize("event_type", IN_THE_CONTRACT)
-def test_fields_that_the_contract_does_not_show_may_be_missing(event_type):
+def test_fields_outside_the_contract_may_be_missing(event_type):
     shown = {name: PAYLOADS[event_type][name] for name in IN_THE_CONTRACT[event_type]}
 
     event = codec.structure({**envelope(event_type), "data": shown}, EVENT_CLASSES[event_type])
@@ -131,7 +131,7 @@ def test_unknown_fields_of_an_event_are_ignored(event_type):
     assert codec.structure(grown, model) == codec.structure(envelope(event_type), model)
 
 
-def test_an_event_printed_through_its_envelope_has_its_payload_in_wire_form():
+def test_an_event_serialized_through_its_envelope_has_its_payload_in_wire_form():
     settled = codec.structure(envelope("transfer.settled"), EVENT_CLASSES["transfer.settled"])
     event = Event(
         id="evt_a",

@@ -17,7 +17,7 @@ moments = st.datetimes(
 
 
 @given(moments)
-def test_a_timestamp_survives_the_wire_to_the_millisecond(moment):
+def test_a_timestamp_round_trips_to_the_millisecond(moment):
     expected = moment.astimezone(UTC)
     expected = expected.replace(microsecond=expected.microsecond // 1000 * 1000)
 
@@ -91,7 +91,7 @@ def test_a_page_size_out_of_range_is_refused(value):
         query_integer(minimum=1, maximum=100).parse(value)
 
 
-def test_a_text_is_counted_after_trimming():
+def test_the_length_of_a_text_is_checked_after_trimming():
     rule = text(minimum=1, maximum=3, trim=True)
 
     assert rule.parse("  abc\u00a0\n") == "abc"
@@ -111,7 +111,7 @@ def test_white_space_without_control_characters_is_trimmed():
     assert text(minimum=1, maximum=3, trim=True, control=False).parse("\u2003 abc\u00a0") == "abc"
 
 
-def test_a_text_is_counted_in_characters_not_in_bytes():
+def test_the_length_of_a_text_counts_characters_not_bytes():
     assert text(maximum=2).parse("\U0001f600\U0001f600") == "\U0001f600\U0001f600"
 
 

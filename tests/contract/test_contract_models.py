@@ -160,7 +160,7 @@ def faults(value, model):
 
 
 @pytest.mark.parametrize(("model", "value"), [*RESPONSES.items(), *REQUESTS.items()], ids=named)
-def test_every_model_survives_the_wire(model, value):
+def test_every_model_round_trips(model, value):
     structured = codec.structure(on_the_wire(value), model)
 
     assert on_the_wire(codec.unstructure(structured)) == value
@@ -190,7 +190,7 @@ policies = st.builds(
 
 
 @given(policies)
-def test_every_policy_survives_the_wire(policy):
+def test_every_policy_round_trips(policy):
     assert codec.structure(on_the_wire(codec.unstructure(policy)), Policy) == policy
     assert (
         codec.structure(on_the_wire(codec.unstructure(PolicyChange.to(policy))), PolicyChange).applied_to(
@@ -201,7 +201,7 @@ def test_every_policy_survives_the_wire(policy):
 
 
 @given(policies, st.sets(st.sampled_from(POLICY_FIELDS)), policies)
-def test_a_change_sets_the_fields_it_carries_and_no_other(before, names, wanted):
+def test_a_policy_change_sets_only_the_given_fields(before, names, wanted):
     change = PolicyChange(**{name: getattr(wanted, name) for name in names})
 
     after = change.applied_to(before)
@@ -217,7 +217,7 @@ def test_a_limit_is_printed_as_an_exact_json_number():
     assert b'"max_single_transfer":25.5,' in body
 
 
-def test_a_response_holds_exact_decimals_and_moments_in_utc():
+def test_a_response_has_exact_decimals_and_utc_datetimes():
     account = codec.structure(ACCOUNT, Account)
 
     assert account.balance_usdc == Decimal("12.5")
@@ -225,7 +225,7 @@ def test_a_response_holds_exact_decimals_and_moments_in_utc():
     assert account.policy.allowed_counterparties == (ACCOUNT_ID, ADDRESS)
 
 
-def test_error_and_message_of_a_transfer_are_there_only_when_it_has_them():
+def test_a_transfer_has_error_and_message_only_if_set():
     settled = codec.unstructure(codec.structure(TRANSFER, Transfer))
     refused = codec.unstructure(codec.structure({**TRANSFER, "error": "x", "message": "y"}, Transfer))
 
@@ -361,7 +361,7 @@ def test_an_optional_str_enum_is_not_caught_by_the_strict_hook_of_str():
     assert faults({"status": ["active"]}, ListAccounts) == {"status": "must be one of active, paused"}
 
 
-def test_an_exact_decimal_is_read_though_cattrs_has_no_hook_for_it():
+def test_an_exact_decimal_is_structured_without_a_cattrs_hook():
     change = codec.structure({"max_daily_spend": Decimal("0.1")}, PolicyChange)
 
     assert change.max_daily_spend == Decimal("0.1")
@@ -471,14 +471,14 @@ def test_every_fault_of_a_policy_is_named_at_once():
 
 
 @pytest.mark.parametrize("name", [name for name in POLICY_FIELDS if name not in ("require_memo", "paused")])
-def test_null_lifts_every_field_that_may_be_null(name):
+def test_null_clears_every_nullable_field(name):
     change = codec.structure({name: None}, PolicyChange)
 
     assert getattr(change, name) is None
     assert codec.unstructure(change) == {name: None}
 
 
-def test_a_field_that_is_left_out_stays_out():
+def test_an_omitted_field_stays_unset():
     assert codec.structure({}, PolicyChange) == PolicyChange()
     assert codec.unstructure(PolicyChange()) == {}
     assert PolicyChange().paused is UNSET
@@ -486,7 +486,7 @@ def test_a_field_that_is_left_out_stays_out():
     assert not UNSET
 
 
-def test_memo_and_idempotency_key_may_be_as_long_as_the_contract_says():
+def test_memo_idempotency_key_and_category_accept_their_maximum_length():
     longest = {
         **REQUESTS[CreateTransfer],
         "memo": "é" * 200,

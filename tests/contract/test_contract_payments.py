@@ -61,7 +61,7 @@ def test_other_headers_are_refused(headers):
         "http://a",
     ],
 )
-def test_an_origin_has_one_form(origin):
+def test_a_normalized_origin_is_accepted(origin):
     assert codec.structure({**ASKED, "origin": origin}, AuthorizePayment).origin == origin
 
 
@@ -92,17 +92,17 @@ def test_another_form_of_an_origin_is_refused(origin):
         codec.structure({**ASKED, "origin": origin}, AuthorizePayment)
 
 
-def test_a_payment_is_read_and_printed_as_it_came():
+def test_a_payment_round_trips():
     assert codec.unstructure(codec.structure(PAYMENT, Payment)) == PAYMENT
 
 
-def test_a_refused_payment_says_why():
+def test_a_refused_payment_has_error_and_message():
     refused = {**PAYMENT, "status": "rejected", "header": None, "error": "policy_violation", "message": "No."}
 
     assert codec.unstructure(codec.structure(refused, Payment)) == refused
 
 
-def test_a_pin_says_something_or_nothing_and_never_an_empty_list():
+def test_a_pin_may_be_empty_but_its_recipients_may_not():
     nothing = {"category": None, "max_amount": None, "recipients": None}
     assert codec.structure({}, PinOrigin) == codec.structure(nothing, PinOrigin) == PinOrigin()
     with pytest.raises(InvalidValueError, match="recipients must not be empty"):

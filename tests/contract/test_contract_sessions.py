@@ -83,11 +83,11 @@ def faults(value, model):
         (PageBody[Session], {"data": [SESSION, NEW_SESSION], "cursor": "c", "has_more": True}),
     ],
 )
-def test_every_model_survives_the_wire(model, value):
+def test_every_model_round_trips(model, value):
     assert printed(codec.unstructure(codec.structure(value, model))) == value
 
 
-def test_a_session_has_exactly_the_fields_of_the_decisions_and_exact_amounts():
+def test_a_session_has_exactly_the_documented_fields_and_exact_amounts():
     session = codec.structure(SESSION, Session)
 
     assert [attribute.name for attribute in attrs.fields(Session)] == list(SESSION)
@@ -102,7 +102,7 @@ def test_an_unknown_closing_reason_stays_a_string(reason):
     assert session.closing_reason == reason
 
 
-def test_a_session_of_a_server_that_gives_no_reason_has_none():
+def test_a_missing_closing_reason_is_none():
     del (older := dict(SESSION))["closing_reason"]
 
     assert codec.structure(older, Session).closing_reason is None
@@ -154,14 +154,14 @@ def test_a_key_may_have_128_characters_and_no_more(model_and_value):
     }
 
 
-def test_a_category_may_be_left_out_and_not_be_null():
+def test_a_category_may_be_omitted_but_not_null():
     del (without := dict(OPEN))["category"]
 
     assert codec.structure(without, OpenSession).category is None
     assert set(faults({**OPEN, "category": None}, OpenSession)) == {"category"}
 
 
-def test_a_list_is_filtered_by_a_status_that_there_is():
+def test_a_list_filter_accepts_only_known_statuses():
     assert codec.structure({"status": "open"}, ListSessions).status is SessionStatus.OPEN
     assert faults({"status": "idle", "limit": "0"}, ListSessions) == {
         "status": "must be one of opening, open, closing, settled, failed",
@@ -206,13 +206,13 @@ def test_a_closed_session_is_a_conflict_with_the_body_of_any_other():
     assert body(problem) == {"error": "session_closed", "message": "No.", "request_id": "req_a"}
 
 
-def test_whether_a_refusal_is_of_a_session_survives_the_wire():
+def test_a_null_session_id_of_an_error_body_round_trips():
     value = {"error": "policy_violation", "message": "No.", "session_id": None, "status": "rejected"}
 
     assert printed(codec.unstructure(codec.structure(value, ErrorBody))) == value
 
 
-def test_sessions_declare_the_errors_that_are_theirs():
+def test_session_endpoints_declare_their_errors():
     declared = {endpoint.name: set(endpoint.errors) for endpoint in SESSION_ENDPOINTS}
 
     assert ErrorCode.SESSION_CAP_EXCEEDED in declared["sessions.charge"]

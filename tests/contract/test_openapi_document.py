@@ -63,7 +63,7 @@ def parts(value, path=""):
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
-def test_the_committed_document_is_the_one_that_is_printed(name):
+def test_the_committed_document_is_up_to_date(name):
     committed = (ROOT / "docs" / name.removeprefix("/")).read_text(encoding="utf-8")
 
     assert committed == TEXTS[name], (
@@ -77,7 +77,7 @@ def test_a_document_is_valid_openapi(document):
     validate(document)
 
 
-def test_the_first_document_is_the_contract_and_the_second_has_the_rest():
+def test_the_documents_separate_the_contract_from_the_extensions():
     first, second = (
         {(m.upper(), path) for path, ops in document["paths"].items() for m in ops}
         for document in PARSED.values()
@@ -89,7 +89,7 @@ def test_the_first_document_is_the_contract_and_the_second_has_the_rest():
 
 
 @every_document
-def test_every_example_fits_its_schema_and_everything_sent_has_one(document):
+def test_every_body_has_an_example_that_fits_its_schema(document):
     for path, part in parts(document):
         if "schema" not in part or path.endswith("/properties"):
             continue
@@ -109,7 +109,7 @@ def test_every_model_and_field_is_described(document):
 
 
 @every_document
-def test_no_word_of_the_papers_or_of_python_is_left(document):
+def test_descriptions_contain_no_internal_or_python_terms(document):
     for path, part in parts(document):
         for name in ("description", "summary"):
             if isinstance(part.get(name), str):
@@ -117,7 +117,7 @@ def test_no_word_of_the_papers_or_of_python_is_left(document):
 
 
 @every_document
-def test_every_object_is_exact_save_those_that_are_the_callers_own(document):
+def test_only_caller_defined_objects_allow_additional_properties(document):
     open_ones = {
         path.removeprefix("/components/schemas/")
         for path, part in parts(document)
@@ -132,7 +132,7 @@ def test_every_object_is_exact_save_those_that_are_the_callers_own(document):
 
 
 @every_endpoint
-def test_an_operation_says_all_that_the_table_knows(endpoint):
+def test_an_operation_documents_everything_in_the_endpoint_table(endpoint):
     document, operation = OPERATIONS[endpoint.method, endpoint.path]
     statuses = set(endpoint.responses) | {HTTP_STATUS[code] for code in endpoint.every_error}
 
@@ -169,7 +169,7 @@ def test_the_errors_of_an_operation_are_an_enum_of_its_codes(endpoint):
     assert codes == {code.value for code in endpoint.every_error}
 
 
-def test_operations_have_names_of_their_own():
+def test_operation_ids_are_unique():
     for document in PARSED.values():
         names = [part["operationId"] for _, part in parts(document) if "responses" in part and "tags" in part]
         assert len(names) == len(set(names))
@@ -202,14 +202,14 @@ def test_an_amount_that_is_refused_does_not_fit_its_schema(amount):
 
 
 @pytest.mark.parametrize("amount", ["0.000001", "1", "10", "100.05", "999999999.999999"])
-def test_an_amount_that_is_taken_fits_its_schema(amount):
+def test_an_accepted_amount_fits_its_schema(amount):
     schema = PARSED["/openapi.json"]["components"]["schemas"]["CreateTransfer"]["properties"]["amount"]
 
     assert Draft202012Validator(schema).is_valid(amount)
 
 
 @pytest.mark.parametrize("name", ["a", "a b", " a", "a ", "", " ", "a\nb", "\x85", "é", "x" * 100, "x" * 101])
-def test_a_name_is_validated_before_trimming_in_its_schema(name):
+def test_the_schema_of_a_name_refuses_surrounding_spaces(name):
     schema = PARSED["/openapi.json"]["components"]["schemas"]["CreateAccount"]["properties"]["name"]
 
     is_taken = name == name.strip() and 1 <= len(name) <= 100 and name.isprintable()
@@ -295,7 +295,7 @@ def test_the_command_prints_a_document(options, name):
     assert result.output == TEXTS[name]
 
 
-def test_words_come_from_docstrings_without_references():
+def test_descriptions_come_from_docstrings_without_references():
     @attrs.frozen(kw_only=True)
     class Order(Request):
         """What is asked for (contract, "Orders"; D1).

@@ -130,7 +130,7 @@ async def run(world: World, program: Program, **options: Any) -> None:
             pass
 
 
-async def test_a_careless_model_pays_once_and_only_what_the_policy_allows(world: World) -> None:
+async def test_a_careless_model_pays_once_within_the_policy(world: World) -> None:
     program = Program(world)
     await run(world, program)
     assert program.listed == list(TOOLS)
@@ -138,7 +138,7 @@ async def test_a_careless_model_pays_once_and_only_what_the_policy_allows(world:
 
 
 @pytest.mark.parametrize("is_approved", [True, False])
-async def test_a_person_decides_before_a_tool_that_spends_runs(world: World, is_approved: bool) -> None:
+async def test_a_spending_tool_needs_human_approval(world: World, is_approved: bool) -> None:
     asked = []
 
     async def decide(name: str, arguments: dict[str, Any], _context: Any) -> Any:
@@ -152,7 +152,7 @@ async def test_a_person_decides_before_a_tool_that_spends_runs(world: World, is_
     assert world.balance(world.shop) == ("1.500000" if is_approved else "0.000000")
 
 
-def test_the_tools_that_cannot_spend_are_named() -> None:
+def test_read_only_lists_the_tools_that_cannot_spend() -> None:
     assert {name.removeprefix("mcp__agentpay__") for name in READ_ONLY} == {
         "get_budget",
         "check_payment",

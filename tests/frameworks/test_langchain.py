@@ -52,19 +52,19 @@ def results(state: Any) -> list[dict[str, Any]]:
     return [json.loads(each.content) for each in state["messages"] if isinstance(each, ToolMessage)]
 
 
-async def test_a_careless_model_pays_once_and_only_what_the_policy_allows(world: World) -> None:
+async def test_a_careless_model_pays_once_within_the_policy(world: World) -> None:
     agent = create_agent(Scripted(world=world), tools=function_tools(world.tools()))
     world.assert_told(results(await agent.ainvoke(QUESTION, {"recursion_limit": 100})))
 
 
-def test_the_same_without_async(world: World) -> None:
+def test_a_careless_model_pays_once_with_sync_tools(world: World) -> None:
     client = world.server.agent_client(world.account_id).with_options(max_retries=0)
     agent = create_agent(Scripted(world=world), tools=function_tools(AgentTools(client)))
     world.assert_told(results(agent.invoke(QUESTION, {"recursion_limit": 100})))
 
 
 @pytest.mark.parametrize("answer", [True, False, "yes", {"type": "approve"}])
-async def test_a_person_decides_before_a_tool_that_spends_runs(world: World, answer: Any) -> None:
+async def test_a_spending_tool_needs_human_approval(world: World, answer: Any) -> None:
     world.position = 3  # one call to pay
     agent = create_agent(
         Scripted(world=world, calls=1),

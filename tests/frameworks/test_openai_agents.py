@@ -57,14 +57,14 @@ def results(items: list[Any]) -> list[dict[str, Any]]:
     return [json.loads(item.output) for item in items if item.type == "tool_call_output_item"]
 
 
-async def test_a_careless_model_pays_once_and_only_what_the_policy_allows(world: World) -> None:
+async def test_a_careless_model_pays_once_within_the_policy(world: World) -> None:
     agent = Agent(name="Buyer", model=Scripted(world), tools=list(function_tools(world.tools())))
     done = await Runner.run(agent, "Buy the report", max_turns=50)
     world.assert_told(results(done.new_items))
 
 
 @pytest.mark.parametrize("is_approved", [True, False])
-async def test_a_person_decides_before_a_tool_that_spends_runs(world: World, is_approved: bool) -> None:
+async def test_a_spending_tool_needs_human_approval(world: World, is_approved: bool) -> None:
     asked: list[tuple[str, Any]] = []
 
     def rule(name: str, arguments: Any) -> bool:
@@ -96,7 +96,7 @@ class Once(Scripted):
         return await super().get_response(*arguments, **options)
 
 
-async def test_arguments_that_are_no_json_are_refused(world: World) -> None:
+async def test_arguments_that_are_not_json_are_refused(world: World) -> None:
     (pay,) = [tool for tool in function_tools(world.tools()) if tool.name == "pay"]
     for arguments in ("{", "[]", ""):
         result = json.loads(await pay.on_invoke_tool(None, arguments))  # type: ignore[arg-type]

@@ -27,7 +27,7 @@ def scripted(world: World, *, calls: int = 10**6) -> FunctionModel:
     return FunctionModel(respond)
 
 
-async def test_a_careless_model_pays_once_and_only_what_the_policy_allows(world: World) -> None:
+async def test_a_careless_model_pays_once_within_the_policy(world: World) -> None:
     agent = Agent(scripted(world), tools=function_tools(world.tools()))
     done = await agent.run("Buy the report")
     returned = [part for message in done.all_messages() for part in message.parts]
@@ -35,7 +35,7 @@ async def test_a_careless_model_pays_once_and_only_what_the_policy_allows(world:
 
 
 @pytest.mark.parametrize("is_approved", [True, False])
-async def test_a_person_decides_before_a_tool_that_spends_runs(world: World, is_approved: bool) -> None:
+async def test_a_spending_tool_needs_human_approval(world: World, is_approved: bool) -> None:
     world.position = 3  # one call to pay
     agent = Agent(
         scripted(world, calls=1),

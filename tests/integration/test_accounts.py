@@ -161,9 +161,7 @@ def test_a_balance_has_exactly_the_fields_of_the_contract(
     }
 
 
-def test_a_balance_is_live_even_after_a_mint_that_the_service_knows_nothing_of(
-    server: AgentPayServer, funded: Funded, http: httpx.Client
-):
+def test_a_balance_is_read_live_from_the_chain(server: AgentPayServer, funded: Funded, http: httpx.Client):
     account = funded("1")
     _mint_behind_its_back(server, account.usdc_token_account, 250_000)
 
@@ -226,7 +224,7 @@ def test_operators_see_nothing_of_each_other(
     assert theirs["account_id"] in audited
 
 
-def test_an_identifier_of_another_operator_is_answered_as_one_that_does_not_exist(
+def test_an_identifier_of_another_operator_is_treated_as_unknown(
     neighbour, server: AgentPayServer, funded: Funded, client: AgentPay, http: httpx.Client
 ):
     ours, payee = funded("5"), funded("1")
@@ -268,9 +266,7 @@ def test_an_identifier_of_another_operator_is_answered_as_one_that_does_not_exis
         )
 
 
-def test_an_account_of_another_operator_in_a_body_is_answered_as_one_that_does_not_exist(
-    neighbour, funded: Funded
-):
+def test_an_account_of_another_operator_in_a_body_is_treated_as_unknown(neighbour, funded: Funded):
     ours = funded("5").account_id
     payee = neighbour.post("/v1/accounts", json={"name": "b"}).json()["account_id"]
 

@@ -172,7 +172,7 @@ def test_an_approved_transfer_is_executed_like_any_other(
     ]
 
 
-def test_it_counts_from_the_moment_of_approval(
+def test_an_approved_transfer_counts_toward_the_limit_from_its_approval(
     server: AgentPayServer, client: AgentPay, escalated: Escalated, payer: Account
 ) -> None:
     client.policies.update(payer.account_id, max_daily_spend=30)
@@ -196,7 +196,7 @@ REFUSALS: list[tuple[dict[str, Any], str, str]] = [
 
 
 @pytest.mark.parametrize(("change", "error", "named"), REFUSALS)
-def test_the_policy_in_force_decides_and_its_refusal_is_final(
+def test_an_approval_refused_by_the_current_policy_rejects_the_transfer(
     server: AgentPayServer,
     http: httpx.Client,
     client: AgentPay,
@@ -238,7 +238,7 @@ def test_an_approved_transfer_is_not_escalated_again(
     assert server.console.approvals.approve(waiting.transfer_id).status == "settled"
 
 
-def test_a_limit_that_others_have_used_up_meanwhile_refuses_it(
+def test_an_approval_beyond_the_remaining_daily_limit_is_refused(
     server: AgentPayServer, client: AgentPay, escalated: Escalated, payer: Account, payee: Account
 ) -> None:
     client.policies.update(payer.account_id, max_daily_spend=30)
@@ -248,7 +248,7 @@ def test_a_limit_that_others_have_used_up_meanwhile_refuses_it(
         server.console.approvals.approve(other.transfer_id)
 
 
-def test_too_little_money_leaves_it_waiting(
+def test_an_approval_with_insufficient_balance_keeps_the_transfer_pending(
     server: AgentPayServer, http: httpx.Client, client: AgentPay, escalated: Escalated, payer: Account
 ) -> None:
     waiting = escalated("25")
@@ -268,7 +268,7 @@ def test_too_little_money_leaves_it_waiting(
     assert server.console.approvals.approve(waiting.transfer_id).status == "settled"
 
 
-def test_a_recipient_that_cannot_receive_leaves_it_waiting(
+def test_an_approval_with_a_frozen_recipient_keeps_the_transfer_pending(
     server: AgentPayServer, http: httpx.Client, client: AgentPay, escalated: Escalated, payee: Account
 ) -> None:
     waiting = escalated("25")
@@ -281,7 +281,7 @@ def test_a_recipient_that_cannot_receive_leaves_it_waiting(
     assert server.console.approvals.reject(waiting.transfer_id).status == "rejected"
 
 
-def test_a_chain_that_does_not_answer_leaves_it_waiting(
+def test_an_approval_while_the_chain_is_down_keeps_the_transfer_pending(
     server: AgentPayServer, http: httpx.Client, client: AgentPay, escalated: Escalated
 ) -> None:
     waiting = escalated("25")
@@ -351,7 +351,9 @@ def test_a_rejected_transfer_ends_with_the_operators_reason(
 
 
 @pytest.mark.parametrize("reason", ["", "   ", "x" * 201, "a\nb", 5, None])
-def test_a_reason_is_a_line_of_text(http: httpx.Client, escalated: Escalated, reason: object) -> None:
+def test_a_reason_must_be_one_line_of_at_most_200_characters(
+    http: httpx.Client, escalated: Escalated, reason: object
+) -> None:
     waiting = escalated()
     assert refused(post(http, waiting, "reject", {"reason": reason}), "invalid_request")["details"]
     assert post(http, waiting, "reject", {"reason": "x" * 200}).status_code == 200
@@ -398,7 +400,9 @@ def test_a_pending_transfer_expires_after_a_day(
     ]
 
 
-def test_the_last_microsecond_is_enough(server: AgentPayServer, escalated: Escalated) -> None:
+def test_a_transfer_can_be_approved_until_the_last_microsecond(
+    server: AgentPayServer, escalated: Escalated
+) -> None:
     waiting = escalated("25")
     server.sandbox.clock.advance(DAY_SECONDS - 0.000001)
     assert server.console.approvals.approve(waiting.transfer_id).status == "settled"
@@ -421,12 +425,12 @@ def test_the_approval_ttl_is_a_setting_applied_per_transfer() -> None:
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 367 * DAY_SECONDS, float("inf"), float("nan")])
-def test_a_time_to_decide_that_makes_no_sense_is_refused(seconds: float) -> None:
+def test_an_invalid_approval_ttl_is_refused(seconds: float) -> None:
     with pytest.raises(ValueError, match="approval_ttl_seconds"):
         Settings(approval_ttl_seconds=seconds)
 
 
-def test_more_than_a_batch_expires_at_once(server: AgentPayServer, escalated: Escalated) -> None:
+def test_more_transfers_than_one_batch_expire_together(server: AgentPayServer, escalated: Escalated) -> None:
     for number in range(120):
         escalated("10", key=f"key-{number}")
     server.sandbox.clock.advance(DAY_SECONDS)
@@ -475,7 +479,7 @@ def test_the_key_of_an_expired_transfer_returns_the_reason(
 
 
 @pytest.mark.parametrize("how", ["approve", "reject", "expire"])
-def test_the_key_is_free_24_hours_after_the_end_and_not_before(
+def test_the_key_can_be_reused_24_hours_after_the_decision(
     server: AgentPayServer, http: httpx.Client, escalated: Escalated, payer: Account, payee: Account, how: str
 ) -> None:
     waiting = escalated("25")
@@ -496,7 +500,7 @@ def test_the_key_is_free_24_hours_after_the_end_and_not_before(
 # --- What cannot be decided -------------------------------------------------------------------------------
 
 
-def test_a_decision_is_final(
+def test_a_decided_transfer_cannot_be_decided_again(
     server: AgentPayServer, http: httpx.Client, client: AgentPay, escalated: Escalated, payer: Account
 ) -> None:
     approved, rejected = escalated(key="a"), escalated(key="b")
@@ -512,7 +516,7 @@ def test_a_decision_is_final(
     assert state_of(server) == before
 
 
-def test_a_transfer_that_never_waited_is_not_pending(
+def test_deciding_a_transfer_that_was_never_pending_is_refused(
     http: httpx.Client, client: AgentPay, payer: Account, payee: Account
 ) -> None:
     settled = client.transfers.create(from_=payer.account_id, to=payee.account_id, amount="1")
@@ -521,7 +525,7 @@ def test_a_transfer_that_never_waited_is_not_pending(
 
 
 @pytest.mark.parametrize("verb", ["approve", "reject"])
-def test_another_operators_transfer_looks_like_none(
+def test_a_transfer_of_another_operator_is_not_found(
     server: AgentPayServer, escalated: Escalated, verb: str
 ) -> None:
     waiting = escalated()
@@ -533,7 +537,7 @@ def test_another_operators_transfer_looks_like_none(
         assert other.get("/console/approvals").json()["data"] == []
 
 
-def test_an_agent_key_sees_its_own_waiting_transfer_and_decides_nothing(
+def test_an_agent_key_reads_its_pending_transfer_but_cannot_decide(
     server: AgentPayServer, escalated: Escalated, payer: Account
 ) -> None:
     waiting = escalated()

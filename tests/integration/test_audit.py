@@ -89,7 +89,9 @@ def test_a_transfer_has_amount_recipient_and_outcome(server: AgentPayServer, pay
     }
 
 
-def test_a_refused_transfer_says_why(server: AgentPayServer, client: AgentPay, paying: Paying) -> None:
+def test_a_refused_transfer_is_audited_with_the_reason(
+    server: AgentPayServer, client: AgentPay, paying: Paying
+) -> None:
     client.policies.update(paying.payer.account_id, max_single_transfer=2)
     refused = paying.pay("3")
     assert told(server, refused["transfer_id"]) == [
@@ -106,7 +108,7 @@ def test_a_refused_transfer_says_why(server: AgentPayServer, client: AgentPay, p
     ]
 
 
-def test_an_agent_is_named_by_its_key(server: AgentPayServer, paying: Paying) -> None:
+def test_an_entry_of_an_agent_has_its_key_id(server: AgentPayServer, paying: Paying) -> None:
     key = server.console.agent_keys.create(paying.payer.account_id)
     transfer = server.client(api_key=key.key).transfers.create(
         from_=paying.payer.account_id, to=paying.payee.account_id, amount=1
@@ -141,7 +143,7 @@ def test_an_escalation_and_its_approval_are_two_entries(
     ]
 
 
-def test_a_rejection_has_its_reason(server: AgentPayServer, waiting: str) -> None:
+def test_a_rejection_is_audited_with_its_reason(server: AgentPayServer, waiting: str) -> None:
     server.console.approvals.reject(waiting, reason="Ask legal first")
     *_, rejected = entries(server, waiting)
     assert rejected.action == "console.approvals.reject"
@@ -417,9 +419,7 @@ MUTATING = [
 
 
 @pytest.mark.parametrize("endpoint", MUTATING, ids=lambda endpoint: endpoint.name)
-def test_every_operation_that_changes_something_is_one_entry_of_its_name(
-    stage: Stage, endpoint: Endpoint
-) -> None:
+def test_every_mutating_operation_writes_one_entry_with_its_name(stage: Stage, endpoint: Endpoint) -> None:
     before = len(rows(stage.server, tables.audit))
     answer = stage.request(endpoint)
     assert answer.status_code in endpoint.responses, answer.text
@@ -462,7 +462,7 @@ def test_a_change_without_its_audit_entry_is_rolled_back(
     assert state_of(stage.server) == before
 
 
-def test_every_action_is_an_operation_or_one_of_the_servers_own(stage: Stage) -> None:
+def test_every_action_is_an_operation_or_a_server_action(stage: Stage) -> None:
     for endpoint in MUTATING:
         if endpoint.name not in ("sandbox.snapshots.restore", "sandbox.reset"):
             stage.request(endpoint)
@@ -473,7 +473,7 @@ def test_every_action_is_an_operation_or_one_of_the_servers_own(stage: Stage) ->
     assert not names & UNPROMPTED
 
 
-def test_no_secret_is_in_the_trail() -> None:
+def test_the_audit_trail_contains_no_secret() -> None:
     given = new_key(KeyKind.OPERATOR, bytes(32))
     with AgentPayServer(operator_key=given) as server:
         client = server.client()

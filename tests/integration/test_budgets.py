@@ -47,7 +47,7 @@ def test_whoami_describes_an_operator_key(server: AgentPayServer, client: AgentP
     assert (me.cluster, me.is_test_money) == ("embedded", True)
 
 
-def test_an_agents_key_says_which_account_it_is_bound_to(server: AgentPayServer, funded: Funded) -> None:
+def test_whoami_describes_an_agent_key_and_its_account(server: AgentPayServer, funded: Funded) -> None:
     account = funded("1")
     made = server.console.agent_keys.create(account.account_id)
     me = server.client(api_key=made.key).whoami()
@@ -58,7 +58,7 @@ def test_an_agents_key_says_which_account_it_is_bound_to(server: AgentPayServer,
 @pytest.mark.parametrize(
     ("cluster", "is_test_money"), [("mainnet-beta", False), ("devnet", True), ("localnet", True)]
 )
-def test_money_is_real_only_on_mainnet(
+def test_whoami_reports_test_money_except_on_mainnet(
     client: AgentPay, monkeypatch: pytest.MonkeyPatch, cluster: str, is_test_money: bool
 ) -> None:
     monkeypatch.setattr(EmbeddedChain, "cluster_name", property(lambda _: cluster))
@@ -90,7 +90,7 @@ def test_a_new_account_may_spend_nothing_and_has_no_limits(client: AgentPay) -> 
     )
 
 
-def test_the_policy_is_in_it_as_it_was_set(client: AgentPay, funded: Funded, payee: str) -> None:
+def test_a_budget_includes_the_policy(client: AgentPay, funded: Funded, payee: str) -> None:
     payer = funded("100")
     client.policies.replace(
         payer.account_id,
@@ -193,7 +193,7 @@ def test_an_open_session_reserves_its_cap(client: AgentPay, funded: Funded, paye
     assert budget.remaining_usdc == 7
 
 
-def test_it_says_the_same_as_the_operators_detail(
+def test_a_budget_agrees_with_the_account_detail_of_the_console(
     server: AgentPayServer, client: AgentPay, funded: Funded, payee: str
 ) -> None:
     payer = funded("100")
@@ -254,6 +254,8 @@ def test_extensions_need_a_key(server: AgentPayServer, funded: Funded) -> None:
             assert nobody.get(path).status_code == 401
 
 
-def test_the_operator_key_that_asks_is_the_last_one(server: AgentPayServer, client: AgentPay) -> None:
+def test_the_key_id_of_whoami_identifies_the_last_operator_key(
+    server: AgentPayServer, client: AgentPay
+) -> None:
     with pytest.raises(ConflictError):
         server.console.operator_keys.revoke(client.whoami().key_id)

@@ -169,7 +169,7 @@ async def use_solana_py(url: str, payee: str, token_account: str) -> None:
         assert (await client.get_genesis_hash()).value
 
 
-def test_solana_py_finds_the_server_s_payment_and_makes_another(server: AgentPayServer) -> None:
+def test_solana_py_reads_a_payment_of_the_server_and_sends_one(server: AgentPayServer) -> None:
     client = server.client()
     payer, payee = client.accounts.create(name="Payer"), client.accounts.create(name="Payee")
     server.sandbox.fund(payer.account_id, 10)
@@ -386,7 +386,7 @@ def test_a_transaction_has_all_balances_before_and_after(server: AgentPayServer)
     )
 
 
-def test_a_version_that_the_caller_does_not_name_is_refused(server: AgentPayServer) -> None:
+def test_a_transaction_version_that_the_caller_does_not_support_is_refused(server: AgentPayServer) -> None:
     payer = payer_with(server)
     give = transfer(
         TransferParams(from_pubkey=payer.pubkey(), to_pubkey=Keypair().pubkey(), lamports=5_000_000)
@@ -424,7 +424,7 @@ def test_the_history_of_an_address_is_paged_both_ways(server: AgentPayServer) ->
     assert refused(server, "getSignaturesForAddress", str(payer.pubkey()), {"limit": 1001})["code"] == -32602
 
 
-def test_going_back_to_a_snapshot_takes_the_history_back(server: AgentPayServer) -> None:
+def test_restoring_a_snapshot_reverts_the_history(server: AgentPayServer) -> None:
     stores.memory_only("nothing else can be brought back")
     payer = payer_with(server)
     snapshot = server.sandbox.snapshot()
@@ -445,7 +445,7 @@ def test_faults_of_the_sandbox_do_not_affect_solana_clients(server: AgentPayServ
 # --- Bytes by hand -----------------------------------------------------------------------------------------
 
 
-def test_a_batch_is_answered_in_order_and_notifications_are_not(server: AgentPayServer) -> None:
+def test_a_batch_gets_responses_in_order_except_for_notifications(server: AgentPayServer) -> None:
     calls = [
         {"jsonrpc": "2.0", "id": "a", "method": "getHealth"},
         {"jsonrpc": "2.0", "method": "getHealth"},
@@ -471,7 +471,7 @@ def test_requests_over_the_limits_are_refused(server: AgentPayServer) -> None:
     assert refused(server, "getMultipleAccounts", too_many)["code"] == -32602
 
 
-def test_a_page_in_a_browser_cannot_use_it(server: AgentPayServer) -> None:
+def test_browser_pages_of_other_origins_are_refused(server: AgentPayServer) -> None:
     call = json.dumps({"jsonrpc": "2.0", "id": 1, "method": "getHealth"}).encode()
     for kind in (None, "text/plain", "application/x-www-form-urlencoded"):
         headers = {} if kind is None else {"Content-Type": kind}
@@ -569,7 +569,7 @@ def test_serve_prints_the_chain_s_address_and_serves_it_too() -> None:
         asyncio.run(asyncio.wait_for(listen(), 30))
 
 
-def test_without_the_option_it_is_a_path_like_any_other() -> None:
+def test_without_the_option_the_rpc_path_requires_a_key() -> None:
     with processing("serve", "--port", "0") as process:
         told = next_json(process)
         assert "rpc_url" not in told

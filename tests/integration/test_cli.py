@@ -57,7 +57,7 @@ def generated_key() -> str:
     return result.stdout.removesuffix("\n")
 
 
-def test_the_server_says_in_one_line_where_it_is_and_with_which_key() -> None:
+def test_serve_prints_its_url_and_key_as_one_json_line() -> None:
     with serving("--clock", "manual") as (announcement, process):
         assert set(announcement) == {"base_url", "operator_key", "console_url"}
         page, _, code = announcement["console_url"].partition("#code=")
@@ -74,7 +74,7 @@ def test_the_server_says_in_one_line_where_it_is_and_with_which_key() -> None:
         assert code[-20:] not in err
 
 
-def test_the_link_to_the_console_signs_in_the_operator_of_the_key_that_was_given() -> None:
+def test_the_console_link_signs_in_the_operator_of_the_given_key() -> None:
     key = generated_key()
     with (
         serving("--operator-key", key) as (announcement, _),
@@ -87,7 +87,7 @@ def test_the_link_to_the_console_signs_in_the_operator_of_the_key_that_was_given
         assert set(announcement) == {"base_url", "operator_key"}
 
 
-def test_a_given_operator_key_is_the_key_of_the_server_and_is_never_printed() -> None:
+def test_a_given_operator_key_is_used_and_never_printed() -> None:
     key = generated_key()
     with serving("--operator-key", key) as (announcement, process):
         assert announcement["operator_key"] is None
@@ -112,7 +112,7 @@ def test_a_key_given_to_a_data_directory_is_never_printed_at_any_start(tmp_path:
             assert not [key for key in (first_key, second_key) if key in out + err]
 
 
-def test_people_are_given_lines_to_paste_that_the_sdk_and_the_commands_understand() -> None:
+def test_the_terminal_shows_exports_that_the_sdk_and_the_commands_accept() -> None:
     with serving_on_a_terminal() as (announcement, shown):
         exported = dict(re.findall(r"^export (\w+)=(\S+)$", "\n".join(shown), re.MULTILINE))
         assert exported == {
@@ -128,7 +128,7 @@ def test_people_are_given_lines_to_paste_that_the_sdk_and_the_commands_understan
         assert done.stdout.strip() == b"[]"
 
 
-def test_lines_to_paste_show_no_key_that_was_given() -> None:
+def test_the_exports_do_not_show_a_given_key() -> None:
     key = generated_key()
     with serving_on_a_terminal("--operator-key", key) as (announcement, shown):
         assert f"export AGENTPAY_BASE_URL={announcement['base_url']}" in shown
@@ -207,7 +207,7 @@ def test_a_port_that_is_taken_is_named() -> None:
         assert f"port {port}" in result.output
 
 
-def test_a_data_directory_outlives_the_process_and_its_key_is_shown_once(tmp_path: Path) -> None:
+def test_a_data_directory_survives_a_restart_and_its_key_is_shown_once(tmp_path: Path) -> None:
     where = ["--data-dir", str(tmp_path / "data"), "--clock", "manual"]
     with serving(*where) as (first, process):
         key = first["operator_key"]

@@ -53,14 +53,14 @@ def every_command(group: click.Group, *path: str) -> Iterator[tuple[tuple[str, .
             yield (*path, name), command
 
 
-def test_the_server_has_the_same_commands_and_more() -> None:
+def test_the_server_cli_includes_every_client_command() -> None:
     ours, theirs = dict(every_command(main)), dict(every_command(server_main))
     assert ours
     for path, command in ours.items():
         assert theirs[path] is command, path
 
 
-def test_the_list_of_commands_says_what_each_says_of_itself() -> None:
+def test_the_command_list_shows_the_summary_of_each_command() -> None:
     context = click.Context(main)
     for name, (_, short) in COMMANDS.items():
         command = main.get_command(context, name)
@@ -92,7 +92,7 @@ def test_an_account_is_created_funded_limited_and_read_by_its_name(agentpay: Cli
     assert agentpay.items("accounts", "list", "--status", "active") == []
 
 
-def test_a_name_must_be_that_of_one_account(agentpay: Client) -> None:
+def test_an_ambiguous_or_unknown_account_name_is_refused(agentpay: Client) -> None:
     first, second = (agentpay.json("accounts", "create", "Twin")["account_id"] for _ in range(2))
     said = agentpay.refused("accounts", "get", "Twin")
     assert "2 matches for account named 'Twin'" in said
@@ -104,7 +104,7 @@ def test_a_name_must_be_that_of_one_account(agentpay: Client) -> None:
     assert failure["error"] == "not_found"
 
 
-def test_a_budget_is_one_sentence_and_the_figures(
+def test_a_budget_is_shown_as_a_sentence_and_figures(
     agentpay: Client, server: AgentPayServer, funded: Funded
 ) -> None:
     account_id = funded("7", name="Bot").account_id
@@ -115,7 +115,7 @@ def test_a_budget_is_one_sentence_and_the_figures(
     assert agentpay.json("budget")["account_id"] == account_id
 
 
-def test_funding_elsewhere_than_on_a_test_chain_says_where_to_send_usdc(
+def test_funding_without_a_sandbox_shows_the_address_for_usdc(
     agentpay: Client, funded: Funded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     account = funded(name="Bot")
@@ -172,7 +172,7 @@ def test_a_refusal_that_is_repeated_says_when_it_was_decided(
     assert json.loads(agentpay.run(*pay, "--json").stderr)["decided_at"] == decided_at
 
 
-def test_a_transfer_of_unknown_outcome_ends_with_3_and_says_how_to_resume_it(
+def test_a_transfer_with_unknown_outcome_exits_with_3_and_explains_how_to_resume(
     server: AgentPayServer, agentpay: Client, funded: Funded
 ) -> None:
     funded(name="Payer")
@@ -265,7 +265,7 @@ def test_payments_are_listed_with_seller_and_payer_and_shown() -> None:
 # --- Webhooks, events, keys
 
 
-def test_a_webhook_is_made_listed_rotated_and_deleted_by_its_url(
+def test_a_webhook_is_created_listed_rotated_and_deleted_by_its_url(
     server: AgentPayServer, agentpay: Client, funded: Funded
 ) -> None:
     account_id = funded(name="Payer").account_id
@@ -286,7 +286,7 @@ def test_a_webhook_is_made_listed_rotated_and_deleted_by_its_url(
     assert "No webhooks. Create one with agentpay webhooks create URL." in agentpay.shown("webhooks", "list")
 
 
-def test_events_are_listed_and_sent_again(server: AgentPayServer, agentpay: Client, funded: Funded) -> None:
+def test_events_are_listed_and_replayed(server: AgentPayServer, agentpay: Client, funded: Funded) -> None:
     payer = funded(name="Payer").account_id
     agentpay.json("accounts", "create", "Shop")
     inbox = server.webhook_inbox(events=["transfer.settled"])
@@ -453,7 +453,7 @@ def test_a_list_is_followed_as_it_changes(
     ]
 
 
-def test_following_goes_on_when_the_server_is_back(
+def test_following_continues_when_the_server_is_back(
     server: AgentPayServer, agentpay: Client, client: AgentPay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = 0

@@ -66,7 +66,7 @@ def test_the_documents_are_printed_as_they_are_served(commands: CommandLine, opt
 # --- Keys
 
 
-def test_a_key_is_made_shown_once_and_revoked(
+def test_a_key_is_created_shown_once_and_revoked(
     server: AgentPayServer, client: AgentPay, commands: CommandLine, funded: Funded
 ) -> None:
     account_id = funded().account_id
@@ -97,7 +97,7 @@ def test_the_terminal_says_that_a_key_is_shown_once(commands: CommandLine, funde
     assert "keys create --account" in commands.shown("keys", "list")
 
 
-def test_an_operator_key_is_made_without_a_server() -> None:
+def test_an_operator_key_is_generated_without_a_server() -> None:
     """No address, no key, no network: what is printed is what serve takes."""
     alone = CliRunner(env={"AGENTPAY_BASE_URL": "http://127.0.0.1:1", "AGENTPAY_API_KEY": None})
     results = [alone.invoke(main, ["keys", "generate"]) for _ in range(2)]
@@ -110,11 +110,11 @@ def test_an_operator_key_is_made_without_a_server() -> None:
             assert list(server.client(api_key=key).accounts.list()) == []
 
 
-def test_an_operator_key_is_made_as_json(commands: CommandLine) -> None:
+def test_an_operator_key_is_generated_as_json(commands: CommandLine) -> None:
     assert digest_of(commands.json("keys", "generate")["key"])
 
 
-def test_an_operator_key_is_made_listed_and_revoked(server: AgentPayServer, commands: CommandLine) -> None:
+def test_an_operator_key_is_created_listed_and_revoked(server: AgentPayServer, commands: CommandLine) -> None:
     made = commands.json("operator-keys", "create", "deploy")
     assert set(made) == {"key_id", "name", "key", "created_at"}
     with server.client(api_key=made["key"]) as second:
@@ -154,7 +154,7 @@ def test_the_last_operator_key_is_not_revoked(commands: CommandLine) -> None:
     assert "Create another one" in told
 
 
-def test_a_list_says_when_there_is_more_of_it(commands: CommandLine, funded: Funded) -> None:
+def test_a_truncated_list_says_that_more_exist(commands: CommandLine, funded: Funded) -> None:
     account_id = funded().account_id
     for name in "abc":
         commands.json("keys", "create", "--account", account_id, "--name", name)
@@ -241,7 +241,7 @@ def test_a_delivery_is_sent_again_by_its_identifier(
     assert (replayed.delivery_id, replayed.status) == (made["delivery_id"], "delivered")
 
 
-def test_an_event_is_sent_to_all_that_ask_for_it_now_or_to_one(
+def test_an_event_is_replayed_to_all_current_subscribers_or_to_one(
     server: AgentPayServer, commands: CommandLine, given_up: tuple[str, str]
 ) -> None:
     event_id, _ = given_up
@@ -272,7 +272,7 @@ def test_a_delivery_to_a_deleted_webhook_is_not_replayed(
     assert commands.items("deliveries", "replay", "--undelivered") == []
 
 
-def test_one_that_cannot_be_sent_does_not_hold_back_the_others(
+def test_a_failed_replay_does_not_prevent_the_others(
     commands: CommandLine, given_up: tuple[str, str]
 ) -> None:
     event_id, _ = given_up
@@ -299,7 +299,7 @@ def test_replays_before_a_failure_are_reported(
     assert "Request req_" in result.stderr
 
 
-def test_a_delivery_that_there_is_not_is_named(commands: CommandLine, given_up: tuple[str, str]) -> None:
+def test_an_unknown_delivery_is_named(commands: CommandLine, given_up: tuple[str, str]) -> None:
     unknown = given_up[1][:-4] + "0000"
     said = commands.refused("deliveries", "replay", given_up[1], unknown)
     assert f"no delivery {unknown}. List deliveries with agentpay-server deliveries list" in said

@@ -53,7 +53,7 @@ def test_the_terminal_shows_the_address_and_the_events() -> None:
     assert "max_single_transfer is 5.000000" in result.stdout
 
 
-def test_a_model_gets_the_tools_of_a_limited_account() -> None:
+def test_the_mcp_option_prints_tools_of_a_limited_account() -> None:
     first, *_ = story("--steps", "0", "--mcp")
     (configured,) = first["demo"]["mcpServers"].values()
     assert configured["env"]["AGENTPAY_API_KEY"].startswith("ap_agent_")
@@ -82,7 +82,7 @@ def test_exactly_the_requested_steps_are_run(steps: int) -> None:
     assert [line["step"]["number"] for line in told] == list(range(1, steps + 1))
 
 
-def test_after_the_last_step_nothing_is_waited_for() -> None:
+def test_the_demo_does_not_wait_after_its_last_step() -> None:
     result = CliRunner().invoke(main, ["demo", "--port", "0", "--steps", "1", "--interval", "3600"])
     assert result.exit_code == 0
 
@@ -90,20 +90,20 @@ def test_after_the_last_step_nothing_is_waited_for() -> None:
 # --- Its keys
 
 
-def test_no_key_follows_from_a_seed_that_was_only_made_up() -> None:
+def test_a_generated_seed_does_not_determine_the_operator_key() -> None:
     (first, *_) = story("--steps", "0")
     with AgentPayServer(clock="system", seed=first["demo"]["seed"]) as server:
         assert server.operator_key != first["demo"]["operator_key"]
 
 
-def test_a_given_seed_makes_the_key_and_is_logged() -> None:
+def test_a_given_seed_determines_the_key_and_is_logged() -> None:
     keys = {story("--seed", "7", "--steps", "0")[0]["demo"]["operator_key"] for _ in range(2)}
     assert len(keys) == 1
     assert "can compute all keys of this server" in demo("--seed", "7", "--steps", "0").stderr
 
 
 @pytest.mark.parametrize("seed", [(), ("--seed", "7")])
-def test_a_key_that_was_given_is_taken_and_not_printed(seed: tuple[str, ...]) -> None:
+def test_a_given_key_is_used_and_not_printed(seed: tuple[str, ...]) -> None:
     key = new_key(KeyKind.OPERATOR, bytes(32))
     with processing("demo", "--port", "0", "--json", "--operator-key", key, *seed) as process:
         announced = next_json(process)["demo"]
@@ -146,7 +146,7 @@ def test_the_sample_data_is_complete_at_the_start_and_ctrl_c_ends_the_demo() -> 
         assert (process.returncode, err) == (0, "")
 
 
-def test_sigterm_ends_it_too() -> None:
+def test_sigterm_ends_the_demo() -> None:
     with processing("demo", "--port", "0", "--json") as process:
         next_json(process)
         process.send_signal(signal.SIGTERM)
@@ -188,7 +188,7 @@ def world(server: AgentPayServer) -> World:
     return World(server)
 
 
-def test_it_lives_on_and_on(world: World) -> None:
+def test_the_demo_runs_hundreds_of_steps_without_a_failure(world: World) -> None:
     steps = world.lives(400)
     assert [step.number for step in world.steps] == list(range(1, len(world.steps) + 1))
     assert not [step for step in steps if step.status == "failed"]
@@ -206,7 +206,7 @@ def test_it_lives_on_and_on(world: World) -> None:
     assert 2 <= len(list(world.server.console.approvals.list())) <= 6
 
 
-def test_what_waits_for_the_user_is_left_to_the_user(world: World) -> None:
+def test_the_demo_leaves_pending_approvals_to_the_user(world: World) -> None:
     left = {each.transfer_id for each in world.server.console.approvals.list()}
     assert len(left) == 2
     world.lives(150)
@@ -217,7 +217,7 @@ def test_what_waits_for_the_user_is_left_to_the_user(world: World) -> None:
     assert len(list(world.server.console.approvals.list())) >= 2
 
 
-def test_it_does_not_run_dry_when_a_daily_limit_is_reached(world: World) -> None:
+def test_the_demo_raises_an_exhausted_daily_limit(world: World) -> None:
     world.client.policies.update(world.world.accounts["Data buyer"], max_daily_spend=25)
     steps = world.lives(80)
     assert any("raises the daily limit of Data buyer" in step.action for step in steps)
@@ -225,7 +225,7 @@ def test_it_does_not_run_dry_when_a_daily_limit_is_reached(world: World) -> None
     assert {step.status for step in paid} == {"settled"}
 
 
-def test_it_starts_again_when_the_sandbox_is_reset(world: World) -> None:
+def test_the_demo_starts_again_after_a_sandbox_reset(world: World) -> None:
     stores.memory_only("nothing else can be reset")
     before = set(world.world.accounts.values())
     world.server.sandbox.reset()
@@ -238,7 +238,7 @@ def test_it_starts_again_when_the_sandbox_is_reset(world: World) -> None:
     assert "settled" in {step.status for step in steps[1:]}
 
 
-def test_the_demo_accepts_actions_of_its_viewer(world: World) -> None:
+def test_the_demo_continues_after_actions_of_its_user(world: World) -> None:
     world.lives(40)
     for transfer in list(world.server.console.approvals.list()):
         world.server.console.approvals.reject(transfer.transfer_id)

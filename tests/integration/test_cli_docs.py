@@ -58,7 +58,7 @@ def parsed(arguments: list[str]) -> click.Context:
 
 
 @pytest.mark.parametrize("arguments", console_lines(EVERYTHING), ids=" ".join)
-def test_every_command_line_of_the_docs_can_be_meant(
+def test_every_command_line_of_the_docs_parses(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -87,7 +87,7 @@ def test_every_option_is_in_the_docs() -> None:
     assert missing == []
 
 
-def test_every_option_of_the_page_is_one() -> None:
+def test_every_option_on_the_page_exists() -> None:
     known = {
         option
         for command in COMMANDS.values()

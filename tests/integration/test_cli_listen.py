@@ -199,7 +199,7 @@ async def test_forwarded_events_equal_those_of_a_webhook(
     assert event == webhooks.unwrap(theirs.body, theirs.headers, webhook.secret)
 
 
-async def test_people_see_events_forwards_and_the_secret(
+async def test_the_terminal_shows_events_forwards_and_the_secret(
     commands: CommandLine, account: Account, receiver: Receiver, capsys: pytest.CaptureFixture[str]
 ) -> None:
     types = frozenset({"transfer.settled"})
@@ -213,7 +213,7 @@ async def test_people_see_events_forwards_and_the_secret(
         ), line
 
 
-async def test_people_see_one_line_an_event(
+async def test_the_terminal_shows_one_line_per_event(
     commands: CommandLine, account: Account, capsys: pytest.CaptureFixture[str]
 ) -> None:
     types = frozenset({"transfer.settled"})
@@ -236,7 +236,7 @@ async def test_a_given_secret_signs_and_is_not_printed(
     webhooks.verify(receiver.posts[0].body, receiver.posts[0].headers, SECRET)
 
 
-async def test_a_receiver_that_fails_is_tried_again_as_by_the_service(receiver: Receiver) -> None:
+async def test_a_failing_receiver_is_retried_on_the_service_schedule(receiver: Receiver) -> None:
     told: list[Forward] = []
     waited: list[float] = []
 
@@ -259,7 +259,7 @@ async def test_a_receiver_that_fails_is_tried_again_as_by_the_service(receiver: 
     assert [post.headers["x-service-delivery-attempt"] for post in receiver.posts] == ["1", "2", "3", "4"]
 
 
-async def test_a_receiver_that_never_answers_is_given_up(receiver: Receiver) -> None:
+async def test_a_receiver_that_always_fails_is_abandoned(receiver: Receiver) -> None:
     told: list[Forward] = []
     receiver.default = 500
 
@@ -305,7 +305,7 @@ def test_invalid_options_are_refused(commands: CommandLine, arguments: list[str]
     assert says in result.stderr
 
 
-def test_it_does_not_wait_for_a_server_that_is_not_there(commands: CommandLine) -> None:
+def test_listening_to_an_unreachable_server_fails_at_once(commands: CommandLine) -> None:
     said = commands.refused("listen", "--url", f"http://127.0.0.1:{closed_port()}")
     assert "no server responds" in said
     assert "unauthorized" in commands.refused("listen", "--key", "ap_operator_wrong")
@@ -332,7 +332,7 @@ def test_a_signal_ends_it_with_0(
 
 
 @pytest.mark.parametrize("is_json", [False, True])
-def test_a_reader_that_leaves_ends_it_quietly(
+def test_a_closed_output_pipe_ends_listening_silently(
     commands: CommandLine, account: Account, *, is_json: bool
 ) -> None:
     arguments = ["listen", "--interval", "0.05", *(["--json"] if is_json else [])]
@@ -349,7 +349,7 @@ def test_a_reader_that_leaves_ends_it_quietly(
         assert process.stderr.read() == ""
 
 
-def test_an_interrupted_command_says_nothing_and_ends_with_130(receiver: Receiver) -> None:
+def test_an_interrupted_command_exits_silently_with_130(receiver: Receiver) -> None:
     receiver.default = hang
     address = f"http://{receiver.host}:{receiver.port}"
     with processing("keys", "list", "--url", address, "--key", "ap_operator_any") as process:

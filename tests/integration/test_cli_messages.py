@@ -57,7 +57,7 @@ def test_server_text_cannot_control_the_terminal(
     assert waiting["memo"] == memo
 
 
-def test_a_memo_that_the_encoding_has_no_letters_for_is_shown_all_the_same(
+def test_a_memo_that_the_encoding_cannot_represent_is_escaped(
     client: AgentPay, commands: CommandLine, funded: Funded
 ) -> None:
     pending(client, funded().account_id, memo="Straße")
@@ -76,7 +76,7 @@ def test_a_terminal_shows_colour_and_progress(
     assert "\x1b[3" not in on_a_terminal(commands, "keys", "list", NO_COLOR="1")
 
 
-def test_a_command_may_be_started_without_a_place_to_print_to(
+def test_a_command_runs_with_closed_standard_streams(
     server: AgentPayServer, commands: CommandLine, funded: Funded
 ) -> None:
     command = [
@@ -98,7 +98,7 @@ def test_a_command_may_be_started_without_a_place_to_print_to(
     assert len(list(server.console.agent_keys.list())) == 1
 
 
-def test_identifiers_are_whole_however_narrow_it_is(
+def test_identifiers_are_not_truncated_on_narrow_terminals(
     commands: CommandLine, funded: Funded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "40")
@@ -167,7 +167,7 @@ def test_faults_of_a_request_are_listed(commands: CommandLine, funded: Funded) -
     assert "not_found" in commands.refused("keys", "revoke", UNKNOWN["key_id"])
 
 
-def test_an_answer_that_is_lost_is_not_taken_for_none(
+def test_a_lost_response_exits_with_3_and_asks_to_check(
     server: AgentPayServer, commands: CommandLine, funded: Funded
 ) -> None:
     server.sandbox.set_fault("http:POST /console/agent-keys", 1, effect="reply_lost")
@@ -194,7 +194,7 @@ def test_an_unknown_outcome_asks_to_check_first(funded: Funded) -> None:
         server.sandbox.clear_faults()
 
 
-def test_a_message_does_nothing_to_a_terminal_either(capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_in_error_messages_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     RefusedError("\x1b[31mred", Output(is_json=False)).show()
     assert capsys.readouterr().err == "Error: \\x1b[31mred\n"
 

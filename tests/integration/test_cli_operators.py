@@ -90,13 +90,13 @@ def test_an_operator_can_be_created_while_the_server_is_stopped(place: Place) ->
         assert [entry.action for entry in server.console.audit.list()].count("operators.create") == 1
 
 
-def test_an_operator_is_made_before_the_first_start(place: Place) -> None:
+def test_an_operator_can_be_created_before_the_first_start(place: Place) -> None:
     operator = made("First", *place.options)
     with place.server() as server:
         assert server.client(api_key=operator["key"]).accounts.create(name="a").status == "active"
 
 
-def test_only_digests_are_stored_and_the_making_is_in_the_trail(place: Place) -> None:
+def test_creating_an_operator_stores_only_a_digest_and_is_audited(place: Place) -> None:
     operator = made("Second", *place.options)
     (entry,) = place.rows(tables.audit)
     assert (entry[1], entry[3], entry[4]) == (
@@ -115,7 +115,7 @@ def test_the_terminal_says_that_the_key_is_shown_once(place: Place) -> None:
     assert "it is shown only once" in result.stderr
 
 
-def test_an_operator_is_made_while_a_server_runs_on_postgresql() -> None:
+def test_an_operator_can_be_created_while_a_server_runs_on_postgresql() -> None:
     url = asyncio.run(stores.fresh_url())
     with AgentPayServer(database_url=url, settings=SETTINGS) as server:
         operator = made("Second", "--database-url", url)
@@ -123,14 +123,14 @@ def test_an_operator_is_made_while_a_server_runs_on_postgresql() -> None:
     stores.run.free.append(url)
 
 
-def test_a_directory_that_a_server_uses_is_refused(tmp_path: Path) -> None:
+def test_a_directory_in_use_by_a_server_is_refused(tmp_path: Path) -> None:
     with AgentPayServer(data_dir=tmp_path):
         result = run("Second", "--data-dir", str(tmp_path))
     assert (result.exit_code, result.stdout) == (1, "")
     assert "another server" in result.stderr
 
 
-def test_postgresql_of_an_older_version_is_left_to_the_servers_on_it() -> None:
+def test_an_older_postgresql_schema_is_not_migrated() -> None:
     url = asyncio.run(stores.fresh_url())
     (version,) = asyncio.run(stores.fetch(url, "SELECT version_num FROM agentpay.agentpay_version"))
     asyncio.run(stores.administer(url, "UPDATE agentpay.agentpay_version SET version_num = '0008'"))
@@ -166,7 +166,7 @@ def test_invalid_options_are_refused(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_database_may_be_in_the_environment(tmp_path: Path) -> None:
+def test_the_database_url_is_read_from_the_environment(tmp_path: Path) -> None:
     url = asyncio.run(stores.fresh_url())
     result = run("Second", "--json", AGENTPAY_SERVER_DATABASE_URL=url)
     assert result.exit_code == 0, result.output
@@ -174,7 +174,7 @@ def test_the_database_may_be_in_the_environment(tmp_path: Path) -> None:
     stores.run.free.append(url)
 
 
-def test_postgresql_that_gives_no_answer_is_one_sentence() -> None:
+def test_an_unreachable_postgresql_is_reported_in_a_sentence() -> None:
     result = run("Second", "--database-url", "postgresql://nobody@127.0.0.1:1/none")
     assert result.exit_code == 1
     assert "PostgreSQL gave no answer" in result.stderr

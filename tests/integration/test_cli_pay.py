@@ -21,7 +21,7 @@ def paywall(server: AgentPayServer) -> Iterator[Paywall]:
         yield shop
 
 
-def test_it_pays_once_and_shows_the_exchange(
+def test_pay_pays_once_and_shows_the_exchange(
     commands: CommandLine, client: AgentPay, funded: Funded, paywall: Paywall
 ) -> None:
     account_id = funded("1").account_id
@@ -43,7 +43,7 @@ def test_it_pays_once_and_shows_the_exchange(
     assert len(paywall.sales) == 1
 
 
-def test_what_it_does_not_pay_it_says(commands: CommandLine, funded: Funded, paywall: Paywall) -> None:
+def test_pay_reports_why_it_does_not_pay(commands: CommandLine, funded: Funded, paywall: Paywall) -> None:
     account_id = funded("1").account_id
     url = f"{paywall.base_url}/forecast"
     dear = commands.run("pay", url, "--account", account_id, "--max-amount", "0.2")

@@ -53,7 +53,7 @@ def test_a_service_is_stored_privately_and_used(shell: Shell, server: AgentPaySe
     assert listed.stdout == f"* local {server.base_url}\n"
 
 
-def test_one_of_several_is_named_or_made_the_current_one(shell: Shell) -> None:
+def test_a_profile_is_selected_by_option_or_as_the_current_one(shell: Shell) -> None:
     with AgentPayServer() as first, AgentPayServer() as second:
         add(shell, "first", first)
         add(shell, "second", second)
@@ -81,7 +81,7 @@ def test_a_profiles_key_goes_to_its_own_url_only(shell: Shell, server: AgentPayS
     assert "no server responds at http://127.0.0.1:8402" in lone.stderr or "unauthorized" in lone.stderr
 
 
-def test_a_wrong_key_is_not_stored_and_an_absent_server_is_no_reason_not_to(
+def test_a_refused_key_is_not_stored_but_an_unreachable_server_is_tolerated(
     shell: Shell, server: AgentPayServer
 ) -> None:
     result = shell.run("profiles", "add", "wrong", "--url", server.listen(), "--key", "ap_operator_no")
@@ -105,7 +105,7 @@ def test_an_unknown_profile_is_named(shell: Shell, arguments: list[str]) -> None
 @pytest.mark.parametrize(
     "text", ["not toml [", "profiles = 3", "[profiles.a]\nbase_url = 1\napi_key = 'k'", "current = 1", "\xff"]
 )
-def test_a_file_that_is_something_else_is_reported_and_left(shell: Shell, text: str) -> None:
+def test_an_invalid_configuration_file_is_reported_and_left_unchanged(shell: Shell, text: str) -> None:
     shell.path.parent.mkdir()
     shell.path.write_bytes(text.encode("latin-1"))
     for arguments in (
@@ -124,7 +124,7 @@ def test_a_file_that_cannot_be_written_is_reported(shell: Shell, server: AgentPa
     assert "cannot" in add(shell, "local", server).stderr
 
 
-def test_no_key_is_read_from_nowhere(shell: Shell) -> None:
+def test_an_empty_standard_input_is_reported_as_a_missing_key(shell: Shell) -> None:
     result = shell.run("profiles", "add", "a", "--url", "http://127.0.0.1:1", typed="\n")
     assert result.exit_code == 2
     assert "no key: pass it on standard input" in result.stderr
@@ -140,7 +140,9 @@ def test_a_secret_is_kept_between_runs_of_listen(shell: Shell) -> None:
     assert stat.S_IMODE(shell.path.stat().st_mode) == 0o600
 
 
-def test_the_file_is_where_the_system_has_such_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_configuration_file_follows_the_xdg_directories(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("AGENTPAY_CONFIG", raising=False)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_CONFIG_HOME", "relative")
@@ -159,7 +161,7 @@ configs = st.builds(
 
 
 @given(configs)
-def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, config: Config) -> None:
+def test_a_configuration_round_trips(tmp_path_factory: pytest.TempPathFactory, config: Config) -> None:
     path = tmp_path_factory.getbasetemp() / f"config-{os.getpid()}.toml"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("AGENTPAY_CONFIG", str(path))

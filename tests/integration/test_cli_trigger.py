@@ -22,13 +22,13 @@ def happened(server: AgentPayServer, event: dict[str, Any]) -> bool:
     return recorded == Event.from_dict(event)
 
 
-def test_the_events_that_can_be_caused_are_listed_without_a_server() -> None:
+def test_the_triggerable_events_are_listed_without_a_server() -> None:
     result = CliRunner(env={"AGENTPAY_API_KEY": None}).invoke(main, ["trigger", "--list"])
     assert (result.exit_code, result.stdout.split()) == (0, list(EventType))
 
 
 @pytest.mark.parametrize("event_type", EventType)
-def test_every_event_happens_to_a_new_account(
+def test_every_event_can_be_triggered_on_a_new_account(
     server: AgentPayServer, commands: CommandLine, event_type: EventType
 ) -> None:
     event = commands.json("trigger", event_type.value)
@@ -74,7 +74,7 @@ def test_the_event_is_shown_to_people(commands: CommandLine, funded: Funded) -> 
     assert "2.500000" in shown
 
 
-def test_a_balance_falls_below_the_threshold_of_a_webhook_that_there_is(
+def test_a_low_balance_is_triggered_at_the_threshold_of_an_existing_webhook(
     server: AgentPayServer, client: AgentPay, commands: CommandLine, funded: Funded
 ) -> None:
     account_id = funded("100").account_id
@@ -88,7 +88,7 @@ def test_a_balance_falls_below_the_threshold_of_a_webhook_that_there_is(
     assert [webhook.webhook_id for webhook in server.console.webhooks.list()] == [inbox.webhook_id]
 
 
-def test_an_escalation_takes_a_policy_with_a_threshold(
+def test_triggering_an_escalation_requires_an_escalation_threshold(
     client: AgentPay, commands: CommandLine, funded: Funded
 ) -> None:
     account_id = funded().account_id
@@ -130,13 +130,13 @@ def test_a_trigger_refused_by_the_policy_leaves_no_open_session(
     assert "account_paused" in commands.refused("trigger", "transfer.settled", "--account", account_id)
 
 
-def test_an_account_that_there_is_not_is_named(commands: CommandLine) -> None:
+def test_an_unknown_account_is_reported(commands: CommandLine) -> None:
     said = commands.refused("trigger", "transfer.settled", "--account", UNKNOWN_ACCOUNT)
     assert said.startswith("Error: not_found: ")
 
 
 @pytest.mark.parametrize("amount", ["0", "-1", "1.0000001", "much"])
-def test_an_amount_is_an_amount(commands: CommandLine, amount: str) -> None:
+def test_an_invalid_amount_is_refused(commands: CommandLine, amount: str) -> None:
     result = commands.run("trigger", "transfer.settled", "--amount", amount)
     assert (result.exit_code, result.stdout) == (2, "")
     assert "--amount" in result.stderr

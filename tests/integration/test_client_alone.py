@@ -22,19 +22,19 @@ def run(code: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
-def test_the_embedded_server_says_what_to_install():
+def test_the_embedded_server_names_the_missing_extra():
     ended = run("from agentpay_server import AgentPayServer")
     assert ended.returncode == 1
     assert f"the server needs solders, {ADVICE}" in ended.stderr
 
 
-def test_the_command_says_what_to_install_in_one_line():
+def test_the_server_command_names_the_missing_extra_in_one_line():
     ended = run("from agentpay_server.__main__ import main; main()")
     assert ended.returncode == 1
     assert ended.stderr == f"agentpay-server: the server needs click, {ADVICE}\n"
 
 
-def test_the_clients_command_says_what_to_install_in_one_line():
+def test_the_client_command_names_the_missing_extra_in_one_line():
     ended = run("from agentpay.__main__ import main; main()")
     assert ended.returncode == 1
     advice = f"which is not installed: {install_command('cli')}"
@@ -49,12 +49,12 @@ def test_a_missing_dependency_is_reported_with_its_extra():
     assert missing.value.name == "no_such_module"
 
 
-def test_a_part_of_the_server_that_is_not_there_is_not_taken_for_a_missing_dependency():
+def test_a_missing_server_module_is_not_reported_as_a_missing_dependency():
     with pytest.raises(ModuleNotFoundError, match=r"^No module named 'agentpay_server\.nothing'$"):
         load("agentpay_server.nothing", part="the server", extra="server")
 
 
-def test_the_client_and_the_fixtures_of_pytest_load_without_it():
+def test_the_client_and_the_pytest_fixtures_import_without_the_server_extra():
     assert run("import agentpay_server.pytest_plugin; from agentpay import AgentPay").returncode == 0
 
 

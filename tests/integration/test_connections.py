@@ -77,7 +77,7 @@ def is_healthy(base_url: str) -> bool:
 # --- One peer ---------------------------------------------------------------------------------------------
 
 
-def test_a_connection_that_says_nothing_is_closed(listening: Listening) -> None:
+def test_a_connection_without_a_request_is_closed(listening: Listening) -> None:
     server = listening(SHORT)
     with Peer(server.base_url) as peer:
         assert peer.rest() == b"", "without a request there is no response"
@@ -85,7 +85,7 @@ def test_a_connection_that_says_nothing_is_closed(listening: Listening) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", GET_HEALTH], ids=["at first", "on a kept connection"])
-def test_a_head_that_comes_byte_by_byte_is_answered_once_and_ended(listening: Listening, sent: bytes) -> None:
+def test_a_slow_request_head_gets_408_and_the_connection_closes(listening: Listening, sent: bytes) -> None:
     server = listening(SHORT)
     with Peer(server.base_url) as peer:
         if sent:
@@ -98,7 +98,7 @@ def test_a_head_that_comes_byte_by_byte_is_answered_once_and_ended(listening: Li
         assert peer.rest() == b""
 
 
-def test_an_idle_connection_is_closed_without_a_word(listening: Listening) -> None:
+def test_an_idle_connection_is_closed_without_a_response(listening: Listening) -> None:
     server = listening(SHORT)
     with Peer(server.base_url) as peer:
         assert peer.send(GET_HEALTH).answer().status == 200
@@ -106,7 +106,7 @@ def test_an_idle_connection_is_closed_without_a_word(listening: Listening) -> No
     assert metric(server, "agentpay_connections_dropped_total", reason="slow") == 0
 
 
-def test_an_idle_connection_is_kept_for_as_long_as_it_may_be(listening: Listening) -> None:
+def test_an_idle_connection_is_kept_until_the_idle_timeout(listening: Listening) -> None:
     server = listening(Settings(head_timeout_seconds=0.05, body_timeout_seconds=0.05))
     with Peer(server.base_url) as kept, Peer(server.base_url) as silent:
         assert kept.send(GET_HEALTH).answer().status == 200
@@ -114,7 +114,7 @@ def test_an_idle_connection_is_kept_for_as_long_as_it_may_be(listening: Listenin
         assert kept.send(GET_HEALTH).answer().status == 200
 
 
-def test_a_body_that_comes_byte_by_byte_is_answered_once_and_ended(listening: Listening) -> None:
+def test_a_slow_request_body_gets_408_and_the_connection_closes(listening: Listening) -> None:
     server = listening(SHORT)
     with Peer(server.base_url) as peer:
         peer.send(
@@ -127,7 +127,7 @@ def test_a_body_that_comes_byte_by_byte_is_answered_once_and_ended(listening: Li
     assert list(server.client().accounts.list()) == []
 
 
-def test_the_body_of_a_request_that_was_answered_does_not_hold_the_connection(listening: Listening) -> None:
+def test_a_slow_body_after_the_response_does_not_keep_the_connection_open(listening: Listening) -> None:
     server = listening(SHORT)
     with Peer(server.base_url) as peer:
         head = b"POST /v1/accounts HTTP/1.1\r\nHost: localhost\r\nContent-Length: 60000\r\n\r\n"
@@ -135,7 +135,7 @@ def test_the_body_of_a_request_that_was_answered_does_not_hold_the_connection(li
         assert peer.dribble(b" ") == b""
 
 
-def test_the_rest_of_a_body_may_come_after_the_answer(listening: Listening) -> None:
+def test_the_rest_of_a_body_may_arrive_after_the_response(listening: Listening) -> None:
     server = listening(Settings())
     with Peer(server.base_url) as peer:
         head = b"POST /v1/accounts HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
@@ -143,7 +143,7 @@ def test_the_rest_of_a_body_may_come_after_the_answer(listening: Listening) -> N
         assert peer.send(b"nine byte" + GET_HEALTH).answer().status == 200
 
 
-def test_a_peer_that_does_not_read_its_answers_is_dropped(listening: Listening) -> None:
+def test_a_peer_that_does_not_read_its_responses_is_dropped(listening: Listening) -> None:
     server = listening(Settings(body_timeout_seconds=0.3))
     ask = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
     with Peer(server.base_url) as peer:
@@ -155,7 +155,7 @@ def test_a_peer_that_does_not_read_its_answers_is_dropped(listening: Listening) 
         eventually(lambda: metric(server, "agentpay_connections") == 0)
 
 
-def test_a_peer_that_does_not_read_its_last_answer_is_dropped(listening: Listening) -> None:
+def test_a_peer_that_does_not_read_its_last_response_is_dropped(listening: Listening) -> None:
     server = listening(Settings(body_timeout_seconds=0.3))
     ask = b"GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n"
     with Peer(server.base_url) as peer:
@@ -165,7 +165,7 @@ def test_a_peer_that_does_not_read_its_last_answer_is_dropped(listening: Listeni
         eventually(lambda: metric(server, "agentpay_connections") == 0, WAIT_SECONDS)
 
 
-def test_every_request_that_was_sent_ahead_is_answered_in_order(listening: Listening) -> None:
+def test_pipelined_requests_get_responses_in_order(listening: Listening) -> None:
     server = listening(SHORT)
     with Peer(server.base_url) as peer:
         peer.send(
@@ -188,7 +188,7 @@ def test_a_long_call_does_not_count_as_a_slow_peer(listening: Listening) -> None
 
 
 @pytest.mark.usefixtures("parser")
-def test_a_server_closes_at_once_whatever_its_peers_do() -> None:
+def test_closing_the_server_does_not_wait_for_open_connections() -> None:
     patient = Settings(head_timeout_seconds=FOR_EVER, idle_timeout_seconds=FOR_EVER, shutdown_seconds=60)
     server = AgentPayServer(settings=patient).start()
     base_url = server.listen()
@@ -250,7 +250,7 @@ def test_many_slow_connections_do_not_block_others(
     assert "asyncio" not in {record.name for record in caplog.records}
 
 
-def test_the_one_that_has_waited_longest_makes_room(listening: Listening) -> None:
+def test_the_longest_idle_connection_is_closed_for_a_new_one(listening: Listening) -> None:
     server = listening(Settings(max_connections=3))
     with Peer(server.base_url) as first, Peer(server.base_url) as second, Peer(server.base_url) as third:
         for peer in (first, second, third, first):
@@ -287,7 +287,7 @@ def test_requests_in_service_are_never_dropped(
         assert newcomer.answer().status == 200
 
 
-def test_one_operator_cannot_have_every_connection_served(listening: Listening) -> None:
+def test_one_operator_cannot_occupy_every_connection(listening: Listening) -> None:
     server = listening(Settings(max_connections=4, settlement_wait_seconds=FOR_EVER))
     other = server.sandbox.create_operator("other")
     payments = [payment(server, server.operator_key, number) for number in range(3)]
@@ -395,7 +395,7 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="it c
 
 
 @needs_proc
-def test_without_file_descriptors_a_port_pauses_and_says_so_once(child: Child) -> None:
+def test_without_file_descriptors_a_port_pauses_and_logs_it_once(child: Child) -> None:
     child.told("hold")
     with ExitStack() as open_ones:
         waiting = [open_ones.enter_context(Peer(child.base_url)).send(GET_HEALTH) for _ in range(30)]
@@ -406,7 +406,7 @@ def test_without_file_descriptors_a_port_pauses_and_says_so_once(child: Child) -
 
 
 @needs_proc
-def test_without_file_descriptors_idle_connections_make_room(child: Child) -> None:
+def test_without_file_descriptors_idle_connections_are_closed(child: Child) -> None:
     with ExitStack() as open_ones:
         idle = [open_ones.enter_context(Peer(child.base_url)) for _ in range(3)]
         for peer in idle:
@@ -420,7 +420,7 @@ def test_without_file_descriptors_idle_connections_make_room(child: Child) -> No
     assert "connections.full" in said
 
 
-def test_connections_leave_descriptors_for_the_database_and_the_chain(
+def test_the_connection_limit_leaves_descriptors_for_database_and_chain(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def with_limits(soft: int, hard: int) -> list[tuple[int, int]]:
@@ -443,7 +443,7 @@ def test_connections_leave_descriptors_for_the_database_and_the_chain(
     assert limits == [(8192, 8192)]
 
 
-def test_a_process_with_few_descriptors_serves_through_more_slow_connections_than_it_can_hold() -> None:
+def test_a_process_with_few_descriptors_serves_under_many_slow_connections() -> None:
     serve = [sys.executable, "-m", "agentpay_server.cli", "serve", "--port", "0"]
     command = ["sh", "-c", 'ulimit -n 128 && exec "$@"', "sh", *serve]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:

@@ -30,7 +30,7 @@ def audit(http):
 # --- Accounts in full -------------------------------------------------------------------------------------
 
 
-def test_a_new_account_in_full(http: httpx.Client):
+def test_the_detail_of_a_new_account_has_exactly_its_fields(http: httpx.Client):
     account = http.post("/v1/accounts", json={"name": "a", "metadata": {"team": "x"}}).json()
 
     assert detail(http, account["account_id"]) == {
@@ -76,7 +76,7 @@ def test_the_remaining_amount_is_never_below_zero(funded: Funded, http: httpx.Cl
     assert detail(http, payer.account_id)["remaining_usdc"] == "0.000000"
 
 
-def test_an_account_in_full_shows_its_policy_record(
+def test_an_account_detail_shows_its_policy_record(
     server: AgentPayServer, http: httpx.Client, client: AgentPay
 ):
     account_id = client.accounts.create(name="a").account_id
@@ -94,11 +94,11 @@ def test_an_account_in_full_shows_its_policy_record(
     assert first["policy_record"]["tx_signature"] != second["policy_record"]["tx_signature"]
 
 
-def test_an_unknown_account_in_full_is_404(http: httpx.Client):
+def test_the_detail_of_an_unknown_account_is_404(http: httpx.Client):
     refused(http.get(f"/console/accounts/{UNKNOWN_ACCOUNT}"), "not_found")
 
 
-def test_the_console_in_python_is_the_console_over_http(
+def test_the_python_console_client_matches_the_http_api(
     server: AgentPayServer, http: httpx.Client, client: AgentPay
 ):
     account_id = client.accounts.create(name="a", metadata={"x": 1}).account_id
@@ -166,7 +166,7 @@ def test_requests_without_a_change_are_not_audited(http: httpx.Client, client: A
     assert len(audit(http)) == before
 
 
-def test_reading_changes_nothing(
+def test_reads_do_not_change_state(
     server: AgentPayServer, funded: Funded, http: httpx.Client, client: AgentPay
 ):
     payer, payee = funded("5"), funded("1")

@@ -69,7 +69,7 @@ def day() -> Iterator[Day]:
         (-99999, 99999, ["00", "01", "02", "03"]),
     ],
 )
-def test_events_and_deliveries_are_listed_after_a_moment_and_up_to_another(
+def test_events_and_deliveries_are_filtered_by_since_and_until(
     day: Day, since: float | None, until: float | None, hours: list[str]
 ) -> None:
     moments = {"since": since, "until": until}
@@ -108,7 +108,7 @@ def test_a_moment_without_an_offset_is_400(day: Day, path: str, moment: str) -> 
     refused(day.http.get(path, params={"since": moment}), "invalid_request")
 
 
-def test_the_client_has_the_filters(day: Day) -> None:
+def test_the_client_supports_the_filters(day: Day) -> None:
     console = day.server.console
     events = list(console.events.list(transfer_id=day.transfers[1], since=START, until=START + HOUR))
     assert len(events) == 2
@@ -118,7 +118,7 @@ def test_the_client_has_the_filters(day: Day) -> None:
 # --- Accounts in full -------------------------------------------------------------------------------------
 
 
-def test_accounts_are_listed_as_each_is_read_alone(server: AgentPayServer, client: AgentPay) -> None:
+def test_listed_accounts_equal_their_details(server: AgentPayServer, client: AgentPay) -> None:
     made = [client.accounts.create(name=f"{n}", metadata={"n": n}).account_id for n in range(3)]
     server.sandbox.fund(made[0], 10)
     client.policies.update(made[0], max_daily_spend=5)
@@ -165,7 +165,7 @@ def test_all_undelivered_events_since_a_moment_are_replayed_once(server: AgentPa
     assert len({delivery.event_id for delivery in server.deliveries}) == 3
 
 
-def test_what_fails_again_is_replayed_again(server: AgentPayServer, failed: Any) -> None:
+def test_deliveries_that_fail_again_can_be_replayed_again(server: AgentPayServer, failed: Any) -> None:
     failed.fail_next(times=10)
     assert server.console.deliveries.replay(since=START - HOUR).replayed == 2
     server.sandbox.clock.advance(hours=4)
@@ -182,7 +182,7 @@ def test_delivered_events_are_replayed_for_a_receiver_that_lost_them(
     assert sum(delivery.event_id == received for delivery in server.deliveries) == 2
 
 
-def test_a_replay_is_of_one_webhook_and_one_operator(
+def test_a_replay_is_limited_to_its_webhook_and_operator(
     server: AgentPayServer, http: httpx.Client, failed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = server.webhook_inbox(events=["transfer.settled"])
@@ -203,7 +203,7 @@ def test_a_replay_is_of_one_webhook_and_one_operator(
     assert newest.after == {"since": "2025-12-31T23:00:00.000Z", "status": "undelivered", "replayed": 1}
 
 
-def test_a_deleted_webhook_gets_nothing_more(server: AgentPayServer, failed: Any) -> None:
+def test_deliveries_of_a_deleted_webhook_are_not_replayed(server: AgentPayServer, failed: Any) -> None:
     server.console.webhooks.delete(failed.webhook_id)
     assert server.console.deliveries.replay(since=START - HOUR).replayed == 0
 
@@ -212,7 +212,7 @@ def test_a_deleted_webhook_gets_nothing_more(server: AgentPayServer, failed: Any
     "body",
     [{}, {"since": None}, {"since": "2026-01-01"}, {"since": "2026-01-01T00:00:00Z", "status": "retrying"}],
 )
-def test_a_replay_needs_a_moment_and_a_status_that_is_final(day: Day, body: dict[str, object]) -> None:
+def test_a_replay_requires_since_and_a_final_status(day: Day, body: dict[str, object]) -> None:
     refused(day.http.post("/console/deliveries/replay", json=body), "invalid_request")
 
 
@@ -247,7 +247,7 @@ STATEMENTS = {
 
 
 @pytest.mark.parametrize("name", STATEMENTS)
-def test_no_statement_of_the_console_walks_along_a_history(name: str) -> None:
+def test_console_statements_use_indexes(name: str) -> None:
     statement, indexes = STATEMENTS[name]
     compiled = str(statement.compile(dialect=sqlite.dialect(paramstyle="named")))
     with sqlite3.connect(":memory:") as connection:
@@ -262,7 +262,7 @@ def test_no_statement_of_the_console_walks_along_a_history(name: str) -> None:
     assert all(any(name.startswith(index) for name in used) for index in indexes), plan
 
 
-def test_moments_out_of_order_are_found_all_the_same() -> None:
+def test_events_with_times_out_of_order_are_found() -> None:
     """Two servers' clocks differ: a later number with an earlier time is on its side of the moment."""
     with sqlite3.connect(":memory:") as connection:
         from sqlalchemy import create_engine, insert  # noqa: PLC0415

@@ -22,6 +22,8 @@ HEADERS = {
 }
 FILES = resources.files("agentpay_server.dashboard")
 ASSETS = sorted(file.name for file in FILES.iterdir() if not file.name.startswith("__"))
+SIZE = 82_000
+"""All files together in bytes, before compression."""
 MARKUP = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function"
 
 
@@ -44,7 +46,7 @@ def test_every_file_is_served_without_a_key_under_the_same_headers(served: httpx
     assert response.headers["content-type"] == f"{kind}; charset=utf-8"
 
 
-def test_a_file_that_has_not_changed_is_not_sent_again(served: httpx.Client) -> None:
+def test_an_unchanged_file_is_304(served: httpx.Client) -> None:
     etag = served.get("/dashboard").headers["etag"]
     again = served.get("/dashboard", headers={"If-None-Match": etag})
     assert (again.status_code, again.content) == (304, b"")
@@ -60,12 +62,16 @@ def test_nothing_else_is_served(served: httpx.Client, path: str) -> None:
     assert response.json()["error"] == "not_found"
 
 
-def test_only_get_is_taken(served: httpx.Client) -> None:
+def test_methods_other_than_get_are_405(served: httpx.Client) -> None:
     response = served.post("/dashboard", content=b"{}")
     assert (response.status_code, response.headers["allow"]) == (405, "GET")
 
 
-def test_a_server_can_do_without(tmp_path: Path) -> None:
+def test_the_files_together_stay_small() -> None:
+    assert sum(len((FILES / name).read_bytes()) for name in ASSETS) <= SIZE
+
+
+def test_the_dashboard_can_be_disabled(tmp_path: Path) -> None:
     with AgentPayServer(settings=Settings(serves_dashboard=False)) as server:
         response = httpx.get(f"{server.listen()}/dashboard")
         assert response.status_code == 401

@@ -74,7 +74,7 @@ def paid(running: AgentPayServer) -> Decimal:
     return client.accounts.balance(payee).balance_usdc
 
 
-def test_tables_of_other_software_are_neither_obstacles_nor_changed(url: str) -> None:
+def test_tables_of_other_software_are_left_unchanged(url: str) -> None:
     administer(url, *FOREIGN)
     for _ in range(2):
         with server(url) as running:
@@ -84,7 +84,7 @@ def test_tables_of_other_software_are_neither_obstacles_nor_changed(url: str) ->
     assert fetch(url, "SELECT * FROM public.alembic_version") == [("9f3c",)]
 
 
-def test_a_schema_of_another_name_is_found_again(url: str) -> None:
+def test_a_custom_schema_name_is_used_again_at_the_next_start(url: str) -> None:
     with server(url, database_schema="payments_2") as first:
         account = first.client().accounts.create(name="Mine")
     assert schemas_with_tables(url) == {"payments_2"}
@@ -94,9 +94,7 @@ def test_a_schema_of_another_name_is_found_again(url: str) -> None:
         assert list(elsewhere.client().accounts.list()) == []
 
 
-def test_servers_with_schemas_of_their_own_run_side_by_side(
-    url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_servers_with_separate_schemas_run_concurrently(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentpay_server.database.postgres._HOLD_TRIES", 1)
     # Each has an embedded chain, and exclusive use of its schema.
     with server(url, database_schema="one") as one, server(url, database_schema="two") as two:
@@ -116,7 +114,7 @@ def test_a_schema_with_foreign_tables_is_refused_and_unchanged(url: str) -> None
     assert fetch(url, "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == [(2,)]
 
 
-def test_tables_that_were_in_public_are_moved_as_the_page_says(url: str) -> None:
+def test_the_documented_statements_move_tables_out_of_public(url: str) -> None:
     page = (Path(__file__).parents[2] / "docs" / "how-to" / "postgresql.md").read_text("utf-8")
     statements = re.findall(r"^=> (.+);$", page, re.MULTILINE)
     assert len(statements) == 3
@@ -135,7 +133,7 @@ def test_tables_that_were_in_public_are_moved_as_the_page_says(url: str) -> None
     assert schemas_with_tables(url) == {"agentpay"}
 
 
-def test_the_command_line_says_so_in_one_sentence(url: str) -> None:
+def test_the_command_line_reports_a_foreign_schema_in_one_sentence(url: str) -> None:
     administer(url, *FOREIGN)
     done = subprocess.run(
         [sys.executable, "-m", "agentpay_server", "serve", "--port", "0", "--database-schema", "public"],

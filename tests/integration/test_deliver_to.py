@@ -78,7 +78,7 @@ def test_a_test_waits_for_the_handlers_of_its_application(server, kind):
 
 
 @pytest.mark.parametrize("kind", ["starlette", "flask"])
-def test_on_a_running_clock_too(kind):
+def test_a_test_waits_for_handlers_on_a_running_clock_too(kind):
     shop = Shop()
     with AgentPayServer(clock="system") as server:
         inbox = server.deliver_to(getattr(shop, kind)(), path="/hooks", secret=SECRET)
@@ -88,7 +88,7 @@ def test_on_a_running_clock_too(kind):
     shop.webhooks.close()
 
 
-def test_an_application_may_take_the_secret_of_the_webhook(server):
+def test_an_application_can_use_the_secret_of_its_inbox(server):
     accepted = []
 
     async def hook(request: Request):
@@ -191,7 +191,7 @@ def test_posts_can_be_made_to_fail_before_the_application_sees_them(server):
     assert shop.settled == [5]
 
 
-def test_a_receipt_can_be_sent_again(server):
+def test_a_receipt_can_be_redelivered(server):
     shop = Shop()
     inbox = server.deliver_to(shop.starlette(), path="/hooks", secret=SECRET, events=["transfer.settled"])
     pay(server)
@@ -237,7 +237,7 @@ async def test_an_async_test_waits_on_its_own_event_loop(server):
 
 
 @pytest.mark.anyio
-async def test_a_call_that_would_block_its_own_receiver_raises_at_once(server):
+async def test_a_sync_call_that_would_block_its_own_receiver_raises_at_once(server):
     inbox = server.deliver_to(Shop().starlette(), path="/hooks", secret=SECRET)
 
     for call, spelling in (

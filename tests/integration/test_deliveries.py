@@ -64,7 +64,7 @@ def move(server: AgentPayServer, duration: timedelta) -> None:
 # --- When -------------------------------------------------------------------------------------------------
 
 
-def test_nothing_runs_before_the_clock_is_moved(server: AgentPayServer, pay):
+def test_no_delivery_runs_before_the_clock_is_advanced(server: AgentPayServer, pay):
     inbox = server.webhook_inbox(events=SETTLED)
 
     pay()
@@ -191,7 +191,7 @@ def test_effects_of_a_receiver_run_in_the_same_advance(server: AgentPayServer, p
     assert len(receiver.posts) == 2
 
 
-def test_moves_from_several_threads_follow_each_other(server: AgentPayServer, pay):
+def test_concurrent_advances_run_one_after_the_other(server: AgentPayServer, pay):
     inbox = server.webhook_inbox(events=SETTLED)
     inbox.fail_next(times=5)
     pay()
@@ -206,7 +206,7 @@ def test_moves_from_several_threads_follow_each_other(server: AgentPayServer, pa
     assert [attempt.at for attempt in only(server).attempts] == DUE
 
 
-def test_a_receiver_that_moves_the_clock_before_it_answers_is_refused_at_once(
+def test_a_receiver_that_advances_the_clock_before_responding_is_refused(
     server: AgentPayServer, pay, receiver: Receiver
 ):
     server.client().webhooks.create(url=receiver.url, events=SETTLED)
@@ -230,7 +230,7 @@ def test_a_receiver_that_moves_the_clock_before_it_answers_is_refused_at_once(
     assert server.sandbox.clock.now() == START + timedelta(seconds=10)
 
 
-def test_an_inbox_can_be_waited_for_while_another_receiver_takes_its_time(
+def test_an_inbox_can_be_awaited_while_another_receiver_is_slow(
     server: AgentPayServer, pay, receiver: Receiver
 ):
     server.client().webhooks.create(url=receiver.url, events=SETTLED)
@@ -261,7 +261,7 @@ def test_an_inbox_can_be_waited_for_while_another_receiver_takes_its_time(
     failures=st.lists(st.integers(0, 5), min_size=1, max_size=4),
     steps=st.lists(st.integers(0, 9_000_000), max_size=8),
 )
-def test_however_the_clock_is_moved_each_attempt_has_its_time(failures, steps):
+def test_attempt_times_do_not_depend_on_how_the_clock_is_advanced(failures, steps):
     with AgentPayServer(clock=START) as server:
         client = server.client()
         payer, payee = (client.accounts.create(name=name).account_id for name in ("a", "b"))
@@ -324,7 +324,7 @@ def test_each_webhook_signs_with_its_own_secret(server: AgentPayServer, pay, rec
 
 
 @pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
-def test_a_2xx_is_the_end(server: AgentPayServer, pay, receiver: Receiver, status):
+def test_a_2xx_ends_the_delivery(server: AgentPayServer, pay, receiver: Receiver, status):
     server.client().webhooks.create(url=receiver.url, events=SETTLED)
     receiver.default = status
     pay()
@@ -339,7 +339,7 @@ def test_a_2xx_is_the_end(server: AgentPayServer, pay, receiver: Receiver, statu
 @pytest.mark.parametrize(
     "status", [300, 301, 302, 304, 307, 308, 400, 401, 403, 404, 410, 422, 429, 500, 503]
 )
-def test_any_other_status_is_tried_again(server: AgentPayServer, pay, receiver: Receiver, status):
+def test_any_other_status_is_retried(server: AgentPayServer, pay, receiver: Receiver, status):
     server.client().webhooks.create(url=receiver.url, events=SETTLED)
     receiver.next(answer(status, f"Location: {receiver.url}\r\nRetry-After: 1\r\n"))
     pay()
@@ -352,7 +352,7 @@ def test_any_other_status_is_tried_again(server: AgentPayServer, pay, receiver: 
 
 
 @pytest.mark.parametrize("act", [drop, hang, b"garbage\r\n\r\n"], ids=["drop", "hang", "garbage"])
-def test_no_answer_is_tried_again(
+def test_a_missing_response_is_retried(
     server: AgentPayServer, pay, receiver: Receiver, act, monkeypatch: pytest.MonkeyPatch
 ):
     server.client().webhooks.create(url=receiver.url, events=SETTLED)
@@ -371,7 +371,7 @@ def test_no_answer_is_tried_again(
     assert (second.status_code, second.error) == (200, None)
 
 
-def test_a_receiver_that_is_not_there_is_tried_again_until_the_end(server: AgentPayServer, pay):
+def test_an_unreachable_receiver_is_retried_until_undelivered(server: AgentPayServer, pay):
     server.client().webhooks.create(url=f"http://127.0.0.1:{closed_port()}/", events=SETTLED)
     pay()
 
@@ -382,7 +382,7 @@ def test_a_receiver_that_is_not_there_is_tried_again_until_the_end(server: Agent
     assert [attempt.error for attempt in delivery.attempts] == ["no answer: ConnectError"] * 5
 
 
-def test_a_name_that_dns_cannot_hold_is_given_up_like_any_other(server: AgentPayServer, pay):
+def test_an_invalid_dns_name_is_retried_until_undelivered(server: AgentPayServer, pay):
     server.client().webhooks.create(url="http://xn--a.example/", events=SETTLED)
     pay()
 
@@ -391,7 +391,7 @@ def test_a_name_that_dns_cannot_hold_is_given_up_like_any_other(server: AgentPay
     assert (only(server).status, len(only(server).attempts)) == ("undelivered", 5)
 
 
-def test_one_receiver_that_fails_changes_nothing_for_another(server: AgentPayServer, pay, receiver: Receiver):
+def test_a_failing_receiver_does_not_affect_another(server: AgentPayServer, pay, receiver: Receiver):
     good = server.webhook_inbox(events=SETTLED)
     server.client().webhooks.create(url=receiver.url, events=SETTLED)
     receiver.default = 500
@@ -441,7 +441,7 @@ def test_a_delivery_is_shown_with_exactly_its_fields(server: AgentPayServer, htt
     }
 
 
-def test_the_start_of_a_body_is_all_that_is_kept_of_what_a_receiver_says(
+def test_only_the_start_of_a_response_body_is_stored(
     server: AgentPayServer, http: httpx.Client, pay, receiver: Receiver, caplog: pytest.LogCaptureFixture
 ):
     server.client().webhooks.create(url=receiver.url, events=SETTLED)
@@ -508,7 +508,7 @@ def test_deliveries_are_paged(listed, limit):
     assert list(server.console.deliveries.list(limit=limit)) == list(server.console.deliveries.list())
 
 
-def test_deliveries_are_filtered_by_all_that_they_have(listed):
+def test_deliveries_are_filtered_by_status_event_and_webhook(listed):
     server, _, failing, good = listed
     everything = list(server.console.deliveries.list())
     event_ids = [e.id for e in server.console.events.list() if e.type == "transfer.settled"]
@@ -537,7 +537,7 @@ def test_an_invalid_query_names_its_field(listed, query, field):
     assert list(faults(listed[1].get(f"/console/deliveries?{query}"))) == [field]
 
 
-def test_another_operator_sees_none(listed):
+def test_another_operator_sees_no_deliveries(listed):
     server, _, failing, _ = listed
     with raw_client(server, server.sandbox.create_operator("b").key) as http:
         assert http.get("/console/deliveries").json()["data"] == []
@@ -590,7 +590,7 @@ def test_a_delivered_event_can_be_replayed_with_new_retries(server: AgentPayServ
     assert (newest.status, [attempt.at for attempt in newest.attempts]) == ("undelivered", DUE)
 
 
-def test_a_replay_is_for_every_webhook_that_asks_for_such_events_now(server: AgentPayServer, pay):
+def test_a_replay_goes_to_every_current_subscriber(server: AgentPayServer, pay):
     gone, kept = server.webhook_inbox(events=SETTLED), server.webhook_inbox(events=SETTLED)
     pay()
     event = kept.wait_for("transfer.settled")

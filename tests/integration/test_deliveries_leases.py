@@ -171,7 +171,7 @@ def real_time(monkeypatch: pytest.MonkeyPatch):
     return now
 
 
-async def test_an_attempt_that_was_posted_and_never_booked_is_made_again_when_its_lease_runs_out(
+async def test_an_attempt_posted_but_not_recorded_is_repeated_when_its_lease_expires(
     monkeypatch: pytest.MonkeyPatch, real_time, caplog: pytest.LogCaptureFixture
 ):
     receiver = Receiver()
@@ -228,7 +228,7 @@ async def test_an_attempt_that_ends_after_its_lease_is_booked_once(real_time):
         assert [attempt.attempt for attempt in attempts] == [1]
 
 
-async def test_a_new_process_voids_the_old_one_s_leases():
+async def test_a_new_process_voids_earlier_leases():
     receiver, database = Receiver(), Kept()
     async with runtime_on(database, receiver) as killed:
         await with_events(killed, 3)
@@ -248,7 +248,7 @@ async def test_a_new_process_voids_the_old_one_s_leases():
     await database.inner.close()
 
 
-async def test_a_secret_that_does_not_open_ends_undelivered_and_can_be_replayed_once_it_does(
+async def test_a_delivery_with_an_unreadable_secret_is_undelivered_and_can_be_replayed(
     monkeypatch: pytest.MonkeyPatch,
 ):
     receiver = Receiver()
@@ -338,7 +338,7 @@ async def test_an_attempt_that_is_ended_with_its_server_is_not_booked():
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_killed_anywhere_and_restarted_every_event_arrives_under_its_identifier(
+async def test_every_event_arrives_through_kills_and_restarts(
     monkeypatch: pytest.MonkeyPatch, seed, caplog: pytest.LogCaptureFixture
 ):
     chance, receiver, database = random.Random(seed), Receiver(), Kept()
@@ -485,7 +485,7 @@ async def test_a_busy_operator_does_not_delay_others():
         assert {owners[delivery.delivery_id] for delivery in claimed} == set(owners.values())
 
 
-async def test_on_a_manual_clock_the_longest_due_comes_first():
+async def test_on_a_manual_clock_deliveries_are_claimed_in_order_of_due_time():
     async with runtime_on(MemoryDatabase(), Receiver()) as runtime:
         await with_events(runtime, 12)
         await replayed_to(runtime, 5)

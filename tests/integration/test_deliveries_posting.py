@@ -50,7 +50,7 @@ async def post_once(url, *, public_only=False):
 # --- What is sent -----------------------------------------------------------------------------------------
 
 
-async def test_it_posts_the_very_bytes_with_the_given_headers(receiver: Receiver):
+async def test_a_post_sends_the_exact_bytes_and_headers(receiver: Receiver):
     answered = await post_once(receiver.url + "?tenant=1")
 
     (post,) = receiver.posts
@@ -72,7 +72,7 @@ async def test_posts_share_a_connection(receiver: Receiver):
     assert {post.connection for post in receiver.posts} == {1}
 
 
-async def test_a_receiver_cannot_leave_a_cookie(receiver: Receiver):
+async def test_cookies_of_receivers_are_not_sent_back(receiver: Receiver):
     receiver.default = answer(200, "Set-Cookie: tracker=1; Path=/\r\n")
 
     async with poster() as made:
@@ -82,9 +82,7 @@ async def test_a_receiver_cannot_leave_a_cookie(receiver: Receiver):
     assert not any("cookie" in post.headers for post in receiver.posts)
 
 
-async def test_the_environment_directs_nothing_through_a_proxy(
-    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
-):
+async def test_proxy_variables_are_ignored(receiver: Receiver, monkeypatch: pytest.MonkeyPatch):
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "HTTPS_PROXY"):
         monkeypatch.setitem(os.environ, name, f"http://127.0.0.1:{closed_port()}")
     monkeypatch.delenv("NO_PROXY", raising=False)
@@ -99,7 +97,7 @@ async def test_the_environment_directs_nothing_through_a_proxy(
 @pytest.mark.parametrize(
     "status", [200, 201, 202, 204, 299, 300, 304, 400, 401, 404, 410, 429, 500, 503, 599]
 )
-async def test_a_status_is_reported_as_it_is(receiver: Receiver, status):
+async def test_a_status_is_reported_unchanged(receiver: Receiver, status):
     receiver.next(answer(status))
 
     answered = await post_once(receiver.url)
@@ -131,7 +129,7 @@ async def test_an_invalid_redirect_is_a_failure(receiver: Receiver, location):
     assert (answered.status_code is None) == (answered.error is not None)
 
 
-async def test_interim_answers_are_passed_over(receiver: Receiver):
+async def test_interim_responses_are_skipped(receiver: Receiver):
     receiver.next(b"HTTP/1.1 103 Early Hints\r\n\r\nHTTP/1.1 199 Odd\r\n\r\n" + answer(202))
 
     assert (await post_once(receiver.url)).status_code == 202
@@ -223,7 +221,7 @@ async def test_an_unresolvable_name_is_a_failed_attempt(url, public_only):
     assert answered.error.startswith(("no answer: ", "refused: "))
 
 
-async def test_errors_tell_their_kind_and_nothing_of_the_network(receiver: Receiver):
+async def test_errors_name_their_kind_without_network_details(receiver: Receiver):
     answered = await post_once(f"http://127.0.0.1:{closed_port()}/secret-path")
 
     assert "127.0.0.1" not in answered.error
@@ -238,14 +236,14 @@ def impatient(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(posting, "TIMEOUT_SECONDS", 0.15)
 
 
-def test_an_answer_may_take_ten_seconds():
+def test_the_response_timeout_is_ten_seconds():
     assert posting.TIMEOUT_SECONDS == 10
 
 
 @pytest.mark.parametrize(
     "act", [hang, without_end(b"HTTP/1.1 200 OK\r\nX-Slow: ", b"x", [])], ids=["mute", "slow"]
 )
-async def test_an_answer_that_takes_too_long_is_none(receiver: Receiver, impatient, act):
+async def test_a_response_after_the_timeout_is_no_answer(receiver: Receiver, impatient, act):
     receiver.next(act)
 
     answered = await post_once(receiver.url)
@@ -255,9 +253,7 @@ async def test_an_answer_that_takes_too_long_is_none(receiver: Receiver, impatie
     assert 100 <= answered.duration_ms < 5_000
 
 
-async def test_a_body_that_drips_does_not_hold_up_for_ever(
-    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_slow_response_body_is_aborted(receiver: Receiver, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(posting, "_DRAIN_SECONDS", 0.1)
     receiver.next(without_end(b"HTTP/1.1 200 OK\r\nContent-Length: 99999\r\n\r\n", b"x", []))
 
@@ -363,7 +359,7 @@ async def test_a_name_with_any_address_that_is_not_public_is_refused(monkeypatch
     "host",
     ["127.0.0.1", "[::1]", "10.1.2.3", "169.254.169.254", "[fd00::1]", "[::ffff:7f00:1]", "localhost", "0"],
 )
-async def test_an_address_in_the_url_is_judged_alike(host):
+async def test_a_private_address_in_the_url_is_refused(host):
     with Receiver() as receiver:
         answered = await post_once(f"https://{host}:{receiver.port}/", public_only=True)
 
@@ -372,7 +368,7 @@ async def test_an_address_in_the_url_is_judged_alike(host):
 
 
 @pytest.mark.parametrize("host", ["127.1", "2130706433", "0x7f000001", "017700000001"])
-async def test_other_spellings_of_an_address_gain_nothing(host):
+async def test_other_spellings_of_a_private_address_are_refused(host):
     answered = await post_once(f"https://{host}/", public_only=True)
 
     assert answered.status_code is None
@@ -401,7 +397,7 @@ async def test_each_address_of_a_name_is_tried(receiver: Receiver, monkeypatch: 
     assert [post.headers["host"] for post in receiver.posts] == [f"hooks.example:{receiver.port}"]
 
 
-async def test_plain_http_is_refused_before_any_look_up(monkeypatch: pytest.MonkeyPatch):
+async def test_plain_http_is_refused_before_any_lookup(monkeypatch: pytest.MonkeyPatch):
     resolver = Resolver(monkeypatch, [PUBLIC])
 
     answered = await post_once("http://hooks.example/", public_only=True)
@@ -410,7 +406,7 @@ async def test_plain_http_is_refused_before_any_look_up(monkeypatch: pytest.Monk
     assert resolver.asked == []
 
 
-async def test_a_refusal_does_not_tell_the_address(monkeypatch: pytest.MonkeyPatch):
+async def test_a_refusal_does_not_show_the_address(monkeypatch: pytest.MonkeyPatch):
     Resolver(monkeypatch, [PRIVATE])
 
     assert PRIVATE not in (await post_once("https://hooks.example/", public_only=True)).error
@@ -466,7 +462,7 @@ def named(authority, monkeypatch: pytest.MonkeyPatch):
         yield receiver, names
 
 
-async def test_the_very_address_that_was_checked_is_connected_to(named, monkeypatch: pytest.MonkeyPatch):
+async def test_the_connection_goes_to_the_checked_address(named, monkeypatch: pytest.MonkeyPatch):
     receiver, _ = named
     with Receiver(host="127.0.0.2", port=receiver.port) as private:
         # Public at the first question, private at every other: DNS rebinding.
@@ -494,9 +490,7 @@ async def test_the_address_is_checked_for_every_post(named, monkeypatch: pytest.
     assert len(receiver.posts) == 1
 
 
-async def test_the_name_that_tls_asks_for_is_the_one_that_was_looked_up(
-    named, monkeypatch: pytest.MonkeyPatch
-):
+async def test_tls_uses_the_resolved_name(named, monkeypatch: pytest.MonkeyPatch):
     receiver, names = named
     Resolver(monkeypatch, ["127.0.0.1"])
 
@@ -505,7 +499,7 @@ async def test_the_name_that_tls_asks_for_is_the_one_that_was_looked_up(
     assert names == ["xn--strae-oqa.example"]
 
 
-async def test_the_name_stays_that_of_the_host(named, monkeypatch: pytest.MonkeyPatch):
+async def test_the_host_header_keeps_the_name(named, monkeypatch: pytest.MonkeyPatch):
     receiver, names = named
     Resolver(monkeypatch, ["127.0.0.1"])
 

@@ -111,9 +111,7 @@ def test_a_slow_receiver_does_not_delay_others(server: AgentPayServer, receiver:
         assert bad.posts
 
 
-def test_so_many_attempts_at_one_endpoint_run_at_once_and_the_others_follow(
-    server: AgentPayServer, receiver: Receiver, pay
-):
+def test_concurrent_attempts_per_endpoint_are_limited(server: AgentPayServer, receiver: Receiver, pay):
     gate = Gate()
     receiver.default = gate
     server.client().webhooks.create(url=receiver.url, events=SETTLED)
@@ -130,9 +128,7 @@ def test_so_many_attempts_at_one_endpoint_run_at_once_and_the_others_follow(
     eventually(lambda: len(list(server.console.deliveries.list(status="delivered"))) == 20)
 
 
-def test_so_many_attempts_of_one_operator_run_at_once_and_the_others_follow(
-    server: AgentPayServer, receiver: Receiver, pay
-):
+def test_concurrent_attempts_per_operator_are_limited(server: AgentPayServer, receiver: Receiver, pay):
     gate = Gate()
     receiver.default = gate
     for number in range(6):
@@ -148,7 +144,7 @@ def test_so_many_attempts_of_one_operator_run_at_once_and_the_others_follow(
     eventually(lambda: len(list(server.console.deliveries.list(status="delivered"))) == 48)
 
 
-def test_slow_endpoints_of_one_operator_hold_up_no_other(server: AgentPayServer, receiver: Receiver, pay):
+def test_slow_endpoints_of_one_operator_do_not_delay_others(server: AgentPayServer, receiver: Receiver, pay):
     other = server.client(api_key=server.sandbox.create_operator("b").key)
     payer = other.accounts.create(name="theirs").account_id
     payee = other.accounts.create(name="theirs too").account_id
@@ -168,7 +164,7 @@ def test_slow_endpoints_of_one_operator_hold_up_no_other(server: AgentPayServer,
         assert time.monotonic() - started < rules.TIMEOUT_SECONDS / 2
 
 
-def test_failed_attempts_are_made_again_in_time(
+def test_failed_attempts_are_retried_on_schedule(
     server: AgentPayServer, receiver: Receiver, pay, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(rules, "RETRY_DELAYS_US", (50_000, 60_000, 70_000, 80_000))

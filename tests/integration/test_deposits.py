@@ -99,7 +99,7 @@ def test_on_a_running_clock_deposits_are_booked_automatically():
         assert (entry["tx_signature"], entry["amount_usdc"]) == (signature, Decimal("0.000003"))
 
 
-def test_several_deposits_come_in_their_order(server: AgentPayServer, client: AgentPay, wallet: Wallet):
+def test_several_deposits_are_booked_in_order(server: AgentPayServer, client: AgentPay, wallet: Wallet):
     account = client.accounts.create(name="a")
     signatures = [pay(server, wallet, (account.usdc_token_account, micro)) for micro in (1, 2, 3)]
     looked(server)
@@ -202,7 +202,7 @@ def test_a_deposit_from_an_account_names_the_account(
     assert (entry["counterparty"], entry["transfer_id"]) == (payer.account_id, None)
 
 
-def test_nothing_is_a_deposit_that_brings_nothing(
+def test_transactions_without_incoming_usdc_are_no_deposits(
     server: AgentPayServer, client: AgentPay, wallet: Wallet, funded: Funded
 ):
     account, frozen = client.accounts.create(name="a"), funded("1")
@@ -236,7 +236,7 @@ def test_money_for_a_third_party_is_not_a_deposit(server: AgentPayServer, wallet
     assert not server._running.server.services.deposits.is_any_due
 
 
-def test_a_deposit_moves_the_balance_that_the_alarm_goes_by(
+def test_a_deposit_rearms_the_low_balance_event(
     server: AgentPayServer, client: AgentPay, http: httpx.Client, wallet: Wallet, funded: Funded
 ):
     validators.embedded_only("a cluster reports deposits with a delay")
@@ -263,7 +263,7 @@ def test_a_deposit_moves_the_balance_that_the_alarm_goes_by(
     assert alarms() == [40, 45, 45]
 
 
-def test_an_unresponsive_chain_is_asked_again(
+def test_deposits_are_read_again_after_a_chain_outage(
     server: AgentPayServer, client: AgentPay, wallet: Wallet, http: httpx.Client
 ):
     validators.embedded_only("a cluster is asked again in real time")

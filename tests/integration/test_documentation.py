@@ -114,7 +114,7 @@ def is_there(name: str) -> bool:
 
 
 @every_document
-def test_every_link_leads_somewhere(path: Path) -> None:
+def test_every_link_has_a_target(path: Path) -> None:
     broken = []
     for target in _LINK.findall(prose(path)):
         if re.match(r"https?://|mailto:", target):
@@ -128,7 +128,7 @@ def test_every_link_leads_somewhere(path: Path) -> None:
 
 
 @every_document
-def test_links_to_links_are_none(path: Path) -> None:
+def test_no_page_uses_reference_links(path: Path) -> None:
     assert not re.findall(r"\]\[[^\]]+\]|^\[[^\]]+\]: ", prose(path), re.MULTILINE)
 
 
@@ -137,7 +137,7 @@ def test_every_page_is_in_the_navigation_once() -> None:
 
 
 @every_page
-def test_a_page_opens_with_its_title_and_what_it_is_for(path: Path) -> None:
+def test_a_page_starts_with_its_title_and_purpose(path: Path) -> None:
     title, opening, *_ = path.read_text("utf-8").split("\n\n", 2)
     assert re.fullmatch(r"# [^\n]+", title)
     assert opening[0].isalpha()
@@ -162,7 +162,7 @@ _PROGRAMS_OF_OTHERS = {"test-x402-server.md": {"js", "py"}, "local-validator.md"
 
 
 @every_document
-def test_blocks_are_python_that_runs_or_a_console(path: Path) -> None:
+def test_code_blocks_are_python_or_console(path: Path) -> None:
     # Other names would not be collected.
     may = {"python", "console", *_PROGRAMS_OF_OTHERS.get(path.name, ())}
     assert {language for _, language, _ in _FENCE.findall(path.read_text("utf-8"))} <= may
@@ -186,7 +186,7 @@ def options(command: click.Command) -> set[str]:
 
 
 @every_page
-def test_a_page_is_no_deeper_than_its_blocks_are_looked_for(path: Path) -> None:
+def test_the_blocks_of_every_page_are_collected(path: Path) -> None:
     patterns = ["docs/*.md", "docs/*/*.md", "docs/*/*/*.md"]  # those of conftest.py
     assert all(f'"{pattern}"' in (ROOT / "conftest.py").read_text("utf-8") for pattern in patterns)
     assert any(path.match(pattern) for pattern in patterns)
@@ -206,7 +206,7 @@ def test_the_commands_of_the_server_exist(path: Path) -> None:
 
 
 @every_document
-def test_options_variables_files_and_sessions_that_are_named_exist(path: Path) -> None:
+def test_named_options_variables_files_and_sessions_exist(path: Path) -> None:
     words = prose(path)
     known = set().union(*(options(command) for command in commands(cli.main).values()))
     known |= {option for action in tools_parser()._actions for option in action.option_strings}
@@ -249,7 +249,7 @@ OBJECTS: dict[str, tuple[object, ...]] = {
 
 
 @every_document
-def test_names_in_the_text_are_those_of_the_code(path: Path) -> None:
+def test_code_names_in_the_text_exist(path: Path) -> None:
     if path.name == "metrics-and-logs.md":
         return  # Log events have names of this form too.
     unresolved = []
@@ -348,7 +348,7 @@ def test_every_type_of_events_is_on_the_page_of_events() -> None:
     assert sorted(re.findall(r"^\| `(\w+\.\w+)` \|", page, re.MULTILINE)) == sorted(EventType)
 
 
-def test_every_promise_names_a_command_that_there_is() -> None:
+def test_every_guarantee_names_an_existing_command() -> None:
     page = (DOCS / "explanation" / "guarantees.md").read_text("utf-8")
     rows = re.findall(r"^\| P(\d+) \| \*\*.+?\| .+ \| `nox -s \w+[^`]*` \|$", page, re.MULTILINE)
     # The row of P17 names a command of its own.

@@ -11,7 +11,7 @@ from agentpay import AgentPay, InsufficientBalanceError
 from agentpay_server import AgentPayServer
 
 
-def test_duplicates_of_a_request_that_is_refused_for_its_balance_share_one_outcome_or_try_again(
+def test_concurrent_duplicates_refused_for_balance_share_an_outcome_or_retry(
     server: AgentPayServer, client: AgentPay, funded: Funded
 ) -> None:
     source = funded("1").account_id

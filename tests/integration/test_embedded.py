@@ -40,7 +40,7 @@ def test_a_server_starts_once():
         server.start()
 
 
-def test_before_its_start_and_after_its_close_a_server_says_so():
+def test_an_unstarted_or_closed_server_raises():
     server = AgentPayServer()
     for state in ("new", "closed"):
         for use in (
@@ -99,13 +99,13 @@ def test_a_server_that_is_never_closed_or_never_started_leaves_no_warning():
         gc.collect()
 
 
-def test_a_key_of_ones_own_is_the_operators():
+def test_a_given_operator_key_is_used():
     with AgentPayServer(operator_key=KEY) as server:
         assert server.operator_key == KEY
         assert server.client(api_key=KEY).accounts.create(name="a").name == "a"
 
 
-def test_without_a_key_of_ones_own_every_server_has_another():
+def test_without_a_given_key_every_server_has_a_different_one():
     with AgentPayServer() as one, AgentPayServer() as other:
         assert one.operator_key != other.operator_key
         with pytest.raises(AuthenticationError):
@@ -117,7 +117,7 @@ def test_a_server_cannot_be_pickled():
         pickle.dumps(server)
 
 
-def test_many_servers_live_side_by_side_and_share_nothing():
+def test_concurrent_servers_share_nothing():
     servers = [AgentPayServer(clock=START + timedelta(days=number)).start() for number in range(8)]
     try:
         for number, server in enumerate(servers):
@@ -216,7 +216,7 @@ async def test_a_server_is_an_async_context_manager():
 
 
 @pytest.mark.anyio
-async def test_async_calls_run_side_by_side(server: AgentPayServer):
+async def test_async_calls_run_concurrently(server: AgentPayServer):
     client = server.async_client()
 
     made = await asyncio.gather(*(client.accounts.create(name=f"{number}") for number in range(20)))
@@ -282,7 +282,7 @@ def test_a_port_serves_the_same_state_as_in_process_clients(server: AgentPayServ
     assert base_url in repr(server)
 
 
-def test_a_server_listens_once_and_lets_go_of_the_port():
+def test_a_server_listens_once_and_releases_the_port():
     with AgentPayServer() as server:
         base_url = server.listen()
         with pytest.raises(RuntimeError, match="listens already"):
@@ -313,7 +313,7 @@ def test_an_invalid_port_is_a_declared_error(server: AgentPayServer, port: int):
     assert server.listen()
 
 
-def test_errors_over_a_port_are_those_in_process(server: AgentPayServer):
+def test_errors_over_a_port_equal_errors_in_process(server: AgentPayServer):
     base_url = server.listen()
     headers = {"Authorization": f"Bearer {server.operator_key}"}
     key, large = headers["Authorization"], b" " * (64 * 1024 + 1)
@@ -359,7 +359,7 @@ def test_a_204_over_a_port_has_no_body(server: AgentPayServer, client: AgentPay)
 
 
 @pytest.mark.anyio
-async def test_hanging_up_on_a_port_cancels_nothing(server: AgentPayServer, client: AgentPay):
+async def test_disconnecting_from_a_port_cancels_nothing(server: AgentPayServer, client: AgentPay):
     payer, payee = client.accounts.create(name="a"), client.accounts.create(name="b")
     server.sandbox.fund(payer.account_id, 5)
     base_url = server.listen()
@@ -404,7 +404,7 @@ def test_an_aborted_request_leaves_the_port_working(server: AgentPayServer):
 # --- Closing while others call ----------------------------------------------------------------------------
 
 
-def test_calls_that_meet_a_closing_server_finish_or_say_so(caplog: pytest.LogCaptureFixture):
+def test_calls_during_close_finish_or_raise(caplog: pytest.LogCaptureFixture):
     server = AgentPayServer().start()
     client, ends = server.client(), []
     begun = threading.Barrier(7)
@@ -431,7 +431,7 @@ def test_calls_that_meet_a_closing_server_finish_or_say_so(caplog: pytest.LogCap
 
 
 @pytest.mark.anyio
-async def test_async_calls_that_meet_a_closing_server_finish_or_say_so(caplog: pytest.LogCaptureFixture):
+async def test_async_calls_during_close_finish_or_raise(caplog: pytest.LogCaptureFixture):
     server = AgentPayServer().start()
     client, ends = server.async_client(), []
 
@@ -528,7 +528,7 @@ async def test_endless_async_calls_are_cancelled_by_the_close(
         await asyncio.wait_for(call, 10)
 
 
-def test_a_call_that_its_caller_gave_up_is_not_waited_for_by_the_close(slow: AgentPayServer):
+def test_close_does_not_wait_for_a_cancelled_call(slow: AgentPayServer):
     call = slow._running._owner._submit(asyncio.sleep(3600))
     assert call.cancel()
     assert concurrent.futures.wait({call}, timeout=60).not_done == set()
@@ -552,7 +552,7 @@ def asgi(server, scope, *received):
     return sent
 
 
-def test_the_application_takes_part_in_the_start_and_stop_of_an_asgi_server(server: AgentPayServer):
+def test_the_application_supports_the_asgi_lifespan(server: AgentPayServer):
     sent = asgi(server, {"type": "lifespan"}, {"type": "lifespan.startup"}, {"type": "lifespan.shutdown"})
 
     assert sent == [{"type": "lifespan.startup.complete"}, {"type": "lifespan.shutdown.complete"}]

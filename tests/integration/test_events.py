@@ -159,7 +159,7 @@ def test_events_are_recorded_without_subscribers(server, http: httpx.Client, fun
 
 
 @pytest.mark.parametrize("text", ["ünïcödé ✓", 'a"b\\c', "\u2028</script>", "x" * 200])
-def test_any_memo_survives(server: AgentPayServer, http: httpx.Client, funded: Funded, text):
+def test_any_memo_is_delivered_unchanged(server: AgentPayServer, http: httpx.Client, funded: Funded, text):
     payer, payee = funded("100"), funded("1")
     put_policy(http, payer, escalation_threshold=1)
     inbox = server.webhook_inbox()
@@ -191,7 +191,7 @@ def test_a_repeated_request_adds_no_event(server: AgentPayServer, http: httpx.Cl
         ({"to": UNKNOWN_ACCOUNT}, "invalid_recipient"),
     ],
 )
-def test_a_request_that_stores_nothing_has_no_event(server, http: httpx.Client, funded: Funded, more, code):
+def test_a_request_that_stores_nothing_emits_no_event(server, http: httpx.Client, funded: Funded, more, code):
     payer, payee = funded("100"), funded("1")
 
     refused(post(http, {**order(payer, payee.account_id), **more}), code)
@@ -260,7 +260,7 @@ def test_state_event_and_delivery_are_one_commit(
     ]
 
 
-def test_events_that_were_never_posted_are_there_with_their_deliveries(
+def test_events_are_stored_with_their_deliveries_before_posting(
     server: AgentPayServer, http: httpx.Client, funded: Funded
 ):
     # The clock stands: the dispatcher has never run, as in a process that was killed after its commit.
@@ -307,7 +307,9 @@ def test_each_webhook_gets_its_subscribed_types(server: AgentPayServer, http: ht
     assert all(events == [] for event_type, events in heard.items() if event_type not in expected)
 
 
-def test_for_a_transfer_the_account_is_its_source(server: AgentPayServer, http: httpx.Client, funded: Funded):
+def test_transfer_events_go_to_webhooks_of_the_source_account(
+    server: AgentPayServer, http: httpx.Client, funded: Funded
+):
     payer, payee = funded("100"), funded("1")
     of_payer, of_payee = (server.webhook_inbox(account_ids=[a.account_id]) for a in (payer, payee))
     of_both = server.webhook_inbox(account_ids=[payee.account_id, payer.account_id])
@@ -405,7 +407,7 @@ def test_events_are_paged(listed, limit, filters):
     assert len(server.console.events.list(limit=limit, **filters).data) == min(limit, len(ids))
 
 
-def test_a_cursor_is_that_of_its_list_and_operator(listed):
+def test_a_cursor_is_valid_only_for_its_list_and_operator(listed):
     server, http, *_ = listed
     cursor = http.get("/console/events?limit=1").json()["cursor"]
 
@@ -436,7 +438,7 @@ def test_an_unknown_type_is_refused_with_the_available_ones(listed):
         assert http.get("/console/events", params={"type": member}).status_code == 200
 
 
-def test_another_operator_sees_none(listed):
+def test_another_operator_sees_no_events(listed):
     server, *_ = listed
     with raw_client(server, server.sandbox.create_operator("c").key) as http:
         assert http.get("/console/events").json()["data"] == []
@@ -460,7 +462,7 @@ def test_paging_neither_repeats_nor_skips_while_events_come_in(server, http: htt
     assert seen == before
 
 
-def test_the_events_of_a_day_are_as_many_as_what_happened(server, http: httpx.Client, funded: Funded):
+def test_every_transfer_of_a_day_has_its_event(server, http: httpx.Client, funded: Funded):
     payer, payee = funded("100"), funded("1")
     for number in range(5):
         post(http, order(payer, payee.account_id, "1", f"k{number}"))

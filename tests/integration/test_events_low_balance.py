@@ -38,7 +38,9 @@ def pay(client: AgentPay, funded: Funded):
     ("amount", "expected"),
     [("50", []), ("50.000001", ["49.999999"]), ("49.999999", []), ("100", ["0"]), ("51", ["49"])],
 )
-def test_it_fires_below_the_threshold_and_not_at_it(server: AgentPayServer, funded, pay, amount, expected):
+def test_the_event_fires_below_the_threshold_and_not_at_it(
+    server: AgentPayServer, funded, pay, amount, expected
+):
     payer = funded("100")
     inbox = server.webhook_inbox(low_balance_threshold_usdc=50)
 
@@ -47,7 +49,7 @@ def test_it_fires_below_the_threshold_and_not_at_it(server: AgentPayServer, fund
     assert heard(inbox) == expected
 
 
-def test_it_fires_from_exactly_at_the_threshold(server: AgentPayServer, funded, pay):
+def test_the_event_fires_when_the_balance_leaves_exactly_the_threshold(server: AgentPayServer, funded, pay):
     payer = funded("50")
     inbox = server.webhook_inbox(low_balance_threshold_usdc=50)
 
@@ -56,7 +58,7 @@ def test_it_fires_from_exactly_at_the_threshold(server: AgentPayServer, funded, 
     assert heard(inbox) == ["49.999999"]
 
 
-def test_it_does_not_fire_again_while_the_balance_stays_low(server: AgentPayServer, funded, pay):
+def test_the_event_does_not_fire_again_while_the_balance_stays_low(server: AgentPayServer, funded, pay):
     payer = funded("100")
     inbox = server.webhook_inbox(low_balance_threshold_usdc=50)
 
@@ -76,7 +78,7 @@ def test_a_balance_that_was_low_at_registration_does_not_fire(server: AgentPaySe
 
 
 @pytest.mark.parametrize(("amount", "is_armed"), [("29.999999", False), ("30", True), ("31", True)])
-def test_funding_to_the_threshold_arms_it_again(server: AgentPayServer, funded, pay, amount, is_armed):
+def test_funding_to_the_threshold_rearms_the_event(server: AgentPayServer, funded, pay, amount, is_armed):
     payer = funded("100")
     inbox = server.webhook_inbox(low_balance_threshold_usdc=50)
     pay(payer, "80")
@@ -87,7 +89,7 @@ def test_funding_to_the_threshold_arms_it_again(server: AgentPayServer, funded, 
     assert len(heard(inbox)) == 1 + is_armed
 
 
-def test_a_payment_that_comes_in_arms_it_again(server: AgentPayServer, funded, pay):
+def test_an_incoming_payment_rearms_the_event(server: AgentPayServer, funded, pay):
     payer, other = funded("100"), funded("100")
     inbox = server.webhook_inbox(low_balance_threshold_usdc=50, account_ids=[payer.account_id])
     pay(payer, "80")
@@ -98,7 +100,7 @@ def test_a_payment_that_comes_in_arms_it_again(server: AgentPayServer, funded, p
     assert heard(inbox) == ["20", "49"]
 
 
-def test_a_payment_that_comes_in_does_not_fire(server: AgentPayServer, funded, pay):
+def test_an_incoming_payment_does_not_fire_the_event(server: AgentPayServer, funded, pay):
     payer, poor = funded("100"), funded("1")
     inbox = server.webhook_inbox(low_balance_threshold_usdc=50, account_ids=[poor.account_id])
 
@@ -108,7 +110,7 @@ def test_a_payment_that_comes_in_does_not_fire(server: AgentPayServer, funded, p
     assert heard(inbox) == []
 
 
-def test_each_webhook_has_its_own_threshold_and_an_event_of_its_own(server: AgentPayServer, funded, pay):
+def test_each_webhook_has_its_own_threshold_and_event(server: AgentPayServer, funded, pay):
     payer = funded("100")
     high, low, same = (server.webhook_inbox(low_balance_threshold_usdc=value) for value in (90, 50, 90))
 
@@ -180,7 +182,7 @@ WEBHOOKS = st.lists(
 
 @settings(max_examples=25)
 @given(webhooks=WEBHOOKS, steps=STEPS)
-def test_any_history_fires_as_a_model_that_remembers_says(webhooks, steps):
+def test_any_history_fires_the_events_of_the_model(webhooks, steps):
     with AgentPayServer(clock=START) as server:
         client = server.client()
         accounts = [client.accounts.create(name=f"a{number}").account_id for number in range(3)]

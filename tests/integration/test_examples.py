@@ -29,7 +29,7 @@ def test_the_metered_session_shows_warning_refusal_and_settlement(
     assert "Inference provider holds 1.750000 USDC" in shown
 
 
-def test_the_quickstart_shows_the_whole_way_of_a_payment(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_quickstart_shows_settlement_replay_and_refusals(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(EXAMPLES / "quickstart.py"), run_name="__main__")
     shown = capsys.readouterr().out
     assert shown.count("settled") == 3
@@ -44,7 +44,7 @@ def test_the_quickstart_shows_the_whole_way_of_a_payment(capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("name", ["quickstart", "demo", "listen", "timeline"])
-def test_the_picture_asks_for_nothing_from_the_network(name: str) -> None:
+def test_the_images_load_nothing_from_the_network(name: str) -> None:
     picture = (ROOT / "docs" / "images" / f"{name}.svg").read_text("utf-8")
     addresses = set(re.findall(r"[a-z]+://[^\s\"&<:]+", picture))
     # The name of SVG itself, and what the pictured programs print.

@@ -142,7 +142,7 @@ def case(server: AgentPayServer, account: Account, seller: Account) -> Case:
 # --- What it accepts ---------------------------------------------------------------------------------------
 
 
-def test_it_tells_what_it_supports_and_who_pays_the_fee(server: AgentPayServer) -> None:
+def test_supported_lists_kinds_and_fee_payers(server: AgentPayServer) -> None:
     told = httpx.get(f"{server.facilitator_url}/supported").json()
     assert [(kind["x402Version"], kind["network"]) for kind in told["kinds"]] == [
         (2, "solana:EtWTRABZaYq6iMfeYKouRu166VU2xqa1"),
@@ -175,7 +175,7 @@ def test_a_payment_is_verified_then_settled_once(
     assert str(client.accounts.balance(seller.account_id).balance_usdc) == "0.001000"
 
 
-def test_of_many_settlements_of_one_payment_at_once_one_succeeds(server: AgentPayServer, case: Case) -> None:
+def test_concurrent_settlements_of_one_payment_succeed_once(server: AgentPayServer, case: Case) -> None:
     request = case.request()
     with ThreadPoolExecutor(8) as pool:
         told = list(pool.map(lambda _: post(server, "/settle", request)["success"], range(8)))
@@ -363,7 +363,7 @@ def test_pages_in_browsers_and_other_hosts_cannot_use_it(server: AgentPayServer,
     assert httpx.get(f"{server.facilitator_url}/else").status_code == 404
 
 
-def test_its_key_pays_fees_and_stays_the_same_for_the_chain(server: AgentPayServer, case: Case) -> None:
+def test_the_fee_payer_has_sol_and_is_stable_for_a_chain(server: AgentPayServer, case: Case) -> None:
     address = fee_payer(server)
     post(server, "/settle", case.request())
     call = {"jsonrpc": "2.0", "id": 1, "method": "getBalance", "params": [address]}
@@ -384,7 +384,7 @@ def test_a_process_serves_it_next_to_the_chain(tmp_path: Any) -> None:
         assert httpx.get(f"{told['base_url']}/sandbox/x402/supported").status_code == 401
 
 
-def test_a_payer_by_hand_signs_what_the_facilitator_accepts(
+def test_the_facilitator_accepts_a_payment_of_payer(
     server: AgentPayServer, account: Account, case: Case
 ) -> None:
     challenge = {"x402Version": 2, "accepts": [case.requirements]}

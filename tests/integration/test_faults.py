@@ -75,7 +75,7 @@ def test_the_list_has_pages_newest_first(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("times", [0, -1, 1001, 1.5, "2", True, [1]])
-def test_times_is_a_count(shared_http: httpx.Client, times: object) -> None:
+def test_times_must_be_a_count(shared_http: httpx.Client, times: object) -> None:
     assert set(faults(shared_http.put(f"{FAULTS}/chain_down", json={"times": times}))) == {"times"}
     assert armed(shared_http) == []
 
@@ -84,7 +84,7 @@ def test_times_is_a_count(shared_http: httpx.Client, times: object) -> None:
 @pytest.mark.parametrize(
     "name", ["x", "CHAIN_DOWN", "%F0%9F%A4%96", "crash_at", "crash_at:", "crash_at:transfer"]
 )
-def test_an_unknown_fault_is_400_and_says_which_there_are(
+def test_an_unknown_fault_is_400_and_lists_the_available_ones(
     shared_http: httpx.Client, method: str, name: str
 ) -> None:
     message = faults(shared_http.request(method, f"{FAULTS}/{name}"))["name"]
@@ -92,7 +92,7 @@ def test_an_unknown_fault_is_400_and_says_which_there_are(
     assert all(known in message for known in expected)
 
 
-def test_a_process_that_is_shared_is_not_killed(shared_http: httpx.Client) -> None:
+def test_a_crash_point_is_refused_in_a_shared_process(shared_http: httpx.Client) -> None:
     message = faults(shared_http.put(f"{FAULTS}/crash_at:transfer.sent"))["name"]
     assert "agentpay-server serve" in message
     assert armed(shared_http) == []
@@ -102,7 +102,7 @@ def test_a_process_that_is_shared_is_not_killed(shared_http: httpx.Client) -> No
     ("method", "path"),
     [("PUT", "/chain_down"), ("DELETE", "/chain_down"), ("GET", ""), ("DELETE", "")],
 )
-def test_agents_have_no_faults(shared_agent_http: httpx.Client, method: str, path: str) -> None:
+def test_agent_keys_cannot_use_faults(shared_agent_http: httpx.Client, method: str, path: str) -> None:
     refused(shared_agent_http.request(method, f"{FAULTS}{path}"), "forbidden")
 
 
@@ -154,7 +154,7 @@ async def test_the_async_sdk_arms_faults_for_a_block(server: AgentPayServer) -> 
 # --- chain_down -------------------------------------------------------------------------------------------
 
 
-def test_without_a_chain_a_transfer_is_not_begun(
+def test_while_the_chain_is_down_no_transfer_is_started(
     server: AgentPayServer, http: httpx.Client, client: AgentPay, funded: Funded
 ) -> None:
     source, to = funded(), client.accounts.create(name="Payee")
@@ -166,7 +166,7 @@ def test_without_a_chain_a_transfer_is_not_begun(
     assert paid(http, source, to).status_code == 200
 
 
-def test_without_a_chain_no_account_is_made(
+def test_while_the_chain_is_down_no_account_is_created(
     server: AgentPayServer, http: httpx.Client, client: AgentPay
 ) -> None:
     with server.sandbox.fault("chain_down"):
@@ -176,7 +176,7 @@ def test_without_a_chain_no_account_is_made(
     assert http.post("/v1/accounts", json={"name": "a"}).status_code == 201
 
 
-def test_without_a_chain_there_is_no_balance_and_no_money(
+def test_while_the_chain_is_down_balance_and_funding_are_unavailable(
     server: AgentPayServer, http: httpx.Client, funded: Funded
 ) -> None:
     account = funded("5")
@@ -195,7 +195,7 @@ def test_without_a_chain_there_is_no_balance_and_no_money(
     assert http.get(f"/v1/accounts/{account.account_id}/balance").json()["balance_usdc"] == "5.000000"
 
 
-def test_without_a_chain_a_policy_is_in_force_and_its_record_follows(
+def test_while_the_chain_is_down_a_policy_takes_effect_and_its_record_follows(
     server: AgentPayServer, http: httpx.Client, client: AgentPay, funded: Funded
 ) -> None:
     source, to = funded(), client.accounts.create(name="Payee")
@@ -280,7 +280,7 @@ def test_a_transaction_lost_once_lands_at_the_second_attempt(
     assert armed(http) == []
 
 
-def test_an_account_paused_while_its_transaction_was_lost_has_not_paid(hasty: AgentPayServer) -> None:
+def test_a_lost_transfer_of_an_account_paused_since_fails_unpaid(hasty: AgentPayServer) -> None:
     client = hasty.client()
     source, to = client.accounts.create(name="Payer"), client.accounts.create(name="Payee")
     hasty.sandbox.fund(source.account_id, 100)
@@ -293,7 +293,7 @@ def test_an_account_paused_while_its_transaction_was_lost_has_not_paid(hasty: Ag
     assert client.accounts.balance(source.account_id).balance_usdc == 100
 
 
-def test_a_slow_chain_leaves_the_outcome_open_and_settles_it_once(hasty: AgentPayServer) -> None:
+def test_a_slow_chain_gives_an_unknown_outcome_that_settles_once(hasty: AgentPayServer) -> None:
     client = hasty.client()
     source, to = client.accounts.create(name="Payer"), client.accounts.create(name="Payee")
     hasty.sandbox.fund(source.account_id, 100)
@@ -307,7 +307,7 @@ def test_a_slow_chain_leaves_the_outcome_open_and_settles_it_once(hasty: AgentPa
     assert client.accounts.balance(to.account_id).balance_usdc == 7
 
 
-def test_a_funding_that_the_chain_is_slow_to_tell_of_is_not_repeated(hasty: AgentPayServer) -> None:
+def test_a_funding_on_a_slow_chain_is_not_repeated(hasty: AgentPayServer) -> None:
     account = hasty.client().accounts.create(name="a")
     with hasty.sandbox.fault("chain_slow", times=1), pytest.raises(ServiceUnavailableError):
         hasty.sandbox.fund(account.account_id, 10)

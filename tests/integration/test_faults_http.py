@@ -84,7 +84,7 @@ def order(payer: Account, payee: Account) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("effect", ["delay", "reset", "reply_lost"])
-def test_the_sdk_pays_once_whatever_happens_to_its_first_request(
+def test_the_sdk_pays_once_whatever_fault_hits_its_first_request(
     server: AgentPayServer, funded: Funded, pay: Pay, effect: str
 ):
     payer, payee = funded(), funded("1")
@@ -128,7 +128,7 @@ def test_a_delay_longer_than_the_client_waits_is_a_timeout(server: AgentPayServe
     assert money.held(server, payee.usdc_token_account) == 8_000_000
 
 
-def test_a_delay_lasts_as_long_as_it_says(server: AgentPayServer, http: httpx.Client):
+def test_a_delay_lasts_the_configured_time(server: AgentPayServer, http: httpx.Client):
     server.sandbox.set_fault("http:GET /v1/accounts", 1, effect="delay", delay_ms=60)
     started = time.monotonic()
     assert http.get("/v1/accounts").status_code == 200
@@ -145,7 +145,7 @@ def test_requests_without_a_key_are_not_retried_after_a_lost_reply(server: Agent
     assert [account.name for account in client.accounts.list()] == ["Lost"]
 
 
-def test_a_500_is_as_any_other(server: AgentPayServer, http: httpx.Client):
+def test_an_injected_500_looks_like_any_internal_error(server: AgentPayServer, http: httpx.Client):
     server.sandbox.set_fault("http:GET /v1/accounts/{account_id}", effect="internal_error")
     answer = http.get("/v1/accounts/acct_x")
     assert (answer.status_code, answer.json()["error"]) == (500, "internal_error")
@@ -154,13 +154,13 @@ def test_a_500_is_as_any_other(server: AgentPayServer, http: httpx.Client):
     refused(http.get("/v1/accounts/acct_x"), "not_found")
 
 
-def test_the_reply_of_a_refusal_is_lost_too(server: AgentPayServer, http: httpx.Client):
+def test_the_reply_of_a_refused_request_is_lost_too(server: AgentPayServer, http: httpx.Client):
     server.sandbox.set_fault("http:GET /v1/accounts/{account_id}", effect="reply_lost")
     with pytest.raises(httpx.RemoteProtocolError):
         http.get("/v1/accounts/acct_x")
 
 
-def test_one_operation_suffers_and_no_other(server: AgentPayServer, http: httpx.Client):
+def test_a_fault_affects_only_its_operation(server: AgentPayServer, http: httpx.Client):
     server.sandbox.set_fault("http:GET /v1/accounts", effect="reset")
     assert http.post("/v1/accounts", json={"name": "a"}).status_code == 201
     with pytest.raises(httpx.RemoteProtocolError):
@@ -220,7 +220,7 @@ def _names(task: Any) -> list[str]:
         "http%3aPOST%20%2fv1%2ftransfers",
     ],
 )
-def test_its_name_has_slashes_encoded_or_not_over_a_port(server: AgentPayServer, path: str):
+def test_the_slashes_in_a_fault_name_may_be_encoded_over_a_port(server: AgentPayServer, path: str):
     headers = {"Authorization": f"Bearer {server.operator_key}"}
     with httpx.Client(base_url=server.listen(), headers=headers) as http:
         url = f"/sandbox/faults/{path}"
@@ -232,7 +232,7 @@ def test_its_name_has_slashes_encoded_or_not_over_a_port(server: AgentPayServer,
         assert http.get("/sandbox/faults").json()["data"] == []
 
 
-def test_a_sandbox_over_a_port_arms_it(server: AgentPayServer):
+def test_a_sandbox_client_over_a_port_arms_a_fault(server: AgentPayServer):
     name = "http:GET /v1/accounts/{account_id}/balance"
     with AgentPay(api_key=server.operator_key, base_url=server.listen()) as client:
         with Sandbox(client).fault(name, effect=HttpEffect.RESET) as fault:
@@ -273,7 +273,7 @@ def test_an_unknown_fault_is_refused(
     assert set(faults(answer)) == wrong
 
 
-def test_the_sdk_refuses_an_effect_that_there_is_not(server: AgentPayServer):
+def test_the_sdk_refuses_an_unknown_effect(server: AgentPayServer):
     with pytest.raises(ValueError, match="fire"):
         server.sandbox.set_fault(TRANSFERS, effect="fire")
     with pytest.raises(InvalidRequestError):
@@ -283,7 +283,7 @@ def test_the_sdk_refuses_an_effect_that_there_is_not(server: AgentPayServer):
             server.sandbox.set_fault(name, effect="reset")
 
 
-def test_it_is_in_the_audit_trail(server: AgentPayServer):
+def test_arming_a_fault_is_audited(server: AgentPayServer):
     server.sandbox.set_fault(TRANSFERS, 1, effect="delay", delay_ms=5)
     entry = next(iter(server.console.audit.list()))
     assert (entry.action, entry.subject) == ("sandbox.faults.set", TRANSFERS)

@@ -140,7 +140,7 @@ def test_another_purchase_under_the_same_reference_pays_nothing(
     assert spent(client, account) == "0.250000"
 
 
-def test_a_page_that_costs_nothing_is_just_returned(
+def test_a_page_without_a_price_is_returned_unpaid(
     tools: AgentTools, client: AgentPay, account: str, paywall: Paywall
 ) -> None:
     result = fetched(tools, paywall, "/nowhere")
@@ -156,7 +156,7 @@ def test_a_post_is_paid_with_its_body_and_headers(tools: AgentTools, paywall: Pa
     assert [(each.method, each.status) for each in paywall.requests] == [("POST", 402), ("POST", 200)]
 
 
-def test_sync_and_async_fetch_alike(server: AgentPayServer, account: str, paywall: Paywall) -> None:
+def test_sync_and_async_tools_fetch_alike(server: AgentPayServer, account: str, paywall: Paywall) -> None:
     async def fetch() -> FetchResult:
         tools = AsyncAgentTools(server.async_agent_client(account), private_origins=LOOPBACK)
         url = f"{paywall.base_url}/forecast"
@@ -180,7 +180,9 @@ def test_a_price_above_max_usdc_is_not_paid(
     assert fetched(tools, paywall)["status"] == "settled"
 
 
-def test_the_policy_decides(tools: AgentTools, client: AgentPay, account: str, paywall: Paywall) -> None:
+def test_a_payment_refused_by_the_policy_is_rejected(
+    tools: AgentTools, client: AgentPay, account: str, paywall: Paywall
+) -> None:
     paywall.sell("/dear", "6")
     result = fetched(tools, paywall, "/dear", max_usdc="10")
     assert (result["status"], result["money_moved"]) == ("rejected", "no")
@@ -189,7 +191,7 @@ def test_the_policy_decides(tools: AgentTools, client: AgentPay, account: str, p
     assert spent(client, account) == "0.000000"
 
 
-def test_a_payment_that_needs_approval_waits_for_a_person(
+def test_a_payment_that_needs_approval_is_returned_as_pending(
     tools: AgentTools, server: AgentPayServer, client: AgentPay, account: str, paywall: Paywall
 ) -> None:
     client.policies.update(account, escalation_threshold="0.1")
@@ -240,7 +242,7 @@ def test_no_seller_gets_more_than_one_payment(
         assert not paid
 
 
-def test_a_payment_that_expired_is_failed_and_its_reference_used_up(
+def test_an_expired_payment_is_failed_and_its_reference_cannot_be_reused(
     tools: AgentTools, server: AgentPayServer, client: AgentPay, account: str, paywall: Paywall
 ) -> None:
     paywall.mode = Mode.NEVER_SETTLE
@@ -268,7 +270,7 @@ def test_a_reply_that_is_lost_is_unknown_or_settled_and_never_raises(
     assert spent(client, account) == "0.250000"
 
 
-def test_instructions_in_a_challenge_reach_the_model_as_untrusted_content_alone(
+def test_instructions_in_a_challenge_appear_only_as_untrusted_content(
     tools: AgentTools, paywall: Paywall
 ) -> None:
     paywall.mode = Mode.INJECTED_INSTRUCTION
@@ -279,7 +281,7 @@ def test_instructions_in_a_challenge_reach_the_model_as_untrusted_content_alone(
 
 @pytest.mark.parametrize("operation", ["POST /payments", "GET /transfers", "GET /v1/transfers/{transfer_id}"])
 @pytest.mark.parametrize("effect", ["reset", "reply_lost", "internal_error"])
-def test_a_service_that_fails_makes_it_unknown_with_the_same_reference(
+def test_a_failing_service_gives_an_unknown_outcome_under_the_same_reference(
     server: AgentPayServer, client: AgentPay, account: str, paywall: Paywall, operation: str, effect: str
 ) -> None:
     agent = server.agent_client(account).with_options(max_retries=0)
@@ -385,7 +387,7 @@ def test_every_address_of_a_name_must_be_public(monkeypatch: pytest.MonkeyPatch)
         {"Ü": "x"},
     ],
 )
-def test_headers_that_the_tool_decides_are_refused(
+def test_headers_reserved_by_the_tool_are_refused(
     tools: AgentTools, paywall: Paywall, headers: dict[str, str]
 ) -> None:
     result = fetched(tools, paywall, headers=headers)
@@ -423,7 +425,7 @@ def site() -> Iterator[tuple[Site, str]]:
     listening.close()
 
 
-def test_redirects_are_followed_within_an_origin_and_no_further(
+def test_redirects_are_followed_only_within_an_origin(
     tools: AgentTools, paywall: Paywall, site: tuple[Site, str]
 ) -> None:
     app, url = site
@@ -446,7 +448,7 @@ def test_redirects_are_followed_within_an_origin_and_no_further(
     assert fetch("/here", method="POST")["status"] == "rejected"
 
 
-def test_a_body_is_bounded_and_readable(tools: AgentTools, site: tuple[Site, str]) -> None:
+def test_a_body_is_truncated_and_readable(tools: AgentTools, site: tuple[Site, str]) -> None:
     app, url = site
     app.answers = {
         "/long": (200, {"content-type": "text/html"}, b"x" * 2_000_000),

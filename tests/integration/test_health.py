@@ -97,7 +97,7 @@ async def watched(**settings: Any) -> AsyncIterator[Watched]:
         await runtime.stop()
 
 
-def test_a_server_that_works_is_alive_and_ready_and_asks_for_no_key(shared_server: AgentPayServer) -> None:
+def test_a_working_server_is_healthy_and_ready_without_a_key(shared_server: AgentPayServer) -> None:
     with raw_client(shared_server, "") as http:
         health, ready = http.get("/healthz"), http.get("/readyz?verbose=1")
     assert (health.status_code, health.json()) == (200, {"status": "ok"})
@@ -110,7 +110,7 @@ def test_a_server_that_works_is_alive_and_ready_and_asks_for_no_key(shared_serve
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "BREW"])
-def test_nothing_but_get_is_taken(shared_server: AgentPayServer, path: str, method: str) -> None:
+def test_methods_other_than_get_are_405(shared_server: AgentPayServer, path: str, method: str) -> None:
     with raw_client(shared_server, "") as http:
         answer = http.request(method, path)
     assert answer.status_code == 405
@@ -124,7 +124,7 @@ def test_every_other_path_still_needs_a_key(shared_server: AgentPayServer, path:
         refused(http.get(f"http://agentpay.invalid{path}"), "unauthorized")
 
 
-def test_probes_draw_nothing_from_the_source_of_chance() -> None:
+def test_probes_do_not_consume_randomness() -> None:
     keys = []
     for probes in (0, 3):
         with AgentPayServer(clock=START, seed=1) as server, raw_client(server, "") as http:
@@ -135,7 +135,7 @@ def test_probes_draw_nothing_from_the_source_of_chance() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_chain_that_does_not_answer_is_named() -> None:
+async def test_an_unavailable_chain_is_named() -> None:
     async with watched() as server:
         server.chain.trouble = raising(ChainUnavailableError("secret-node.internal refused"))
         assert await server.not_ready() == ["chain"]
@@ -146,7 +146,7 @@ async def test_a_chain_that_does_not_answer_is_named() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_database_that_does_not_answer_is_named() -> None:
+async def test_an_unavailable_database_is_named() -> None:
     async with watched() as server:
         server.database.trouble = raising(DatabaseUnavailableError("password=hunter2"))
         answer = await server.http.get("/readyz")
@@ -156,7 +156,7 @@ async def test_a_database_that_does_not_answer_is_named() -> None:
 
 
 @pytest.mark.anyio
-async def test_a_slow_part_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_slow_dependency_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(operations, "PROBE_SECONDS", 0.01)
     async with watched() as server:
         server.chain.trouble = server.database.trouble = silent

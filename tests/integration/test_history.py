@@ -45,7 +45,7 @@ def test_a_new_account_has_no_history(http: httpx.Client, client: AgentPay):
     assert history(http, account.account_id) == []
 
 
-def test_a_transfer_is_out_for_one_account_and_a_deposit_for_the_other(
+def test_a_transfer_is_outgoing_for_the_payer_and_a_deposit_for_the_payee(
     server: AgentPayServer, funded: Funded, http: httpx.Client, client: AgentPay
 ):
     payer, payee = funded("10"), client.accounts.create(name="Payee")
@@ -211,7 +211,7 @@ def test_entries_are_filtered_by_status(funded: Funded, http: httpx.Client, clie
     assert amounts(status="rejected") == ["4", "3"]
 
 
-def test_since_is_strict(server: AgentPayServer, http: httpx.Client, client: AgentPay):
+def test_since_is_exclusive(server: AgentPayServer, http: httpx.Client, client: AgentPay):
     account_id = client.accounts.create(name="a").account_id
     for amount in (1, 2, 3):
         server.sandbox.fund(account_id, amount)
@@ -243,7 +243,7 @@ def test_since_excludes_entries_shown_with_that_time():
             assert all(other.created_at > entry.created_at for other in later)
 
 
-def test_the_history_is_of_one_account(server: AgentPayServer, funded: Funded, http: httpx.Client):
+def test_the_history_lists_only_its_account(server: AgentPayServer, funded: Funded, http: httpx.Client):
     one, other = funded("1"), funded("2")
 
     assert [entry["amount_usdc"] for entry in history(http, one.account_id)] == ["1.000000"]

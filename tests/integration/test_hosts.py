@@ -53,14 +53,14 @@ def is_misdirected(answered: Answered, host: str) -> bool:
         *["pay.example", "PAY.example.:443", "[2001:DB8::7]"],
     ],
 )
-def test_a_local_port_answers_to_loopback_and_to_the_named_hosts(local: AgentPayServer, host: str) -> None:
+def test_a_local_port_accepts_loopback_and_allowed_hosts(local: AgentPayServer, host: str) -> None:
     assert ask(local.base_url, host).status == 200
 
 
 @pytest.mark.parametrize(
     "host", ["evil.example", "evil.example:8402", "0.0.0.0", "192.168.0.1", "localhost.evil.example", "[::]"]
 )
-def test_a_local_port_answers_to_no_other(local: AgentPayServer, host: str) -> None:
+def test_a_local_port_refuses_other_hosts(local: AgentPayServer, host: str) -> None:
     shown = host.removesuffix(":8402").removeprefix("[").removesuffix("]")
     assert is_misdirected(ask(local.base_url, host), shown)
 
@@ -119,7 +119,7 @@ def test_http_1_0_needs_no_host_but_a_sent_one_is_checked(local: AgentPayServer)
         *["GET /v1/accounts", "PATCH /v1/accounts", "POST /v1/accounts", "OPTIONS *", "BREW /healthz"],
     ],
 )
-def test_it_is_checked_before_all_else(local: AgentPayServer, line: str) -> None:
+def test_the_host_is_checked_first(local: AgentPayServer, line: str) -> None:
     answered = ask(local.base_url, "evil.example", f"{line} HTTP/1.1", "Content-Length: 999999")
     if answered.status != 400:  # A parser may know fewer methods.
         assert is_misdirected(answered, "evil.example")
@@ -165,7 +165,7 @@ def test_in_process_there_is_no_host_to_check(local: AgentPayServer) -> None:
         ("healthz", "localhost", 400),
     ],
 )
-def test_an_absolute_target_is_answered_and_its_authority_counts(
+def test_the_authority_of_an_absolute_target_is_checked(
     local: AgentPayServer, target: str, host: str, status: int
 ) -> None:
     key = f"Authorization: Bearer {local.operator_key}"
@@ -175,7 +175,7 @@ def test_an_absolute_target_is_answered_and_its_authority_counts(
         assert answered.json() in ({"status": "ok"}, {"data": [], "cursor": "", "has_more": False})
 
 
-def test_a_page_under_a_name_that_was_rebound_reads_nothing(local: AgentPayServer) -> None:
+def test_a_page_under_a_rebound_name_reads_nothing(local: AgentPayServer) -> None:
     # A browser's request once evil.example resolves to 127.0.0.1, even with a stolen key.
     port = local.base_url.rpartition(":")[2]
     with httpx.Client(base_url=local.base_url, headers={"Host": f"evil.example:{port}"}) as page:
@@ -184,7 +184,7 @@ def test_a_page_under_a_name_that_was_rebound_reads_nothing(local: AgentPayServe
             assert (answer.status_code, answer.json()["error"]) == (421, "misdirected_request")
 
 
-def test_a_host_that_cannot_be_answered_to_opens_no_port(server: AgentPayServer) -> None:
+def test_an_invalid_allowed_host_prevents_listening(server: AgentPayServer) -> None:
     with pytest.raises(ValueError, match="'https://x' is not a host"):
         server.listen(allowed_hosts=["https://x"])
     assert ask(server.listen(), "localhost").status == 200
@@ -213,12 +213,12 @@ def test_serve_accepts_only_loopback_names() -> None:
         assert statuses(base_url, *HOSTS) == [200, 200, 421, 421, 421]
 
 
-def test_serve_answers_to_the_allowed_hosts_too() -> None:
+def test_serve_accepts_the_allowed_hosts_too() -> None:
     with serving("--allowed-host", "Pay.Example", "--allowed-host", "10.0.0.7") as base_url:
         assert statuses(base_url, *HOSTS) == [200, 200, 200, 200, 421]
 
 
-def test_demo_answers_to_the_allowed_hosts_too() -> None:
+def test_demo_accepts_the_allowed_hosts_too() -> None:
     with serving("--json", "--for", "60", "--allowed-host", "pay.example", command="demo") as url:
         assert statuses(url, *HOSTS) == [200, 200, 200, 421, 421]
 
@@ -230,7 +230,7 @@ def key() -> str:
         return server.operator_key
 
 
-def test_a_port_for_other_machines_answers_to_every_host(key: str) -> None:
+def test_a_public_port_accepts_every_host(key: str) -> None:
     with serving("--host", "0.0.0.0", "--allow-remote", "--operator-key", key) as base_url:
         assert statuses(base_url, *HOSTS) == [200] * 5
 
@@ -271,7 +271,7 @@ def write(base_url: str, *headers: str) -> Answered:
         ["Sec-Fetch-Site: none"],
     ],
 )
-def test_programs_and_pages_of_the_server_may_write(local: AgentPayServer, headers: list[str]) -> None:
+def test_programs_and_same_origin_pages_may_write(local: AgentPayServer, headers: list[str]) -> None:
     answered = write(local.base_url, *(header.format(base_url=local.base_url) for header in headers))
     assert answered.status == 401
 
@@ -294,7 +294,7 @@ def test_pages_of_other_origins_may_not_write(local: AgentPayServer, headers: li
     assert not any(name.lower().startswith("access-control") for name in answered.headers)
 
 
-def test_pages_of_other_origins_read_without_leave_to_see_it(local: AgentPayServer) -> None:
+def test_pages_of_other_origins_get_no_cors_headers(local: AgentPayServer) -> None:
     answered = ask(local.base_url, "localhost", "GET /healthz HTTP/1.1", "Sec-Fetch-Site: cross-site")
     assert answered.status == 200
     assert not any(name.lower().startswith("access-control") for name in answered.headers)

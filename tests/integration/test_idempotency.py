@@ -48,7 +48,7 @@ def transactions_of(server: AgentPayServer, account: Account) -> list[str]:
     return [entry["type"] for entry in money.entries(server, account.account_id)][:-1]
 
 
-def test_a_replay_is_the_same_answer_and_moves_nothing(
+def test_a_replay_returns_the_same_response_and_moves_nothing(
     server: AgentPayServer, http: httpx.Client, pair: Pair
 ) -> None:
     first = money.post(http, pair.order())
@@ -70,7 +70,7 @@ def test_another_spelling_of_the_amount_is_the_same_request(
 
 @pytest.mark.parametrize("first", [None, "", ...], ids=["null", "empty", "absent"])
 @pytest.mark.parametrize("again", [None, "", ...], ids=["null", "empty", "absent"])
-def test_no_memo_is_the_same_request_however_it_is_left_out(
+def test_a_missing_null_and_empty_memo_are_the_same_request(
     http: httpx.Client, pair: Pair, first: Any, again: Any
 ) -> None:
     answer = money.post(http, pair.order(memo=first))
@@ -179,7 +179,7 @@ def test_the_error_of_a_repeated_refusal_says_when_it_was_decided(
     assert "repeated" not in str(raised.value)
 
 
-def test_insufficient_balance_is_tried_again_as_a_new_transfer(
+def test_retrying_after_insufficient_balance_creates_a_new_transfer(
     server: AgentPayServer, http: httpx.Client, pair: Pair
 ) -> None:
     body = pair.order(amount="150")
@@ -198,7 +198,7 @@ def test_insufficient_balance_is_tried_again_as_a_new_transfer(
     assert http.get(f"/v1/transfers/{first['transfer_id']}").json()["status"] == "rejected"
 
 
-def test_a_request_that_stores_nothing_keeps_no_key(
+def test_a_request_that_stores_nothing_does_not_use_its_key(
     server: AgentPayServer, http: httpx.Client, pair: Pair
 ) -> None:
     for wrong in ({"to": "nobody"}, {"amount": "0"}, {"memo": "x" * 201}, {"from": "acct_1"}):
@@ -299,7 +299,7 @@ class TestScope:
         assert money.held(server, pair.payee.usdc_token_account) == 3_000_000
 
     @pytest.mark.parametrize("first", ["agent", "operator"])
-    def test_for_an_operator_a_key_under_another_account_is_another_from(
+    def test_an_operator_reusing_a_key_for_another_account_conflicts(
         self, server: AgentPayServer, client: AgentPay, pair: Pair, first: str
     ) -> None:
         payer = server.agent_client(pair.payer.account_id) if first == "agent" else client
@@ -402,7 +402,7 @@ class TestManyAtOnce:
         assert len(money.events(server)) == 400
 
     @pytest.mark.anyio
-    async def test_one_key_raced_from_two_accounts_pays_from_one(
+    async def test_one_key_used_concurrently_for_two_accounts_pays_from_one(
         self, server: AgentPayServer, pair: Pair
     ) -> None:
         client = server.async_client()

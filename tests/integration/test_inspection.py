@@ -31,7 +31,7 @@ def paid(server: AgentPayServer, client: AgentPay, funded: Funded) -> str:
 # --- Requests
 
 
-def test_requests_are_shown_with_their_answers(server: AgentPayServer, paid: str) -> None:
+def test_requests_are_recorded_with_their_responses(server: AgentPayServer, paid: str) -> None:
     settled, refused = server.requests.where(method="POST", path="/v1/transfers")
     assert settled.body["amount"] == "5.000000"
     assert (settled.status, settled.answer["transfer_id"]) == (200, paid)
@@ -76,7 +76,7 @@ def test_a_request_without_an_answer_is_shown(server: AgentPayServer) -> None:
     assert (request.body, request.status, request.answer) == (None, None, None)
 
 
-def test_the_newest_requests_are_kept_to_a_number(
+def test_recorded_requests_are_limited_by_number(
     server: AgentPayServer, client: AgentPay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inspection, "RECORDS_MAX", 3)
@@ -85,7 +85,7 @@ def test_the_newest_requests_are_kept_to_a_number(
     assert [request.body["name"] for request in server.requests] == ["c", "d", "e"]
 
 
-def test_the_newest_requests_are_kept_to_a_size(
+def test_recorded_requests_are_limited_by_size(
     server: AgentPayServer, client: AgentPay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(inspection, "_BODIES_MAX_BYTES", 10_000)
@@ -95,7 +95,7 @@ def test_the_newest_requests_are_kept_to_a_size(
     assert server._running.recorder._bytes_kept < 10_000
 
 
-def test_a_request_that_was_dropped_while_it_was_answered_leaves_no_trace() -> None:
+def test_an_evicted_request_in_progress_is_not_recorded() -> None:
     recorder = inspection.Recorder(ManualClock(START))
     entered, go_on = asyncio.Event(), asyncio.Event()
 
@@ -222,7 +222,7 @@ def test_an_unknown_field_raises(server: AgentPayServer, paid: str) -> None:
         server.events.where(typ="transfer.settled")
 
 
-def test_looking_is_safe_while_others_write(server: AgentPayServer, client: AgentPay) -> None:
+def test_records_can_be_read_while_requests_run(server: AgentPayServer, client: AgentPay) -> None:
     done = threading.Event()
 
     def write() -> None:
@@ -246,7 +246,7 @@ def test_looking_is_safe_while_others_write(server: AgentPayServer, client: Agen
 # --- The timeline
 
 
-def test_the_timeline_puts_each_thing_where_it_belongs(
+def test_the_timeline_nests_every_record_under_its_cause(
     server: AgentPayServer, client: AgentPay, funded: Funded
 ) -> None:
     stores.memory_only("writes that follow a response wait for the disk")

@@ -31,7 +31,7 @@ def texts() -> list[Path]:
     return [path for path in (*ROOT.iterdir(), *below) if path.suffix in SUFFIXES]
 
 
-def test_no_text_says_to_install_a_package_of_others() -> None:
+def test_no_text_says_to_install_a_foreign_package() -> None:
     told = [
         f"{path.relative_to(ROOT)}: {match[0]}"
         for path in texts()

@@ -148,7 +148,7 @@ def imports_of(path):
         yield from (name for name in names if name.split(".")[0] in ("agentpay", "agentpay_server"))
 
 
-def test_imports_run_down_only():
+def test_no_module_imports_a_higher_layer():
     upwards = [
         f"{module_name(path)} imports {imported}"
         for path in MODULES
@@ -188,7 +188,7 @@ def test_imports_run_down_only():
         ),
     ],
 )
-def test_a_package_imports_nothing_but_its_neighbours(package, alone):
+def test_a_package_imports_only_its_allowed_layers(package, alone):
     for path in MODULES:
         if layer_of(module_name(path)) == package:
             for imported in imports_of(path):
@@ -271,7 +271,7 @@ def libraries_of(path):
 IO = {"asyncio", "socket", "time", "random", "secrets", "sqlite3", "sqlalchemy", "httpx", "os", "threading"}
 
 
-def test_the_rules_are_without_input_and_output():
+def test_rule_modules_do_no_input_or_output():
     for path in MODULES:
         module = module_name(path)
         is_pure = path.stem == "rules" or module.startswith(("agentpay.contract", "agentpay_server.contract"))

@@ -10,7 +10,7 @@ from agentpay import AgentPay, AsyncAgentPay
 from agentpay_server import AgentPayServer
 
 
-def test_a_connection_never_holds_an_answer_back_for_an_acknowledgement(server: AgentPayServer) -> None:
+def test_accepted_connections_disable_nagle(server: AgentPayServer) -> None:
     # With Nagle's algorithm on, an answer of two writes waits for the caller's delayed acknowledgement.
     with Peer(server.listen()) as peer:
         assert peer.send(GET_HEALTH).answer().status == 200
@@ -21,7 +21,7 @@ def test_a_connection_never_holds_an_answer_back_for_an_acknowledgement(server: 
         assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
-def test_clients_with_transports_of_their_own_keep_one_connection(server: AgentPayServer) -> None:
+def test_clients_with_given_transports_reuse_one_connection(server: AgentPayServer) -> None:
     url = server.listen()
     pool = httpx.HTTPTransport(limits=httpx.Limits(max_connections=1))
     with AgentPay(api_key=server.operator_key, base_url=url, transport=pool) as client:

@@ -43,7 +43,7 @@ def lines() -> Iterator[Lines]:
         yield Lines(stream)
 
 
-def test_every_answer_is_a_line_that_names_request_route_status_and_duration(
+def test_every_response_is_logged_with_request_route_status_and_duration(
     lines: Lines, client: AgentPay, http: httpx.Client
 ) -> None:
     account = client.accounts.create(name="Payer")
@@ -81,7 +81,7 @@ def test_a_transfer_is_followed_from_its_request_to_its_end(
     assert settled["duration_ms"] == 0  # the clock is paused
 
 
-def test_every_event_is_in_the_documents() -> None:
+def test_every_log_event_is_documented() -> None:
     root = Path(agentpay_server.__file__).parent
     calls = [
         node
@@ -127,7 +127,7 @@ def test_probes_are_not_logged(lines: Lines, server: AgentPayServer) -> None:
     assert lines.events("request.answered") == []
 
 
-def test_polling_for_events_is_logged_at_debug_alone(client: AgentPay) -> None:
+def test_polling_for_events_is_logged_only_at_debug(client: AgentPay) -> None:
     for level, expected in ((logging.INFO, 0), (logging.DEBUG, 1)):
         stream = io.StringIO()
         with logging_to(stream, LogFormat.JSON, level):
@@ -144,7 +144,7 @@ def test_a_server_on_a_terminal_logs_for_people(monkeypatch: pytest.MonkeyPatch)
     assert formats[False] == [LogFormat.JSON, LogFormat.JSON, LogFormat.TEXT]
 
 
-def test_no_secret_and_nothing_that_a_caller_wrote_is_logged(
+def test_no_secret_and_no_text_of_callers_is_logged(
     lines: Lines, server: AgentPayServer, client: AgentPay, funded: Funded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, target = funded("10"), funded("1")
@@ -168,7 +168,7 @@ def test_no_secret_and_nothing_that_a_caller_wrote_is_logged(
     assert "planted" not in lines.text.lower()
 
 
-def test_a_fault_of_the_server_is_one_line_with_its_traceback(
+def test_an_internal_error_is_logged_as_one_line_with_its_traceback(
     lines: Lines, server: AgentPayServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def fail(*_: object, **__: object) -> None:
@@ -191,7 +191,7 @@ def test_library_warnings_are_logged_in_the_same_format(lines: Lines) -> None:
     assert line["message"] == '"quoted"\nand broken'
 
 
-def test_text_is_one_line_for_people_with_what_could_break_it_quoted() -> None:
+def test_the_text_format_is_one_line_with_quoted_values() -> None:
     stream = io.StringIO()
     token = REQUEST_ID.set("req_1")
     try:
@@ -223,7 +223,7 @@ def test_an_embedded_server_is_silent_even_when_it_fails() -> None:
     assert (done.stdout, done.stderr) == ("", "")
 
 
-def test_a_logger_is_left_as_it_was_found() -> None:
+def test_log_configuration_is_restored() -> None:
     root, ours = logging.getLogger(), logging.getLogger(ROOT)
     before = (list(root.handlers), root.level, list(ours.handlers), ours.level)
     with logging_to(io.StringIO(), LogFormat.JSON), AgentPayServer(clock=START) as server:

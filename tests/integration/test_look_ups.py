@@ -61,7 +61,7 @@ async def look_up(look_ups: LookUps, host: str, operator_id: str) -> list[str]:
 
 
 @pytest.mark.anyio
-async def test_slow_names_of_one_operator_hold_up_no_other(resolver: Resolver) -> None:
+async def test_slow_lookups_of_one_operator_do_not_delay_others(resolver: Resolver) -> None:
     look_ups = LookUps(resolver)
     slow = [asyncio.create_task(look_up(look_ups, f"n{n}{SLOW}", "op_a")) for n in range(40)]
     await asyncio.to_thread(resolver.wait_for, OF_ONE_OPERATOR_AT_ONCE)

@@ -90,7 +90,7 @@ def assert_refused(answered: Answered) -> None:
 
 
 @pytest.mark.parametrize("data", MALFORMED, ids=lambda data: repr(data[:40]))
-def test_it_is_answered_once_in_our_words_and_the_connection_ends(
+def test_malformed_http_gets_one_declared_error_and_the_connection_closes(
     listening: AgentPayServer, data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO), Peer(listening.base_url) as peer:
@@ -108,7 +108,7 @@ def test_it_is_answered_once_in_our_words_and_the_connection_ends(
 
 @pytest.mark.parametrize("order", [1, -1], ids=["length first", "coding first"])
 @pytest.mark.parametrize("lengths", [b"Content-Length: 5\r\n", b"Content-Length: 0\r\n"])
-def test_a_body_with_two_lengths_is_answered_once_and_nothing_behind_it_is_a_request(
+def test_a_body_with_two_lengths_cannot_smuggle_a_request(
     listening: AgentPayServer, order: int, lengths: bytes
 ) -> None:
     key = b"Authorization: Bearer " + listening.operator_key.encode() + b"\r\n"
@@ -150,7 +150,7 @@ def test_data_after_a_request_does_not_affect_its_response(listening: AgentPaySe
         assert peer.rest() == b""
 
 
-def test_a_request_with_trailers_is_answered_without_them(listening: AgentPayServer) -> None:
+def test_trailers_of_a_request_are_ignored(listening: AgentPayServer) -> None:
     with Peer(listening.base_url) as peer:
         peer.send(b"POST /v1/accounts HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n")
         peer.send(b"2\r\n{}\r\n0\r\nAuthorization: Bearer " + listening.operator_key.encode() + b"\r\n\r\n")
@@ -158,7 +158,7 @@ def test_a_request_with_trailers_is_answered_without_them(listening: AgentPaySer
         assert peer.send(GET_HEALTH).answer().status == 200
 
 
-def test_another_protocol_is_not_offered(listening: AgentPayServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_protocol_upgrades_are_ignored(listening: AgentPayServer, caplog: pytest.LogCaptureFixture) -> None:
     for upgrade in ("h2c", "websocket"):
         with Peer(listening.base_url) as peer:
             answered = peer.request("GET /healthz", "Connection: Upgrade", f"Upgrade: {upgrade}")

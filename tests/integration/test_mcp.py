@@ -202,7 +202,7 @@ async def test_the_tool_list_is_small_and_says_what_each_tool_may_do(place: Plac
     ("transport", "action"),
     [("http", "accept"), ("http", "decline"), ("http", "cancel"), ("stdio", "accept")],
 )
-async def test_a_host_that_can_opens_the_page_of_the_approval(
+async def test_a_host_with_elicitation_opens_the_approval_page(
     place: Place, over_http: str, transport: str, mode: str, action: Any
 ) -> None:
     asked: list[types.ElicitRequestURLParams] = []
@@ -224,7 +224,7 @@ async def test_a_host_that_can_opens_the_page_of_the_approval(
 
 
 @pytest.mark.parametrize("mode", ERAS)
-async def test_what_is_approved_while_the_page_is_shown_is_reported_settled(place: Place, mode: str) -> None:
+async def test_a_payment_approved_while_the_page_is_open_is_reported_settled(place: Place, mode: str) -> None:
     tools = mcp_server(AsyncAgentTools(place.server.async_agent_client(place.payer)))
 
     async def approve(_context: Any, params: Any) -> types.ElicitResult:
@@ -236,7 +236,7 @@ async def test_what_is_approved_while_the_page_is_shown_is_reported_settled(plac
     assert (result["status"], result["approval_url"]) == ("settled", None)
 
 
-async def test_a_host_that_cannot_gets_the_page_in_the_result(place: Place) -> None:
+async def test_a_host_without_elicitation_gets_the_approval_url(place: Place) -> None:
     tools = mcp_server(AsyncAgentTools(place.server.async_agent_client(place.payer)))
     async with Client(tools) as client:
         result = await called(client, "pay", payment_ref="no-dialogs", to=place.payee, amount_usdc="5")
@@ -272,13 +272,13 @@ def one_sentence(process: "subprocess.CompletedProcess[str]") -> str:
     return line
 
 
-def test_an_operator_key_ends_it_at_the_start(place: Place) -> None:
+def test_an_operator_key_is_refused_at_startup(place: Place) -> None:
     done = ended(env={**place.env, "AGENTPAY_API_KEY": place.server.operator_key})
     assert done.returncode == 2
     assert "agent-scoped key" in one_sentence(done)
 
 
-def test_an_operator_key_ends_it_while_the_service_does_not_answer(place: Place) -> None:
+def test_an_operator_key_is_refused_while_the_service_is_unreachable(place: Place) -> None:
     away = {"AGENTPAY_BASE_URL": "http://127.0.0.1:9", "AGENTPAY_API_KEY": place.server.operator_key}
     done = ended(env=away)
     assert done.returncode == 2
@@ -295,7 +295,7 @@ def test_an_operator_key_ends_it_while_the_service_does_not_answer(place: Place)
         ({"AGENTPAY_MCP_TOKEN": "short"}, "AGENTPAY_MCP_TOKEN must have at least 16"),
     ],
 )
-def test_a_wrong_configuration_ends_it_with_one_sentence(
+def test_an_invalid_configuration_is_reported_in_one_sentence(
     place: Place, env: dict[str, str], said: str
 ) -> None:
     arguments = ["--http", "--port", "0"] if "AGENTPAY_MCP_TOKEN" in env else []
@@ -304,7 +304,7 @@ def test_a_wrong_configuration_ends_it_with_one_sentence(
     assert said in one_sentence(done)
 
 
-def test_it_ends_when_the_host_closes_the_connection(place: Place) -> None:
+def test_the_server_exits_when_the_host_closes_the_connection(place: Place) -> None:
     done = ended(env=place.env)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -316,7 +316,7 @@ def test_without_the_extra_it_says_what_to_install() -> None:
     assert one_sentence(done) == "agentpay-mcp: mcp is not installed: pip install 'agentpay-kit[mcp]'"
 
 
-def test_a_port_that_is_taken_ends_it(place: Place) -> None:
+def test_a_port_in_use_is_reported(place: Place) -> None:
     port = place.server.base_url.rpartition(":")[2]
     done = ended("--http", "--port", port, env=place.env)
     assert done.returncode == 1
@@ -334,7 +334,7 @@ def test_http_needs_the_token(over_http: str, authorization: str | None) -> None
     assert response.headers["www-authenticate"] == "Bearer"
 
 
-def test_http_answers_to_loopback_names_alone(over_http: str) -> None:
+def test_http_accepts_only_loopback_hosts(over_http: str) -> None:
     headers = {"Authorization": f"Bearer {TOKEN}", "Host": "evil.example", "Accept": "application/json"}
     response = httpx2.post(over_http, headers=headers, json={"jsonrpc": "2.0", "id": 1, "method": "ping"})
     assert response.status_code == 421
@@ -349,7 +349,7 @@ def test_http_without_a_token_makes_one_and_shows_it_once(place: Place) -> None:
     assert len(told["token"]) >= 32
 
 
-async def test_it_starts_before_the_service_does(place: Place) -> None:
+async def test_the_server_starts_before_the_service(place: Place) -> None:
     """A host starts its tools at login; a service that is not there yet is asked again by the first call."""
     program = StdioServerParameters(
         command=sys.executable,

@@ -37,7 +37,7 @@ def test_both_pages_show_the_same_figures() -> None:
         assert numbers <= others, f"{benchmarks}: measure again with `nox -s bench -- --write`"
 
 
-def test_both_pages_show_what_the_last_run_measured(pages: Any) -> None:
+def test_both_pages_show_the_stored_figures(pages: Any) -> None:
     shown = pages.stored()
     assert shown.keys() == pages.FIGURES.keys()
     for table in pages.TABLES:
@@ -79,7 +79,7 @@ def run_of(pages: Any, ratio: float) -> dict[str, list[Any]]:
     }
 
 
-def test_one_run_is_written_into_both(pages: Any, copies: list[Path]) -> None:
+def test_a_run_is_written_into_both_pages(pages: Any, copies: list[Path]) -> None:
     pages.write(run_of(pages, 4.25))
     readme, guarantees, stored = (path.read_text("utf-8") for path in copies)
     assert "| 4.25 times the bare virtual machine, one HTTP round trip and two commits |" in readme
@@ -94,7 +94,7 @@ def test_one_run_is_written_into_both(pages: Any, copies: list[Path]) -> None:
         ]
 
 
-def test_a_run_that_lacks_a_figure_writes_nothing(pages: Any, copies: list[Path]) -> None:
+def test_a_run_without_a_required_figure_writes_nothing(pages: Any, copies: list[Path]) -> None:
     before = [path.read_text("utf-8") if path.exists() else None for path in copies]
     results = run_of(pages, 2.0)
     del results["rpc"]
@@ -103,7 +103,7 @@ def test_a_run_that_lacks_a_figure_writes_nothing(pages: Any, copies: list[Path]
     assert [path.read_text("utf-8") if path.exists() else None for path in copies] == before
 
 
-def test_a_page_without_a_place_for_its_table_is_named(pages: Any, copies: list[Path]) -> None:
+def test_a_page_without_a_table_marker_is_named(pages: Any, copies: list[Path]) -> None:
     copies[0].write_text("nothing is measured", "utf-8")
     with pytest.raises(ValueError, match=r"README\.md does not say where"):
         pages.write(run_of(pages, 2.0))

@@ -78,7 +78,7 @@ def test_requests_are_counted_by_path_template(
     assert account.account_id not in text
 
 
-def test_transfers_are_counted_once_by_how_they_ended(client: AgentPay, funded: Funded, value: Value) -> None:
+def test_transfers_are_counted_once_by_outcome(client: AgentPay, funded: Funded, value: Value) -> None:
     source, target = funded("10"), funded("0.000001")
     for _ in range(3):
         client.transfers.create(
@@ -101,7 +101,7 @@ def test_transfers_are_counted_once_by_how_they_ended(client: AgentPay, funded: 
     assert value("agentpay_settlement_seconds_bucket", le="+Inf") == 1
 
 
-def test_deliveries_that_wait_are_queue_depth_and_lag(
+def test_pending_deliveries_are_queue_depth_and_lag(
     server: AgentPayServer, client: AgentPay, funded: Funded, value: Value
 ) -> None:
     source, target = funded("10"), funded("0.000001")
@@ -119,9 +119,7 @@ def test_deliveries_that_wait_are_queue_depth_and_lag(
     assert value("agentpay_delivery_lag_seconds") == 0
 
 
-def test_servers_of_one_process_count_apart_and_nothing_is_global(
-    server: AgentPayServer, value: Value
-) -> None:
+def test_servers_of_one_process_have_separate_metrics(server: AgentPayServer, value: Value) -> None:
     with AgentPayServer(clock=START) as other:
         other.client().accounts.create(name="elsewhere")
     assert value("agentpay_requests_total", route="/v1/accounts", method="POST", status="201") == 0

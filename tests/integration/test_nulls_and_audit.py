@@ -32,7 +32,7 @@ from agentpay_server import AgentPayServer
         ("/console/agent-keys", {"account_id": "a", "name": None}, "name"),
     ],
 )
-def test_null_is_refused_where_a_field_can_only_be_left_out(
+def test_null_is_refused_for_fields_that_may_only_be_omitted(
     http: httpx.Client, path: str, body: dict[str, object], field: str
 ) -> None:
     answer = http.post(path, json=body)

@@ -114,7 +114,7 @@ def judged(
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_every_operation_answers_as_its_document_says(document: str, tmp_path: Path) -> None:
+def test_every_operation_conforms_to_its_document(document: str, tmp_path: Path) -> None:
     said = judged(document, tmp_path, examples=4, timeout_seconds=100)
 
     operations = json.loads((ROOT / "docs" / document).read_text())["paths"].values()
@@ -123,14 +123,12 @@ def test_every_operation_answers_as_its_document_says(document: str, tmp_path: P
     assert "Stateful" in said
 
 
-def test_an_agent_is_answered_as_the_document_says(tmp_path: Path) -> None:
+def test_responses_to_an_agent_key_conform_to_the_document(tmp_path: Path) -> None:
     judged(DOCUMENTS[0], tmp_path, examples=1, timeout_seconds=100, as_agent=True)
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("as_agent", [False, True])
 @pytest.mark.parametrize("document", DOCUMENTS)
-def test_thousands_of_requests_are_answered_as_the_document_says(
-    document: str, as_agent: bool, tmp_path: Path
-) -> None:
+def test_thousands_of_requests_conform_to_the_document(document: str, as_agent: bool, tmp_path: Path) -> None:
     judged(document, tmp_path, examples=500, timeout_seconds=None, as_agent=as_agent)

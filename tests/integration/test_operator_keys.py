@@ -112,7 +112,7 @@ def test_the_keys_of_another_operator_do_not_count(server: AgentPayServer, http:
     refused(http.delete(f"{PATH}/{own_key_id(server)}"), "last_operator_key")
 
 
-def test_pages_of_keys(server: AgentPayServer, http: httpx.Client) -> None:
+def test_keys_are_listed_in_pages(server: AgentPayServer, http: httpx.Client) -> None:
     for number in range(4):
         http.post(PATH, json={"name": f"{number}"})
     first = http.get(PATH, params={"limit": 3}).json()
@@ -122,7 +122,7 @@ def test_pages_of_keys(server: AgentPayServer, http: httpx.Client) -> None:
     assert (first["has_more"], rest["has_more"], rest["cursor"]) == (True, False, "")
 
 
-def test_the_key_of_a_run_does_not_count_as_the_last_key(tmp_path: Path) -> None:
+def test_the_temporary_key_of_a_run_does_not_count_as_the_last_key(tmp_path: Path) -> None:
     with AgentPayServer(clock=START, data_dir=tmp_path) as first:
         kept, kept_id = first.operator_key, own_key_id(first)
     with AgentPayServer(clock=START, data_dir=tmp_path) as second:
@@ -135,7 +135,7 @@ def test_the_key_of_a_run_does_not_count_as_the_last_key(tmp_path: Path) -> None
         assert list(second.client(api_key=kept).accounts.list()) == []
 
 
-def test_a_key_may_have_the_name_of_a_lent_one(tmp_path: Path) -> None:
+def test_a_key_may_share_the_name_of_a_temporary_one(tmp_path: Path) -> None:
     with AgentPayServer(data_dir=tmp_path) as first:
         lasting = first.console.operator_keys.create(name="this run")
     with AgentPayServer(data_dir=tmp_path):
@@ -144,7 +144,7 @@ def test_a_key_may_have_the_name_of_a_lent_one(tmp_path: Path) -> None:
         assert list(third.client().accounts.list()) == []
 
 
-def test_a_revoked_key_starts_no_server_and_its_successor_does(tmp_path: Path) -> None:
+def test_a_revoked_key_cannot_start_a_server(tmp_path: Path) -> None:
     with AgentPayServer(data_dir=tmp_path) as first:
         leaked, leaked_id = first.operator_key, own_key_id(first)
         account = first.client().accounts.create(name="a")

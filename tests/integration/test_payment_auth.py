@@ -85,7 +85,7 @@ SETTLED_ANYWAY = (
 
 @pytest.mark.parametrize("protocol", Protocol)
 @pytest.mark.parametrize("mode", SETTLED_ANYWAY)
-def test_a_seller_that_settles_and_says_otherwise_is_paid_once(
+def test_a_seller_that_settles_but_reports_failure_is_paid_once(
     server: AgentPayServer, bot: str, mode: Mode, protocol: Protocol
 ) -> None:
     with shop(server, mode=mode, protocols=[protocol], serves_again=True) as paywall:
@@ -112,7 +112,7 @@ def test_a_second_402_carries_the_payment(server: AgentPayServer, bot: str, mode
         assert caught.value.transfer_id == payment.transfer_id
 
 
-def test_a_lost_reply_says_what_was_presented(server: AgentPayServer, bot: str) -> None:
+def test_a_lost_reply_carries_the_payment_record(server: AgentPayServer, bot: str) -> None:
     with shop(server, mode=Mode.LOSE_REPLY) as paywall, buyer(server, paywall, bot) as http:
         with pytest.raises(httpx.TransportError) as caught:
             http.get("/forecast", extensions={"payment_key": "k"})
@@ -138,7 +138,7 @@ UNPAYABLE = (Mode.WRONG_NETWORK, Mode.WRONG_MINT, Mode.MALFORMED_CHALLENGE, Mode
 
 @pytest.mark.parametrize("protocol", Protocol)
 @pytest.mark.parametrize("mode", UNPAYABLE)
-def test_a_challenge_that_is_not_safe_signs_nothing(
+def test_an_unsafe_challenge_signs_nothing(
     server: AgentPayServer, bot: str, mode: Mode, protocol: Protocol
 ) -> None:
     with shop(server, mode=mode, protocols=[protocol]) as paywall, buyer(server, paywall, bot) as http:
@@ -149,7 +149,7 @@ def test_a_challenge_that_is_not_safe_signs_nothing(
         assert spent(server, bot) == 0
 
 
-def test_the_price_is_the_callers_to_bound(server: AgentPayServer, bot: str) -> None:
+def test_max_amount_bounds_the_price(server: AgentPayServer, bot: str) -> None:
     with shop(server) as paywall, buyer(server, paywall, bot, max_amount="0.009999") as http:
         with pytest.raises(errors.UnpayableChallengeError) as caught:
             http.get("/forecast")
@@ -157,7 +157,7 @@ def test_the_price_is_the_callers_to_bound(server: AgentPayServer, bot: str) -> 
         assert spent(server, bot) == 0
 
 
-def test_the_policy_decides(server: AgentPayServer, bot: str) -> None:
+def test_a_payment_refused_by_the_policy_raises(server: AgentPayServer, bot: str) -> None:
     operator = server.client()
     operator.policies.update(bot, max_daily_spend="0.015")
     with shop(server) as paywall, buyer(server, paywall, bot) as http:
@@ -202,7 +202,7 @@ LOST = {
 
 @pytest.mark.parametrize("protocol", Protocol)
 @pytest.mark.parametrize("step", LOST)
-def test_what_the_service_loses_is_paid_once(
+def test_requests_lost_by_the_service_are_paid_once(
     server: AgentPayServer, bot: str, protocol: Protocol, step: str
 ) -> None:
     effect, times = LOST[step]
@@ -220,7 +220,7 @@ def test_what_the_service_loses_is_paid_once(
         assert spent(server, bot) == PRICE
 
 
-def test_what_the_seller_answered_is_recorded(server: AgentPayServer, bot: str) -> None:
+def test_the_seller_response_is_recorded(server: AgentPayServer, bot: str) -> None:
     with shop(server) as paywall, buyer(server, paywall, bot, report=True) as http:
         record = http.get("/forecast").extensions["payment"]
         outcome = server.client().payments.get(record.transfer_id).outcome
@@ -259,7 +259,7 @@ with httpx.Client(auth=PaymentAuth(client, account_id=account_id), event_hooks=h
 
 @pytest.mark.parametrize("protocol", Protocol)
 @pytest.mark.parametrize("step", ["before the service is asked", "once it is signed", "once it is presented"])
-def test_a_process_that_is_killed_has_paid_at_most_once(
+def test_a_killed_process_pays_at_most_once(
     server: AgentPayServer, bot: str, protocol: Protocol, step: str
 ) -> None:
     key = server.client().console.agent_keys.create(bot).key

@@ -70,7 +70,7 @@ def events(server) -> list[tuple[str, Any]]:
 
 @every_protocol
 @pytest.mark.parametrize("is_sponsored", [True, False], ids=["sponsored", "own fee"])
-def test_a_402_is_paid(http, seller, paid, account, client, protocol, is_sponsored) -> None:
+def test_a_402_challenge_is_authorized(http, seller, paid, account, client, protocol, is_sponsored) -> None:
     payment = paid(
         seller.ask(protocol, 1_500, is_sponsored=is_sponsored), url=f"{ORIGIN}/forecast", memo="rain"
     )
@@ -96,7 +96,7 @@ def test_a_402_is_paid(http, seller, paid, account, client, protocol, is_sponsor
 
 
 @every_protocol
-def test_the_same_key_gives_the_same_transaction_wrapped_for_the_challenge_at_hand(
+def test_the_same_key_returns_the_same_transaction_in_a_header_for_the_new_challenge(
     http, seller, paid, protocol
 ) -> None:
     first = paid(seller.ask(protocol))
@@ -153,7 +153,7 @@ def test_other_terms_under_the_key_are_a_conflict_that_names_the_payment(
     assert seller.received == 0
 
 
-def test_another_caller_s_memo_or_another_seller_is_another_purchase(seller, paid, authorize) -> None:
+def test_another_memo_or_origin_under_the_key_conflicts(seller, paid, authorize) -> None:
     paid(seller.ask())
 
     refused(authorize(seller.ask(), memo="other"), "idempotency_conflict")
@@ -184,7 +184,7 @@ def test_a_payment_cannot_take_the_key_of_a_transfer(http, seller, authorize, ac
 
 
 @every_protocol
-def test_a_payment_that_nobody_broadcasts_expires(
+def test_a_payment_that_is_never_broadcast_expires(
     server, http, seller, paid, authorize, client, protocol
 ) -> None:
     validators.embedded_only(EXPIRES_IN_REAL_TIME)
@@ -218,7 +218,7 @@ def test_a_payment_that_is_broadcast_at_the_last_moment_settles(server, http, se
     assert get(http, payment)["status"] == "settled"
 
 
-def test_what_a_seller_broadcasts_is_booked_without_being_asked_for(server, seller, paid, client) -> None:
+def test_a_broadcast_payment_is_booked_automatically(server, seller, paid, client) -> None:
     validators.embedded_only("a cluster is asked in real time")
     payment = paid(seller.ask())
     seller.settle(payment["header"])
@@ -229,7 +229,7 @@ def test_what_a_seller_broadcasts_is_booked_without_being_asked_for(server, sell
 # --- Broadcast, and refused by the chain
 
 
-def test_a_payment_that_the_chain_refuses_has_failed(server, http, seller, paid, authorize) -> None:
+def test_a_payment_that_fails_on_chain_is_failed(server, http, seller, paid, authorize) -> None:
     payment = paid(seller.ask(amount=6_000_000))
     first = paid(seller.ask(amount=3_000_000), "other")
     context = server._running.server.context
@@ -312,13 +312,13 @@ def test_an_allowlist_must_name_every_leg(http, seller, authorize, account) -> N
     assert authorize(seller.ask("mpp", split=100), "third").status_code == 201
 
 
-def test_the_origin_is_memo_enough(http, seller, paid, account) -> None:
+def test_require_memo_does_not_apply_to_payments(http, seller, paid, account) -> None:
     policy(http, account, require_memo=True)
 
     assert paid(seller.ask())["memo"] is None
 
 
-def test_the_category_is_what_the_challenge_declares(http, seller, paid, authorize, account) -> None:
+def test_the_declared_category_of_a_challenge_is_checked(http, seller, paid, authorize, account) -> None:
     policy(http, account, categories=["weather"])
 
     assert paid(seller.ask("mpp", category="weather"))["category"] == "weather"
@@ -341,7 +341,7 @@ def test_payments_count_against_the_daily_limit_from_when_they_are_handed_out(
     refused(authorize(seller.ask(), "five"), "policy_violation")
 
 
-def test_a_shortage_that_unpresented_payments_cause_is_refused_at_once(
+def test_a_balance_reserved_by_unpresented_payments_cannot_be_spent_again(
     server, http, seller, paid, authorize
 ) -> None:
     held = paid(seller.ask(amount=6_000_000), "one")
@@ -378,7 +378,7 @@ def test_a_pin_gives_the_category_whatever_the_challenge_claims(http, seller, pa
         ({"recipients": ["9xQeWvG816bUx9EPjHmaT23yvVM2ZWbrrpZb9PusVFin"]}, "recipients of the pin"),
     ],
 )
-def test_a_pin_wins_over_what_a_challenge_asks(http, seller, authorize, fields, words) -> None:
+def test_a_pin_overrides_the_challenge(http, seller, authorize, fields, words) -> None:
     pin(http, **fields)
 
     message = refused(authorize(seller.ask()), "policy_violation")["message"]
@@ -409,7 +409,7 @@ def test_pins_are_read_listed_and_deleted(http) -> None:
 # --- Approval
 
 
-def test_a_payment_waits_for_an_operator_and_is_signed_when_it_is_asked_for_again(
+def test_an_escalated_payment_is_signed_when_requested_again_after_approval(
     server, http, seller, authorize, paid, account
 ) -> None:
     policy(http, account, escalation_threshold=0.001)
@@ -460,7 +460,7 @@ def test_an_approved_payment_stays_approved_while_the_balance_is_low(
     assert paid(seller.ask(amount=9_000_000))["transfer_id"] == payment["transfer_id"]
 
 
-def test_an_approved_payment_that_nobody_asks_for_again_is_rejected(
+def test_an_approved_payment_that_is_not_requested_again_expires(
     server, http, seller, authorize, account
 ) -> None:
     policy(http, account, escalation_threshold=0.001)
@@ -495,7 +495,7 @@ def test_a_recipient_without_a_token_account_is_not_paid(seller, authorize) -> N
     refused(authorize(seller.ask(payTo=nobody)), "invalid_recipient")
 
 
-def test_the_account_itself_is_no_seller(seller, authorize, account) -> None:
+def test_a_payment_to_its_own_account_is_refused(seller, authorize, account) -> None:
     refused(authorize(seller.ask(payTo=account.chain_address)), "invalid_recipient")
 
 
@@ -528,7 +528,7 @@ def test_an_account_of_ours_that_sells_is_credited_once(server, seller, paid, cl
 # --- Reading
 
 
-def test_payments_are_listed_newest_first_and_by_what_they_are(server, http, seller, paid, account) -> None:
+def test_payments_are_listed_newest_first_and_filtered(server, http, seller, paid, account) -> None:
     first = paid(seller.ask(), "one")
     seller.settle(first["header"])
     get(http, first)
@@ -550,7 +550,7 @@ def test_payments_are_listed_newest_first_and_by_what_they_are(server, http, sel
     assert listed(limit=1, cursor=page["cursor"]) == both[1:]
 
 
-def test_a_plain_transfer_is_no_payment(http, seller, account) -> None:
+def test_a_plain_transfer_is_not_found_as_a_payment(http, seller, account) -> None:
     body = {"from": account.account_id, "to": seller.wallet.token_account, "amount": "0.001"}
     transfer = http.post("/v1/transfers", json={**body, "idempotency_key": "plain"}).json()
 
@@ -559,7 +559,7 @@ def test_a_plain_transfer_is_no_payment(http, seller, account) -> None:
     refused(http.post(f"/payments/{transfer['transfer_id']}/outcome", json={"status_code": 200}), "not_found")
 
 
-def test_what_the_client_reports_is_shown_as_its_claim(http, seller, paid) -> None:
+def test_the_outcome_reported_by_the_client_is_shown(http, seller, paid) -> None:
     payment = paid(seller.ask())
     assert payment["outcome"] is None
 
@@ -594,7 +594,7 @@ def test_a_snapshot_does_not_wait_for_a_seller_and_brings_the_payment_back(
     assert get(http, payment)["status"] == "settled"
 
 
-def test_what_was_handed_out_in_an_abandoned_future_can_never_land(server, http, seller, paid) -> None:
+def test_a_payment_authorized_before_a_restore_never_lands(server, http, seller, paid) -> None:
     stores.memory_only("nothing else can be brought back")
     validators.embedded_only("no other chain can be brought back")
     before = server.sandbox.snapshot()

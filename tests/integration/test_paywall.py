@@ -118,7 +118,7 @@ def test_an_async_client_buys_on_any_loop(paywall: Paywall, payer: Payer, purse:
     assert purse.spent == "0.25"
 
 
-def test_it_is_an_asgi_application(paywall: Paywall, payer: Payer, purse: Purse) -> None:
+def test_a_paywall_is_an_asgi_application(paywall: Paywall, payer: Payer, purse: Purse) -> None:
     async def buy() -> int:
         transport = httpx.ASGITransport(app=paywall)
         async with httpx.AsyncClient(transport=transport, base_url="http://shop.example") as http:
@@ -131,7 +131,7 @@ def test_it_is_an_asgi_application(paywall: Paywall, payer: Payer, purse: Purse)
     assert purse.spent == "0.25"
 
 
-def test_it_sells_on_a_port(paywall: Paywall, payer: Payer, purse: Purse) -> None:
+def test_a_paywall_sells_on_a_port(paywall: Paywall, payer: Payer, purse: Purse) -> None:
     url = paywall.listen()
     assert paywall.base_url == url
     with httpx.Client(base_url=url) as http:
@@ -163,7 +163,7 @@ def test_a_path_without_a_price_is_not_sold(shop: httpx.Client, paywall: Paywall
 
 @pytest.mark.parametrize("sponsored", [True, False])
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_the_fee_is_paid_by_whom_the_seller_says(
+def test_the_challenge_decides_who_pays_the_fee(
     server: AgentPayServer,
     paywall: Paywall,
     shop: httpx.Client,
@@ -179,7 +179,7 @@ def test_the_fee_is_paid_by_whom_the_seller_says(
     assert server.transactions.one(signature=sale.tx_signature).error is None
 
 
-def test_splits_pay_everybody_in_one_transaction(
+def test_splits_are_paid_in_one_transaction(
     server: AgentPayServer, client: AgentPay, paywall: Paywall, shop: httpx.Client, payer: Payer, purse: Purse
 ) -> None:
     partner = client.accounts.create(name="Partner")
@@ -206,7 +206,7 @@ def test_an_account_of_the_server_can_be_the_seller(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_a_payment_that_is_presented_again_is_no_second_sale(
+def test_presenting_a_payment_again_is_refused_as_a_duplicate(
     paywall: Paywall, shop: httpx.Client, payer: Payer, purse: Purse, protocol: Protocol
 ) -> None:
     header = payer.header(shop.get(f"/{protocol}"))
@@ -223,7 +223,7 @@ def test_a_payment_that_is_presented_again_is_no_second_sale(
 # --- What it refuses ---------------------------------------------------------------------------------------
 
 
-def test_nothing_is_accepted_that_answers_no_challenge_of_its_own(
+def test_payments_for_challenges_of_another_seller_are_refused(
     server: AgentPayServer, paywall: Paywall, shop: httpx.Client, payer: Payer, purse: Purse
 ) -> None:
     other = Paywall(server, name="other")
@@ -261,7 +261,7 @@ def test_a_payment_that_cannot_be_read_is_refused(
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("mode", SETTLING)
-def test_a_seller_that_settles_settles_once_whatever_it_answers(
+def test_a_settling_seller_settles_once_in_every_mode(
     paywall: Paywall, shop: httpx.Client, payer: Payer, purse: Purse, mode: Mode, protocol: Protocol
 ) -> None:
     paywall.mode = mode
@@ -290,7 +290,7 @@ def test_a_lost_reply_is_a_broken_connection_and_a_settled_sale(
     assert len(paywall.sales) == 1
 
 
-def test_a_seller_that_fails_after_settling_says_500_with_a_receipt(
+def test_a_seller_that_fails_after_settling_returns_500_with_a_receipt(
     paywall: Paywall, shop: httpx.Client, payer: Payer
 ) -> None:
     paywall.mode = "fail_after_settling"
@@ -372,7 +372,7 @@ def test_a_seller_that_never_settles_serves_for_nothing(
 
 
 @pytest.mark.parametrize("is_on_port", [False, True])
-def test_a_redirect_leads_to_another_origin_that_takes_what_arrives(
+def test_a_redirect_leads_to_another_origin_that_records_requests(
     paywall: Paywall, payer: Payer, purse: Purse, is_on_port: bool
 ) -> None:
     if is_on_port:
@@ -393,7 +393,7 @@ def test_a_redirect_leads_to_another_origin_that_takes_what_arrives(
 
 
 @pytest.mark.parametrize("mode", [Mode.WRONG_NETWORK, Mode.WRONG_MINT])
-def test_wrong_money_is_asked_for_in_terms_that_nothing_here_can_pay(
+def test_challenges_for_wrong_money_are_unpayable(
     paywall: Paywall, shop: httpx.Client, payer: Payer, mode: Mode
 ) -> None:
     paywall.mode = mode
@@ -433,7 +433,7 @@ def test_an_enormous_challenge_is_refused_before_it_is_decoded(
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_an_injected_instruction_changes_no_terms(
+def test_an_injected_instruction_does_not_change_the_terms(
     paywall: Paywall, shop: httpx.Client, payer: Payer, purse: Purse, protocol: Protocol
 ) -> None:
     paywall.sell("/note", "0.25", protocols=[protocol], mode="injected_instruction", description="Weather")
@@ -443,7 +443,7 @@ def test_an_injected_instruction_changes_no_terms(
     assert purse.spent == "0.25"
 
 
-def test_every_mode_has_a_test_here() -> None:
+def test_every_mode_is_tested() -> None:
     tested = {*SETTLING, Mode.SETTLE_LATE, Mode.HOLD, Mode.NEVER_SETTLE, Mode.REDIRECT}
     tested |= {Mode.WRONG_NETWORK, Mode.WRONG_MINT, Mode.MALFORMED_CHALLENGE, Mode.ENORMOUS_CHALLENGE}
     assert tested == set(Mode)
@@ -452,7 +452,7 @@ def test_every_mode_has_a_test_here() -> None:
 # --- Around ------------------------------------------------------------------------------------------------
 
 
-def test_a_snapshot_holds_what_the_seller_remembers(
+def test_a_snapshot_includes_the_state_of_the_seller(
     server: AgentPayServer, paywall: Paywall, shop: httpx.Client, payer: Payer, purse: Purse
 ) -> None:
     header = payer.header(shop.get("/forecast"))
@@ -466,7 +466,7 @@ def test_a_snapshot_holds_what_the_seller_remembers(
     assert (paywall.sales, shop.get("/forecast").status_code) == ([], 402)
 
 
-def test_a_seed_repeats_the_addresses_of_a_seller_and_names_tell_them_apart() -> None:
+def test_seed_and_name_determine_the_addresses_of_a_seller() -> None:
     def addresses(name: str) -> list[str]:
         with AgentPayServer(clock=START, seed=7) as server, Paywall(server, name=name) as shop:
             return [shop.recipient, shop.address("platform")]
@@ -485,7 +485,7 @@ def test_a_seed_repeats_the_addresses_of_a_seller_and_names_tell_them_apart() ->
         ({"rpc_url": "http://127.0.0.1:8899"}, "either"),
     ],
 )
-def test_what_cannot_be_sold_is_refused(
+def test_invalid_prices_and_modes_are_refused(
     server: AgentPayServer, arguments: dict[str, object], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
@@ -533,7 +533,9 @@ class HurryingClock:
         return 1_767_225_600_000_000 + self.hurry_us
 
 
-def test_such_a_seller_settles_late_by_its_own_clock(server: AgentPayServer, payer: Payer) -> None:
+def test_a_seller_on_another_chain_settles_late_by_its_own_clock(
+    server: AgentPayServer, payer: Payer
+) -> None:
     clock = HurryingClock()
     with Paywall(rpc_url=server.rpc_url, prices={"/": "0.25"}, mode="settle_late", clock=clock) as shop:
         with httpx.Client(transport=shop.transport(), base_url=shop.base_url) as http:
@@ -543,7 +545,7 @@ def test_such_a_seller_settles_late_by_its_own_clock(server: AgentPayServer, pay
         eventually(lambda: shop.sales[0].status == "settled")
 
 
-def test_a_node_that_does_not_answer_is_told_by_its_seller() -> None:
+def test_a_seller_with_an_unreachable_node_returns_503() -> None:
     shop = Paywall(rpc_url="http://127.0.0.1:9", prices={"/": "0.25"})
     with shop, httpx.Client(transport=shop.transport(), base_url=shop.base_url) as http:
         answer = http.get("/")

@@ -72,7 +72,7 @@ def test_a_new_account_has_a_policy_without_limits(
     assert http.get(f"/v1/accounts/{account.account_id}").json()["policy"] == DEFAULTS
 
 
-def test_a_put_answers_with_the_policy_now_in_force(http: httpx.Client, account: Account) -> None:
+def test_a_put_returns_the_policy_in_force(http: httpx.Client, account: Account) -> None:
     response = http.put(url(account), json=FULL)
     assert response.status_code == 200
     body = {**FULL, "account_id": account.account_id, "updated_at": "2026-01-01T00:00:00.000Z"}
@@ -80,13 +80,13 @@ def test_a_put_answers_with_the_policy_now_in_force(http: httpx.Client, account:
     assert http.get(url(account)).json() == body
 
 
-def test_by_default_a_field_that_is_left_out_keeps_its_value(http: httpx.Client, account: Account) -> None:
+def test_by_default_an_omitted_field_keeps_its_value(http: httpx.Client, account: Account) -> None:
     http.put(url(account), json=FULL)
     assert rules(http.put(url(account), json={"paused": False}).json()) == {**FULL, "paused": False}
     assert rules(http.put(url(account), json={}).json()) == {**FULL, "paused": False}
 
 
-def test_set_to_replace_a_field_that_is_left_out_goes_back_to_its_default() -> None:
+def test_with_policy_update_replace_an_omitted_field_gets_its_default() -> None:
     with AgentPayServer(settings=Settings(policy_update="replace")) as server, raw_client(server) as http:
         account = server.client().accounts.create(name="Payer")
         http.put(url(account), json=FULL)
@@ -95,7 +95,7 @@ def test_set_to_replace_a_field_that_is_left_out_goes_back_to_its_default() -> N
 
 
 @pytest.mark.parametrize("field", NULLABLE)
-def test_null_clears_a_field_under_either_reading(either: AgentPayServer, field: str) -> None:
+def test_null_clears_a_field_under_either_setting(either: AgentPayServer, field: str) -> None:
     with raw_client(either) as http:
         account = either.client().accounts.create(name="Payer")
         http.put(url(account), json=FULL)
@@ -233,7 +233,7 @@ def test_updated_at_is_the_time_of_the_last_change(
 
 
 class TestPreconditions:
-    def test_get_and_put_carry_the_tag_of_the_version(self, http: httpx.Client, account: Account) -> None:
+    def test_get_and_put_return_the_etag_of_the_version(self, http: httpx.Client, account: Account) -> None:
         first = http.get(url(account)).headers["etag"]
         changed = http.put(url(account), json={"paused": True})
         second = changed.headers["etag"]
@@ -246,7 +246,7 @@ class TestPreconditions:
         assert back not in (first, second)
 
     @pytest.mark.parametrize("form", ["{tag}", "*", '"other", {tag}', '{tag} , "other"', ' "a","b",{tag}'])
-    def test_a_tag_that_matches_lets_the_change_through(
+    def test_a_change_with_a_matching_etag_is_applied(
         self, http: httpx.Client, account: Account, form: str
     ) -> None:
         tag = http.get(url(account)).headers["etag"]
@@ -254,7 +254,7 @@ class TestPreconditions:
         assert (response.status_code, response.json()["paused"]) == (200, True)
 
     @pytest.mark.parametrize("form", ['"other"', "W/{tag}", "other", "{bare}", '"other", W/{tag}', ""])
-    def test_a_tag_that_does_not_match_is_412_and_changes_nothing(
+    def test_an_etag_that_does_not_match_is_412_and_changes_nothing(
         self, http: httpx.Client, account: Account, form: str
     ) -> None:
         tag = http.get(url(account)).headers["etag"]
@@ -265,14 +265,14 @@ class TestPreconditions:
         assert http.get(url(account)).headers["etag"] == tag
         assert rules(http.get(url(account)).json()) == DEFAULTS
 
-    def test_a_stale_tag_is_412(self, http: httpx.Client, account: Account) -> None:
+    def test_a_stale_etag_is_412(self, http: httpx.Client, account: Account) -> None:
         stale = http.get(url(account)).headers["etag"]
         http.put(url(account), json={"max_single_transfer": 1})
         response = http.put(url(account), json={"paused": True}, headers={"If-Match": stale})
         assert response.status_code == 412
         assert http.get(url(account)).json()["paused"] is False
 
-    def test_an_invalid_body_is_reported_before_a_stale_tag(
+    def test_an_invalid_body_is_reported_before_a_stale_etag(
         self, http: httpx.Client, account: Account
     ) -> None:
         response = http.put(url(account), json={"paused": 1}, headers={"If-Match": '"other"'})

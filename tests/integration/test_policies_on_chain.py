@@ -53,7 +53,7 @@ def test_there_is_no_record_before_the_first_change(server: AgentPayServer, acco
     assert (detail.policy_version, detail.policy_record) == (1, None)
 
 
-def test_a_change_that_changes_nothing_makes_no_record(
+def test_an_update_without_changes_writes_no_record(
     server: AgentPayServer, client: AgentPay, account: Account
 ) -> None:
     client.policies.resume(account.account_id)
@@ -99,7 +99,7 @@ def test_the_record_follows_every_change_at_one_address(
     assert last.tx_signature != first.tx_signature
 
 
-def test_a_policy_too_long_for_the_chain_is_there_by_its_digest(
+def test_a_policy_too_long_for_the_chain_is_recorded_by_its_digest(
     server: AgentPayServer, client: AgentPay, http: httpx.Client, account: Account
 ) -> None:
     client.policies.update(account.account_id, categories=["short"])
@@ -125,7 +125,7 @@ def test_the_record_is_written_at_once_without_moving_the_clock(
     assert detail.policy_record.version == 2
 
 
-def test_accounts_have_records_of_their_own(server: AgentPayServer, client: AgentPay, funded: Funded) -> None:
+def test_accounts_have_separate_records(server: AgentPayServer, client: AgentPay, funded: Funded) -> None:
     one, other = funded("1"), funded("1", name="Other")
     client.policies.pause(one.account_id)
     client.policies.update(other.account_id, max_daily_spend=3)

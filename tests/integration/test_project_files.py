@@ -20,7 +20,7 @@ import release  # noqa: E402
 import try_container  # noqa: E402
 
 
-def test_the_diagrams_are_those_of_the_script() -> None:
+def test_the_diagrams_are_up_to_date() -> None:
     assert list(diagrams.stale()) == []
     assert diagrams.main(["--check"]) == 0
 
@@ -34,7 +34,7 @@ def test_a_diagram_loads_nothing_and_is_on_a_page(name: str) -> None:
 
 
 @pytest.mark.parametrize("page", sorted(follow.TUTORIALS.glob("*.md")), ids=lambda page: page.stem)
-def test_the_steps_of_a_path_are_shell_that_parses(page: Path) -> None:
+def test_the_steps_of_a_tutorial_are_valid_shell(page: Path) -> None:
     """`nox -s paths` follows them; here it is seen at once that there is something to follow."""
     steps = follow.steps(page.read_text("utf-8"))
     assert steps[0] == "python3 -m venv .venv"
@@ -65,7 +65,7 @@ def test_the_architecture_page_names_files_that_exist() -> None:
     assert [name for name in named if not (ROOT / name).is_file()] == []
 
 
-def test_a_release_says_what_keeps_it_from_being_made() -> None:
+def test_the_release_script_lists_every_obstacle() -> None:
     ready = "# Changelog\n\n## 1.2.3 · 2026-12-01\n\n- A change.\n\n## 1.2.2 · 2026-11-01\n\n- Another.\n"
     assert release.obstacles("1.2.3", changelog=ready, status="", tags=["v1.2.2"]) == []
     found = release.obstacles("1.2.3", changelog="## Unreleased\n", status=" M a.py\n", tags=["v1.2.3"])
@@ -83,7 +83,7 @@ def test_the_version_is_stated_once() -> None:
     assert "version" not in project
 
 
-def test_hooks_run_sessions_and_no_code_from_elsewhere() -> None:
+def test_hooks_run_only_local_nox_sessions() -> None:
     hooks = (ROOT / ".pre-commit-config.yaml").read_text("utf-8")
     assert re.findall(r"repo: (\S+)", hooks) == ["local"]
     sessions = re.findall(r"scripts/run\.py (\w+)", hooks)
@@ -96,7 +96,7 @@ def instructions() -> list[tuple[str, str]]:
     return try_container.instructions((ROOT / "Containerfile").read_text("utf-8"))
 
 
-def test_the_container_runs_without_rights_and_is_checked() -> None:
+def test_the_container_runs_unprivileged_with_a_health_check() -> None:
     known = {
         *("ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "RUN", "STOPSIGNAL"),
         *("USER", "VOLUME", "WORKDIR"),
@@ -114,7 +114,7 @@ def test_the_container_runs_without_rights_and_is_checked() -> None:
             subprocess.run(["sh", "-n", "-c", rest], check=True)
 
 
-def test_what_the_container_runs_is_a_command_line_of_the_server() -> None:
+def test_the_container_command_is_a_valid_server_command() -> None:
     from agentpay_server.cli.serve import serve  # noqa: PLC0415
 
     _, *arguments = re.findall(r'"([^"]*)"', dict(instructions())["CMD"])

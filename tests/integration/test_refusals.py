@@ -18,7 +18,7 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("status", REFUSALS)
-def test_a_refusal_keeps_nothing_of_the_requests_that_it_refused(
+def test_refusals_do_not_keep_requests_in_memory(
     server: AgentPayServer, http: httpx.Client, status: int
 ) -> None:
     refused: Callable[[httpx.Client], httpx.Response] = REFUSALS[status]

@@ -111,7 +111,7 @@ def test_an_amount_must_be_a_string(shared_server, shared_http, shared_account, 
 
 
 @pytest.mark.parametrize("amount", ["NaN", "Infinity", "1e999999999", "1.0e400"])
-def test_a_number_that_no_json_reader_agrees_on_is_400(shared_server, shared_http, shared_account, amount):
+def test_a_number_that_is_ambiguous_json_is_400(shared_server, shared_http, shared_account, amount):
     body = f'{{"from":"{shared_account.account_id}","to":"x","amount":{amount},"idempotency_key":"k"}}'
 
     assert set(faults(shared_http.post("/v1/transfers", content=body))) in ({"body"}, {"amount"})
@@ -161,7 +161,7 @@ def test_nul_and_lone_surrogates_are_400(shared_server, shared_http, shared_acco
     assert set(faults(transfer(shared_http, shared_account, {name: value}))) == {name}
 
 
-def test_nul_hides_no_other_fault(shared_server, shared_http, shared_account):
+def test_a_nul_does_not_hide_other_faults(shared_server, shared_http, shared_account):
     changes = {"memo": "\0", "amount": 1}
     found = faults(transfer(shared_http, shared_account, changes, without=["to"]))
     assert set(found) == {"memo", "amount", "to"}
@@ -265,7 +265,7 @@ def test_an_account_without_a_name_is_400(shared_server, shared_http, body):
 @pytest.mark.parametrize(
     "field", ["policy", "account_id", "handle", "balance_usdc", "status", "Name", "", "a.b"]
 )
-def test_an_account_with_a_field_of_the_callers_own_is_400(shared_server, shared_http, field):
+def test_an_account_with_an_unknown_field_is_400(shared_server, shared_http, field):
     response = shared_http.post("/v1/accounts", json={"name": "x", field: "y"})
 
     assert faults(response) == {field: "is not a known field"}
@@ -468,7 +468,7 @@ def test_a_since_may_be_written_in_lower_case(shared_server, shared_http, shared
     assert shared_http.get(path, params={"since": "2026-01-01t00:00:00z"}).status_code == 200
 
 
-def test_a_plus_sign_must_be_escaped_and_then_is_an_offset(shared_server, shared_http, shared_account):
+def test_a_plus_sign_of_an_offset_must_be_escaped(shared_server, shared_http, shared_account):
     path = f"/v1/accounts/{shared_account.account_id}/transactions"
 
     assert shared_http.get(path + "?since=2026-01-01T02:00:00%2B02:00").status_code == 200
@@ -525,7 +525,7 @@ def test_an_agent_key_of_an_unknown_account_is_404(shared_server, shared_http):
 
 
 @pytest.mark.parametrize("amount", ["0", "-1", "1e2", "1.0000001", "1000000000", "", None, 1, 1.5, True])
-def test_funding_asks_for_an_amount_as_a_transfer_does(shared_server, shared_http, shared_account, amount):
+def test_funding_validates_its_amount_like_a_transfer(shared_server, shared_http, shared_account, amount):
     path = f"/sandbox/accounts/{shared_account.account_id}/fund"
 
     assert set(faults(shared_http.post(path, json={"amount": amount}))) == {"amount"}
@@ -594,7 +594,7 @@ def test_a_limit_at_every_bound_is_stored_and_shown_exactly(http: httpx.Client, 
 
 
 @pytest.mark.parametrize("limit", ["1", "100", "007"])
-def test_a_limit_within_bounds_is_taken(shared_server, shared_http, limit):
+def test_a_limit_within_bounds_is_accepted(shared_server, shared_http, limit):
     assert shared_http.get("/v1/accounts", params={"limit": limit}).status_code == 200
 
 

@@ -96,7 +96,7 @@ def fields_of(endpoint, account_ids):
 
 
 @given(endpoint=endpoints, body=st.binary(max_size=300), as_agent=st.booleans())
-def test_random_bytes(world, endpoint, body, as_agent):
+def test_random_bytes_get_a_declared_response(world, endpoint, body, as_agent):
     clients, (account_id, _) = world
 
     judged(
@@ -106,7 +106,7 @@ def test_random_bytes(world, endpoint, body, as_agent):
 
 
 @given(endpoint=endpoints, body=json_values, as_agent=st.booleans())
-def test_random_json(world, endpoint, body, as_agent):
+def test_random_json_gets_a_declared_response(world, endpoint, body, as_agent):
     clients, (account_id, _) = world
 
     content = json.dumps(body)
@@ -121,7 +121,7 @@ def test_random_json(world, endpoint, body, as_agent):
     endpoint=st.sampled_from([e for e in BOUND_ENDPOINTS if e.request]),
     as_agent=st.booleans(),
 )
-def test_random_values_in_known_fields(world, data, endpoint, as_agent):
+def test_random_values_in_known_fields_get_a_declared_response(world, data, endpoint, as_agent):
     clients, account_ids = world
     body = data.draw(fields_of(endpoint, account_ids))
     if endpoint.name == "sandbox.clock.advance":
@@ -134,7 +134,7 @@ def test_random_values_in_known_fields(world, data, endpoint, as_agent):
 
 
 @given(data=st.data(), endpoint=st.sampled_from([e for e in BOUND_ENDPOINTS if e.query]))
-def test_random_queries(world, data, endpoint):
+def test_random_queries_get_a_declared_response(world, data, endpoint):
     clients, account_ids = world
     names = sorted(endpoint.query.__annotations__)
     text = st.text(st.characters(exclude_categories=["Cs"]), max_size=30)
@@ -146,7 +146,7 @@ def test_random_queries(world, data, endpoint):
 
 
 @given(endpoint=endpoints, raw=st.text(st.characters(codec="ascii", exclude_categories=["Cc"]), max_size=60))
-def test_random_query_strings(world, endpoint, raw):
+def test_random_query_strings_get_a_declared_response(world, endpoint, raw):
     clients, (account_id, _) = world
 
     path = f"{path_of(endpoint, account_id=account_id)}?{raw.replace('#', '')}"
@@ -154,7 +154,7 @@ def test_random_query_strings(world, endpoint, raw):
 
 
 @given(endpoint=endpoints, headers=st.dictionaries(header_names, header_values), body=json_values)
-def test_random_headers(world, endpoint, headers, body):
+def test_random_headers_get_a_declared_response(world, endpoint, headers, body):
     clients, (account_id, _) = world
     encoded = {name: value.encode("latin-1") for name, value in headers.items()}
 
@@ -167,7 +167,7 @@ def test_random_headers(world, endpoint, headers, body):
     authorization=header_values,
     path=st.text(st.characters(exclude_categories=["Cs"]), max_size=30) | st.binary(),
 )
-def test_random_keys_and_paths(world, authorization, path):
+def test_random_keys_and_paths_get_a_declared_response(world, authorization, path):
     clients, _ = world
     path = "/v1/" + quote(path, safe="/%;=:@")
 

@@ -67,7 +67,7 @@ def test_a_manual_clock_is_paused_until_it_is_advanced(http: httpx.Client):
     assert http.get("/sandbox/clock").json() == {"now": "2026-01-02T00:00:01.501Z"}
 
 
-def test_new_things_bear_the_clocks_time(server: AgentPayServer, client: AgentPay):
+def test_new_objects_have_the_time_of_the_clock(server: AgentPayServer, client: AgentPay):
     server.sandbox.clock.advance(days=365)
 
     account = client.accounts.create(name="a")
@@ -99,7 +99,7 @@ def test_a_running_clock_is_not_advanced():
         assert abs(server.sandbox.clock.now() - datetime.now(UTC)) < timedelta(seconds=60)
 
 
-def test_the_clock_stops_at_the_last_time_that_can_be_shown():
+def test_the_clock_cannot_be_advanced_beyond_year_9999():
     with (
         AgentPayServer(clock=datetime(9999, 12, 31, 23, 59, 58, tzinfo=UTC)) as server,
         raw_client(server) as http,

@@ -27,7 +27,7 @@ def pay(scenario: Scenario, amount: object, agent: AgentPay | None = None) -> st
     )
 
 
-def test_near_the_daily_limit(server: AgentPayServer) -> None:
+def test_the_near_daily_limit_scenario(server: AgentPayServer) -> None:
     scenario = server.scenario("near_daily_limit")
     assert (scenario.limit_usdc, scenario.remaining_usdc) == (100, 5)
     assert scenario.account.balance_usdc == 105
@@ -38,27 +38,27 @@ def test_near_the_daily_limit(server: AgentPayServer) -> None:
     assert pay(scenario, 95) == "settled"
 
 
-def test_a_paused_account(server: AgentPayServer) -> None:
+def test_the_paused_account_scenario(server: AgentPayServer) -> None:
     scenario = server.scenario("paused_account")
     assert (scenario.account.status, scenario.account.balance_usdc) == ("paused", 100)
     with pytest.raises(AccountPausedError):
         pay(scenario, 1)
 
 
-def test_a_low_balance(server: AgentPayServer) -> None:
+def test_the_low_balance_scenario(server: AgentPayServer) -> None:
     scenario = server.scenario("low_balance")
     assert scenario.account.balance_usdc == 2
     event = scenario.inbox.wait_for("balance.low_threshold")
     assert event.data.balance_usdc == 2 < scenario.threshold_usdc
 
 
-def test_a_pending_approval(server: AgentPayServer) -> None:
+def test_the_pending_approval_scenario(server: AgentPayServer) -> None:
     scenario = server.scenario("pending_approval")
     assert scenario.transfer.status == "pending_approval"
     assert server.console.approvals.approve(scenario.transfer.transfer_id).status == "settled"
 
 
-def test_near_a_sessions_cap(server: AgentPayServer) -> None:
+def test_the_near_session_cap_scenario(server: AgentPayServer) -> None:
     scenario = server.scenario("near_session_cap")
     assert (scenario.session.status, scenario.remaining_usdc) == ("open", 1)
     session_id = scenario.session.session_id
@@ -69,7 +69,7 @@ def test_near_a_sessions_cap(server: AgentPayServer) -> None:
     assert (settled.settled_usdc, settled.returned_usdc) == (10, 0)
 
 
-def test_an_undelivered_webhook(server: AgentPayServer) -> None:
+def test_the_undelivered_webhook_scenario(server: AgentPayServer) -> None:
     scenario = server.scenario("undelivered_webhook")
     assert scenario.delivery.status == "undelivered"
     assert len(scenario.delivery.attempts) == 5

@@ -156,7 +156,7 @@ def test_no_two_ciphertexts_can_be_swapped(place: Place, swap: Any) -> None:
             assert "does not open" in (attempt.error or "")
 
 
-def test_a_secret_of_a_webhook_is_no_seed_of_the_server(place: Place) -> None:
+def test_a_webhook_secret_cannot_replace_the_server_seed(place: Place) -> None:
     with place.server() as server:
         webhook_id = rotating(server)
 
@@ -230,7 +230,7 @@ def test_an_aborted_migration_is_done_at_the_next_start(
     assert opened(place.run(ciphertexts)) == secrets
 
 
-def test_a_damaged_secret_of_an_earlier_version_stops_no_start(
+def test_a_damaged_secret_of_an_earlier_version_does_not_prevent_startup(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
     with place.server() as server:

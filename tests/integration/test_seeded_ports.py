@@ -76,7 +76,7 @@ def test_keys_of_a_generated_seed_are_refused_on_the_port(unchosen: AgentPayServ
             assert agent.accounts.get(account.account_id) == account
 
 
-def test_identifiers_are_those_of_the_seed_all_the_same(unchosen: AgentPayServer) -> None:
+def test_identifiers_still_follow_the_seed(unchosen: AgentPayServer) -> None:
     def identities(server: AgentPayServer) -> list[object]:
         with server:
             account = server.client().accounts.create(name="Agent")
@@ -87,7 +87,7 @@ def test_identifiers_are_those_of_the_seed_all_the_same(unchosen: AgentPayServer
 
 
 @pytest.mark.parametrize("spelling", ["Bearer {}", "bearer {}", "Bearer   {}"])
-def test_however_the_key_of_the_seed_is_spelt_it_is_refused(unchosen: AgentPayServer, spelling: str) -> None:
+def test_the_key_of_the_seed_is_refused_in_every_spelling(unchosen: AgentPayServer, spelling: str) -> None:
     with unchosen as server:
         seeded = server.operator_key
         url = f"{server.listen()}/v1/accounts"
@@ -100,7 +100,7 @@ def test_however_the_key_of_the_seed_is_spelt_it_is_refused(unchosen: AgentPaySe
         assert httpx.get(url, headers=twice).status_code == 401
 
 
-def test_the_key_of_the_port_outlives_going_back(unchosen: AgentPayServer) -> None:
+def test_the_key_of_the_port_survives_a_restore(unchosen: AgentPayServer) -> None:
     stores.memory_only("only a server in memory goes back")
     with unchosen as server:
         before = server.sandbox.snapshot()

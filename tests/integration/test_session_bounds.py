@@ -50,7 +50,7 @@ def too_many(desk: Desk, **changed: Any) -> str:
     return str(body["message"])
 
 
-def test_an_account_may_have_100_sessions_unless_told_otherwise(desk: Desk) -> None:
+def test_an_account_may_have_100_open_sessions_by_default(desk: Desk) -> None:
     for number in range(100):
         desk.open(idempotency_key=f"open {number}", cap_usdc="0.01")
     assert "may have 100" in too_many(desk)
@@ -72,14 +72,14 @@ def test_a_session_that_cannot_be_settled_still_counts(crowded: Desk) -> None:
     too_many(crowded, to=crowded.server.sandbox.create_token_account().usdc_token_account)
 
 
-def test_the_bound_is_each_accounts_own(crowded: Desk) -> None:
+def test_the_session_limit_applies_per_account(crowded: Desk) -> None:
     too_many(crowded)
     other = crowded.server.client().accounts.create(name="Other").account_id
     crowded.server.sandbox.fund(other, 1)
     crowded.open(account_id=other, idempotency_key="other", cap_usdc="1")
 
 
-def test_a_key_that_has_opened_is_answered_and_the_policy_is_asked_first(crowded: Desk) -> None:
+def test_at_the_session_limit_replays_succeed_and_policy_refusals_come_first(crowded: Desk) -> None:
     assert crowded.ask(idempotency_key="open 0", cap_usdc="1").json()["status"] == "open"
     money.put_policy(crowded.http, crowded.payer, max_daily_spend=3)
     over = crowded.ask(idempotency_key="one more")
@@ -88,7 +88,7 @@ def test_a_key_that_has_opened_is_answered_and_the_policy_is_asked_first(crowded
     refused(crowded.ask(idempotency_key="one more"), "account_paused", "rejected", None)
 
 
-def test_the_client_says_so_with_a_conflict(crowded: Desk) -> None:
+def test_the_client_raises_a_conflict_at_the_session_limit(crowded: Desk) -> None:
     sessions = crowded.server.agent_client(crowded.payer.account_id).sessions
     with pytest.raises(ConflictError, match="Close one") as refusal:
         sessions.open(account_id=crowded.payer.account_id, to=crowded.payee.account_id, cap_usdc=1)
@@ -118,7 +118,7 @@ def test_the_smallest_cap_is_a_setting() -> None:
             desk.open(cap_usdc="2.5")
 
 
-def test_a_session_that_was_opened_under_a_lower_bound_is_still_found_by_its_key(tmp_path: Path) -> None:
+def test_a_session_opened_under_a_lower_minimum_is_still_replayed_by_its_key(tmp_path: Path) -> None:
     validators.embedded_only("its chain is in the directory")
     settings = Settings(min_session_cap_usdc="0.000001")
     with AgentPayServer(clock=START, data_dir=tmp_path, settings=settings) as server:
@@ -133,7 +133,7 @@ def test_a_session_that_was_opened_under_a_lower_bound_is_still_found_by_its_key
 @pytest.mark.parametrize(
     "settings", [{"max_open_sessions": 0}, {"min_session_cap_usdc": 0}, {"treasury_low_sol": "-1"}]
 )
-def test_a_bound_that_cannot_be_is_refused(settings: dict[str, Any]) -> None:
+def test_an_invalid_session_limit_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(settings))):
         Settings(**settings)
 

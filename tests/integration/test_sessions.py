@@ -37,7 +37,7 @@ FIELDS = [
 # --- The whole life
 
 
-def test_opening_puts_the_cap_into_an_escrow(desk: Desk) -> None:
+def test_opening_moves_the_cap_into_an_escrow(desk: Desk) -> None:
     response = desk.ask(category="data")
     session = response.json()
     assert response.status_code == 201
@@ -113,7 +113,7 @@ def test_a_payer_s_category_is_hidden_from_other_operators(desk: Desk) -> None:
     assert (entry.category, entry.counterparty) == (None, desk.payer.account_id)
 
 
-def test_an_outside_payee_is_paid_where_it_is(desk: Desk) -> None:
+def test_an_outside_payee_is_paid_at_its_token_account(desk: Desk) -> None:
     outside = desk.server.sandbox.create_token_account().usdc_token_account
     session_id = desk.open(to=outside)
     desk.charge(session_id, "10")
@@ -201,7 +201,7 @@ def test_one_charge_of_the_whole_cap_fires_both(desk: Desk) -> None:
     assert [event["type"] for event in events] == ["session.cap_warning", "session.cap_reached"]
 
 
-def test_a_charge_answers_to_pause_and_to_the_limit_of_a_single_transfer(desk: Desk) -> None:
+def test_pause_and_max_single_transfer_apply_to_charges(desk: Desk) -> None:
     session_id = desk.open()
     money.put_policy(desk.http, desk.payer, max_single_transfer=2)
     message = refused(desk.charge(session_id, "2.000001"), "policy_violation", "open", session_id)
@@ -213,7 +213,7 @@ def test_a_charge_answers_to_pause_and_to_the_limit_of_a_single_transfer(desk: D
     assert desk.charge(session_id, "2").status_code == 200
 
 
-def test_a_closed_session_takes_no_charge(desk: Desk) -> None:
+def test_a_closed_session_refuses_charges(desk: Desk) -> None:
     session_id = desk.open()
     desk.close(session_id)
     response = desk.charge(session_id, "1")
@@ -286,7 +286,7 @@ def test_a_payee_that_can_hold_no_usdc_is_invalid(desk: Desk, to: str) -> None:
 # --- Idempotency of opening
 
 
-def test_a_key_opens_one_session_and_shows_it_as_it_is(desk: Desk) -> None:
+def test_a_repeated_key_returns_the_session_in_its_current_state(desk: Desk) -> None:
     session_id = desk.open()
     desk.charge(session_id, "1")
     again = desk.ask(cap_usdc="10.00")
@@ -341,7 +341,7 @@ def test_a_cap_is_reserved_until_settlement_and_then_the_charges_are_spent(desk:
     assert desk.detail().remaining_usdc == 25
 
 
-def test_closing_lets_no_balance_fall_below_and_opening_does(desk: Desk) -> None:
+def test_the_low_balance_event_fires_at_opening_and_not_at_closing(desk: Desk) -> None:
     desk.server.webhook_inbox(events=["balance.low_threshold"], low_balance_threshold_usdc="95")
     session_id = desk.open()
     assert len(desk.events("balance.low_threshold")) == 1

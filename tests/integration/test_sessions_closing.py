@@ -41,7 +41,7 @@ def test_third_party_payments_to_an_escrow_are_booked_once(desk: Desk) -> None:
     assert desk.books(desk.payer)["balance"] == 90_000_000
 
 
-def test_a_payee_whose_account_is_frozen_is_paid_once_it_is_not(desk: Desk) -> None:
+def test_a_payee_with_a_frozen_account_is_paid_after_it_is_thawed(desk: Desk) -> None:
     outside = desk.server.sandbox.create_token_account().usdc_token_account
     session_id = desk.open(to=outside)
     desk.charge(session_id, "4")
@@ -164,7 +164,7 @@ def test_a_session_closes_at_the_end_of_its_lifetime_paused_or_not(
         assert (session.settled_at - START).total_seconds() == 60
 
 
-def test_a_session_that_cannot_be_claimed_holds_no_advance_up_for_ever(
+def test_a_session_that_cannot_be_claimed_does_not_block_an_advance(
     limited: Callable[..., AgentPayServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(*_: object) -> None:
@@ -181,7 +181,7 @@ def test_a_session_that_cannot_be_claimed_holds_no_advance_up_for_ever(
         assert server.sessions.get(session_id).status == "settled"
 
 
-def test_a_session_that_is_due_while_the_chain_is_away_is_settled_later(
+def test_a_session_due_while_the_chain_is_down_is_settled_later(
     limited: Callable[..., AgentPayServer],
 ) -> None:
     with limited(session_lifetime_seconds=60) as server:

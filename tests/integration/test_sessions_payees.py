@@ -139,7 +139,9 @@ def test_a_missing_payee_account_is_replaced_by_the_associated_one(desk: Desk, p
     assert (payee.holds(other), payee.holds()) == (None, 4_000_000)
 
 
-def test_a_payee_without_any_token_account_left_is_given_its_associated_one(desk: Desk, payee: Payee) -> None:
+def test_the_associated_account_of_a_payee_without_token_accounts_is_created(
+    desk: Desk, payee: Payee
+) -> None:
     other = payee.another()
     session_id = charged(desk, other)
     payee.closes(other)
@@ -148,9 +150,7 @@ def test_a_payee_without_any_token_account_left_is_given_its_associated_one(desk
     assert (payee.holds(other), payee.holds()) == (None, 4_000_000)
 
 
-def test_a_token_account_that_has_another_owner_by_now_is_not_paid_in_the_payees_place(
-    desk: Desk, payee: Payee
-) -> None:
+def test_a_token_account_that_changed_its_owner_is_not_paid(desk: Desk, payee: Payee) -> None:
     other = payee.another()
     session_id = charged(desk, other)
     payee.closes(other)
@@ -163,14 +163,14 @@ def test_a_token_account_that_has_another_owner_by_now_is_not_paid_in_the_payees
     assert desk.detail().reserved_usdc == 10
 
 
-def test_a_payee_who_is_owed_nothing_is_given_nothing(desk: Desk, payee: Payee) -> None:
+def test_no_token_account_is_created_for_a_payee_owed_nothing(desk: Desk, payee: Payee) -> None:
     session_id = desk.open(to=payee.token_account)
     payee.closes()
     assert desk.close(session_id).json()["returned_usdc"] == "10.000000"
     assert payee.holds() is None
 
 
-def test_a_frozen_replacement_account_waits(desk: Desk, payee: Payee) -> None:
+def test_settlement_waits_while_the_replacement_account_is_frozen(desk: Desk, payee: Payee) -> None:
     other = payee.another()
     session_id = charged(desk, other)
     payee.closes(other)
@@ -194,7 +194,7 @@ def test_a_payee_of_an_older_session_whose_owner_was_not_stored_waits_for_its_to
     assert_settled(desk, desk.close(session_id).json())
 
 
-def test_that_the_treasury_has_paid_for_a_token_account_is_logged(
+def test_recreating_a_payee_token_account_is_logged(
     desk: Desk, payee: Payee, caplog: pytest.LogCaptureFixture
 ) -> None:
     session_id = charged(desk, payee.token_account)
@@ -206,9 +206,7 @@ def test_that_the_treasury_has_paid_for_a_token_account_is_logged(
     assert f"usdc_token_account={payee.token_account}" in told
 
 
-def test_the_treasury_pays_for_ten_token_accounts_a_day_and_account_and_the_others_wait(
-    desk: Desk, payee: Payee
-) -> None:
+def test_at_most_ten_payee_token_accounts_a_day_are_recreated_per_account(desk: Desk, payee: Payee) -> None:
     money.put_policy(desk.http, desk.payer, max_daily_spend=None)
     waiting = [
         charged(desk, payee.token_account, idempotency_key=f"open {number}", cap_usdc="4")
@@ -251,7 +249,7 @@ def test_closing_reason_names_the_obstacle_until_settled(desk: Desk) -> None:
 
 
 @pytest.mark.parametrize(("whose", "reason"), [("escrow", "escrow_frozen"), ("account", "account_frozen")])
-def test_it_says_whose_token_account_is_frozen(desk: Desk, whose: str, reason: str) -> None:
+def test_the_message_names_the_frozen_token_account(desk: Desk, whose: str, reason: str) -> None:
     session_id = charged(desk, desk.payee.account_id)
     escrow = shown(desk, session_id)["escrow_token_account"]
     frozen = escrow if whose == "escrow" else desk.payer.usdc_token_account
@@ -275,7 +273,7 @@ def test_it_says_whose_token_account_is_frozen(desk: Desk, whose: str, reason: s
     ],
     ids=["idle", "lifetime", "idle before lifetime", "both at once"],
 )
-def test_a_session_that_closed_by_itself_says_why_and_one_that_is_stuck_says_that_first(
+def test_closing_reason_names_the_automatic_close_or_the_obstacle(
     settings: dict[str, Any], reason: str
 ) -> None:
     with AgentPayServer(clock=START, settings=Settings(**settings)) as server:

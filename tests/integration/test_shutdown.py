@@ -106,7 +106,7 @@ def wait_until_submitted(server: Process, answers: list[httpx.Response | None]) 
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_an_idle_server_in_good_order(number: signal.Signals) -> None:
+def test_a_signal_ends_an_idle_server_cleanly(number: signal.Signals) -> None:
     with serving("--shutdown-wait", "60") as server:
         assert server.http.get("/healthz").status_code == 200  # the connection stays open, idle
         server.process.send_signal(number)
@@ -174,7 +174,9 @@ def test_an_incomplete_request_is_aborted_at_shutdown() -> None:
 
 
 @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_ends_at_once_and_loses_nothing(tmp_path: Path, second: signal.Signals) -> None:
+def test_a_second_signal_ends_the_server_at_once_without_losing_a_transfer(
+    tmp_path: Path, second: signal.Signals
+) -> None:
     body: dict[str, object] = {"amount": "1", "idempotency_key": "k"}
     with serving("--data-dir", str(tmp_path), "--shutdown-wait", "600") as server:
         body["from"], body["to"] = server.accounts()
@@ -192,7 +194,7 @@ def test_a_second_signal_ends_at_once_and_loses_nothing(tmp_path: Path, second: 
         assert (answer.status_code, answer.json()["status"]) == (200, "settled")
 
 
-def test_an_embedded_server_that_closes_says_how_its_transfers_stand(tmp_path: Path) -> None:
+def test_closing_an_embedded_server_reports_transfers_in_flight(tmp_path: Path) -> None:
     settings = Settings(shutdown_seconds=0.1)
     with AgentPayServer(clock="system", data_dir=tmp_path, settings=settings) as server:
         world = server._running

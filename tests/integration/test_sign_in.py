@@ -61,14 +61,14 @@ def test_a_link_is_exchanged_once_without_a_key(
     assert who["operator_id"] == server.client().whoami().operator_id
 
 
-def test_of_many_exchanges_of_one_code_one_succeeds(browser: httpx.Client, link: httpx.URL) -> None:
+def test_concurrent_exchanges_of_one_code_succeed_once(browser: httpx.Client, link: httpx.URL) -> None:
     with ThreadPoolExecutor(8) as tabs:
         answers = tabs.map(lambda _: browser.post(SIGN_IN, json={"code": code_of(link)}), range(8))
     assert sorted(answer.status_code for answer in answers) == [201] + [401] * 7
 
 
 @pytest.mark.parametrize("code", ["x", "ap_code_" + "0" * 49, new_code(bytes(32)), "ap_operator_" + "0" * 49])
-def test_a_code_that_nobody_made_is_401(browser: httpx.Client, code: str) -> None:
+def test_an_unknown_code_is_401(browser: httpx.Client, code: str) -> None:
     answer = browser.post(SIGN_IN, json={"code": code})
     refused(answer, "unauthorized")
     assert answer.headers["www-authenticate"] == "Bearer"
@@ -85,7 +85,7 @@ def test_every_other_request_still_needs_a_key(browser: httpx.Client) -> None:
     refused(browser.post(f"{SIGN_IN}/"), "unauthorized")
 
 
-def test_a_code_is_no_key_and_a_key_no_code(server: AgentPayServer, link: httpx.URL) -> None:
+def test_codes_and_keys_are_not_interchangeable(server: AgentPayServer, link: httpx.URL) -> None:
     with raw_client(server, code_of(link)) as bearer:
         refused(bearer.get("/whoami"), "unauthorized")
     with pytest.raises(AuthenticationError):
@@ -114,7 +114,9 @@ def test_a_console_key_expires_after_twelve_hours(server: AgentPayServer, link: 
     assert [key.kind for key in server.console.operator_keys.list()] == ["operator"]
 
 
-def test_a_console_key_is_an_operator_key_but_for_such_keys(server: AgentPayServer, link: httpx.URL) -> None:
+def test_a_console_key_has_operator_rights_except_managing_keys_and_sign_in_codes(
+    server: AgentPayServer, link: httpx.URL
+) -> None:
     made = server.console.sign_in(code_of(link))
     account = server.client(api_key=made.key).accounts.create(name="a")
     with raw_client(server, made.key) as console:
@@ -145,7 +147,9 @@ def test_a_console_key_does_not_count_as_the_last_one(server: AgentPayServer, li
         server.client(api_key=console.key).whoami()
 
 
-def test_the_bench_keeps_the_browser_signed_in_that_uses_it(server: AgentPayServer, link: httpx.URL) -> None:
+def test_advancing_and_restoring_from_the_console_keep_it_signed_in(
+    server: AgentPayServer, link: httpx.URL
+) -> None:
     stores.memory_only("snapshots are taken in memory")
     snapshot = server.sandbox.snapshot()
     made = server.console.sign_in(code_of(link))
@@ -160,7 +164,7 @@ def test_the_bench_keeps_the_browser_signed_in_that_uses_it(server: AgentPayServ
         assert console.get("/whoami").is_success
 
 
-def test_a_sign_in_and_its_code_are_in_the_audit_trail(server: AgentPayServer, browser: httpx.Client) -> None:
+def test_a_sign_in_and_its_code_are_audited(server: AgentPayServer, browser: httpx.Client) -> None:
     made = server.console.sign_in_code()
     answer = browser.post(SIGN_IN, json={"code": made.code})
     entry, code, *_ = server.console.audit.list()
@@ -190,7 +194,7 @@ def test_codes_and_keys_are_in_no_log_no_record_and_no_repr(
             assert secret[-20:] not in text
 
 
-def test_nothing_of_a_link_follows_from_a_seed() -> None:
+def test_a_seed_does_not_determine_sign_in_codes() -> None:
     codes = []
     for _ in range(2):
         with AgentPayServer(clock=START, seed=7) as server:
@@ -209,7 +213,7 @@ def test_a_link_needs_a_port_and_the_console(server: AgentPayServer) -> None:
             assert without.console_url
 
 
-def test_addresses_without_a_key_have_the_limit_of_one() -> None:
+def test_requests_without_a_key_are_rate_limited_by_address() -> None:
     with AgentPayServer(settings=Settings(rate_limit_per_minute=3)) as server:
         with httpx.Client(base_url=server.listen()) as browser:
             statuses = [browser.post(SIGN_IN, json={"code": "x"}).status_code for _ in range(5)]

@@ -83,7 +83,7 @@ def kept(server: AgentPayServer) -> tuple[Any, ...]:
     return rows, money.on_owner(server, chain), server.sandbox.clock.now()
 
 
-def test_everything_is_as_it_was(server: AgentPayServer):
+def test_a_restore_brings_back_the_whole_state(server: AgentPayServer):
     payer, payee = prepared(server)
     snapshot = server.sandbox.snapshot()
     before = kept(server)
@@ -137,7 +137,7 @@ def test_the_same_operations_and_restores_give_the_same_signatures():
     assert history() == history()
 
 
-def test_a_transaction_that_was_signed_before_the_snapshot_lands_in_every_future(seeded: AgentPayServer):
+def test_a_transaction_signed_before_a_snapshot_lands_after_every_restore(seeded: AgentPayServer):
     """The machine would refuse the very same transaction, had it not forgotten it."""
     payer, payee = prepared(seeded)
     raw = signed_by(seeded, payer, payee)
@@ -210,7 +210,7 @@ def test_transactions_from_before_a_snapshot_never_execute_again(server: AgentPa
         assert money.held(server, payee.usdc_token_account) == 5_000_000
 
 
-def test_bytes_that_were_handed_out_in_an_undone_future_never_land(server: AgentPayServer):
+def test_transactions_signed_after_a_snapshot_never_land_after_its_restore(server: AgentPayServer):
     payer, payee = prepared(server)
     snapshot = server.sandbox.snapshot()
     handed_out = []
@@ -236,7 +236,7 @@ def expire(server: AgentPayServer) -> None:
     money.on_owner(server, work)
 
 
-def test_a_transaction_of_an_undone_future_never_lands_in_another_one(server: AgentPayServer):
+def test_a_transaction_undone_by_a_restore_never_lands(server: AgentPayServer):
     payer, payee = prepared(server)
     snapshot = server.sandbox.snapshot()
     pay(server, payer, payee.account_id, "one", "1")
@@ -285,7 +285,7 @@ def test_reset_is_the_state_right_after_the_start(seeded: AgentPayServer):
     assert [*prepared(seeded), seeded.sandbox.clock.advance(5)] == first
 
 
-def test_a_snapshot_outlives_a_reset(server: AgentPayServer):
+def test_a_snapshot_survives_a_reset(server: AgentPayServer):
     payer, _ = prepared(server)
     snapshot = server.sandbox.snapshot()
     server.sandbox.reset()
@@ -298,7 +298,7 @@ def test_a_snapshot_outlives_a_reset(server: AgentPayServer):
 # --- What vanishes ----------------------------------------------------------------------------------------
 
 
-def test_keys_that_were_made_since_stop_working(server: AgentPayServer):
+def test_keys_created_after_the_snapshot_stop_working(server: AgentPayServer):
     payer, _ = prepared(server)
     old = server.agent_client(payer.account_id)
     snapshot = server.sandbox.snapshot()
@@ -337,7 +337,7 @@ def test_inboxes_are_restored_and_later_ones_get_nothing(server: AgentPayServer)
     assert server.webhook_inbox().url == late.url
 
 
-def test_deliveries_that_wait_are_part_of_it(server: AgentPayServer):
+def test_pending_deliveries_are_restored(server: AgentPayServer):
     payer, payee = prepared(server)
     inbox = server.webhook_inbox(events=["transfer.settled"])
     inbox.fail_next()
@@ -353,7 +353,7 @@ def test_deliveries_that_wait_are_part_of_it(server: AgentPayServer):
         assert delivery.status == "retrying"
 
 
-def test_armed_faults_are_part_of_it(server: AgentPayServer):
+def test_armed_faults_are_restored(server: AgentPayServer):
     server.sandbox.set_fault("chain_slow", 3)
     server.sandbox.set_fault("http:GET /v1/accounts", 2, effect="internal_error")
     armed = list(server.sandbox.faults())
@@ -369,7 +369,7 @@ def test_armed_faults_are_part_of_it(server: AgentPayServer):
     assert list(server.sandbox.faults()) == []
 
 
-def test_the_rate_limit_is_part_of_it():
+def test_the_rate_limit_is_restored():
     limited = AgentPayServer(clock=START, settings=Settings(rate_limit_per_minute=4))
     with limited as server, raw_client(server) as http:
         snapshot_id = http.post("/sandbox/snapshots").json()["snapshot_id"]
@@ -379,7 +379,7 @@ def test_the_rate_limit_is_part_of_it():
         assert [http.get("/v1/accounts").status_code for _ in range(4)] == [200, 200, 200, 429]
 
 
-def test_the_daily_limit_starts_again_where_it_was(server: AgentPayServer):
+def test_the_daily_spend_is_restored(server: AgentPayServer):
     payer, payee = prepared(server)
     server.client().policies.update(payer.account_id, max_daily_spend=10)
     pay(server, payer, payee.account_id, "before", "4")
@@ -404,7 +404,7 @@ def test_an_unknown_snapshot_and_that_of_another_operator_are_404(server: AgentP
         server.sandbox.restore("snap_x")
 
 
-def test_an_agent_may_neither_take_nor_restore_nor_reset(server: AgentPayServer):
+def test_agent_keys_cannot_snapshot_restore_or_reset(server: AgentPayServer):
     payer, _ = prepared(server)
     key = server.console.agent_keys.create(payer.account_id).key
     with raw_client(server, key) as agent:
@@ -424,7 +424,7 @@ def test_snapshots_and_restores_are_audited(server: AgentPayServer):
     assert next(iter(server.console.audit.list())).action == "sandbox.reset"
 
 
-def test_a_server_with_a_directory_says_that_it_cannot(tmp_path: Path):
+def test_snapshots_are_refused_with_a_data_directory(tmp_path: Path):
     with AgentPayServer(clock=START, data_dir=tmp_path / "data") as server:
         before = state_of(server)
         with raw_client(server) as http:
@@ -435,9 +435,7 @@ def test_a_server_with_a_directory_says_that_it_cannot(tmp_path: Path):
         assert state_of(server) == before
 
 
-def test_the_snapshot_that_was_used_least_recently_makes_way(
-    server: AgentPayServer, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_least_recently_used_snapshot_is_evicted(server: AgentPayServer, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(snapshot_service, "KEPT", 2)
     first, second = server.sandbox.snapshot(), server.sandbox.snapshot()
     server.sandbox.restore(first)
@@ -515,7 +513,7 @@ def test_callers_of_cancelled_work_get_no_response(server: AgentPayServer):
     assert money.rows(server, tables.transfers) == []
 
 
-def test_a_request_that_is_half_in_is_not_processed_in_a_state_that_does_not_know_its_key(
+def test_an_incomplete_request_whose_key_a_restore_removed_is_not_processed(
     server: AgentPayServer,
 ):
     """Its key was looked up before; the body comes when the key is gone."""
@@ -588,7 +586,7 @@ def test_work_continues_automatically_after_a_restore():
 
 
 @pytest.mark.anyio
-async def test_the_async_sandbox_does_the_same():
+async def test_the_async_sandbox_takes_and_restores_snapshots():
     async with AgentPayServer(clock=datetime(2026, 1, 1, tzinfo=UTC)) as server:
         client = server.async_client()
         snapshot = await server.async_sandbox.snapshot()
@@ -621,7 +619,7 @@ def test_a_loop_survives_the_cancellation_of_its_work(server: AgentPayServer):
     assert money.on_owner(server, cut_off)
 
 
-def test_a_server_that_is_kept_at_work_is_not_brought_back(
+def test_a_restore_is_refused_while_work_does_not_end(
     server: AgentPayServer, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(snapshot_service, "_REST_SECONDS", 0.05)

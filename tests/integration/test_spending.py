@@ -32,7 +32,7 @@ def pay(client: AgentPay, payer: Account, payee: Account, amount: str) -> bool:
     return transfer.status == "settled"
 
 
-def test_the_limit_is_reached_exactly_and_not_passed_by_one_unit(
+def test_spending_may_reach_the_limit_exactly_and_not_exceed_it(
     server: AgentPayServer, client: AgentPay, funded: Funded, payee: Account
 ) -> None:
     payer = funded("100")
@@ -61,7 +61,7 @@ def test_a_spend_counts_until_a_microsecond_before_24_hours(
     assert not pay(client, payer, payee, "0.000001")
 
 
-def test_each_spend_leaves_the_window_by_itself(
+def test_each_spend_leaves_the_window_separately(
     server: AgentPayServer, client: AgentPay, funded: Funded, payee: Account
 ) -> None:
     payer = funded("100")
@@ -76,9 +76,7 @@ def test_each_spend_leaves_the_window_by_itself(
         server.sandbox.clock.advance(3600)
 
 
-def test_what_was_spent_before_the_limit_was_set_counts(
-    client: AgentPay, funded: Funded, payee: Account
-) -> None:
+def test_spends_before_the_limit_was_set_count(client: AgentPay, funded: Funded, payee: Account) -> None:
     payer = funded("100")
     assert pay(client, payer, payee, "8")
     client.policies.update(payer.account_id, max_daily_spend=10)
@@ -112,7 +110,7 @@ def test_deposits_do_not_increase_the_remaining_limit(
     assert not pay(client, payer, payee, "0.000001")
 
 
-def test_accounts_have_windows_of_their_own(client: AgentPay, funded: Funded, payee: Account) -> None:
+def test_accounts_have_separate_windows(client: AgentPay, funded: Funded, payee: Account) -> None:
     one, other = funded("100"), funded("100", name="Other")
     for account in (one, other):
         client.policies.update(account.account_id, max_daily_spend=10)
@@ -139,7 +137,7 @@ async def outcomes_of_200(server: AgentPayServer, payer: Account, payee: Account
 
 
 @pytest.mark.anyio
-async def test_200_racers_reach_the_limit_and_do_not_pass_it(
+async def test_200_racing_transfers_reach_the_limit_and_do_not_exceed_it(
     server: AgentPayServer, client: AgentPay, funded: Funded, payee: Account
 ) -> None:
     payer = funded("300")
@@ -151,7 +149,7 @@ async def test_200_racers_reach_the_limit_and_do_not_pass_it(
 
 
 @pytest.mark.anyio
-async def test_200_racers_spend_the_balance_and_none_fails_on_chain(
+async def test_200_racing_transfers_spend_the_balance_and_none_fails_on_chain(
     server: AgentPayServer, client: AgentPay, funded: Funded, payee: Account
 ) -> None:
     payer = funded("50.999999")

@@ -74,7 +74,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     stores.run.free.append(url)
 
 
-def test_a_server_finds_everything_again(place: Place) -> None:
+def test_all_data_is_available_after_a_restart(place: Place) -> None:
     with place.server() as first:
         client = first.client()
         payer, payee = client.accounts.create(name="Payer"), client.accounts.create(name="Payee")
@@ -101,7 +101,7 @@ def test_a_server_finds_everything_again(place: Place) -> None:
         assert str(client.accounts.balance(payee.account_id).balance_usdc) == "5.000000"
 
 
-def test_webhook_secrets_open_again(place: Place) -> None:
+def test_webhook_secrets_are_readable_after_a_restart(place: Place) -> None:
     with place.server() as first:
         key = first.operator_key
         webhook = first.client().webhooks.create(url="http://receiver.invalid", events=["transfer.settled"])
@@ -113,7 +113,7 @@ def test_webhook_secrets_open_again(place: Place) -> None:
         assert context.vault.open(stored.secret, secret_place(webhook_id)) == webhook.secret
 
 
-def test_no_operator_is_made_at_a_later_start(place: Place) -> None:
+def test_a_later_start_creates_no_operator(place: Place) -> None:
     with place.server() as first:
         key = first.operator_key
         account = first.client().accounts.create(name="Mine")
@@ -146,7 +146,7 @@ def test_the_key_of_another_operator_is_refused(place: Place) -> None:
         place.server(operator_key=other).start()
 
 
-def test_one_seed_does_not_repeat_itself_at_the_next_start(place: Place) -> None:
+def test_a_seed_gives_different_identifiers_at_the_next_start(place: Place) -> None:
     names = []
     for _ in range(3):
         with place.server(seed=7) as server:
@@ -336,7 +336,7 @@ async def fail(*_: object) -> None:
     raise ZeroDivisionError
 
 
-def test_a_directory_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DatabaseUnavailableError, match="file"):
         AgentPayServer(data_dir=tmp_path / "file" / "data").start()
@@ -356,12 +356,12 @@ def test_postgresql_without_a_key_is_refused_before_it_is_touched(monkeypatch: p
         AgentPayServer(database_url="postgresql://nobody@nowhere.invalid/x").start()
 
 
-def test_a_place_is_one_place(tmp_path: Path) -> None:
+def test_data_dir_and_database_url_exclude_each_other(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not in both"):
         AgentPayServer(data_dir=tmp_path, database_url="postgresql://localhost/x")
 
 
-def test_a_start_that_was_refused_leaves_the_place_free(place: Place) -> None:
+def test_a_refused_start_releases_the_directory(place: Place) -> None:
     with pytest.raises(ValueError, match="ap_operator_"):
         place.server(operator_key="hunter2").start()
     with place.server() as server:
@@ -371,7 +371,7 @@ def test_a_start_that_was_refused_leaves_the_place_free(place: Place) -> None:
 @pytest.mark.parametrize(
     "refusal", [DatabaseInUseError, NewerSchemaError, WrongKeyError, ForeignChainError, EncryptionKeyError]
 )
-def test_refusals_are_one_kind(refusal: type[Exception]) -> None:
+def test_all_refusals_share_one_base_class(refusal: type[Exception]) -> None:
     assert issubclass(refusal, StartRefusedError)
 
 
@@ -390,7 +390,7 @@ def test_a_directory_that_others_can_write_to_is_refused(tmp_path: Path, mode: i
 
 
 @pytest.mark.parametrize("mode", [0o700, 0o750, 0o755])
-def test_a_directory_that_others_can_only_read_will_do(tmp_path: Path, mode: int) -> None:
+def test_a_directory_that_others_can_read_is_accepted(tmp_path: Path, mode: int) -> None:
     data = tmp_path / "data"
     data.mkdir()
     data.chmod(mode)

@@ -154,7 +154,7 @@ def test_a_restore_ends_the_streams(server: AgentPayServer, refuse) -> None:
 
 
 @pytest.mark.anyio
-async def test_the_async_client_has_it(server: AgentPayServer, refuse) -> None:
+async def test_the_async_client_streams_events(server: AgentPayServer, refuse) -> None:
     made = await asyncio.to_thread(refuse)
     following = await asyncio.to_thread(refuse)
     client = server.async_client()
@@ -179,7 +179,7 @@ def row(seq: int) -> tail.EventRecord:
 
 
 @pytest.mark.anyio
-async def test_what_follows_a_missing_number_waits_for_it_but_not_for_long(
+async def test_events_after_a_gap_in_the_sequence_wait_briefly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     followed = Clocked().tail

@@ -82,7 +82,7 @@ def test_the_same_reference_pays_once(tools: AgentTools, client: AgentPay, payee
     assert moved(client, payee) == "1.000000"
 
 
-def test_a_reference_stands_for_its_purchase_after_the_service_forgot_the_key(
+def test_a_reference_pays_once_even_after_its_key_expired(
     tools: AgentTools, server: AgentPayServer, client: AgentPay, payee: str
 ) -> None:
     first = tools.pay(payment_ref=REF, to=payee, amount_usdc="1")
@@ -144,7 +144,7 @@ def test_a_low_balance_is_a_refusal_that_the_same_reference_may_retry(
         ({"memo": "NUL \x00"}, "invalid_request"),
     ],
 )
-def test_a_request_that_the_service_cannot_take_is_rejected_and_may_be_corrected(
+def test_an_invalid_request_is_rejected_and_its_reference_can_be_reused(
     tools: AgentTools, payee: str, arguments: dict[str, str], reason: str
 ) -> None:
     wrong = {"payment_ref": REF, "to": payee, "amount_usdc": "1", **arguments}
@@ -154,7 +154,7 @@ def test_a_request_that_the_service_cannot_take_is_rejected_and_may_be_corrected
     assert tools.pay(payment_ref=REF, to=payee, amount_usdc="1")["status"] == "settled"
 
 
-def test_a_payment_that_needs_approval_waits_for_a_person(
+def test_a_payment_that_needs_approval_is_returned_as_pending(
     tools: AgentTools, server: AgentPayServer, client: AgentPay, payer: str, payee: str
 ) -> None:
     client.policies.update(payer, escalation_threshold=5)
@@ -200,7 +200,7 @@ def test_a_chain_that_is_down_pays_nothing_and_the_same_reference_tries_again(
 
 @pytest.mark.parametrize("effect", ["reply_lost", "internal_error", "reset"])
 @pytest.mark.parametrize("operation", ["POST /v1/transfers", "GET /transfers", "GET /whoami"])
-def test_whatever_fails_is_unknown_or_known_and_never_raises(
+def test_any_http_fault_gives_a_result_and_never_raises(
     tools: AgentTools, server: AgentPayServer, client: AgentPay, payee: str, operation: str, effect: str
 ) -> None:
     with server.sandbox.fault(f"http:{operation}", effect=effect):
@@ -324,7 +324,9 @@ def test_a_check_names_the_rule_and_reserves_nothing(
     assert tools.check_payment(to=payee, amount_usdc="0")["would"] == "reject"
 
 
-def test_the_budget_is_that_of_the_account(tools: AgentTools, client: AgentPay, payer: str) -> None:
+def test_get_budget_returns_the_budget_of_the_account(
+    tools: AgentTools, client: AgentPay, payer: str
+) -> None:
     assert tools.get_budget() == client.accounts.budget(payer).to_dict()
 
 
@@ -569,7 +571,7 @@ def test_a_status_of_a_later_version_is_unknown(respx_mock: Any) -> None:
     assert "reviewing" in str(result["reason"])
 
 
-def test_no_tool_approves_raises_a_limit_funds_replays_or_makes_keys() -> None:
+def test_no_tool_can_approve_raise_limits_fund_replay_or_create_keys() -> None:
     assert set(TOOLS) == {
         "get_budget",
         "check_payment",

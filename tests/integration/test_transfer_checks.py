@@ -178,7 +178,7 @@ def test_another_operators_account_is_not_found(server: AgentPayServer, payer: s
             stranger.transfers.check(from_=from_, to=payee, amount=1)
 
 
-def test_it_takes_the_body_of_a_transfer_without_a_key(
+def test_a_check_accepts_the_body_of_a_transfer_without_an_idempotency_key(
     http: httpx.Client, client: AgentPay, payer: str, payee: str
 ) -> None:
     body = {"from": payer, "to": payee, "amount": "1.50", "memo": None}

@@ -68,7 +68,7 @@ def test_all_statuses_are_listed_newest_first(world: World) -> None:
     assert (page.cursor, page.has_more) == ("", False)
 
 
-def test_they_are_filtered(world: World) -> None:
+def test_transfers_are_filtered(world: World) -> None:
     client, ids = world.server.client(), world.ids
     assert listed(client, account_id=world.first) == [ids[4], ids[2], ids[0]]
     assert listed(client, status="settled") == [ids[4], ids[3], ids[0]]
@@ -80,7 +80,7 @@ def test_they_are_filtered(world: World) -> None:
     assert listed(client, account_id=UNKNOWN_ACCOUNT) == []
 
 
-def test_since_is_strict_and_goes_with_every_filter(world: World) -> None:
+def test_since_is_exclusive_and_combines_with_every_filter(world: World) -> None:
     client, ids = world.server.client(), world.ids
     for number in range(len(ids)):
         later = list(ids[number + 1 :][::-1])
@@ -94,7 +94,7 @@ def test_since_is_strict_and_goes_with_every_filter(world: World) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 2, 4, 5, 100])
-def test_they_are_paged(world: World, limit: int) -> None:
+def test_transfers_are_paged(world: World, limit: int) -> None:
     client = world.server.client()
     assert listed(client, limit=limit) == list(world.ids[::-1])
     first = client.transfers.list(limit=limit, account_id=world.first)
@@ -136,7 +136,7 @@ def test_operators_see_nothing_of_one_another(world: World) -> None:
     assert listed(stranger, idempotency_key="key-0") == []
 
 
-def test_a_cursor_is_of_its_list(world: World) -> None:
+def test_a_cursor_is_valid_only_for_its_list(world: World) -> None:
     client, agent = world.server.client(), world.server.agent_client(world.first)
     cursor = client.transfers.list(limit=1).cursor
     with pytest.raises(InvalidRequestError, match="cursor"):

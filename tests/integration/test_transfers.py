@@ -77,7 +77,7 @@ def test_the_answer_has_the_ten_documented_fields(
 
 
 @pytest.mark.parametrize("memo", [{}, {"memo": None}, {"memo": ""}], ids=["absent", "null", "empty"])
-def test_no_memo_is_null_however_it_is_left_out(
+def test_a_missing_memo_is_returned_as_null(
     http: httpx.Client, funded: Funded, memo: dict[str, object]
 ) -> None:
     payer, payee = funded("100"), funded("1", name="Payee")
@@ -126,7 +126,7 @@ def test_initiated_and_settled_are_written_in_order_by_the_commit_that_settles(
     }
 
 
-def test_both_sides_have_it_in_their_history(
+def test_both_accounts_list_a_transfer_in_their_history(
     server: AgentPayServer, http: httpx.Client, funded: Funded
 ) -> None:
     payer, payee = funded("100"), funded("1", name="Payee")
@@ -150,7 +150,7 @@ def test_both_sides_have_it_in_their_history(
     assert (out["memo"], out["category"]) == ("hello", "data")
 
 
-def test_an_outside_recipient_has_no_history_here(
+def test_an_outside_recipient_gets_no_history_entry(
     server: AgentPayServer, client: AgentPay, funded: Funded
 ) -> None:
     payer, outside = funded("100"), server.sandbox.create_token_account()
@@ -184,7 +184,7 @@ def test_the_on_chain_memo_is_only_the_transfer_id(
     assert memo_on_chain(server, transfer.tx_signature) == transfer.transfer_id
 
 
-def test_the_memo_is_published_where_the_server_is_set_to() -> None:
+def test_onchain_memo_full_publishes_the_memo() -> None:
     with AgentPayServer(settings=Settings(onchain_memo="full")) as server:
         client = server.client()
         payer, payee = client.accounts.create(name="Payer"), client.accounts.create(name="Payee")
@@ -241,9 +241,7 @@ def test_an_agent_key_pays_only_from_its_account(
         assert http.get(f"/v1/transfers/{others.transfer_id}").status_code == 404
 
 
-def test_money_is_neither_made_nor_lost_by_many_transfers(
-    server: AgentPayServer, client: AgentPay, funded: Funded
-) -> None:
+def test_many_transfers_conserve_the_total(server: AgentPayServer, client: AgentPay, funded: Funded) -> None:
     accounts = [funded("10", name=f"Account {number}") for number in range(4)]
     outside = server.sandbox.create_token_account()
     targets = [account.account_id for account in accounts] + [outside.usdc_token_account]

@@ -86,7 +86,7 @@ RULES = {
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_a_refusal_is_answered_and_written_once_and_moves_nothing(
+def test_a_refused_transfer_is_stored_once_and_moves_nothing(
     server: AgentPayServer, http: httpx.Client, funded: Funded, rule: Rule
 ) -> None:
     payer, payee = funded("100"), funded("1", name="Payee")
@@ -136,7 +136,7 @@ def test_a_refusal_is_answered_and_written_once_and_moves_nothing(
 @pytest.mark.parametrize(
     "rule", [rule for rule in RULES.values() if rule.allowed], ids=[n for n, r in RULES.items() if r.allowed]
 )
-def test_what_just_keeps_within_a_rule_settles(http: httpx.Client, funded: Funded, rule: Rule) -> None:
+def test_a_transfer_at_the_edge_of_a_rule_settles(http: httpx.Client, funded: Funded, rule: Rule) -> None:
     payer, payee = funded("100"), funded("1", name="Payee")
     money.put_policy(http, payer, **rule.policy)
     response = money.post(http, money.order(payer, payee.account_id, **rule.allowed))
@@ -168,7 +168,7 @@ Naming = Callable[[Account], str]
 
 @pytest.mark.parametrize("listed", ["account_id", "usdc_token_account", "chain_address"])
 @pytest.mark.parametrize("asked", ["account_id", "usdc_token_account"])
-def test_a_counterparty_is_known_by_any_of_its_names(
+def test_a_counterparty_matches_by_any_of_its_identifiers(
     http: httpx.Client, funded: Funded, listed: str, asked: str
 ) -> None:
     payer, payee, stranger = funded("100"), funded("1", name="Payee"), funded("1", name="Stranger")
@@ -179,7 +179,7 @@ def test_a_counterparty_is_known_by_any_of_its_names(
 
 
 @pytest.mark.parametrize("listed", ["owner", "usdc_token_account"])
-def test_an_outside_counterparty_is_known_by_token_account_and_owner(
+def test_an_outside_counterparty_matches_by_token_account_and_owner(
     server: AgentPayServer, http: httpx.Client, funded: Funded, listed: str
 ) -> None:
     payer, outside = funded("100"), server.sandbox.create_token_account()
@@ -247,7 +247,7 @@ def test_a_recipient_that_can_hold_no_usdc_is_422_and_stores_nothing(
     assert money.post(http, money.order(payer, payee.account_id)).status_code == 200
 
 
-def test_the_first_rule_that_fails_decides_the_answer(
+def test_the_first_failing_rule_decides_the_error(
     server: AgentPayServer, http: httpx.Client, funded: Funded
 ) -> None:
     """In the order of interface R17 and PO6: each step mends what was refused, and the next rule speaks."""
@@ -299,7 +299,7 @@ def test_the_first_rule_that_fails_decides_the_answer(
     assert (escalated.status_code, escalated.json()["status"]) == (202, "pending_approval")
 
 
-def test_from_is_looked_up_before_anything_else(
+def test_the_source_account_is_checked_first(
     server: AgentPayServer, http: httpx.Client, funded: Funded
 ) -> None:
     payer = funded("100")
@@ -314,7 +314,7 @@ def test_from_is_looked_up_before_anything_else(
 
 
 class TestEscalation:
-    def test_from_the_threshold_on_a_transfer_waits(
+    def test_amounts_from_the_threshold_on_are_pending(
         self, server: AgentPayServer, http: httpx.Client, funded: Funded
     ) -> None:
         payer, payee = funded("100"), funded("1", name="Payee")
@@ -368,7 +368,7 @@ class TestEscalation:
         answer = money.post(http, money.order(payer, payee.account_id, "100.000001", key="key-2"))
         assert answer.json()["error"] == "insufficient_balance"
 
-    def test_the_sdk_returns_it_as_pending(self, client: AgentPay, funded: Funded) -> None:
+    def test_the_sdk_returns_an_escalated_transfer_as_pending(self, client: AgentPay, funded: Funded) -> None:
         payer, payee = funded("100"), funded("1", name="Payee")
         client.policies.update(payer.account_id, escalation_threshold="0.5")
         transfer = client.transfers.create(from_=payer.account_id, to=payee.account_id, amount="0.5")

@@ -9,7 +9,7 @@ from agentpay import AgentPay, NotFoundError, PolicyViolationError, WaitTimeoutE
 from agentpay_server import AgentPayServer
 
 
-def test_a_settled_transfer_is_there_at_once(client: AgentPay, funded: Funded) -> None:
+def test_waiting_for_a_settled_transfer_returns_at_once(client: AgentPay, funded: Funded) -> None:
     payer, payee = funded("100"), funded("1", name="Payee")
     made = client.transfers.create(from_=payer.account_id, to=payee.account_id, amount=1)
     assert client.transfers.wait(made.transfer_id, timeout=0) == made
@@ -26,7 +26,7 @@ def test_a_rejected_transfer_is_returned_and_not_raised(client: AgentPay, funded
     assert transfer.message == refused.value.message
 
 
-def test_an_escalated_transfer_is_waited_for_until_the_time_is_up(
+def test_waiting_for_an_escalated_transfer_times_out(
     server: AgentPayServer, client: AgentPay, funded: Funded
 ) -> None:
     payer, payee = funded("100"), funded("1", name="Payee")
@@ -41,7 +41,7 @@ def test_an_escalated_transfer_is_waited_for_until_the_time_is_up(
 
 
 @pytest.mark.anyio
-async def test_it_is_waited_for_in_async_the_same_way() -> None:
+async def test_the_async_client_waits_for_an_escalated_transfer() -> None:
     async with AgentPayServer() as server:
         client = server.async_client()
         payer = (await client.accounts.create(name="Payer")).account_id
@@ -65,7 +65,7 @@ def test_an_unreadable_transfer_ends_the_wait(
         server.agent_client(payee.account_id).transfers.wait(made.transfer_id)
 
 
-def test_a_service_that_is_not_up_yet_is_waited_for(server: AgentPayServer, funded: Funded) -> None:
+def test_waiting_survives_an_unreachable_service(server: AgentPayServer, funded: Funded) -> None:
     payer, payee = funded("100"), funded("1", name="Payee")
     made = server.client().transfers.create(from_=payer.account_id, to=payee.account_id, amount=1)
     inner = httpx.HTTPTransport()

@@ -21,7 +21,7 @@ def test_travel_to_sets_the_clock(server: AgentPayServer, moment: datetime | str
 
 
 @pytest.mark.anyio
-async def test_async_too(server: AgentPayServer) -> None:
+async def test_the_async_sandbox_travels_too(server: AgentPayServer) -> None:
     assert await server.async_sandbox.clock.travel_to("2026-02-10T00:00:00.001Z") == LATER
 
 
@@ -69,16 +69,16 @@ def test_travelling_to_the_past_is_refused(server: AgentPayServer) -> None:
         ("tomorrow", "must be an ISO 8601 timestamp"),
     ],
 )
-def test_a_moment_must_be_one(server: AgentPayServer, moment: datetime | str, why: str) -> None:
+def test_an_invalid_moment_is_refused(server: AgentPayServer, moment: datetime | str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         server.sandbox.clock.travel_to(moment)
 
 
-def test_a_running_clock_is_not_moved() -> None:
+def test_a_running_clock_cannot_travel() -> None:
     with AgentPayServer(clock="system") as server, pytest.raises(ConflictError):
         server.sandbox.clock.travel_to(datetime.now(UTC) + timedelta(days=1))
 
 
-def test_more_than_ten_years_are_too_many(server: AgentPayServer) -> None:
+def test_travelling_more_than_ten_years_is_refused(server: AgentPayServer) -> None:
     with pytest.raises(InvalidRequestError, match="seconds"):
         server.sandbox.clock.travel_to("2036-01-02T00:00:00Z")

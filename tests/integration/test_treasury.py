@@ -72,7 +72,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [line for line in caplog.messages if line.startswith("treasury.low")]
 
 
-def test_the_metric_is_the_treasury_s_balance(watched: Watched) -> None:
+def test_the_metric_reports_the_treasury_balance(watched: Watched) -> None:
     watched.holds(1_234_567_890)
     assert watched.sol() == 1.23456789
     watched.holds(0)
@@ -110,7 +110,7 @@ def test_a_priority_fee_counts() -> None:
     assert transfer_fee(dearer) == FEE + 61
 
 
-def test_a_treasury_that_falls_below_the_threshold_is_logged_once_each_time(
+def test_each_fall_of_the_treasury_below_the_threshold_is_logged_once(
     watched: Watched, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="agentpay_server")
@@ -130,7 +130,7 @@ def test_a_treasury_that_falls_below_the_threshold_is_logged_once_each_time(
     }
 
 
-def test_a_fault_that_the_sandbox_counts_is_not_used_up_by_looks_at_the_treasury(watched: Watched) -> None:
+def test_treasury_checks_do_not_consume_counted_faults(watched: Watched) -> None:
     watched.server.sandbox.clock.advance(0)
     with watched.server.sandbox.fault("chain_down", times=1):
         watched.server.sandbox.clock.advance(minutes=10)
@@ -139,7 +139,7 @@ def test_a_fault_that_the_sandbox_counts_is_not_used_up_by_looks_at_the_treasury
             assert [fault["times"] for fault in http.get("/sandbox/faults").json()["data"]] == [1]
 
 
-def test_a_server_warns_by_itself_when_it_starts_with_too_little() -> None:
+def test_a_server_starting_below_the_treasury_threshold_warns() -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "agentpay_server", "serve", "--port", "0", "--treasury-low", "2000000000"],
         stdout=subprocess.PIPE,

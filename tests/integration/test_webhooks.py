@@ -47,7 +47,7 @@ def register(http: httpx.Client, **fields) -> httpx.Response:
 # --- Responses --------------------------------------------------------------------------------------------
 
 
-def test_a_webhook_is_answered_with_exactly_its_fields(http: httpx.Client, client: AgentPay):
+def test_a_created_webhook_has_exactly_its_fields(http: httpx.Client, client: AgentPay):
     account_id = client.accounts.create(name="a").account_id
 
     response = register(http, events=TYPES[:2], account_ids=[account_id], low_balance_threshold_usdc=12.5)
@@ -71,7 +71,7 @@ def test_optional_fields_have_defaults(http: httpx.Client):
     assert (body["account_ids"], body["low_balance_threshold_usdc"]) == ([], None)
 
 
-def test_the_client_returns_it_too(client: AgentPay):
+def test_the_client_returns_the_created_webhook(client: AgentPay):
     webhook = client.webhooks.create(
         url=URL, events=["transfer.settled"], low_balance_threshold_usdc="0.000001"
     )
@@ -81,7 +81,7 @@ def test_the_client_returns_it_too(client: AgentPay):
     assert webhook.created_at == START
 
 
-def test_the_types_are_those_of_the_contract():
+def test_the_event_types_are_those_of_the_contract():
     assert set(TYPES) == NAMED_IN_THE_CONTRACT
 
 
@@ -103,7 +103,7 @@ def test_duplicate_events_are_stored_once(http: httpx.Client, client: AgentPay):
     assert body["account_ids"] == [account_id]
 
 
-def test_the_same_endpoint_can_be_registered_again_with_a_secret_of_its_own(http: httpx.Client):
+def test_registering_an_endpoint_again_gives_another_secret(http: httpx.Client):
     first, second = register(http).json(), register(http).json()
 
     assert first["webhook_id"] != second["webhook_id"]
@@ -192,7 +192,7 @@ def test_url_and_events_are_required(shared_http: httpx.Client, missing):
     assert list(faults(shared_http.post("/v1/webhooks", json=body))) == [missing]
 
 
-def test_an_unknown_type_is_answered_with_those_that_exist(shared_http: httpx.Client):
+def test_an_unknown_type_is_refused_with_the_available_ones(shared_http: httpx.Client):
     message = faults(register(shared_http, events=["transfer.settle"]))["events[0]"]
 
     assert all(event_type in message for event_type in TYPES)
@@ -218,9 +218,7 @@ def test_all_unknown_accounts_are_reported_at_once(shared_http: httpx.Client, sh
     assert list(faults(answer)) == ["account_ids[0]", "account_ids[2]"]
 
 
-def test_an_account_of_another_operator_is_refused_as_one_that_does_not_exist(
-    server: AgentPayServer, http: httpx.Client
-):
+def test_an_account_of_another_operator_is_treated_as_unknown(server: AgentPayServer, http: httpx.Client):
     other = server.client(api_key=server.sandbox.create_operator("b").key)
     foreign = other.accounts.create(name="foreign").account_id
 
@@ -284,7 +282,7 @@ def test_the_database_holds_no_secret(server: AgentPayServer, http: httpx.Client
     assert b"whsec_" not in database
 
 
-def test_a_secret_that_was_moved_to_another_webhook_signs_nothing(server: AgentPayServer, funded: Funded):
+def test_a_secret_moved_to_another_webhook_signs_nothing(server: AgentPayServer, funded: Funded):
     first, second = server.webhook_inbox(), server.webhook_inbox()
     payer, payee = funded("5"), funded("1")
 
@@ -308,7 +306,7 @@ def test_a_secret_that_was_moved_to_another_webhook_signs_nothing(server: AgentP
         assert "does not open" in (attempt.error or "")
 
 
-def test_secrets_do_not_repeat_from_server_to_server():
+def test_secrets_differ_between_servers():
     secrets = set()
     for _ in range(3):
         with AgentPayServer() as server:
@@ -386,9 +384,7 @@ def test_an_unknown_webhook_is_404(shared_http: httpx.Client, identifier):
     refused(shared_http.post(f"/console/webhooks/{identifier}/rotate-secret"), "not_found")
 
 
-def test_a_webhook_of_another_operator_is_answered_as_one_that_does_not_exist(
-    server: AgentPayServer, http: httpx.Client
-):
+def test_a_webhook_of_another_operator_is_treated_as_unknown(server: AgentPayServer, http: httpx.Client):
     webhook_id = register(http).json()["webhook_id"]
     with raw_client(server, server.sandbox.create_operator("b").key) as other:
         before = state_of(server)

@@ -33,7 +33,7 @@ def pay(server: AgentPayServer, payer: str, payee: str, amount: str = "1") -> No
 
 
 @pytest.mark.parametrize("clock", ["manual", "system"])
-def test_an_event_is_waited_for_on_either_clock(clock):
+def test_waiting_for_an_event_works_on_either_clock(clock):
     with AgentPayServer(clock=clock) as server:
         payer, payee = payer_and_payee(server)
         inbox = server.webhook_inbox(events=["transfer.settled"])
@@ -62,14 +62,14 @@ def test_a_where_condition_may_call_the_server(running: AgentPayServer):
     assert inbox.wait_for("transfer.settled", where=is_followed_by_another, timeout=60)
 
 
-def test_by_default_it_asks_for_every_type(server: AgentPayServer):
+def test_by_default_an_inbox_subscribes_to_every_type(server: AgentPayServer):
     server.webhook_inbox()
 
     (webhook,) = server.console.webhooks.list()
     assert set(webhook.events) == {event_type.value for event_type in EventType}
 
 
-def test_it_is_registered_like_any_other(server: AgentPayServer, client: AgentPay):
+def test_an_inbox_is_registered_as_a_webhook(server: AgentPayServer, client: AgentPay):
     account_id = client.accounts.create(name="a").account_id
 
     inbox = server.webhook_inbox(
@@ -104,7 +104,7 @@ def test_waiting_does_not_advance_a_manual_clock(server: AgentPayServer, funded:
     assert inbox.wait_for("transfer.settled", timeout=0).type == "transfer.settled"
 
 
-def test_where_chooses_among_events_of_the_type(server: AgentPayServer, funded: Funded):
+def test_where_filters_events_of_the_type(server: AgentPayServer, funded: Funded):
     payer, payee = funded("10"), funded("1")
     inbox = server.webhook_inbox()
     for amount in ("1", "2", "3"):
@@ -160,7 +160,7 @@ def test_failures_happen_in_the_requested_order(server, funded: Funded):
     assert [receipt.status_code for receipt in inbox.receipts] == [400, 400, None, 302, 200]
 
 
-def test_inboxes_are_apart(server: AgentPayServer, funded: Funded):
+def test_inboxes_are_independent(server: AgentPayServer, funded: Funded):
     payer, payee = funded("10"), funded("10")
     of_payer, of_payee, of_all = (
         server.webhook_inbox(events=["transfer.settled"], account_ids=ids)
@@ -177,7 +177,7 @@ def test_inboxes_are_apart(server: AgentPayServer, funded: Funded):
     assert [len(inbox.events) for inbox in (of_payer, of_payee, of_all)] == [0, 1, 2]
 
 
-def test_inboxes_of_two_servers_are_apart(server: AgentPayServer, funded: Funded):
+def test_inboxes_of_two_servers_are_independent(server: AgentPayServer, funded: Funded):
     payer, payee = funded("10"), funded("1")
     with AgentPayServer() as other:
         theirs, mine = other.webhook_inbox(), server.webhook_inbox()
@@ -217,7 +217,7 @@ def test_a_foreign_signature_gets_401(server: AgentPayServer):
     assert [(r.event, r.attempt, r.status_code) for r in inbox.receipts] == [(None, 0, 401)] * 2
 
 
-def test_a_post_to_an_inbox_that_is_not_there_fails(server: AgentPayServer, client: AgentPay, funded: Funded):
+def test_a_post_to_an_unknown_inbox_fails(server: AgentPayServer, client: AgentPay, funded: Funded):
     payer, payee = funded("10"), funded("1")
     client.webhooks.create(url="http://inbox.agentpay.invalid/99", events=["transfer.settled"])
     pay(server, payer.account_id, payee.account_id)
@@ -254,7 +254,7 @@ def test_on_a_running_clock_waiting_ends_in_time(running: AgentPayServer):
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("clock", ["manual", "system"])
-async def test_it_is_awaited_without_holding_up_the_loop(clock):
+async def test_awaiting_an_event_does_not_block_the_loop(clock):
     async with AgentPayServer(clock=clock) as server:
         payer, payee = payer_and_payee(server)
         inbox = server.webhook_inbox(events=["transfer.settled"])
@@ -267,7 +267,7 @@ async def test_it_is_awaited_without_holding_up_the_loop(clock):
             await inbox.wait_for_async("transfer.rejected", timeout=0)
 
 
-def test_it_shows_no_secret(server: AgentPayServer):
+def test_the_repr_of_an_inbox_shows_no_secret(server: AgentPayServer):
     inbox = server.webhook_inbox()
 
     assert inbox._secrets[0] not in repr(inbox)

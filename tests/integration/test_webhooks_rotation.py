@@ -52,7 +52,7 @@ def signers(post, *secrets):
     )
 
 
-def test_the_new_secret_is_answered_once_and_is_another(server, http: httpx.Client, registered):
+def test_a_rotation_returns_a_new_secret_once(server, http: httpx.Client, registered):
     response = http.post(f"/console/webhooks/{registered.webhook_id}/rotate-secret")
 
     assert response.status_code == 200
@@ -61,7 +61,7 @@ def test_the_new_secret_is_answered_once_and_is_another(server, http: httpx.Clie
     assert response.json()["secret"] != registered.secret
 
 
-def test_during_the_overlap_the_contracts_header_is_the_old_ones_and_a_second_the_new_ones(
+def test_during_the_overlap_both_headers_sign_with_old_and_new_secret(
     server: AgentPayServer, registered, deliver
 ):
     old = registered.secret
@@ -88,7 +88,7 @@ def test_each_header_holds_one_digest(server: AgentPayServer, registered, delive
 
 
 @pytest.mark.parametrize("overlap", [1, 60, 3600, 30 * 24 * 3600])
-def test_the_overlap_is_as_long_as_asked(server: AgentPayServer, registered, deliver, overlap):
+def test_the_overlap_lasts_as_long_as_requested(server: AgentPayServer, registered, deliver, overlap):
     new = server.console.webhooks.rotate_secret(registered.webhook_id, overlap_seconds=overlap).secret
 
     server.sandbox.clock.advance(overlap - MILLISECOND)
@@ -97,7 +97,7 @@ def test_the_overlap_is_as_long_as_asked(server: AgentPayServer, registered, del
     assert signers(deliver(), registered.secret, new) == (1, None)
 
 
-def test_after_a_leak_the_old_secret_signs_nothing_more(server: AgentPayServer, registered, deliver):
+def test_an_overlap_of_zero_ends_the_old_secret_at_once(server: AgentPayServer, registered, deliver):
     new = server.console.webhooks.rotate_secret(registered.webhook_id, overlap_seconds=0).secret
 
     post = deliver()
@@ -123,7 +123,9 @@ def test_either_secret_or_both_verify_during_a_rotation(server: AgentPayServer, 
         webhooks.unwrap(after.body, after.headers, old)
 
 
-def test_a_receiver_that_knows_only_the_contract_never_misses(server: AgentPayServer, registered, deliver):
+def test_a_receiver_that_knows_only_the_contract_header_verifies_every_delivery(
+    server: AgentPayServer, registered, deliver
+):
     # It reads one header, and learns of the new secret at some time within the overlap.
     new = server.console.webhooks.rotate_secret(registered.webhook_id).secret
     known = [registered.secret]
@@ -192,7 +194,7 @@ def test_a_retry_is_signed_with_the_current_secrets(
     assert {post.body for post in receiver.posts} == {first.body}
 
 
-def test_a_rotation_is_that_of_one_webhook(server: AgentPayServer, client, registered, receiver, deliver):
+def test_a_rotation_affects_only_its_webhook(server: AgentPayServer, client, registered, receiver, deliver):
     other = client.webhooks.create(url=receiver.url + "/other", events=["transfer.rejected"])
 
     server.console.webhooks.rotate_secret(other.webhook_id, overlap_seconds=0)
@@ -201,7 +203,7 @@ def test_a_rotation_is_that_of_one_webhook(server: AgentPayServer, client, regis
 
 
 @pytest.mark.parametrize("overlap", [-1, 30 * 24 * 3600 + 1, 1.5, "60", True, None])
-def test_an_overlap_that_cannot_be_is_refused_and_changes_nothing(
+def test_an_invalid_overlap_is_refused_and_changes_nothing(
     server: AgentPayServer, http: httpx.Client, registered, deliver, overlap
 ):
     path = f"/console/webhooks/{registered.webhook_id}/rotate-secret"

@@ -195,7 +195,7 @@ def test_a_seller_whose_handler_fails_does_not_settle(world: World, name: str) -
 @pytest.mark.peers
 @pytest.mark.timeout(700)
 @pytest.mark.parametrize("name", X402_SHOPS)
-def test_a_seller_that_hints_at_a_blockhash_is_paid(world: World, name: str) -> None:
+def test_a_seller_that_suggests_a_blockhash_is_paid(world: World, name: str) -> None:
     with X402_SHOPS[name](world, HINT_RPC_URL=world.server.rpc_url) as http:
         bought(world, http, "/plain")
 

@@ -15,7 +15,7 @@ def run(*arguments: str):
     return CliRunner().invoke(main, arguments)
 
 
-def test_it_prints_the_seed_and_what_it_did() -> None:
+def test_the_command_prints_the_seed_and_a_summary() -> None:
     ended = run(*SMALL, "--runs", "2")
     assert ended.exit_code == 0, ended.output
     assert "first seed: 5" in ended.stderr
@@ -23,7 +23,7 @@ def test_it_prints_the_seed_and_what_it_did() -> None:
     assert ended.stdout.rstrip().endswith("violations: 0")
 
 
-def test_json_is_one_document() -> None:
+def test_json_output_is_one_document() -> None:
     told = json.loads(run(*SMALL, "--json").stdout)
     assert (told["first_seed"], told["runs"], told["violations"]) == (5, 1, 0)
     assert told["simulated_seconds"] > 10
@@ -32,7 +32,7 @@ def test_json_is_one_document() -> None:
     assert told["times_real_time"] > 1
 
 
-def test_a_random_seed_is_told() -> None:
+def test_a_random_seed_is_printed() -> None:
     ended = run("simulate", "--minutes", "0.1", "--servers", "1", "--agents", "1")
     assert ended.exit_code == 0, ended.output
     seed = ended.stderr.split("first seed: ")[1].split()[0]
@@ -40,7 +40,7 @@ def test_a_random_seed_is_told() -> None:
 
 
 @pytest.mark.parametrize("is_json", [False, True])
-def test_a_broken_rule_ends_with_its_timeline_and_exit_code_1(is_json: bool, plant) -> None:
+def test_a_broken_rule_prints_its_timeline_and_exits_with_1(is_json: bool, plant) -> None:
     plant("a_body_tells_its_attempt")
     json_option = ("--json",) if is_json else ()
     options = ("--seed", "1000", "--minutes", "1", "--lies", "--strength", "2", "--servers", "3")
@@ -58,11 +58,11 @@ def test_a_broken_rule_ends_with_its_timeline_and_exit_code_1(is_json: bool, pla
         assert "VIOLATION an event came with other bytes" in ended.stdout.splitlines()[-1]
 
 
-def test_without_strength_no_fault_strikes() -> None:
+def test_strength_zero_injects_no_faults() -> None:
     told = json.loads(run(*SMALL, "--strength", "0", "--json").stdout)
     assert (told["faults"], told["crashes"]) == (0, 0)
 
 
-def test_it_goes_on_for_as_long_as_it_is_told() -> None:
+def test_the_for_option_limits_the_real_time() -> None:
     told = json.loads(run(*SMALL, "--for", "2", "--json").stdout)
     assert told["runs"] >= 1

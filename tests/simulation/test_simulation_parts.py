@@ -26,7 +26,7 @@ def new_loop() -> SimulatedLoop:
     return SimulatedLoop(Chance(1).stream("order"))
 
 
-def test_time_jumps_and_nobody_waits() -> None:
+def test_sleeping_advances_virtual_time_at_once() -> None:
     loop = new_loop()
 
     async def story() -> list[float]:
@@ -39,13 +39,13 @@ def test_time_jumps_and_nobody_waits() -> None:
     assert loop.run_until_complete(story()) == [86_400, 86_400.5, 86_400.5]
 
 
-def test_what_can_never_happen_is_an_error() -> None:
+def test_waiting_for_an_impossible_event_raises_stuck() -> None:
     loop = new_loop()
     with pytest.raises(StuckError, match="never happen"):
         loop.run_until_complete(loop.create_future())
 
 
-def test_what_happens_for_ever_at_one_time_is_an_error() -> None:
+def test_looping_without_advancing_time_raises_stuck() -> None:
     loop = new_loop()
 
     async def spin() -> None:
@@ -59,7 +59,7 @@ def test_what_happens_for_ever_at_one_time_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("ask", ["thread", "name"])
-def test_there_are_no_threads_and_no_names(ask: str) -> None:
+def test_threads_and_name_lookups_are_refused(ask: str) -> None:
     loop = new_loop()
 
     async def story() -> None:
@@ -87,7 +87,7 @@ def orders(names: str, seed: int) -> list[str]:
     return ran
 
 
-def test_a_seed_decides_who_runs_first_and_one_less_changes_no_other_order() -> None:
+def test_a_seed_decides_the_order_and_removing_an_actor_keeps_it() -> None:
     found = {"".join(orders("abcd", seed)) for seed in range(20)}
     assert len(found) > 5
     for seed in range(20):
@@ -95,7 +95,7 @@ def test_a_seed_decides_who_runs_first_and_one_less_changes_no_other_order() -> 
         assert orders("abd", seed) == [name for name in whole if name != "c"]
 
 
-def test_nothing_of_who_is_dead_runs_any_more() -> None:
+def test_tasks_of_a_killed_actor_do_not_run() -> None:
     loop, actor, ran = new_loop(), Actor("server", Chance(1)), []
     context = contextvars.Context()
     context.run(ACTOR.set, actor)
@@ -117,14 +117,14 @@ def test_nothing_of_who_is_dead_runs_any_more() -> None:
     loop.run_until_complete(story())
 
 
-def test_a_stream_belongs_to_its_name() -> None:
+def test_a_random_stream_is_determined_by_seed_and_name() -> None:
     chance = Chance(7)
     first = [chance.stream("db", "s1").random() for _ in range(2)]
     assert first[0] == first[1] != chance.stream("db", "s2").random()
     assert Chance(8).stream("db", "s1").random() != first[0]
 
 
-def test_a_strike_that_is_left_out_leaves_the_others_where_they_are() -> None:
+def test_removing_a_fault_does_not_move_the_others() -> None:
     def struck(*without: str) -> list[tuple[int, str]]:
         plan = Plan(seed=3, odds={"rpc.slow": 0.2, "db.slow": 0.2}, without=frozenset(without))
         faults = Faults(plan, Chance(3), Timeline(lambda: 0.0))
@@ -185,7 +185,7 @@ def test_a_block_can_be_undone_and_its_transactions_land_again(cluster) -> None:
     loop.run_until_complete(story())
 
 
-def test_what_has_vanished_can_land_whatever_vanishes_after_it(cluster) -> None:
+def test_a_vanished_transaction_can_land_after_further_forks(cluster) -> None:
     """A second fork took the block of its blockhash away, and a settled transfer was lost."""
     made, loop = cluster
 
@@ -242,7 +242,7 @@ def test_slots_may_be_empty_and_heights_count_blocks() -> None:
 
 
 @pytest.mark.parametrize(("status", "is_lost"), [(409, False), (503, True)])
-def test_a_503_leaves_open_whether_a_secret_was_rotated(status: int, is_lost: bool) -> None:
+def test_after_a_503_a_rotation_may_have_happened(status: int, is_lost: bool) -> None:
     """The judge took it for a refusal, and posts under the new secret for unsigned ones."""
     world = World(Plan(seed=1, servers=1))
     world.secrets["wh_1"] = WebhookSecrets(["whsec_first"])
@@ -292,14 +292,14 @@ def violations_of_coming_to_rest(
     return [found.what for found in world.violations], world.loop.time()
 
 
-def test_a_session_that_closes_late_has_180_s_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_that_starts_closing_late_has_180_s_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asking about every key took 285 s, and a session that its idle time had just closed was in flight."""
     broken, seconds = violations_of_coming_to_rest(monkeypatch, closing=(282, 287), asks_for=285)
     assert (broken, round(seconds)) == ([], 290)
 
 
 @pytest.mark.parametrize("asks_for", [0, 60, 400])
-def test_a_session_that_is_closing_for_180_s_breaks_a_rule(
+def test_a_session_closing_for_more_than_180_s_breaks_a_rule(
     asks_for: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broken, seconds = violations_of_coming_to_rest(monkeypatch, closing=(0, 10**6), asks_for=asks_for)

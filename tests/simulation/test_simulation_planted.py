@@ -68,9 +68,9 @@ def test_every_planted_bug_is_found_within_a_minute(bug: str, plant) -> None:
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_every_planted_bug_patches_what_is_there(bug: str, plant) -> None:
+def test_every_planted_bug_patches_existing_code(bug: str, plant) -> None:
     plant(bug)
 
 
-def test_there_are_enough_of_them() -> None:
+def test_at_least_30_bugs_are_planted() -> None:
     assert len(BUGS) >= 30

@@ -15,7 +15,7 @@ def first_failing() -> Outcome:
 
 
 @pytest.mark.timeout(400)
-def test_what_is_not_needed_is_left_out(plant) -> None:
+def test_shrinking_removes_unneeded_steps(plant) -> None:
     plant("a_body_tells_its_attempt")
     failing = first_failing()
     small = Shrinker(failing, seconds=200).shrink()
@@ -28,7 +28,7 @@ def test_what_is_not_needed_is_left_out(plant) -> None:
     assert len(small.lines) < 200
 
 
-def test_the_same_rule_must_be_broken(plant) -> None:
+def test_shrinking_keeps_the_broken_rule(plant) -> None:
     plant("a_body_tells_its_attempt")
     failing = first_failing()
     told: list[str] = []

@@ -20,7 +20,7 @@ print(outcome.digest, len(outcome.lines), hashlib.sha256("\\n".join(outcome.line
 
 
 @pytest.mark.parametrize("seed", [3, 14, 15])
-def test_no_rule_is_broken(seed: int) -> None:
+def test_random_worlds_break_no_rule(seed: int) -> None:
     outcome = simulate(drawn(seed, minutes=0.7))
     assert outcome.violations == ()
     assert outcome.crashes
@@ -46,7 +46,7 @@ def test_two_processes_log_the_same_for_a_seed() -> None:
     assert simulate(drawn(11, minutes=0.4)).digest == digest
 
 
-def test_two_seeds_are_two_runs() -> None:
+def test_different_seeds_give_different_runs() -> None:
     assert simulate(drawn(1, minutes=0.2)).digest != simulate(drawn(2, minutes=0.2)).digest
 
 
@@ -75,7 +75,7 @@ def test_every_kind_of_fault_strikes_somewhere() -> None:
     assert struck == wanted
 
 
-def test_what_is_left_out_changes_no_draw_of_others() -> None:
+def test_removing_an_agent_keeps_the_random_draws_of_others() -> None:
     """Up to what follows from it: the first calls of the others are the same without an agent."""
     whole = simulate(Plan(seed=5, minutes=0.1, servers=2, agents=4), keeps=True)
     part = simulate(Plan(seed=5, minutes=0.1, servers=2, agents=4).leaving_out("a2"), keeps=True)
@@ -103,12 +103,12 @@ def test_servers_are_upgraded_one_after_the_other_while_others_work() -> None:
     assert any("does not start NewerSchemaError" in line for line in story)
 
 
-def test_a_plan_is_the_same_where_its_number_of_servers_is_given() -> None:
+def test_giving_the_drawn_number_of_servers_keeps_the_plan() -> None:
     for seed in range(20):
         assert drawn(seed, servers=drawn(seed).servers) == drawn(seed)
 
 
-def test_nodes_lie_where_they_are_told_to() -> None:
+def test_nodes_lie_only_if_enabled() -> None:
     def lying(*, lies: bool) -> list[str]:
         return [kind for seed in range(5) for kind in drawn(seed, lies=lies).odds if kind.startswith("lie.")]
 

@@ -42,7 +42,7 @@ async def test_a_transfer_lands_and_moves_the_money(world: RpcWorld) -> None:
     assert (await world.balance(source), await world.balance(recipient)) == (6, 4)
 
 
-async def test_a_transaction_that_is_sent_again_lands_once(world: RpcWorld) -> None:
+async def test_a_resent_transaction_lands_once(world: RpcWorld) -> None:
     recipient = await world.account(2)
     await world.account(1, 10)
     signed = await world.transfer(1, recipient, 4)
@@ -52,7 +52,7 @@ async def test_a_transaction_that_is_sent_again_lands_once(world: RpcWorld) -> N
     assert await world.balance(recipient) == 4
 
 
-async def test_a_transaction_is_unknown_while_a_node_makes_no_blocks(
+async def test_a_transaction_has_no_status_while_no_blocks_are_produced(
     world: RpcWorld,
 ) -> None:
     recipient = await world.account(2)
@@ -76,7 +76,7 @@ async def test_a_confirmed_transaction_is_final_and_becomes_irreversible(world: 
     await world.irreversible(signed)
 
 
-async def test_with_finality_finalized_nothing_is_final_that_is_not_irreversible(surfpool: Surfpool) -> None:
+async def test_with_finality_finalized_only_irreversible_transactions_are_final(surfpool: Surfpool) -> None:
     async with rpc_world.world(surfpool, finality="finalized") as world:
         signed = await world.provision(1)
         await world.chain.send(signed.raw)
@@ -102,7 +102,7 @@ async def test_a_notice_of_the_websocket_ends_the_wait_early(surfpool: Surfpool)
 # --- Failing
 
 
-async def test_a_shortfall_is_insufficient_funds_and_moves_nothing(world: RpcWorld) -> None:
+async def test_a_transfer_above_the_balance_fails_with_insufficient_funds(world: RpcWorld) -> None:
     source, recipient = await world.account(1, 10), await world.account(2)
     signed = await world.transfer(1, recipient, 11)
     assert await reason_of(world, signed) is FailureReason.INSUFFICIENT_FUNDS
@@ -125,7 +125,7 @@ async def test_a_recipient_without_a_token_account_is_account_missing(world: Rpc
         assert await reason_of(world, signed) is FailureReason.ACCOUNT_MISSING
 
 
-async def test_the_reason_is_known_to_a_process_that_did_not_send(world: RpcWorld) -> None:
+async def test_a_process_that_did_not_send_reads_the_failure_reason(world: RpcWorld) -> None:
     recipient = await world.account(2)
     await world.account(1, 10)
     signed = await world.transfer(1, recipient, 11)
@@ -136,7 +136,7 @@ async def test_the_reason_is_known_to_a_process_that_did_not_send(world: RpcWorl
     assert status.failure.reason is FailureReason.INSUFFICIENT_FUNDS
 
 
-async def test_a_fee_payer_without_sol_has_not_handed_anything_over(world: RpcWorld) -> None:
+async def test_a_send_with_a_fee_payer_without_sol_is_unavailable_and_unsent(world: RpcWorld) -> None:
     poor = Custody(bytes(range(64)))
     signed = transactions.create_token_account(
         poor, await world.chain.latest_blockhash(), usdc_mint=USDC, owner=world.owner(1)
@@ -226,7 +226,7 @@ async def test_only_usdc_token_accounts_are_token_accounts(world: RpcWorld) -> N
     assert frozen.is_frozen
 
 
-async def test_more_accounts_than_one_call_takes_come_in_their_order(world: RpcWorld) -> None:
+async def test_token_accounts_beyond_one_call_keep_their_order(world: RpcWorld) -> None:
     address = await world.account(1, 25)
     asked = [str(Keypair().pubkey()) for _ in range(230)]
     asked[7] = asked[129] = asked[229] = address
@@ -235,7 +235,7 @@ async def test_more_accounts_than_one_call_takes_come_in_their_order(world: RpcW
     assert await world.chain.token_accounts([]) == []
 
 
-async def test_sizes_and_rents(world: RpcWorld) -> None:
+async def test_account_sizes_and_rents_are_returned(world: RpcWorld) -> None:
     address = await world.account(1)
     assert await world.chain.account_size(address) == (await world.chain.rent_exemption(165), 165)
     assert await world.chain.account_size(world.owner(1)) == (await world.chain.rent_exemption(0), 0)
@@ -247,7 +247,7 @@ async def test_an_invalid_signature_is_unknown(world: RpcWorld) -> None:
     assert await world.chain.signature_status("not a signature") is None
 
 
-async def test_an_explorer_link_leads_to_the_cluster(world: RpcWorld) -> None:
+async def test_an_explorer_link_names_the_cluster(world: RpcWorld) -> None:
     assert "cluster=custom&customUrl=http%3A%2F%2F127.0.0.1" in world.chain.explorer_url("5sig")
 
 

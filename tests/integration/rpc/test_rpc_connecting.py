@@ -35,7 +35,7 @@ async def seeded(surfpool: Surfpool) -> None:
         pass
 
 
-async def test_a_cluster_of_our_own_is_a_test_chain_with_the_mint_at_its_address(surfpool: Surfpool) -> None:
+async def test_a_private_cluster_is_a_test_chain_with_the_mint_at_its_address(surfpool: Surfpool) -> None:
     chain = await connected(surfpool)
     assert chain.is_test_chain
     assert chain.usdc_mint == USDC

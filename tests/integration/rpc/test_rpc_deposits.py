@@ -21,7 +21,7 @@ async def read(world: RpcWorld, address: str, after: str | None = None) -> tuple
     return deposits, after
 
 
-async def test_deposits_come_once_oldest_first_with_their_sender(world: RpcWorld) -> None:
+async def test_deposits_are_reported_once_oldest_first_with_their_sender(world: RpcWorld) -> None:
     address, other = await world.account(1), await world.account(2, 50)
     minted = await world.mint(address, 7)
     paid = await world.transfer(2, address, 20)
@@ -42,7 +42,7 @@ async def test_deposits_come_once_oldest_first_with_their_sender(world: RpcWorld
     assert cursor == again.signature
 
 
-async def test_failed_and_outgoing_transactions_and_other_money_are_no_deposits(world: RpcWorld) -> None:
+async def test_failed_outgoing_and_foreign_transactions_are_no_deposits(world: RpcWorld) -> None:
     source, address = await world.account(1, 50), await world.account(2)
     failing = await world.transfer(1, address, 51)
     assert (await world.send(failing)).failure is not None
@@ -70,7 +70,7 @@ async def test_only_irreversible_deposits_are_reported(world: RpcWorld) -> None:
     assert len(deposits) == 1
 
 
-async def test_a_long_history_comes_in_batches_and_can_be_resumed_at_any(
+async def test_a_long_history_is_read_in_resumable_batches(
     world: RpcWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rpc_chain, "_MAX_HISTORY_LINES", 3)

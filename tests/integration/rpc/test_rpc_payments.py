@@ -75,7 +75,7 @@ async def bought(world: RpcWorld, amount_micro: int = 4, nonce: int = 0) -> Purc
     return Purchase(world, sponsor, payment, after)
 
 
-async def test_what_a_sponsor_broadcasts_is_found_by_what_was_signed(world: RpcWorld) -> None:
+async def test_a_payment_broadcast_by_its_fee_payer_is_found(world: RpcWorld) -> None:
     purchase = await bought(world)
     assert await world.chain.find_cosigned(purchase.cosigned) is None
 
@@ -91,7 +91,7 @@ async def test_what_a_sponsor_broadcasts_is_found_by_what_was_signed(world: RpcW
     assert await world.chain.find_cosigned((await bought(world, nonce=1)).cosigned) is None
 
 
-async def test_what_the_chain_refuses_has_failed_under_the_name_of_its_sponsor(world: RpcWorld) -> None:
+async def test_a_payment_that_failed_on_chain_is_found_with_the_fee_payer_signature(world: RpcWorld) -> None:
     purchase = await bought(world, amount_micro=2**40)
 
     await world.send(purchase.signed)
@@ -104,7 +104,7 @@ async def test_what_the_chain_refuses_has_failed_under_the_name_of_its_sponsor(w
     assert status.failure.chain_signature == purchase.signed.signature
 
 
-async def test_what_no_sponsor_broadcasts_is_proved_absent_once_it_has_expired() -> None:
+async def test_a_payment_never_broadcast_is_proved_absent_after_its_expiry() -> None:
     with validators.running(slot_ms=5) as fast:
         async with rpc_world.world(fast) as world:
             purchase = await bought(world)
@@ -117,7 +117,7 @@ async def test_what_no_sponsor_broadcasts_is_proved_absent_once_it_has_expired()
                 await world.chain.send(purchase.signed.raw)
 
 
-async def test_what_has_landed_is_found_long_after_it_could() -> None:
+async def test_a_payment_that_landed_is_found_long_after_its_expiry() -> None:
     with validators.running(slot_ms=5) as fast:
         async with rpc_world.world(fast) as world:
             purchase = await bought(world)

@@ -96,7 +96,9 @@ async def test_accounts_requested_together_share_transactions(surfpool: Surfpool
         assert {party.account_id for party in parties} <= {row.subject_id for row in watched}
 
 
-async def test_an_account_that_cannot_be_made_hinders_no_other(surfpool: Surfpool, service: Service) -> None:
+async def test_an_account_that_cannot_be_created_does_not_block_others(
+    surfpool: Surfpool, service: Service
+) -> None:
     await service.account()
     # Another owner's account is at the address of the token account of the third account from now.
     owner = service.runtime.context.signer.address(spending_key(4))
@@ -150,7 +152,7 @@ async def test_simulated_compute_limits_suffice_for_every_operation(
         assert 0 < proxy.requests["simulateTransaction"] <= 12
 
 
-async def test_money_from_outside_is_booked_once_it_cannot_be_undone(
+async def test_a_third_party_deposit_is_booked_when_it_is_irreversible(
     surfpool: Surfpool, service: Service
 ) -> None:
     account = await service.account()
@@ -168,7 +170,7 @@ async def test_money_from_outside_is_booked_once_it_cannot_be_undone(
     assert (entry["amount_usdc"], entry["tx_signature"]) == ("0.000007", signed.signature)
 
 
-async def test_a_transfer_to_an_account_that_is_not_stored_yet_is_its_deposit(
+async def test_a_transfer_to_a_not_yet_stored_account_becomes_its_deposit(
     service: Service,
 ) -> None:
     payer, context = await service.account("10"), service.runtime.context
@@ -244,7 +246,7 @@ async def test_settled_transactions_are_watched_until_irreversible(service: Serv
     await rpc_service.eventually(is_over)
 
 
-async def test_embedded_in_a_process_it_works_on_a_cluster_as_well(surfpool: Surfpool) -> None:
+async def test_an_embedded_server_works_on_a_cluster(surfpool: Surfpool) -> None:
     rpc_world.prepare(surfpool)
 
     def use() -> None:
@@ -268,7 +270,7 @@ async def is_ready(service: Service, status: int) -> bool:
     return answer.status_code == status
 
 
-async def test_while_the_endpoint_is_down_it_says_so_and_is_back_by_itself(
+async def test_requests_fail_while_the_endpoint_is_down_and_recover_automatically(
     surfpool: Surfpool, proxy: RpcProxy
 ) -> None:
     async with rpc_service.serving(
@@ -326,7 +328,7 @@ async def serve(*options: str, **environment: str) -> tuple[int, str]:
     return process.returncode, " ".join(text.replace("\u2502", " ").split())
 
 
-async def test_mainnet_takes_an_explicit_word_and_a_place_for_its_keys(
+async def test_mainnet_requires_allow_mainnet_and_persistent_keys(
     proxy: RpcProxy, service: Service, tmp_path: Path
 ) -> None:
     proxy.always("getGenesisHash", genesis(MAINNET))
@@ -342,7 +344,7 @@ async def test_mainnet_takes_an_explicit_word_and_a_place_for_its_keys(
     assert "manual clock" in said
 
 
-async def test_a_seed_makes_no_key_that_holds_money_on_a_cluster(
+async def test_a_seed_does_not_determine_keys_on_a_cluster(
     surfpool: Surfpool, proxy: RpcProxy, service: Service, tmp_path: Path
 ) -> None:
     addresses: set[str] = set()
@@ -358,7 +360,7 @@ async def test_a_seed_makes_no_key_that_holds_money_on_a_cluster(
         await start_server(ServerConfig(seed=7, rpc=rpc), storage)
 
 
-async def test_the_mint_of_a_database_is_the_only_one(
+async def test_a_mint_other_than_the_stored_one_is_refused(
     surfpool: Surfpool, service: Service, tmp_path: Path
 ) -> None:
     mint = str(Keypair().pubkey())
@@ -412,7 +414,7 @@ async def test_on_a_public_cluster_every_operation_of_the_sandbox_is_forbidden(
             assert "public cluster" in answer.json()["message"]
 
 
-async def test_an_endpoint_that_gives_no_answer_is_named_in_a_sentence() -> None:
+async def test_an_unreachable_endpoint_is_reported_without_its_key() -> None:
     code, said = await serve("--rpc-url", "http://127.0.0.1:9/?api-key=hunter2", "--start-wait", "0")
     assert code == 1
     assert "gave no answer" in said
@@ -427,7 +429,7 @@ async def test_an_endpoint_that_gives_no_answer_is_named_in_a_sentence() -> None
         (["--rpc-url", "http://x", "--fee-payer-key-file", "key.json"], "64 bytes"),
     ],
 )
-async def test_options_that_cannot_be_meant_are_refused(
+async def test_invalid_options_are_refused(
     options: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -437,7 +439,7 @@ async def test_options_that_cannot_be_meant_are_refused(
     assert says in said
 
 
-async def test_a_key_in_the_environment_pays(proxy: RpcProxy, service: Service) -> None:
+async def test_a_fee_payer_key_from_the_environment_is_used(proxy: RpcProxy, service: Service) -> None:
     code, said = await serve("--rpc-url", proxy.url, **{FEE_PAYER_VARIABLE: json.dumps([256] * 64)})
     assert code == 2
     assert FEE_PAYER_VARIABLE in said

@@ -38,7 +38,7 @@ async def test_balances_and_memo_on_chain_match_the_transfer(surfpool: Surfpool)
     assert move["info"]["tokenAmount"]["amount"] == "25500000"
 
 
-async def test_a_session_leaves_its_payments_and_a_closed_escrow(surfpool: Surfpool) -> None:
+async def test_a_settled_session_leaves_payments_and_a_closed_escrow_on_chain(surfpool: Surfpool) -> None:
     async with rpc_service.serving(surfpool) as service:
         payer, payee = await service.account("100"), await service.account()
         terms = {"account_id": payer.account_id, "to": payee.account_id, "cap_usdc": "10"}
