@@ -235,8 +235,8 @@ PUT_POLICY: Final = Endpoint(
     summary="Change the policy of an account.",
     description="Any of the seven fields. An omitted field keeps its value (a server can be configured "
     "to reset it to its default instead); `null` removes a limit. `max_daily_spend` applies to a rolling "
-    "window of 24 hours. The change takes effect at the next transfer request, not retroactively, and is written to the "
-    "account's on-chain state.",
+    "window of 24 hours. The change takes effect at the next transfer request, not retroactively, and is "
+    "written to the account's on-chain state.",
 )
 CREATE_TRANSFER: Final = Endpoint(
     name="transfers.create",
