@@ -2,76 +2,65 @@
 // Keys, webhooks and the audit trail.
 
 import { call } from "./api.js";
-import { accounts, feed, learn, party } from "./data.js";
-import { ask, badge, button, code, empty, field, h, json, moment, plain, quiet, said, select, showSecret, unfolding } from "./ui.js";
+import { accounts, confirmed, feed, learn, party } from "./data.js";
+import { EVENTS } from "./history.js";
+import { badge, button, code, empty, field, h, json, link, moment, plain, quiet, said, showSecret, unfolding } from "./ui.js";
 
-const TABS = { agents: "Agent keys", operators: "Operator keys", webhooks: "Webhooks", audit: "Audit" };
-const EVENTS = ["transfer.initiated", "transfer.settled", "transfer.rejected", "session.opened", "session.cap_warning", "session.cap_reached", "session.settled", "balance.low_threshold", "escalation.required"];
+const TABS = { agents: ["Agent keys", agents], operators: ["Operator keys", operators], webhooks: ["Webhooks", webhooks], audit: ["Audit", audit] };
 
 export function access(view) {
-  const tab = Object.hasOwn(TABS, view.id) ? view.id : "agents";
-  view.root.append(h("p.tabs", Object.entries(TABS).map(([id, label]) => h("a", { href: `#/access/${id}`, "aria-current": id === tab && "true" }, label))));
-  ({ agents, operators, webhooks, audit })[tab](view);
+  const chosen = Object.hasOwn(TABS, view.id) ? view.id : "agents";
+  view.root.append(h("p.tabs", Object.entries(TABS).map(([id, [label]]) => h("a", { href: `#/access/${id}`, "aria-current": id === chosen && "true" }, label))));
+  TABS[chosen][1](view);
 }
 
-/** Ask, create what is asked for, and show its secret once. */
-const create = (view, label, title, path, fields, secret) => view.root.append(h("div.actions", button(label, async () => {
-  const told = await ask({ title, action: "Create", takesText: true }, await fields());
-  if (told) await view.act(async () => {
-    const { account_id, name, url, ...events } = told;
-    const body = url === undefined ? { ...(account_id && { account_id }), ...(name && { name }) } : { url, events: Object.keys(events) };
-    const made = await call("POST", path, { body });
-    showSecret(title, made[secret]);
-  });
-}, { look: "primary" })));
+/** Offer to create something, whose secret is then shown once. */
+const creates = (view, title, path, fields, bodyOf = (given) => given) => view.root.append(h("div.actions", button(`${title}…`, () => confirmed(view, { title, action: "Create", look: "primary", takesText: true }, fields(),
+  async (given) => {
+    const { key, secret } = await call("POST", path, { body: bodyOf(Object.fromEntries(Object.entries(given).filter(([, value]) => value))) });
+    showSecret(title, key ?? secret);
+  }, ""), { look: "primary" })));
 
-const remove = (view, label, path, told) => button(`${label}…`, async () => {
-  if (await ask({ title: `${label} it?`, action: label, look: "danger" }, h("p", told))) await view.act(() => call("DELETE", path), "Done.");
-}, { look: "danger" });
+const removes = (view, action, path, warning) => button(`${action}…`, () => confirmed(view, { title: `${action} it?`, action }, h("p", warning), () => call("DELETE", path)), { look: "danger" });
 
-const nameField = (required) => field("Name", h("input", { name: "name", maxlength: 100, required }));
+const NAME = { maxlength: 100 };
 
 function agents(view) {
-  create(view, "New agent key…", "New agent key", "/console/agent-keys", async () => {
-    const page = await accounts(view);
-    return [field("Account", select("account_id", page.data.map((it) => [it.account_id, it.name]))), nameField(false)];
-  }, "key");
+  creates(view, "New agent key", "/console/agent-keys", () => [field("Account", "account_id", { options: accounts(view) }), field("Name", "name", NAME)]);
   feed(view, {
-    path: "/console/agent-keys", keyOf: (it) => it.key_id, before: (items) => learn(view, items.map((it) => it.account_id)),
+    path: "/console/agent-keys", key: "key_id", before: (items) => learn(view, items.map((it) => it.account_id)),
     none: empty("No agent has a key. Create one here, or:", "client.console.agent_keys.create(account_id)"),
-    row: (it) => h("li.row", { "data-row": true }, moment(it.created_at), code(it.key_id), h("span.grow", it.name ? said(it.name) : quiet("no name"), quiet(" for "), party(it.account_id)),
-      remove(view, "Revoke", `/console/agent-keys/${it.key_id}`, "The agent that uses it is refused from its next request on.")),
+    row: (it) => h("li.row", moment(it.created_at), code(it.key_id), h("span.grow", it.name ? said(it.name) : quiet("no name"), quiet(" for "), party(it.account_id)),
+      removes(view, "Revoke", `/console/agent-keys/${it.key_id}`, "The agent that uses it is refused from its next request on.")),
   });
 }
 
 function operators(view) {
-  create(view, "New operator key…", "New operator key", "/console/operator-keys", () => nameField(true), "key");
+  creates(view, "New operator key", "/console/operator-keys", () => field("Name", "name", { ...NAME, required: true }));
   feed(view, {
-    path: "/console/operator-keys", keyOf: (it) => it.key_id,
-    row: (it) => h("li.row", { "data-row": true }, moment(it.created_at), code(it.key_id), h("span.grow", said(it.name), it.expires_at && quiet(" until ", moment(it.expires_at))), it.kind && it.kind !== "operator" && badge("open", it.kind),
-      remove(view, "Revoke", `/console/operator-keys/${it.key_id}`, "Whoever uses it is refused from the next request on. If it is the key of this tab, you are signed out.")),
+    path: "/console/operator-keys", key: "key_id",
+    row: (it) => h("li.row", moment(it.created_at), code(it.key_id), h("span.grow", said(it.name), it.expires_at && quiet(" until ", moment(it.expires_at))), it.kind !== "operator" && badge("open", it.kind),
+      removes(view, "Revoke", `/console/operator-keys/${it.key_id}`, "Whoever uses it is refused from the next request on. If it is the key of this tab, you are signed out.")),
   });
 }
 
 function webhooks(view) {
-  create(view, "New webhook…", "New webhook", "/v1/webhooks", () => [field("URL", h("input", { name: "url", type: "url", required: true })),
-    h("fieldset", h("legend", "Events"), EVENTS.map((type) => h("label", h("input", { type: "checkbox", name: type, checked: true }), type)))], "secret");
-  const rotate = async (it) => {
-    if (await ask({ title: "Rotate the secret?", action: "Rotate" }, h("p", "Both secrets sign for 24 hours; then the new one alone."))) await view.act(async () => {
-      const made = await call("POST", `/console/webhooks/${it.webhook_id}/rotate-secret`);
-      showSecret("New secret", made.secret);
-    });
-  };
+  creates(view, "New webhook", "/v1/webhooks", () => [field("URL", "url", { type: "url", required: true }), h("fieldset", h("legend", "Events"), EVENTS.map((type) => h("label", h("input", { type: "checkbox", name: type, checked: true }), type)))],
+    ({ url, ...events }) => ({ url, events: Object.keys(events) }));
+  const rotate = (it) => confirmed(view, { title: "Rotate the secret?", action: "Rotate", look: "primary" }, h("p", "Both secrets sign for 24 hours; then the new one alone."), async () => {
+    const { secret } = await call("POST", `/console/webhooks/${it.webhook_id}/rotate-secret`);
+    showSecret("New secret", secret);
+  }, "");
   feed(view, {
-    path: "/console/webhooks", keyOf: (it) => it.webhook_id, none: empty("No webhooks. Register one here, or:", 'client.webhooks.create(url="https://…", events=["transfer.settled"])'),
-    row: (it) => h("li.row", { "data-row": true }, h("span.grow", said(it.url), h("br"), quiet(it.events.length === EVENTS.length ? "every event" : it.events.map(plain).join(", "))),
-      h("a", { href: `#/deliveries?webhook_id=${it.webhook_id}` }, "Deliveries"), button("Rotate…", () => rotate(it)), remove(view, "Delete", `/console/webhooks/${it.webhook_id}`, "Nothing is sent to it from then on.")),
+    path: "/console/webhooks", key: "webhook_id", none: empty("No webhooks. Register one here, or:", 'client.webhooks.create(url="https://…", events=["transfer.settled"])'),
+    row: (it) => h("li.row", h("span.grow", said(it.url), h("br"), quiet(it.events.length === EVENTS.length ? "every event" : it.events.map(plain).join(", "))),
+      link(`#/deliveries?webhook_id=${it.webhook_id}`, "Deliveries"), button("Rotate…", () => rotate(it)), removes(view, "Delete", `/console/webhooks/${it.webhook_id}`, "Nothing is sent to it from then on.")),
   });
 }
 
 function audit(view) {
   feed(view, {
-    path: "/console/audit", keyOf: (it) => `${it.created_at} ${it.action} ${it.subject} ${it.request_id}`, none: empty("Nothing was changed yet."),
-    row: (it) => h("li", { "data-row": true }, unfolding(h("summary.row", moment(it.created_at), h("span.grow", plain(it.action)), code(it.subject), it.key_id ? code(it.key_id) : quiet("server")), () => h("div.fold", json(it)))),
+    path: "/console/audit", key: "", none: empty("Nothing was changed yet. Every change by a key appears here, such as that of:", "client.policies.pause(account_id)"),
+    row: (it) => unfolding([moment(it.created_at), h("span.grow", plain(it.action)), code(it.subject), it.key_id ? code(it.key_id) : quiet("server")], () => json(it)),
   });
 }

@@ -1,5 +1,5 @@
 // @ts-check
-// The server's API: one key, one fetch, errors with the server's own sentence; and what happens, as it happens.
+// The server's API: one key, one fetch, errors with the server's own sentence; and the stream of events.
 // The key is in this tab's sessionStorage and in the Authorization header. There is no cookie.
 
 const KEY = "agentpay.key";
@@ -15,7 +15,7 @@ export class ApiError extends Error {
   constructor(status, body) {
     super([body?.message ?? `The server responded with status ${status}.`, ...(body?.details ?? []).map((fault) => `${fault.field} ${fault.message}`)].join(" "));
     this.status = status;
-    this.code = body?.error ?? "";
+    this.code = body?.error;
   }
 }
 
@@ -24,7 +24,7 @@ let onUnauthorized = () => {};
 export const whenUnauthorized = (act) => { onUnauthorized = act; };
 
 /**
- * Send a request; returns its response.
+ * Send a request; return its response.
  * @param {string} method
  * @param {string} path
  * @param {{body?: any, signal?: AbortSignal, headers?: Record<string, string>}} [options]
@@ -43,12 +43,12 @@ export async function send(method, path, { body, signal, headers } = {}) {
     throw new ApiError(0, { message: method === "GET" ? "The server does not respond." : "The server did not respond. The outcome is unknown until this page shows it." });
   }
   if (response.ok) return response;
-  const told = await response.json().catch(() => null);
+  const problem = await response.json().catch(() => null);
   if (response.status === 401 && held && held === key.get()) onUnauthorized();
-  throw new ApiError(response.status, told);
+  throw new ApiError(response.status, problem);
 }
 
-/** Read or change something: as `send`, and returns what the response holds. */
+/** Read or change something: as `send`, but return what the response holds. */
 export async function call(method, path, options = {}) {
   const response = await send(method, path, options);
   return response.status === 204 ? null : response.json();
@@ -64,20 +64,22 @@ const FIRST_PAUSE_MS = 500, LONGEST_PAUSE_MS = 15000, POLL_MS = 2000, SILENCE_MS
 
 /**
  * Follow what happens until the signal: `onChange` after each change, `onState` with `live` or `reconnecting`.
- * Silent while the page is hidden; after a failure it pauses, longer each time, with jitter. A server that has no
- * stream to give is asked again and again.
+ * Silent while the page is hidden. After a failure it pauses, longer each time, with jitter. It polls a server
+ * that has no stream to give.
  */
 export async function follow({ signal, onChange, onState }) {
-  const seen = { id: "", failures: 0 };
-  const isLive = () => { seen.failures = 0; onState("live"); };
+  const seen = { id: "" };
+  let failures = 0;
+  const isLive = () => { failures = 0; onState("live"); };
   while (!signal.aborted) {
-    await visible(signal);
-    const turn = untilHidden(signal);
+    const turn = new AbortController(), end = () => turn.abort();
+    for (const [source, event] of [[document, "visibilitychange"], [signal, "abort"]]) source.addEventListener(event, end, { signal: turn.signal });
     try {
-      await listen(seen, turn, () => { isLive(); onChange(); }).catch(async (error) => {
+      if (document.hidden) await pause(2 ** 31 - 1, turn.signal);
+      else await listen(seen, turn.signal, () => { isLive(); onChange(); }).catch(async (error) => {
         if (![404, 429].includes(error.status)) throw error;
-        const newest = (await call("GET", "/console/events?limit=1", { signal: turn.signal })).data[0]?.id ?? "";
-        if (seen.failures || newest !== seen.id) onChange();
+        const newest = (await call("GET", "/console/events?limit=1", { signal: turn.signal })).data[0]?.id;
+        if (failures || newest !== seen.id) onChange();
         seen.id = newest;
         isLive();
         await pause(POLL_MS, turn.signal);
@@ -85,24 +87,24 @@ export async function follow({ signal, onChange, onState }) {
     } catch {
       if (turn.signal.aborted) continue;
       onState("reconnecting");
-      await pause(Math.min(LONGEST_PAUSE_MS, FIRST_PAUSE_MS * 2 ** seen.failures) * (0.5 + Math.random() / 2), signal);
-      seen.failures += 1;
+      await pause(Math.min(LONGEST_PAUSE_MS, FIRST_PAUSE_MS * 2 ** failures) * (0.5 + Math.random() / 2), signal);
+      failures += 1;
     } finally {
-      turn.abort();
+      end();
     }
   }
 }
 
-/** Read the stream of events, from the one that was seen last, until the server ends it; `onNews` at its start, too. */
-async function listen(seen, turn, onNews) {
-  const response = await send("GET", "/console/stream", { signal: turn.signal, headers: seen.id ? { "Last-Event-ID": seen.id } : {} });
+/** Read the stream, from the last event on, until the server ends it; `onNews` after its start and after events. */
+async function listen(seen, signal, onNews) {
+  const response = await send("GET", "/console/stream", { signal, headers: seen.id ? { "Last-Event-ID": seen.id } : {} });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "\n";
+  let rest = "";
   onNews();
   for (;;) {
     const silence = setTimeout(() => reader.cancel(), SILENCE_MS), { value, done } = await reader.read();
     clearTimeout(silence);
-    if (done) return pause(FIRST_PAUSE_MS, turn.signal);
+    if (done) return pause(FIRST_PAUSE_MS, signal);
     const lines = (rest + value).split("\n"), ids = lines.slice(0, -1).filter((line) => line.startsWith("id: "));
     rest = lines.at(-1);
     if (ids.length) {
@@ -110,22 +112,6 @@ async function listen(seen, turn, onNews) {
       onNews();
     }
   }
-}
-
-/** What is aborted at the signal, or when the page is hidden. */
-function untilHidden(signal) {
-  const turn = new AbortController(), end = () => { if (document.hidden || signal.aborted) turn.abort(); };
-  document.addEventListener("visibilitychange", end, { signal: turn.signal });
-  signal.addEventListener("abort", end, { signal: turn.signal });
-  return turn;
-}
-
-/** Return once the page is visible. */
-async function visible(signal) {
-  while (document.hidden && !signal.aborted) await new Promise((resolve) => {
-    document.addEventListener("visibilitychange", resolve, { once: true });
-    signal.addEventListener("abort", resolve, { once: true });
-  });
 }
 
 /**

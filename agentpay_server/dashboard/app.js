@@ -4,9 +4,10 @@
 import { access } from "./access.js";
 import { ApiError, call, follow, key, pause, whenUnauthorized } from "./api.js";
 import { bench } from "./bench.js";
-import { forget, me, meet, readClock, summary } from "./data.js";
-import { session, sessions, timeline, transfer } from "./history.js";
+import { me, meet, readClock } from "./data.js";
+import { session, sessions, timeline } from "./history.js";
 import { account, approvals, overview } from "./money.js";
+import { transfer } from "./transfer.js";
 import { $, ask, button, field, h, plain, quiet, tell } from "./ui.js";
 import { deliveries } from "./webhooks.js";
 
@@ -44,8 +45,7 @@ function signIn(why = "") {
   signedIn.abort();
   shown.abort();
   key.clear();
-  forget();
-  const input = h("input", { type: "password", required: true, autocomplete: "off", spellcheck: "false", placeholder: "ap_operator_…", "aria-describedby": "why" });
+  const given = field("Operator key", "key", { type: "password", required: true, placeholder: "ap_operator_…", "aria-describedby": "why" }), input = $("input", given);
   const go = h("button.primary", { type: "submit" }, "Sign in"), note = h("p.bad", { id: "why", role: "alert" }, why);
   app.replaceChildren(h("main", { id: "main" }, h("form.card.signin", { submit: async (event) => {
     event.preventDefault();
@@ -60,7 +60,7 @@ function signIn(why = "") {
       input.select();
     }
   } }, h("h1", "agentpay console"), h("p", "Open a sign-in link: ", h("code", "agentpay-server serve"), " prints one when it starts, and ", h("code", "agentpay-server console-link"), " another."),
-  h("p.quiet", "Or paste an operator key. It stays in this tab, and ends with it."), field("Operator key", input), note, go)));
+  h("p.quiet", "Or paste an operator key. It stays in this tab, and ends with it."), given, note, go)));
   document.title = "Sign in · agentpay console";
   input.focus();
 }
@@ -102,8 +102,8 @@ function start() {
       return h("a", { href: `#/${name}`, "data-page": name }, icon(path), h("span", label), counts[name]);
     })), main);
   const count = paced(async () => {
-    const [told] = await Promise.all([summary(signal), readClock(signal)]);
-    for (const [name, number, what] of [["approvals", told.pending_approvals, "waiting"], ["deliveries", told.undelivered_deliveries, "undelivered"]]) {
+    const [it] = await Promise.all([call("GET", "/console/summary", { signal }), readClock(signal)]);
+    for (const [name, number, what] of [["approvals", it.pending_approvals, "waiting"], ["deliveries", it.undelivered_deliveries, "undelivered"]]) {
       counts[name].hidden = !number;
       counts[name].replaceChildren(number > 99 ? "99+" : String(number), h("span.sr", ` ${what}`));
     }
@@ -155,9 +155,10 @@ function route() {
   scrollTo(0, 0);
   if (!isFirst) title.focus({ preventScroll: true });
   page({
-    root, signal, id: encodeURIComponent(decodeURIComponent(id)), query: new URLSearchParams(search),
+    root, signal, id: encodeURIComponent(decodeURIComponent(id)), asked: Object.fromEntries(new URLSearchParams(search)),
     get: (path) => call("GET", path, { signal }),
     load: (load, seconds = 10) => {
+      if (signal.aborted) return;
       reload = paced(async () => {
         try {
           await load();

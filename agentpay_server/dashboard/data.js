@@ -1,15 +1,15 @@
 // @ts-check
-// What several pages read: who the key is, the names of accounts, the counts, the server's time, lists.
+// What several pages share: who the key is, the names of accounts, filters, lists, and changes that ask first.
 
 import { at, call } from "./api.js";
-import { button, code, field, h, plain, said, show } from "./ui.js";
+import { ask, button, clock, code, field, h, plain, said, show, words } from "./ui.js";
 
 /**
  * @typedef {object} View a page while it is shown
  * @property {HTMLElement} root where it is built
  * @property {AbortSignal} signal aborted when another page takes its place
  * @property {string} id what follows the page's name in the address
- * @property {URLSearchParams} query
+ * @property {Record<string, string>} asked the query of the address
  * @property {(path: string) => Promise<any>} get
  * @property {(load: () => Promise<any>, seconds?: number) => any} load read now, after every change, and every so many seconds
  * @property {(work: () => Promise<any>, done?: string) => Promise<any>} act change something, tell how it went, and read again
@@ -18,26 +18,19 @@ import { button, code, field, h, plain, said, show } from "./ui.js";
 /** Whose key this is. Money counts as real until the server says otherwise. */
 export let me = { cluster: "", is_test_money: false, kind: "" };
 
+const names = new Map();
+
 export async function meet() {
+  names.clear();
+  clock.now = () => Date.now();
   me = { ...me, is_test_money: false };
   me = await call("GET", "/whoami");
 }
 
-let reading = 0;
-
-/** The server's time, as it was last read: on a test chain it may stand still, or be years away. */
-export const now = () => (me.is_test_money && reading) || Date.now();
-
 export async function readClock(signal) {
-  if (me.is_test_money) reading = Date.parse((await call("GET", "/sandbox/clock", { signal })).now);
-}
-
-const names = new Map();
-
-/** Forget everything that belongs to a key. */
-export function forget() {
-  names.clear();
-  reading = 0;
+  if (!me.is_test_money) return;
+  const now = Date.parse((await call("GET", "/sandbox/clock", { signal })).now);
+  clock.now = () => now;
 }
 
 /** Learn the names of accounts; what is not an account of this operator has none. */
@@ -51,65 +44,80 @@ export async function learn(view, ids) {
 }
 
 /** Learn the names of accounts that were read in full. */
-export const meetAll = (list) => list.forEach((it) => names.set(it.account_id, it.name));
+export const learnAll = (list) => list.forEach((it) => names.set(it.account_id, it.name));
 
 export const nameOf = (id) => plain(names.get(id) || id);
 
 /** An account by its name, anything else by its address. */
-export const party = (id) => (names.get(id) ? h("a.party", { href: `#/accounts/${id}`, title: id }, said(names.get(id))) : code(id));
+export const named = (id) => (names.get(id) ? said(names.get(id)) : code(id));
+export const party = (id) => (names.get(id) ? h("a.party", { href: `#/accounts/${id}`, title: id }, named(id)) : code(id));
 
-/** The newest accounts. */
+/** The newest accounts, as options of a choice. */
 export async function accounts(view) {
-  const page = await view.get("/v1/accounts?limit=100");
-  meetAll(page.data);
-  return page;
+  const { data } = await view.get("/v1/accounts?limit=100");
+  learnAll(data);
+  return data.map((it) => [it.account_id, it.name]);
 }
 
-/** Fields whose values become the query of a page's address. */
-export function filters(page, ...fields) {
+// --- Filters
+
+/** Options that name every value of a list; none is all. */
+export const any = (values) => [["", "All"], ...values.split(" ").map((value) => [value, words(value)])];
+
+export const TIMES = { since: ["After", { type: "datetime-local" }], until: ["Up to", { type: "datetime-local" }] };
+
+/** A query with the moments that a page's address has in the reader's zone. */
+export const instants = (asked) => Object.fromEntries(Object.entries(asked).map(([name, value]) => [name, value && name in TIMES ? new Date(value).toISOString() : value]));
+
+/** Add fields whose values are the query of the page's address. */
+export function filters(view, page, fields) {
   const go = (event) => {
     event.preventDefault();
     location.hash = at(`#/${page}`, Object.fromEntries(new FormData(form)));
   };
-  const form = h("form.filters", { change: go, submit: go }, fields);
-  return form;
+  const form = h("form.fields", { change: go, submit: go }, Object.entries(fields).map(([name, [label, props]]) => field(label, name, { ...props, value: view.asked[name] })));
+  view.root.append(h("details.filters", { open: innerWidth > 760 || Object.keys(view.asked).length > 0 }, h("summary", "Filters"), form));
 }
 
-/** @type {(asked: any) => any} */
-export const moments = ({ since, until }) => [["since", "After", since], ["until", "Up to", until]].map(([name, label, value]) => field(label, h("input", { type: "datetime-local", name, value })));
+// --- Lists
+
+const MOST = 1000;
 
 /**
- * A query with the moments that a page's address has in the reader's zone.
- * @type {(asked: any) => any}
- */
-export const instants = (asked) => Object.fromEntries(Object.entries(asked).map(([name, value]) => [name, value && ["since", "until"].includes(name) ? new Date(value).toISOString() : value]));
-
-/** What there is and what waits, in numbers. */
-export const summary = (signal) => call("GET", "/console/summary", { signal });
-
-/**
- * A list that is read page by page: the newest first, and kept current; older ones on demand.
+ * A list that is read page by page: the newest first, and kept current; older ones on demand, or until `isEnough`.
  * @param {View} view
- * @param {{path: string, query?: any, keyOf: (item: any) => string, row?: (item: any) => any, none?: any, list?: any, before?: (items: any[]) => any, draw?: (items: any[]) => any, seconds?: number}} options
+ * @param {{path: string, query?: any, key: string, row?: (item: any) => any, none?: any, list?: any, before?: (items: any[]) => any, draw?: (items: any[]) => any, isEnough?: (items: any[]) => boolean, seconds?: number}} options
  */
-export function feed(view, { path, query = {}, keyOf, row, none, list = h("ul.rows.card"), before, draw = (items) => show(list, items, keyOf, row, none), seconds }) {
+export function feed(view, { path, query = {}, key, row, none, list = h("ul.rows.card"), before, isEnough = () => true, seconds, draw = (items) => show(list, items, key, (item) => rowOf(row(item)), none) }) {
   let items = [], cursor = "", more = false, isLonger = false;
-  const older = h("div.actions");
+  const older = h("div.actions"), idOf = (item) => item[key] ?? JSON.stringify(item), read = (cursor) => view.get(at(path, { limit: 50, ...query, cursor }));
   view.root.append(list, older);
-  const render = async () => {
-    await before?.(items);
-    draw(items);
-    older.replaceChildren(more ? button("Load older", () => view.act(async () => {
-      const page = await view.get(at(path, { limit: 50, ...query, cursor }));
-      items = [...items, ...page.data].slice(0, 1000);
-      [cursor, more, isLonger] = [page.cursor, page.has_more && items.length < 1000, true];
-    })) : "");
+  const readOlder = async () => {
+    const page = await read(cursor);
+    items = [...items, ...page.data].slice(0, MOST);
+    [cursor, more, isLonger] = [page.cursor, page.has_more && items.length < MOST, true];
   };
   return view.load(async () => {
-    const page = await view.get(at(path, { limit: 50, ...query }));
-    const fresh = new Set(page.data.map(keyOf)), joins = isLonger && items.some((item) => fresh.has(keyOf(item)));
-    items = joins ? [...page.data, ...items.filter((item) => !fresh.has(keyOf(item)))].slice(0, 1000) : page.data;
-    if (!joins) [cursor, more, isLonger] = [page.cursor, page.has_more, false];
-    await render();
+    const page = await read(""), fresh = new Set(page.data.map(idOf)), rest = items.filter((item) => !fresh.has(idOf(item)));
+    if (isLonger && rest.length < items.length) items = [...page.data, ...rest].slice(0, MOST);
+    else [items, cursor, more, isLonger] = [page.data, page.cursor, page.has_more, false];
+    while (more && !isEnough(items)) await readOlder();
+    await before?.(items);
+    draw(items);
+    older.replaceChildren(more ? button("Load older", () => view.act(readOlder)) : items.length < MOST ? "" : `These are the newest ${MOST}. Narrow the time to see older ones.`);
   }, seconds);
+}
+
+/** A row that the keyboard reaches. */
+export const rowOf = (node) => {
+  node.dataset.row = "";
+  return node;
+};
+
+// --- Changes
+
+/** Change something once the operator has confirmed it. */
+export async function confirmed(view, asked, body, work, done = "Done.") {
+  const given = await ask({ look: "danger", ...asked }, body);
+  if (given) await view.act(() => work(given), done);
 }

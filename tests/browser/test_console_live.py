@@ -78,7 +78,7 @@ def test_new_rows_are_held_back_while_a_row_is_open(server: AgentPayServer, cons
     tab.get_by_role("button", name="2 new").click()
     expect(tab.locator("[data-row]")).to_have_count(3)
     expect(tab.locator("[data-row]").first).to_contain_text("3.00")
-    expect(tab.locator("details[open]")).to_have_count(1)
+    expect(tab.locator(".rows details[open]")).to_have_count(1)
 
 
 def test_a_late_response_never_replaces_a_newer_page(server: AgentPayServer, console: Console) -> None:

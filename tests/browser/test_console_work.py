@@ -1,5 +1,6 @@
 """Operator tasks besides approving: pause, replay, keys, webhooks, sessions, the test bench; hostile text."""
 
+import re
 import threading
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -30,7 +31,10 @@ def account_id(server: AgentPayServer) -> str:
 
 def test_pausing_keeps_every_other_rule(server: AgentPayServer, console: Console, account_id: str) -> None:
     tab = console.open(f"accounts/{account_id}")
-    expect(tab.locator(".hero")).to_contain_text("50.00 left of 50.00 a day")
+    expect(tab.locator(".card").first).to_contain_text("50.00 left of 50.00 a day")
+    facts = tab.locator(".facts").inner_text().split("\n")
+    for fact in ("Largest transfer", "10.00 USDC", "May pay", "any", "Categories", "any"):
+        facts = facts[facts.index(fact) + 1 :]
     tab.get_by_role("button", name="Pause…").click()
     tab.get_by_role("dialog").get_by_role("button", name="Pause").click()
     expect(tab.get_by_role("button", name="Resume…")).to_be_visible()
@@ -146,6 +150,70 @@ def test_lists_can_be_filtered_by_time(server: AgentPayServer, console: Console,
     expect(tab.locator(".empty")).to_be_visible()
 
 
+def test_the_timeline_finds_what_is_far_back(
+    server: AgentPayServer, console: Console, account_id: str
+) -> None:
+    client = server.client()
+    shop = client.accounts.create(name="Shop").account_id
+    session = server.sessions.open(account_id=account_id, to=shop, cap_usdc="4")
+    with pytest.raises(Exception, match="max_single_transfer"):
+        client.transfers.create(from_=account_id, to=shop, amount="11")
+    refused = server.events[-1].data.transfer_id
+    other = client.accounts.create(name="Other").account_id
+    server.sandbox.fund(other, "1")
+    server.sandbox.clock.advance(3600)
+    for _ in range(60):  # two events each: three pages of the list
+        client.transfers.create(from_=other, to=shop, amount="0.01")
+    tab = console.open("timeline")
+    rows = tab.locator(".rows > li")
+    for asked in (
+        f"id={refused}",
+        "status=rejected",
+        f"id={refused}&status=rejected",
+        f"id={account_id}&status=rejected",
+    ):
+        console.go(tab, f"timeline?{asked}")
+        expect(rows).to_have_text([re.compile("rejected.*Buyer → Shop.*11.00")])
+    console.go(tab, f"sessions/{session.session_id}")
+    tab.get_by_role("link", name="Its events").click()
+    expect(rows).to_have_text([re.compile("open.*Buyer → Shop · session.*4.00")])
+    console.go(tab, f"timeline?account={account_id}")
+    expect(rows).to_have_count(2)
+    assert tab.get_by_label("Account").input_value() == account_id
+    console.go(tab, "timeline?type=session.opened")
+    expect(rows).to_have_count(1)
+    console.go(tab, "timeline?id=txn_unknown")
+    expect(tab.locator(".empty")).to_be_visible()
+
+
+def test_deliveries_are_narrowed_to_a_webhook_and_to_an_event(
+    server: AgentPayServer, console: Console, account_id: str
+) -> None:
+    client = server.client()
+    shop = client.accounts.create(name="Shop").account_id
+    hooks = [
+        client.webhooks.create(url=f"http://127.0.0.1:1/{n}", events=["transfer.settled"]) for n in (1, 2)
+    ]
+    transfers = [client.transfers.create(from_=account_id, to=shop, amount=n) for n in (1, 2)]
+    server.sandbox.clock.advance(0)
+    tab = console.open("deliveries")
+    rows = tab.locator(".rows > li")
+    expect(rows).to_have_count(4)
+    tab.get_by_label("Webhook").select_option(label="http://127.0.0.1:1/2")
+    expect(rows).to_have_count(2)
+    for row in rows.all():
+        expect(row).to_contain_text("http://127.0.0.1:1/2")
+    assert hooks[1].webhook_id in tab.url
+    console.go(tab, f"deliveries?about={transfers[0].transfer_id}")
+    expect(rows).to_have_count(2)
+    rows.first.locator("summary").click()
+    expect(rows.first).to_contain_text("Next attempt")
+    console.go(tab, f"transfers/{transfers[0].transfer_id}")
+    tab.get_by_role("link", name="Attempts").first.click()
+    expect(rows).to_have_count(2)
+    assert tab.get_by_label("Event or transfer").input_value() == server.events[-3].id
+
+
 def test_a_new_key_is_shown_once_and_works_until_it_is_revoked(
     server: AgentPayServer, console: Console, account_id: str
 ) -> None:
@@ -198,7 +266,7 @@ def test_a_session_shows_its_charges_and_can_be_closed(
     console.go(tab, f"sessions/{session.session_id}")
     tab.get_by_role("button", name="Close…").click()
     tab.get_by_role("dialog").get_by_role("button", name="Close").click()
-    expect(tab.locator(".hero")).to_contain_text("3.00 paid, 1.00 returned")
+    expect(tab.locator(".card").first).to_contain_text("3.00 paid, 1.00 returned")
 
 
 def test_the_test_bench_advances_time_mints_arms_faults_and_restores(
@@ -226,6 +294,31 @@ def test_the_test_bench_advances_time_mints_arms_faults_and_restores(
     says(tab, "The world is as it was.")
     assert server.sandbox.clock.now() == before
     assert str(server.client().accounts.balance(account_id).balance_usdc) == "100.000000"
+
+
+def test_the_timeline_goes_back_to_a_saved_point(
+    server: AgentPayServer, console: Console, account_id: str
+) -> None:
+    client = server.client()
+    shop = client.accounts.create(name="Shop").account_id
+    client.transfers.create(from_=account_id, to=shop, amount="2")
+    tab = console.open("timeline")
+    server.sandbox.clock.advance(60)
+    tab.get_by_role("button", name="Save this point").click()
+    expect(tab.locator(".rows > li")).to_have_text([re.compile("Saved point"), re.compile("2.00")])
+    server.sandbox.clock.advance(60)
+    client.transfers.create(from_=account_id, to=shop, amount="3")
+    rows = [re.compile("3.00"), re.compile("Saved point"), re.compile("2.00")]
+    expect(tab.locator(".rows > li")).to_have_text(rows)
+    tab.get_by_role("button", name="Go back…").click()
+    expect(tab.get_by_role("button", name="Cancel")).to_be_focused()
+    tab.get_by_role("button", name="Go back", exact=True).click()
+    says(tab, "The world is as it was.")
+    expect(tab.locator(".rows > li")).to_have_text(rows[1:])
+    assert str(client.accounts.balance(shop).balance_usdc) == "2.000000"
+    # A list that is narrowed shows what was asked for, and nothing else.
+    console.go(tab, "timeline?status=settled")
+    expect(tab.locator(".rows > li")).to_have_text(rows[2:])
 
 
 @pytest.fixture
@@ -259,7 +352,7 @@ def test_markup_in_data_is_shown_as_text(server: AgentPayServer, console: Consol
     seen = 0
     for page in pages:
         console.go(tab, page)
-        for summary in tab.locator("main summary").all()[:4]:
+        for summary in tab.locator("main summary:visible").all()[:4]:
             summary.click()
         assert tab.evaluate("document.querySelectorAll('img').length") == 0, page
         assert tab.evaluate("'pwned' in window") is False, page

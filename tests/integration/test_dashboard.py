@@ -22,6 +22,8 @@ HEADERS = {
 }
 FILES = resources.files("agentpay_server.dashboard")
 ASSETS = sorted(file.name for file in FILES.iterdir() if not file.name.startswith("__"))
+SIZE = 82_000
+"""All files together in bytes, before compression."""
 MARKUP = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function"
 
 
@@ -63,6 +65,10 @@ def test_nothing_else_is_served(served: httpx.Client, path: str) -> None:
 def test_methods_other_than_get_are_405(served: httpx.Client) -> None:
     response = served.post("/dashboard", content=b"{}")
     assert (response.status_code, response.headers["allow"]) == (405, "GET")
+
+
+def test_the_files_together_stay_small() -> None:
+    assert sum(len((FILES / name).read_bytes()) for name in ASSETS) <= SIZE
 
 
 def test_the_dashboard_can_be_disabled(tmp_path: Path) -> None:
