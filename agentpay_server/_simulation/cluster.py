@@ -167,7 +167,6 @@ class Cluster:
         self._order: list[Landed] = []
         self._messages: dict[str, str] = {}  # the signature under which each message landed first
         self._payments: dict[str, str] = {}
-        self._trusted: set[str] = set()
         self._owed: dict[str, Landed] = {}  # undone transactions that have not landed again, oldest first
         self.landings: dict[str, Landed] = {}
         self.executed = 0
@@ -261,10 +260,6 @@ class Cluster:
         """Know by its message what a transaction pays for: it need not say so itself."""
         self._payments[message] = transfer_id
 
-    def trust(self, signature: str) -> None:
-        """Take a signature of a fee payer for valid."""
-        self._trusted.add(signature)
-
     def describe(self, raw: bytes) -> Described:
         """Return the description of a transaction."""
         return self._described(transaction_of(raw))
@@ -352,12 +347,7 @@ class Cluster:
         before = self.held_by(keys)
         now_us = self._wall_us + int(self._loop.time() * 1_000_000)
         machine.set_clock(self._machine, slot, now_us)
-        is_trusted = signature in self._trusted
-        if is_trusted:
-            self._machine.with_sigverify(False)  # noqa: FBT003 - positional only
         result = self._machine.send_transaction(transaction)
-        if is_trusted:
-            self._machine.with_sigverify(True)  # noqa: FBT003 - positional only
         error, logs = None, []
         if isinstance(result, FailedTransactionMetadata):
             if self._machine.get_transaction(transaction.signatures[0]) is None:

@@ -33,6 +33,7 @@ HIGHEST_PRICE_MICRO: Final = 70_000
 
 _AGAIN_SECONDS: Final = 2.0
 _LAST_SECONDS: Final = 6.0
+_GROUP_ORDER: Final = 2**252 + 27742317777372353535851937790883648493
 _PROTOCOLS: Final = (Protocol.X402_V2, Protocol.X402_V2, Protocol.X402_V1, Protocol.MPP, Protocol.MPP)
 
 
@@ -145,7 +146,6 @@ class Seller:
         is_sponsored = signed != paid.transaction
         if is_sponsored and (altered := faults.strike("shop.altered", name)):
             other = self._signed(paid.transaction, altered)
-            world.cluster.trust(str(other.signatures[0]))
             world.loop.happen_in(max(delay + altered.uniform(-2, 2), 0.0), self._broadcast, other)
 
     def _broadcast(self, paid: VersionedTransaction) -> None:
@@ -163,8 +163,7 @@ class Seller:
 
         Args:
             transaction: as it was handed out.
-            other: draws a second valid signature. The holder of a key can make any number of signatures of
-                one message, with arithmetic that no library offers.
+            other: draws a second valid signature, which the holder of a key can always make.
         """
         message, signatures = transaction.message, list(transaction.signatures)
         if message.account_keys[0] != self.fee_payer.pubkey():
@@ -173,9 +172,26 @@ class Seller:
         signatures[0] = (
             self.fee_payer.sign_message(signed)
             if other is None
-            else Signature.from_bytes(other.randbytes(Signature.LENGTH))
+            else second_signature(self.fee_payer, signed, other)
         )
         return VersionedTransaction.populate(message, signatures)
+
+
+def second_signature(keypair: Keypair, message: bytes, chance: random.Random) -> Signature:
+    """Return a valid signature of a message other than the one that libraries derive from it (RFC 8032)."""
+    nonce_key = Keypair.from_seed(chance.randbytes(32))
+    point = bytes(nonce_key.pubkey())
+    hashed = hashlib.sha512(point + bytes(keypair.pubkey()) + message).digest()
+    answer = _scalar(nonce_key) + int.from_bytes(hashed, "little") * _scalar(keypair)
+    return Signature.from_bytes(point + (answer % _GROUP_ORDER).to_bytes(32, "little"))
+
+
+def _scalar(keypair: Keypair) -> int:
+    """Return the number behind a public key."""
+    half = bytearray(hashlib.sha512(keypair.secret()).digest()[:32])
+    half[0] &= 248
+    half[31] = half[31] & 127 | 64
+    return int.from_bytes(half, "little")
 
 
 async def buy(world: "World", client: "SimulatedClient", who: str, purchase: Purchase) -> None:

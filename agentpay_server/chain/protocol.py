@@ -230,6 +230,14 @@ class Chain(Protocol):
         """
         ...
 
+    async def holds(self, token_account: str, amount_micro: int) -> bool:
+        """Return whether a token account holds at least an amount of micro-USDC.
+
+        The balance is that of a block that cannot be undone, at or above the height that `block_height`
+        returned before the call.
+        """
+        ...
+
     async def newest_signature(self, token_account: str) -> str | None:
         """Return what names the newest transaction of a token account that cannot be undone.
 

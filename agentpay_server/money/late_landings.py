@@ -87,10 +87,14 @@ class LateLandings:
         if status.failure is not None:
             # It has moved nothing, and never will.
             await self._rule_out(expired)
-        elif status.is_final:
+        elif status.is_final and not self._may_vanish(expired, status):
             await self._book(evolve(expired, chain_signature=status.chain_signature))
             # Its replacement must not be resent.
             self._settlement.stop_driving(expired.kind, expired.subject_id)
+
+    def _may_vanish(self, expired: ChainTransaction, status: SignatureStatus) -> bool:
+        handler = self._settlement.handler(expired.kind)
+        return handler.must_be_irreversible and not status.is_irreversible
 
     async def _is_ruled_out(self, expired: ChainTransaction) -> bool:
         """Return whether history shows that a transaction never landed, long after it could have."""

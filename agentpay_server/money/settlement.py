@@ -176,8 +176,14 @@ class Settlement:
         for tx in driven:
             await self._awaited(self.drive(tx), deadline)
         waiting = await self._database.read(store.payments_of, account_id)
-        ended = [await self.look_at(tx) for tx in waiting]
-        return bool(driven) or any(subject is not None for subject in ended)
+        look = self._tasks.start(self.look_at_each(waiting))
+        remaining_seconds = max(deadline - asyncio.get_running_loop().time(), 0)
+        await asyncio.wait({look}, timeout=remaining_seconds)
+        return bool(driven) or (look.done() and not look.cancelled() and look.result() > 0)
+
+    async def look_at_each(self, waiting: Iterable[ChainTransaction]) -> int:
+        """Look once at each of several transactions that others broadcast; return how many have ended."""
+        return sum([await self.look_at(tx) is not None for tx in waiting])
 
     async def look_at(self, tx: ChainTransaction) -> Any | None:  # noqa: ANN401
         """Look once at a transaction that others broadcast, and book its end if it has one.
@@ -347,6 +353,7 @@ class Settlement:
         if not isinstance(current, ChainTransaction) or current.signature != tx.signature:
             return cast("Ended[S] | ChainTransaction", current)
         if not handler.is_broadcast_by_us:
+            await self._check_balance(tx)
             booked = await self._database.run(self._given_up, tx, subject)
             await self._told(booked, None)
             fault_point(handler.operation(subject), Step.BOOKED)
@@ -359,6 +366,19 @@ class Settlement:
         booked = await self._database.run(self._replace, tx, subject, blockhash, prepared)
         await self._told(booked, None)
         return booked.following
+
+    async def _check_balance(self, tx: ChainTransaction) -> None:
+        """Raise if less is on chain than is booked: something has landed that the books do not have yet.
+
+        A transaction that others broadcast is found in a node's index of accounts, which may lack it although
+        the node has executed it. Balances come from the execution itself.
+
+        Raises:
+            ChainUnavailableError: the expired transaction may be what has landed.
+        """
+        source = await self._database.read(account_store.existing_account, tx.account_id)
+        if not await self._chain.holds(source.usdc_token_account, source.balance):
+            raise ChainUnavailableError("an account holds less on chain than is booked")
 
     async def _told(self, booked: "_Booked[S]", detail: str | None) -> None:
         """Run the actions that follow a commit, such as logging."""

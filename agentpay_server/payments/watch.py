@@ -7,6 +7,7 @@ Waiting for a seller does not count as work in progress, so a stop or a snapshot
 """
 
 import asyncio
+from functools import partial
 from typing import Any, Final
 
 from agentpay_server.chain.embedded.executed import Executed
@@ -22,6 +23,10 @@ _SIGNATURES: Final = 2
 """Number of signatures of a payment: the payer's and the fee payer's."""
 
 _LOOK_EVERY_US: Final = 2 * SECOND_US
+_ROUND_SECONDS: Final = 5.0
+"""How long a round waits for the slowest account: sellers' dust may have given it a long history to read."""
+
+_ACCOUNTS_AT_ONCE: Final = 32
 _QUIET_US: Final = 10 * SECOND_US
 """Polling interval while this process has no open payments; a process that died may have left some."""
 
@@ -35,6 +40,8 @@ class PaymentWatch:
         self._clock = context.clock
         self._settlement = settlement
         self._next_look_us = 0
+        self._looks: dict[str, asyncio.Task[int]] = {}
+        self._turns = asyncio.Semaphore(_ACCOUNTS_AT_ONCE)
 
     def expect(self) -> None:
         """Schedule polling for a payment that was handed out."""
@@ -54,15 +61,45 @@ class PaymentWatch:
             await asyncio.wait({look}, timeout=within_seconds)
 
     async def look(self) -> tuple[bool, bool]:
-        """Check every open payment; return whether any ended, and whether any is still open."""
+        """Check every open payment; return whether any ended, and whether any is still open.
+
+        Payments of different accounts do not wait for each other. A check that takes too long continues
+        after the return, and its account is left out until it has ended.
+        """
         seq, is_any_ended, is_any_left = 0, False, False
         while page := await self._database.read(transactions.payments_after, seq, _BATCH):
-            for tx in page:
-                is_ended = await self._settlement.look_at(tx) is not None
-                is_any_ended |= is_ended
-                is_any_left |= not is_ended
+            ended = await self._look_at_page(page)
+            is_any_ended |= ended > 0
+            is_any_left |= ended < len(page)
             seq = page[-1].seq
         return is_any_ended, is_any_left
+
+    async def _look_at_page(self, page: list[ChainTransaction]) -> int:
+        """Check some payments, and return how many have ended in time."""
+        by_account: dict[str, list[ChainTransaction]] = {}
+        for tx in page:
+            by_account.setdefault(tx.account_id, []).append(tx)
+        looks = {
+            account_id: self._context.tasks.start(self._look_at_account(waiting))
+            for account_id, waiting in by_account.items()
+            if account_id not in self._looks
+        }
+        if not looks:
+            return 0
+        for account_id, look in looks.items():
+            self._looks[account_id] = look
+            look.add_done_callback(partial(self._looked, account_id))
+        # On a manual clock nothing else looks again, and its chain is in this process.
+        seconds = None if self._clock.is_manual else _ROUND_SECONDS
+        done, _ = await asyncio.wait(looks.values(), timeout=seconds)
+        return sum(look.result() for look in done if not look.cancelled() and look.exception() is None)
+
+    async def _look_at_account(self, waiting: list[ChainTransaction]) -> int:
+        async with self._turns:
+            return await self._settlement.look_at_each(waiting)
+
+    def _looked(self, account_id: str, _: "asyncio.Task[int]") -> None:
+        del self._looks[account_id]
 
     async def next_due_us(self) -> int | None:
         """Return when to look next; on a manual clock, when the next payment has expired."""

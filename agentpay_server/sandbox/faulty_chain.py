@@ -164,6 +164,11 @@ class FaultyChain:
         self._take_call()
         return await self.inner.find_cosigned(cosigned, is_for_proof=is_for_proof)
 
+    async def holds(self, token_account: str, amount_micro: int) -> bool:
+        """Return whether a token account holds at least an amount of micro-USDC."""
+        self._take_call()
+        return await self.inner.holds(token_account, amount_micro)
+
     async def newest_signature(self, token_account: str) -> str | None:
         """Return what names the newest transaction of a token account."""
         self._take_call()

@@ -144,17 +144,14 @@ def test_an_unknown_path_is_404(shared_http, path):
     refused(shared_http.get(path), "not_found")
 
 
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("path", PATHS)
-def test_a_method_that_a_path_does_not_take_is_405_with_those_it_takes(shared_http, path, method):
+def test_a_method_that_a_path_does_not_take_is_405_with_those_it_takes(shared_http, path):
     allowed = {endpoint.method for endpoint in BOUND_ENDPOINTS if endpoint.path == path}
-    if method in allowed:
-        return
 
-    response = shared_http.request(method, path)
-
-    refused(response, "method_not_allowed")
-    assert response.headers["allow"] == ", ".join(sorted(allowed))
+    for method in {*METHODS} - allowed:
+        response = shared_http.request(method, path)
+        refused(response, "method_not_allowed")
+        assert response.headers["allow"] == ", ".join(sorted(allowed))
 
 
 @pytest.mark.parametrize(

@@ -258,6 +258,9 @@ class FaultyChain:
             "find_cosigned", lambda: self.inner.find_cosigned(cosigned, is_for_proof=is_for_proof)
         )
 
+    async def holds(self, token_account: str, amount_micro: int) -> bool:
+        return await self._call("holds", lambda: self.inner.holds(token_account, amount_micro))
+
     async def newest_signature(self, token_account: str) -> str | None:
         return await self._call("newest_signature", lambda: self.inner.newest_signature(token_account))
 

@@ -108,6 +108,8 @@ class Cluster:
         self.is_down = False
         self.lacks: set[int] = set()
         """Slots whose blocks no node has any more."""
+        self.unlisted: set[str] = set()
+        """Signatures that are missing from the index of accounts."""
         self._machine = machines.new_machine()
         self._machine.with_transaction_history(0)
         self._versions: dict[str, list[tuple[int, Account | None]]] = {}
@@ -333,7 +335,9 @@ class Cluster:
     def _getSignaturesForAddress(self, address: str, options: dict[str, Any]) -> list[Any]:  # noqa: N802
         newest = self.seen_at(options)
         names = [
-            name for name, landed in self.landed.items() if address in landed.before and landed.slot <= newest
+            name
+            for name, landed in self.landed.items()
+            if address in landed.before and landed.slot <= newest and name not in self.unlisted
         ][::-1]
         if "before" in options:
             names = names[names.index(options["before"]) + 1 :] if options["before"] in names else []
@@ -348,6 +352,8 @@ class Cluster:
         landed = self.landed.get(signature)
         if landed is None or landed.slot > self.seen_at(options):
             return None
+        if options["encoding"] == "base64":
+            return {"transaction": [base64.b64encode(bytes(landed.transaction)).decode(), "base64"]}
         message = landed.transaction.message
         keys = [str(key) for key in message.account_keys]
         shown: list[Any] = keys if options["encoding"] == "json" else [{"pubkey": key} for key in keys]

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from solders.keypair import Keypair
-from solders.signature import Signature
+from solders.message import to_bytes_versioned
 from solders.transaction import VersionedTransaction
 
 from agentpay.errors import APIError
@@ -18,6 +18,7 @@ from agentpay_server._simulation.cluster import Cluster, Described, Landed
 from agentpay_server._simulation.faults import Faults
 from agentpay_server._simulation.loop import SimulatedLoop, StuckError
 from agentpay_server._simulation.plan import Plan, Skew
+from agentpay_server._simulation.sellers import second_signature
 from agentpay_server._simulation.timeline import Timeline
 from agentpay_server._simulation.world import WebhookSecrets, World
 
@@ -216,9 +217,11 @@ def test_a_message_lands_once_whichever_signature_its_fee_payer_makes(cluster) -
         await asyncio.sleep(30)
         made.pay_from_outside(made.strangers_account, 5)
         (first,) = made.landings.values()
-        signature = Signature.from_bytes(bytes(range(64)))
+        message = to_bytes_versioned(first.transaction.message)
+        signature = second_signature(made.stranger, message, random.Random(1))
         other = VersionedTransaction.populate(first.transaction.message, [signature])
-        made.trust(str(signature))
+        assert other != first.transaction
+        assert all(other.verify_with_results())
         made.submit(bytes(other), "shop1")
         await asyncio.sleep(30)
         assert list(made.landings.values()) == [first]

@@ -232,6 +232,12 @@ class EmbeddedChain:
         failure = None if status.failure is None else evolve(status.failure, chain_signature=name)
         return evolve(status, failure=failure, chain_signature=name)
 
+    async def holds(self, token_account: str, amount_micro: int) -> bool:
+        """Return whether a token account holds at least an amount of micro-USDC."""
+        await self._settled()
+        account = self._token_account(token_account)
+        return (0 if account is None else account.amount_micro) >= amount_micro
+
     async def newest_signature(self, token_account: str) -> str | None:  # noqa: ARG002
         """Return None: a message is found without a history."""
         return None

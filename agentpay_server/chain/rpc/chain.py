@@ -173,6 +173,21 @@ class RpcChain:
         failure = None if status.failure is None else evolve(status.failure, chain_signature=name)
         return evolve(status, failure=failure, chain_signature=name)
 
+    async def holds(self, token_account: str, amount_micro: int) -> bool:
+        """Return whether a token account holds at least an amount of micro-USDC (see `Chain`)."""
+        tip = await self._tips.tip()
+        options = {"encoding": "base64", **_FINALIZED}
+        reply = await self._call("getMultipleAccounts", [token_account], options)
+        if replies.read_position(reply) < tip.slot:
+            raise ChainUnavailableError("a node that lags behind shows an old balance")
+        (account,) = replies.read_accounts(reply, 1)
+        held = None
+        if account is not None:
+            held = read_token_account(
+                token_account, program=account.program, data=account.data, usdc_mint=self.usdc_mint
+            )
+        return (0 if held is None else held.amount_micro) >= amount_micro
+
     async def newest_signature(self, token_account: str) -> str | None:
         """Return what names the newest transaction of a token account that cannot be undone."""
         page = await self._history_page(token_account, {"limit": 1})
@@ -370,6 +385,10 @@ class RpcChain:
         # Emulators take it for a filter and leave out what is older; none of their nodes lags behind another.
         slot = (await self._tips.tip()).slot
         at_tip = _NO_OPTIONS if self.is_test_chain else {"minContextSlot": slot}
+        if not self.is_test_chain:
+            # The index of accounts may lag behind the node's own blocks. A node returns a block only once its
+            # transactions are in the index, and refuses it until then.
+            await blocks.read_height(self._call, slot)
         lines = await self._whole_history(token_account, after, at_tip)
         if lines and after is None:
             await self._check_joins(token_account, lines[-1].signature, None)

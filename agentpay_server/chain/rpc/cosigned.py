@@ -89,5 +89,8 @@ def _read(reply: object, signature: str) -> tuple[str, frozenset[str]]:
     signatures = [str(each) for each in transaction.signatures]
     if not signatures or signatures[0] != signature:
         raise malformed("another transaction than the one that was asked for")
+    # Results are remembered. Another message under these signatures would hide a payment for good.
+    if not all(transaction.verify_with_results()):
+        raise malformed("a transaction whose signatures are of another message")
     message_hash = Message.hash_raw_message(to_bytes_versioned(transaction.message))
     return str(message_hash), frozenset(signatures)

@@ -166,8 +166,12 @@ def read_epoch(reply: object) -> Epoch:
 
 def read_statuses(reply: object, wanted: int) -> tuple[int, list[Status | None]]:
     """Parse the node's slot and `wanted` statuses of a `getSignatureStatuses` result."""
-    slot = count(member(reply, "context", dict), "slot")
-    return slot, [None if line is None else _status(line) for line in _lines(reply, wanted)]
+    return read_position(reply), [None if line is None else _status(line) for line in _lines(reply, wanted)]
+
+
+def read_position(reply: object) -> int:
+    """Parse the slot at which a node has answered, of a result that has one."""
+    return count(member(reply, "context", dict), "slot")
 
 
 def read_accounts(reply: object, wanted: int) -> list[ChainAccount | None]:

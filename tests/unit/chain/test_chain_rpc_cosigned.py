@@ -158,22 +158,40 @@ async def test_a_payment_is_found_under_the_signature_of_its_fee_payer(
     assert status.chain_signature == name_of(LANDED) != PAYMENT.signature
 
 
+OWN_SIGNATURE = bytes(VersionedTransaction.from_bytes(PAYMENT.raw).signatures[1])
+FORGED = {
+    "our signature over another message": completed(prepared(99).raw, ours=OWN_SIGNATURE),
+    "our message without our signature": completed(
+        PAYMENT.raw, ours=bytes(Keypair.from_seed(b"s" * 32).sign_message(b"anything"))
+    ),
+    "another message under the name of the payment": VersionedTransaction.populate(
+        OTHERS[0].message, [LANDED.signatures[0], OTHERS[0].signatures[1]]
+    ),
+}
+
+
 @every_search
-async def test_our_signature_over_another_message_is_not_the_payment(is_for_proof: bool) -> None:
-    own = VersionedTransaction.from_bytes(PAYMENT.raw).signatures[1]
-    forged = completed(prepared(99).raw, ours=bytes(own))
-    assert str(forged.signatures[1]) == PAYMENT.signature
+@pytest.mark.parametrize("forged", FORGED.values(), ids=FORGED)
+async def test_a_transaction_whose_signatures_do_not_fit_leaves_it_open_and_is_not_remembered(
+    forged: VersionedTransaction, is_for_proof: bool
+) -> None:
+    node = Ledger(ANCHOR, LANDED)
+    true_answer = node.answers["getTransaction"]
+    true_history = node.answers["getSignaturesForAddress"]
+    node.sees(forged)
+    node.answers["getSignaturesForAddress"] = lambda address, options: [
+        {"signature": name_of(forged), "err": None, "confirmationStatus": "finalized"}
+    ]
+    reply = {"transaction": [base64.b64encode(bytes(forged)).decode(), "base64"], "version": 0}
+    node.answers["getTransaction"] = lambda *_: reply
+    chain = rpc_chain(node)
 
-    assert await rpc_chain(Ledger(ANCHOR, forged)).find_cosigned(sought(), is_for_proof=is_for_proof) is None
-
-
-@every_search
-async def test_our_message_without_our_signature_is_not_the_payment(is_for_proof: bool) -> None:
-    stranger = Keypair.from_seed(b"s" * 32).sign_message(b"anything")
-    forged = completed(PAYMENT.raw, ours=bytes(stranger))
-    assert str(forged.message.hash()) == PAYMENT.message_hash
-
-    assert await rpc_chain(Ledger(ANCHOR, forged)).find_cosigned(sought(), is_for_proof=is_for_proof) is None
+    with pytest.raises(ChainUnavailableError):
+        await chain.find_cosigned(sought(), is_for_proof=is_for_proof)
+    # One wrong reply must not hide the payment for good.
+    node.answers["getTransaction"] = true_answer
+    node.answers["getSignaturesForAddress"] = true_history
+    assert await chain.find_cosigned(sought(), is_for_proof=is_for_proof) is not None
 
 
 @every_search
@@ -232,6 +250,28 @@ async def test_a_node_below_the_reported_height_proves_nothing() -> None:
     node.slot = 2_000
     assert await chain.find_cosigned(sought(), is_for_proof=True) is None
     assert all(options["minContextSlot"] == 2_000 for options in node.asked if "until" in options)
+
+
+async def test_a_node_whose_index_lags_behind_its_own_blocks_proves_nothing() -> None:
+    node = Ledger(ANCHOR, NEWER[0], LANDED)
+    node.slot, node.height = 2_000, 1_800
+    node.transactions.remove(LANDED)
+    written = 1_999
+
+    def block(slot: int, options: dict[str, Any]) -> dict[str, Any]:
+        if slot > written:
+            raise RpcRefusalError("getBlock", -32014, "Block status not yet available", None)
+        return {"blockHeight": slot - 200}
+
+    node.answers["getBlock"] = block
+    chain = rpc_chain(node, name="devnet")
+
+    with pytest.raises(ChainUnavailableError):
+        await chain.find_cosigned(sought(), is_for_proof=True)
+    written, node.transactions = 2_000, [ANCHOR, NEWER[0], LANDED]
+    status = await chain.find_cosigned(sought(), is_for_proof=True)
+    assert status is not None
+    assert status.chain_signature == name_of(LANDED)
 
 
 @pytest.mark.parametrize(
@@ -350,3 +390,20 @@ async def test_the_anchor_is_the_newest_irreversible_transaction() -> None:
     assert await chain.newest_signature(TOKEN_ACCOUNT) is None
     node.transactions.clear()
     assert await chain.newest_signature(TOKEN_ACCOUNT) is None
+
+
+# --- What an account holds
+
+
+async def test_a_balance_counts_from_a_node_at_the_reported_height_alone() -> None:
+    node = FakeNode()
+    chain = rpc_chain(node)
+    await chain.block_height()
+    assert await chain.holds(TOKEN_ACCOUNT, 7)
+    assert not await chain.holds(TOKEN_ACCOUNT, 8)
+    assert await chain.holds(OWNER, 0)
+    assert not await chain.holds(OWNER, 1)
+
+    node.slot -= 1
+    with pytest.raises(ChainUnavailableError):
+        await chain.holds(TOKEN_ACCOUNT, 7)

@@ -2,7 +2,6 @@
 
 import re
 import sqlite3
-from contextlib import closing
 from typing import Any
 
 import pytest
@@ -43,28 +42,55 @@ def gives_rows(statement: Any) -> bool:
     return isinstance(statement, Select) or bool(statement._returning)
 
 
-def by_us(content: bytes, statement: Any, parameters: Any) -> tuple[Any, bytes]:
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as driver:
-        driver.deserialize(content)
-        try:
-            result = SqliteConnection(driver).execute(statement, parameters)
-            outcome: Any = [tuple(row) for row in result] if gives_rows(statement) else result.rowcount
-        except ConflictError:
-            outcome = "conflict"
-        return outcome, "\n".join(driver.iterdump()).encode()
+class Both:
+    """One database twice: for the statements as this package runs them, and as SQLAlchemy does."""
 
+    def __init__(self, content: bytes) -> None:
+        self.ours = sqlite3.connect(":memory:", isolation_level=None)
+        self.theirs = sqlite3.connect(":memory:", check_same_thread=False)
+        for driver in (self.ours, self.theirs):
+            driver.deserialize(content)
+        self._connection = SqliteConnection(self.ours)
+        self._engine = create_engine("sqlite://", creator=lambda: self.theirs, poolclass=StaticPool)
 
-def by_sqlalchemy(content: bytes, statement: Any, parameters: Any) -> tuple[Any, bytes]:
-    with closing(sqlite3.connect(":memory:", check_same_thread=False)) as driver:
-        driver.deserialize(content)
-        engine = create_engine("sqlite://", creator=lambda: driver, poolclass=StaticPool)
+    def by_us(self, statement: Any, parameters: Any) -> tuple[Any, Any]:
+        """Return the result, and what the tables hold then; it is undone."""
+        before = self.ours.total_changes
+        self.ours.execute("BEGIN")
         try:
-            with engine.begin() as connection:
+            try:
+                result = self._connection.execute(statement, parameters)
+                outcome: Any = [tuple(row) for row in result] if gives_rows(statement) else result.rowcount
+            except ConflictError:
+                outcome = "conflict"
+            return outcome, state_of(self.ours, statement, before)
+        finally:
+            self.ours.execute("ROLLBACK")
+
+    def by_sqlalchemy(self, statement: Any, parameters: Any) -> tuple[Any, Any]:
+        """Return the result, and what the tables hold then; it is undone."""
+        before = self.theirs.total_changes
+        with self._engine.connect() as connection:
+            try:
                 result = connection.execute(statement, parameters)
                 outcome: Any = [tuple(row) for row in result] if gives_rows(statement) else result.rowcount
-        except IntegrityError:
-            outcome = "conflict"
-        return outcome, "\n".join(driver.iterdump()).encode()
+            except IntegrityError:
+                outcome = "conflict"
+            state = state_of(self.theirs, statement, before)
+            connection.rollback()
+        return outcome, state
+
+    def close(self) -> None:
+        self.ours.close()
+        self.theirs.close()
+
+
+def state_of(driver: sqlite3.Connection, statement: Any, changes_before: int) -> tuple[int, list[Any]]:
+    """Return how many rows a statement has changed anywhere, and what the table holds that it is for."""
+    changes = driver.total_changes - changes_before
+    if isinstance(statement, Select):
+        return changes, []
+    return changes, list(driver.execute(f"SELECT * FROM {statement.table.name}"))
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +98,13 @@ def content():
     driver = filled_database()
     yield driver.serialize()
     driver.close()
+
+
+@pytest.fixture
+def both(content):
+    made = Both(content)
+    yield made
+    made.close()
 
 
 def test_the_statements_of_every_store_module_are_tested():
@@ -83,14 +116,14 @@ def test_the_statements_of_every_store_module_are_tested():
 
 
 @every_statement
-def test_a_statement_behaves_as_with_sqlalchemy(content, name):
+def test_a_statement_behaves_as_with_sqlalchemy(both, name):
     statement = STATEMENTS[name]
 
     @settings(max_examples=12)
     @given(given_parameters(statement))
     def check(parameters):
-        outcome, state = by_us(content, statement, parameters)
-        expected, expected_state = by_sqlalchemy(content, statement, parameters)
+        outcome, state = both.by_us(statement, parameters)
+        expected, expected_state = both.by_sqlalchemy(statement, parameters)
         assert outcome == expected
         assert types_in(outcome) == types_in(expected), "1 equals True, and is no boolean"
         assert state == expected_state
@@ -103,15 +136,14 @@ def types_in(outcome):
 
 
 @pytest.mark.parametrize("name", [name for name, value in STATEMENTS.items() if isinstance(value, Insert)])
-def test_inserting_many_rows_behaves_as_with_sqlalchemy(content, name):
+def test_inserting_many_rows_behaves_as_with_sqlalchemy(both, name):
     statement = STATEMENTS[name]
 
     @settings(max_examples=12)
     @given(st.lists(given_parameters(statement), min_size=2, max_size=4))
     def check(rows):
-        (outcome, state), (expected, expected_state) = (
-            run(content, statement, rows) for run in (by_us, by_sqlalchemy)
-        )
+        outcome, state = both.by_us(statement, rows)
+        expected, expected_state = both.by_sqlalchemy(statement, rows)
         if expected == "conflict":
             # Rows before the conflict are undone by the transaction, not here.
             assert outcome == "conflict"
@@ -125,35 +157,35 @@ def test_inserting_many_rows_behaves_as_with_sqlalchemy(content, name):
 @pytest.mark.parametrize(
     "name", [name for name, value in STATEMENTS.items() if not isinstance(value, Insert)]
 )
-def test_a_missing_parameter_is_an_error(content, name):
+def test_a_missing_parameter_is_an_error(both, name):
     statement = STATEMENTS[name]
     parameters = dict.fromkeys(parameters_of(statement), 1)
     for missing in parameters:
         with pytest.raises(KeyError):
-            by_us(content, statement, {name: 1 for name in parameters if name != missing})
+            both.by_us(statement, {name: 1 for name in parameters if name != missing})
 
 
 @every_statement
-def test_an_unknown_parameter_is_an_error(content, name):
+def test_an_unknown_parameter_is_an_error(both, name):
     statement = STATEMENTS[name]
     parameters = dict.fromkeys(parameters_of(statement), 1)
 
     with pytest.raises(KeyError):
-        by_us(content, statement, {**parameters, "surprise": 1})
+        both.by_us(statement, {**parameters, "surprise": 1})
 
 
 @pytest.mark.parametrize("name", [name for name, value in STATEMENTS.items() if isinstance(value, Insert)])
-def test_a_later_row_without_a_column_of_the_first_is_an_error(content, name):
+def test_a_later_row_without_a_column_of_the_first_is_an_error(both, name):
     statement = STATEMENTS[name]
     columns = columns_of(statement) or []
     whole = dict.fromkeys(columns, 1)
 
     with pytest.raises(KeyError):
-        by_us(content, statement, [whole, dict.fromkeys(columns[1:], 1)])
+        both.by_us(statement, [whole, dict.fromkeys(columns[1:], 1)])
 
 
-def test_booleans_are_returned_as_booleans(content):
-    (outcome, _) = by_us(content, STATEMENTS["accounts.store._BY_ID"], {"account_id": "v1"})
+def test_booleans_are_returned_as_booleans(both):
+    (outcome, _) = both.by_us(STATEMENTS["accounts.store._BY_ID"], {"account_id": "v1"})
 
     assert [type(value) for row in outcome for value in row].count(bool) == 1
 
