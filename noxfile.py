@@ -176,6 +176,7 @@ def quick(session: nox.Session) -> None:
     suite = session.posargs or [
         "tests/contract",
         "tests/unit",
+        "--ignore=tests/unit/database/test_postgres.py",
         "tests/integration/test_layers.py",
         *BEHAVIOUR,
     ]
@@ -307,13 +308,12 @@ def screenshots(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Build the documentation; its examples run with the tests."""
-    session.install(*nox.project.dependency_groups(PYPROJECT, "docs"))
+    """Build the documentation, and read it in a browser; its examples run with the tests."""
+    install(session, "docs", "test")
+    install_browser(session)
     session.run("python", "scripts/diagrams.py", "--check")
-    session.run("zensical", "build", "--clean", "--strict")
-    # Add the Markdown sources, which llms.txt links to.
-    for page in Path("docs").rglob("*.md"):
-        shutil.copyfile(page, "site" / page.relative_to("docs"))
+    session.run("python", "scripts/build_site.py")
+    session.run("pytest", "tests/browser/test_site.py", env={"AGENTPAY_SITE": "site"})
 
 
 @nox.session(venv_backend="none")

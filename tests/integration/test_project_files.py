@@ -14,6 +14,7 @@ import agentpay
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
+import build_site  # noqa: E402
 import diagrams  # noqa: E402
 import follow  # noqa: E402
 import release  # noqa: E402
@@ -90,6 +91,20 @@ def test_hooks_run_only_local_nox_sessions() -> None:
     defined = re.findall(r"^def (\w+)\(session", (ROOT / "noxfile.py").read_text("utf-8"), re.MULTILINE)
     assert sessions
     assert set(sessions) <= set(defined)
+
+
+def test_the_site_gets_the_version_and_the_address_of_the_repository() -> None:
+    text = (ROOT / "zensical.toml").read_text("utf-8")
+    built = build_site.configuration(text, number="1.2.3", repository="https://example.org/a/b")
+    project, plain = (tomllib.loads(each)["project"] for each in (built, text))
+    added = {
+        "copyright": "agentpay 1.2.3",
+        "repo_url": "https://example.org/a/b",
+        "edit_uri": "edit/main/docs/",
+    }
+    assert project == {**plain, **added}
+    without = build_site.configuration(text, number="1.2.3", repository=None)
+    assert "repo_url" not in tomllib.loads(without)["project"]
 
 
 def instructions() -> list[tuple[str, str]]:
