@@ -226,8 +226,7 @@ class RpcChain:
         transaction = transaction_of(raw)
         signature, shape = str(transaction.signatures[0]), shape_of(transaction.message)
         # Both before it can land: afterwards a simulation would give another result, and not every node
-        # notifies
-        # of past events.
+        # notifies of past events.
         await self._budgets.learn(shape, raw)
         await self._notices.expect(signature)
         try:
@@ -237,8 +236,7 @@ class RpcChain:
                 return
             if not (even_if_failing and isinstance(_transaction_error(refusal), dict)):
                 # The failure would not be recorded on chain, and should not: this node does not know the
-                # blockhash
-                # (yet), or the fee payer has no SOL.
+                # blockhash (yet), or the fee payer has no SOL.
                 raise
             if "ComputationalBudgetExceeded" in str(_transaction_error(refusal)):
                 self._budgets.forget(shape)
@@ -407,8 +405,7 @@ class RpcChain:
         seen: set[str] = set()
         while True:
             # A node that does not know a page's start may return an empty page, as at the end of the history:
-            # every
-            # page but the first begins with the last line of the previous page.
+            # every page but the first begins with the last line of the previous page.
             overlap = lines[-1:]
             options: dict[str, object] = {"limit": _MAX_HISTORY_LINES, **more}
             options |= {"until": after} if after else {}
