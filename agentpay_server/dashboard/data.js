@@ -97,7 +97,7 @@ export const feed = (view, { path, query = {}, key, row, none, list = h("ul.rows
     if (isLonger && rest.length < items.length) items = [...page.data, ...rest].slice(0, MOST);
     else [items, cursor, more, isLonger] = [page.data, page.cursor, page.has_more, false];
     while (more && !isEnough(items)) await readOlder();
-    await before?.(items);
+    await before?.(items, more);
     draw(items);
     older.replaceChildren(more ? button("Load older", () => view.act(readOlder)) : items.length < MOST ? "" : `These are the newest ${MOST}. Narrow the time to see older ones.`);
   }, seconds);
