@@ -4,7 +4,7 @@
 import { call } from "./api.js";
 import { points, pointRow, savePoint } from "./bench.js";
 import { accounts, any, confirmed, feed, filters, instants, learn, me, named, party, rowOf, TIMES } from "./data.js";
-import { $, badge, big, button, code, empty, facts, h, json, link, meter, moment, plain, quiet, said, show, unfolding, usdc, whole, words } from "./ui.js";
+import { $, badge, big, button, code, count, empty, facts, h, json, link, meter, moment, plain, quiet, said, show, unfolding, usdc, whole, words } from "./ui.js";
 
 const STATUS = {
   "transfer.initiated": "submitted", "transfer.settled": "settled", "transfer.rejected": "rejected", "escalation.required": "pending_approval", "session.opened": "open",
@@ -85,7 +85,7 @@ const later = (iso, seconds) => iso && new Date(Date.parse(iso) + seconds * 1000
 
 const timelineRow = (row) => unfolding([moment(row.at), badge(row.status),
   h("span.grow", named(row.account), row.seller ? [quiet(" → "), said(row.seller), quiet(" · 402")] : row.to && [quiet(" → "), named(row.to)], row.page === "sessions" && quiet(" · session")),
-  h("span.sum", usdc(row.amount)), h("span.quiet.n", row.events.length, h("span.sr", " events"))],
+  h("span.sum", usdc(row.amount)), count(row.events.length, "events")],
 () => [h("p", code(row.id), " ", row.page && link(`#/${row.page}/${row.id}`, "Open")), row.events.map((event) => [h("p", moment(event.created_at), " ", h("strong", plain(event.type)), " ", code(event.id)), json(event.data)])]);
 
 // --- Sessions
