@@ -4,6 +4,7 @@ lint, unasync, types, tests, stores,
 simulate, docs, package              the checks that every change must pass; the default
 quick                                the tests in two minutes, on the memory store
 paths                                the pages of "Choose your path", each in an empty environment
+container                            the Containerfile, without a container engine, as root on Linux
 release                              build, check and publish a version; asks before it publishes
 frameworks                           the tools for models in agent frameworks
 pythons                              the tests on each supported Python that is installed
@@ -180,6 +181,12 @@ def quick(session: nox.Session) -> None:
         *BEHAVIOUR,
     ]
     session.run("pytest", "-n", "auto", "-m", EVERY_RUN, "--hypothesis-profile", "quick", *suite)
+
+
+@nox.session(venv_backend="none")
+def container(session: nox.Session) -> None:
+    """Run the Containerfile's instructions and its image without a container engine; needs root on Linux."""
+    session.run("python3", "scripts/try_container.py", *session.posargs, external=True)
 
 
 @nox.session(venv_backend="none")
