@@ -14,7 +14,7 @@ from agentpay.contract.sessions import ChargeSession, OpenSession, Session, Sess
 
 
 class AsyncSessions(AsyncResource):
-    """MPP sessions: a cap in escrow, charged in small amounts, settled in one transaction.
+    """Sessions: a cap in escrow, charged in small amounts, settled in one transaction.
 
     See interface S1 to S18.
 

@@ -138,7 +138,7 @@ class AsyncAgentTools:
     async def check_payment(
         self, *, to: str, amount_usdc: str, category: str | None = None, memo: str | None = None
     ) -> CheckResult:
-        """Return what a payment would come to. Nothing is reserved.
+        """Return the outcome that a payment would have. Nothing is reserved.
 
         Args:
             to: an `account_id` or a USDC token account.

@@ -60,7 +60,7 @@ class Approvals(Resource):
             TransferFailedError: it was sent but did not land, and can no longer land.
             InvalidRecipientError: the recipient cannot receive now; it is still pending.
             ChainUnavailableError: the chain did not respond. Without `transfer_id` nothing was done and it is
-                still pending; with it, it was sent and its outcome is not known yet.
+                still pending; with it, it was sent and its outcome is unknown.
         """
         request = prepare(approvals.APPROVE_TRANSFER, path={"transfer_id": transfer_id})
         transfer: Transfer = self._call(request, options)

@@ -107,7 +107,7 @@ class AccountDetail(Account):
         policy_record: the on-chain record; None before the policy first changed.
         spent_usdc: USDC that counts against `max_daily_spend` now: all spends of the last 24 hours, including
             transfers in flight, and the caps of all unsettled sessions, however old.
-        reserved_usdc: USDC that may still be given back: all transfers in flight, however old, and the caps
+        reserved_usdc: USDC that may still be released: all transfers in flight, however old, and the caps
             of unsettled sessions. A transfer in flight for longer than 24 hours counts here, but no longer in
             `spent_usdc`.
         remaining_usdc: USDC that `max_daily_spend` still allows; a transfer of exactly this amount is within

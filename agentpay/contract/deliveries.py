@@ -199,7 +199,7 @@ class ReplayEvent(Request):
 
 
 class ReplayableStatus(StrEnum):
-    """What became of the deliveries that are replayed."""
+    """The result of a replay of deliveries."""
 
     UNDELIVERED = "undelivered"
     DELIVERED = "delivered"
@@ -211,8 +211,8 @@ class ReplayDeliveries(Request):
 
     Attributes:
         since: only deliveries created after this moment.
-        webhook_id: only deliveries to this webhook; None is every one that is not deleted.
-        status: `undelivered`, or `delivered` for a receiver that has lost what it received.
+        webhook_id: only deliveries to this webhook; None means all webhooks.
+        status: `undelivered`, or `delivered` for a receiver that lost deliveries.
     """
 
     since: Annotated[datetime, Rule(parse_timestamp)]
@@ -225,8 +225,8 @@ class ReplayedDeliveries(Model):
     """How many deliveries were replayed.
 
     Attributes:
-        replayed: how many events are delivered once more, each to one webhook; 1,000 at most.
-        has_more: whether there are others: the same request replays them.
+        replayed: number of new deliveries, each of one event to one webhook; at most 1,000.
+        has_more: whether more remain; repeat the request to replay them.
     """
 
     replayed: int

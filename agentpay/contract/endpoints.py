@@ -233,10 +233,10 @@ PUT_POLICY: Final = Endpoint(
     request_headers=(IF_MATCH,),
     response_headers=(ETAG,),
     summary="Change the policy of an account.",
-    description="Any of the seven fields. A field that is left out keeps its value (a server can be set up "
-    "to reset it to its default instead); `null` lifts a limit. `max_daily_spend` is over a rolling 24-hour "
-    "window. The change takes effect at the next transfer request, not retroactively, and is written to the "
-    "account's on-chain state.",
+    description="Any of the seven fields. An omitted field keeps its value (a server can be configured "
+    "to reset it to its default instead); `null` removes a limit. `max_daily_spend` applies to a rolling "
+    "window of 24 hours. The change takes effect at the next transfer request, not retroactively, and is "
+    "written to the account's on-chain state.",
 )
 CREATE_TRANSFER: Final = Endpoint(
     name="transfers.create",
@@ -268,7 +268,7 @@ CREATE_TRANSFER: Final = Endpoint(
     "parameters it is 409. Keys expire after 24 hours. A 503 with a `transfer_id` means that the outcome is "
     "not known yet: retry with the same key, which resumes that transfer, and never pay under another key. "
     "A `chain_unavailable` without one means that nothing was done. After a `service_unavailable` the "
-    "transfer may or may not exist: a retry with the same key finds out.\n\n"
+    "transfer may or may not exist: a retry with the same key resolves it.\n\n"
     "Emits `transfer.initiated`, then `transfer.settled`; or `transfer.rejected`; or `escalation.required`.",
 )
 GET_TRANSFER: Final = Endpoint(

@@ -53,8 +53,8 @@ class TransferInitiatedData(Model):
         account_id: the account that pays, `acct_…`.
         to: recipient, as sent.
         amount_usdc: USDC to be transferred.
-        tx_signature: signature of the on-chain transaction; None for a payment whose seller pays the fee, and
-            names the transaction with that.
+        tx_signature: signature of the on-chain transaction; None for a payment whose seller pays the fee,
+            since the signature is not known yet.
     """
 
     transfer_id: str
@@ -133,7 +133,7 @@ class TransferRejected(Event):
 
 @frozen(kw_only=True)
 class SessionOpenedData(Model):
-    """An MPP session is open and its escrow funded.
+    """A session is open and its escrow funded.
 
     Attributes:
         session_id: the session, `sess_…`.
@@ -163,7 +163,7 @@ class SessionOpened(Event):
 
 @frozen(kw_only=True)
 class SessionCapWarningData(Model):
-    """The running total of a session reached 80 % of its cap.
+    """The running total of a session exceeded 80 % of its cap.
 
     Attributes:
         session_id: the session, `sess_…`.
@@ -220,7 +220,7 @@ class SessionSettledData(Model):
         account_id: the account that paid, `acct_…`.
         cap_usdc: the most that the session could spend, in USDC.
         settled_usdc: USDC paid to the payee; the authoritative settlement amount.
-        returned_usdc: USDC given back to the account.
+        returned_usdc: USDC returned to the account.
         tx_signature: signature of the settling transaction.
         settled_at: when it was final on chain, UTC.
     """

@@ -135,24 +135,22 @@ class Payment(Model):
         account_id: the account that pays.
         status: `pending_approval`, `approved`, `submitted`, `settled`, `rejected` or `failed`. `approved`: an
             operator has approved it and nothing is signed; repeat the request with the same key. `submitted`:
-            it is signed, reserved and handed out, and the seller may broadcast it.
+            it is signed and its amount reserved, and the seller may broadcast it.
         protocol: `mpp`, `x402_v2` or `x402_v1`.
         amount_usdc: USDC that leaves the account, including splits.
-        recipient: on-chain address of the paid owner; of the primary one if there are splits.
+        recipient: on-chain address of the owner that is paid; with splits, of the primary one.
         fee_payer: on-chain address that pays the network fee; None if the service does.
         origin: the seller, such as `https://api.example.com`.
         url: the requested URL, as reported by the client; None if not reported.
-        category: spend category: of the origin's pin, or else of the challenge; None for none.
+        category: spend category from the origin's pin, or else from the challenge; None without one.
         memo: the caller's memo, or None. It stays off chain.
         header: the header to send with the paid request; None except in a response to `POST /payments` with a
             signed payment.
-        expires_at: until when the signed transaction can land, UTC: an estimate; the chain decides. Before it
-            is
-            signed: when the payment is rejected if it is neither approved nor requested again.
-        tx_signature: signature of the on-chain transaction. If the seller pays the fee, it is known only from
-            the
-            chain: None until the payment has settled.
-        settled_at: when it was found to be final on chain, UTC; None before.
+        expires_at: UTC. For a signed payment, the estimated time until which its transaction can land; the
+            chain decides. Before, when the payment is rejected unless it is approved and requested again.
+        tx_signature: signature of the on-chain transaction. None until it is known: if the seller pays the
+            fee, that is when the payment has settled.
+        settled_at: when the service found it final on chain, UTC; None before.
         outcome: the client's report on the seller's response; None without one.
         is_replay: whether this is the response to `POST /payments` for a payment that was signed before.
         error: code of the error; only for rejected and failed payments.

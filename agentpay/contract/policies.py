@@ -53,12 +53,12 @@ class AccountPolicy(Policy):
 
 @frozen(kw_only=True)
 class PolicyChange(Request):
-    """Body of `PUT /v1/accounts/{id}/policy`: any of the seven fields of a Policy, the others left out.
+    """Body of `PUT /v1/accounts/{id}/policy`: any of the seven fields of a Policy. Omit the others.
 
     A field that is None is sent as `null`, which lifts the limit; a field that is `UNSET` is not sent.
 
     Attributes:
-        max_single_transfer: maximum USDC per transfer or per-request MPP charge; null is no limit.
+        max_single_transfer: maximum USDC per transfer or session charge; null means no limit.
         max_daily_spend: maximum USDC in a rolling 24-hour window across all transfers and session
             settlements; null is no limit.
         allowed_counterparties: allowlist of on-chain addresses or account IDs; if set, all other recipients

@@ -1,4 +1,4 @@
-"""MPP sessions: a spending cap, paid into an escrow up front and settled in one batch (interface S1 to S18).
+"""Sessions: a cap, paid into an escrow in advance and settled in one transaction (interface S1 to S18).
 
 Models and endpoints. The events are in `agentpay.contract.events`.
 """

@@ -26,7 +26,7 @@ class SignIn(Request):
 
 @frozen(kw_only=True)
 class ConsoleKey(Model):
-    """A key for the console: the one time that it is shown.
+    """A console key. It is shown only here.
 
     Its `repr` does not show the key.
 
@@ -43,7 +43,7 @@ class ConsoleKey(Model):
 
 @frozen(kw_only=True)
 class SignInCode(Model):
-    """A code that signs in to the console once: the one time that it is shown.
+    """A code that signs in to the console once. It is shown only here.
 
     Its `repr` does not show the code.
 

@@ -31,7 +31,7 @@ class Budget(Model):
         max_daily_spend: maximum USDC in a rolling 24-hour window; None means no limit.
         spent_usdc: USDC that counts against `max_daily_spend` now: all spends of the last 24 hours, including
             transfers in flight, and the caps of all unsettled sessions, however old.
-        reserved_usdc: USDC that may still be given back: transfers in flight, and the caps of unsettled
+        reserved_usdc: USDC that may still be released: transfers in flight, and the caps of unsettled
             sessions.
         remaining_usdc: USDC that `max_daily_spend` still allows; a transfer of exactly this amount is within
             the limit. None without that limit.

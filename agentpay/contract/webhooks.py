@@ -84,7 +84,7 @@ class CreateWebhook(Request):
     Attributes:
         url: the URL to post events to, `http(s)`, without user info.
         events: names of event types, at least one.
-        account_ids: accounts whose events to receive; empty or left out means all accounts of the operator.
+        account_ids: accounts whose events to receive; empty or omitted means all accounts of the operator.
         low_balance_threshold_usdc: balance in USDC below which `balance.low_threshold` is sent.
     """
 

@@ -1,6 +1,7 @@
 """The documentation as a whole: no broken link, no unresolved name, nothing left out, nothing out of date."""
 
 import importlib
+import importlib.util
 import inspect
 import re
 import tomllib
@@ -103,6 +104,11 @@ def resolved(name: str) -> object:
 
 
 def is_there(name: str) -> bool:
+    try:
+        if importlib.util.find_spec(name) is not None:
+            return True  # A module, even if the extra that it needs is not installed.
+    except ModuleNotFoundError:
+        pass  # The last part is not a module.
     try:
         resolved(name)
     except (AssertionError, AttributeError):

@@ -1,4 +1,4 @@
-"""A check says what a transfer would come to, by the judge that decides about transfers (interface B4)."""
+"""A check predicts the outcome of a transfer with the code that decides transfers (interface B4)."""
 
 from typing import Any
 

@@ -96,4 +96,4 @@ def test_an_environment_variable_arms_a_point() -> None:
 
 def test_the_readme_states_the_number_of_points() -> None:
     readme = Path(__file__).parents[2] / "README.md"
-    assert f"the server is killed at each of {len(POINTS)} steps" in readme.read_text("utf-8")
+    assert f"the server is killed at each of {len(POINTS)} fault points" in readme.read_text("utf-8")

@@ -300,9 +300,9 @@ class _Printer:
 
 
 _STATUS_WORDS: Final = {
-    200: "Done.",
-    201: "Made.",
-    202: "Accepted; not done yet.",
+    200: "Success.",
+    201: "Created.",
+    202: "Accepted, but not completed yet.",
     204: "Done; no body.",
 }
 

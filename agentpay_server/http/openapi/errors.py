@@ -62,7 +62,7 @@ class Errors:
             content = {"anyOf": [self._schemas.add(_unknown_name(unresolved), unknown), content]}
             examples["outcome_unknown"] = error_example(ErrorCode.CHAIN_UNAVAILABLE, unknown)
             words.append(
-                f"With `{unresolved.kind}_id`: the outcome is not known yet. Repeat the request, with the "
+                f"With `{unresolved.kind}_id`: the outcome is unknown. Repeat the request, with the "
                 "same `idempotency_key` if there is one."
             )
         return {
@@ -93,7 +93,7 @@ class Errors:
     def _unknown_outcome(self, subject: Subject) -> Schema:
         fields = self._body(503, [ErrorCode.CHAIN_UNAVAILABLE])["properties"]
         fields |= _named(subject, subject.unknown, is_nullable=False)
-        return _exactly(f"503 of a {subject.kind} whose outcome is not known yet.", fields)
+        return _exactly(f"503 of a {subject.kind} whose outcome is unknown.", fields)
 
 
 def _named(subject: Subject, statuses: Sequence[str], *, is_nullable: bool) -> dict[str, Schema]:
