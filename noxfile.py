@@ -4,6 +4,7 @@ lint, unasync, types, tests, stores,
 simulate, docs, package              the checks that every change must pass; the default
 quick                                the tests in two minutes, on the memory store
 paths                                the pages of "Choose your path", each in an empty environment
+container                            the Containerfile, without a container engine, as root on Linux
 release                              build, check and publish a version; asks before it publishes
 frameworks                           the tools for models in agent frameworks
 pythons                              the tests on each supported Python that is installed
@@ -15,7 +16,8 @@ screenshots                          the pictures of the operator console
 bench                                benchmarks, as ratios to a minimum measured in the same run
 peers                                sellers with the packages of others, each in its own environment
 validator                            the behaviour tests and the network faults, on a real validator
-deep                                 tests that take minutes to hours
+deep                                 tests that take minutes to hours, and then `fuzz`
+fuzz                                 coverage-guided fuzzing of the readers of 402 challenges
 """
 
 import os
@@ -175,10 +177,17 @@ def quick(session: nox.Session) -> None:
     suite = session.posargs or [
         "tests/contract",
         "tests/unit",
+        "--ignore=tests/unit/database/test_postgres.py",
         "tests/integration/test_layers.py",
         *BEHAVIOUR,
     ]
     session.run("pytest", "-n", "auto", "-m", EVERY_RUN, "--hypothesis-profile", "quick", *suite)
+
+
+@nox.session(venv_backend="none")
+def container(session: nox.Session) -> None:
+    """Run the Containerfile's instructions and its image without a container engine; needs root on Linux."""
+    session.run("python3", "scripts/try_container.py", *session.posargs, external=True)
 
 
 @nox.session(venv_backend="none")
@@ -300,13 +309,12 @@ def screenshots(session: nox.Session) -> None:
 
 @nox.session
 def docs(session: nox.Session) -> None:
-    """Build the documentation; its examples run with the tests."""
-    session.install(*nox.project.dependency_groups(PYPROJECT, "docs"))
+    """Build the documentation, and read it in a browser; its examples run with the tests."""
+    install(session, "docs", "test")
+    install_browser(session)
     session.run("python", "scripts/diagrams.py", "--check")
-    session.run("zensical", "build", "--clean", "--strict")
-    # Add the Markdown sources, which llms.txt links to.
-    for page in Path("docs").rglob("*.md"):
-        shutil.copyfile(page, "site" / page.relative_to("docs"))
+    session.run("python", "scripts/build_site.py")
+    session.run("pytest", "tests/browser/test_site.py", env={"AGENTPAY_SITE": "site"})
 
 
 @nox.session(venv_backend="none")
@@ -324,6 +332,19 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def deep(session: nox.Session) -> None:
-    """Run the tests that take minutes to hours."""
+    """Run the tests that take minutes to hours, then `fuzz`."""
     install(session, "test")
+    session.notify("fuzz", ())
     session.run("pytest", "-n", "auto", "-m", "deep", "--timeout=0", *session.posargs)
+
+
+@nox.session(python="3.11")
+def fuzz(session: nox.Session) -> None:
+    """Fuzz the readers of 402 challenges with 10 million inputs, or with the given options of libFuzzer."""
+    session.install("-e", ".[server]", "atheris>=3,<4", "pytest", "hypothesis")
+    corpus = Path(session.create_tmp()) / "challenges"
+    corpus.mkdir(exist_ok=True)
+    options = session.posargs or ["-runs=10000000", "-max_len=4096"]
+    # An input that was left by an earlier run is repeated alone.
+    inputs = [] if any(Path(option).is_file() for option in options) else [str(corpus)]
+    session.run("python", "tests/unit/payments/fuzz_challenges.py", *options, *inputs)

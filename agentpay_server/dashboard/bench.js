@@ -3,7 +3,7 @@
 
 import { call } from "./api.js";
 import { accounts, confirmed } from "./data.js";
-import { button, clock, empty, field, h, moment, plain, quiet, show, tell, usdc, words } from "./ui.js";
+import { button, clock, code, empty, field, h, moment, plain, quiet, show, tell, usdc, words } from "./ui.js";
 
 const CHAIN = { chain_down: "No call to the chain is answered", chain_reply_lost: "A send executes, its reply is lost", chain_never_lands: "A send never executes", chain_slow: "A transaction is not known at first" };
 const OPERATIONS = ["POST /v1/transfers", "GET /v1/transfers/{transfer_id}", "GET /v1/accounts", "GET /v1/accounts/{account_id}/balance", "POST /sessions", "POST /sessions/{session_id}/charges"];
@@ -59,5 +59,5 @@ export async function points(view, after = "") {
 
 export const savePoint = (view) => button("Save this point", () => view.act(() => call("POST", "/sandbox/snapshots"), "Saved."));
 
-export const pointRow = (view, it) => h("li.row.point", moment(it.created_at), h("span.grow", "Saved point ", quiet(it.snapshot_id)),
+export const pointRow = (view, it) => h("li.row.point", moment(it.created_at), h("span.grow", "Saved point ", code(it.snapshot_id)),
   button("Go back…", () => confirmed(view, { title: "Go back to this point?", action: "Go back" }, h("p", "Everything created since is gone, for every operator of this server."), () => call("POST", `/sandbox/snapshots/${it.snapshot_id}/restore`), "The world is as it was.")));

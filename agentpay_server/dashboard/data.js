@@ -5,14 +5,10 @@ import { at, call } from "./api.js";
 import { ask, button, clock, code, field, h, plain, said, show, words } from "./ui.js";
 
 /**
- * @typedef {object} View a page while it is shown
- * @property {HTMLElement} root where it is built
- * @property {AbortSignal} signal aborted when another page takes its place
- * @property {string} id what follows the page's name in the address
- * @property {Record<string, string>} asked the query of the address
- * @property {(path: string) => Promise<any>} get
- * @property {(load: () => Promise<any>, seconds?: number) => any} load read now, after every change, and every so many seconds
- * @property {(work: () => Promise<any>, done?: string) => Promise<any>} act change something, tell how it went, and read again
+ * A page while it is shown: where it is built, and the `id` and query (`asked`) of its address. `load` reads now,
+ * after every change and every so many seconds; `act` changes something, tells how it went, and reads again.
+ * @typedef {{root: HTMLElement, id: string, asked: Record<string, string>, get: (path: string) => Promise<any>,
+ *   load: (load: () => Promise<any>, seconds?: number) => any, act: (work: () => Promise<any>, done?: string) => Promise<any>}} View
  */
 
 /** Whose key this is. Money counts as real until the server says otherwise. */
@@ -85,10 +81,9 @@ const MOST = 1000;
 
 /**
  * A list that is read page by page: the newest first, and kept current; older ones on demand, or until `isEnough`.
- * @param {View} view
- * @param {{path: string, query?: any, key: string, row?: (item: any) => any, none?: any, list?: any, before?: (items: any[]) => any, draw?: (items: any[]) => any, isEnough?: (items: any[]) => boolean, seconds?: number}} options
+ * @type {(view: View, options: any) => any}
  */
-export function feed(view, { path, query = {}, key, row, none, list = h("ul.rows.card"), before, isEnough = () => true, seconds, draw = (items) => show(list, items, key, (item) => rowOf(row(item)), none) }) {
+export const feed = (view, { path, query = {}, key, row, none, list = h("ul.rows.card"), before, isEnough = () => true, seconds, draw = (items) => show(list, items, key, (item) => rowOf(row(item)), none) }) => {
   let items = [], cursor = "", more = false, isLonger = false;
   const older = h("div.actions"), idOf = (item) => item[key] ?? JSON.stringify(item), read = (cursor) => view.get(at(path, { limit: 50, ...query, cursor }));
   view.root.append(list, older);
@@ -106,7 +101,7 @@ export function feed(view, { path, query = {}, key, row, none, list = h("ul.rows
     draw(items);
     older.replaceChildren(more ? button("Load older", () => view.act(readOlder)) : items.length < MOST ? "" : `These are the newest ${MOST}. Narrow the time to see older ones.`);
   }, seconds);
-}
+};
 
 /** A row that the keyboard reaches. */
 export const rowOf = (node) => {

@@ -83,8 +83,8 @@ export function approvals(view) {
     none: empty("No transfer waits for approval. A policy asks for one from an amount on:", "client.policies.update(account_id, escalation_threshold=20)"),
     before: async (items) => {
       await learn(view, items.flatMap((it) => [it.from, it.to]));
-      const payers = new Map(await Promise.all([...new Set(items.map((it) => it.from))].slice(0, 20).map(async (id) => /** @type {[string, any]} */ ([id, await view.get(`/console/accounts/${id}`)]))));
-      for (const it of items) Object.assign(it, { left: left(payers.get(it.from), it.amount_usdc), age: span(clock.now() - Date.parse(it.created_at)), ends: span(Date.parse(it.expires_at) - clock.now()) });
+      const payers = await details(view, [...new Set(items.map((it) => it.from))]);
+      for (const it of items) Object.assign(it, { left: left(payers.find((each) => each.account_id === it.from), it.amount_usdc), age: span(clock.now() - Date.parse(it.created_at)), ends: span(Date.parse(it.expires_at) - clock.now()) });
     },
     row: (it) => h("li.card.approval", { tabindex: -1 },
       h("div", big(it.amount_usdc), h("p", party(it.from), quiet(" pays "), party(it.to)), it.memo ? h("p.memo", said(it.memo)) : h("p.quiet", "No memo")),
@@ -92,6 +92,9 @@ export function approvals(view) {
       h("div.actions", button("Reject…", () => reject(view, it), { "data-hot": "r" }), button("Approve…", () => approve(view, it), { "data-hot": "a", look: "primary" }))),
   });
 }
+
+/** Return the payers in full: each alone if they are few, else from one page. */
+const details = async (view, ids) => (ids.length > 3 ? (await view.get("/console/accounts?limit=100")).data : Promise.all(ids.map((id) => view.get(`/console/accounts/${id}`))));
 
 /** What remains of the balance and of the daily limit once a transfer is paid. */
 const left = (payer, amount) => payer && { balance: minus(payer.balance_usdc, amount), limit: payer.policy.max_daily_spend, budget: payer.remaining_usdc && minus(payer.remaining_usdc, amount) };

@@ -37,7 +37,7 @@ function story(it, events, deliveries, pay) {
     sent && pay && presented(pay.outcome),
     sent && settlement,
     { name: "Events", look: events.length ? "ok" : "wait", text: events.length ? "" : "None yet.", events },
-    { name: "Deliveries", look: deliveries.some((each) => each.status === "undelivered") ? "bad" : deliveries.length ? "ok" : "none", text: deliveries.length ? "" : "No webhook asks for these events.", deliveries },
+    { name: "Deliveries", look: deliveries.some((each) => each.status === "undelivered") ? "bad" : deliveries.length ? "ok" : "none", text: deliveries.length ? "" : "No webhook asks for these events.", link: !deliveries.length && ["#/access/webhooks", "Register one"], deliveries },
   ].filter(Boolean);
 }
 

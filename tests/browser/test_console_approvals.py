@@ -94,6 +94,11 @@ def test_letters_do_nothing_while_typing(server: AgentPayServer, console: Consol
     expect(tab.get_by_role("heading", name="Timeline")).to_be_visible()
     tab.keyboard.press("Escape")
     expect(search).not_to_be_focused()
+    # A page without a search leads to that of the timeline; on a phone it unfolds.
+    tab.set_viewport_size({"width": 390, "height": 844})
+    console.go(tab, "approvals")
+    tab.keyboard.press("/")
+    expect(search).to_be_focused()
     assert status(server, transfer) == "pending_approval"
 
 

@@ -97,6 +97,19 @@ def test_a_late_response_never_replaces_a_newer_page(server: AgentPayServer, con
     expect(tab.locator(".tiles")).to_have_count(0)
 
 
+def test_an_address_that_changes_during_the_sign_in_is_the_page_shown(
+    server: AgentPayServer, console: Console
+) -> None:
+    held: list[Route] = []
+    tab = console.open()
+    tab.route("**/whoami", lambda route: held.append(route), times=1)  # noqa: PLW0108 - no builtin
+    with tab.expect_request("**/whoami"):
+        tab.reload()
+    tab.evaluate("location.hash = '#/timeline'; new Promise((done) => setTimeout(done))")
+    held[0].continue_()
+    expect(tab.get_by_role("heading", name="Timeline")).to_be_visible()
+
+
 def test_the_page_reconnects_to_a_restarted_server(
     tmp_path: Path, console_of: Callable[[AgentPayServer], Console]
 ) -> None:

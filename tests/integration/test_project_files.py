@@ -14,9 +14,11 @@ import agentpay
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "scripts"))
 
+import build_site  # noqa: E402
 import diagrams  # noqa: E402
 import follow  # noqa: E402
 import release  # noqa: E402
+import try_container  # noqa: E402
 
 
 def test_the_diagrams_are_up_to_date() -> None:
@@ -91,11 +93,22 @@ def test_hooks_run_only_local_nox_sessions() -> None:
     assert set(sessions) <= set(defined)
 
 
+def test_the_site_gets_the_version_and_the_address_of_the_repository() -> None:
+    text = (ROOT / "zensical.toml").read_text("utf-8")
+    built = build_site.configuration(text, number="1.2.3", repository="https://example.org/a/b")
+    project, plain = (tomllib.loads(each)["project"] for each in (built, text))
+    added = {
+        "copyright": "agentpay 1.2.3",
+        "repo_url": "https://example.org/a/b",
+        "edit_uri": "edit/main/docs/",
+    }
+    assert project == {**plain, **added}
+    without = build_site.configuration(text, number="1.2.3", repository=None)
+    assert "repo_url" not in tomllib.loads(without)["project"]
+
+
 def instructions() -> list[tuple[str, str]]:
-    """Return the instructions of the Containerfile: keyword and the rest, continued lines joined."""
-    text = re.sub(r"^#.*\n", "", (ROOT / "Containerfile").read_text("utf-8"), flags=re.MULTILINE)
-    lines = text.replace("\\\n", " ").splitlines()
-    return [(line.split()[0], line.partition(" ")[2]) for line in lines if line.strip()]
+    return try_container.instructions((ROOT / "Containerfile").read_text("utf-8"))
 
 
 def test_the_container_runs_unprivileged_with_a_health_check() -> None:

@@ -1,11 +1,13 @@
 """Whatever a model asks and whatever dies on the way, money moved is the sum over distinct references.
 
-The model is hostile: few references, used again and again, with other amounts and payees. Under it the MCP
-server dies at any step, connections break, the service and its chain fail, and a person decides at random.
+The model is hostile: few references, used again and again, with other amounts, payees and tools. The MCP
+server dies at any step under it, connections break, the service and its chain fail, sellers cheat in every
+way that `Paywall` knows, payments expire, and a person decides at random.
 """
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -19,6 +21,7 @@ from agentpay import AgentPayError
 from agentpay.mcp import server as mcp_server
 from agentpay.tools import AsyncAgentTools
 from agentpay_server import AgentPayServer, Settings
+from agentpay_server.paywall import Mode, Paywall, Protocol
 
 LIMITS = {"max_single_transfer": 4, "max_daily_spend": 10, "escalation_threshold": 3}
 OPERATIONS = (
@@ -31,12 +34,19 @@ OPERATIONS = (
     "GET /sessions",
     "POST /sessions/{session_id}/charges",
     "POST /sessions/{session_id}/close",
+    "POST /payments",
 )
+ROUNDS_MAX = 600
+PRICES = {"/cheap": "0.5", "/fair": "2", "/escalated": "3.5", "/forbidden": "4.5"}
 
 
 @frozen
 class Call:
-    """A call of a tool; `killed_after` is at which step the MCP server dies under it, None for never."""
+    """A call of a tool; `killed_after` is at which step the MCP server dies under it, None for never.
+
+    A step is one round of the event loop. Under `fetch_paid`, ten steps are a request that the service or the
+    seller has received, because rounds pass faster than sockets respond.
+    """
 
     tool: str
     arguments: dict[str, str]
@@ -53,20 +63,39 @@ class Fault:
 
 
 @frozen
+class Sell:
+    """From now on the seller asks by this protocol, and behaves like this."""
+
+    protocol: Protocol
+    mode: Mode
+
+
+@frozen
+class Later:
+    """Time passes: sellers broadcast what they held, and payments expire."""
+
+    seconds: int
+
+
+@frozen
 class Decide:
     """A person approves or rejects whatever waits, or, for None, everything works again."""
 
     is_approved: bool | None
 
 
+Step = Call | Fault | Decide | Sell | Later
+
 refs = st.sampled_from(["purchase-1", "purchase-2", "purchase-3"])
 amounts = st.sampled_from(["0.5", "1", "2", "3", "3.5", "4", "4.000001", "9"])
 payees = st.sampled_from(["shop", "other"])
 kills = st.one_of(st.none(), st.integers(0, 60))
+kills_of_fetches = st.one_of(st.none(), st.integers(0, 99))
 
 
 def call(tool: str, **arguments: Any) -> st.SearchStrategy[Call]:
-    return st.builds(Call, st.just(tool), st.fixed_dictionaries(arguments), kills)
+    kinds = kills_of_fetches if tool == "fetch_paid" else kills
+    return st.builds(Call, st.just(tool), st.fixed_dictionaries(arguments), kinds)
 
 
 sessions = st.sampled_from(["session-1", "session-2"])
@@ -74,6 +103,8 @@ charges = st.sampled_from(["charge-1", "charge-2"])
 calls = st.one_of(
     call("pay", payment_ref=refs, to=payees, amount_usdc=amounts),
     call("pay", payment_ref=refs, to=payees, amount_usdc=amounts),
+    call("fetch_paid", payment_ref=refs, url=st.sampled_from(list(PRICES)), max_usdc=amounts),
+    call("fetch_paid", payment_ref=refs, url=st.sampled_from(list(PRICES)), max_usdc=st.just("4")),
     call("get_payment", payment_ref=refs),
     call("open_session", session_ref=sessions, to=payees, cap_usdc=amounts),
     call("charge_session", session_ref=sessions, charge_ref=charges, amount_usdc=amounts),
@@ -92,14 +123,19 @@ faults = st.one_of(
         st.integers(1, 3),
     ),
 )
-events = st.one_of(calls, calls, calls, faults, st.builds(Decide, st.sampled_from([True, False, None])))
+sells = st.builds(Sell, st.sampled_from(list(Protocol)), st.sampled_from(list(Mode)))
+laters = st.builds(Later, st.sampled_from([0, 30, 60, 300]))
+decisions = st.builds(Decide, st.sampled_from([True, False, None]))
+events = st.one_of(calls, calls, calls, faults, decisions, sells, laters)
 
 
 class World:
-    """A service, the account of the model, and what the model was told."""
+    """A service, a seller, the account of the model, and what the model asked and was told."""
 
-    def __init__(self, server: AgentPayServer, mode: str) -> None:
+    def __init__(self, server: AgentPayServer, paywall: Paywall, mode: str) -> None:
         self.server = server
+        self.paywall = paywall
+        paywall.listen()
         self.mode = mode
         client = server.client()
         names = ("Model", "shop", "other")
@@ -107,22 +143,32 @@ class World:
         server.sandbox.fund(self.account, 100)
         client.policies.update(self.account, **LIMITS)
         self.names = dict(zip(names[1:], self.payees, strict=True))
+        self.asked: list[Call] = []
         self.told: list[dict[str, Any]] = []
 
     async def ask(self, made: Call) -> dict[str, Any] | None:
         """Make a call on an MCP server that lives for it alone; None where that died."""
         arguments = {name: self.names.get(value, value) for name, value in made.arguments.items()}
+        is_fetch = made.tool == "fetch_paid"
+        if is_fetch:
+            arguments["url"] = self.paywall.base_url + made.arguments["url"]
+        self.asked.append(made)
 
         async def serve() -> dict[str, Any]:
             agent = self.server.async_agent_client(self.account).with_options(max_retries=0)
-            async with Client(mcp_server(AsyncAgentTools(agent)), mode=self.mode) as model:
+            tools = AsyncAgentTools(agent, private_origins=["http://127.0.0.1:*"])
+            async with Client(mcp_server(tools), mode=self.mode) as model:
                 result: Any = await model.call_tool(made.tool, arguments)
             assert not result.is_error, result
             return dict(result.structured_content)
 
+        begun = self.received()
         serving = asyncio.ensure_future(serve())
         if made.killed_after is not None:
-            for _ in range(made.killed_after):
+            requests, rounds = divmod(made.killed_after, 10) if is_fetch else (0, made.killed_after)
+            while self.received() < begun + requests and not serving.done():  # noqa: ASYNC110
+                await asyncio.sleep(0)
+            for _ in range(rounds):
                 await asyncio.sleep(0)
             serving.cancel()
         try:
@@ -132,9 +178,18 @@ class World:
         self.told.append(result)
         return result
 
-    async def happen(self, event: Call | Fault | Decide) -> None:
+    def received(self) -> int:
+        """Return how many requests the service and the seller have received."""
+        return len(self.server.requests) + len(self.paywall.requests)
+
+    async def happen(self, event: Step) -> None:
         if isinstance(event, Call):
             await self.ask(event)
+        elif isinstance(event, Sell):
+            for path, price in PRICES.items():
+                self.paywall.sell(path, price, protocols=[event.protocol], mode=event.mode)
+        elif isinstance(event, Later):
+            self.server.sandbox.clock.advance(event.seconds)
         elif isinstance(event, Fault):
             self.server.sandbox.set_fault(event.name, event.times, effect=event.effect)
         elif event.is_approved is None:
@@ -154,9 +209,24 @@ class World:
         """Let everything work again and come to its end; close all sessions."""
         self.server.sandbox.clear_faults()
         self.server.sandbox.clock.advance(minutes=10)
-        for name in ("session-1", "session-2"):
-            await self.ask(Call("close_session", {"session_ref": name}, None))
-        self.server.sandbox.clock.advance(minutes=10)
+        # A slow chain shows a transaction after some real time, whatever the clock says.
+        for _ in range(ROUNDS_MAX):
+            for name in ("session-1", "session-2"):
+                await self.ask(Call("close_session", {"session_ref": name}, None))
+            self.server.sandbox.clock.advance(minutes=1)
+            if not self.unfinished():
+                return
+            await asyncio.sleep(0.1)
+        raise AssertionError(f"never finished: {self.unfinished()}")
+
+    def unfinished(self) -> list[object]:
+        """Return the transfers and sessions whose money may still move."""
+        client = self.server.client()
+        sessions = client.sessions.list(account_id=self.account)
+        return [
+            *client.transfers.list(account_id=self.account, status="submitted"),
+            *(each for each in sessions if each.status not in ("settled", "failed")),
+        ]
 
     async def judge(self) -> None:
         client = self.server.client()
@@ -172,9 +242,23 @@ class World:
             moved[each.to] += each.amount_usdc if hasattr(each, "amount_usdc") else each.settled_usdc or 0
         on_chain = {payee: client.accounts.balance(payee).balance_usdc for payee in self.payees}
         assert on_chain == {payee: Decimal(moved[payee]) for payee in self.payees}
-        assert sum(on_chain.values()) <= LIMITS["max_daily_spend"]
+        assert self.paywall.received_usdc == sum(moved.values()) - sum(on_chain.values())
+        assert client.accounts.balance(self.account).balance_usdc == 100 - sum(moved.values())
+        assert sum(moved.values()) <= LIMITS["max_daily_spend"]
         assert all(each.amount_usdc <= LIMITS["max_single_transfer"] for each in paid.values())
+        self.judge_caps(paid)
         self.judge_told({key.removeprefix("mcp:"): transfer for key, transfer in paid.items()})
+
+    def judge_caps(self, paid: dict[Any, Any]) -> None:
+        """No seller received more than a `max_usdc` that the model gave with that reference."""
+        for key, transfer in paid.items():
+            if transfer.to not in self.payees:
+                caps = [
+                    Decimal(made.arguments["max_usdc"])
+                    for made in self.asked
+                    if made.tool == "fetch_paid" and f"mcp:{made.arguments['payment_ref']}" == key
+                ]
+                assert transfer.amount_usdc <= max(caps)
 
     def judge_told(self, paid: dict[str, Any]) -> None:
         """What the model was told is true: settled stays settled, for that amount, to that payee."""
@@ -186,10 +270,21 @@ class World:
             assert set(result) >= {"status", "money_moved", "may_retry_with_same_ref"}
 
 
-async def lived(story: list[Call | Fault | Decide], mode: str) -> None:
+@pytest.fixture(scope="module", autouse=True)
+def settle_seconds() -> Iterator[None]:
+    """Do not let `fetch_paid` wait for a payment to settle: on a manual clock nothing changes meanwhile."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("agentpay._async.paid_fetches.SETTLE_SECONDS", 0.0)
+        yield
+
+
+async def lived(story: list[Step], mode: str) -> None:
     # A transfer that the chain holds up is reported at once, rather than after 20 s.
-    with AgentPayServer(settings=Settings(settlement_wait_seconds=0.05)) as server:
-        world = World(server, mode)
+    with (
+        AgentPayServer(settings=Settings(settlement_wait_seconds=0.05)) as server,
+        Paywall(server, PRICES) as paywall,
+    ):
+        world = World(server, paywall, mode)
         for event in story:
             await world.happen(event)
         await world.end()
@@ -197,29 +292,42 @@ async def lived(story: list[Call | Fault | Decide], mode: str) -> None:
 
 
 PAY = {"payment_ref": "purchase-1", "to": "shop", "amount_usdc": "2"}
+FETCH = {"payment_ref": "purchase-2", "url": "/fair", "max_usdc": "4"}
+OPEN = {"session_ref": "session-1", "to": "shop", "cap_usdc": "0.5"}
+FETCHED = Call("fetch_paid", FETCH, None)
 
 
 @settings(max_examples=40)
 @given(st.lists(events, min_size=5, max_size=25), st.sampled_from(["legacy", "auto"]))
 @example([Call("pay", PAY, steps) for steps in range(0, 60, 2)], "auto")
+@example([Call("fetch_paid", FETCH, steps) for steps in range(0, 90, 5)], "auto")
+@example([Fault("chain_slow", times=1), Call("open_session", OPEN, None), Call("pay", PAY, None)], "legacy")
+@example([Sell(Protocol.MPP, Mode.HOLD), FETCHED, Later(60), FETCHED, Call("pay", PAY, None)], "legacy")
+@example([Sell(Protocol.X402_V2, Mode.NEVER_SETTLE), FETCHED, Later(300), FETCHED, FETCHED], "auto")
 @example([Fault("http:POST /v1/transfers", "reply_lost", 1), Call("pay", PAY, None)] * 3, "legacy")
-def test_money_moved_is_the_sum_over_distinct_references(
-    story: list[Call | Fault | Decide], mode: str
-) -> None:
+def test_money_moved_is_the_sum_over_distinct_references(story: list[Step], mode: str) -> None:
     asyncio.run(lived(story, mode))
 
 
-def test_the_test_detects_a_reference_that_pays_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("tool", "arguments"), [("pay", PAY), ("fetch_paid", FETCH)])
+def test_the_test_detects_a_reference_that_pays_twice(
+    monkeypatch: pytest.MonkeyPatch, tool: str, arguments: dict[str, str]
+) -> None:
     """The judge sees tools that pay again: with a key for each attempt, one purchase is paid twice."""
     attempts = iter(range(10**6))
-    monkeypatch.setattr("agentpay._async.tools.idempotency_key", lambda ref: f"mcp:{ref}-{next(attempts)}")
+    for module in ("tools", "paid_fetches"):
+        monkeypatch.setattr(
+            f"agentpay._async.{module}.idempotency_key", lambda ref: f"mcp:{ref}-{next(attempts)}"
+        )
 
     async def story() -> None:
-        with AgentPayServer() as server:
-            world = World(server, "auto")
-            await world.ask(Call("pay", PAY, None))
-            await world.ask(Call("pay", PAY, None))
-            await world.judge()
+        with AgentPayServer() as server, Paywall(server, PRICES) as paywall:
+            world = World(server, paywall, "auto")
+            for _ in range(2):
+                await world.ask(Call(tool, arguments, None))
+            # One purchase of 2 USDC.
+            assert server.client().accounts.balance(world.account).balance_usdc == 96
+            with pytest.raises((AssertionError, KeyError, ValueError)):
+                await world.judge()
 
-    with pytest.raises((AssertionError, KeyError)):
-        asyncio.run(story())
+    asyncio.run(story())

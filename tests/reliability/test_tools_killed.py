@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx2
 import pytest
@@ -24,6 +25,7 @@ from agentpay import AgentPay
 from agentpay.tools import AgentTools
 from agentpay_server import AgentPayServer
 from agentpay_server.crash_points import Operation, points_of
+from agentpay_server.paywall import Paywall, Protocol
 
 ORDER = {"payment_ref": "order-0001", "amount_usdc": "7"}
 TOKEN = "a-token-of-32-characters-or-more"
@@ -61,6 +63,62 @@ def test_a_tool_payment_pays_once_when_the_service_is_killed_at_any_point(
         assert (paid["status"], paid["money_moved"]) == ("settled", "yes")
         assert tools.pay(**order) == paid == tools.get_payment(payment_ref=ORDER["payment_ref"])
         assert server.client().accounts.balance(it.payee).balance_usdc == 7
+
+
+FETCH = {"payment_ref": "forecast-0001", "max_usdc": "7"}
+PAID_FETCHES = [
+    ("payment.begun", Protocol.MPP),
+    ("payment.signed", Protocol.X402_V1),
+    ("payment.landed", Protocol.X402_V2),
+    ("payment.booked", Protocol.MPP),
+    # Also pages that the chain writes for the seller itself.
+    ("chain.executed@2", Protocol.X402_V2),
+    ("chain.written@2", Protocol.X402_V1),
+]
+
+
+@pytest.mark.parametrize(("point", "protocol"), PAID_FETCHES)
+def test_the_service_is_killed_at_every_step_of_a_paid_fetch(
+    template: tuple[Prepared, str],
+    tmp_path: Path,
+    point: str,
+    protocol: Protocol,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    it, key = template[0].copied(tmp_path, "data"), template[1]
+
+    def fetched(base_url: str | None, paywall: Paywall) -> Any:
+        with AgentPay(base_url=base_url, api_key=key, max_retries=0) as agent:
+            tools = AgentTools(agent, private_origins=["http://127.0.0.1:*"])
+            return tools.fetch_paid(url=f"{paywall.base_url}/forecast", **FETCH)
+
+    with child(it, point, "--chain-rpc") as dying:
+        # The seller outlives the service, and finds its chain again at the same address.
+        port = urlsplit(dying.base_url or "").port
+        paywall = Paywall(
+            rpc_url=f"{dying.base_url}/sandbox/rpc", prices={"/forecast": "7"}, protocols=[protocol]
+        )
+        with paywall:
+            paywall.listen()
+            with monkeypatch.context() as patch:
+                # A service that is dead does not report the payment as settled, however long it is asked.
+                patch.setattr("agentpay._sync.paid_fetches.SETTLE_SECONDS", 0.5)
+                result = fetched(dying.base_url, paywall)
+            assert result["payment_ref"] == FETCH["payment_ref"]
+            assert (result["status"], result["money_moved"]) in [
+                ("unknown", "unknown"),
+                ("settled", "yes"),
+                # The seller cannot ask, because its chain died with the service.
+                *([(None, "no")] if point.startswith("chain.") else []),
+            ]
+            dying.assert_killed()
+            with child(it, None, "--chain-rpc", "--port", str(port)) as running:
+                paid = fetched(running.base_url, paywall)
+                assert (paid["status"], paid["money_moved"]) == ("settled", "yes")
+                assert fetched(running.base_url, paywall)["tx_signature"] == paid["tx_signature"]
+    with it.served() as server:
+        assert server.client().accounts.balance(it.payer).balance_usdc == 93
+        assert [each.status for each in server.client().transfers.list()] == ["settled"]
 
 
 @contextmanager

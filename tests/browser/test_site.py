@@ -1,0 +1,141 @@
+"""The site of the documentation in a real browser: search, navigation, dark mode, and pages that fit.
+
+`nox -s docs` builds the site, names it in AGENTPAY_SITE, and runs these tests.
+"""
+
+import functools
+import os
+import re
+import threading
+from collections.abc import Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+import agentpay
+
+SITE = "AGENTPAY_SITE"
+PAGES = (
+    "",
+    "tutorial/first-paid-call/",
+    "how-to/command-line/",
+    "how-to/retry-safely/",
+    "reference/interface/",
+    "reference/python/clients/",
+    "explanation/guarantees/",
+    "explanation/transfer/",
+)
+
+pytestmark = pytest.mark.skipif(SITE not in os.environ, reason="nox -s docs builds the site and runs these")
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *arguments: Any) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    handler = functools.partial(Quiet, directory=str(Path(os.environ[SITE]).resolve()))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def page(browser: Browser, address: str) -> Iterator[Page]:
+    """A page at 1280 pixels; the test fails if the site loads anything from elsewhere, or a script fails."""
+    with browser.new_context(viewport={"width": 1280, "height": 900}, base_url=address) as context:
+        page, strange = context.new_page(), []
+        page.on("request", lambda asked: None if is_ours(asked.url, address) else strange.append(asked.url))
+        page.on("pageerror", lambda error: strange.append(str(error)))
+        yield page
+        assert strange == []
+
+
+def is_ours(url: str, address: str) -> bool:
+    return url.startswith((address, "data:", "blob:"))
+
+
+@pytest.mark.parametrize(
+    ("words", "title", "path"),
+    [
+        ("idempotency", "Idempotency keys", "reference/interface/#idempotency-keys"),
+        ("approve", "Approve a transfer", "how-to/approve/"),
+        ("backup", "Back up", "how-to/postgresql/#back-up"),
+        ("x402 server", "Test your x402 server", "how-to/test-x402-server/"),
+        ("rotate", "Rotate keys and secrets", "how-to/rotate-keys/"),
+    ],
+)
+def test_search_finds_the_page_of_a_word(page: Page, address: str, words: str, title: str, path: str) -> None:
+    page.goto("")
+    page.get_by_role("button", name="Search").first.click()
+    page.get_by_role("combobox", name="Search").fill(words)
+    page.get_by_role("option").filter(has_text=re.compile(rf"^\s*{title}")).first.click()
+    place, _, part = path.partition("#")
+    expect(page).to_have_url(
+        re.compile(re.escape(address + place) + r"(\?[^#]*)?" + (f"#{part}" if part else ""))
+    )
+
+
+def test_previous_and_next_lead_through_the_tutorials(page: Page, address: str) -> None:
+    page.goto("tutorial/first-paid-call/")
+    page.get_by_role("link", name="Next: Receive your first event").click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("Receive your first event")
+    page.get_by_role("link", name="Previous: Your first paid call").click()
+    expect(page.get_by_role("heading", level=1)).to_contain_text("Your first paid call")
+
+
+def test_the_footer_has_the_version(page: Page) -> None:
+    page.goto("")
+    expect(page.locator("footer")).to_contain_text(f"agentpay {agentpay.__version__}")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_page_is_as_dark_as_the_reader_prefers(page: Page, scheme: Any) -> None:
+    page.emulate_media(color_scheme=scheme)
+    page.goto("")
+    assert is_dark(page) == (scheme == "dark")
+    # A click changes it, and the next page keeps the choice.
+    page.get_by_title("Switch to light mode" if scheme == "dark" else "Switch to dark mode").click()
+    assert is_dark(page) == (scheme == "light")
+    page.goto("how-to/approve/")
+    assert is_dark(page) == (scheme == "light")
+
+
+def is_dark(page: Page) -> bool:
+    brightness = "getComputedStyle(document.body).backgroundColor.match(/[\\d.]+/g).slice(0, 3).map(Number)"
+    return sum(page.evaluate(brightness)) < 3 * 128
+
+
+WIDER = """() => [...document.querySelectorAll("article *")]
+    .filter(each => each.getBoundingClientRect().right > document.documentElement.clientWidth + 1)
+    .filter(each => !each.closest(".md-typeset__scrollwrap, .md-typeset__table, .headerlink"))
+    .map(each => each.textContent.slice(0, 80))"""
+CUT = """() => [...document.querySelectorAll("article pre code")]
+    .filter(each => each.scrollWidth > each.clientWidth + 1).map(each => each.textContent.slice(0, 80))"""
+WRAPPED = """() => [...document.querySelectorAll("article pre .c1")]
+    .filter(each => each.getClientRects().length > 1).map(each => each.textContent)"""
+HEADLESS = """() => [...document.querySelectorAll("article thead")]
+    .filter(each => each.offsetParent && !each.textContent.trim()).length"""
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("path", PAGES)
+def test_everything_on_a_page_fits(page: Page, path: str, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 844})
+    page.goto(path)
+    expect(page.get_by_role("heading", level=1)).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0
+    assert page.evaluate(WIDER) == []
+    assert page.evaluate(CUT) == []
+    assert page.evaluate(HEADLESS) == 0
+    if width == 1280:
+        # On a phone, a comment is longer than a line; on a screen it is not.
+        assert page.evaluate(WRAPPED) == []
