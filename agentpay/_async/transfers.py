@@ -67,8 +67,8 @@ class AsyncTransfers(AsyncResource):
             IdempotencyConflictError: the key was used with other parameters.
             InvalidRecipientError: `to` cannot hold USDC.
             ChainUnavailableError: the blockchain cannot be reached; nothing was done.
-            TransferOutcomeUnknownError: the transfer may have been created. Call again with the idempotency key of the
-                error, never with another.
+            TransferOutcomeUnknownError: the transfer may have been created. Call again with the idempotency
+                key of the error, never with another.
         """
         key = str(uuid.uuid4()) if idempotency_key is None else idempotency_key
         body = CreateTransfer(
