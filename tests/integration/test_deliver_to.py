@@ -170,7 +170,7 @@ def test_a_handler_that_does_not_end_is_a_timeout(server):
     )
     pay(server)
     try:
-        with pytest.raises(TimeoutError, match="still at work"):
+        with pytest.raises(TimeoutError, match="still handling"):
             inbox.drain(timeout=0.1)
     finally:
         ending.set()
