@@ -18,6 +18,7 @@ import build_site  # noqa: E402
 import diagrams  # noqa: E402
 import follow  # noqa: E402
 import release  # noqa: E402
+import try_container  # noqa: E402
 
 
 def test_the_diagrams_are_up_to_date() -> None:
@@ -107,10 +108,7 @@ def test_the_site_gets_the_version_and_the_address_of_the_repository() -> None:
 
 
 def instructions() -> list[tuple[str, str]]:
-    """Return the instructions of the Containerfile: keyword and the rest, continued lines joined."""
-    text = re.sub(r"^#.*\n", "", (ROOT / "Containerfile").read_text("utf-8"), flags=re.MULTILINE)
-    lines = text.replace("\\\n", " ").splitlines()
-    return [(line.split()[0], line.partition(" ")[2]) for line in lines if line.strip()]
+    return try_container.instructions((ROOT / "Containerfile").read_text("utf-8"))
 
 
 def test_the_container_runs_unprivileged_with_a_health_check() -> None:
