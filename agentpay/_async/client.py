@@ -40,7 +40,7 @@ class AsyncAgentPay:
         transfers: move USDC.
         webhooks: register endpoints for events.
         sessions: an extension: a cap in escrow, charged in small amounts, settled in one transaction.
-        payments: an extension: payments that answer a seller's 402.
+        payments: an extension: pays for API calls that respond with HTTP 402.
         console: an extension: the operator API of the dashboard.
     """
 
@@ -139,7 +139,7 @@ class AsyncAgentPay:
 
     @cached_property
     def payments(self) -> "AsyncPayments":
-        """An extension: payments that answer a seller's 402; `agentpay.payments` makes them for httpx."""
+        """An extension: pays for calls that respond with 402; `agentpay.payments` does it for httpx."""
         from agentpay._async.payments import AsyncPayments  # noqa: PLC0415 - few need it
 
         return AsyncPayments(self._caller)
@@ -189,7 +189,7 @@ class AsyncAgentPay:
         Args:
             method: `GET`, `POST`, `PUT`, `PATCH` or `DELETE`.
             path: path of the service, such as `/v1/accounts`, with parameters quoted as in a URL.
-            query: the query; None values are left out.
+            query: the query; None values are omitted.
             body: a JSON value with exact numbers: use `Decimal` for fractions, floats are refused. None is
                 `null`; by default there is no body.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.

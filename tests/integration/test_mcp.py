@@ -278,49 +278,9 @@ def test_an_operator_key_is_refused_at_startup(place: Place) -> None:
     assert "agent-scoped key" in one_sentence(done)
 
 
-def test_an_operator_key_is_refused_while_the_service_is_unreachable(place: Place) -> None:
-    away = {"AGENTPAY_BASE_URL": "http://127.0.0.1:9", "AGENTPAY_API_KEY": place.server.operator_key}
-    done = ended(env=away)
-    assert done.returncode == 2
-    assert "agent-scoped key" in one_sentence(done)
-
-
-@pytest.mark.parametrize(
-    ("env", "said"),
-    [
-        ({"AGENTPAY_API_KEY": ""}, "no API key"),
-        ({"AGENTPAY_BASE_URL": ""}, "base"),
-        ({"AGENTPAY_API_KEY": "ap_agent_nonsense"}, "AGENTPAY_API_KEY"),
-        ({"AGENTPAY_MCP_PRIVATE_ORIGINS": "127.0.0.1"}, "is not an origin"),
-        ({"AGENTPAY_MCP_TOKEN": "short"}, "AGENTPAY_MCP_TOKEN must have at least 16"),
-    ],
-)
-def test_an_invalid_configuration_is_reported_in_one_sentence(
-    place: Place, env: dict[str, str], said: str
-) -> None:
-    arguments = ["--http", "--port", "0"] if "AGENTPAY_MCP_TOKEN" in env else []
-    done = ended(*arguments, env={**place.env, **env})
-    assert done.returncode == 2
-    assert said in one_sentence(done)
-
-
 def test_the_server_exits_when_the_host_closes_the_connection(place: Place) -> None:
     done = ended(env=place.env)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_without_the_extra_it_says_what_to_install() -> None:
-    code = "import sys; sys.modules['mcp'] = None; from agentpay.mcp.__main__ import main; main([])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert one_sentence(done) == "agentpay-mcp: mcp is not installed: pip install 'agentpay-kit[mcp]'"
-
-
-def test_a_port_in_use_is_reported(place: Place) -> None:
-    port = place.server.base_url.rpartition(":")[2]
-    done = ended("--http", "--port", port, env=place.env)
-    assert done.returncode == 1
-    assert f"cannot listen on 127.0.0.1:{port}" in one_sentence(done)
 
 
 @pytest.mark.parametrize(
@@ -338,15 +298,6 @@ def test_http_accepts_only_loopback_hosts(over_http: str) -> None:
     headers = {"Authorization": f"Bearer {TOKEN}", "Host": "evil.example", "Accept": "application/json"}
     response = httpx2.post(over_http, headers=headers, json={"jsonrpc": "2.0", "id": 1, "method": "ping"})
     assert response.status_code == 421
-
-
-def test_http_without_a_token_makes_one_and_shows_it_once(place: Place) -> None:
-    started = command("--http", "--port", "0", env=place.env)
-    with subprocess.Popen(**started, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        told = json.loads(process.stdout.readline())
-        process.terminate()
-    assert len(told["token"]) >= 32
 
 
 async def test_the_server_starts_before_the_service(place: Place) -> None:

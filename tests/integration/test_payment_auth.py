@@ -257,13 +257,10 @@ with httpx.Client(auth=PaymentAuth(client, account_id=account_id), event_hooks=h
 """
 
 
-@pytest.mark.parametrize("protocol", Protocol)
 @pytest.mark.parametrize("step", ["before the service is asked", "once it is signed", "once it is presented"])
-def test_a_killed_process_pays_at_most_once(
-    server: AgentPayServer, bot: str, protocol: Protocol, step: str
-) -> None:
+def test_a_killed_process_pays_at_most_once(server: AgentPayServer, bot: str, step: str) -> None:
     key = server.client().console.agent_keys.create(bot).key
-    with shop(server, protocols=[protocol], serves_again=True) as paywall:
+    with shop(server, serves_again=True) as paywall:
         url = f"{paywall.listen()}/forecast"
         arguments = [server.listen(), key, bot, url, step]
         dead = subprocess.run([sys.executable, "-c", KILLED, *arguments], check=False, capture_output=True)

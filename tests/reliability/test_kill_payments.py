@@ -1,172 +1,314 @@
-"""SIGKILL at every step of a payment behind HTTP 402, then another start: it is paid at most once (P16).
+"""SIGKILL at every step of a purchase behind HTTP 402, with hostile sellers: it is paid at most once (P16).
 
-The agent knows nothing but that no answer came: it asks its seller again, and sends its key again with the
-new challenge. The seller broadcasts whatever it is given, at a moment that the seed draws. The chain is the
-judge.
+The agent keeps nothing but the key of its purchase. It buys from a seller that outlives every server; a
+server or the agent dies at one step, and another one takes its place. The chain is the judge.
+
+Each case draws one mode of the seller. A failure names its seed, and the case of `nox -s deep` that repeats
+it: there every mode has a case of its own.
 """
 
-import base64
-import random
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from random import Random, SystemRandom
 from typing import Any
 
+import httpx
 import pytest
-from attrs import frozen
-from killing import Child, Directory, Postgres, Prepared, Survey, child, prepared
-from sellers import ORIGIN, PROTOCOLS, Seller
+from killing import WAIT_SECONDS, Child, Directory, Postgres, Prepared, Survey, child, prepared
 
-from agentpay import ConflictError
+from agentpay import AgentPay, AgentPayError
+from agentpay.payments import PaymentAuth
 from agentpay_server import AgentPayServer
+from agentpay_server.clock import SECOND_US, SystemClock
 from agentpay_server.crash_points import Operation, points_of
 from agentpay_server.database import tables
+from agentpay_server.paywall import Mode, Paywall, Protocol
+from agentpay_server.paywall.homes import NodeHome
+from agentpay_server.paywall.modes import HELD_SECONDS
+from agentpay_server.sandbox.facilitator.fee_payer import keypair_of
 
 PRICE = 1_000
+FUNDS = 100_000_000
 # The first page that a server writes is that of its own start.
 CHAIN = ["chain.executed@2", "chain.written@2"]
-POINTS = [*points_of(Operation.PAYMENT), *CHAIN]
-BEFORE_THE_BYTES = ("payment.begun", "payment.signed")
-BROADCASTS = ("once", "twice", "late")
-"""How a seller behaves: at once, again after the restart, or after it alone."""
+SERVER_POINTS = [*points_of(Operation.PAYMENT), *CHAIN]
+BEFORE_THE_SELLER = ("payment.begun", "payment.signed", "payment.expired")
+CLIENT_POINTS = ["agent.before", "agent.signed", "agent.presented"]
+"""Before the service is asked, once the payment is signed, and once the seller has it."""
+
+HELD = (Mode.SETTLE_LATE, Mode.HOLD)
+UNPAYABLE = (Mode.WRONG_NETWORK, Mode.WRONG_MINT, Mode.MALFORMED_CHALLENGE, Mode.ENORMOUS_CHALLENGE)
+UNSETTLED = (Mode.NEVER_SETTLE, Mode.REDIRECT)
+
+every_protocol = pytest.mark.parametrize("protocol", list(Protocol))
+every_point = pytest.mark.parametrize("point", [*SERVER_POINTS, *CLIENT_POINTS])
 
 
-@frozen
+class ShopClock(SystemClock):
+    """The seller's time, which a test can advance."""
+
+    ahead_us = 0
+
+    def now_us(self) -> int:
+        return super().now_us() + self.ahead_us
+
+
+class DiedError(BaseException):
+    """The agent's process has ended. Nothing catches it, as nothing catches a SIGKILL."""
+
+
 class Shop:
-    """A place where a payer has 100 USDC, and a seller that has sold nothing."""
+    """A seller that outlives servers.
 
-    it: Prepared
-    seller: Seller
+    Args:
+        rpc_url: of the node that it broadcasts to at first.
+    """
 
-    def copied(self, scratch: Path) -> "Shop":
-        return Shop(self.it.copied(scratch, "data"), self.seller)
+    def __init__(self, rpc_url: str, protocol: Protocol, mode: Mode) -> None:
+        self.clock = ShopClock()
+        self.paywall = Paywall(
+            rpc_url=rpc_url, prices={"/forecast": "0.001"}, protocols=[protocol], mode=mode, clock=self.clock
+        )
 
-    def asked(self, protocol: str) -> dict[str, Any]:
-        challenge = self.seller.ask(protocol, PRICE)
-        return {
-            "account_id": self.it.payer,
-            "idempotency_key": "forecast-7",
-            "origin": ORIGIN,
-            **challenge,
-        }
+    def move(self, rpc_url: str) -> None:
+        """Broadcast to another node from now on."""
+        home: Any = self.paywall._home
+        home._url = rpc_url
+
+    def let_time_pass(self) -> None:
+        """Let the seller broadcast what it holds, and wait until it has."""
+        if self.paywall.mode not in HELD:
+            return
+        self.clock.ahead_us += HELD_SECONDS * SECOND_US
+        deadline = time.monotonic() + WAIT_SECONDS
+        while any(sale.status == "held" for sale in self.paywall.sales):
+            assert time.monotonic() < deadline, "the seller holds a payment for ever"
+            time.sleep(0.005)
+
+    def buy(self, service: AgentPay, payer: str, dies_at: str | None = None) -> None:
+        """Buy the forecast under its one key, with an agent that knows nothing of earlier tries."""
+        if dies_at is not None:
+            mortal(service, dies_at)
+
+        def presented(response: httpx.Response) -> None:
+            if dies_at == "agent.presented" and response.request.headers.keys() & PRESENTING:
+                raise DiedError
+
+        http = httpx.Client(
+            auth=PaymentAuth(service, account_id=payer),
+            event_hooks={"response": [presented]},
+            transport=self.paywall.transport(),
+            base_url=self.paywall.base_url,
+        )
+        # Whatever it is told, it tries again later with the same key.
+        with http, suppress(AgentPayError, httpx.HTTPError, DiedError):
+            http.get("/forecast", extensions={"payment_key": "forecast-7"})
+
+
+EVERY_MODE = f"{Path(__file__)}::test_a_purchase_is_paid_at_most_once_in_every_mode_at_any_point"
+PRESENTING = {"payment-signature", "x-payment", "authorization"}
+
+
+def mortal(service: AgentPay, dies_at: str) -> None:
+    """Let the agent die just before or just after the service has signed."""
+    authorize = service.payments.authorize
+
+    def authorized(**order: Any) -> Any:
+        if dies_at == "agent.before":
+            raise DiedError
+        payment = authorize(**order)
+        if dies_at == "agent.signed":
+            raise DiedError
+        return payment
+
+    service.payments.authorize = authorized  # type: ignore[method-assign]
+
+
+@contextmanager
+def opened(rpc_url: str, protocol: Protocol, mode: Mode) -> Iterator[Shop]:
+    shop = Shop(rpc_url, protocol, mode)
+    with shop.paywall:
+        yield shop
+
+
+@pytest.fixture(autouse=True)
+def _known_seller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(NodeHome, "keypair", lambda _, name: keypair_of("kill tests", name))
 
 
 @pytest.fixture(scope="module", params=["file", "postgres"])
-def template(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Shop:
+def template(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    """Return a place where a payer has 100 USDC, and the seller has what it needs to be paid."""
     is_postgres = request.param == "postgres"
     place = Postgres.made() if is_postgres else Directory(tmp_path_factory.mktemp("shop") / "data")
     it = prepared(place)
-    with it.served() as server:
-        return Shop(it, seller_on(server).open())
+    with pytest.MonkeyPatch.context() as patch, it.served() as server:
+        patch.setattr(NodeHome, "keypair", lambda _, name: keypair_of("kill tests", name))
+        with opened(server.rpc_url, Protocol.X402_V2, Mode.HONEST) as shop:
+            http = httpx.Client(transport=shop.paywall.transport(), base_url=shop.paywall.base_url)
+            assert http.get("/forecast").status_code == 402
+    return it
 
 
 @pytest.fixture
-def shop(template: Shop, tmp_path: Path) -> Shop:
-    return template.copied(tmp_path)
+def it(template: Prepared, tmp_path: Path) -> Prepared:
+    return template.copied(tmp_path, "data")
 
 
-def seller_on(server: AgentPayServer) -> Seller:
-    world: Any = server._running
-    return Seller(world.server.chain, world.server.context.signer, world._owner.call)
+# --- What the chain says
 
 
-def broadcast(running: Child, key: str, raw: bytes) -> None:
-    options = {"encoding": "base64", "skipPreflight": True}
-    order = {"jsonrpc": "2.0", "id": 1, "method": "sendTransaction"}
-    sent = running.request(
-        "POST", "/sandbox/rpc", key, {**order, "params": [base64.b64encode(raw).decode(), options]}
-    )
-    assert sent is None or "result" in sent.json(), sent.text
-
-
-def killed_in_payment(shop: Shop, protocol: str, point: str, behaviour: str) -> dict[str, str] | None:
-    """Have a server killed at a point of a payment; return the header that it has handed out, if any."""
-    with child(shop.it, point, "--chain-rpc") as dying:
-        answer = dying.request("POST", "/payments", shop.it.key, shop.asked(protocol))
-        if point in BEFORE_THE_BYTES:
-            assert answer is None
-            dying.assert_killed()
-            return None
-        assert answer is not None
-        assert answer.status_code == 201, answer.text
-        payment = answer.json()
-        header: dict[str, str] = payment["header"]
-        if point == "payment.expired":
-            # Whatever was signed before a transaction that is lost for good can land no more.
-            dying.request("PUT", "/sandbox/faults/chain_never_lands", shop.it.key, {"times": 1})
-            dying.request("POST", "/v1/transfers", shop.it.key, shop.it.transfer("other", "1"))
-        elif behaviour != "late" or point not in ("payment.landed", "payment.booked", *CHAIN):
-            broadcast(dying, shop.it.key, shop.seller.cosigned(header))
-        else:
-            # Nothing happens here without the seller: the server dies by itself.
-            dying.kill()
-            return header
-        dying.request("GET", f"/payments/{payment['transfer_id']}", shop.it.key)
-        dying.assert_killed()
-        return header
-
-
-def authorize(server: AgentPayServer, shop: Shop, protocol: str) -> Any:
-    asked = shop.asked(protocol)
-    return server.client().payments.authorize(
-        **{**asked, "headers": [tuple(each) for each in asked["headers"]]}
-    )
-
-
-def settled(server: AgentPayServer, header: Any) -> None:
-    seller = seller_on(server)
-    seller.settle({"name": header.name, "value": header.value})
-
-
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("point", POINTS)
-def test_a_payment_killed_at_any_point_is_paid_at_most_once(shop: Shop, protocol: str, point: str) -> None:
-    chance = random.Random(f"{point} {protocol}")
-    behaviour = chance.choice(BROADCASTS)
-    header = killed_in_payment(shop, protocol, point, behaviour)
-
-    with shop.it.place.serve(operator_key=shop.it.key, clock="system") as server:
-        client, survey, seller = server.client(), Survey(server), seller_on(server)
-        if point == "payment.expired":
-            with pytest.raises(ConflictError) as raised:
-                authorize(server, shop, protocol)
-            assert raised.value.code == "payment_expired"
-            # What was handed out is worth nothing by now.
-            assert header is not None
-            seller.settle(header)
-            assert seller.received == 0
-            assert client.payments.get(raised.value.transfer_id or "").status == "failed"
-            return
-        payment = authorize(server, shop, protocol)
-        again = authorize(server, shop, protocol)
-        raw = seller.transaction_in({"name": payment.header.name, "value": payment.header.value})
-        assert seller.transaction_in({"name": again.header.name, "value": again.header.value}) == raw
-        assert payment.is_replay == (point != "payment.begun")
-        if header is not None:
-            assert seller.transaction_in(header) == raw
-        for _ in range(2 if behaviour == "twice" else 1):
-            settled(server, payment.header)
-        assert seller.received == PRICE
-        assert client.payments.get(payment.transfer_id).status == "settled"
-        assert_paid_once(survey, shop, payment.transfer_id)
-
-
-def assert_paid_once(survey: Survey, shop: Shop, transfer_id: str) -> None:
-    (transfer,) = survey.rows(tables.transfers)
-    (payment,) = survey.rows(tables.payments)
-    assert transfer["transfer_id"] == payment["transfer_id"] == transfer_id
-    (tx,) = survey.rows(tables.chain_transactions, kind="payment")
-    assert (tx["state"], tx["raw"], tx["chain_signature"]) == ("finalized", None, transfer["tx_signature"])
-    payer = next(row for row in survey.rows(tables.accounts) if row["account_id"] == shop.it.payer)
-    assert (payer["in_flight"], payer["balance"], payer["spent_total"]) == (0, 100_000_000 - PRICE, PRICE)
+def judged(survey: Survey, payer_id: str) -> int:
+    """Return how much left the payer, by the chain; assert that it is at most one payment, and is booked."""
+    (payer,) = survey.rows(tables.accounts, account_id=payer_id)
+    spent = FUNDS - survey.balances()[payer["usdc_token_account"]]
+    assert spent in (0, PRICE)
+    transfers = survey.rows(tables.transfers)
+    payments = survey.rows(tables.payments)
+    signed = survey.rows(tables.chain_transactions, kind="payment")
+    assert len(transfers) == len(payments) == len(signed) <= 1
+    statuses = [row["status"] for row in transfers]
+    if spent:
+        assert statuses == ["settled"]
+        (tx,) = signed
+        assert tx["state"] == "finalized"
+        assert tx["chain_signature"] == transfers[0]["tx_signature"]
+    reserved = PRICE if statuses == ["submitted"] else 0
+    assert (payer["balance"], payer["in_flight"]) == (FUNDS - spent, reserved)
     types = [row["type"] for row in survey.rows(tables.events)]
-    assert types == ["transfer.initiated", "transfer.settled"]
+    ends = {"settled": ["transfer.settled"], "failed": ["transfer.rejected"], "submitted": []}
+    assert types == [each for status in statuses for each in ("transfer.initiated", *ends[status])]
+    survey.assert_conserved()
+    return spent
+
+
+def expected(mode: Mode, point: str | None) -> set[int]:
+    """Return what may have left the payer once everybody has done what they do."""
+    if mode in UNPAYABLE or mode in UNSETTLED:
+        return {0}
+    # The chain forgot what it had executed, and a seller does not broadcast a second time.
+    return {0, PRICE} if point == "chain.executed@2" else {PRICE}
+
+
+# --- One purchase, and one death
+
+
+def first_life(dying: Child, shop: Shop, it: Prepared, point: str) -> None:
+    """Let the agent buy until the server has died at a point, or nothing more happens."""
+    assert dying.base_url is not None
+    mode = shop.paywall.mode
+    dies_at = "agent.signed" if point == "payment.expired" else None
+    with AgentPay(api_key=it.key, base_url=dying.base_url, max_retries=0, timeout=20) as service:
+        shop.buy(service, it.payer, dies_at)
+    if point == "payment.expired" and mode not in UNPAYABLE:
+        # Whatever was signed before a transaction that is lost for good can land no more.
+        dying.request("PUT", "/sandbox/faults/chain_never_lands", it.key, {"times": 1})
+        dying.request("POST", "/v1/transfers", it.key, it.transfer("other", "1"))
+    else:
+        shop.let_time_pass()
+    listed = dying.request("GET", "/payments", it.key)
+    for payment in [] if listed is None else listed.json()["data"]:
+        dying.request("GET", f"/payments/{payment['transfer_id']}", it.key)
+    if mode in UNPAYABLE or (mode in UNSETTLED and point not in BEFORE_THE_SELLER):
+        # Nothing is signed, or nothing lands: some points are not reached.
+        dying.kill()
+    else:
+        dying.assert_killed()
+
+
+def bought(it: Prepared, point: str, protocol: Protocol, mode: Mode) -> None:
+    """Have something bought while a server or the agent dies at a point; assert that it is paid once."""
+    if point in CLIENT_POINTS:
+        with it.served() as server, opened(server.rpc_url, protocol, mode) as shop:
+            shop.buy(server.client().with_options(max_retries=0), it.payer, point)
+            buy_and_judge(server, shop, it.payer, expected(mode, point))
+        return
+    with (
+        child(it, point, "--chain-rpc") as dying,
+        opened(f"{dying.base_url}/sandbox/rpc", protocol, mode) as shop,
+    ):
+        first_life(dying, shop, it, point)
+        with it.place.serve(operator_key=it.key, clock="system") as server:
+            shop.move(server.rpc_url)
+            if point == "payment.expired" and mode not in UNPAYABLE:
+                shop.buy(server.client().with_options(max_retries=0), it.payer)
+                assert_expired(Survey(server), it)
+            else:
+                buy_and_judge(server, shop, it.payer, expected(mode, point))
+
+
+def buy_and_judge(server: AgentPayServer, shop: Shop, payer: str, expected_micro: set[int]) -> None:
+    """Let another agent buy twice, let the seller do what it still does, and judge."""
+    client = server.client()
+    for _ in range(2):
+        shop.buy(client.with_options(max_retries=0), payer)
+    shop.let_time_pass()
+    for payment in client.payments.list():
+        client.payments.get(payment.transfer_id)
+    assert judged(Survey(server), payer) in expected_micro
+
+
+def assert_expired(survey: Survey, it: Prepared) -> None:
+    """Assert that the purchase has failed by expiry, and that nobody was paid for it."""
+    (payment,) = survey.rows(tables.payments)
+    (row,) = survey.rows(tables.transfers, transfer_id=payment["transfer_id"])
+    assert (row["status"], row["error"]) == ("failed", "payment_expired")
+    landed = survey.rows(tables.chain_transactions, kind="payment")
+    assert [tx["chain_signature"] for tx in landed] in ([None], [row["tx_signature"]])
+    (payer,) = survey.rows(tables.accounts, account_id=it.payer)
+    spent = FUNDS - survey.balances()[payer["usdc_token_account"]]
+    # The other transfer of 1 USDC is all that may have left.
+    assert spent in (0, 1_000_000)
     survey.assert_conserved()
 
 
-def test_a_payment_that_landed_while_no_server_ran_is_found_at_startup(shop: Shop) -> None:
-    header = killed_in_payment(shop, "x402_v2", "payment.landed", "once")
-    assert header is not None
+@every_protocol
+@every_point
+def test_a_purchase_is_paid_at_most_once_whoever_dies_at_any_point(
+    it: Prepared, protocol: Protocol, point: str, request: pytest.FixtureRequest
+) -> None:
+    seed = SystemRandom().getrandbits(32)
+    mode = Random(seed).choice(list(Mode))
+    try:
+        bought(it, point, protocol, mode)
+    except BaseException as error:
+        store = request.node.callspec.params["template"]
+        case = f"[{store}-{point}-{protocol}-{mode}]"
+        error.add_note(f"seed {seed} drew {mode}; to repeat: pytest -m deep '{EVERY_MODE}{case}'")
+        raise
 
-    with shop.it.place.serve(operator_key=shop.it.key, clock="system") as server:
+
+@pytest.mark.deep
+@pytest.mark.parametrize("mode", list(Mode))
+@every_protocol
+@every_point
+def test_a_purchase_is_paid_at_most_once_in_every_mode_at_any_point(
+    it: Prepared, protocol: Protocol, point: str, mode: Mode
+) -> None:
+    bought(it, point, protocol, mode)
+
+
+@every_protocol
+@pytest.mark.parametrize("mode", list(Mode))
+def test_a_purchase_is_paid_at_most_once_in_every_mode(protocol: Protocol, mode: Mode) -> None:
+    with AgentPayServer(clock="system") as server:
+        client = server.client()
+        payer = client.accounts.create(name="Payer").account_id
+        server.sandbox.fund(payer, "100")
+        with opened(server.rpc_url, protocol, mode) as shop:
+            buy_and_judge(server, shop, payer, expected(mode, None))
+
+
+def test_a_payment_that_landed_while_no_server_ran_is_found_at_the_start(it: Prepared) -> None:
+    with (
+        child(it, "payment.landed", "--chain-rpc") as dying,
+        opened(f"{dying.base_url}/sandbox/rpc", Protocol.X402_V2, Mode.HONEST) as shop,
+    ):
+        first_life(dying, shop, it, "payment.landed")
+
+    with it.place.serve(operator_key=it.key, clock="system") as server:
         (payment,) = server.client().payments.list()
         assert payment.status == "settled"
-        assert_paid_once(Survey(server), shop, payment.transfer_id)
+        assert judged(Survey(server), it.payer) == PRICE
