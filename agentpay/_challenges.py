@@ -71,7 +71,7 @@ def challenge_of(
         response: of httpx, httpx2, requests, urllib3 or any library whose responses have `url`, `headers` and
             `content`.
         origin: the seller; by default that of `url`.
-        url: the address that answered 402.
+        url: the URL that returned 402.
         method: the HTTP method of the request.
         headers: of the response.
         body: of the response; one larger than `BODY_MAX_BYTES` is not a challenge.

@@ -157,7 +157,7 @@ class Edge:
         try:
             url = self._url(request.target)
         except library.InvalidURL:
-            raise ValueError(f"an argument of {request.endpoint.name} is too long for an address") from None
+            raise ValueError(f"an argument of {request.endpoint.name} is too long for a URL") from None
         left = None if timeout is None else timeout - waited
         steps = {"connect": left, "read": left, "write": left, "pool": left}
         built = library.Request(

@@ -122,7 +122,7 @@ class Http(Edge):
         """Send a request once and return its reply, or the exception for a missing one.
 
         Raises:
-            ValueError: an argument is too long for an address; nothing was sent.
+            ValueError: an argument is too long for a URL; nothing was sent.
         """
         started = self.monotonic()
         outcome: Reply | AgentPayError
@@ -257,7 +257,7 @@ class AsyncHttp(Edge):
         """Send a request once and return its reply, or the exception for a missing one.
 
         Raises:
-            ValueError: an argument is too long for an address; nothing was sent.
+            ValueError: an argument is too long for a URL; nothing was sent.
         """
         started = self.monotonic()
         outcome: Reply | AgentPayError

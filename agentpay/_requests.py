@@ -92,7 +92,7 @@ def prepare(
     Args:
         endpoint: the endpoint.
         path: values of the path's parameters, unquoted.
-        query: the query; None values are left out.
+        query: the query; None values are omitted.
         body: the body's model.
         if_match: the version that a write requires, as the service returned it.
         idempotency_key: the key in `body`, if it has one.
@@ -133,7 +133,7 @@ def prepare_undescribed(
     Args:
         method: HTTP method.
         path: path, from the slash on, without a query.
-        query: the query; None values are left out.
+        query: the query; None values are omitted.
         body: a JSON value; UNSET for none. With a string `idempotency_key` in it, an unknown outcome can be
             resumed.
 

@@ -150,7 +150,7 @@ def payment_header(**fields: Any) -> PaymentHeader:  # noqa: ANN401
 
 
 def payment_outcome(**fields: Any) -> PaymentOutcome:  # noqa: ANN401
-    """Return what a client says that a seller answered to a payment."""
+    """Return the outcome of a payment as its client reported it."""
     return _made(PaymentOutcome, {}, fields)
 
 
@@ -351,7 +351,7 @@ def event(type: choices.EventType, *, id: str | None = None, **data: Any) -> Any
         TypeError: the event has no such field.
     """
     if type not in EVENT_CLASSES:
-        raise ValueError(f"no event type is named {type!r}; there are {', '.join(EVENT_CLASSES)}")
+        raise ValueError(f"unknown event type {type!r}; available: {', '.join(EVENT_CLASSES)}")
     kind = EVENT_CLASSES[type]
     envelope = {"created_at": data.pop("created_at")} if "created_at" in data else {}
     model: Any = attrs.fields_dict(cast("Any", kind))["data"].type

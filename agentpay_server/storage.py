@@ -224,7 +224,7 @@ def _key_in(directory: Path, *, may_make: bool) -> bytes:
     except FileNotFoundError:
         if not may_make:
             raise EncryptionKeyError(
-                f"{path} is missing, but the data next to it is sealed with it: restore it, or set "
+                f"{path} is missing, but the data next to it is encrypted with it: restore it, or set "
                 f"{KEY_VARIABLE} to it"
             ) from None
         key = os.urandom(KEY_BYTES)

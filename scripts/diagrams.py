@@ -175,7 +175,7 @@ def accounts() -> str:
         words(
             500,
             276,
-            "Every transfer, session and payment of an account is judged by its policy, whoever asks.",
+            "Every transfer, session and payment of an account is judged by its policy.",
             kind="s",
         ),
     ]

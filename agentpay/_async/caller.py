@@ -81,8 +81,9 @@ class AsyncCaller:
             if request.idempotency_key is not None:
                 # Cancelled or interrupted while money may be in flight: the key is needed to resume.
                 error.add_note(
-                    f"{request.endpoint.name} may have been done. Do not pay again under a new key: call it "
-                    f"with the same parameters and idempotency_key={request.idempotency_key!r} to resume it."
+                    f"{request.endpoint.name} may have been processed. Do not pay again under a new "
+                    f"key: call it with the same parameters and idempotency_key={request.idempotency_key!r} "
+                    "to resume it."
                 )
             raise
 

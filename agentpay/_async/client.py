@@ -40,12 +40,17 @@ class AsyncAgentPay:
         transfers: move USDC.
         webhooks: register endpoints for events.
         sessions: an extension: a cap in escrow, charged in small amounts, settled in one transaction.
-        payments: an extension: payments that answer a seller's 402.
+        payments: an extension: pays for API calls that respond with HTTP 402.
         console: an extension: the operator API of the dashboard.
     """
 
     # The slots are class attributes, so that `Mock(spec=AsyncAgentPay)` has the resources too.
     __slots__ = ("__dict__", "__weakref__", "accounts", "policies", "transfers", "webhooks")
+
+    accounts: AsyncAccounts
+    policies: AsyncPolicies
+    transfers: AsyncTransfers
+    webhooks: AsyncWebhooks
 
     __module__ = "agentpay"
 
@@ -105,10 +110,10 @@ class AsyncAgentPay:
         self._settings = settings
         self._http = http
         self._caller = AsyncCaller(settings, http)
-        self.accounts: AsyncAccounts = AsyncAccounts(self._caller)
-        self.policies: AsyncPolicies = AsyncPolicies(self._caller)
-        self.transfers: AsyncTransfers = AsyncTransfers(self._caller)
-        self.webhooks: AsyncWebhooks = AsyncWebhooks(self._caller)
+        self.accounts = AsyncAccounts(self._caller)
+        self.policies = AsyncPolicies(self._caller)
+        self.transfers = AsyncTransfers(self._caller)
+        self.webhooks = AsyncWebhooks(self._caller)
 
     @property
     def base_url(self) -> str:
@@ -139,7 +144,7 @@ class AsyncAgentPay:
 
     @cached_property
     def payments(self) -> "AsyncPayments":
-        """An extension: payments that answer a seller's 402; `agentpay.payments` makes them for httpx."""
+        """An extension: pays for calls that respond with 402; `agentpay.payments` does it for httpx."""
         from agentpay._async.payments import AsyncPayments  # noqa: PLC0415 - few need it
 
         return AsyncPayments(self._caller)
@@ -189,7 +194,7 @@ class AsyncAgentPay:
         Args:
             method: `GET`, `POST`, `PUT`, `PATCH` or `DELETE`.
             path: path of the service, such as `/v1/accounts`, with parameters quoted as in a URL.
-            query: the query; None values are left out.
+            query: the query; None values are omitted.
             body: a JSON value with exact numbers: use `Decimal` for fractions, floats are refused. None is
                 `null`; by default there is no body.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.

@@ -55,7 +55,7 @@ class AsyncPayments(AsyncResource):
                 `headers`, and `origin` or `url`:
             origin: the seller: scheme, host and port, such as `https://api.example.com`; by default that of
                 `url`.
-            url: the address that answered 402. Its query is not sent to the service.
+            url: the URL that returned 402. Its query is not sent to the service.
             method: the HTTP method of the request.
             headers: of the response, as a mapping or as pairs. Only challenges are sent to the service.
             body: of the response; x402 version 1 has its challenge there.
@@ -133,7 +133,7 @@ class AsyncPayments(AsyncResource):
             origin: only payments to this seller, such as `https://api.example.com`.
             transfer_id: only the payment of this transfer, `txn_…`; none if the transfer is not a payment.
             since: only payments requested after this time; with a UTC offset.
-            limit: payments per page, 1 to 100; 20 by default. Iterating goes through all pages.
+            limit: payments per page, 1 to 100; 20 by default. Iterating reads all pages.
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 

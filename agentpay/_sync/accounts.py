@@ -76,7 +76,7 @@ class Accounts(Resource):
         """List the operator's accounts, newest first (interface R14).
 
         Args:
-            limit: accounts per page, 1 to 100; 20 by default. Iterating goes through all pages.
+            limit: accounts per page, 1 to 100; 20 by default. Iterating reads all pages.
             cursor: `cursor` of an earlier page, to continue from there.
             status: only accounts that are `active`, or `paused`.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
@@ -134,7 +134,7 @@ class Accounts(Resource):
 
         Args:
             account_id: the account, `acct_…`.
-            limit: entries per page, 1 to 100; 25 by default. Iterating goes through all pages.
+            limit: entries per page, 1 to 100; 25 by default. Iterating reads all pages.
             cursor: `cursor` of an earlier page, to continue from there.
             status: only entries that are `settled`, or `rejected`; `all` by default.
             since: only entries after this time; with a UTC offset.

@@ -41,12 +41,17 @@ class AgentPay:
         transfers: move USDC.
         webhooks: register endpoints for events.
         sessions: an extension: a cap in escrow, charged in small amounts, settled in one transaction.
-        payments: an extension: payments that answer a seller's 402.
+        payments: an extension: pays for API calls that respond with HTTP 402.
         console: an extension: the operator API of the dashboard.
     """
 
     # The slots are class attributes, so that `Mock(spec=AgentPay)` has the resources too.
     __slots__ = ("__dict__", "__weakref__", "accounts", "policies", "transfers", "webhooks")
+
+    accounts: Accounts
+    policies: Policies
+    transfers: Transfers
+    webhooks: Webhooks
 
     __module__ = "agentpay"
 
@@ -106,10 +111,10 @@ class AgentPay:
         self._settings = settings
         self._http = http
         self._caller = Caller(settings, http)
-        self.accounts: Accounts = Accounts(self._caller)
-        self.policies: Policies = Policies(self._caller)
-        self.transfers: Transfers = Transfers(self._caller)
-        self.webhooks: Webhooks = Webhooks(self._caller)
+        self.accounts = Accounts(self._caller)
+        self.policies = Policies(self._caller)
+        self.transfers = Transfers(self._caller)
+        self.webhooks = Webhooks(self._caller)
 
     @property
     def base_url(self) -> str:
@@ -140,7 +145,7 @@ class AgentPay:
 
     @cached_property
     def payments(self) -> "Payments":
-        """An extension: payments that answer a seller's 402; `agentpay.payments` makes them for httpx."""
+        """An extension: pays for calls that respond with 402; `agentpay.payments` does it for httpx."""
         from agentpay._sync.payments import Payments  # noqa: PLC0415 - few need it
 
         return Payments(self._caller)
@@ -190,7 +195,7 @@ class AgentPay:
         Args:
             method: `GET`, `POST`, `PUT`, `PATCH` or `DELETE`.
             path: path of the service, such as `/v1/accounts`, with parameters quoted as in a URL.
-            query: the query; None values are left out.
+            query: the query; None values are omitted.
             body: a JSON value with exact numbers: use `Decimal` for fractions, floats are refused. None is
                 `null`; by default there is no body.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.

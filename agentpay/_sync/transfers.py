@@ -68,8 +68,8 @@ class Transfers(Resource):
             IdempotencyConflictError: the key was used with other parameters.
             InvalidRecipientError: `to` cannot hold USDC.
             ChainUnavailableError: the blockchain cannot be reached; nothing was done.
-            TransferOutcomeUnknownError: it may have been made. Call again with the idempotency key of the
-                error, never with another.
+            TransferOutcomeUnknownError: the transfer may have been created. Call again with the idempotency
+                key of the error, never with another.
         """
         key = str(uuid.uuid4()) if idempotency_key is None else idempotency_key
         body = CreateTransfer(
@@ -157,7 +157,7 @@ class Transfers(Resource):
             status: only transfers with this status.
             idempotency_key: only transfers with this key.
             since: only transfers requested after this time; with a UTC offset.
-            limit: transfers per page, 1 to 100; 20 by default. Iterating goes through all pages.
+            limit: transfers per page, 1 to 100; 20 by default. Iterating reads all pages.
             cursor: `cursor` of an earlier page, to continue from there.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 

@@ -228,8 +228,8 @@ def _complete_profile(
 def _outcome_unknown(error: errors.OutcomeUnknownError, output: Output) -> NoReturn:
     transfer_id = getattr(error, "transfer_id", None)
     raise OutcomeUnknownError(
-        f"{error.operation} may have been done. Do not repeat it as it was: add --idempotency-key "
-        f"{error.idempotency_key}, which resumes it and never does it twice.",
+        f"{error.operation} may have been processed. Repeat the command with --idempotency-key "
+        f"{error.idempotency_key}: this resumes it and never pays twice.",
         output,
         error="outcome_unknown",
         idempotency_key=error.idempotency_key,

@@ -116,7 +116,7 @@ def _known(output: Output, name: str) -> Config:
     config = _read(output)
     if name not in config.profiles:
         known = ", ".join(config.profiles) or "none"
-        raise RefusedError(f"there is no profile {name!r}; stored: {known}.", output, error="not_found")
+        raise RefusedError(f"unknown profile {name!r}; stored: {known}.", output, error="not_found")
     return config
 
 

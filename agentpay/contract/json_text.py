@@ -150,7 +150,7 @@ def _utf16(key: str) -> bytes:
 
 def _decimal_text(number: Decimal) -> str:
     if not number.is_finite():
-        raise ValueError("JSON has no form for a number that is not finite")
+        raise ValueError("a JSON number must be finite")
     # 1e999999999 is a short text whose digits would fill the memory.
     if not -20 <= number.adjusted() <= 20:
         return str(number)

@@ -66,7 +66,7 @@ def _parse_url(value: object) -> str:
     if parts.scheme not in ("http", "https") or not host or port == 0:
         raise ValueError("must be an http or https URL with a host")
     if "@" in parts.netloc:
-        raise ValueError("must not contain user info: the signature is what proves who posts")
+        raise ValueError("must not contain user info; receivers verify the signature instead")
     if parts.fragment or "\\" in value:
         raise ValueError("must not contain a fragment or a backslash")
     return value

@@ -275,7 +275,7 @@ def _class_of(kind: object) -> type[Event]:
         raise TypeError("on() takes a class of events or a type's name: @webhooks.on(TransferSettled)")
     if kind not in EVENT_CLASSES:
         raise ValueError(
-            f"no event type is named {kind!r}: there are {', '.join(EVENT_CLASSES)}. For types newer than "
+            f"unknown event type {kind!r}; available: {', '.join(EVENT_CLASSES)}. For types newer than "
             "this version use on(UnknownEvent)"
         )
     return EVENT_CLASSES[kind]

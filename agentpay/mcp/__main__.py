@@ -35,7 +35,7 @@ from agentpay.tools import AsyncAgentTools
 ORIGINS_VARIABLE = "AGENTPAY_MCP_PRIVATE_ORIGINS"
 TOKEN_VARIABLE = "AGENTPAY_MCP_TOKEN"  # noqa: S105 - the name of a variable
 START_SECONDS = 10.0
-"""Longest wait for the service at the start, in seconds. If it does not answer, the first call asks again."""
+"""Longest wait for the service at the start, in seconds. After that, the first call asks again."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -125,17 +125,17 @@ async def _check_key(tools: AsyncAgentTools, client: AsyncAgentPay) -> None:
         ConfigurationError: it is an operator key, is not valid, or the service cannot say.
     """
     if os.environ.get("AGENTPAY_API_KEY", "").startswith(("ap_operator_", "ap_console_")):
-        raise ConfigurationError(OPERATOR_KEY)  # even while the service does not answer
+        raise ConfigurationError(OPERATOR_KEY)  # even while the service does not respond
     try:
         identity = await client.whoami(deadline=START_SECONDS)
     except (AuthenticationError, PermissionDeniedError) as error:
         raise ConfigurationError(f"the service refuses AGENTPAY_API_KEY: {error}") from None
     except ExtensionNotOfferedError:
         raise ConfigurationError(
-            "the service at AGENTPAY_BASE_URL does not say which account a key has (GET /whoami)"
+            "the service at AGENTPAY_BASE_URL does not report the account of a key (GET /whoami)"
         ) from None
     except AgentPayError as error:
-        logging.getLogger("agentpay.mcp").warning("the service does not answer yet: %s", error)
+        logging.getLogger("agentpay.mcp").warning("the service does not respond yet: %s", error)
         return
     tools.bind(identity)
 

@@ -205,7 +205,7 @@ class DatabaseLink:
             await asyncio.sleep(_WAIT_SECONDS)
         if self._life.is_dead:
             # Dead servers should never get here; if one does, stop it.
-            raise RuntimeError("a dead server asked its database for something")
+            raise RuntimeError("a killed server used its database")
         if self._faults.strike("db.lost before", self._server):
             raise DatabaseUnavailableError("the connection was lost before")
 

@@ -30,7 +30,7 @@ class StuckError(Exception):
 async def never() -> NoReturn:
     """Wait forever: for the code of a server that died in the middle of it."""
     await asyncio.get_running_loop().create_future()
-    raise AssertionError("it was not for ever")
+    raise AssertionError("an endless wait ended")
 
 
 class _Handle(asyncio.TimerHandle):
@@ -188,7 +188,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             batch = self._shuffled(batch)
         self.turns += len(batch)
         if self.turns - self._turns_before > _MOST_TURNS_AT_ONE_TIME:
-            raise StuckError(f"{_MOST_TURNS_AT_ONE_TIME} callbacks ran without time going on")
+            raise StuckError(f"{_MOST_TURNS_AT_ONE_TIME} callbacks ran without virtual time advancing")
         for handle in batch:
             call = handle.call
             if call is None:
@@ -218,7 +218,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         while timers and timers[0][2].call is None:
             heapq.heappop(timers)
         if not timers:
-            raise StuckError("nothing is ready and no timer is set: whatever is awaited can never happen")
+            raise StuckError(
+                "deadlock: nothing is ready and no timer is set, so the awaited event can never happen"
+            )
         if timers[0][0] > self._now:
             self._now = timers[0][0]
             self._turns_before = self.turns

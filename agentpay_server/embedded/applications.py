@@ -89,7 +89,7 @@ class _Work:
             futures = list(self._futures)
             _, late = wait(futures, timeout)
             if late:
-                raise TimeoutError("the application is still at work on a delivery")
+                raise TimeoutError("the application is still handling a delivery")
             self._futures = self._futures[len(futures) :]
             for future in futures:
                 future.result()

@@ -117,7 +117,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
     try:
         host.encode("idna")
     except UnicodeError:
-        raise OSError(errno.EINVAL, "this is no name that a host can have") from None
+        raise OSError(errno.EINVAL, "the host name is invalid") from None
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio disables Nagle's algorithm only if the protocol is named. With it, each response on a kept-alive
     # connection would wait for the client's delayed acknowledgement, about 40 ms.

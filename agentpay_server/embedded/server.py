@@ -140,7 +140,7 @@ class AgentPayServer:
             DatabaseUnavailableError: the data cannot be reached.
         """
         if self._owner is not None:
-            raise RuntimeError("a server starts once; create a new one")
+            raise RuntimeError("a server can start only once; create a new one")
         self._owner = OwnerThread("agentpay-server")
         try:
             server = self._owner.call(start_server(self._config))

@@ -130,7 +130,7 @@ class World:
     def listen(self, port: int, allowed_hosts: Sequence[str]) -> str:
         """Open a port and return its address."""
         if self._listener is not None:
-            raise RuntimeError(f"the server listens already, on {self.base_url}")
+            raise RuntimeError(f"the server is already listening, on {self.base_url}")
         app = self._app if self._port_key is None else self._port_key.on_port(self._app)
         sock = _socket(port)
         try:

@@ -75,7 +75,7 @@ def conflict(transfer_id: str | None) -> Problem:
     """Return the error for a key that is held by another transfer or by other terms."""
     return Problem(
         ErrorCode.IDEMPOTENCY_CONFLICT,
-        "This idempotency_key was used for a payment on other terms, or for a transfer. Ask with the same "
+        "This idempotency_key was used for a payment on other terms, or for a transfer. Retry with the same "
         "terms, or use a new key for a new purchase.",
         transfer_id=transfer_id,
     )

@@ -67,24 +67,24 @@ def member(holder: Mapping[str, Any], key: str, kind: type[T]) -> T:
 
 
 def optional(holder: Mapping[str, Any], key: str, kind: type[T]) -> T | None:
-    """Return a member, None where it is not there or null."""
+    """Return a member; None if it is missing or null."""
     return None if holder.get(key) is None else member(holder, key, kind)
 
 
 def text(holder: Mapping[str, Any], key: str) -> str | None:
-    """Return a text of bounded length, None where it is not there."""
+    """Return a text of bounded length; None if it is missing."""
     found = optional(holder, key, str)
     if found is None:
         return None
     if len(found) > MAX_TEXT_CHARACTERS:
         raise UnreadableChallengeError(f"{key} is longer than {MAX_TEXT_CHARACTERS} characters")
     if "\0" in found or not _is_unicode(found):
-        raise UnreadableChallengeError(f"{key} has characters that are none")
+        raise UnreadableChallengeError(f"{key} contains NUL or a lone surrogate")
     return found
 
 
 def memo(holder: Mapping[str, Any], key: str) -> str | None:
-    """Return a memo, None where it is not there or empty."""
+    """Return a memo; None if it is missing or empty."""
     found = text(holder, key)
     if found and len(found.encode("utf-8")) > MAX_MEMO_BYTES:
         raise UnreadableChallengeError(f"{key} is longer than {MAX_MEMO_BYTES} bytes")

@@ -177,7 +177,7 @@ def _answer_header(parameters: Mapping[str, Any]) -> str:
 def _network(details: Mapping[str, Any]) -> Network:
     network = _NETWORKS.get(fields.text(details, "network") or "mainnet-beta")
     if network is None:
-        raise UnreadableChallengeError("network is none of Solana's")
+        raise UnreadableChallengeError("network is not a Solana network")
     return network
 
 

@@ -223,8 +223,7 @@ class Payments:
         if expires_us is not None and expires_us <= self._context.clock.now_us():
             raise Problem(
                 ErrorCode.POLICY_VIOLATION,
-                "This payment was approved, and not asked for again in time; ask under a new "
-                "idempotency_key.",
+                "This payment was approved, but not requested again in time; use a new idempotency_key.",
                 transfer_id=held.transfer_id,
                 status=TransferStatus.REJECTED,
             )

@@ -159,7 +159,7 @@ def existing_payment(connection: Connection, transfer_id: str) -> PaymentRecord:
     """Return the row of a payment that must exist."""
     found = payment(connection, transfer_id)
     if found is None:
-        raise LookupError(f"{transfer_id} is no payment")
+        raise LookupError(f"{transfer_id} is not a payment")
     return found
 
 

@@ -217,18 +217,18 @@ def require_own(presented: Presented, terms: Terms, now_us: int) -> None:
     elif presented.protocol is _V2:
         if presented.echo != requirements(terms):
             raise PaymentRefusedError(
-                "no_matching_payment_requirements", "accepted is no offer of this seller"
+                "no_matching_payment_requirements", "accepted is not an offer of this seller"
             )
     elif (presented.echo.get("scheme"), presented.echo.get("network")) != ("exact", NETWORKS[1]):
         raise PaymentRefusedError(
-            "no_matching_payment_requirements", "scheme and network are no offer of this seller"
+            "no_matching_payment_requirements", "scheme and network are not an offer of this seller"
         )
 
 
 def _require_own_mpp(echo: Mapping[str, Any], terms: Terms, now_us: int) -> None:
     told = {name: str(value) for name, value in echo.items() if name != "id"}
     if not hmac.compare_digest(_mac(told), str(echo.get("id", ""))):
-        raise PaymentRefusedError("payment_invalid", "the challenge is none of this seller's")
+        raise PaymentRefusedError("payment_invalid", "this seller did not issue the challenge")
     if told["request"] != encoded_for_url(mpp_request(terms)):
         raise PaymentRefusedError("payment_invalid", "the challenge is for something else")
     if told["expires"] < format_timestamp(from_us(now_us)):

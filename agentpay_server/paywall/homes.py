@@ -170,7 +170,7 @@ class NodeHome:
             )
             told = answer.json()
         except (httpx.HTTPError, ValueError) as error:
-            raise RpcError(INTERNAL_ERROR, f"the node does not answer: {error}") from None
+            raise RpcError(INTERNAL_ERROR, f"the node does not respond: {error}") from None
         if "error" in told:
             raise RpcError(told["error"]["code"], told["error"]["message"], told["error"].get("data"))
         return told["result"]

@@ -209,11 +209,11 @@ class Paywall:
             The URL of the shop, which is `base_url` from then on.
 
         Raises:
-            RuntimeError: it listens already.
+            RuntimeError: it is already listening.
             OSError: the port is in use, or the process may not have it.
         """
         if self._base_url != IN_PROCESS_URL:
-            raise RuntimeError(f"the paywall listens already, on {self._base_url}")
+            raise RuntimeError(f"the paywall is already listening, on {self._base_url}")
         self._base_url = self._home.listen(self._app, port)
         return self._base_url
 

@@ -206,7 +206,7 @@ class FaultyChain:
         await self.inner.send(raw, even_if_failing=even_if_failing)
         if ChainFault.REPLY_LOST in self._armed:
             self._count(ChainFault.REPLY_LOST)
-            raise ChainUnavailableError("the sandbox has lost the chain's response")
+            raise ChainUnavailableError("the chain's response was lost by a fault of the sandbox")
 
     async def token_accounts(self, addresses: Sequence[str]) -> list[TokenAccount | None]:
         """Return the USDC token accounts at `addresses`; None for one that is missing or of another mint."""
@@ -234,7 +234,7 @@ class FaultyChain:
     def _take_call(self) -> None:
         if self._is_troubled and ChainFault.DOWN in self._armed:
             self._count(ChainFault.DOWN)
-            raise ChainUnavailableError("the sandbox has taken the chain down")
+            raise ChainUnavailableError("the chain is down by a fault of the sandbox")
 
     def _count(self, fault: ChainFault) -> None:
         """Count an occurrence of a fault; the last one disarms it."""

@@ -98,7 +98,7 @@ def test_a_refused_key_is_not_stored_but_an_unreachable_server_is_tolerated(
 def test_an_unknown_profile_is_named(shell: Shell, arguments: list[str]) -> None:
     result = shell.run("profiles", *arguments)
     assert result.exit_code == 1
-    assert "there is no profile 'none'; stored: none." in result.stderr
+    assert "unknown profile 'none'; stored: none." in result.stderr
     assert "names profile 'none'" in shell.run("whoami", "--profile", "none").stderr
 
 

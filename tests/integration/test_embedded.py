@@ -34,9 +34,9 @@ def threads():
 
 def test_a_server_starts_once():
     server = AgentPayServer()
-    with server, pytest.raises(RuntimeError, match="starts once"):
+    with server, pytest.raises(RuntimeError, match="can start only once"):
         server.start()
-    with pytest.raises(RuntimeError, match="starts once"):
+    with pytest.raises(RuntimeError, match="can start only once"):
         server.start()
 
 
@@ -285,7 +285,7 @@ def test_a_port_serves_the_same_state_as_in_process_clients(server: AgentPayServ
 def test_a_server_listens_once_and_releases_the_port():
     with AgentPayServer() as server:
         base_url = server.listen()
-        with pytest.raises(RuntimeError, match="listens already"):
+        with pytest.raises(RuntimeError, match="already listening"):
             server.listen()
     with pytest.raises(httpx.ConnectError):
         httpx.get(base_url)

@@ -142,7 +142,7 @@ def test_a_paywall_sells_on_a_port(paywall: Paywall, payer: Payer, purse: Purse)
         with pytest.raises(httpx.TransportError):
             http.post("/forecast", headers=header)
     assert purse.spent == "0.5"
-    with pytest.raises(RuntimeError, match="listens already"):
+    with pytest.raises(RuntimeError, match="already listening"):
         paywall.listen()
 
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 import httpx2
 import pytest
-from killing import Directory, Prepared, child, prepared
+from killing import Child, Directory, Prepared, child, prepared
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
@@ -29,6 +29,7 @@ from agentpay_server.paywall import Paywall, Protocol
 
 ORDER = {"payment_ref": "order-0001", "amount_usdc": "7"}
 TOKEN = "a-token-of-32-characters-or-more"
+LOOPBACK = "http://127.0.0.1:*"
 POINTS = [
     *(point for point in points_of(Operation.TRANSFER) if point != "transfer.expired"),
     "chain.executed@2",
@@ -87,10 +88,10 @@ def test_the_service_is_killed_at_every_step_of_a_paid_fetch(
 ) -> None:
     it, key = template[0].copied(tmp_path, "data"), template[1]
 
-    def fetched(base_url: str | None, paywall: Paywall) -> Any:
-        with AgentPay(base_url=base_url, api_key=key, max_retries=0) as agent:
-            tools = AgentTools(agent, private_origins=["http://127.0.0.1:*"])
-            return tools.fetch_paid(url=f"{paywall.base_url}/forecast", **FETCH)
+    @contextmanager
+    def tools_of(service: Child) -> Iterator[AgentTools]:
+        with AgentPay(base_url=service.base_url, api_key=key, max_retries=0) as agent:
+            yield AgentTools(agent, private_origins=[LOOPBACK])
 
     with child(it, point, "--chain-rpc") as dying:
         # The seller outlives the service, and finds its chain again at the same address.
@@ -99,23 +100,25 @@ def test_the_service_is_killed_at_every_step_of_a_paid_fetch(
             rpc_url=f"{dying.base_url}/sandbox/rpc", prices={"/forecast": "7"}, protocols=[protocol]
         )
         with paywall:
-            paywall.listen()
-            with monkeypatch.context() as patch:
+            order: Any = {**FETCH, "url": f"{paywall.listen()}/forecast"}
+            with monkeypatch.context() as patch, tools_of(dying) as tools:
                 # A service that is dead does not report the payment as settled, however long it is asked.
                 patch.setattr("agentpay._sync.paid_fetches.SETTLE_SECONDS", 0.5)
-                result = fetched(dying.base_url, paywall)
+                result = tools.fetch_paid(**order)
             assert result["payment_ref"] == FETCH["payment_ref"]
             assert (result["status"], result["money_moved"]) in [
                 ("unknown", "unknown"),
+                ("submitted", "unknown"),
                 ("settled", "yes"),
                 # The seller cannot ask, because its chain died with the service.
                 *([(None, "no")] if point.startswith("chain.") else []),
             ]
             dying.assert_killed()
-            with child(it, None, "--chain-rpc", "--port", str(port)) as running:
-                paid = fetched(running.base_url, paywall)
+            with child(it, None, "--chain-rpc", "--port", str(port)) as running, tools_of(running) as tools:
+                tools.fetch_paid(**order)
+                paid = tools.get_payment(payment_ref=FETCH["payment_ref"], wait_seconds=50)
                 assert (paid["status"], paid["money_moved"]) == ("settled", "yes")
-                assert fetched(running.base_url, paywall)["tx_signature"] == paid["tx_signature"]
+                assert tools.fetch_paid(**order)["tx_signature"] == paid["tx_signature"]
     with it.served() as server:
         assert server.client().accounts.balance(it.payer).balance_usdc == 93
         assert [each.status for each in server.client().transfers.list()] == ["settled"]
@@ -127,6 +130,7 @@ def mcp_process(base_url: str, key: str) -> Iterator[tuple[str, "subprocess.Pope
     env = {name: value for name, value in os.environ.items() if not name.startswith("AGENTPAY")}
     env |= {"AGENTPAY_BASE_URL": base_url, "AGENTPAY_API_KEY": key, "AGENTPAY_MCP_TOKEN": TOKEN}
     program = [sys.executable, "-m", "agentpay.mcp", "--http", "--port", "0"]
+    program += ["--allow-private-origin", LOOPBACK]
     with subprocess.Popen(program, env=env, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:
@@ -135,30 +139,36 @@ def mcp_process(base_url: str, key: str) -> Iterator[tuple[str, "subprocess.Pope
             process.kill()
 
 
-async def asked(url: str, order: dict[str, str]) -> dict[str, Any]:
+async def asked(url: str, tool: str, order: dict[str, str]) -> dict[str, Any]:
     async with (
         httpx2.AsyncClient(headers={"Authorization": f"Bearer {TOKEN}"}) as http,
         Client(streamable_http_client(url, http_client=http)) as model,
     ):
-        return dict((await model.call_tool("pay", order)).structured_content)
+        return dict((await model.call_tool(tool, order)).structured_content)
 
 
 @pytest.mark.parametrize(
-    ("answered", "held"),
+    ("tool", "answered", "held"),
     [
-        ("/whoami", "GET /transfers"),
-        ("/transfers", "POST /v1/transfers"),
-        ("/v1/transfers", "GET /accounts/{account_id}/budget"),
+        ("pay", "/whoami", "GET /transfers"),
+        ("pay", "/transfers", "POST /v1/transfers"),
+        ("pay", "/v1/transfers", "GET /accounts/{account_id}/budget"),
+        ("fetch_paid", "/transfers", "POST /payments"),
+        ("fetch_paid", "/payments", "GET /v1/transfers/{transfer_id}"),
     ],
 )
-def test_a_tool_payment_pays_once_when_the_mcp_server_is_killed(answered: str, held: str) -> None:
-    with AgentPayServer() as server:
+def test_a_tool_payment_pays_once_when_the_mcp_server_is_killed(tool: str, answered: str, held: str) -> None:
+    with AgentPayServer() as server, Paywall(server, {"/forecast": "7"}) as paywall:
         server.listen()
         client = server.client()
         payer, payee = (client.accounts.create(name=name).account_id for name in ("Payer", "Payee"))
         server.sandbox.fund(payer, 100)
         key = server.console.agent_keys.create(payer).key
-        order, begun = {**ORDER, "to": payee}, len(server.requests)
+        orders = {
+            "pay": {**ORDER, "to": payee},
+            "fetch_paid": {**FETCH, "url": f"{paywall.listen()}/forecast"},
+        }
+        order, begun = orders[tool], len(server.requests)
 
         async def kill(process: "subprocess.Popen[str]") -> None:
             # Until it has the answer before the one that is held.
@@ -168,7 +178,7 @@ def test_a_tool_payment_pays_once_when_the_mcp_server_is_killed(answered: str, h
 
         async def interrupted() -> None:
             with mcp_process(server.base_url, key) as (url, process):
-                calling = asyncio.ensure_future(asked(url, order))
+                calling = asyncio.ensure_future(asked(url, tool, order))
                 await kill(process)
                 with pytest.raises(BaseException):  # noqa: B017 - of the MCP client: no answer came
                     await calling
@@ -176,7 +186,7 @@ def test_a_tool_payment_pays_once_when_the_mcp_server_is_killed(answered: str, h
         with server.sandbox.fault(f"http:{held}", times=1, effect="delay", delay_ms=500):
             asyncio.run(interrupted())
         with mcp_process(server.base_url, key) as (url, _):
-            paid = asyncio.run(asked(url, order))
+            paid = asyncio.run(asked(url, tool, order))
         assert (paid["status"], paid["money_moved"]) == ("settled", "yes")
-        assert client.accounts.balance(payee).balance_usdc == 7
+        assert client.accounts.balance(payer).balance_usdc == 93
         assert [each.status for each in client.transfers.list(account_id=payer)] == ["settled"]

@@ -55,7 +55,7 @@ def test_looping_without_advancing_time_raises_stuck() -> None:
             await asyncio.sleep(0)
 
     work = spin()
-    with pytest.raises(StuckError, match="without time"):
+    with pytest.raises(StuckError, match="without virtual time"):
         loop.run_until_complete(work)
 
 

@@ -133,7 +133,7 @@ class EmbeddedChain:
         """Restore the chain from its ledger now rather than at the first call; do nothing without one.
 
         Raises:
-            ForeignLedgerError: the ledger's chain began with other keys.
+            ForeignLedgerError: the ledger belongs to a chain with other keys.
         """
         self._check_thread()
         if self._ledger is not None:
@@ -498,8 +498,8 @@ class EmbeddedChain:
             except ForeignLedgerError:
                 raise
             except Exception as error:
-                logger.exception("the chain's ledger does not answer; the chain is made again from it")
-                raise ChainUnavailableError("the ledger of the chain does not answer") from error
+                logger.exception("the chain's ledger does not respond; the chain is rebuilt from it")
+                raise ChainUnavailableError("the ledger of the chain does not respond") from error
 
     async def _write_page(self, ledger: Ledger) -> None:
         page = self._draft.page(before=self._written, after=self._state())
@@ -529,7 +529,7 @@ class EmbeddedChain:
             self._written, accounts = found
             if self._written.genesis != self._genesis:
                 raise ForeignLedgerError(
-                    "the chain in this ledger began with other keys; give the server the keys that it had"
+                    "the ledger belongs to a chain with other keys; start the server with its original keys"
                 )
             self._slot = self._written.slot
             since_us = self._written.height_since_us or self._now_us()

@@ -20,7 +20,7 @@ class LedgerMovedError(Exception):
 
 
 class ForeignLedgerError(Exception):
-    """The ledger's chain began with other keys: this server could not pay, mint or sign on it."""
+    """The ledger belongs to a chain with other keys: this server could not pay, mint or sign on it."""
 
 
 @frozen(kw_only=True)

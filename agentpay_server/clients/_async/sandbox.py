@@ -92,7 +92,7 @@ class AsyncSandboxClock(AsyncResource):
         target = _moment(moment)
         now = await self.now(**options)
         if target < now:
-            raise ValueError(f"the clock is at {now.isoformat()} and does not go back to {moment}")
+            raise ValueError(f"the clock is at {now.isoformat()} and cannot go back to {moment}")
         return await self.advance((target - now) / timedelta(seconds=1), **options)
 
 
@@ -312,5 +312,5 @@ def _moment(given: datetime | str) -> datetime:
         except ValueError as error:
             raise ValueError(f"{given[:64]!r} {error}") from None
     if given.tzinfo is None:
-        raise ValueError("a moment has a UTC offset, such as datetime(…, tzinfo=UTC)")
+        raise ValueError("the time must have a UTC offset, such as datetime(…, tzinfo=UTC)")
     return given

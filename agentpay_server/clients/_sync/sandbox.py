@@ -93,7 +93,7 @@ class SandboxClock(Resource):
         target = _moment(moment)
         now = self.now(**options)
         if target < now:
-            raise ValueError(f"the clock is at {now.isoformat()} and does not go back to {moment}")
+            raise ValueError(f"the clock is at {now.isoformat()} and cannot go back to {moment}")
         return self.advance((target - now) / timedelta(seconds=1), **options)
 
 
@@ -313,5 +313,5 @@ def _moment(given: datetime | str) -> datetime:
         except ValueError as error:
             raise ValueError(f"{given[:64]!r} {error}") from None
     if given.tzinfo is None:
-        raise ValueError("a moment has a UTC offset, such as datetime(…, tzinfo=UTC)")
+        raise ValueError("the time must have a UTC offset, such as datetime(…, tzinfo=UTC)")
     return given

@@ -106,18 +106,18 @@ def _upgrade(connection: Connection, release: Release, *, only_if_empty: bool = 
     config.attributes.update(connection=connection, version_table=version_table)
     if found in _DEVELOPMENT:
         raise OlderSchemaError(
-            f"the database was laid out by a development version of agentpay-server (its schema is {found}), "
+            f"the database was created by a development version of agentpay-server (its schema is {found}), "
             "which this version cannot read: start with an empty data directory or database"
         )
     known = {step.revision for step in ScriptDirectory.from_config(config).walk_revisions()}
     if found is not None and found not in known:
         raise NewerSchemaError(
-            f"the database was laid out by a newer version of agentpay-server (its schema is {found}, this "
+            f"the database was migrated by a newer version of agentpay-server (its schema is {found}, this "
             f"version knows up to {release.head}): start that version, or a newer one"
         )
     if found is not None and only_if_empty:
         raise OlderSchemaError(
-            f"the database was laid out by an older version of agentpay-server (its schema is {found}, that "
+            f"the database was created by an older version of agentpay-server (its schema is {found}, that "
             f"of this version is {release.head}): start a server of this version on it first"
         )
     command.upgrade(config, "head")

@@ -164,7 +164,7 @@ def _check_x402(steps: Sequence[_Step], terms: Terms) -> None:
     transfer, optional = steps[2], steps[_LEAST_STEPS:]
     if not _is_transfer(transfer):
         raise PaymentRefusedError(
-            f"{_INVALID}_no_transfer_instruction", "the third instruction is no checked transfer"
+            f"{_INVALID}_no_transfer_instruction", "the third instruction is not a checked transfer"
         )
     for name, step in zip(_OPTIONAL_STEPS, optional, strict=False):
         if step.program not in (MEMO_PROGRAM, _LIGHTHOUSE):

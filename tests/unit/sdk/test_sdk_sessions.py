@@ -172,7 +172,7 @@ async def test_a_cancelled_call_reports_its_key(call, operation, status):
     async with AsyncAgentPay(api_key=KEY, base_url=URL, transport=httpx.MockTransport(hang)) as client:
         error = await cancelled(lambda: call(client, idempotency_key="mine"))
     (note,) = error.__notes__
-    assert note.startswith(f"{operation} may have been done.")
+    assert note.startswith(f"{operation} may have been processed.")
     assert "idempotency_key='mine'" in note
 
 
