@@ -190,10 +190,11 @@ def container(session: nox.Session) -> None:
     session.run("python3", "scripts/try_container.py", *session.posargs, external=True)
 
 
-@nox.session(venv_backend="none")
+@nox.session
 def release(session: nox.Session) -> None:
     """Release the version in agentpay/_version.py; with `-- --dry-run`, stop before publishing."""
-    session.run("python", "scripts/release.py", *session.posargs, external=True)
+    session.install(*nox.project.dependency_groups(PYPROJECT, "package"))
+    session.run("python", "scripts/release.py", *session.posargs)
 
 
 @nox.session

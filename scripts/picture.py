@@ -133,9 +133,11 @@ def highlighted(line: str) -> Text:
     # A key of a server that has ended, but keys look best hidden.
     shown = re.sub(r"(ap_operator_)\w+", r"\1…", line)
     text = Text(re.sub(r"(BASE_URL=http://127.0.0.1:)\d+", r"\g<1>8402", shown))
-    text.highlight_regex(r"\b(settled|delivered|200|201)\b", "green")
-    text.highlight_regex(r"\b(pending_approval|retry in \d+ s)\b", "yellow")
-    text.highlight_regex(r"\b(rejected|refused|503|402)\b|^E .*", "red")
+    if not line.startswith("  "):
+        # The lines that say what to try name events and statuses too.
+        text.highlight_regex(r"\b(settled|delivered|200|201)\b", "green")
+        text.highlight_regex(r"\b(pending_approval|retry in \d+ s)\b", "yellow")
+        text.highlight_regex(r"\b(rejected|refused|503)\b|-> 402\b|^E .*", "red")
     return text
 
 

@@ -77,8 +77,9 @@ def main(arguments: Sequence[str]) -> None:
     if input(f"Type {new} to tag and publish it: ") != new:
         raise SystemExit("nothing was published")
     run("git", "tag", "--annotate", f"v{new}", "--message", f"agentpay-kit {new}")
-    run("git", "push", "origin", "HEAD", f"v{new}")
+    # Pushed last: if the upload fails, nothing is public yet, and the local tag can be deleted.
     run(sys.executable, "-m", "twine", "upload", *files)
+    run("git", "push", "origin", "HEAD", f"v{new}")
 
 
 if __name__ == "__main__":

@@ -21,9 +21,13 @@ IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
 PAGES: Final[Mapping[str, tuple[str, str, tuple[int, int]]]] = {
     "console-overview": ("overview", "light", (1280, 760)),
     "console-timeline": ("timeline", "dark", (1280, 760)),
+    "console-payment": ("transfers/{payment}", "light", (1280, 760)),
     "console-phone": ("approvals", "dark", (390, 760)),
 }
-"""The pictures: the page that each shows, its scheme and the size of its window."""
+"""The pictures: the page that each shows, its scheme and the size of its window.
+
+`{payment}` is the newest payment behind HTTP 402.
+"""
 
 
 def main() -> int:
@@ -38,9 +42,12 @@ def main() -> int:
     ):
         world = DemoWorld(server, 7, lambda _: None)
         world.begin(lambda _: None)
-        for _ in range(40):
+        for step in range(40):
+            if step == 36:
+                server.sandbox.snapshot()
             world.step()
             server.sandbox.clock.advance(47)
+        payment = next(iter(server.client().payments.list(limit=1))).transfer_id
         url = server.listen()
         browser = play.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
         for name, (page, scheme, (width, height)) in PAGES.items():
@@ -49,7 +56,7 @@ def main() -> int:
             )
             context.add_init_script(f"sessionStorage.setItem('agentpay.key', '{server.operator_key}')")
             tab = context.new_page()
-            tab.goto(f"{url}/dashboard#/{page}")
+            tab.goto(f"{url}/dashboard#/{page.format(payment=payment)}")
             tab.wait_for_selector(".page:not([aria-busy])")
             tab.wait_for_selector(".state[data-is=live]")
             tab.screenshot(path=IMAGES / f"{name}.png", animations="disabled")

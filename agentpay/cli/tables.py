@@ -1,10 +1,12 @@
 """Lists for people: one line per item, identifiers whole, names before identifiers.
 
 On a narrow terminal, text is shortened with an ellipsis, optional columns before required ones, and the
-optional columns that still do not fit are left out. Identifiers, amounts and times are never cut. Where
-output is not a terminal, nothing is cut and no column is left out.
+optional columns that still do not fit are left out. Identifiers, amounts and times are never cut; of a
+payee's address on chain, the ends are shown. Where output is not a terminal, nothing is cut and no column
+is left out.
 """
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -22,6 +24,7 @@ _GAP: Final = "  "
 _TEXT_MINIMUM: Final = 10
 _REQUIRED_TEXT: Final = 16
 """Cells that the text of a required column keeps where they all fit with it; most names are shorter."""
+_ADDRESS: Final = re.compile(r"[1-9A-HJ-NP-Za-km-z]{32,44}", re.ASCII)
 _RELATIVE_SECONDS: Final = 7 * 24 * 3600
 
 STYLES: Final[Mapping[str, str]] = {
@@ -90,10 +93,10 @@ def lines(
         column.heading: [cell(column.look(item), is_wide=is_wide, now=now) for item in items]
         for column in shown
     }
-    natural = {
-        heading: max(map(cell_len, (heading, *(text.plain for text in texts))))
-        for heading, texts in cells.items()
-    }
+    natural = _natural(cells)
+    if not is_wide and _total(natural) > width:
+        cells = {heading: [_brief(text) for text in texts] for heading, texts in cells.items()}
+        natural = _natural(cells)
     widths = natural if is_wide else _fitted(shown, natural, width)
     heading = [Text(name, style="dim") for name in widths]
     rows = [heading, *([cells[name][place] for name in widths] for place in range(len(items)))]
@@ -142,6 +145,17 @@ def relative(moment: datetime, now: datetime) -> str:
     else:
         distance = f"{int(size)}s"
     return f"{distance} ago" if seconds >= 0 else f"in {distance}"
+
+
+def _natural(cells: Mapping[str, Sequence[Text]]) -> dict[str, int]:
+    return {
+        heading: max(map(cell_len, (heading, *(text.plain for text in texts))))
+        for heading, texts in cells.items()
+    }
+
+
+def _brief(text: Text) -> Text:
+    return Text(f"{text.plain[:4]}…{text.plain[-4:]}") if _ADDRESS.fullmatch(text.plain) else text
 
 
 def _fitted(columns: Sequence[Column], natural: Mapping[str, int], width: int) -> dict[str, int]:

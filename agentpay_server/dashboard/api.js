@@ -23,13 +23,8 @@ let onUnauthorized = () => {};
 
 export const whenUnauthorized = (act) => { onUnauthorized = act; };
 
-/**
- * Send a request; return its response.
- * @param {string} method
- * @param {string} path
- * @param {{body?: any, signal?: AbortSignal, headers?: Record<string, string>}} [options]
- */
-export async function send(method, path, { body, signal, headers } = {}) {
+/** Send a request; return its response. */
+export async function send(method, path, { body, signal, headers } = /** @type {any} */ ({})) {
   const held = key.get();
   let response;
   try {
@@ -114,11 +109,8 @@ async function listen(seen, signal, onNews) {
   }
 }
 
-/**
- * Return after a while, or at the signal.
- * @type {(ms: number, signal?: AbortSignal) => Promise<void>}
- */
-export const pause = (ms, signal) => new Promise((resolve) => {
+/** Return after a while, or at the signal. */
+export const pause = (ms, signal = undefined) => new Promise((resolve) => {
   const done = () => { clearTimeout(timer); signal?.removeEventListener("abort", done); resolve(); };
   const timer = setTimeout(done, ms);
   signal?.addEventListener("abort", done);

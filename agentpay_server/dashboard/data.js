@@ -4,12 +4,8 @@
 import { at, call } from "./api.js";
 import { ask, button, clock, code, field, h, plain, said, show, words } from "./ui.js";
 
-/**
- * A page while it is shown: where it is built, and the `id` and query (`asked`) of its address. `load` reads now,
- * after every change and every so many seconds; `act` changes something, tells how it went, and reads again.
- * @typedef {{root: HTMLElement, id: string, asked: Record<string, string>, get: (path: string) => Promise<any>,
- *   load: (load: () => Promise<any>, seconds?: number) => any, act: (work: () => Promise<any>, done?: string) => Promise<any>}} View
- */
+// A `view` is a page while it is shown: its `root`, the `id` and query (`asked`) of its address, and `get`. `load`
+// reads now, after every change and every so many seconds; `act` changes something, tells how it went, and reads again.
 
 /** Whose key this is. Money counts as real until the server says otherwise. */
 export let me = { cluster: "", is_test_money: false, kind: "" };
@@ -79,11 +75,8 @@ export function filters(view, page, fields) {
 
 const MOST = 1000;
 
-/**
- * A list that is read page by page: the newest first, and kept current; older ones on demand, or until `isEnough`.
- * @type {(view: View, options: any) => any}
- */
-export const feed = (view, { path, query = {}, key, row, none, list = h("ul.rows.card"), before, isEnough = () => true, seconds, draw = (items) => show(list, items, key, (item) => rowOf(row(item)), none) }) => {
+/** A list that is read page by page: the newest first, and kept current; older ones on demand, or until `isEnough`. */
+export function feed(view, /** @type {any} */ { path, query = {}, key, row, none, list = h("ul.rows.card"), before, beside, isEnough = () => true, seconds, draw = (items) => show(list, items, key, (item) => rowOf(row(item)), none) }) {
   let items = [], cursor = "", more = false, isLonger = false;
   const older = h("div.actions"), idOf = (item) => item[key] ?? JSON.stringify(item), read = (cursor) => view.get(at(path, { limit: 50, ...query, cursor }));
   view.root.append(list, older);
@@ -93,21 +86,21 @@ export const feed = (view, { path, query = {}, key, row, none, list = h("ul.rows
     [cursor, more, isLonger] = [page.cursor, page.has_more && items.length < MOST, true];
   };
   return view.load(async () => {
-    const page = await read(""), fresh = new Set(page.data.map(idOf)), rest = items.filter((item) => !fresh.has(idOf(item)));
+    const [page] = await Promise.all([read(""), beside?.()]), fresh = new Set(page.data.map(idOf)), rest = items.filter((item) => !fresh.has(idOf(item)));
     if (isLonger && rest.length < items.length) items = [...page.data, ...rest].slice(0, MOST);
     else [items, cursor, more, isLonger] = [page.data, page.cursor, page.has_more, false];
     while (more && !isEnough(items)) await readOlder();
-    await before?.(items);
+    await before?.(items, more);
     draw(items);
     older.replaceChildren(more ? button("Load older", () => view.act(readOlder)) : items.length < MOST ? "" : `These are the newest ${MOST}. Narrow the time to see older ones.`);
   }, seconds);
-};
+}
 
 /** A row that the keyboard reaches. */
-export const rowOf = (node) => {
+export function rowOf(node) {
   node.dataset.row = "";
   return node;
-};
+}
 
 // --- Changes
 

@@ -4,7 +4,7 @@
 import { call } from "./api.js";
 import { points, pointRow, savePoint } from "./bench.js";
 import { accounts, any, confirmed, feed, filters, instants, learn, me, named, party, rowOf, TIMES } from "./data.js";
-import { $, badge, big, button, code, empty, facts, h, json, link, meter, moment, plain, quiet, said, show, unfolding, usdc, whole, words } from "./ui.js";
+import { $, badge, big, button, code, count, empty, facts, h, json, link, meter, moment, plain, quiet, said, show, unfolding, usdc, whole, words } from "./ui.js";
 
 const STATUS = {
   "transfer.initiated": "submitted", "transfer.settled": "settled", "transfer.rejected": "rejected", "escalation.required": "pending_approval", "session.opened": "open",
@@ -31,7 +31,7 @@ function folded(events) {
 }
 
 export async function timeline(view) {
-  const { id = "", status, account, ...asked } = view.asked, list = h("ul.rows.card"), sellers = new Map(), isAll = !Object.values(view.asked).some(Boolean);
+  const { id = "", status, account, ...asked } = view.asked, list = h("ul.rows.card"), isAll = !Object.values(view.asked).some(Boolean);
   filters(view, "timeline", {
     id: ["Search", { type: "search", placeholder: "Identifier, address, amount", "data-search": "" }],
     account: ["Account", { options: accounts(view).then((all) => [["", "All"], ...all]) }],
@@ -40,33 +40,38 @@ export async function timeline(view) {
     ...TIMES,
   });
   const fresh = button("", () => { isHeld = false; draw(); $("summary", list)?.focus(); }, { hidden: true, look: "fresh" });
-  let isHeld = false, rows = [], known = new Set();
+  // Rows that are being read must not move: new ones wait until they are asked for.
+  let isHeld = false, rows = [], shown = [], sellers = new Map(), end = "";
   const none = empty("Nothing here. Payments, refusals and sessions appear as they happen. On a test chain, let one happen:", "agentpay-server trigger transfer.settled");
   const wanted = (events) => folded(events).filter((row) => (!status || row.status === status) && (!id || JSON.stringify(row).includes(id)));
   const draw = () => {
-    const late = isHeld ? rows.filter((row) => !known.has(row.id)) : [];
-    fresh.hidden = !late.length;
-    fresh.textContent = `${late.length} new`;
-    if (!isHeld) known = new Set(rows.map((row) => row.id));
-    show(list, rows.filter((row) => known.has(row.id)), "id", (row) => (row.point ? pointRow(view, row.point) : rowOf(timelineRow(row))), none);
+    const current = new Map(rows.map((row) => [row.id, row]));
+    shown = isHeld ? shown.map((row) => current.get(row.id) ?? (row.at <= end && row)).filter(Boolean) : rows;
+    for (const row of shown) current.delete(row.id);
+    fresh.hidden = !current.size;
+    fresh.textContent = `${current.size}${current.size === rows.length ? " or more" : ""} new`;
+    show(list, shown, "id", (row) => (row.point ? pointRow(view, row.point) : rowOf(timelineRow(row))), none);
   };
   view.root.append(h("div.actions", me.is_test_money && isAll && savePoint(view), fresh));
   feed(view, {
     path: "/console/events", query: instants({ account_id: account, ...asked, ...await about(view, id) }), key: "id", list, draw,
-    isEnough: (events) => wanted(events).length > 24,
-    before: async (events) => {
+    isEnough: (events) => (!status && !id) || wanted(events).length > 24,
+    before: async (events, more) => {
       rows = wanted(events);
       await learn(view, rows.flatMap((row) => [row.account, row.to]));
-      if (rows.some((row) => isOutside(row) && !sellers.has(row.id))) for (const it of (await view.get("/payments?limit=100")).data) sellers.set(it.transfer_id, it.origin);
-      for (const row of rows.filter(isOutside)) row.seller = sellers.get(row.id) ?? (sellers.set(row.id, ""), "");
-      if (me.is_test_money && isAll) rows = [...rows, ...await points(view, rows.at(-1)?.at)].sort((a, b) => Date.parse(b.at) - Date.parse(a.at));
-      // Rows that are being read must not move: new ones wait until they are asked for.
-      isHeld = known.size > 0 && (list.contains(document.activeElement) || Boolean($("details[open]", list)));
+      const outside = rows.filter((row) => row.page === "transfers" && row.to && !row.to.startsWith("acct_"));
+      if (outside.some((row) => !sellers.has(row.id))) {
+        sellers = new Map(outside.map((row) => [row.id, ""]));
+        for (const it of (await view.get("/payments?limit=100")).data) sellers.set(it.transfer_id, it.origin);
+      }
+      for (const row of outside) row.seller = sellers.get(row.id);
+      // What is older than the page that was read is still there; what is missing from it was undone.
+      end = more ? rows.at(-1)?.at ?? "" : "";
+      if (me.is_test_money && isAll) rows = [...rows, ...await points(view, end)].sort((a, b) => Date.parse(b.at) - Date.parse(a.at));
+      isHeld = shown.length > 0 && (list.contains(document.activeElement) || Boolean($("details[open]", list)));
     },
   });
 }
-
-const isOutside = (row) => row.page === "transfers" && !row.to?.startsWith("acct_");
 
 /** What the server can look an identifier up by; the rest of the search is among the events that were read. */
 async function about(view, id) {
@@ -80,7 +85,7 @@ const later = (iso, seconds) => iso && new Date(Date.parse(iso) + seconds * 1000
 
 const timelineRow = (row) => unfolding([moment(row.at), badge(row.status),
   h("span.grow", named(row.account), row.seller ? [quiet(" → "), said(row.seller), quiet(" · 402")] : row.to && [quiet(" → "), named(row.to)], row.page === "sessions" && quiet(" · session")),
-  h("span.sum", usdc(row.amount)), h("span.quiet.n", row.events.length, h("span.sr", " events"))],
+  h("span.sum", usdc(row.amount)), count(row.events.length, "events")],
 () => [h("p", code(row.id), " ", row.page && link(`#/${row.page}/${row.id}`, "Open")), row.events.map((event) => [h("p", moment(event.created_at), " ", h("strong", plain(event.type)), " ", code(event.id)), json(event.data)])]);
 
 // --- Sessions

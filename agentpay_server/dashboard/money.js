@@ -14,8 +14,8 @@ export function overview(view) {
   view.root.append(tiles, h("h2", "Accounts"));
   feed(view, {
     path: "/console/accounts", query: { limit: 24 }, key: "account_id", list: h("ul.cards"),
-    before: async (items) => {
-      learnAll(items);
+    before: learnAll,
+    beside: async () => {
       const it = await view.get("/console/summary"), treasury = it.treasury_lamports === null ? "–" : SOL.format(it.treasury_lamports / 1e9);
       show(tiles, [["approvals", it.pending_approvals, "Waiting for approval", "warn"], ["deliveries?status=undelivered", it.undelivered_deliveries, "Undelivered", "bad"], ["sessions", it.open_sessions, "Open sessions", "info"], ["overview", treasury, "Treasury, SOL", "quiet"]],
         0, ([page, count, label, look]) => h("li", link(`#/${page}`, h(count ? `strong.${look}` : "strong", count), label)));

@@ -21,8 +21,7 @@ export function h(spec, ...rest) {
 
 const is = (value) => value !== undefined && value !== null && value !== false;
 
-/** @type {(selector: string, root?: any) => any} */
-export const $ = (selector, root = document) => root.querySelector(selector);
+export const $ = (selector, root = /** @type {any} */ (document)) => root.querySelector(selector);
 
 // Characters that hide, reorder or break text are shown as escapes, so that a name cannot pose as another.
 const HIDDEN = /[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
@@ -107,14 +106,10 @@ export function badge(status, label = status) {
   return h(`span.badge.${look}`, h("span", { "aria-hidden": "true" }, `${sign} `), words(label));
 }
 
-/** @type {(label: string, act: () => any, props?: any) => any} */
-export const button = (label, act, { look = "", ...props } = {}) => h(look ? `button.${look}` : "button", { type: "button", click: act, ...props }, label);
+export const button = (label, act, { look = "", ...props } = /** @type {any} */ ({})) => h(look ? `button.${look}` : "button", { type: "button", click: act, ...props }, label);
 
-/**
- * A labelled input, or a choice among options, which may still be on their way.
- * @type {(label: string, name: string, props?: any) => any}
- */
-export function field(label, name, { options, ...props } = {}) {
+/** A labelled input, or a choice among options, which may still be on their way. */
+export function field(label, name, { options, ...props } = /** @type {any} */ ({})) {
   const input = h(options ? "select" : "input", { name, autocomplete: "off", ...props });
   if (options) Promise.resolve(options).then((all) => input.append(...all.map(([value, text]) => h("option", { value, selected: value === props.value }, plain(text)))), () => {});
   return h("label.field", h("span", label), input);
@@ -122,6 +117,8 @@ export function field(label, name, { options, ...props } = {}) {
 
 /** What an empty list says: what would be here, and the command or code that fills it. */
 export const empty = (text, command = "") => h("li.empty", h("p", text), command && h("code", command));
+
+export const count = (number, what) => h("span.quiet.n", number, h("span.sr", ` ${what}`));
 
 /** A row that unfolds. What is within is built when it is opened: most never are. */
 export function unfolding(summary, within) {
@@ -165,7 +162,6 @@ export function tell(text, look = "info") {
 /**
  * Ask in a dialog. Focus starts on Cancel, so that Enter alone never moves money. `typed` must be typed to enable
  * the action. Return false if cancelled, else the form's data.
- * @returns {Promise<any>}
  */
 export function ask({ title, action, look = "primary", typed = "", cancel = "Cancel", takesText = false }, ...body) {
   return new Promise((resolve) => {

@@ -3,7 +3,7 @@
 
 import { call } from "./api.js";
 import { any, confirmed, feed, filters, instants, TIMES } from "./data.js";
-import { badge, button, code, empty, field, h, link, moment, plain, quiet, said, tell, unfolding } from "./ui.js";
+import { badge, button, code, count, empty, field, h, link, moment, plain, quiet, said, tell, unfolding } from "./ui.js";
 
 export function deliveries(view) {
   const { about = "", ...asked } = view.asked, urls = new Map();
@@ -26,7 +26,7 @@ export function deliveries(view) {
     before: async () => (await webhooks).forEach(([id, url]) => urls.set(id, url)),
     row: (it) => {
       const last = it.attempts.at(-1), url = urls.get(it.webhook_id);
-      return unfolding([last ? moment(last.at) : quiet("not yet"), badge(it.status), h("span.grow", plain(it.event_type), quiet(" → "), url ? said(url) : code(it.webhook_id)), h("span.sum", last && answer(last)), h("span.quiet.n", it.attempts.length, h("span.sr", " attempts"))],
+      return unfolding([last ? moment(last.at) : quiet("not yet"), badge(it.status), h("span.grow", plain(it.event_type), quiet(" → "), url ? said(url) : code(it.webhook_id)), h("span.sum", last && answer(last)), count(it.attempts.length, "attempts")],
         () => [h("p.head", code(it.delivery_id), link(`#/deliveries?about=${it.event_id}`, "This event"), link(`#/deliveries?webhook_id=${it.webhook_id}`, "This webhook"), h("span.grow"), button("Replay", () => replay(it))),
           h("ol", it.attempts.map((each) => h("li", moment(each.at), " ", h("strong", answer(each)), quiet(` ${each.duration_ms} ms`), each.error && h("p", said(each.error)), each.response_excerpt && h("pre", plain(each.response_excerpt))))),
           it.next_attempt_at && h("p", "Next attempt ", moment(it.next_attempt_at))]);

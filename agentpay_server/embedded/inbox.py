@@ -8,7 +8,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -23,6 +23,8 @@ from agentpay_server.embedded.applications import Application, Headers
 INBOX_URL: Final = "http://inbox.agentpay.invalid/"
 """Prefix of the URLs of inboxes, to which only their own server can post."""
 
+AnyHeaders = Mapping[str, str] | Sequence[tuple[str, str]]
+
 _POLL_SECONDS: Final = 0.5
 _DRAIN_POLL_SECONDS: Final = 0.01
 
@@ -36,14 +38,14 @@ class Receipt:
         attempt: number of the attempt, from 1, as reported by the service.
         status_code: the inbox's response; None if it dropped the connection.
         body: the raw body.
-        headers: the headers, in their order.
+        headers: the headers; look-ups ignore case.
     """
 
     event: Event | None
     attempt: int
     status_code: int | None
     body: bytes = field(repr=False)
-    headers: tuple[tuple[str, str], ...] = field(repr=False)
+    headers: Mapping[str, str] = field(repr=False, hash=False)
 
 
 class WebhookInbox:
@@ -178,14 +180,14 @@ class WebhookInbox:
         await asyncio.to_thread(self.drain, timeout=timeout)
 
     def send_again(
-        self, receipt: Receipt, *, body: bytes | None = None, headers: Headers | None = None
+        self, receipt: Receipt, *, body: bytes | None = None, headers: AnyHeaders | None = None
     ) -> Receipt:
         """Post a receipt again, as a repeated or a forged delivery, and return the new receipt.
 
         Args:
             receipt: the receipt to repeat.
             body: a different body, which does not match the signature.
-            headers: different headers.
+            headers: different headers, as a mapping or as pairs.
 
         Raises:
             RuntimeError: the application runs on the event loop of the caller, which this would block.
@@ -197,15 +199,15 @@ class WebhookInbox:
             return thread.submit(asyncio.run, again).result()
 
     async def send_again_async(
-        self, receipt: Receipt, *, body: bytes | None = None, headers: Headers | None = None
+        self, receipt: Receipt, *, body: bytes | None = None, headers: AnyHeaders | None = None
     ) -> Receipt:
         """Do the same as `send_again`, without blocking the caller's event loop."""
         return await asyncio.to_thread(self.send_again, receipt, body=body, headers=headers)
 
-    async def _post_again(self, receipt: Receipt, body: bytes | None, headers: Headers | None) -> Receipt:
-        return await self._answered(
-            receipt.headers if headers is None else tuple(headers), receipt.body if body is None else body
-        )
+    async def _post_again(self, receipt: Receipt, body: bytes | None, headers: AnyHeaders | None) -> Receipt:
+        raw = httpx.Headers(receipt.headers if headers is None else headers).raw
+        pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in raw]
+        return await self._answered(pairs, receipt.body if body is None else body)
 
     def refuse_to_block(self, spelling: str) -> None:
         """Refuse a call that would wait for an application on the caller's own event loop.
@@ -268,7 +270,11 @@ class WebhookInbox:
             status_code = await self._app.post(headers, body)
         attempt = next((v for n, v in headers if n.lower() == "x-service-delivery-attempt"), "0")
         receipt = Receipt(
-            event=event, attempt=int(attempt), status_code=status_code, body=body, headers=tuple(headers)
+            event=event,
+            attempt=int(attempt),
+            status_code=status_code,
+            body=body,
+            headers=httpx.Headers([(n.encode("latin-1"), v.encode("latin-1")) for n, v in headers]),
         )
         with self._changed:
             self._receipts.append(receipt)

@@ -81,6 +81,22 @@ def test_new_rows_are_held_back_while_a_row_is_open(server: AgentPayServer, cons
     expect(tab.locator(".rows details[open]")).to_have_count(1)
 
 
+def test_a_row_that_is_open_stays_however_much_happens(server: AgentPayServer, console: Console) -> None:
+    pay(server, "1")
+    tab = console.open("timeline")
+    rows = tab.locator("[data-row]")
+    rows.first.locator("summary").click()
+    for _ in range(60):  # more events than a page has
+        pay(server, "0.1")
+    news = tab.get_by_role("button", name="or more new")
+    expect(news).to_be_visible()
+    expect(rows).to_have_count(1)
+    expect(rows.locator("pre").first).to_be_visible()
+    news.click()
+    expect(rows).to_have_count(25)
+    expect(rows.first).to_contain_text("0.10")
+
+
 def test_a_late_response_never_replaces_a_newer_page(server: AgentPayServer, console: Console) -> None:
     pay(server)
     held: list[Route] = []

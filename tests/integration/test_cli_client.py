@@ -388,6 +388,27 @@ def test_a_column_that_fits_is_shown_though_a_better_one_does_not() -> None:
     assert heading.plain.split() == ["from", "settled"]
 
 
+def test_of_an_address_on_chain_a_narrow_list_shows_the_ends() -> None:
+    item = {
+        "to": "9hbi8MGyS4FvbPawwshQMzj3mZ698aj6gEYduAEqXhwt",
+        "transfer_id": "txn_01m81gj57139m4r30pnzgsdzkf",
+    }
+    columns = [
+        Column("to", itemgetter("to"), show=Show.IF_IT_FITS),
+        Column("transfer_id", itemgetter("transfer_id")),
+    ]
+    shown = {
+        (width, is_wide): lines([item], columns, width=width, is_wide=is_wide, now=datetime.now(UTC))[1].plain
+        for width, is_wide in ((60, False), (60, True), (80, False))
+    }
+    whole = "  ".join(item.values())
+    assert shown == {
+        (60, False): whole.replace(item["to"], "9hbi…Xhwt"),
+        (60, True): whole,
+        (80, False): whole,
+    }
+
+
 def test_a_webhook_is_shown_with_its_identifier_first_and_says_that_it_is_for_all_accounts(
     agentpay: Client,
 ) -> None:

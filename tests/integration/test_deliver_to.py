@@ -198,17 +198,18 @@ def test_a_receipt_can_be_redelivered(server):
     inbox.drain()
     (receipt,) = inbox.receipts
     assert unwrap(receipt.body, receipt.headers, SECRET) == receipt.event
-    assert SIGNATURE_HEADER.lower() in {name.lower() for name, _ in receipt.headers}
+    assert receipt.headers[SIGNATURE_HEADER] == receipt.headers[SIGNATURE_HEADER.lower()]
 
     again = inbox.send_again(receipt)
     forged = inbox.send_again(receipt, body=receipt.body.replace(b"5.000000", b"9.000000"))
     unsigned = inbox.send_again(receipt, headers=[])
+    altered = inbox.send_again(receipt, headers={**receipt.headers, SIGNATURE_HEADER.lower(): "0" * 64})
     inbox.drain()
 
-    assert (again.status_code, forged.status_code, unsigned.status_code) == (200, 401, 401)
-    assert (again.event, forged.event, unsigned.event) == (receipt.event, None, None)
+    assert [each.status_code for each in (again, forged, unsigned, altered)] == [200, 401, 401, 401]
+    assert [each.event for each in (again, forged, unsigned, altered)] == [receipt.event, None, None, None]
     assert shop.settled == [5]  # the router handles an event once
-    assert inbox.receipts == [receipt, again, forged, unsigned]
+    assert inbox.receipts == [receipt, again, forged, unsigned, altered]
 
 
 def test_a_plain_inbox_accepts_a_repeated_receipt(server):
