@@ -4,7 +4,7 @@
 
 Each stage is an empty directory in which this machine's /usr and Python, both read-only, take the place of
 the base image. RUN is executed there by chroot. Then the image's command runs as the image's user, in a
-network of its own: the health check must fail before the start and pass after it, a signal must stop the
+separate network: the health check must fail before the start and pass after it, a signal must stop the
 server with exit code 0, and accounts must outlive it. Needs Linux, root and util-linux. If npm is there, the
 syntax is checked as well, by dockerfile-utils.
 """

@@ -424,6 +424,12 @@ def test_funding_is_shown_with_the_account_first(agentpay: Client, funded: Funde
     assert agentpay.shown("accounts", "fund", "Payer", "5", "--quiet") == f"{account_id}\n"
 
 
+def test_a_quiet_policy_is_the_identifier_of_its_account(agentpay: Client, funded: Funded) -> None:
+    account_id = funded(name="Payer").account_id
+    assert agentpay.shown("accounts", "policy", "Payer", "--quiet") == f"{account_id}\n"
+    assert agentpay.shown("accounts", "policy", "Payer", "--pause", "--quiet") == f"{account_id}\n"
+
+
 def test_help_is_not_cut_off_at_80_columns() -> None:
     groups = {path[:-1] for path, _ in every_command(server_main)}
     for path in groups:
