@@ -255,7 +255,7 @@ def main() -> None:
         print("The image builds, is healthy, stops, and keeps its data.")
         return
     check_syntax()
-    # The mounts are in the inner process's namespace and end with it. Here the stages are plain directories, so
+    # The mounts are in the inner process's namespace and end with it. Here the stages are plain directories:
     # deleting them cannot reach what was mounted.
     with tempfile.TemporaryDirectory() as scratch:
         again = ["unshare", "--mount", "--propagation", "private", sys.executable, __file__, scratch]
