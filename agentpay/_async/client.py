@@ -47,6 +47,11 @@ class AsyncAgentPay:
     # The slots are class attributes, so that `Mock(spec=AsyncAgentPay)` has the resources too.
     __slots__ = ("__dict__", "__weakref__", "accounts", "policies", "transfers", "webhooks")
 
+    accounts: AsyncAccounts
+    policies: AsyncPolicies
+    transfers: AsyncTransfers
+    webhooks: AsyncWebhooks
+
     __module__ = "agentpay"
 
     def __init__(
@@ -105,10 +110,10 @@ class AsyncAgentPay:
         self._settings = settings
         self._http = http
         self._caller = AsyncCaller(settings, http)
-        self.accounts: AsyncAccounts = AsyncAccounts(self._caller)
-        self.policies: AsyncPolicies = AsyncPolicies(self._caller)
-        self.transfers: AsyncTransfers = AsyncTransfers(self._caller)
-        self.webhooks: AsyncWebhooks = AsyncWebhooks(self._caller)
+        self.accounts = AsyncAccounts(self._caller)
+        self.policies = AsyncPolicies(self._caller)
+        self.transfers = AsyncTransfers(self._caller)
+        self.webhooks = AsyncWebhooks(self._caller)
 
     @property
     def base_url(self) -> str:

@@ -48,6 +48,11 @@ class AgentPay:
     # The slots are class attributes, so that `Mock(spec=AgentPay)` has the resources too.
     __slots__ = ("__dict__", "__weakref__", "accounts", "policies", "transfers", "webhooks")
 
+    accounts: Accounts
+    policies: Policies
+    transfers: Transfers
+    webhooks: Webhooks
+
     __module__ = "agentpay"
 
     def __init__(
@@ -106,10 +111,10 @@ class AgentPay:
         self._settings = settings
         self._http = http
         self._caller = Caller(settings, http)
-        self.accounts: Accounts = Accounts(self._caller)
-        self.policies: Policies = Policies(self._caller)
-        self.transfers: Transfers = Transfers(self._caller)
-        self.webhooks: Webhooks = Webhooks(self._caller)
+        self.accounts = Accounts(self._caller)
+        self.policies = Policies(self._caller)
+        self.transfers = Transfers(self._caller)
+        self.webhooks = Webhooks(self._caller)
 
     @property
     def base_url(self) -> str:

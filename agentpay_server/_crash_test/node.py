@@ -20,7 +20,14 @@ from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain.embedded.chain import EmbeddedChain
-from agentpay_server.chain.instructions import MEMO_PROGRAM, memo, transfer_lamports
+from agentpay_server.chain.instructions import (
+    MEMO_PROGRAM,
+    associated_token_address,
+    create_associated_token_account_idempotent,
+    memo,
+    mint_to_checked,
+    transfer_lamports,
+)
 from agentpay_server.chain.node.methods import Node
 from agentpay_server.chain.parsing import movements
 from agentpay_server.chain.protocol import SignatureStatus
@@ -30,6 +37,7 @@ from agentpay_server.embedded.port import bound_socket, url_of
 from agentpay_server.http.chain_rpc import PATH, ChainRpc, Mounted
 
 _BODY_SECONDS: Final = 10.0
+_WALLET_LAMPORTS: Final = 1_000_000_000
 
 
 class FastClock(SystemClock):
@@ -93,6 +101,34 @@ class ChainNode:
         """Return what has landed so far."""
         with self._lock:
             return Landed(self._payments.copy(), self._micro.copy())
+
+    @property
+    def usdc_mint(self) -> str:
+        """Address of the USDC mint."""
+        return self._chain.usdc_mint
+
+    def wallet(self, amount_micro: int) -> Keypair:
+        """Return the key of a new wallet with SOL for fees and an amount of micro-USDC."""
+        keypair = Keypair()
+        self._owner.call(self._furnish(keypair.pubkey(), amount_micro))
+        return keypair
+
+    async def _furnish(self, owner: Pubkey, amount_micro: int) -> None:
+        treasury, mint = self._treasury.pubkey(), Pubkey.from_string(self._chain.usdc_mint)
+        account = Pubkey.from_string(associated_token_address(str(owner), str(mint)))
+        steps = [
+            transfer_lamports(treasury, owner, _WALLET_LAMPORTS),
+            create_associated_token_account_idempotent(payer=treasury, owner=owner, mint=mint),
+            mint_to_checked(
+                mint=mint,
+                destination=account,
+                mint_authority=self._mint_authority.pubkey(),
+                amount_micro=amount_micro,
+            ),
+        ]
+        blockhash = Hash.from_string((await self._chain.latest_blockhash()).value)
+        message = Message.new_with_blockhash(steps, treasury, blockhash)
+        await self._chain.send(bytes(VersionedTransaction(message, [self._treasury, self._mint_authority])))
 
     def close(self) -> None:
         """End it."""

@@ -30,7 +30,7 @@ SPEED: Final = 3
 _CAP_PURCHASES_PER_SECOND: Final = 0.5
 _LEAST_CAP_PURCHASES: Final = 5
 _START_USDC: Final = 1_000
-_KILL_EVERY_SECONDS: Final = 3.0
+KILL_EVERY_SECONDS: Final = 3.0
 _SERVER_SHARE: Final = 0.4
 _LOOK_SECONDS: Final = 0.1
 _END_SECONDS: Final = 120.0
@@ -269,7 +269,7 @@ class CrashTest:
         self._say(f"killed {self._kills} processes; waiting for every payment to end")
 
     def _next_kill(self) -> float:
-        return time.monotonic() + self._random.expovariate(1 / _KILL_EVERY_SECONDS)
+        return time.monotonic() + self._random.expovariate(1 / KILL_EVERY_SECONDS)
 
     def _kill_one(self, servers: list[ServerProcess], agents: list[AgentProcess]) -> None:
         self._kills += 1

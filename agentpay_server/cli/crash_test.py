@@ -1,10 +1,12 @@
 """`agentpay-server crash-test`: kill servers and agents while hostile sellers are paid, and count."""
 
 import secrets
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import attrs
 import click
 
 from agentpay.cli.output import Output, takes_json
@@ -12,7 +14,8 @@ from agentpay.cli.tables import Column
 from agentpay.cli.values import Seconds
 
 if TYPE_CHECKING:
-    from agentpay_server._crash_test.run import Line, Verdict
+    from agentpay_server._crash_test.peers import PeerLine
+    from agentpay_server._crash_test.run import Plan, Verdict
 
 _SEEDS: Final = 1_000_000
 _PURCHASES_PER_SECOND: Final = 4
@@ -54,6 +57,12 @@ _PURCHASES_PER_SECOND: Final = 4
     metavar="DIRECTORY",
     help="Keep data, logs and journals in this new directory.",
 )
+@click.option(
+    "--peers",
+    is_flag=True,
+    help="Also run @x402/fetch (npm), x402 and pympp (PyPI) against such sellers and kills. They are "
+    "downloaded at the first use, which needs Node and npm.",
+)
 @takes_json
 def crash_test(
     *,
@@ -64,6 +73,7 @@ def crash_test(
     servers: int | None,
     database_url: str | None,
     keep: Path | None,
+    peers: bool,
     is_json: bool,
 ) -> None:
     """Kill servers and agents while hostile sellers are paid, then count payments on the chain.
@@ -73,7 +83,8 @@ def crash_test(
     that is smaller than what the agents want to buy. Everything runs on this machine; no money is real.
 
     The exit code is 1 if a purchase was paid twice, the limit was exceeded, nothing was paid, a
-    payment has no outcome at the end, or the books of the service differ from the chain.
+    payment has no outcome at the end, or the books of the service differ from the chain. The results of
+    --peers do not change it.
     """
     output = Output(is_json=is_json)
     count = servers if servers is not None else (1 if database_url is None else 2)
@@ -95,16 +106,29 @@ def crash_test(
     try:
         with output.progress("Running") as say:
             verdict = CrashTest(plan, say).run()
+            others = _peers(plan, say) if peers else []
     except CannotStartError as error:
         raise click.ClickException(str(error)) from None
-    _report(output, verdict, plan.seed)
+    _report(output, verdict, plan.seed, others)
     if not verdict.has_passed:
         raise SystemExit(1)
 
 
-def _report(output: Output, verdict: "Verdict", seed: int) -> None:
+def _peers(plan: "Plan", say: "Callable[[str], None]") -> "list[PeerLine]":
+    from agentpay_server._crash_test.peers import run_peers  # noqa: PLC0415 - as above
+
+    with tempfile.TemporaryDirectory(prefix="agentpay-crash-test-") as scratch:
+        where = Path(scratch) if plan.keep is None else plan.keep
+        run = run_peers(
+            seed=plan.seed, seconds=plan.seconds, purchases=plan.purchases, scratch=where, say=say
+        )
+        return list(run)
+
+
+def _report(output: Output, verdict: "Verdict", seed: int, peers: "Sequence[PeerLine]") -> None:
     if output.is_json:
-        output.document({"seed": seed, "has_passed": verdict.has_passed, "verdict": verdict})
+        document = {"seed": seed, "has_passed": verdict.has_passed, "verdict": verdict}
+        output.document({**document, "peers": peers} if peers else document)
         return
     columns = ("purchases", "asked", "served", "refused", "settled", "twice")
 
@@ -128,10 +152,14 @@ def _report(output: Output, verdict: "Verdict", seed: int) -> None:
         f"undecided, {verdict.differing} differ from the chain"
     )
     output.line("passed" if verdict.has_passed else "FAILED", f"(seed {seed})")
+    if peers:
+        output.line()
+        names = [attribute.name for attribute in attrs.fields(type(peers[0]))]
+        output.items(peers, [Column(name.replace("_", " "), _column(name)) for name in names], empty="")
 
 
-def _column(name: str) -> "Callable[[Line], object]":
-    def look(line: "Line") -> object:
+def _column(name: str) -> "Callable[[object], object]":
+    def look(line: object) -> object:
         return getattr(line, name)
 
     return look

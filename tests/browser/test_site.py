@@ -139,3 +139,15 @@ def test_everything_on_a_page_fits(page: Page, path: str, width: int) -> None:
     if width == 1280:
         # On a phone, a comment is longer than a line; on a screen it is not.
         assert page.evaluate(WRAPPED) == []
+
+
+UNTYPED = """() => [...document.querySelectorAll("article tr.doc-section-item")]
+    .filter(row => row.closest("table").querySelectorAll("th")[1]?.textContent === "Type")
+    .filter(row => !row.cells[1].textContent.trim()).map(row => row.cells[0].textContent.trim())"""
+
+
+@pytest.mark.parametrize("page_name", ["clients", "exceptions", "extensions", "models", "server", "webhooks"])
+def test_every_attribute_and_argument_of_the_reference_has_a_type(page: Page, page_name: str) -> None:
+    page.goto(f"reference/python/{page_name}/")
+    assert page.locator("article tr.doc-section-item").count() > 10
+    assert page.evaluate(UNTYPED) == []

@@ -1,0 +1,121 @@
+"""Buys with pympp from PyPI: `python pympp_client.py PLAN.json`.
+
+pympp has no method for Solana. The one below does the least that sellers accept: it signs what the challenge
+asks for, up to the price of the plan.
+"""
+
+import asyncio
+import base64
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx
+from mpp import Credential
+from mpp.client import Mpp
+from mpp.errors import PaymentOutcomeUnknownError
+from mpp.methods import Method
+from mpp.runtime import ClientMethod, CredentialParams
+from pydantic import BaseModel
+from solders.hash import Hash
+from solders.instruction import AccountMeta, Instruction
+from solders.keypair import Keypair
+from solders.message import MessageV0
+from solders.pubkey import Pubkey
+from solders.transaction import VersionedTransaction
+
+TOKEN = Pubkey.from_string("TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA")
+TOKEN_ACCOUNTS = Pubkey.from_string("ATokenGPvbdGVxr1b2hvZbsiqW5xWH25efTNsLJA8knL")
+MEMO = Pubkey.from_string("MemoSq4gqABAXKb96qnH8TysNcWxMyWCqXgDLGmfcHr")
+TRANSFER_CHECKED = 12
+DECIMALS = 6
+
+
+class Anything(BaseModel, extra="allow"):
+    """What the seller checks itself."""
+
+
+def token_account(owner: Pubkey, mint: Pubkey) -> Pubkey:
+    return Pubkey.find_program_address([bytes(owner), bytes(TOKEN), bytes(mint)], TOKEN_ACCOUNTS)[0]
+
+
+class Solana:
+    """A method of pympp: `solana/charge`."""
+
+    def __init__(self, plan: dict[str, Any]) -> None:
+        self._plan = plan
+        self._keypair = Keypair.from_bytes(bytes(plan["secret"]))
+
+    async def credential(self, params: CredentialParams) -> str:
+        request, mint = params.challenge.request, Pubkey.from_string(self._plan["mint"])
+        amount = int(request["amount"])
+        if amount > int(self._plan["price_micro"]) or request["currency"] != self._plan["mint"]:
+            raise ValueError("the price is above the limit, or in another token")
+        if request["methodDetails"]["network"] not in ("devnet", "localnet"):
+            raise ValueError("another network")
+        owner = self._keypair.pubkey()
+        steps = [
+            Instruction(
+                TOKEN,
+                bytes([TRANSFER_CHECKED]) + amount.to_bytes(8, "little") + bytes([DECIMALS]),
+                [
+                    AccountMeta(token_account(owner, mint), is_signer=False, is_writable=True),
+                    AccountMeta(mint, is_signer=False, is_writable=False),
+                    AccountMeta(
+                        token_account(Pubkey.from_string(request["recipient"]), mint),
+                        is_signer=False,
+                        is_writable=True,
+                    ),
+                    AccountMeta(owner, is_signer=True, is_writable=False),
+                ],
+            )
+        ]
+        if request.get("externalId"):
+            steps.append(Instruction(MEMO, request["externalId"].encode(), []))
+        message = MessageV0.try_compile(owner, steps, [], Hash.from_string(await self._blockhash()))
+        raw = bytes(VersionedTransaction(message, [self._keypair]))
+        payload = {"type": "transaction", "transaction": base64.b64encode(raw).decode()}
+        return Credential(challenge=params.challenge.to_echo(), payload=payload).to_authorization()
+
+    async def _blockhash(self) -> str:
+        call = {"jsonrpc": "2.0", "id": 1, "method": "getLatestBlockhash", "params": []}
+        async with httpx.AsyncClient(trust_env=False) as http:
+            answer = await http.post(self._plan["rpc_url"], json=call)
+        blockhash: str = answer.json()["result"]["value"]["blockhash"]
+        return blockhash
+
+
+async def main() -> None:
+    plan = json.loads(Path(sys.argv[1]).read_text())
+    done = Path(plan["done"])
+    charge = Method(name="solana", intent="charge", request_model=Anything, payload_model=Anything)
+    method = ClientMethod(method=charge, create_credential=Solana(plan).credential)
+
+    def note(text: str) -> None:
+        with done.open("a") as file:
+            file.write(f"{text}\n")
+
+    lines = done.read_text().splitlines() if done.exists() else []
+    async with Mpp(methods=[method]) as mpp:
+        for name, path in plan["purchases"]:
+            if f"{name} served" in lines or f"{name} unserved" in lines:
+                continue
+            is_served = False
+            for _ in range(lines.count(f"{name} asked"), plan["tries"]):
+                note(f"{name} asked")
+                try:
+                    response = await mpp.fetch(plan["shop"] + path, timeout=70)
+                    is_served = response.status_code == 200
+                except PaymentOutcomeUnknownError as error:
+                    sys.stderr.write(f"{name} {error!r}\n")
+                    # "Do not blindly retry."
+                    break
+                except Exception as error:  # noqa: BLE001 - whatever it raises, the agent has no resource
+                    sys.stderr.write(f"{name} {error!r}\n")
+                if is_served:
+                    break
+            note(f"{name} {'served' if is_served else 'unserved'}")
+
+
+asyncio.run(main())
