@@ -17,7 +17,7 @@ from agentpay_server.chain.protocol import ChainUnavailableError
 
 T = TypeVar("T")
 
-_EMULATORS: Final = frozenset({"surfnet-version", "agentpay-version"})
+_EMULATORS: Final = frozenset({"surfnet-version", "emulator"})
 """Members that an emulator adds to its version."""
 
 _MAX_U64: Final = 2**64 - 1

@@ -154,7 +154,7 @@ def test_invalid_settings_are_refused() -> None:
 
 @pytest.mark.parametrize(
     ("more", "is_believed"),
-    [({}, False), ({"surfnet-version": "1.5.0"}, True), ({"agentpay-version": "1"}, True)],
+    [({}, False), ({"surfnet-version": "1.5.0"}, True), ({"emulator": "agentpay"}, True)],
 )
 async def test_only_an_emulator_proves_an_expiry_without_its_blocks(
     url: str, node: FakeNode, more: dict[str, str], is_believed: bool
