@@ -346,6 +346,6 @@ def fuzz(session: nox.Session) -> None:
     corpus = Path(session.create_tmp()) / "challenges"
     corpus.mkdir(exist_ok=True)
     options = session.posargs or ["-runs=10000000", "-max_len=4096"]
-    # An input that was left by an earlier run is repeated alone.
+    # If an earlier run left a failing input, only that input is repeated.
     inputs = [] if any(Path(option).is_file() for option in options) else [str(corpus)]
     session.run("python", "tests/unit/payments/fuzz_challenges.py", *options, *inputs)

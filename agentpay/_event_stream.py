@@ -24,7 +24,7 @@ class EventReader:
         """Return the events that a piece of the response completes.
 
         Raises:
-            DecodingError: it is no stream of events.
+            DecodingError: it is not a stream of events.
         """
         *lines, self._rest = (self._rest + piece).split(b"\n")
         if len(self._rest) > _LINE_MAX:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     class Auth(httpx.Auth):
         """The type that every HTTP library accepts as `auth`."""
 
-        # For checkers alone: to httpx2 it is one of the callables that it takes.
+        # Only for type checkers: httpx2 accepts it as a callable.
         def __call__(self, request: Any) -> Any: ...  # noqa: ANN401
 
 

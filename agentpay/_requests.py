@@ -212,12 +212,12 @@ def _free_text(name: str, value: object) -> str:
 
 
 def refusal_of(request: PreparedRequest, reply: Reply, now: float) -> errors.AgentPayError:
-    """Return what to raise for a response in the place of a stream."""
+    """Return the exception for a response that is not a stream."""
     if reply.status >= 400:
         return error_of(request.endpoint, reply, now)
     return errors.DecodingError(
-        f"the answer to {request.endpoint.name} ({reply.status}) is no stream. Check that base_url is the "
-        "address of the service",
+        f"the response to {request.endpoint.name} ({reply.status}) is not a stream. Check that base_url is "
+        "the address of the service",
         status=reply.status,
         request_id=reply.request_id,
     )

@@ -48,7 +48,7 @@ new PerformanceObserver((list) => window.slow.push(...list.getEntries().map((it)
 
 @contextmanager
 def serving() -> Iterator[tuple[dict[str, Any], int]]:
-    """A server in a process of its own: what it announces, and its process id."""
+    """A server in a separate process: its announcement and its process id."""
     command = [sys.executable, "-m", "agentpay_server", "serve", "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout is not None
@@ -88,7 +88,7 @@ def told(what: str, value: float, unit: str, bound: float) -> None:
 
 
 def measure(browser: Browser, *, transfers: int, minutes: float, idle_seconds: float) -> None:
-    """Print every figure beside its bound."""
+    """Print every figure next to its bound."""
     with serving() as (announced, pid):
         client = AgentPay(base_url=announced["base_url"], api_key=announced["operator_key"])
         payer, payee = (client.accounts.create(name=name).account_id for name in ("Payer", "Payee"))

@@ -82,7 +82,7 @@ def own_time() -> Result:
             bare.get(SELLER)
 
         return compare(
-            "PaymentAuth alone: two calls without it",
+            "only PaymentAuth: two calls without it",
             subject=lambda: paying.get(SELLER),
             floor=two,
             bound=1.2,

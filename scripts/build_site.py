@@ -41,7 +41,7 @@ def main() -> None:
     """Build the site, and add the Markdown sources, which llms.txt links to."""
     repository = os.environ.get("AGENTPAY_REPOSITORY")
     text = configuration(CONFIGURATION.read_text("utf-8"), number=version(), repository=repository)
-    # Beside the original, since its paths are relative to it.
+    # In the same directory, since its paths are relative to it.
     copy = CONFIGURATION.with_name(f".zensical-{os.getpid()}.toml")
     copy.write_text(text, "utf-8")
     try:

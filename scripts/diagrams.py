@@ -114,7 +114,7 @@ def session() -> str:
 
 
 def payment() -> str:
-    """A payment for an API that answers 402."""
+    """A payment for an API that responds 402."""
     return sequence(
         "A 402: the service signs, the seller submits, and the service believes only the chain.",
         ("Your agent", "Service", "Seller", "Chain"),
@@ -159,14 +159,14 @@ def deliveries() -> str:
 
 
 def accounts() -> str:
-    """What belongs to whom: operator, accounts, keys and policies."""
+    """Ownership: operator, accounts, keys and policies."""
     parts = [
         box(20, 100, 190, 62, ["Operator", "operator key: everything"], "c"),
         box(330, 20, 230, 62, ["Account “Research bot”", "an address on chain, and USDC"]),
         box(330, 180, 230, 62, ["Account “Travel desk”", "an address on chain, and USDC"]),
         box(680, 20, 300, 62, ["Agent key", "pays from this account, reads it"], "g"),
         box(680, 100, 300, 62, ["Policy", "limits, payees, categories, approval"], "r"),
-        box(680, 180, 300, 62, ["Agent key and policy of its own", "no key reaches another account"], "g"),
+        box(680, 180, 300, 62, ["Separate agent key and policy", "no key reaches another account"], "g"),
         arrow(210, 118, 326, 60),
         arrow(210, 144, 326, 205),
         arrow(560, 44, 676, 44),
@@ -175,7 +175,7 @@ def accounts() -> str:
         words(
             500,
             276,
-            "Every transfer, session and payment of an account is judged by its policy.",
+            "Every transfer, session and payment of an account is checked against its policy.",
             kind="s",
         ),
     ]
@@ -183,7 +183,7 @@ def accounts() -> str:
 
 
 def crashes() -> str:
-    """What becomes of a transfer if the process dies."""
+    """The outcome of a transfer if the process dies."""
     rows = (
         ("the process dies", "stored", "what the next start does", "a retry with the key"),
         ("before the first commit", "nothing", "nothing", "creates the transfer"),
@@ -246,7 +246,7 @@ def stale() -> Iterator[str]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Draw the pictures, or with `--check` report those that are not current."""
+    """Draw the pictures, or with `--check` report outdated ones."""
     if "--check" in arguments:
         found = list(stale())
         print("\n".join(f"docs/images/{name} is not current: run scripts/diagrams.py" for name in found))

@@ -4,7 +4,7 @@
 
 A page is named by its path below `docs`, such as `how-to/local-validator.md`; by default, all tutorials. The
 files that a page says to save are saved, and each command of its console blocks runs in one shell, in a copy
-of the checkout, with a home directory of its own. A command that fails ends the run with its output. So does
+of the checkout, with a separate home directory. A command that fails ends the run with its output. So does
 a page that takes longer than it promises.
 """
 

@@ -224,7 +224,7 @@ def as_client(client: Installed) -> None:
 
 
 def as_tools(installed: Installed) -> None:
-    """Start the MCP server with the official client, and call it while no service answers."""
+    """Start the MCP server with the official client, and call it while no service responds."""
     said = installed.run("agentpay-mcp", code=2, AGENTPAY_API_KEY="ap_operator_x", AGENTPAY_BASE_URL=NOWHERE)
     if "agent-scoped key" not in said:
         fail("agentpay-mcp", said)

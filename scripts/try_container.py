@@ -4,7 +4,7 @@
 
 Each stage is an empty directory in which this machine's /usr and Python, both read-only, take the place of
 the base image. RUN is executed there by chroot. Then the image's command runs as the image's user, in a
-network of its own: the health check must fail before the start and pass after it, a signal must stop the
+separate network: the health check must fail before the start and pass after it, a signal must stop the
 server with exit code 0, and accounts must outlive it. Needs Linux, root and util-linux. If npm is there, the
 syntax is checked as well, by dockerfile-utils.
 """
@@ -249,22 +249,18 @@ def main() -> None:
     """Check the syntax, build the image, and use it."""
     if sys.platform != "linux" or os.geteuid() != 0:
         raise SystemExit("try_container.py needs Linux and root")
-    if "--in-namespace" not in sys.argv:
-        check_syntax()
-        # The mounts end with this process, and nothing outside it sees them.
-        again = ["unshare", "--mount", "--propagation", "private", sys.executable, __file__, "--in-namespace"]
-        raise SystemExit(subprocess.run(again, check=False).returncode)
-    passed = {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_CERT"))}
-    scratch = Path(tempfile.mkdtemp())
-    try:
-        stage = build(scratch, passed)
-        use(stage)
-    finally:
-        for line in reversed(Path("/proc/self/mounts").read_text("utf-8").splitlines()):
-            if line.split()[1].startswith(f"{scratch}/"):
-                subprocess.run(["umount", "--lazy", line.split()[1]], check=True)  # noqa: S607
-        shutil.rmtree(scratch)
-    print("The image builds, is healthy, stops, and keeps its data.")
+    if len(sys.argv) > 1:
+        passed = {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "SSL_CERT"))}
+        use(build(Path(sys.argv[1]), passed))
+        print("The image builds, is healthy, stops, and keeps its data.")
+        return
+    check_syntax()
+    # The mounts are in the inner process's namespace and end with it. Here the stages are plain directories:
+    # deleting them cannot reach what was mounted.
+    with tempfile.TemporaryDirectory() as scratch:
+        again = ["unshare", "--mount", "--propagation", "private", sys.executable, __file__, scratch]
+        code = subprocess.run(again, check=False).returncode
+    raise SystemExit(code)
 
 
 if __name__ == "__main__":

@@ -46,7 +46,7 @@ def _type_attributes(owner: griffe.Class) -> None:
 
 
 def _value(function: griffe.Function, name: griffe.ExprName) -> str | griffe.Expr:
-    """Return the literal that a name stands for, or the name itself."""
+    """Return the literal value of a name, or the name itself."""
     try:
         constant = function.modules_collection[name.canonical_path]
         constant = constant.final_target if isinstance(constant, griffe.Alias) else constant

@@ -75,7 +75,7 @@ class Seller:
             protocol: of the challenge.
             amount: micro-USDC.
             is_sponsored: whether the seller pays the fee.
-            split: how many micro-USDC of it go to somebody else; MPP alone.
+            split: micro-USDC of it that go to another payee; only for MPP.
             more: what the offer has besides, or instead.
         """
         self._asked += 1
@@ -135,7 +135,7 @@ class Seller:
         return base64.b64decode(content["payload"]["transaction"])
 
     def cosigned(self, header: dict[str, str]) -> bytes:
-        """Return the transaction of a header, signed by whoever pays its fee."""
+        """Return the transaction of a header, signed by its fee payer."""
         transaction = VersionedTransaction.from_bytes(self.transaction_in(header))
         message, signatures = transaction.message, list(transaction.signatures)
         if message.account_keys[0] == self.facilitator.pubkey():
@@ -143,7 +143,7 @@ class Seller:
         return bytes(VersionedTransaction.populate(message, signatures))
 
     def settle(self, header: dict[str, str]) -> SignatureStatus | None:
-        """Broadcast the payment of a header, and return what became of it, for good on a cluster."""
+        """Broadcast the payment of a header and return its status; on a cluster, the irreversible one."""
         raw = self.cosigned(header)
         signature = str(VersionedTransaction.from_bytes(raw).signatures[0])
 

@@ -1,7 +1,7 @@
 """Where the servers of a test run keep what they know: in memory, in files, or in PostgreSQL.
 
 `pytest --store file` and `pytest --store postgres` run all tests there that do not say themselves where: what
-they would have in memory is then in a directory, or in a database, of its own.
+they would have in memory is then in a separate directory or database.
 """
 
 import fcntl

@@ -1,7 +1,7 @@
 """Surfpool, a real Solana validator for tests: installed once, started on free ports, always torn down.
 
 It is an addon of Node, which `npm` fetches into a cache directory at the first use: `AGENTPAY_SURFPOOL_DIR`,
-or a directory of its own in the user's cache. Where it cannot run, tests that need it are skipped, with the
+or a separate directory in the user's cache. Where it cannot run, tests that need it are skipped, with the
 reason.
 """
 
@@ -26,8 +26,8 @@ _INSTALL_SECONDS = 300
 _START_SECONDS = 30
 _STOP_SECONDS = 10
 
-# Undrained events block it after some 980 transactions. It ends with its standard input, hence with whoever
-# started it, even when that is killed.
+# Undrained events block it after some 980 transactions. It ends with its standard input, hence with the
+# process that started it, even when that is killed.
 _SCRIPT = """
 const {Surfnet} = require(process.argv[1]);
 const node = Surfnet.startWithConfig(JSON.parse(process.argv[2]));
@@ -110,7 +110,7 @@ def installed(mark: str, *packages: str) -> Path:
     """Return the `node_modules` that holds packages of npm, installed once; skip the test without Node.
 
     Args:
-        mark: names them: a file beside them says that they are complete.
+        mark: names them: a file next to them says that they are complete.
         packages: each with its version.
     """
     if shutil.which("node") is None or shutil.which("npm") is None:

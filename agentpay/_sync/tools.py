@@ -281,7 +281,7 @@ class AgentTools:
             max_usdc: the most to pay, in USDC.
             payment_ref: names the purchase; see `pay`. One payment is signed for it, and presented again.
             method: `GET`, `POST`, `PUT`, `PATCH` or `DELETE`.
-            headers: header fields of the request; not those that present payments or keys.
+            headers: header fields of the request; except fields that present payments or keys.
             body: body of the request.
 
         Returns:

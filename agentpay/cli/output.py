@@ -60,7 +60,7 @@ class Output:
             return
         fields = _fields(model)
         if self.is_quiet:
-            click.echo(printable(str(next(iter(fields.values())))))
+            click.echo(printable(identifier_of(model)))
             return
         rows = [
             (f"{name}.{part}" if part else name, item)
@@ -168,8 +168,10 @@ class Output:
 
 
 def identifier_of(model: object) -> str:
-    """Return the identifier of a model, which is its first field."""
-    return str(next(iter(_fields(model).values())))
+    """Return the identifier of a model: its first field that is one, or its first field without any."""
+    fields = _fields(model)
+    names = (name for name in fields if name == "id" or name.endswith("_id"))
+    return str(fields[next(names, next(iter(fields)))])
 
 
 def takes_json(command: _Command) -> _Command:

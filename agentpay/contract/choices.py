@@ -108,7 +108,7 @@ OperatorKeyKind = Literal[
     "operator",
     "console",
 ]
-"""What an operator key is for (interface K8)."""
+"""Kind of an operator key (interface K8)."""
 
 Outcome = Literal["settle", "escalate", "reject"]
 """The predicted outcome of a transfer (interface B4)."""

@@ -297,7 +297,7 @@ LIST_ACCOUNT_DETAILS: Final = Endpoint(
     query=ListAccountDetails,
     responses={200: PageBody[AccountDetail]},
     errors=(ErrorCode.CHAIN_UNAVAILABLE,),
-    summary="List accounts in full, newest first: as each is read alone, in one request.",
+    summary="List accounts with their details, newest first.",
 )
 GET_ACCOUNT_DETAIL: Final = Endpoint(
     name="console.accounts.get",

@@ -16,7 +16,7 @@ from agentpay.contract.requests import Request
 
 
 class OperatorKeyKind(StrEnum):
-    """What an operator key is for."""
+    """Kind of an operator key."""
 
     OPERATOR = "operator"
     CONSOLE = "console"

@@ -339,7 +339,7 @@ class Cluster:
             return
         about = self._known.get(signature) or self._described(transaction)
         if self._messages.get(about.message, signature) != signature:
-            # One message lands once, whoever signs it how. One that vanishes lands again as it was.
+            # A message lands once, whatever its signatures. One that vanishes lands again unchanged.
             return
         keys = [str(key) for key in transaction.message.account_keys]
         addresses = [str(address) for address in machine.writable_accounts(transaction)]
@@ -510,7 +510,7 @@ class Cluster:
 
 
 def message_name(transaction: VersionedTransaction) -> str:
-    """Return what names the message of a transaction, whoever has signed it."""
+    """Return the identifier of a transaction's message, independent of its signatures."""
     return str(Message.hash_raw_message(to_bytes_versioned(transaction.message)))
 
 

@@ -139,7 +139,7 @@ async def _under_way(
                 done.add(name)
     for status in (SessionStatus.OPENING, SessionStatus.CLOSING):
         found += [(each.session_id, status) async for each in client.sessions.list(status=status, limit=100)]
-    # One whose answer was lost is known to nobody else.
+    # If its response was lost, only this actor knows it.
     found += [(each.transfer_id, each.status) async for each in client.payments.list(status="submitted")]
     for server in world.servers if counts else ():
         if waiting := await _transfers_in_flight(server):

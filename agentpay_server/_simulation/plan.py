@@ -35,10 +35,10 @@ ODDS: Final[Mapping[str, float]] = {
     "http.hung up": 0.01,
     "http.slow": 0.02,
     # Sellers behind HTTP 402, for each purchase
-    "shop.other price": 0.03,  # for what was asked for before, perhaps
+    "shop.other price": 0.03,  # possibly for an earlier price
     "shop.never": 0.1,
     "shop.late": 0.1,
-    "shop.last blocks": 0.1,  # of those that can hold it
+    "shop.last blocks": 0.1,  # the last blocks that can hold it
     "shop.twice": 0.1,
     "shop.altered": 0.15,  # signed as fee payer in two ways, both of which reach the cluster
     "shop.asks again": 0.1,

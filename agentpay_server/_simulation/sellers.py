@@ -233,7 +233,7 @@ async def _authorized(
     try:
         paid = purchase.seller.check(payment.header, terms)
     except PaymentRefusedError as refused:
-        world.violate("a payment is not what was asked for", key, refused.reason, refused)
+        world.violate("a payment does not match its challenge", key, refused.reason, refused)
         return None
     judges.handed_out(key, payment.transfer_id, paid.message_hash, paid.transaction)
     return paid

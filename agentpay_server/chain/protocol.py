@@ -145,7 +145,7 @@ class SignedTransaction:
 
 @frozen(kw_only=True)
 class Cosigned:
-    """A transaction that we have signed, and whose fee payer is somebody else.
+    """A transaction that we have signed, and whose fee another party pays.
 
     Attributes:
         token_account: the account that it takes from.
@@ -215,10 +215,10 @@ class Chain(Protocol):
     async def find_cosigned(
         self, cosigned: Cosigned, *, is_for_proof: bool = False
     ) -> SignatureStatus | None:
-        """Return what became of a transaction whose fee somebody else pays; None when it is not there (yet).
+        """Return the status of a transaction whose fee another party pays; None if it has not been found.
 
-        Its name on chain is the fee payer's signature, which that one alone makes. It is found by the message
-        that was signed, and by our signature over it.
+        On chain it is identified by the fee payer's signature, which we do not have. It is found by
+        the signed message, and by our signature over it.
 
         Args:
             cosigned: the transaction.

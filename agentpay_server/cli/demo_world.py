@@ -300,7 +300,7 @@ class DemoWorld:
         self._calls += 1
         response = self._http.get(_PAID_PATH, extensions={"payment_key": f"demo-call-{self._calls}"})
         transfer_id: str = response.extensions["payment"].transfer_id
-        # What the seller says does not count: the service asks the chain.
+        # The seller's receipt does not count: the service asks the chain.
         settled = self._agents[RESEARCH].payments.get(transfer_id)
         action = f"pays {_CALL_USDC} USDC for a call of {INFERENCE}"
         self._record(RESEARCH, action, settled.status, transfer_id=transfer_id)

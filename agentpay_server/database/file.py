@@ -185,7 +185,7 @@ class FileDatabase:
                     following = self._jobs.get_nowait()
                 except Empty:
                     break
-                # None is queued after the closing job, and that one, which is ALONE, ends this loop.
+                # No job is queued after the closing job, which is ALONE and ends this loop.
                 assert following is not None  # noqa: S101
                 jobs.append(following)
             with self._in_use:

@@ -247,7 +247,7 @@ def mounted(server: Server, node: Node, app: ASGIApp | None = None) -> Mounted:
     Args:
         server: the server.
         node: its node.
-        app: answers at all other paths; None for nothing there.
+        app: handles all other paths; None responds 404.
     """
     timeout_seconds = server.context.settings.body_timeout_seconds
     facilitator = facilitator_of(node, body_timeout_seconds=timeout_seconds)

@@ -142,7 +142,7 @@ class Intent(ABC, Generic[R]):
         """
 
     def objection(self, unit: SpendUnit) -> Refusal | None:  # noqa: ARG002
-        """Return a refusal by a rule of its own, which is judged before the policy's rules."""
+        """Return a refusal by an additional rule, which is checked before the policy's rules."""
         return None
 
     @abstractmethod
@@ -236,7 +236,7 @@ class Authorizer:
             is_any_ended = await self._settlement.finish_in_flight(parties.source.account_id, deadline)
             if is_any_ended or not contended.is_up_to_others:
                 return None
-        # Nobody knows how long others take to broadcast what they hold: what they may take is not there.
+        # Sellers may broadcast the payments that they hold at any time, so their amounts are unavailable.
         return await self._decided(intent, preflight, is_last_look=True)
 
     async def _decided(

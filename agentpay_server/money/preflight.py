@@ -70,7 +70,7 @@ class Preflight:
 
         Args:
             connection: within a unit of work.
-            refusal: by what is certainly available; None if there is none.
+            refusal: if the certainly available amount is too low; None otherwise.
             source: the account as it is now, locked.
             is_last_look: whether there is no time left for another one.
 

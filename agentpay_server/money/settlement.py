@@ -167,7 +167,7 @@ class Settlement:
     async def finish_in_flight(self, account_id: str, deadline: float) -> bool:
         """Bring to its end whatever may yet leave an account's balance, as far as that goes by `deadline`.
 
-        What others broadcast is looked at, and not waited for.
+        Transactions that others broadcast are read once, without waiting.
 
         Returns:
             Whether anything may have changed.

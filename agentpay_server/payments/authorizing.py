@@ -96,7 +96,7 @@ class Purchase:
 
 
 class PaymentIntent(TransferIntent):
-    """What new and approved payments have in common."""
+    """The common part of new and approved payments."""
 
     operation = Operation.PAYMENT
 

@@ -160,7 +160,7 @@ class FaultyChain:
     async def find_cosigned(
         self, cosigned: Cosigned, *, is_for_proof: bool = False
     ) -> SignatureStatus | None:
-        """Return what became of a transaction that somebody else broadcasts."""
+        """Return the status of a transaction that another party broadcasts."""
         self._take_call()
         return await self.inner.find_cosigned(cosigned, is_for_proof=is_for_proof)
 

@@ -82,7 +82,7 @@ class CreateTenant(Protocol):
 
 
 class ConsoleKeys(Protocol[_Key]):
-    """Keeps a browser signed in that moves the clock or restores the world."""
+    """Keeps a browser signed in that advances the clock or restores a snapshot."""
 
     async def postpone(self, principal: Principal, by_us: int) -> None:
         """Let the console key of a request expire later."""

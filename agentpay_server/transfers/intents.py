@@ -1,4 +1,4 @@
-"""What transfers add to an authorization: how a decision is stored, signed and held.
+"""Authorization of transfers: how a decision is stored, signed and reserved.
 
 `money/authorization.py` decides, in one unit of work. A new transfer (`creation.py`) and an approved one
 (`approvals.py`) differ in how they are claimed and stored, and in that an approved one is not escalated.

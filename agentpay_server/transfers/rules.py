@@ -67,7 +67,7 @@ def is_approvable(status: str, approval_expires_us: int | None, now_us: int) -> 
 class Terms:
     """The parameters that make two requests under one key the same request (interface I6).
 
-    Of a payment behind HTTP 402, `payment_digest` alone stands for all that its challenge asks for.
+    For a payment behind HTTP 402, `payment_digest` covers all terms of its challenge.
     """
 
     account_id: str

@@ -124,7 +124,7 @@ _PAGES: Final[dict[tuple[str, ...], Select[Any]]] = {
     for names in combinations(_FILTERS, count)
 }
 _DUE: Final = func.min(transfers.c.approval_expires_us)
-# Each from an index of its own.
+# Each uses a separate index.
 _NEXT_EXPIRIES: Final = select(
     select(_DUE).where(_IS_PENDING).scalar_subquery(), select(_DUE).where(_IS_APPROVED).scalar_subquery()
 )

@@ -254,7 +254,7 @@ _REPLAYABLE: Final = (
     .order_by(deliveries.c.seq)
     .limit(bindparam("count"))
 )
-# A constant in the text, as the partial index has it: a parameter would not use that.
+# A constant in the text, as in the partial index: with a parameter, that index is not used.
 _REPLAYABLE_BY_STATUS: Final = {
     status: _REPLAYABLE.where(deliveries.c.status == literal_column(f"'{status}'"))
     for status in (DeliveryStatus.UNDELIVERED, DeliveryStatus.DELIVERED)

@@ -36,9 +36,9 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(autouse=True)
 def _loop_of_the_browser(browser: Browser) -> Iterator[None]:
-    """Let Playwright's event loop, which it leaves running, be that of the browser's tests alone.
+    """Keep Playwright's event loop, which it leaves running, to the browser tests.
 
-    Other tests of this process start loops of their own, which a running one forbids.
+    Other tests of this process start new loops, which a running one prevents.
     """
     asyncio._set_running_loop(browser._loop)
     yield

@@ -18,7 +18,7 @@ AXE = "async () => { %s; return (await axe.run()).violations.map(({id, nodes}) =
 SMALL = """() => [...document.querySelectorAll("a, button, summary, select, input")]
     .filter((it) => it.checkVisibility() && !it.closest(".skip, dd, .grow, p:not(.head)"))
     .filter((it) => it.getBoundingClientRect().height < 44).map((it) => it.outerHTML)"""
-"""What is too small for a finger; a link within a sentence may be as high as its line."""
+"""Elements too small for a finger; a link within a sentence may be as high as its line."""
 
 
 @pytest.fixture(scope="module")

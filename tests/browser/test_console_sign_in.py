@@ -43,7 +43,7 @@ def test_a_sign_in_link_works_once_and_is_removed_from_the_address(
     late.goto(link)
     expect(late.get_by_role("alert")).to_contain_text("console-link")
     assert "code" not in late.url
-    # A link in a tab that is signed in signs in anew; a used one changes nothing there.
+    # In a signed-in tab, a new link signs in again; a used one changes nothing.
     before = tab.evaluate("sessionStorage['agentpay.key']")
     tab.goto(link)
     expect(tab.locator("#live")).to_contain_text("used before")

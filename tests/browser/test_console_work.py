@@ -316,7 +316,7 @@ def test_the_timeline_goes_back_to_a_saved_point(
     says(tab, "The world is as it was.")
     expect(tab.locator(".rows > li")).to_have_text(rows[1:])
     assert str(client.accounts.balance(shop).balance_usdc) == "2.000000"
-    # A list that is narrowed shows what was asked for, and nothing else.
+    # A filtered list shows only matching rows.
     console.go(tab, "timeline?status=settled")
     expect(tab.locator(".rows > li")).to_have_text(rows[2:])
 

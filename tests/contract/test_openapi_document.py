@@ -298,7 +298,7 @@ def test_the_command_prints_a_document(options, name):
 def test_descriptions_come_from_docstrings_without_references():
     @attrs.frozen(kw_only=True)
     class Order(Request):
-        """What is asked for (contract, "Orders"; D1).
+        """The order (contract, "Orders"; D1).
 
         Not shown.
 
@@ -311,7 +311,7 @@ def test_descriptions_come_from_docstrings_without_references():
         amount: int | None
         order_id: str
 
-    assert summary_of(Order) == "What is asked for."
+    assert summary_of(Order) == "The order."
     assert field_words(Order) == {
         "amount": "How much, from 1 up, or null for all of it.",
         "order_id": "Stays as it is.",

@@ -27,7 +27,7 @@ class Step:
 
     Attributes:
         tool: the tool.
-        arguments: its arguments; "shop" and "thief" as `to` stand for accounts.
+        arguments: its arguments; "shop" and "thief" as `to` are replaced by accounts.
         expected: `status` of the result, or its `error`.
         fault: an operation of the service that fails during the call, and how.
         why: what the model is thinking.

@@ -201,7 +201,7 @@ def test_an_agents_key_pays_from_its_account(
     ).strip()
     assert agentpay.json("whoami")["account_id"] == account_id
     assert agentpay.json("transfers", "create", "--to", payee, "--amount", "1")["from"] == account_id
-    # It may not list accounts, so identifiers stand in the place of names.
+    # It may not list accounts, so identifiers are shown instead of names.
     assert account_id in agentpay.shown("transfers", "list")
 
 
@@ -323,7 +323,7 @@ def test_identifiers_are_whole_on_one_line_at_80_columns(
     inbox = server.webhook_inbox()
     agentpay.json("keys", "create", "--account", account_id, "--name", "a name that is rather long for a key")
     agentpay.json("sessions", "open", "--from", account_id, "--to", _shop(client), "--cap", "1")
-    pending(client, account_id, memo="a memo that nobody would want to read in a table of transfers")
+    pending(client, account_id, memo="a memo that is far too long for a table of transfers")
     server.sandbox.clock.advance(0)
     assert inbox.webhook_id
 
@@ -422,6 +422,12 @@ def test_funding_is_shown_with_the_account_first(agentpay: Client, funded: Funde
     shown = agentpay.shown("accounts", "fund", "Payer", "5").splitlines()
     assert shown[1].split() == ["account_id", account_id]
     assert agentpay.shown("accounts", "fund", "Payer", "5", "--quiet") == f"{account_id}\n"
+
+
+def test_a_quiet_policy_is_the_identifier_of_its_account(agentpay: Client, funded: Funded) -> None:
+    account_id = funded(name="Payer").account_id
+    assert agentpay.shown("accounts", "policy", "Payer", "--quiet") == f"{account_id}\n"
+    assert agentpay.shown("accounts", "policy", "Payer", "--pause", "--quiet") == f"{account_id}\n"
 
 
 def test_help_is_not_cut_off_at_80_columns() -> None:

@@ -102,7 +102,7 @@ def test_zsh_completes(home: Path, typed: str, expected: str) -> None:
 
 @contextmanager
 def interactive(home: Path, *command: str) -> Iterator[int]:
-    """Run a shell on a terminal of its own."""
+    """Run a shell on a new terminal."""
     terminal, theirs = pty.openpty()
     with subprocess.Popen(
         command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment(home), start_new_session=True

@@ -20,7 +20,7 @@ UNSET = {"AGENTPAY_API_KEY": None, "AGENTPAY_BASE_URL": None, "AGENTPAY_PROFILE"
 
 
 class Shell:
-    """Runs `agentpay` with a config file of its own and no variables but those that are passed."""
+    """Runs `agentpay` with a separate config file and only the given variables."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -1,6 +1,6 @@
 """Slow and silent peers of a port: no peer holds a connection forever, and many of them block no other.
 
-Deadlines come from the settings: those that a test waits for are short, others are long.
+Deadlines come from the settings: short where a test waits for one, long otherwise.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""What the console asks of long lists: accounts in full, filters by time and transfer, replays (CO22).
+"""Long lists of the console: account details, filters by time and transfer, replays (CO22).
 
 The plans of the statements show that none walks along the whole history.
 """
@@ -157,7 +157,7 @@ def test_all_undelivered_events_since_a_moment_are_replayed_once(server: AgentPa
     console = server.console
     assert of_status(server, "undelivered") == 2
     assert console.deliveries.replay(since=START + HOUR).replayed == 1
-    assert console.deliveries.replay(since=START - HOUR).replayed == 1, "the other one is under way"
+    assert console.deliveries.replay(since=START - HOUR).replayed == 1, "the other one is in progress"
     assert console.deliveries.replay(since=START - HOUR).to_dict() == {"replayed": 0, "has_more": False}
     server.sandbox.clock.advance(0)
     assert console.deliveries.replay(since=START - HOUR).replayed == 0, "both were received"

@@ -64,7 +64,7 @@ def blocks(path: Path, language: str) -> list[str]:
 
 
 def anchors(path: Path) -> set[str]:
-    """The anchors of a document: explicit ones, and those that the site and GitHub both generate."""
+    """The anchors of a document: explicit ones, and the ones that both the site and GitHub generate."""
     found = set(_ANCHOR.findall(prose(path)))
     for heading in _HEADING.findall(prose(path)):
         words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
@@ -357,5 +357,5 @@ def test_every_type_of_events_is_on_the_page_of_events() -> None:
 def test_every_guarantee_names_an_existing_command() -> None:
     page = (DOCS / "explanation" / "guarantees.md").read_text("utf-8")
     rows = re.findall(r"^\| P(\d+) \| \*\*.+?\| .+ \| `nox -s \w+[^`]*` \|$", page, re.MULTILINE)
-    # The row of P17 names a command of its own.
+    # The row of P17 names another command.
     assert [int(number) for number in rows] == [*range(1, 17), 18, 19]

@@ -266,7 +266,7 @@ def test_a_body_without_a_content_type_is_accepted(http):
 NOT_JSON = {
     "empty": b"",
     "blank": b"  ",
-    "cut off": b'{"name":',
+    "truncated": b'{"name":',
     "two values": b"{} {}",
     "trailing comma": b'{"name":"x",}',
     "single quotes": b"{'name':'x'}",

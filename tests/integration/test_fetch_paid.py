@@ -398,7 +398,7 @@ def test_headers_reserved_by_the_tool_are_refused(
 
 
 class Site:
-    """An ASGI application that answers what it is told."""
+    """An ASGI application that returns scripted responses."""
 
     def __init__(self) -> None:
         self.answers: dict[str, tuple[int, dict[str, str], bytes]] = {}

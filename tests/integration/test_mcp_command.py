@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import logging
 import socket
 import sys
 import threading
@@ -44,7 +45,9 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AGENTPAY_BASE_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("AGENTPAY_API_KEY", AGENT_KEY)
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+    # The MCP SDK wraps the buffers of both, and closes them with its wrappers.
+    for stream in ("stdin", "stdout"):
+        monkeypatch.setattr(sys, stream, io.TextIOWrapper(io.BytesIO()))
 
 
 def ended(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:
@@ -174,12 +177,12 @@ def test_it_serves_until_the_host_closes_the_connection(
     assert [request.path for request in server.requests][-1] == "/whoami"
 
 
-def test_it_serves_although_the_service_does_not_answer_yet(
+def test_it_serves_although_the_service_does_not_respond_yet(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentpay.mcp.__main__.START_SECONDS", 0.5)
     main([])
-    assert "the service does not answer yet" in caplog.text
+    assert "the service does not respond yet" in caplog.text
 
 
 def test_without_the_extra_it_exits_with_1(
@@ -204,6 +207,19 @@ def test_a_port_that_is_taken_exits_with_1(
     assert f"cannot listen on 127.0.0.1:{port}" in sentence
 
 
+@pytest.fixture
+def uvicorn_logs() -> Iterator[None]:
+    """Undo what uvicorn configures for the whole process."""
+    loggers = [logging.getLogger(name) for name in ("uvicorn", "uvicorn.error", "uvicorn.access")]
+    before = [(each, each.level, each.propagate, list(each.handlers)) for each in loggers]
+    yield
+    for logger, level, propagate, handlers in before:
+        logger.setLevel(level)
+        logger.propagate = propagate
+        logger.handlers[:] = handlers
+
+
+@pytest.mark.usefixtures("uvicorn_logs")
 @pytest.mark.parametrize("given", [None, TOKEN])
 def test_it_serves_http_with_the_token_that_is_given_or_printed(
     server: AgentPayServer,

@@ -200,7 +200,7 @@ def test_a_payment_that_is_never_broadcast_expires(
     assert (
         refused(authorize(seller.ask(protocol)), "payment_expired")["transfer_id"] == payment["transfer_id"]
     )
-    # What was handed out is worth nothing any more.
+    # The signed payment can no longer land.
     assert seller.settle(payment["header"]) is None
     server.sandbox.clock.advance(1)
     assert (seller.received, get(http, payment)["status"]) == (0, "failed")

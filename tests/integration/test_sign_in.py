@@ -29,7 +29,7 @@ def link(server: AgentPayServer) -> httpx.URL:
 
 @pytest.fixture
 def browser(link: httpx.URL) -> Iterator[httpx.Client]:
-    """What calls the server without a key."""
+    """A client without a key."""
     with httpx.Client(base_url=f"{link.scheme}://{link.netloc.decode('ascii')}") as client:
         yield client
 

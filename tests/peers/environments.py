@@ -1,6 +1,6 @@
 """Environments of the peers: a virtual environment or a directory of Node for each, built at its first use.
 
-They live in a cache directory, `AGENTPAY_PEERS_DIR` or a directory of its own in the user's cache, so that a
+They live in a cache directory, `AGENTPAY_PEERS_DIR` or a separate directory in the user's cache, so that a
 peer is installed once for each set of versions. Where a peer cannot be installed, its tests are skipped with
 the reason; with `AGENTPAY_PEERS_REQUIRED=1`, as in `nox -s peers`, they fail.
 """

@@ -1,7 +1,7 @@
 """Sellers built with the packages of the field, unchanged, paid by an account of the service.
 
-Each runs in an environment of its own, against our facilitator or our chain. What is asserted is the resource
-in the payer's hands and the money on chain. The marker `peers` is on those that take long to install.
+Each runs in a separate environment, against our facilitator or our chain. The tests assert the resource
+in the payer's hands and the money on chain. The marker `peers` is on tests that take long to install.
 """
 
 import itertools

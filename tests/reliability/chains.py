@@ -162,7 +162,7 @@ class FaultyChain:
         """Let `acts` stand in for the next sends of transfers and of steps of sessions.
 
         Records of policies, which are written whenever their writer comes to it, take none of them, nor does
-        what is sent again because it is lost in a black hole.
+        transactions resent because a black hole loses them.
         """
         self._acts[_PAYMENT].extend(acts)
 

@@ -37,7 +37,7 @@ def run(*arguments: str) -> dict[str, object]:
 
 @pytest.mark.timeout(400)
 def test_a_short_run_on_a_file_pays_nothing_twice(tmp_path: Path) -> None:
-    validators.embedded_only("it starts servers and a chain of its own")
+    validators.embedded_only("it starts servers and a separate chain")
     options = ("--for", "200", "--agents", "2", "--purchases", "3", "--seed", "7")
     told = run(*options, "--keep", str(tmp_path / "kept"))
     assert (told["seed"], told["has_passed"]) == (7, True)

@@ -1,4 +1,4 @@
-"""Deposits are booked once, whichever process looks, whenever it dies, and whatever the chain repeats (P3).
+"""Deposits are booked once, for any number of watchers, crashes and repeated reports of the chain (P3).
 
 The watcher is led through every order in which it and a settling transfer can come to the same money.
 """

@@ -170,7 +170,7 @@ async def play(
                 model, known = trial, found
                 break
         else:
-            raise AssertionError(f"{asks} at once are in no order {[told(answer) for answer in answers]}")
+            raise AssertionError(f"{asks} at once fit no order {[told(answer) for answer in answers]}")
     scene.paid.update(model.paid)
     scene.check_balances()
 

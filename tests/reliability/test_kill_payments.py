@@ -4,7 +4,7 @@ The agent keeps nothing but the key of its purchase. It buys from a seller that 
 server or the agent dies at one step, and another one takes its place. The chain is the judge.
 
 Each case draws one mode of the seller. A failure names its seed, and the case of `nox -s deep` that repeats
-it: there every mode has a case of its own.
+it: there every mode has a separate case.
 """
 
 import time
@@ -31,12 +31,12 @@ from agentpay_server.sandbox.facilitator.fee_payer import keypair_of
 
 PRICE = 1_000
 FUNDS = 100_000_000
-# The first page that a server writes is that of its own start.
+# The first page that a server writes belongs to its start.
 CHAIN = ["chain.executed@2", "chain.written@2"]
 SERVER_POINTS = [*points_of(Operation.PAYMENT), *CHAIN]
 BEFORE_THE_SELLER = ("payment.begun", "payment.signed", "payment.expired")
 CLIENT_POINTS = ["agent.before", "agent.signed", "agent.presented"]
-"""Before the service is asked, once the payment is signed, and once the seller has it."""
+"""Before the request to the service, after signing, and after the seller received the payment."""
 
 HELD = (Mode.SETTLE_LATE, Mode.HOLD)
 UNPAYABLE = (Mode.WRONG_NETWORK, Mode.WRONG_MINT, Mode.MALFORMED_CHALLENGE, Mode.ENORMOUS_CHALLENGE)
@@ -88,7 +88,7 @@ class Shop:
             time.sleep(0.005)
 
     def buy(self, service: AgentPay, payer: str, dies_at: str | None = None) -> None:
-        """Buy the forecast under its one key, with an agent that knows nothing of earlier tries."""
+        """Buy the forecast under its one key, with an agent that has no memory of earlier attempts."""
         if dies_at is not None:
             mortal(service, dies_at)
 
@@ -102,7 +102,7 @@ class Shop:
             transport=self.paywall.transport(),
             base_url=self.paywall.base_url,
         )
-        # Whatever it is told, it tries again later with the same key.
+        # Whatever the outcome, it retries later with the same key.
         with http, suppress(AgentPayError, httpx.HTTPError, DiedError):
             http.get("/forecast", extensions={"payment_key": "forecast-7"})
 
@@ -203,7 +203,7 @@ def first_life(dying: Child, shop: Shop, it: Prepared, point: str) -> None:
     with AgentPay(api_key=it.key, base_url=dying.base_url, max_retries=0, timeout=20) as service:
         shop.buy(service, it.payer, dies_at)
     if point == "payment.expired" and mode not in UNPAYABLE:
-        # Whatever was signed before a transaction that is lost for good can land no more.
+        # A transaction signed before a permanently lost one can no longer land.
         dying.request("PUT", "/sandbox/faults/chain_never_lands", it.key, {"times": 1})
         dying.request("POST", "/v1/transfers", it.key, it.transfer("other", "1"))
     else:
@@ -251,7 +251,7 @@ def buy_and_judge(server: AgentPayServer, shop: Shop, payer: str, expected_micro
 
 
 def assert_expired(survey: Survey, it: Prepared) -> None:
-    """Assert that the purchase has failed by expiry, and that nobody was paid for it."""
+    """Assert that the purchase has failed by expiry and that no money moved."""
     (payment,) = survey.rows(tables.payments)
     (row,) = survey.rows(tables.transfers, transfer_id=payment["transfer_id"])
     assert (row["status"], row["error"]) == ("failed", "payment_expired")

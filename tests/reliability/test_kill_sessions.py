@@ -137,7 +137,7 @@ def test_a_settlement_killed_at_any_point_pays_once(it: Prepared, before: set[st
         dying.assert_killed()
     with it.served() as server:
         if point != "session_close.begun":
-            # No request has to be repeated for a claimed one; a server that is not alone waits for a while.
+            # A claimed session needs no further request; with several servers, recovery waits for the lease.
             server.sandbox.clock.advance(5)
             assert server.sessions.get(session_id).status == "settled"
         finish(it, server, before)

@@ -133,7 +133,7 @@ async def test_transfers_of_a_killed_server_are_completed_by_the_other(
     try:
         asked = [
             asyncio.create_task(dying.post("/v1/transfers", order(source, to, key, "7")))
-            for key in ("asked again", "left alone")
+            for key in ("asked again", "not retried")
         ]
         await rpc_service.eventually(lambda: are_submitted(database_url, 2))
         dying.process.kill()

@@ -2,10 +2,10 @@
 
 AGENTPAY_DEEP_EXAMPLES=20000 nox -s deep -- tests/reliability/test_session_machine.py
 
-Beside what the money machine asserts: an escrow holds its cap and what strangers sent; a session is charged
+In addition to the money machine: an escrow holds its cap and what strangers sent; a session is charged
 what was answered, never past its cap; settled and returned are its cap to the unit; every event fires once.
 Sessions stay `opening` and `closing` while their transactions are lost, or while the payee cannot be paid,
-and everything else goes on meanwhile.
+and everything else continues meanwhile.
 """
 
 from collections.abc import Callable, Iterator

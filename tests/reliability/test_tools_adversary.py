@@ -147,7 +147,7 @@ class World:
         self.told: list[dict[str, Any]] = []
 
     async def ask(self, made: Call) -> dict[str, Any] | None:
-        """Make a call on an MCP server that lives for it alone; None where that died."""
+        """Make a call on an MCP server of its own; return None if that died."""
         arguments = {name: self.names.get(value, value) for name, value in made.arguments.items()}
         is_fetch = made.tool == "fetch_paid"
         if is_fetch:
@@ -261,7 +261,7 @@ class World:
                 assert transfer.amount_usdc <= max(caps)
 
     def judge_told(self, paid: dict[str, Any]) -> None:
-        """What the model was told is true: settled stays settled, for that amount, to that payee."""
+        """Check that what was reported as paid is settled, with that amount, to that payee."""
         for result in self.told:
             if result["money_moved"] == "yes" and "payment_ref" in result:
                 transfer = paid[result["payment_ref"]]

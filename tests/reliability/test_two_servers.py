@@ -164,7 +164,7 @@ async def test_payments_at_both_servers_reach_the_daily_limit_and_do_not_exceed_
         (201, None): 20,
         (402, "policy_violation"): 60,
     }
-    # One transaction for each key, whichever server has signed it.
+    # One transaction for each key, from either server.
     handed_out = {seller.transaction_in(each.body["header"]) for each in answers if each.status == 201}
     assert len(handed_out) == 10
     assert (await second.detail(source))["reserved_usdc"] == "10.000000"

@@ -198,8 +198,8 @@ class World:
     async def cut_off(self, request: Coroutine[Any, Any, Answer], units: int) -> None:
         """Let so many units of work begin, of the database and of the chain's ledger, and kill the server.
 
-        The last of them is done or not: nobody is told of it any more. What ends, or waits for time to pass,
-        is not waited for.
+        The last one may or may not be executed; no caller learns the outcome. Work that ends, or waits for
+        time, is not waited for.
         """
         storage = self.runtime.storage
         kept: list[Any] = [storage.database, *([storage.ledger] if storage.ledger else [])]
@@ -428,10 +428,10 @@ async def started(
         seed: makes identifiers, keys and signatures repeat.
         settlement_wait_seconds: how long a transfer waits for finality, in the loop's own time.
         interrupted: the seed by which every call of the chain and the database lets others in; None lets
-            nobody in, as the embedded server itself.
+            no other in, as the embedded server itself.
         data_dir: a directory to keep everything in, chain included; else it ends with the world.
         store: where the database is without one: memory, file or postgres; where the run was told to if None.
-        after: the world that was in the directory before; trouble that does not end with a server goes on.
+        after: the world that was in the directory before; faults that do not end with a server continue.
         settings: other settings of the server.
     """
     chance = None if interrupted is None else random.Random(interrupted)

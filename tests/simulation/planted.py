@@ -1,7 +1,7 @@
 """Faults of our own making: what the simulator must find, each by a patch of running code.
 
-Each is a bug that somebody could write. Where a second guard would mask one, both are removed. They patch the
-engine (`Settlement`), the chain over RPC, statements and rules by names that are meant to stay.
+Each is a bug that a developer could write. Where a second guard would mask one, both are removed. They patch
+the engine (`Settlement`), the chain over RPC, statements and rules by names that are meant to stay.
 """
 
 import asyncio

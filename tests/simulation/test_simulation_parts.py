@@ -104,7 +104,7 @@ def test_tasks_of_a_killed_actor_do_not_run() -> None:
     async def serve() -> None:
         try:
             await asyncio.sleep(1)
-            ran.append("went on")
+            ran.append("continued")
         finally:
             ran.append("cleaned up")
 
@@ -149,7 +149,7 @@ class Seen:
         self.landed: list[Landed] = []
 
     def handed_over(self, about: Described, by: str) -> None:
-        raise AssertionError("nobody hands anything over here")
+        raise AssertionError("no transaction is handed over here")
 
     def in_block(self, landing: Landed) -> None:
         self.landed.append(landing)

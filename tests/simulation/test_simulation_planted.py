@@ -25,7 +25,7 @@ def plan_of(seed: int) -> Plan:
     """Return one of three kinds of worlds: short ones, dense ones, and calm ones whose nodes get stuck.
 
     Most bugs show at once. What only goes wrong when a transaction expires takes time and trouble; where a
-    server dies every minute, and begins to wait anew, hardly anything is ever believed to have expired.
+    server dies every minute and restarts its waits, hardly any transaction is ever considered expired.
     """
     match seed % 3:
         case 0:

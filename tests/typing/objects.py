@@ -1,4 +1,4 @@
-"""What type checkers say of the public objects; `nox -s types` runs mypy and pyright over this file.
+"""Types of the public objects as type checkers see them; `nox -s types` runs mypy and pyright over this file.
 
 Each `ignore` stands where an error must be reported: one that is not needed is an error itself.
 """
@@ -73,7 +73,7 @@ def every_event_has_its_class(body: bytes, headers: dict[str, str]) -> Decimal |
         case TransferSettled(data=data):
             return assert_type(data.amount_usdc, Decimal)
         case TransferRejected(data=data):
-            # The service always sends them: nobody has to ask whether they are there.
+            # The service always sends them, so callers need no check for None.
             assert_type(data.transfer_id, str)
             return assert_type(data.amount_usdc, Decimal)
         case TransferInitiated() | EscalationRequired() | BalanceLowThreshold():

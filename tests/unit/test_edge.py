@@ -52,7 +52,7 @@ class _NoNode:
 
     async def call(self, method: str, /, *params: object) -> object:
         self.asked.append(method)
-        raise ChainUnavailableError("nobody is there")
+        raise ChainUnavailableError("no node is there")
 
     async def close(self) -> None:
         self.is_closed = True
@@ -60,7 +60,7 @@ class _NoNode:
 
 async def test_rpc_calls_are_made_by_the_client_of_the_edge() -> None:
     node = _NoNode()
-    with pytest.raises(ClusterError, match="nobody is there"):
+    with pytest.raises(ClusterError, match="no node is there"):
         await start_server(
             ServerConfig(rpc=RpcSettings(url="http://node.invalid/"), edge=Edge(rpc_client=lambda _: node))
         )

@@ -156,7 +156,7 @@ class RpcChain:
     async def find_cosigned(
         self, cosigned: Cosigned, *, is_for_proof: bool = False
     ) -> SignatureStatus | None:
-        """Return what became of a transaction whose fee somebody else pays (see `Chain`)."""
+        """Return the status of a transaction whose fee another party pays (see `Chain`)."""
         source = cosigned.token_account
         if is_for_proof:
             lines = await self._proved_history(source, cosigned.after)
@@ -168,7 +168,7 @@ class RpcChain:
         status = None if name is None else await self.signature_status(name)
         if status is None:
             if name is not None and is_for_proof:
-                raise ChainUnavailableError("a node does not know a transaction of its own history")
+                raise ChainUnavailableError("a node does not know a transaction that its history lists")
             return None
         failure = None if status.failure is None else evolve(status.failure, chain_signature=name)
         return evolve(status, failure=failure, chain_signature=name)

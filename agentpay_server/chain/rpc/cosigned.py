@@ -14,7 +14,7 @@ from agentpay_server.chain.rpc.replies import HistoryLine, exactly, malformed, m
 _REMEMBERED: Final = 4_096
 _ANY_VERSION: Final = 255
 _SIGNED_VERSIONS: Final = (None, "legacy", 0)
-"""Those that can be read; a node that reports none means the first of them."""
+"""Readable versions; a node that reports none means the first one."""
 _UNKNOWN: Final = ("", frozenset[str]())
 """Marks a transaction that cannot be parsed, such as of a version that the service does not sign."""
 
@@ -46,7 +46,7 @@ class CosignedSearch:
         for line in lines:
             found = await self._message(line.signature)
             if found is None and must_read:
-                raise ChainUnavailableError("a node does not show a transaction of its own history")
+                raise ChainUnavailableError("a node does not return a transaction that its history lists")
             if found == _UNKNOWN or found is None:
                 continue
             message_hash, signatures = found
@@ -83,13 +83,13 @@ def _read(reply: object, signature: str) -> tuple[str, frozenset[str]]:
         raise malformed("a transaction that is not base64") from None
     except ValueError:
         if exactly(reply, dict, "transaction").get("version") in _SIGNED_VERSIONS:
-            # Cut off or garbled. It must not pass for one that is not ours.
+            # Truncated or malformed. It must not be treated as a foreign transaction.
             raise malformed("a transaction that cannot be read") from None
         return _UNKNOWN
     signatures = [str(each) for each in transaction.signatures]
     if not signatures or signatures[0] != signature:
         raise malformed("another transaction than the one that was asked for")
-    # Results are remembered. Another message under these signatures would hide a payment for good.
+    # Results are cached. Another message under these signatures would hide a payment permanently.
     if not all(transaction.verify_with_results()):
         raise malformed("a transaction whose signatures are of another message")
     message_hash = Message.hash_raw_message(to_bytes_versioned(transaction.message))

@@ -44,7 +44,7 @@ api_keys: Final = Table(
     Index("ix_api_keys_operator", "operator_id", "seq"),
 )
 
-# Codes of links to the console that nobody has used yet.
+# Unused codes of sign-in links to the console.
 sign_in_codes: Final = Table(
     "sign_in_codes",
     metadata,

@@ -87,7 +87,7 @@ async def test_a_payment_broadcast_by_its_fee_payer_is_found(world: RpcWorld) ->
         assert status is not None
         assert (status.is_irreversible, status.failure) == (True, None)
         assert status.chain_signature == purchase.signed.signature != purchase.cosigned.signature
-    # Others know nothing of it, though they are in the same history.
+    # Other payments are not affected, though they are in the same history.
     assert await world.chain.find_cosigned((await bought(world, nonce=1)).cosigned) is None
 
 

@@ -43,7 +43,7 @@ def prepared(nonce: int) -> PreparedPayment:
 
 
 def completed(raw: bytes, *, ours: bytes | None = None) -> VersionedTransaction:
-    """Return a payment that its sponsor has signed; with a given signature in the place of ours."""
+    """Return a payment that its sponsor has signed; with a given signature instead of ours."""
     handed_out = VersionedTransaction.from_bytes(raw)
     message = handed_out.message
     sponsor = SPONSOR.sign_message(to_bytes_versioned(message))
@@ -188,7 +188,7 @@ async def test_a_transaction_whose_signatures_do_not_fit_leaves_it_open_and_is_n
 
     with pytest.raises(ChainUnavailableError):
         await chain.find_cosigned(sought(), is_for_proof=is_for_proof)
-    # One wrong reply must not hide the payment for good.
+    # One wrong reply must not hide the payment permanently.
     node.answers["getTransaction"] = true_answer
     node.answers["getSignaturesForAddress"] = true_history
     assert await chain.find_cosigned(sought(), is_for_proof=is_for_proof) is not None
@@ -347,7 +347,14 @@ async def test_a_listed_transaction_that_the_node_lacks_proves_nothing() -> None
         {"transaction": [], "version": 0},
         {},
     ],
-    ids=["cut off", "cut off, no version", "no base64", "another transaction", "nothing", "no transaction"],
+    ids=[
+        "truncated",
+        "truncated, no version",
+        "no base64",
+        "another transaction",
+        "nothing",
+        "no transaction",
+    ],
 )
 async def test_a_malformed_transaction_proves_nothing(reply: dict[str, Any]) -> None:
     node = Ledger(ANCHOR, LANDED)

@@ -222,10 +222,10 @@ MAY_SCAN = {
     "operators.store._FIRST_OPERATOR": "takes the first row along the primary key, once, at the start",
     "chain.embedded.store._ACCOUNTS": "runs once, at the start: the chain is made from it",
     "chain.embedded.store._STATE": "is a table of one row",
-    "health._SUBMITTED": "counts what is under way, along an index that has nothing else",
-    "money.transactions._FREE_ALL": "goes along an index of what is under way, once, at the start",
-    "webhooks.store._SEALED": "reads every webhook, once, when a database is sealed anew",
-    "webhooks.delivery_store._TO_SEND": "is a part of two others, and never run by itself",
+    "health._SUBMITTED": "counts transfers in flight by an index that has nothing else",
+    "money.transactions._FREE_ALL": "scans an index of transactions in flight, once, at startup",
+    "webhooks.store._SEALED": "reads every webhook, once, when a database is resealed",
+    "webhooks.delivery_store._TO_SEND": "is a part of two others, and never run separately",
 }
 
 

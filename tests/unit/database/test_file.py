@@ -66,9 +66,9 @@ async def test_committed_rows_survive_reopening(database, path):
 async def test_a_failed_unit_is_rolled_back(database):
     def unit(connection):
         add(connection, "one")
-        raise LookupError("never mind")
+        raise LookupError("scripted")
 
-    with pytest.raises(LookupError, match="never mind"):
+    with pytest.raises(LookupError, match="scripted"):
         await database.run(unit)
     assert await database.read(names) == []
 
@@ -171,7 +171,7 @@ async def test_queued_units_share_one_transaction_and_return_after_its_commit(da
 async def test_a_failed_unit_of_a_shared_transaction_is_rolled_back_alone(database):
     def failing(connection):
         add(connection, "gone")
-        raise LookupError("never mind")
+        raise LookupError("scripted")
 
     async with held_up(database):
         waiting = [

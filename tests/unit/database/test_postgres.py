@@ -82,9 +82,9 @@ async def other(url):
 async def test_a_failed_unit_is_rolled_back(database):
     def unit(connection):
         put(connection, "one")
-        raise LookupError("never mind")
+        raise LookupError("scripted")
 
-    with pytest.raises(LookupError, match="never mind"):
+    with pytest.raises(LookupError, match="scripted"):
         await database.run(unit)
     assert await database.read(values) == {}
 
@@ -239,7 +239,7 @@ async def test_a_unit_does_not_spend_its_retries_on_lost_pool_connections(databa
 
     async def executed(driver, statement):
         if driver in lost:
-            # What asyncpg raises between the server's last message and the end of the connection.
+            # asyncpg raises this between the server's last message and the end of the connection.
             raise asyncpg.InternalClientError(
                 "cannot switch to state 15; another operation (2) is in progress"
             )

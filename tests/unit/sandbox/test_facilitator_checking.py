@@ -1,4 +1,4 @@
-"""What a seller checks before it signs: any bytes give a payment or one declared refusal."""
+"""Checks of a seller before it signs: any bytes give a payment or one declared refusal."""
 
 import pytest
 from attrs import evolve

@@ -63,7 +63,7 @@ Reply = Callable[[Any], Any]
 
 
 class Seller:
-    """Answers requests by a script of functions; what it sees is kept as plain values."""
+    """Responds to requests by a script of functions, and records them as plain values."""
 
     def __init__(self, package: ModuleType) -> None:
         self.package: Any = package

@@ -148,7 +148,7 @@ def test_a_lost_reply_raises_the_library_error_with_the_payment_record(world: Wo
     assert (record.transfer_id, record.receipt) == ("txn_1", None)
     assert record.idempotency_key == world.service.orders[0]["idempotency_key"]
 
-    # The request itself may be sent again: it keeps its key.
+    # The request itself may be retried: it keeps its key.
     world.seller.serves(world.seller.asks, world.seller.sells)
     request = caught.value.request
     response = world.send(lambda http: http.send(request))

@@ -46,7 +46,7 @@ class Seller:
 
 @pytest.fixture
 def service() -> Service:
-    """Wraps what it signs as MPP has it."""
+    """Wraps its signed transactions in the MPP format."""
     played = Service()
     played.header = "Authorization"
     original = played.payment

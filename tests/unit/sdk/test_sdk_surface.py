@@ -125,7 +125,7 @@ def test_only_one_module_imports_the_http_library():
     users = [
         path.name
         for path in (ROOT / "agentpay").rglob("*.py")
-        # The command line is a program of its own, which uses the client as any other does.
+        # The command line is a separate program that uses the client like any other.
         if path.parent.name != "cli"
         and any(line.startswith(("import httpx", "from httpx")) for line in path.read_text().splitlines())
     ]

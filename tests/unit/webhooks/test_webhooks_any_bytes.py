@@ -1,7 +1,7 @@
 """P12: any bytes and any headers give an event or one declared error.
 
 Where bytes are signed, the signature is a genuine one, so that what reads them is reached. `fuzz_unwrap.py`
-beside this searches the same, guided by coverage.
+in this directory searches the same, guided by coverage.
 """
 
 from random import Random, SystemRandom
