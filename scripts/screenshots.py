@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from playwright.sync_api import sync_playwright
 
@@ -18,7 +18,7 @@ from agentpay_server import AgentPayServer
 from agentpay_server.cli.demo_world import DemoWorld
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
-PAGES: Final[Mapping[str, tuple[str, str, tuple[int, int]]]] = {
+PAGES: Final[Mapping[str, tuple[str, Literal["light", "dark"], tuple[int, int]]]] = {
     "console-overview": ("overview", "light", (1280, 760)),
     "console-timeline": ("timeline", "dark", (1280, 760)),
     "console-payment": ("transfers/{payment}", "light", (1280, 760)),
