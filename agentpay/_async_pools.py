@@ -134,8 +134,7 @@ class AsyncPools(Generic[C]):
         self._close = close
         self._pools: ByProcess[dict[object, AsyncPool[C]]] = ByProcess(dict)
         # A discarded SDK client is part of a reference cycle. Referenced from outside of it, its pools stay
-        # intact
-        # until their event loops close them.
+        # intact until their event loops close them.
         weakref.finalize(self, _drop, self._pools).atexit = False
 
     async def current(self) -> AsyncPool[C]:

@@ -37,8 +37,7 @@ class ByProcess(Generic[C]):
         value = self._values.get(process)
         if value is None:
             # An atomic step instead of a lock: another thread may have held the lock at the fork, and does
-            # not
-            # exist in the child.
+            # not exist in the child.
             value = self._values.setdefault(process, self._make())
             for other in [other for other in self._values if other != process]:
                 _inherited.append(self._values.pop(other, None))

@@ -296,8 +296,7 @@ def _raw(payload: object) -> bytes:
 
 def _matches(body: bytes, offered: list[bytes], keys: tuple[bytes, ...]) -> bool:
     # Every pair is compared, so that the duration does not reveal which one matches. A separate function, so
-    # that
-    # no traceback with locals shows a key or the expected digest.
+    # that no traceback with locals shows a key or the expected digest.
     matched = False
     for key in keys:
         # On current versions of OpenSSL faster than `hmac.digest`.

@@ -404,8 +404,7 @@ def _model_unstructure_hook(model: type, converter: Converter) -> Callable[[Any]
 def _make_converter(*, detailed_validation: bool) -> Converter:
     converter = Converter(detailed_validation=detailed_validation)
     # Registered by class, because cattrs has coercing hooks for these types and finds them before any
-    # predicate.
-    # The hook for `str` does not apply to `StrEnum`, which has a closer match.
+    # predicate. The hook for `str` does not apply to `StrEnum`, which has a closer match.
     for kind, words in ((str, "a string"), (bool, "true or false"), (int, "an integer")):
         converter.register_structure_hook(kind, _strict(kind, words))
     converter.register_structure_hook(StrEnum, _structure_enum)

@@ -321,8 +321,7 @@ class Stranger(Worker):
         world, micro = self.world, chance.randint(1, 5_000)
         if world.cluster.owes:
             # A payment to the escrow now would make its undone settlement fail permanently, which no service
-            # can
-            # prevent. On a real cluster, confirmed blocks are not undone.
+            # can prevent. On a real cluster, confirmed blocks are not undone.
             return
         escrows = world.judges.escrows[-_RECENT_SESSIONS:]
         if escrows and chance.random() < 0.3:

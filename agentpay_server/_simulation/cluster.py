@@ -405,8 +405,7 @@ class Cluster:
         for landing in vanished:
             self._timeline.note("forget", "cluster", landing.about.kind, landing.about.signature[:12])
         # Including transactions that had disappeared before, in order: a later one may spend what an earlier
-        # one
-        # brought.
+        # one brought.
         self._owed = {each.about.signature: each for each in (*reversed(vanished), *self._owed.values())}
         delay = 0.0
         for landing in self._owed.values():

@@ -72,8 +72,8 @@ def open_escrow(
     escrow = _escrow(authority, session_id)
     steps = [
         # Not a single `create_account_with_seed`: it fails permanently once a third party has sent a lamport
-        # to
-        # the address, which is public from the first attempt. A surplus comes back when the escrow is closed.
+        # to the address, which is public from the first attempt. A surplus comes back when the escrow is
+        # closed.
         instructions.transfer_lamports(treasury, escrow, rent_exempt_lamports),
         instructions.allocate_with_seed(
             base=authority, seed=session_id, size=ESCROW_BYTES, program=TOKEN_PROGRAM

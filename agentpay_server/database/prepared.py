@@ -65,8 +65,7 @@ class Preparer:
             KeyError: the statement has no parameter of that name.
         """
         # Statements are module constants, so the cache is bounded by their number. The names are part of the
-        # key
-        # because the columns of an INSERT depend on its parameters.
+        # key because the columns of an INSERT depend on its parameters.
         key = (statement, tuple(parameters))
         found = self._prepared.get(key)
         if found is None:

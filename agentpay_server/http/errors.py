@@ -14,8 +14,7 @@ Headers = list[tuple[bytes, bytes]]
 def unauthorized() -> Problem:
     """Return a 401: the same for a key that is missing, malformed, unknown or revoked (interface E7)."""
     # A new object each time: a shared one would collect the traceback of every raise, and with it the headers
-    # of
-    # every refused request.
+    # of every refused request.
     return Problem(
         ErrorCode.UNAUTHORIZED,
         "No valid API key: send Authorization: Bearer followed by a key that is not revoked.",

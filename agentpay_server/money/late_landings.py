@@ -109,7 +109,7 @@ class LateLandings:
         first = max(last - BLOCKHASH_LIFE_BLOCKS, 0)
         if await self._chain.knows_blocks(first, last + BLOCKHASH_LIFE_BLOCKS):
             return True
-        self._put_off(expired)
+        self._postpone(expired)
         return False
 
     async def _found(
@@ -122,7 +122,7 @@ class LateLandings:
         search = self._searches.get(expired.signature)
         return search is None or asyncio.get_running_loop().time() >= search.at
 
-    def _put_off(self, expired: ChainTransaction) -> None:
+    def _postpone(self, expired: ChainTransaction) -> None:
         """Wait before asking again for a history that this node does not have: that takes many calls."""
         before = self._searches.get(expired.signature)
         pause_seconds = _FIRST_PAUSE_SECONDS

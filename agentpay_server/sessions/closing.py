@@ -111,8 +111,8 @@ class Closing:
     async def _claimed(self, session_id: str, principal: Principal | None) -> SessionRecord:
         """Return a session, claimed if it was open, or if it was closing and postponed."""
         session = await self._database.read(store.existing_session, session_id)
-        is_put_off = session.status == SessionStatus.CLOSING and session.error is not None
-        if session.status != SessionStatus.OPEN and not is_put_off:
+        is_postponed = session.status == SessionStatus.CLOSING and session.error is not None
+        if session.status != SessionStatus.OPEN and not is_postponed:
             return session
         claimed = await self._database.run(self._claim, session_id, principal)
         fault_point(Operation.SESSION_CLOSE, Step.CLAIMED)
@@ -125,7 +125,7 @@ class Closing:
         else:
             session = settlements.claim_closing(connection, session_id, sign_us=sign_us)
         if session is None:
-            settlements.claim_put_off(connection, session_id, sign_us=sign_us)
+            settlements.claim_postponed(connection, session_id, sign_us=sign_us)
             return store.existing_session(connection, session_id)
         check_transition(SessionStatus.OPEN, SessionStatus.CLOSING)
         audit.record(
@@ -195,7 +195,7 @@ class Closing:
         found = sign(Unit(connection, self._context, now_us), session, scene, blockhash)
         tx = None
         if isinstance(found, Obstacle):
-            _put_off(connection, session, found, now_us)
+            _postpone(connection, session, found, now_us)
         else:
             tx = pending_transaction(
                 found.signed,
@@ -254,13 +254,12 @@ class SessionSettleHandler(Handler[SessionRecord]):
     ) -> SessionRecord:
         """Book a settlement that the chain rejected: the session stays closing, and is signed again."""
         # Reading the chain again shows the reason and the alternative. Once only: a payee that keeps opening
-        # and
-        # closing its account would make the treasury pay a fee each time.
+        # and closing its account would make the treasury pay a fee each time.
         is_worth_a_look = failure.reason in _CHANGED_SINCE and subject.settlements == 1
         if failure.reason is FailureReason.ACCOUNT_NOT_EMPTY or is_worth_a_look:
             settlements.drop_settlement(unit.connection, subject.session_id, sign_us=resumed_us(unit.context))
         else:
-            _put_off(unit.connection, subject, REFUSED_BY_CHAIN, unit.now_us)
+            _postpone(unit.connection, subject, REFUSED_BY_CHAIN, unit.now_us)
         return store.existing_session(unit.connection, subject.session_id)
 
     async def prepare(self, context: Context, subject: SessionRecord) -> Scene:
@@ -287,7 +286,7 @@ class SessionSettleHandler(Handler[SessionRecord]):
         reason: Obstacle,
     ) -> SessionRecord:
         """Postpone the settlement of a session that cannot be settled now."""
-        _put_off(unit.connection, subject, reason, unit.now_us)
+        _postpone(unit.connection, subject, reason, unit.now_us)
         return store.existing_session(unit.connection, subject.session_id)
 
     def landed_late(self, unit: Unit, tx: ChainTransaction) -> str | None:
@@ -367,7 +366,7 @@ def _may_create(connection: Connection, account: AccountRecord, now_us: int) -> 
     return created < MOST_PAYEES_CREATED
 
 
-def _put_off(connection: Connection, session: SessionRecord, found: Obstacle, now_us: int) -> None:
+def _postpone(connection: Connection, session: SessionRecord, found: Obstacle, now_us: int) -> None:
     settlements.postpone(
         connection,
         session.session_id,

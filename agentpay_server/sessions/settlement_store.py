@@ -108,7 +108,7 @@ def claim_due(
     return None if row is None else SessionRecord(*row)
 
 
-def claim_put_off(connection: Connection, session_id: str, *, sign_us: int) -> bool:
+def claim_postponed(connection: Connection, session_id: str, *, sign_us: int) -> bool:
     """Schedule the retry of a closing session whose settlement was postponed, from `sign_us` on."""
     values = {"of_session": session_id, "sign_us": sign_us}
     return connection.execute(_CLAIM_PUT_OFF, values).rowcount == 1

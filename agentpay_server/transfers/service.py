@@ -54,8 +54,7 @@ class Transfers:
         self._chain = context.chain
         self._execution = execution
         # Requests in progress in this process, by account and key. Only the database decides; this avoids
-        # deciding
-        # again for concurrent duplicates.
+        # deciding again for concurrent duplicates.
         self._under_way: dict[tuple[str, Asked], tuple[Terms, asyncio.Task[Transfer]]] = {}
 
     async def create(self, principal: Principal, request: CreateTransfer) -> Transfer:

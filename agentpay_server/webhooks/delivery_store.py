@@ -132,10 +132,9 @@ _OLDEST: Final = _TO_SEND.where(deliveries.c.due_us <= bindparam("now_us"), _IS_
     deliveries.c.due_us, deliveries.c.seq
 )
 # First the oldest few deliveries of each endpoint, counting those being sent, with an index look-up per
-# endpoint:
-# the cost of a claim does not grow with the backlog. Of these, the first few of each operator, again counting
-# those
-# being sent. Then round-robin: the first of every operator comes before the second of any.
+# endpoint: the cost of a claim does not grow with the backlog. Of these, the first few of each operator,
+# again counting those being sent. Then round-robin: the first of every operator comes before the second of
+# any.
 _one = deliveries.alias("one")
 _waiting = deliveries.alias("waiting")
 # By `seq`, which SQLite looks up directly: joined by the webhook, it would scan every delivery ever created.

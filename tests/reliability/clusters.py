@@ -266,6 +266,9 @@ class Cluster:
         """Return the newest slot of a commitment."""
         return self.slot() - _BEHIND[options.get("commitment", "finalized")]
 
+    def _getVersion(self) -> Any:  # noqa: N802 - the methods of JSON-RPC
+        return {"solana-core": "2.3.0", "feature-set": 1}
+
     def _getGenesisHash(self) -> str:  # noqa: N802 - the methods of JSON-RPC
         return self.genesis_hash
 

@@ -8,6 +8,7 @@ from typing import Final
 from solders.hash import Hash
 from solders.message import Message, MessageV0, from_bytes_versioned
 
+from agentpay._version import __version__
 from agentpay_server.chain.embedded.blocks import FIRST_SLOT, slot_at
 from agentpay_server.chain.instructions import COMPUTE_BUDGET_PROGRAM
 from agentpay_server.chain.node.errors import BLOCK_NOT_AVAILABLE, RpcError, invalid_params
@@ -109,7 +110,7 @@ class ChainMethods(MethodGroup):
         return self.chain.genesis_hash
 
     async def _version(self, _params: Params) -> Json:
-        return {"solana-core": VERSION, "feature-set": 0}
+        return {"solana-core": VERSION, "feature-set": 0, "agentpay-version": __version__}
 
     async def _health(self, _params: Params) -> Json:
         await self.chain.block_height()

@@ -73,12 +73,17 @@ class RpcChain:
         client: calls the endpoint.
         settings: how to use it.
         cluster: the expected cluster.
+        is_emulator: whether the endpoint emulates a cluster. An emulator is one honest node, and counts
+            blocks differently.
     """
 
-    def __init__(self, client: RpcCaller, settings: RpcSettings, cluster: Cluster) -> None:
+    def __init__(
+        self, client: RpcCaller, settings: RpcSettings, cluster: Cluster, *, is_emulator: bool = False
+    ) -> None:
         self._client = client
         self._settings = settings
         self._cluster = cluster
+        self._is_emulator = is_emulator
         self._identity = Recent(self._check_identity, _IDENTITY_SECONDS)
         self._tips = Tips(self._call, settings.blockhash_seconds)
         self._budgets = Budgets(settings, self.simulate, self._fetch_prices)
@@ -201,7 +206,7 @@ class RpcChain:
         if await blocks.read_height(self._call, first_slot) > first_height:
             return False
         # Emulators of a cluster have no history to lose, and count empty blocks differently.
-        if self.is_test_chain:
+        if self._is_emulator:
             return True
         # Even for new blocks: a block that a node has is below its position, whatever height it reports.
         return await blocks.has_all_blocks(self._call, await self._tips.tip(), first_height, last_height)
@@ -226,8 +231,7 @@ class RpcChain:
         transaction = transaction_of(raw)
         signature, shape = str(transaction.signatures[0]), shape_of(transaction.message)
         # Both before it can land: afterwards a simulation would give another result, and not every node
-        # notifies
-        # of past events.
+        # notifies of past events.
         await self._budgets.learn(shape, raw)
         await self._notices.expect(signature)
         try:
@@ -237,8 +241,7 @@ class RpcChain:
                 return
             if not (even_if_failing and isinstance(_transaction_error(refusal), dict)):
                 # The failure would not be recorded on chain, and should not: this node does not know the
-                # blockhash
-                # (yet), or the fee payer has no SOL.
+                # blockhash (yet), or the fee payer has no SOL.
                 raise
             if "ComputationalBudgetExceeded" in str(_transaction_error(refusal)):
                 self._budgets.forget(shape)
@@ -384,8 +387,8 @@ class RpcChain:
         """
         # Emulators take it for a filter and leave out what is older; none of their nodes lags behind another.
         slot = (await self._tips.tip()).slot
-        at_tip = _NO_OPTIONS if self.is_test_chain else {"minContextSlot": slot}
-        if not self.is_test_chain:
+        at_tip = _NO_OPTIONS if self._is_emulator else {"minContextSlot": slot}
+        if not self._is_emulator:
             # The index of accounts may lag behind the node's own blocks. A node returns a block only once its
             # transactions are in the index, and refuses it until then.
             await blocks.read_height(self._call, slot)
@@ -407,8 +410,7 @@ class RpcChain:
         seen: set[str] = set()
         while True:
             # A node that does not know a page's start may return an empty page, as at the end of the history:
-            # every
-            # page but the first begins with the last line of the previous page.
+            # every page but the first begins with the last line of the previous page.
             overlap = lines[-1:]
             options: dict[str, object] = {"limit": _MAX_HISTORY_LINES, **more}
             options |= {"until": after} if after else {}

@@ -61,10 +61,11 @@ async def connect(
         _check_mint(cluster, mint, mint_authority)
         if payer is None or not payer.lamports:
             logger.warning("the fee payer %s holds no SOL: until it does, no transaction lands", treasury)
+        is_emulator = not cluster.is_public and replies.read_is_emulator(await client.call("getVersion"))
     except BaseException:
         await client.close()
         raise
-    return RpcChain(client, settings, cluster)
+    return RpcChain(client, settings, cluster, is_emulator=is_emulator)
 
 
 def _check_mint(cluster: Cluster, account: ChainAccount | None, mint_authority: str) -> None:

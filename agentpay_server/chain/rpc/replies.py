@@ -17,6 +17,9 @@ from agentpay_server.chain.protocol import ChainUnavailableError
 
 T = TypeVar("T")
 
+_EMULATORS: Final = frozenset({"surfnet-version", "agentpay-version"})
+"""Members that an emulator adds to its version."""
+
 _MAX_U64: Final = 2**64 - 1
 _MAX_STORED: Final = 2**63 - 1  # The largest integer of the database.
 
@@ -162,6 +165,11 @@ def read_epoch(reply: object) -> Epoch:
     if epoch.block_height > epoch.slot:  # Slots may be without a block, never the other way round.
         raise malformed("a block height above its slot")
     return epoch
+
+
+def read_is_emulator(reply: object) -> bool:
+    """Parse whether a `getVersion` result is that of an emulator: Surfpool, or this package's chain."""
+    return not _EMULATORS.isdisjoint(exactly(reply, dict, "version"))
 
 
 def read_statuses(reply: object, wanted: int) -> tuple[int, list[Status | None]]:

@@ -33,8 +33,7 @@ chain_signatures: Final = Table(
     Column("failure_reason", Text),
     Column("failure_detail", Text),
     # The hash of the signed message, and its block height: no message is executed twice. NULL in rows of
-    # versions
-    # that did not store them, whose blockhashes have expired.
+    # versions that did not store them, whose blockhashes have expired.
     Column("message_hash", LargeBinary),
     Column("height", BigInteger),
     # To look up the messages with valid blockhashes.

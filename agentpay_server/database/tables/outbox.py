@@ -45,8 +45,7 @@ webhooks: Final = Table(
     Column("account_ids", Text, nullable=False),
     Column("low_balance_threshold", BigInteger),
     # Sealed for table, column and webhook. While a rotation overlaps, the next secret is stored in addition,
-    # until
-    # the time at which it becomes the current one.
+    # until the time at which it becomes the current one.
     Column("secret", LargeBinary, nullable=False),
     Column("next_secret", LargeBinary),
     Column("next_secret_us", BigInteger),

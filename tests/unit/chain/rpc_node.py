@@ -54,6 +54,7 @@ class FakeNode:
         self.statuses: dict[str, Any] = {}
         self.answers: dict[str, Reply] = {
             "getGenesisHash": lambda: GENESIS_HASH,
+            "getVersion": lambda: {"solana-core": "2.3.0", "feature-set": 1},
             "getEpochInfo": lambda options: {"absoluteSlot": self.slot, "blockHeight": self.height},
             "getFirstAvailableBlock": lambda: 300,
             "getBlock": lambda slot, options: {"blockHeight": slot - 200},
@@ -102,7 +103,8 @@ class FakeNode:
 def rpc_chain(node: FakeNode, *, name: str | None = None, **settings: Any) -> RpcChain:
     cluster = Cluster(genesis_hash=GENESIS_HASH, name=name, usdc_mint=USDC)
     chosen = RpcSettings(url="http://node.example:8899", **{"status_interval_seconds": 0, **settings})
-    return RpcChain(node, chosen, cluster)  # type: ignore[arg-type]
+    # A private one stands for an emulator here.
+    return RpcChain(node, chosen, cluster, is_emulator=name is None)  # type: ignore[arg-type]
 
 
 def token_account(amount_micro: int, *, mint: str = USDC) -> Account:

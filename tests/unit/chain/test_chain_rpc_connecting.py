@@ -150,3 +150,19 @@ def test_invalid_settings_are_refused() -> None:
         RpcSettings(url="http://node.example", websocket_url="http://node.example")
     chosen = RpcSettings(url="http://node.example", finality="finalized")  # type: ignore[arg-type]
     assert chosen.finality is Finality.FINALIZED
+
+
+@pytest.mark.parametrize(
+    ("more", "is_believed"),
+    [({}, False), ({"surfnet-version": "1.5.0"}, True), ({"agentpay-version": "1"}, True)],
+)
+async def test_only_an_emulator_proves_an_expiry_without_its_blocks(
+    url: str, node: FakeNode, more: dict[str, str], is_believed: bool
+) -> None:
+    node.answers["getVersion"] = lambda: {"solana-core": "2.3.0", "feature-set": 1, **more}
+    node.answers["getFirstAvailableBlock"] = lambda: 0
+    node.answers["getBlock"] = lambda slot, options: {"blockHeight": slot}
+    node.answers["getBlocksWithLimit"] = lambda slot, most, options: []
+    chain = await connected(url)
+    assert await chain.knows_blocks(10, 160) is is_believed
+    await chain.close()
