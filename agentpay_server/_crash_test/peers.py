@@ -1,7 +1,7 @@
-"""The same hostile sellers and kills for clients of others, each from its own package and environment.
+"""The same hostile sellers and kills for other projects' clients, each in a separate environment.
 
-Such a client holds a key of its own and signs for itself, so there is no server to kill and no policy: its
-agents are killed. They ask again when they have no resource, as the agents of a crash test do.
+Such a client holds the key and signs in the agent's process. There is no server to kill and no policy, so the
+agents are killed. They retry while they have no resource, as the agents of a crash test do.
 """
 
 import contextlib

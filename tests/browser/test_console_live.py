@@ -81,7 +81,7 @@ def test_new_rows_are_held_back_while_a_row_is_open(server: AgentPayServer, cons
     expect(tab.locator(".rows details[open]")).to_have_count(1)
 
 
-def test_a_row_that_is_open_stays_however_much_happens(server: AgentPayServer, console: Console) -> None:
+def test_an_open_row_stays_while_new_events_arrive(server: AgentPayServer, console: Console) -> None:
     pay(server, "1")
     tab = console.open("timeline")
     rows = tab.locator("[data-row]")
@@ -113,9 +113,7 @@ def test_a_late_response_never_replaces_a_newer_page(server: AgentPayServer, con
     expect(tab.locator(".tiles")).to_have_count(0)
 
 
-def test_an_address_that_changes_during_the_sign_in_is_the_page_shown(
-    server: AgentPayServer, console: Console
-) -> None:
+def test_a_page_change_during_sign_in_is_followed(server: AgentPayServer, console: Console) -> None:
     held: list[Route] = []
     tab = console.open()
     tab.route("**/whoami", lambda route: held.append(route), times=1)  # noqa: PLW0108 - no builtin

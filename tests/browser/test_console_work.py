@@ -150,7 +150,7 @@ def test_lists_can_be_filtered_by_time(server: AgentPayServer, console: Console,
     expect(tab.locator(".empty")).to_be_visible()
 
 
-def test_the_timeline_finds_what_is_far_back(
+def test_timeline_filters_find_rows_of_earlier_pages(
     server: AgentPayServer, console: Console, account_id: str
 ) -> None:
     client = server.client()
@@ -186,7 +186,7 @@ def test_the_timeline_finds_what_is_far_back(
     expect(tab.locator(".empty")).to_be_visible()
 
 
-def test_deliveries_are_narrowed_to_a_webhook_and_to_an_event(
+def test_deliveries_are_filtered_by_webhook_and_event(
     server: AgentPayServer, console: Console, account_id: str
 ) -> None:
     client = server.client()

@@ -84,7 +84,7 @@ def test_search_finds_the_page_of_a_word(page: Page, address: str, words: str, t
     )
 
 
-def test_previous_and_next_lead_through_the_tutorials(page: Page, address: str) -> None:
+def test_previous_and_next_links_connect_the_tutorials(page: Page, address: str) -> None:
     page.goto("tutorial/first-paid-call/")
     page.get_by_role("link", name="Next: Receive your first event").click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("Receive your first event")
@@ -98,7 +98,7 @@ def test_the_footer_has_the_version(page: Page) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_page_is_as_dark_as_the_reader_prefers(page: Page, scheme: Any) -> None:
+def test_the_color_scheme_follows_the_system_preference_until_switched(page: Page, scheme: Any) -> None:
     page.emulate_media(color_scheme=scheme)
     page.goto("")
     assert is_dark(page) == (scheme == "dark")
@@ -128,7 +128,7 @@ HEADLESS = """() => [...document.querySelectorAll("article thead")]
 
 @pytest.mark.parametrize("width", [390, 1280])
 @pytest.mark.parametrize("path", PAGES)
-def test_everything_on_a_page_fits(page: Page, path: str, width: int) -> None:
+def test_a_page_does_not_overflow_its_width(page: Page, path: str, width: int) -> None:
     page.set_viewport_size({"width": width, "height": 844})
     page.goto(path)
     expect(page.get_by_role("heading", level=1)).to_be_visible()

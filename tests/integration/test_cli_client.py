@@ -388,7 +388,7 @@ def test_a_column_that_fits_is_shown_though_a_better_one_does_not() -> None:
     assert heading.plain.split() == ["from", "settled"]
 
 
-def test_of_an_address_on_chain_a_narrow_list_shows_the_ends() -> None:
+def test_a_narrow_list_shortens_on_chain_addresses_to_their_ends() -> None:
     item = {
         "to": "9hbi8MGyS4FvbPawwshQMzj3mZ698aj6gEYduAEqXhwt",
         "transfer_id": "txn_01m81gj57139m4r30pnzgsdzkf",
@@ -424,7 +424,7 @@ def test_funding_is_shown_with_the_account_first(agentpay: Client, funded: Funde
     assert agentpay.shown("accounts", "fund", "Payer", "5", "--quiet") == f"{account_id}\n"
 
 
-def test_a_quiet_policy_is_the_identifier_of_its_account(agentpay: Client, funded: Funded) -> None:
+def test_quiet_policy_output_is_the_account_identifier(agentpay: Client, funded: Funded) -> None:
     account_id = funded(name="Payer").account_id
     assert agentpay.shown("accounts", "policy", "Payer", "--quiet") == f"{account_id}\n"
     assert agentpay.shown("accounts", "policy", "Payer", "--pause", "--quiet") == f"{account_id}\n"

@@ -67,7 +67,7 @@ def test_methods_other_than_get_are_405(served: httpx.Client) -> None:
     assert (response.status_code, response.headers["allow"]) == (405, "GET")
 
 
-def test_the_files_together_stay_small() -> None:
+def test_the_total_file_size_is_limited() -> None:
     assert sum(len((FILES / name).read_bytes()) for name in ASSETS) <= SIZE
 
 

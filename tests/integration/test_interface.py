@@ -199,6 +199,6 @@ _MADE_UP = {Path(__file__), ROOT / "tests" / "contract" / "test_openapi_document
 """Files with citations that are examples themselves."""
 
 
-def test_rules_are_cited_and_no_decisions() -> None:
+def test_no_document_or_source_cites_a_decision() -> None:
     for path in {*DOCUMENTS, *SOURCES} - _MADE_UP:
         assert _DECISION.findall(path.read_text("utf-8")) == [], path

@@ -69,7 +69,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("key", ["ap_operator_x", "ap_console_x"])
-def test_a_key_of_an_operator_ends_it_before_anything_is_sent(
+def test_an_operator_key_exits_with_2_before_any_request(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     monkeypatch.setenv("AGENTPAY_API_KEY", key)
@@ -177,7 +177,7 @@ def test_it_serves_until_the_host_closes_the_connection(
     assert [request.path for request in server.requests][-1] == "/whoami"
 
 
-def test_it_serves_although_the_service_does_not_respond_yet(
+def test_the_server_starts_while_the_service_does_not_respond(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("agentpay.mcp.__main__.START_SECONDS", 0.5)
@@ -185,14 +185,14 @@ def test_it_serves_although_the_service_does_not_respond_yet(
     assert "the service does not respond yet" in caplog.text
 
 
-def test_without_the_extra_it_exits_with_1(
+def test_a_missing_extra_exits_with_1(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "mcp", None)
     assert ended(capsys) == (1, "mcp is not installed: pip install 'agentpay-kit[mcp]'")
 
 
-def test_a_port_that_is_taken_exits_with_1(
+def test_a_port_in_use_exits_with_1(
     server: AgentPayServer,
     agent_key: str,
     capsys: pytest.CaptureFixture[str],

@@ -12,7 +12,7 @@ PURCHASES = 6
 
 
 @pytest.mark.peers
-def test_every_peer_buys_and_is_judged_by_the_chain(tmp_path: Path) -> None:
+def test_every_peer_buys_and_is_checked_against_the_chain(tmp_path: Path) -> None:
     # A seed with a seller that settles and serves: a client that does not work would pay nothing.
     seed = next(number for number in range(100) if Mode.HONEST in drawn(number))
     lines = list(

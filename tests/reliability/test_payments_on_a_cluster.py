@@ -119,7 +119,7 @@ async def test_a_payment_that_no_index_lists_does_not_expire_and_settles_when_on
     assert await market.reserved(payer) == 0
 
 
-async def test_an_account_whose_history_takes_minutes_delays_no_other_one(
+async def test_a_slow_account_history_does_not_delay_other_accounts(
     market: Market, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow, quick = await market.world.account("10"), await market.world.account("10")
@@ -143,7 +143,7 @@ async def test_an_account_whose_history_takes_minutes_delays_no_other_one(
     assert await market.status(stuck) == ("submitted", None)
 
 
-async def test_a_payment_that_lands_after_its_expiry_is_booked_once_it_cannot_vanish(market: Market) -> None:
+async def test_a_payment_that_lands_after_its_expiry_settles_when_final(market: Market) -> None:
     cluster = market.world.cluster
     cluster.grace_blocks = 1_000
     payer = await market.world.account("10")

@@ -79,7 +79,7 @@ PAID_FETCHES = [
 
 
 @pytest.mark.parametrize(("point", "protocol"), PAID_FETCHES)
-def test_the_service_is_killed_at_every_step_of_a_paid_fetch(
+def test_a_paid_fetch_pays_at_most_once_when_the_service_is_killed(
     template: tuple[Prepared, str],
     tmp_path: Path,
     point: str,

@@ -33,7 +33,7 @@ DECIMALS = 6
 
 
 class Anything(BaseModel, extra="allow"):
-    """What the seller checks itself."""
+    """A model without checks: the seller checks the values."""
 
 
 def token_account(owner: Pubkey, mint: Pubkey) -> Pubkey:

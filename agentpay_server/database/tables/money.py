@@ -116,7 +116,9 @@ payments: Final = Table(
     Column("recipient", Text, nullable=False),
     Column("fee_payer", Text),
     # What was signed, from then on: the bytes as they were handed out, the blockhash, a number that no other
-    # payment of the account has under it, and until about when they can land.
+    # payment of the account has under it, and until about when they can land. The bytes are kept after the
+    # end: the same key presents them again for a day, also if an expired payment has landed late. By then
+    # they are worth nothing to anybody.
     Column("raw", LargeBinary),
     Column("blockhash", Text),
     Column("nonce", BigInteger),

@@ -172,7 +172,7 @@ FORGED = {
 
 @every_search
 @pytest.mark.parametrize("forged", FORGED.values(), ids=FORGED)
-async def test_a_transaction_whose_signatures_do_not_fit_leaves_it_open_and_is_not_remembered(
+async def test_a_transaction_with_invalid_signatures_leaves_the_payment_open_and_is_not_cached(
     forged: VersionedTransaction, is_for_proof: bool
 ) -> None:
     node = Ledger(ANCHOR, LANDED)
@@ -252,7 +252,7 @@ async def test_a_node_below_the_reported_height_proves_nothing() -> None:
     assert all(options["minContextSlot"] == 2_000 for options in node.asked if "until" in options)
 
 
-async def test_a_node_whose_index_lags_behind_its_own_blocks_proves_nothing() -> None:
+async def test_a_node_whose_index_lags_behind_its_blocks_cannot_prove_absence() -> None:
     node = Ledger(ANCHOR, NEWER[0], LANDED)
     node.slot, node.height = 2_000, 1_800
     node.transactions.remove(LANDED)
@@ -402,7 +402,7 @@ async def test_the_anchor_is_the_newest_irreversible_transaction() -> None:
 # --- What an account holds
 
 
-async def test_a_balance_counts_from_a_node_at_the_reported_height_alone() -> None:
+async def test_a_balance_from_a_node_below_the_reported_height_raises() -> None:
     node = FakeNode()
     chain = rpc_chain(node)
     await chain.block_height()

@@ -14,17 +14,17 @@ READING = [name for name in TOOLS if name not in SPENDING]
 
 @pytest.mark.parametrize("name", READING)
 @pytest.mark.parametrize("rule", [True, lambda _name, _arguments: True])
-def test_a_tool_that_only_reads_is_never_asked_about(name: str, rule: NeedsApproval) -> None:
+def test_read_only_tools_never_need_approval(name: str, rule: NeedsApproval) -> None:
     assert not is_needed(rule, name, {})
 
 
 @pytest.mark.parametrize("name", SPENDING)
 @pytest.mark.parametrize("rule", [True, False])
-def test_a_rule_may_be_always_or_never(name: str, rule: bool) -> None:
+def test_a_boolean_rule_applies_to_every_spending_tool(name: str, rule: bool) -> None:
     assert is_needed(rule, name, {}) is rule
 
 
-def test_a_rule_sees_the_tool_and_its_arguments() -> None:
+def test_a_rule_receives_the_tool_name_and_arguments() -> None:
     def above_ten(name: str, arguments: Mapping[str, Any]) -> bool:
         return name == "pay" and float(arguments["amount_usdc"]) > 10
 
@@ -33,5 +33,5 @@ def test_a_rule_sees_the_tool_and_its_arguments() -> None:
 
 
 @pytest.mark.parametrize("arguments", [{}, {"amount_usdc": "a lot"}, {"amount_usdc": None}])
-def test_a_rule_that_fails_means_that_a_person_is_asked(arguments: dict[str, Any]) -> None:
+def test_a_rule_that_raises_requires_approval(arguments: dict[str, Any]) -> None:
     assert is_needed(lambda _, given: float(given["amount_usdc"]) > 10, "pay", arguments)
