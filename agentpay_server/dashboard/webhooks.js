@@ -16,7 +16,7 @@ export function deliveries(view) {
   });
   const replayAll = () => confirmed(view, { title: "Replay undelivered events?", action: "Replay", look: "primary", takesText: true }, [h("p", asked.webhook_id ? "To this webhook." : "To every webhook."), field("Created after", "since", { type: "datetime-local", required: true, value: asked.since })], async (given) => {
     const { replayed, has_more } = await call("POST", "/console/deliveries/replay", { body: { ...instants(given), status: "undelivered", ...(asked.webhook_id && { webhook_id: asked.webhook_id }) } });
-    tell(`${replayed} sent again.${has_more ? " There are more: replay once more." : ""}`);
+    tell(`${replayed} replayed.${has_more ? " There are more: replay once more." : ""}`);
   }, "");
   view.root.append(h("div.actions", button("Replay undelivered…", replayAll)));
   const replay = (it) => view.act(() => call("POST", `/console/events/${it.event_id}/replay`, { body: { webhook_id: it.webhook_id } }), "Sent again, as a new delivery of the same event.");
