@@ -83,7 +83,7 @@ class NewSession(Intent[SessionRecord]):
         self._rent_exempt_lamports = rent_exempt_lamports
         self._terms = terms_of(request)
         # An operator who opens a session approves its cap by that.
-        self.is_approved = not principal.is_agent
+        self.is_approved: bool = not principal.is_agent
 
     @property
     def account_id(self) -> str:
