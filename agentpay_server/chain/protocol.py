@@ -233,8 +233,8 @@ class Chain(Protocol):
     async def holds(self, token_account: str, amount_micro: int) -> bool:
         """Return whether a token account holds at least an amount of micro-USDC.
 
-        The balance is that of a block that cannot be undone, at or above the height that `block_height`
-        returned before the call.
+        The balance is that of a block with the finality of settlements, at or above the height that
+        `block_height` returned before the call.
         """
         ...
 

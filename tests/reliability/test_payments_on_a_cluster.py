@@ -119,6 +119,18 @@ async def test_a_payment_that_no_index_lists_does_not_expire_and_settles_when_on
     assert await market.reserved(payer) == 0
 
 
+async def test_a_payment_of_an_account_that_is_paid_all_the_time_expires(market: Market) -> None:
+    payer, friend = await market.world.account("10"), await market.world.account("10", name="Friend")
+    transfer_id, _ = await market.paid(payer)
+
+    for number in range(60):
+        await market.world.settled(f"gift-{number}", friend, payer, "0.01")
+        await asyncio.sleep(3)
+
+    assert await market.status(transfer_id) == ("failed", "payment_expired")
+    assert await market.reserved(payer) == 0
+
+
 async def test_a_slow_account_history_does_not_delay_other_accounts(
     market: Market, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -181,7 +181,8 @@ class RpcChain:
     async def holds(self, token_account: str, amount_micro: int) -> bool:
         """Return whether a token account holds at least an amount of micro-USDC (see `Chain`)."""
         tip = await self._tips.tip()
-        options = {"encoding": "base64", **_FINALIZED}
+        # With the finality of settlements: what is booked is on chain then, however often an account is paid.
+        options = {"encoding": "base64", "commitment": self._settings.finality.value}
         reply = await self._call("getMultipleAccounts", [token_account], options)
         if replies.read_position(reply) < tip.slot:
             raise ChainUnavailableError("a node that lags behind shows an old balance")
