@@ -17,7 +17,7 @@ from agentpay._http import AsyncHttp
 from agentpay._settings import Settings as ClientSettings
 from agentpay.contract.accounts import Account
 from agentpay.contract.usdc import from_micro
-from agentpay.errors import AgentPayError, APIError, ConflictError
+from agentpay.errors import AgentPayError, APIError, ConflictError, DecodingError
 from agentpay_server._simulation.chance import ACTOR, Actor
 from agentpay_server._simulation.network import AgentTransport
 from agentpay_server._simulation.sellers import Purchase, buy
@@ -84,6 +84,9 @@ class Worker(Actor):
                 await self.act(chance)
             except AgentPayError as error:
                 self.note("answer", type(error).__name__, getattr(error, "code", "") or "")
+                if isinstance(error, DecodingError) or isinstance(error.__cause__, DecodingError):
+                    # The network delivers a response whole or not at all.
+                    world.violate("a response that its client refuses", self.name, error)
 
     async def act(self, chance: random.Random) -> None:
         """Make one call."""
