@@ -152,6 +152,8 @@ def faults(module: str, source: str) -> list[str]:
 def modules() -> dict[str, Path]:
     found = {}
     for path in sorted(path for name in OURS for path in (ROOT / name).rglob("*.py")):
+        if path.parent.name == "peer_programs":
+            continue  # Programs for the environments of others, which no module imports.
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         found[name if name in EXTRAS else name.removesuffix(".__init__")] = path
     return found

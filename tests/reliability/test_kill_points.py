@@ -218,7 +218,7 @@ def test_killing_startup_while_the_chain_is_restored_changes_nothing(
 
 def test_every_crash_point_is_tested() -> None:
     tried = {*TRANSFER, *ACCOUNT, *FUND, *TOKEN_ACCOUNT, *POLICY_RECORD, *DEPOSIT}
-    tried |= {*test_kill_approvals.APPROVE, *test_kill_payments.POINTS, *test_kill_sessions.ALL}
+    tried |= {*test_kill_approvals.APPROVE, *test_kill_payments.SERVER_POINTS, *test_kill_sessions.ALL}
     assert {point.partition("@")[0] for point in tried} == POINTS
 
 
