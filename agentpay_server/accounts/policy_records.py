@@ -47,6 +47,8 @@ class PolicyRecords:
         self._settlement = settlement
         self._writers: dict[str, asyncio.Task[None]] = {}
         self._wanted: set[str] = set()
+        # On a manual clock: writers that an advance of the clock waits for.
+        self._awaited: set[asyncio.Task[None]] = set()
 
     def write_soon(self, account_id: str) -> "asyncio.Task[None]":
         """Start writing the record of an account if it is due, without waiting for it."""
@@ -57,19 +59,26 @@ class PolicyRecords:
         if writer is None or writer.done():
             writer = self._context.tasks.start(self._write(account_id))
             self._writers[account_id] = writer
+            if self._context.clock.is_manual:
+                self._awaited.add(writer)
+                writer.add_done_callback(self._awaited.discard)
         return writer
 
     async def next_due_us(self) -> int | None:
-        """Return when the next record is due; None if all are written or being written."""
+        """Return when the next record is due; None if all are written, or being written by now."""
+        if self._awaited:
+            return self._context.clock.now_us()
         return await self._database.read(store.next_due_us)
 
     async def run_due(self) -> bool:
         """Write every record that is due now, and return whether there were any."""
+        # Writes whose outcome is unknown continue.
+        awaited, self._awaited = self._awaited, set()
+        await all_ended(awaited, within_seconds=_WAIT_SECONDS)
         due = await self._database.read(store.due, self._context.clock.now_us(), _BATCH)
         for account_id in due:
-            # Writes whose outcome is unknown continue.
             await all_ended({self.write_soon(account_id)}, within_seconds=_WAIT_SECONDS)
-        return bool(due)
+        return bool(awaited or due)
 
     async def _write(self, account_id: str) -> None:
         """Write the record of an account until it is the newest policy, or the chain does not respond."""
