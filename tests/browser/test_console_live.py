@@ -101,9 +101,9 @@ def test_a_late_response_never_replaces_a_newer_page(server: AgentPayServer, con
     pay(server)
     held: list[Route] = []
     tab = console.open("sessions")
-    tab.route("**/v1/accounts?**", lambda route: held.append(route), times=1)  # noqa: PLW0108 - no builtin
-    tab.evaluate("location.hash = '#/overview'")
-    tab.wait_for_selector(".page[aria-busy]")
+    tab.route("**/console/accounts?**", lambda route: held.append(route), times=1)  # noqa: PLW0108 - no builtin
+    with tab.expect_request("**/console/accounts?**"):
+        tab.evaluate("location.hash = '#/overview'")
     tab.evaluate("location.hash = '#/timeline'")
     expect(tab.get_by_role("heading", name="Timeline")).to_be_visible()
     for route in held:
