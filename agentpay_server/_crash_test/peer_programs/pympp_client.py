@@ -1,7 +1,7 @@
 """Buys with pympp from PyPI: `python pympp_client.py PLAN.json`.
 
-pympp has no method for Solana. The one below does the least that sellers accept: it signs what the challenge
-asks for, up to the price of the plan.
+pympp has no method for Solana. The one below is the minimum that sellers accept: it signs what the challenge
+requests, up to the plan's price.
 """
 
 import asyncio
@@ -109,7 +109,7 @@ async def main() -> None:
                     is_served = response.status_code == 200
                 except PaymentOutcomeUnknownError as error:
                     sys.stderr.write(f"{name} {error!r}\n")
-                    # "Do not blindly retry."
+                    # pympp's documentation: "Do not blindly retry."
                     break
                 except Exception as error:  # noqa: BLE001 - whatever it raises, the agent has no resource
                     sys.stderr.write(f"{name} {error!r}\n")
