@@ -1,7 +1,7 @@
-"""The schedule of scans for deposits: where the chain has reported some, else periodically.
+"""The schedule of scans for deposits.
 
-A chain within the process reports all deposits, so no scan is in vain. A remote cluster is scanned every few
-seconds, in real time.
+A chain within the process reports all deposits, so only reported accounts are scanned. A remote cluster is
+also scanned every few seconds, in real time.
 """
 
 from typing import Final

@@ -26,7 +26,7 @@ Headers = list[Header]
 
 @frozen(kw_only=True)
 class Reply:
-    """A success: its status, its model or the stream of its body, and additional headers."""
+    """A successful response: a status, a model or a stream as its body, and additional headers."""
 
     status: int
     model: object = None

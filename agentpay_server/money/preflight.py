@@ -1,7 +1,7 @@
-"""The on-chain data needed to decide about a spend: the balance, the recipient, a blockhash.
+"""Preflight: the on-chain data for a decision about a spend: the balance, the recipient, a blockhash.
 
-It is read before the unit of work that decides, because that cannot wait for the chain. Changes since then
-are assumed to the disadvantage of the spend. Nothing here decides.
+It is read before the unit of work, which cannot wait for the chain. Amounts put in flight since then count as
+already spent. Nothing here decides.
 """
 
 from collections.abc import Mapping
@@ -21,11 +21,11 @@ from agentpay_server.money.policy import Recipient, Refusal
 _NOBODY: Final[Mapping[str, AccountRecord | None]] = {}
 
 
-class Contended(Exception):  # noqa: N818 - a signal to whoever runs the unit
-    """The balance may already be less amounts that also count as in flight: it must be read again.
+class Contended(Exception):  # noqa: N818 - a signal, not an error
+    """The balance may or may not include amounts in flight: it must be read again.
 
     Args:
-        is_up_to_others: whether all that is in flight is up to others, who may never broadcast it.
+        is_up_to_others: whether only payments are in flight, which their sellers may never broadcast.
     """
 
     def __init__(self, *, is_up_to_others: bool = False) -> None:
@@ -39,12 +39,11 @@ class Preflight:
 
     Attributes:
         balance_micro: micro-USDC that the source's token account holds.
-        recipient: the recipient of the spend.
         blockhash: a recent one, to sign with.
         in_flight_micro: micro-USDC that may or may not have left that balance already.
-        in_flight_total_micro: running total of all that was ever in flight.
-        others: whom else it pays.
-        newest_signature: the source's newest transaction; None where this service broadcasts.
+        in_flight_total_micro: running total of all amounts ever in flight.
+        others: further recipients.
+        newest_signature: the source's newest transaction; None if this service broadcasts.
     """
 
     balance_micro: int
@@ -56,26 +55,16 @@ class Preflight:
     newest_signature: str | None = None
 
     def available_micro(self, source: AccountRecord) -> int:
-        """Return the micro-USDC that can certainly be spent.
-
-        Args:
-            source: the account's current row, locked.
-        """
+        """Return the micro-USDC that can certainly be spent; `source` is the current row, locked."""
         return self.balance_micro - self._unsure_micro(source)
 
     def confirmed(
         self, connection: Connection, refusal: Refusal | None, source: AccountRecord, *, is_last_look: bool
     ) -> Refusal | None:
-        """Return a refusal if reading the balance again cannot change it.
-
-        Args:
-            connection: within a unit of work.
-            refusal: if the certainly available amount is too low; None otherwise.
-            source: the account as it is now, locked.
-            is_last_look: whether there is no time left for another one.
+        """Return `refusal`, unless reading the balance again could change it.
 
         Raises:
-            Contended: there may be enough.
+            Contended: the balance may be sufficient.
         """
         is_short = refusal is not None and refusal.code == ErrorCode.INSUFFICIENT_BALANCE
         if is_short and not is_last_look and (unsure := self._unsure_micro(source)):
@@ -90,13 +79,13 @@ class Preflight:
 def unsure_micro(source: AccountRecord, in_flight_micro: int, in_flight_total_micro: int) -> int:
     """Return the micro-USDC that may or may not have left a balance that was read on chain.
 
-    Everything that was in flight when the balance was read, or accepted since, may or may not be missing from
-    it. Counting all of it can refuse too much, but never allow too much.
+    Every amount in flight when the balance was read, or accepted since, may or may not be missing from it.
+    Counting all of them can refuse too much, but never allow too much.
 
     Args:
         source: the account's current row.
         in_flight_micro: the amount in flight just before the balance was read.
-        in_flight_total_micro: the running total of everything that was ever in flight, at that time.
+        in_flight_total_micro: the running total of all amounts ever in flight, at that time.
     """
     return in_flight_micro + source.in_flight_total - in_flight_total_micro
 
@@ -110,19 +99,19 @@ async def look(
     others: Mapping[str, AccountRecord | None] = _NOBODY,
     is_broadcast_by_us: bool = True,
 ) -> Preflight:
-    """Read from the chain what a decision about a spend needs.
+    """Read from the chain the data for a decision about a spend.
 
     Args:
         chain: the chain.
-        to: the recipient, as sent.
-        source: the account that pays, read just before.
-        recipient: the account of this service that `to` names, if it is one.
-        others: the token accounts that are paid besides, each with its account if it is of this service.
+        to: the recipient, as the caller named it.
+        source: the paying account, read just before.
+        recipient: the account that `to` names, if this service holds it.
+        others: further token accounts to pay, each with its account if this service holds it.
         is_broadcast_by_us: whether this service sends the transaction.
 
     Raises:
         Problem: `invalid_recipient`.
-        ChainUnavailableError: nothing was decided.
+        ChainUnavailableError: the chain could not be read.
     """
     address = to if recipient is None else recipient.usdc_token_account
     if to.startswith(identifiers.ACCOUNT) and recipient is None:
@@ -160,7 +149,7 @@ def _recipient(to: str, found: TokenAccount | None, account: AccountRecord | Non
 
 
 def spendable_micro(held: TokenAccount | None) -> int:
-    """Return the micro-USDC that can leave a token account: none while it is frozen."""
+    """Return the micro-USDC that can leave a token account: 0 while it is frozen."""
     return 0 if held is None or held.is_frozen else held.amount_micro
 
 

@@ -72,7 +72,7 @@ def problem_of(transfer: TransferRecord, *, is_replay: bool = False) -> Problem:
 
 
 def conflict(transfer_id: str | None) -> Problem:
-    """Return the error for a key that is held by another transfer or by other terms."""
+    """Return the error for a key that another transfer, or other terms, hold."""
     return Problem(
         ErrorCode.IDEMPOTENCY_CONFLICT,
         "This idempotency_key was used for a payment on other terms, or for a transfer. Retry with the same "

@@ -1,4 +1,4 @@
-"""Recording of a payment's outcome: settled, refused by the chain, or expired."""
+"""The handler that books the outcomes of payments: settled, refused by the chain, or expired."""
 
 import json
 from typing import Final
@@ -28,12 +28,12 @@ _REASONS: Final = {
 
 
 class PaymentHandler(TransferHandler):
-    """Handles payments: transfers that the service signs and the seller broadcasts."""
+    """Books the outcomes of payments, which the service signs and the seller broadcasts."""
 
     kind = Kind.PAYMENT
     is_broadcast_by_us = False
     announces = False
-    # The seller holds the bytes. An undone transaction could land again, and the service may not resend it.
+    # The seller holds the bytes: an undone transaction could land again, and the service may not resend it.
     must_be_irreversible = True
 
     def operation(self, subject: TransferRecord) -> Operation:  # noqa: ARG002
@@ -41,7 +41,7 @@ class PaymentHandler(TransferHandler):
         return Operation.PAYMENT
 
     async def find(self, chain: Chain, tx: ChainTransaction, *, is_for_proof: bool) -> SignatureStatus | None:
-        """Find the transaction by its signature if the service knows it, else by its signed message."""
+        """Look the transaction up by its signature if that is known, else by its signed message."""
         if tx.chain_signature is None:
             return await chain.find_cosigned(cosigned_of(tx), is_for_proof=is_for_proof)
         status = await chain.signature_status(tx.chain_signature)
@@ -58,7 +58,7 @@ class PaymentHandler(TransferHandler):
     def signed_again(
         self, unit: Unit, tx: ChainTransaction, subject: TransferRecord, means: SigningInputs
     ) -> Refusal:
-        """Never called: the seller holds the signed bytes, so a payment is not signed twice."""
+        """Never called: the seller holds the signed bytes, so a payment has no replacement."""
         raise NotImplementedError
 
     def dropped(

@@ -1,4 +1,4 @@
-"""The seller as an ASGI application, which any event loop can run: it hands requests to the seller's own."""
+"""The seller as an ASGI application, for any event loop: it runs requests on the seller's own loop."""
 
 from typing import Final
 
@@ -19,12 +19,7 @@ _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
 class SellerApp:
-    """A seller as ASGI, and what a port needs to serve it.
-
-    Attributes:
-        settings: limits of a port.
-        metrics: what a port counts.
-    """
+    """A seller as an ASGI application that a port can serve."""
 
     def __init__(self, seller: Seller, owner: OwnerThread) -> None:
         self.settings: Settings = Settings()
@@ -38,7 +33,7 @@ class SellerApp:
         return status, [*headers, (b"content-length", str(len(body)).encode("ascii"))], body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Respond to one request."""
         if scope["type"] != "http":
             return
         refused: Problem | None = scope.get(REFUSED)
@@ -59,7 +54,7 @@ class SellerApp:
             reply = await self._owner.call_async(work)
         except LostReplyError:
             if not await drop(scope, receive) and WHOLE not in scope:
-                # Neither our port nor our transport: whatever serves it ends the connection on an error.
+                # Not our port or transport: other ASGI servers end the connection on an error.
                 raise ConnectionResetError("the seller dropped the connection, as lose_reply says") from None
             return
         except (RpcError, NotConfirmedError, FailedOnChainError) as error:

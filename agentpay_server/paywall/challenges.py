@@ -43,7 +43,7 @@ class Challenge:
     Attributes:
         url: of the resource.
         description: text for people.
-        category: the seller's category; None for none.
+        category: the seller's category, if any.
         error: why the last payment was refused; None for the first challenge.
         now_us: the seller's time, in microseconds since 1970.
     """
@@ -60,9 +60,7 @@ class Presented:
     """A payment as a request presents it.
 
     Attributes:
-        protocol: the protocol.
-        transaction: the bytes of the transaction.
-        echo: what the payment repeats of the challenge.
+        echo: the parts of the challenge that the payment repeats.
     """
 
     protocol: Protocol
@@ -90,7 +88,7 @@ def write(offers: Sequence[Terms], challenge: Challenge) -> tuple[Headers, bytes
 
 
 def requirements(terms: Terms, *, url: str = "", description: str = "") -> dict[str, Any]:
-    """Return the entry of an x402 challenge, with which a payment of version 2 must repeat it."""
+    """Return the entry of an x402 challenge, which a payment of version 2 must repeat."""
     extra: dict[str, Any] = {}
     if terms.fee_payer is not None:
         extra["feePayer"] = terms.fee_payer
@@ -190,7 +188,7 @@ def receipt(presented: Presented, *, payer: str, signature: str, now_us: int) ->
 
 
 def read_payment(headers: Iterable[tuple[str, str]]) -> Presented | None:
-    """Return the payment that a request presents, or None.
+    """Return the payment that a request presents, if any.
 
     Raises:
         PaymentRefusedError: it cannot be read.
@@ -210,7 +208,7 @@ def require_own(presented: Presented, terms: Terms, now_us: int) -> None:
     """Check that a payment is for a challenge that this seller issued for `terms`.
 
     Raises:
-        PaymentRefusedError: it does not.
+        PaymentRefusedError: it is not.
     """
     if presented.protocol is Protocol.MPP:
         _require_own_mpp(presented.echo, terms, now_us)
@@ -265,7 +263,7 @@ def encoded_for_url(content: object) -> str:
 
 
 def _mac(parameters: Mapping[str, str]) -> str:
-    # Without state: a challenge is this seller's if its identifier follows from the rest of it.
+    # The identifier authenticates the rest of the challenge, so the seller stores no challenges.
     content = json_text.print_canonical_json(dict(parameters))
     return hmac.new(_SECRET, content, hashlib.sha256).hexdigest()[:32]
 

@@ -25,11 +25,10 @@ class ArmedFault:
     """An armed fault.
 
     Attributes:
-        name: its name.
         times: how often it will still happen; None until it is disarmed.
-        seq: its position among all armed faults: later ones have greater numbers.
-        effect: what goes wrong with a request; None for other faults.
-        delay_ms: how long a request is delayed; None if it is not.
+        seq: its position among all armed faults; a later one has a greater number.
+        effect: the effect on a request; None for other faults.
+        delay_ms: how long a request is delayed, if it is.
     """
 
     name: str
@@ -85,7 +84,7 @@ class Faults:
             )
 
     def check(self, name: str, request: SetFault) -> None:
-        """Check that a fault of this name exists, and can happen in this way.
+        """Check that a fault of this name exists and accepts these parameters.
 
         Raises:
             Problem: `invalid_request`.

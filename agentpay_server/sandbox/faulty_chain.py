@@ -1,10 +1,10 @@
 """A chain with the sandbox's faults, on top of any real chain.
 
 A fault changes which responses the service gets, or whether a send arrives, never the effects of a
-transaction. While no fault is armed and no earlier one has pending effects, every call goes straight through.
+transaction. Unless a fault is armed or an earlier one has pending effects, calls pass through unchanged.
 
-No fault gives a response that a real chain could not give: a transaction that has landed is never missing
-above its last valid block height, because that would prove that it never will land.
+No fault gives a response that a real chain could not give. In particular, a landed transaction is never
+missing above its last valid block height, because that would prove that it never lands.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -27,11 +27,11 @@ from agentpay_server.chain.protocol import (
 )
 
 LOOKS_UNTIL_KNOWN: Final = 5
-"""How often a slow chain is asked before it knows a transaction: 0.6 s of a driver's pauses."""
+"""How many look-ups a slow chain needs to show a transaction: 0.6 s of a driver's pauses."""
 
 
 class ChainFault(StrEnum):
-    """The faults of the chain."""
+    """Faults of the chain."""
 
     DOWN = "chain_down"
     """Calls fail."""
@@ -40,8 +40,10 @@ class ChainFault(StrEnum):
     """A send executes, but its response is lost."""
 
     NEVER_LANDS = "chain_never_lands"
-    """A send is accepted but never executes. Its blockhash expires: at once if the fault has a count, and
-    otherwise when it is disarmed."""
+    """A send is accepted but never executes.
+
+    Its blockhash expires: at once if the fault has a count, otherwise when it is disarmed.
+    """
 
     SLOW = "chain_slow"
     """A transaction is unknown for the first look-ups."""
@@ -70,11 +72,11 @@ class FaultyChain:
         self._hidden: dict[str, _Hidden] = {}
         self._shown: set[str] = set()
         self._swallowed: set[str] = set()
-        # Whether any of these has content, so that a call costs a single check.
+        # Whether any of these is non-empty, so that a call needs only one check.
         self._is_troubled = False
 
     def arm(self, fault: ChainFault, times: int | None) -> None:
-        """Let a fault happen `times` times from now on; None until it is disarmed."""
+        """Make a fault happen `times` times; None until it is disarmed."""
         self._armed[fault] = times
         self._is_troubled = True
 
@@ -152,7 +154,7 @@ class FaultyChain:
         hidden.looks_left -= 1
         if hidden.looks_left == 0:
             del self._hidden[signature]
-            # It is slow once, however often it is resent.
+            # It is slow only once, however often it is resent.
             self._shown.add(signature)
             self._note_trouble()
         return None
@@ -170,7 +172,7 @@ class FaultyChain:
         return await self.inner.holds(token_account, amount_micro)
 
     async def newest_signature(self, token_account: str) -> str | None:
-        """Return what names the newest transaction of a token account."""
+        """Return the signature of the newest transaction of a token account."""
         self._take_call()
         return await self.inner.newest_signature(token_account)
 
@@ -199,7 +201,7 @@ class FaultyChain:
             self._count(ChainFault.NEVER_LANDS)
             return
         if ChainFault.SLOW in self._armed and signature not in self._hidden.keys() | self._shown:
-            # Read before the send, so that the height reported meanwhile proves nothing about it.
+            # Read before the send, so that the height reported meanwhile proves no expiry.
             height = await self.inner.block_height()
             self._hidden[signature] = _Hidden(LOOKS_UNTIL_KNOWN, height)
             self._count(ChainFault.SLOW)

@@ -69,7 +69,7 @@ class NewTenant(Protocol):
 
     @property
     def key(self) -> str:
-        """The key, which is shown only here."""
+        """The key. It is never shown again."""
         ...
 
 
@@ -85,7 +85,7 @@ class ConsoleKeys(Protocol[_Key]):
     """Keeps a browser signed in that advances the clock or restores a snapshot."""
 
     async def postpone(self, principal: Principal, by_us: int) -> None:
-        """Let the console key of a request expire later."""
+        """Postpone the expiry of a request's console key."""
         ...
 
     async def held(self, principal: Principal) -> _Key | None:
@@ -93,7 +93,7 @@ class ConsoleKeys(Protocol[_Key]):
         ...
 
     async def put_back(self, key: _Key | None, *, at_us: int) -> None:
-        """Store it again, with the time that it had left at `at_us`."""
+        """Store the key again, with the time that it had left at `at_us`."""
         ...
 
 
@@ -157,7 +157,7 @@ class Sandbox:
         context, deposits = self._context, self._deposits
 
         def booked(connection: Connection) -> None:
-            # A cluster lists a transaction as irreversible some time after it has landed.
+            # Book it here: a cluster lists it as a deposit only some time after it has landed.
             locked = account_store.existing_account(connection, account.account_id, lock=True)
             book_deposit(
                 connection,
@@ -200,7 +200,7 @@ class Sandbox:
         return Funding(tx_signature=signed.signature, balance_usdc=from_micro(balance_micro))
 
     async def create_operator(self, principal: Principal, request: CreateOperator) -> Operator:
-        """Create another operator, with a key that is shown only here."""
+        """Create another operator; only this response shows its key."""
         self._require_test_chain()
         principal.require_operator("POST /sandbox/operators")
         operator = await self._create_tenant(request.name, asked_by=principal)
@@ -362,14 +362,14 @@ class Sandbox:
 
     @contextlib.asynccontextmanager
     async def _signed_in(self, principal: Principal) -> AsyncIterator[None]:
-        """Keep the console key with which the world is restored."""
+        """Keep a console key across the restore that it requests."""
         key, at_us = await self._console_keys.held(principal), self._context.clock.now_us()
         yield
-        # In memory nothing waits here: the next request of the browser finds its key.
+        # In memory this does not wait, so the browser's next request finds its key.
         await self._console_keys.put_back(key, at_us=at_us)
 
     def _armed(self, name: str) -> dict[str, object] | None:
-        """Return the audit trail's view of an armed fault; None if it is not armed."""
+        """Return an armed fault for the audit trail; None if it is not armed."""
         found = (fault for fault in self._faults.armed() if fault.name == name)
         armed = next(found, None)
         return None if armed is None else _audited(armed)
@@ -410,7 +410,7 @@ class Sandbox:
 
 
 def _maybe_minted(what: str) -> Problem:
-    # Not `chain_unavailable`: without a transfer that means that nothing was done, and clients retry.
+    # Not `chain_unavailable`: without a transfer it means that nothing was done, and clients retry.
     return Problem(
         ErrorCode.SERVICE_UNAVAILABLE,
         f"{what}. The money may still be booked: read the balance before you fund again.",
@@ -419,7 +419,7 @@ def _maybe_minted(what: str) -> Problem:
 
 
 def _audited(fault: ArmedFault | SetFault) -> dict[str, object]:
-    """Return the audit trail's view of a fault."""
+    """Return a fault for the audit trail."""
     return {"times": fault.times, **audit.given(effect=fault.effect, delay_ms=fault.delay_ms)}
 
 

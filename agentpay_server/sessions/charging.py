@@ -1,7 +1,7 @@
-"""Charging a session: one unit of work, in which one statement enforces the cap.
+"""Charging a session: one unit of work, in which one SQL statement enforces the cap.
 
-A repeated key is handled before any other check, so that the replay of an accepted charge never becomes a
-refusal. A refusal stores nothing.
+A repeated key is handled before any other check, so that the replay of an accepted charge is never refused. A
+refusal stores nothing.
 """
 
 import attrs
@@ -32,8 +32,7 @@ class Charged:
 
     Attributes:
         session: the session after the charge.
-        is_news: whether to wake the schedulers: there is an event to send, or the session closes
-            automatically.
+        is_news: whether to wake the schedulers: to send an event, or to close the session in time.
     """
 
     session: SessionRecord
@@ -41,15 +40,7 @@ class Charged:
 
 
 class Charge:
-    """The unit of work that adds to a session's running total.
-
-    Args:
-        context: the parts of the server.
-        principal: the requester.
-        session_id: the session.
-        request: the request.
-        limits: the session's time limits.
-    """
+    """The unit of work that adds to a session's running total."""
 
     def __init__(
         self,
@@ -67,15 +58,14 @@ class Charge:
         self._amount = to_micro(request.amount)
 
     def __call__(self, connection: Connection) -> Charged | None:
-        """Charge, and return the result.
+        """Charge the session.
 
         Returns:
-            None if another transaction has changed the session meanwhile, and the charge must be judged
-            again.
+            None if another unit of work has changed the session meanwhile: the charge must be judged again.
 
         Raises:
             Problem: `not_found`, `idempotency_conflict`, or a refusal; nothing is stored.
-            ConflictError: the key has charged meanwhile.
+            ConflictError: another request has charged under the key meanwhile.
         """
         found = charges.chargeable(connection, self._session_id, self._request.idempotency_key)
         session = visible(None if found is None else found.session, self._principal, self._session_id)
@@ -103,7 +93,7 @@ class Charge:
             return None
         key = self._request.idempotency_key
         charges.insert_charge(connection, self._session_id, key, amount=self._amount, now_us=now_us)
-        # There may have been other charges since the session was read.
+        # Other charges may have been accepted since the session was read.
         before = total - self._amount
         audit.record(
             connection,

@@ -1,12 +1,11 @@
 """Closing a session: claimed in one commit, its settlement signed in the next, then driven to its outcome.
 
-A closing session either has a settlement in flight, which the engine drives, or a time from which on its
-settlement must be signed (`closes_us`). From the claim on it accepts no charges, however long the chain
-takes: all accepted charges are settled. If the chain does not respond, or the state that a settlement was
-signed for has changed (a third party paid into the escrow, the payee's token account was closed), the chain
-is read again. An obstacle that only others can remove (a frozen token account) leaves it `closing`, with the
-money in its escrow and the reason stored: the next close request retries at once, the scheduler after a
-growing interval.
+A closing session has either a settlement in flight, which the engine drives, or a time at which the
+settlement must be signed (`closes_us`). Once claimed it accepts no charges, so all accepted charges are
+settled. If the chain does not respond, or its state has changed since the settlement was signed (a third
+party paid into the escrow, the payee's token account was closed), the chain is read again. If a token account
+is frozen, the session stays `closing`, with the money in its escrow and the reason stored. The next close
+request then retries at once, the scheduler after a growing interval.
 """
 
 import asyncio
@@ -54,11 +53,11 @@ from agentpay_server.sessions.rules import (
 )
 from agentpay_server.sessions.store import SessionRecord
 
-# Used if the chain rejected the first settlement although nothing wrong was found before.
+# Failures that a change on chain explains: read the chain again and sign another settlement.
 _CHANGED_SINCE: Final = {FailureReason.ACCOUNT_MISSING, FailureReason.ACCOUNT_FROZEN}
 
 _LEFT_ALONE_US: Final = 5 * SECOND_US
-"""How long a claimed session is left to the process that has claimed it."""
+"""How long other processes leave a claimed session to the process that has claimed it."""
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -78,8 +77,8 @@ class Closing:
 
         Args:
             session_id: the session.
-            deadline: until when to wait, in the event loop's time.
-            principal: the requester; None for an automatic close or recovery.
+            deadline: when to stop waiting, in the event loop's time.
+            principal: the caller; None for an automatic close or recovery.
         """
         fault_point(Operation.SESSION_CLOSE, Step.BEGUN)
         session = await self._claimed(session_id, principal)
@@ -109,7 +108,7 @@ class Closing:
         return asyncio.get_running_loop().time() >= deadline or self._context.tasks.closing.done()
 
     async def _claimed(self, session_id: str, principal: Principal | None) -> SessionRecord:
-        """Return a session, claimed if it was open, or if it was closing and postponed."""
+        """Return a session; claim it first if it is open, or closing and postponed."""
         session = await self._database.read(store.existing_session, session_id)
         is_postponed = session.status == SessionStatus.CLOSING and session.error is not None
         if session.status != SessionStatus.OPEN and not is_postponed:
@@ -138,7 +137,7 @@ class Closing:
             after={
                 "status": session.status,
                 "cap_usdc": audit.usdc(session.cap),
-                # No charges are accepted from now on, so these are settled.
+                # No more charges are accepted, so this amount is final.
                 "settled_usdc": audit.usdc(session.running_total),
                 "returned_usdc": audit.usdc(session.cap - session.running_total),
             },
@@ -187,7 +186,7 @@ class Closing:
     def _sign(
         self, connection: Connection, session_id: str, scene: Scene, blockhash: Blockhash
     ) -> tuple[SessionRecord, ChainTransaction | None, bool]:
-        """Return the session, its settlement if there is one now, and whether this changed anything."""
+        """Return the session, its settlement if signed now, and whether this call changed anything."""
         session = store.existing_session(connection, session_id, lock=True)
         if session.status != SessionStatus.CLOSING or session.closes_us is None:
             return session, None, False
@@ -252,9 +251,9 @@ class SessionSettleHandler(Handler[SessionRecord]):
         subject: SessionRecord,
         failure: Failure,
     ) -> SessionRecord:
-        """Book a settlement that the chain rejected: the session stays closing, and is signed again."""
-        # Reading the chain again shows the reason and the alternative. Once only: a payee that keeps opening
-        # and closing its account would make the treasury pay a fee each time.
+        """Book a settlement that the chain rejected: the session stays closing, to be settled later."""
+        # Reading the chain again shows the reason and the alternative. Do so only once: a payee that keeps
+        # opening and closing its account would make the treasury pay a fee each time.
         is_worth_a_look = failure.reason in _CHANGED_SINCE and subject.settlements == 1
         if failure.reason is FailureReason.ACCOUNT_NOT_EMPTY or is_worth_a_look:
             settlements.drop_settlement(unit.connection, subject.session_id, sign_us=resumed_us(unit.context))
@@ -274,7 +273,7 @@ class SessionSettleHandler(Handler[SessionRecord]):
         subject: SessionRecord,
         means: SigningInputs,
     ) -> Again | Obstacle:
-        """Sign again, whatever the current policy is."""
+        """Sign a replacement, whatever the current policy is."""
         session = store.existing_session(unit.connection, subject.session_id, lock=True)
         return sign(unit, session, means.prepared, means.blockhash)
 
@@ -292,7 +291,7 @@ class SessionSettleHandler(Handler[SessionRecord]):
     def landed_late(self, unit: Unit, tx: ChainTransaction) -> str | None:
         """Book a settlement that landed after it was considered expired.
 
-        An escrow cannot be settled twice: one of two settlements lands, and the other fails.
+        An escrow cannot be settled twice: of two settlements one lands, and the other fails.
         """
         session = store.existing_session(unit.connection, tx.subject_id, lock=True)
         if session.status == SessionStatus.CLOSING:
@@ -312,9 +311,9 @@ class SessionSettleHandler(Handler[SessionRecord]):
 
 
 def resumed_us(context: Context) -> int:
-    """Return from when on other processes sign the settlement of a closing session, if this one does not.
+    """Return when other processes sign the settlement of a closing session, unless this one does first.
 
-    On a manual clock, which belongs to one process, the next advance does.
+    A manual clock belongs to one process: its next advance signs it.
     """
     return context.clock.now_us() + (0 if context.clock.is_manual else _LEFT_ALONE_US)
 
@@ -323,7 +322,7 @@ def sign(unit: Unit, session: SessionRecord, scene: Scene, blockhash: Blockhash)
     """Sign the settlement of a closing session, or return the obstacle.
 
     Raises:
-        ChainUnavailableError: the account is blocked.
+        ChainUnavailableError: signing is stopped for the account.
     """
     connection, context, now_us = unit.connection, unit.context, unit.now_us
     legs = settlement(
@@ -332,7 +331,7 @@ def sign(unit: Unit, session: SessionRecord, scene: Scene, blockhash: Blockhash)
         escrow_micro=scene.escrow.amount_micro,
     )
     creates = legs.settled_micro > 0 and scene.payee.new_owner is not None
-    # Locked before the check: two concurrent closings must not both pass it.
+    # Lock the account before the check: two concurrent closings must not both pass it.
     account = account_store.existing_account(connection, session.account_id, lock=creates)
     if account.stopped_us is not None:
         raise ChainUnavailableError("the account is blocked: nothing is signed for it")

@@ -1,8 +1,8 @@
 """The on-chain data for a settlement: where the payee is paid, and obstacles to paying.
 
-Nothing here signs, stores or sends. The payee is paid at the token account that the session was opened for.
-If that no longer exists, its owner is paid at the owner's associated token account, which the settlement
-creates if needed.
+The payee is paid at the token account that the session was opened for. If that no longer exists, its owner is
+paid at the owner's associated token account, which the settlement creates if needed. Nothing here signs,
+stores or sends.
 """
 
 from typing import Final
@@ -25,7 +25,7 @@ class Scene:
     """The on-chain data for a settlement.
 
     Attributes:
-        escrow: the session's token account, with at least the cap in it.
+        escrow: the session's token account; it holds at least the cap.
         payee: where the payee is paid.
         source: the account's token account; None if it does not exist.
     """
@@ -40,8 +40,7 @@ class Payee:
     """Where a payee is paid.
 
     Attributes:
-        token_account: address of the token account.
-        is_frozen: whether it cannot receive now.
+        is_frozen: whether the token account cannot receive now.
         is_missing: whether it does not exist, and its owner cannot be paid elsewhere.
         new_owner: the owner for whom the settlement creates an associated token account; None if it exists.
     """
@@ -69,8 +68,8 @@ async def look(context: Context, session: SessionRecord, account: AccountRecord)
     """Read the data for a settlement from the chain.
 
     Raises:
-        ChainUnavailableError: it did not respond, or does not show the escrow with the whole cap: a node
-            lags, or a settlement has landed. Neither justifies a (new) settlement. Or the account is blocked.
+        ChainUnavailableError: the chain did not respond; or it does not show the whole cap in the escrow,
+            because a node lags or a settlement has landed; or signing is stopped for the account.
     """
     if account.stopped_us is not None:
         raise ChainUnavailableError("the account is blocked: nothing is signed for it")
@@ -93,7 +92,7 @@ async def look(context: Context, session: SessionRecord, account: AccountRecord)
 
 
 def obstacle(session: SessionRecord, legs: Settlement, scene: Scene) -> Obstacle | None:
-    """Return an obstacle to settling, if one is visible; a side that gets nothing cannot be one."""
+    """Return an obstacle to settling, if any. A side that receives nothing cannot be one."""
     if scene.escrow.is_frozen:
         address = session.escrow_token_account
         return _obstacle(ClosingReason.ESCROW_FROZEN, f"The escrow's token account {address} is frozen")
@@ -130,7 +129,7 @@ def _payee(
         return Payee(token_account=address, is_missing=True)
     if found is None:
         return Payee(token_account=fallback, new_owner=session.recipient_owner)
-    # An associated token account can be transferred to another owner, who is not the payee.
+    # The ownership of an associated token account may have been transferred away from the payee.
     is_theirs = found.owner == session.recipient_owner
     return Payee(token_account=fallback, is_frozen=found.is_frozen, is_missing=not is_theirs)
 

@@ -1,7 +1,4 @@
-"""New transfers: claimed and stored under their idempotency key.
-
-See interface T4, I1 to I9.
-"""
+"""New transfers: claimed and stored under their idempotency key (interface T4, I1 to I9)."""
 
 from typing import ClassVar
 
@@ -26,10 +23,10 @@ class NewSpend(TransferIntent):
 
     Args:
         context: the parts of the server.
-        principal: who asks.
+        principal: the caller.
         terms: the terms of the transfer.
         asked: the idempotency key of the request.
-        held: the transfer that held that key when the request was read; an ended transfer loses it.
+        held: the rows that held the key when the request was judged; an ended transfer loses the key.
     """
 
     action: ClassVar[str]
@@ -50,11 +47,11 @@ class NewSpend(TransferIntent):
         self._held = held
 
     def claim(self, connection: Connection) -> bool:
-        """Take the idempotency key."""
+        """Claim the idempotency key."""
         return store.KEYS.take(connection, self._asked, self._held, self._context.clock.now_us())
 
     def is_key_taken(self, connection: Connection) -> bool:
-        """Return whether another request has stored something under the idempotency key."""
+        """Return whether another request holds the idempotency key."""
         return store.KEYS.find(connection, self._asked, self._context.clock.now_us()).is_held
 
     def _store(self, connection: Connection, decision: Decision, now_us: int) -> TransferRecord:
@@ -94,7 +91,7 @@ class NewSpend(TransferIntent):
 
 
 class NewTransfer(NewSpend):
-    """What `POST /v1/transfers` asks for."""
+    """A new transfer, requested by `POST /v1/transfers`."""
 
     action: ClassVar[str] = CREATE_TRANSFER.name
 
@@ -109,7 +106,7 @@ def asked_under(principal: Principal, request: CreateTransfer) -> Asked:
 
 
 def terms_of(request: CreateTransfer) -> Terms:
-    """Return the parameters of a request that must match for its idempotency key."""
+    """Return the request's terms."""
     return Terms(
         account_id=request.from_,
         to=request.to,
@@ -120,7 +117,7 @@ def terms_of(request: CreateTransfer) -> Terms:
 
 
 def terms_of_record(record: TransferRecord) -> Terms:
-    """Return the parameters that a stored transfer was created with."""
+    """Return the terms that a stored transfer was created with."""
     return Terms(
         account_id=record.account_id,
         to=record.to,
@@ -132,7 +129,7 @@ def terms_of_record(record: TransferRecord) -> Terms:
 
 
 def key_holder_of(record: TransferRecord | None) -> KeyHolder | None:
-    """Return the transfer that holds a key as the idempotency rule needs it."""
+    """Return a stored transfer as the holder of an idempotency key."""
     if record is None:
         return None
     return KeyHolder(

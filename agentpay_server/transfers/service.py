@@ -1,8 +1,7 @@
-"""Transfers: from a request to money moved, refused or certainly not moved (interface T1 to T15).
+"""Transfers: create, read and list (interface T1 to T15).
 
-The order is that of interface R17: `from`, idempotency, paused, recipient, the rest of the policy, balance.
-This module checks the idempotency key and builds the response; `execution.py` decides about the transfer and
-drives it.
+Checks run in the order of interface R17: `from`, idempotency, paused, recipient, the rest of the policy,
+balance. This module checks the idempotency key and builds the response; `execution.py` does the rest.
 """
 
 import asyncio
@@ -34,7 +33,7 @@ from agentpay_server.transfers.rules import Terms
 from agentpay_server.transfers.store import TransferRecord
 
 _CLOCKS_APART_US: Final = HOUR_US
-"""Tolerated clock difference between servers, so that a list since a time is complete."""
+"""Tolerated clock difference between servers: a list since a time misses no transfer within it."""
 
 
 @frozen(kw_only=True)
@@ -53,8 +52,8 @@ class Transfers:
         self._database = context.database
         self._chain = context.chain
         self._execution = execution
-        # Requests in progress in this process, by account and key. Only the database decides; this avoids
-        # deciding again for concurrent duplicates.
+        # Requests in progress in this process. Concurrent duplicates share one task, which saves work; the
+        # database still decides.
         self._under_way: dict[tuple[str, Asked], tuple[Terms, asyncio.Task[Transfer]]] = {}
 
     async def create(self, principal: Principal, request: CreateTransfer) -> Transfer:
@@ -65,7 +64,7 @@ class Transfers:
 
         Raises:
             Problem: `not_found` of `from`, `idempotency_conflict`, a 402 with the transfer,
-                `invalid_recipient`, `chain_unavailable`: without a transfer nothing was done, with one its
+                `invalid_recipient`, `chain_unavailable`. Without a transfer nothing was done; with one its
                 outcome is not known yet.
             DatabaseUnavailableError: the decision may or may not be stored; a retry with the same key finds
                 out.
@@ -73,7 +72,7 @@ class Transfers:
         principal.require_account(request.from_, "POST /v1/transfers")
         if request.memo == "":
             request = attrs.evolve(request, memo=None)
-        # Requests with agent-scoped and with operator keys do not share, because they see different keys
+        # Agent-scoped and operator keys see different idempotency keys, so their requests do not share a task
         # (interface I9).
         name, terms = (principal.operator_id, asked_under(principal, request)), terms_of(request)
         running = self._under_way.get(name)
@@ -84,7 +83,7 @@ class Transfers:
                 return await asyncio.shield(task)
             running = self._under_way[name] = (terms, task)
             task.add_done_callback(lambda _: self._under_way.pop(name))
-        # If a caller disconnects, nothing is cancelled, and a duplicate gets the same result.
+        # Shielded: a caller that disconnects cancels nothing, and a duplicate gets the same result.
         return await asyncio.shield(running[1])
 
     async def _create(self, principal: Principal, request: CreateTransfer, terms: Terms) -> Transfer:
@@ -116,14 +115,13 @@ class Transfers:
         """Return one transfer (interface T5).
 
         Raises:
-            Problem: `not_found`, also for a transfer of another operator or of another account than an
-                agent-scoped key is bound to.
+            Problem: `not_found`, also for a transfer that the key may not see.
         """
         record = await self._database.read(own_transfer, principal, transfer_id)
         return shown(record, self._chain)
 
     async def list(self, principal: Principal, query: ListTransfers) -> PageBody[Transfer]:
-        """Return a page of transfers, newest first: an agent-scoped key sees those of its account.
+        """Return a page of transfers, newest first; for an agent-scoped key, only those of its account.
 
         Raises:
             Problem: `forbidden` for another account, `invalid_request` for a cursor of another list.
@@ -151,7 +149,7 @@ class Transfers:
 def own_transfer(
     connection: Connection, principal: Principal, transfer_id: str, *, lock: bool = False
 ) -> TransferRecord:
-    """Return a transfer that a key may see; with `lock`, no other transaction can change it meanwhile.
+    """Return a transfer that a key may see; with `lock`, locked until the unit of work ends.
 
     Raises:
         Problem: `not_found`.

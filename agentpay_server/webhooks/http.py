@@ -1,10 +1,8 @@
-"""Posting an event to an endpoint: the request, its result, and which addresses are allowed.
+"""Posts events to endpoints: requests, results, and allowed addresses (interface W4, W5, W8, W9).
 
-See interface W4, W5, W8, W9.
-
-Redirects are not followed. Each name is resolved once, by `LookUps`, and the connection is made to the
-resolved address. So the address that was checked (if money is real) is the one connected to, and no name is
-resolved on the event loop's own threads.
+Redirects are not followed. `LookUps` resolves each name once, and the connection goes to the resolved
+address. So the checked address (if money is real) is the one connected to, and no name is resolved on the
+event loop's own threads.
 """
 
 import asyncio
@@ -26,12 +24,12 @@ from agentpay_server.webhooks.rules import TIMEOUT_SECONDS
 
 _ANSWER_MAX_BYTES: Final = 64 * 1024
 EXCERPT_BYTES: Final = 1024
-"""How much of a response is kept for the operator."""
+"""Number of bytes of a response that are kept for the operator."""
 
 _DRAIN_SECONDS: Final = 1.0
 _CONNECTIONS: Final = 256
 _ADDRESSES_MAX: Final = 4
-"""The largest number of addresses to try for one name."""
+"""Maximum number of addresses to try for one name."""
 
 
 @frozen(kw_only=True)
@@ -41,7 +39,6 @@ class Answer:
     Attributes:
         status_code: the HTTP status; None if no response arrived.
         error: why no response arrived; None if one did.
-        duration_ms: the duration in milliseconds.
         excerpt: the start of the body as text that is safe to print; None for an empty one.
     """
 
@@ -83,11 +80,7 @@ class HttpPoster:
     ) -> Answer:
         """Post `body` and return the result; a receiver cannot cause an exception.
 
-        Args:
-            url: of the receiver.
-            headers: of the request.
-            body: of the request.
-            operator_id: the operator whose limit on look-ups applies.
+        `operator_id` is the operator whose limit on look-ups applies.
         """
         loop = asyncio.get_running_loop()
         started = loop.time()
@@ -96,7 +89,7 @@ class HttpPoster:
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
                 answer = await self._sent(url, headers, body, operator_id)
-            # The status line is the result; errors while reading the body do not change it.
+            # The status decides; an error while reading the body does not change the result.
             status_code = answer.status_code
             start = await _drained(answer)
         except TimeoutError:
@@ -146,13 +139,13 @@ class HttpPoster:
             raise OSError("the name has no address")
         *others, last = addresses[:_ADDRESSES_MAX]
         for address in others:
-            # Nothing was sent if no connection was made, so the next address can be tried.
+            # Without a connection nothing was sent, so the next address can be tried.
             with contextlib.suppress(httpx.ConnectError, httpx.ConnectTimeout):
                 return await client.send(_pinned(request, target, address, len(addresses)), stream=True)
         return await client.send(_pinned(request, target, last, 1), stream=True)
 
     async def _addresses(self, target: httpx.URL, operator_id: str) -> list[str]:
-        # Not `host`, which is decoded: Python would encode some names in punycode to another name.
+        # Not `host`, which httpx decodes: Python would re-encode some punycode names to other names.
         host = target.raw_host.decode("ascii")
         with contextlib.suppress(ValueError):
             return [str(ipaddress.ip_address(host))]
@@ -165,12 +158,12 @@ class HttpPoster:
             follow_redirects=False,
             trust_env=False,
             timeout=TIMEOUT_SECONDS,
-            # Kept-alive connections are pooled by address: one would also be used for another name at that
+            # Connections are pooled by address. A kept-alive one would also serve another name at that
             # address, whose certificate was never checked.
             limits=httpx.Limits(
                 max_connections=_CONNECTIONS, max_keepalive_connections=0 if scheme == "https" else None
             ),
-            # Cookies of one receiver must not be sent to the next.
+            # Do not send one receiver's cookies to another.
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
             mounts=self._mounts,
         )
@@ -200,7 +193,7 @@ async def _drained(answer: httpx.Response) -> bytes:
 
 
 def _text(start: bytes) -> str | None:
-    """Return the start of a body as text that acts on no terminal; its lines stay lines."""
+    """Return the start of a body as text without control characters, except for line breaks."""
     lines = start.decode("utf-8", "replace").split("\n")
     return "\n".join(printable(line) for line in lines) or None
 

@@ -1,11 +1,12 @@
-"""Sending events: deliveries are claimed, signed, posted, and their results stored (interface W5 to W11).
+"""Sends events: claims deliveries, signs and posts them, and stores the results (interface W5 to W11).
 
 A delivery is leased, in a committed transaction, before it is posted; the result is stored afterwards. If the
 process dies in between, the lease expires and the attempt is repeated. So every event is sent at least once,
 always with the same identifier.
 
-On a running clock attempts run concurrently, with limits in total and per endpoint, so that a slow receiver
-delays only its own. On a manual clock they run one after another, in the order in which they fell due.
+On a running clock attempts run concurrently, with limits in total, per operator and per endpoint, so that a
+slow receiver delays only its own. On a manual clock they run one after another, in the order in which they
+fell due.
 """
 
 import asyncio
@@ -95,7 +96,7 @@ class WebhookSender:
         )
 
     async def free_all(self) -> None:
-        """Void all leases, where no other process can hold any: their holders no longer run."""
+        """Void all leases. Only for a caller that knows that no other process can hold any."""
         await self._context.database.run(store.free_all)
 
     async def _run_in_order(self) -> bool:
@@ -108,8 +109,8 @@ class WebhookSender:
     async def _attempt(self, delivery: DueDelivery) -> None:
         try:
             await self.attempt(delivery)
-        except Exception as error:  # noqa: BLE001 - whatever it is, other deliveries go on
-            # Its lease expires, and the attempt is repeated.
+        except Exception as error:  # noqa: BLE001 - other deliveries continue
+            # The lease expires, and the attempt is repeated.
             log(logger, logging.ERROR, "delivery.failed", exception=error, delivery_id=delivery.delivery_id)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
@@ -120,7 +121,7 @@ class WebhookSender:
         """Post a delivery and return the result. Only a cancellation of this task is raised.
 
         An attempt without a stored result is repeated whenever its lease expires, without limit. So every
-        exception of any library is stored as a failed attempt, and the operator can see it.
+        exception is stored as a failed attempt, which the operator can see.
         """
         started = time.monotonic()
         try:
@@ -128,7 +129,7 @@ class WebhookSender:
             headers = self._headers(delivery, body, attempt, at_us)
             return await self._poster.post(delivery.url, headers, body, operator_id=delivery.operator_id)
         except VaultError:
-            # Sealed under another key, or damaged. It can be replayed after the key is restored.
+            # Sealed under another key, or damaged. Operators can replay it once the key is restored.
             return Answer(status_code=None, error=UNSIGNED, duration_ms=0)
         except (Exception, asyncio.CancelledError) as failure:
             task = asyncio.current_task()

@@ -1,8 +1,8 @@
-"""Whether a transaction pays the terms of a seller. Pure functions, as strict as the strictest peer.
+"""Checks whether a transaction pays a seller's terms, as strictly as the strictest peer. Pure functions.
 
-x402 demands one order of instructions; MPP demands the transfers and memos of the challenge, and nothing
-besides. Neither accepts a transaction in which the seller's own fee payer takes part: its signature must be
-worth the fee and nothing else.
+x402 requires one order of instructions. MPP requires the transfers and memos of the challenge, and nothing
+else. Neither accepts a transaction in which the seller's fee payer takes part: its signature must pay the fee
+and nothing else.
 """
 
 import struct
@@ -26,10 +26,10 @@ from agentpay_server.chain.signing import transaction_of
 from agentpay_server.payments.terms import Leg, Protocol, Terms
 
 MOST_UNITS: Final = 200_000
-"""The highest compute-unit limit that sellers of MPP take."""
+"""Maximum compute-unit limit that sellers of MPP accept."""
 
 MOST_UNIT_PRICE: Final = 5_000_000
-"""The highest price of a compute unit that sellers pay, in millionths of a lamport."""
+"""Maximum price of a compute unit that sellers pay, in millionths of a lamport."""
 
 _LIGHTHOUSE: Final = Pubkey.from_string("L2TExMFKdjpN9kozasaurPirfHy9P8sbXoAN1qA3S95")
 _LEAST_STEPS: Final = 3
@@ -42,8 +42,8 @@ class PaymentRefusedError(ValueError):
     """A transaction does not pay the terms.
 
     Attributes:
-        reason: a code of x402's.
-        payer: address of the payer, as far as it is known.
+        reason: an x402 error code.
+        payer: address of the payer; empty if unknown.
     """
 
     def __init__(self, reason: str, message: str, payer: str = "") -> None:
@@ -54,12 +54,12 @@ class PaymentRefusedError(ValueError):
 
 @frozen(kw_only=True)
 class CheckedPayment:
-    """A transaction that pays the terms, if the chain takes it.
+    """A transaction that pays the terms, if the chain accepts it.
 
     Attributes:
-        transaction: the transaction; the slot of the seller's fee payer may be empty.
-        message_hash: identifies the signed message, whatever other signatures the transaction carries.
-        payer: address of the owner whose money it is.
+        transaction: the signature slot of the seller's fee payer may be empty.
+        message_hash: identifies the signed message, independent of the signatures.
+        payer: address of the owner who pays.
     """
 
     transaction: VersionedTransaction
@@ -79,7 +79,7 @@ class _Step:
 def check_payment(raw: bytes, terms: Terms, *, fee_payers: Collection[str]) -> CheckedPayment:
     """Return the transaction in `raw`, if it pays `terms`.
 
-    Whether its signatures are valid and the payer has the money, only a simulation tells.
+    Only a simulation shows whether its signatures are valid and the payer has the money.
 
     Args:
         raw: the transaction as the payer presented it.
@@ -91,7 +91,7 @@ def check_payment(raw: bytes, terms: Terms, *, fee_payers: Collection[str]) -> C
     """
     try:
         transaction = transaction_of(raw)
-    except Exception:  # noqa: BLE001 - solders has several kinds of it
+    except Exception:  # noqa: BLE001 - solders raises several types
         raise PaymentRefusedError(
             f"{_INVALID}_transaction_could_not_be_decoded", "the transaction cannot be decoded"
         ) from None
