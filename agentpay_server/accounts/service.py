@@ -268,7 +268,6 @@ class Accounts:
         )
 
     def _spending(self, connection: Connection, record: AccountRecord, policy: Policy) -> dict[str, Any]:
-        """Return the spent and the remaining part of a daily limit."""
         # The window ends where the next transfer's would: never before the time of the last spend.
         now_us = max(self._context.clock.now_us(), record.last_spend_us)
         spent = spending.against_daily_limit(connection, record, now_us)

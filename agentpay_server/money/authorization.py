@@ -155,13 +155,7 @@ class Intent(ABC, Generic[R]):
 
 
 class Authorizer:
-    """Authorizes spends.
-
-    Args:
-        context: the parts of the server.
-        settlement: drives the transactions in flight.
-        book_arrivals: books the deposits that the chain has reported for a token account.
-    """
+    """Authorizes spends. `book_arrivals` books the reported deposits of a token account."""
 
     def __init__(
         self, context: Context, settlement: Settlement, book_arrivals: Callable[[str], Awaitable[None]]
@@ -279,7 +273,7 @@ def refusal_of(unit: SpendUnit, spend: Spend, *, again: str, is_last_look: bool)
     Args:
         unit: the unit of work.
         spend: the spend.
-        again: for `insufficient_balance`: what to do after funding the account; the end of a sentence.
+        again: see `Intent.again`.
         is_last_look: whether no time is left to read the balance again.
 
     Raises:

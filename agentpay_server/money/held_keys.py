@@ -68,12 +68,7 @@ class Held(Generic[Row]):
 
 @frozen(kw_only=True)
 class Asked:
-    """A request's idempotency key and its scope.
-
-    Attributes:
-        account_id: the source account, which exists.
-        by_operator: whether the request uses an operator key rather than an agent-scoped one.
-    """
+    """A request's idempotency key and its scope: an existing source account, and the kind of API key."""
 
     account_id: str
     idempotency_key: str
@@ -85,8 +80,8 @@ class HeldKeys(Generic[Row]):
 
     Args:
         found_by: the table's statements, from `statements`.
-        record: converts a row of the table to a record.
-        identifier: the attribute of a record that identifies it.
+        record: converts a row to a record.
+        identifier: the record's identifying attribute.
     """
 
     def __init__(
@@ -143,12 +138,7 @@ class HeldKeys(Generic[Row]):
 
 
 def statements(table: Table, identifier: Column[Any]) -> Mapping[str, Executable]:
-    """Return the statements for the idempotency keys of a table.
-
-    Args:
-        table: has `account_id`, `operator_id`, `held_key`, `key_expires_us` and `claimed_by_operator`.
-        identifier: its identifier column.
-    """
+    """Return the statements for the idempotency keys of a table; `identifier` is its identifier column."""
     of_row = identifier == bindparam("of_row")
     return {
         _OF_ACCOUNT: select(table).where(

@@ -154,7 +154,6 @@ class LateLandings:
         )
 
     def _booked(self, connection: Connection, expired: ChainTransaction) -> tuple[str | None] | None:
-        """Book a landed transaction; None if another server was faster."""
         booked = self._settlement.book_late(connection, expired)
         if booked is None:
             return None

@@ -84,8 +84,8 @@ def unsure_micro(source: AccountRecord, in_flight_micro: int, in_flight_total_mi
 
     Args:
         source: the account's current row.
-        in_flight_micro: the amount in flight just before the balance was read.
-        in_flight_total_micro: the running total of all amounts ever in flight, at that time.
+        in_flight_micro: `in_flight` of its row just before the balance was read.
+        in_flight_total_micro: `in_flight_total` of that row.
     """
     return in_flight_micro + source.in_flight_total - in_flight_total_micro
 
@@ -106,8 +106,8 @@ async def look(
         to: the recipient, as the caller named it.
         source: the paying account, read just before.
         recipient: the account that `to` names, if this service holds it.
-        others: further token accounts to pay, each with its account if this service holds it.
-        is_broadcast_by_us: whether this service sends the transaction.
+        others: see `Parties`.
+        is_broadcast_by_us: see `Parties`.
 
     Raises:
         Problem: `invalid_recipient`.

@@ -209,15 +209,7 @@ class PaymentIntent(TransferIntent):
 
 
 class NewPayment(PaymentIntent, NewSpend):
-    """A new payment. Storing it raises ConflictError if another request has taken its key.
-
-    Args:
-        context: the parts of the server.
-        principal: the caller.
-        purchase: the purchase.
-        asked: the idempotency key of the request.
-        held: the rows that held the key when the request was judged.
-    """
+    """A new payment; see `NewSpend`."""
 
     action: ClassVar[str] = AUTHORIZE_PAYMENT.name
 
@@ -249,11 +241,7 @@ class NewPayment(PaymentIntent, NewSpend):
 class ApprovedPayment(PaymentIntent):
     """A payment that an operator has approved, when the caller requests it again.
 
-    Args:
-        context: the parts of the server.
-        principal: the caller.
-        purchase: the purchase, from a fresh challenge.
-        approved: the approved payment, as currently stored.
+    `purchase` is from a fresh challenge; `approved` is the payment as currently stored.
     """
 
     is_approved = True

@@ -39,7 +39,7 @@ _SIGNATURE_BYTES: Final = 64
 
 
 class FeePayerRefusedError(ValueError):
-    """The challenge names a fee payer for which our signature must not be used."""
+    """The challenge's fee payer is ours or takes part in the payment: signing would authorize more."""
 
 
 @frozen(kw_only=True)
@@ -86,8 +86,8 @@ def build_payment(
         payer_key: the paying account's key.
         usdc_mint: address of the USDC mint.
         own_addresses: our addresses, which no challenge may name as its fee payer.
-        nonce: unique among the account's payments under this blockhash. It is added to the compute-unit
-            limit, so that two equal payments are two transactions.
+        nonce: unique among the account's payments under this blockhash, at least 0. It is added to the
+            compute-unit limit, so that two equal payments are two transactions.
         nonce_memo: the memo that x402 requires if the seller gives none.
 
     Raises:

@@ -59,7 +59,7 @@ def payable(
         cluster: the cluster of the service; None for a private chain.
         usdc_mint: the mint of USDC there.
         now_us: the current time.
-        max_amount_micro: the caller's maximum; None for any price.
+        max_amount_micro: the caller's maximum, if any.
     """
     networks = networks_of(cluster)
     return [

@@ -92,7 +92,7 @@ class Seller:
         is_late_work: called when a payment is held, to be broadcast later.
 
     Attributes:
-        products: what is sold, by path.
+        products: by path.
         mode: how it behaves, unless a product says otherwise.
         serves_again: whether a settled payment is served again when it is presented again.
         requests: the newest requests.
@@ -226,7 +226,6 @@ class Seller:
     # --- Challenges
 
     def _ask(self, visit: _Visit, *, error: str | None = None) -> Reply:
-        """Return a 402."""
         challenge = self._challenge(visit, error)
         if visit.mode is Mode.MALFORMED_CHALLENGE:
             self._malformed += 1

@@ -76,9 +76,7 @@ class NewTenant(Protocol):
 class CreateTenant(Protocol):
     """Creates an operator."""
 
-    async def __call__(self, name: str, *, asked_by: Principal) -> NewTenant:
-        """Return a new operator."""
-        ...
+    async def __call__(self, name: str, *, asked_by: Principal) -> NewTenant: ...
 
 
 class ConsoleKeys(Protocol[_Key]):
@@ -369,7 +367,6 @@ class Sandbox:
         await self._console_keys.put_back(key, at_us=at_us)
 
     def _armed(self, name: str) -> dict[str, object] | None:
-        """Return an armed fault for the audit trail; None if it is not armed."""
         found = (fault for fault in self._faults.armed() if fault.name == name)
         armed = next(found, None)
         return None if armed is None else _audited(armed)
@@ -419,7 +416,6 @@ def _maybe_minted(what: str) -> Problem:
 
 
 def _audited(fault: ArmedFault | SetFault) -> dict[str, object]:
-    """Return a fault for the audit trail."""
     return {"times": fault.times, **audit.given(effect=fault.effect, delay_ms=fault.delay_ms)}
 
 

@@ -64,12 +64,7 @@ def book_charged(
 ) -> bool:
     """Write the events of a charge, and return whether there are any.
 
-    Args:
-        connection: the unit's.
-        context: the parts of the server.
-        session: the session after the charge.
-        now_us: the current time.
-        before_micro: the running total before the charge.
+    `session` is its state after the charge; `before_micro` is the running total before it.
     """
     fired = cap_events(session.cap, before_micro=before_micro, after_micro=session.running_total)
     if not fired:
@@ -186,7 +181,6 @@ def _move(unit: Unit, tx: ChainTransaction, session: SessionRecord, deposited: i
 
 
 def _enter(unit: Unit, session: SessionRecord, payee_operator: str | None, deposited: int) -> None:
-    """Write the history: the settlement, a third party's surplus, and the payee's receipt."""
     context = unit.context
     common: dict[str, object] = {
         "status": TransactionStatus.SETTLED.value,

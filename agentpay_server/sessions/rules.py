@@ -109,11 +109,9 @@ def escalation_refusal(policy: Policy, cap_micro: int) -> Refusal:
 
 
 def crowd_refusal(unsettled: int, most: int) -> Refusal | None:
-    """Return why an account may not open another session, or None.
+    """Return why an account with `unsettled` sessions may not open another one, or None.
 
-    Args:
-        unsettled: its sessions that are opening, open or closing: the treasury has lent rent to each of them.
-        most: the maximum per account.
+    The treasury has lent rent to each unsettled session, so `most` limits their number.
     """
     if unsettled < most:
         return None

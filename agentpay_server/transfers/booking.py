@@ -211,7 +211,6 @@ def _enter(
     payee: str | None,
     payee_operator: str | None,
 ) -> None:
-    """Write a history entry for the source, and one for a payee that this service holds."""
     common: dict[str, object] = {
         "status": TransactionStatus.SETTLED.value,
         "amount": transfer.amount,

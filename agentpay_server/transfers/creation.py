@@ -21,12 +21,7 @@ from agentpay_server.transfers.store import TransferRecord
 class NewSpend(TransferIntent):
     """A new transfer or payment. Storing it raises ConflictError if another request has taken its key.
 
-    Args:
-        context: the parts of the server.
-        principal: the caller.
-        terms: the terms of the transfer.
-        asked: the idempotency key of the request.
-        held: the rows that held the key when the request was judged; an ended transfer loses the key.
+    `held` are the rows that held the key when the request was judged; an ended transfer loses the key.
     """
 
     action: ClassVar[str]

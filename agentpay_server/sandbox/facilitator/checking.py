@@ -77,14 +77,10 @@ class _Step:
 
 
 def check_payment(raw: bytes, terms: Terms, *, fee_payers: Collection[str]) -> CheckedPayment:
-    """Return the transaction in `raw`, if it pays `terms`.
+    """Return the transaction in `raw`, if it pays `terms`, whose mint is an address.
 
-    Only a simulation shows whether its signatures are valid and the payer has the money.
-
-    Args:
-        raw: the transaction as the payer presented it.
-        terms: the terms; the mint by its address.
-        fee_payers: addresses that the seller signs with.
+    Only a simulation shows whether its signatures are valid and the payer has the money. `fee_payers` are the
+    addresses that the seller signs with.
 
     Raises:
         PaymentRefusedError: it pays something else, or does more than pay.
