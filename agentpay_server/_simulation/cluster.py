@@ -158,7 +158,7 @@ class Cluster:
         self._landing = chance.stream("landing")
         self._stalled_seconds = 0.0
         self._stalled_since: float | None = None
-        self._machine = machines.take()
+        self._machine = machines.acquire()
         self._heights: dict[str, int] = {}
         self._fork = 0
         self._known: dict[str, Described] = {}
@@ -501,7 +501,7 @@ class Cluster:
 
     def close(self) -> None:
         """Release the machine."""
-        machines.give_back(self._machine)
+        machines.release(self._machine)
 
     def _bytes_at(self, address: str) -> bytes | None:
         account = self._machine.get_account(Pubkey.from_string(address))

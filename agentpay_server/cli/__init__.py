@@ -1,7 +1,7 @@
 """`agentpay-server`: the command line.
 
-`serve` and `demo` start servers; `operators` opens a store directly; the commands of `agentpay` are included,
-with the same output and exit codes. Each command has its own module, imported when the command runs.
+It includes the commands of `agentpay`, with the same output and exit codes. Each command has its own module,
+imported when the command runs.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "openapi": ("agentpay_server.cli.openapi:openapi", "Print the OpenAPI document of /v1."),
 }
-"""Module and one-line help of each command; stated here so that `--help` imports no command."""
+"""Module and one-line help of each command, so that `--help` imports no command."""
 
 
 @click.command(

@@ -159,7 +159,7 @@ def _report(output: Output, verdict: "Verdict", seed: int, peers: "Sequence[Peer
 
 
 def _column(name: str) -> "Callable[[object], object]":
-    def look(line: object) -> object:
+    def value(line: object) -> object:
         return getattr(line, name)
 
-    return look
+    return value

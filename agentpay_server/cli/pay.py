@@ -47,7 +47,7 @@ def pay(
 ) -> None:
     """Request URL, and pay if it responds 402.
 
-    Prints each step of the exchange. Redirects are not followed. What became of the payment is read from the
+    Prints each step of the exchange. Redirects are not followed. The outcome of the payment is read from the
     chain, not from the seller's response.
     """
     chosen_key = payment_key or str(uuid.uuid4())

@@ -1,7 +1,6 @@
-"""`agentpay-server serve`: the server as a process.
+"""`agentpay-server serve`: the options of the server process and their validation.
 
-This module has the options and their validation; `process.py` runs the server. One JSON line on standard
-output has the URL and the operator key; logs go to standard error.
+`process.py` runs the server.
 """
 
 import ipaddress
@@ -311,7 +310,7 @@ def serve(
 
 
 def log_format_of(given: str | None) -> LogFormat:
-    """Return the format of the log: the given one, else text on a terminal and JSON elsewhere."""
+    """Return the given log format, or by default text on a terminal and JSON elsewhere."""
     if given is not None:
         return LogFormat(given)
     return LogFormat.TEXT if sys.stderr is not None and sys.stderr.isatty() else LogFormat.JSON

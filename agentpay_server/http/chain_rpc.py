@@ -1,8 +1,8 @@
 """JSON-RPC of the embedded chain over HTTP and WebSocket, for Solana clients. It needs no key.
 
-It is only for test chains and for loopback: a caller can spend only its own money, and can get test SOL. Web
-pages cannot use it: HTTP requests must declare JSON, for which a browser needs permission that it does not
-get, and a WebSocket from a page has an origin, which must be on this machine.
+It is served only for test chains and on loopback. A caller can spend only its own money, and can get test
+SOL. Web pages cannot use it: HTTP requests must declare JSON, which needs a CORS permission that browsers do
+not get, and the origin of a WebSocket must be on this machine.
 """
 
 import asyncio
@@ -31,7 +31,7 @@ from agentpay_server.logs import log
 from agentpay_server.server import Server
 
 PATH: Final = "/sandbox/rpc"
-"""Its path."""
+"""The path of the endpoint."""
 
 _MOST_WAITING: Final = 10_000
 _LOCAL_HOSTS: Final = ("127.0.0.1", "::1", "localhost")
@@ -43,11 +43,11 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class ChainRpc:
-    """The node as ASGI, at one path.
+    """The RPC node as an ASGI application.
 
     Args:
         node: handles the calls.
-        body_timeout_seconds: how long the body of a request may take to arrive.
+        body_timeout_seconds: timeout for a request's body.
     """
 
     def __init__(self, node: Node, *, body_timeout_seconds: float) -> None:
@@ -78,20 +78,20 @@ class ChainRpc:
             await _respond(send, problem.http_status, _text(problem.message))
             return
         request = read_request(body)
-        answers = [told for call in request.calls if (told := await self._answer(call)) is not None]
+        answers = [response for call in request.calls if (response := await self._answer(call)) is not None]
         await _respond(send, 200, _printed(request, answers))
 
     async def _answer(self, call: RpcCall) -> dict[str, object] | None:
         try:
             result = await self._node.result(call)
         except RpcError as error:
-            told = refusal(call, error)
+            response = refusal(call, error)
         except Exception as error:  # noqa: BLE001 - a fault of the server, whatever it is
             log(logger, logging.ERROR, "chain_rpc.failed", exception=error, method=call.method[:64])
-            told = refusal(call, _INTERNAL_ERROR)
+            response = refusal(call, _INTERNAL_ERROR)
         else:
-            told = answer(call, result)
-        return None if call.is_notification else told
+            response = answer(call, result)
+        return None if call.is_notification else response
 
     # --- WebSocket
 
@@ -106,23 +106,23 @@ class ChainRpc:
         self._connections += 1
         try:
             await send({"type": "websocket.accept"})
-            await self._talk(receive, send)
+            await self._exchange(receive, send)
         finally:
             self._connections -= 1
 
-    async def _talk(self, receive: Receive, send: Send) -> None:
+    async def _exchange(self, receive: Receive, send: Send) -> None:
         outgoing: asyncio.Queue[dict[str, Any]] = asyncio.Queue(_MOST_WAITING)
         loop = asyncio.get_running_loop()
         writer = loop.create_task(_write(outgoing, send))
 
-        def tell(message: dict[str, Any]) -> None:
+        def enqueue(message: dict[str, Any]) -> None:
             try:
                 outgoing.put_nowait(message)
             except asyncio.QueueFull:
-                # The client does not read its responses.
+                # The client does not read its messages.
                 writer.cancel()
 
-        subscriptions = Subscriptions(self._node, tell)
+        subscriptions = Subscriptions(self._node, enqueue)
         reader = loop.create_task(self._read(receive, subscriptions, outgoing))
         try:
             await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
@@ -133,41 +133,41 @@ class ChainRpc:
             await asyncio.wait({reader, writer})
         if not reader.cancelled() and reader.exception() is None and not reader.result():
             return
-        # If the client has closed the connection, nothing is sent.
+        # The client may have closed the connection.
         with contextlib.suppress(OSError, RuntimeError):
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
 
     async def _read(
         self, receive: Receive, subscriptions: Subscriptions, outgoing: "asyncio.Queue[dict[str, Any]]"
     ) -> bool:
-        """Process messages until the client disconnects; return whether it must be disconnected."""
+        """Process messages; return False once the client disconnects, True if it must be disconnected."""
         while (message := await receive())["type"] == "websocket.receive":
             text = message.get("text")
             body = message.get("bytes") or b"" if text is None else text.encode("utf-8", "surrogatepass")
             if len(body) > BODY_MAX_BYTES:
                 return True
-            await self._take(read_request(body), subscriptions, outgoing)
+            await self._handle(read_request(body), subscriptions, outgoing)
         return False
 
-    async def _take(
+    async def _handle(
         self, request: RpcRequest, subscriptions: Subscriptions, outgoing: "asyncio.Queue[dict[str, Any]]"
     ) -> None:
-        """Handle the calls in a message; each response is a separate message."""
+        """Handle the calls in a message. Each response is a separate message."""
         for call in request.calls:
             follow_up = None
             try:
                 result, follow_up = await subscriptions.result(call)
             except RpcError as error:
-                told = refusal(call, error)
+                response = refusal(call, error)
             except Exception as error:  # noqa: BLE001 - a fault of the server, whatever it is
                 log(logger, logging.ERROR, "chain_rpc.failed", exception=error, method=call.method[:64])
-                told = refusal(call, _INTERNAL_ERROR)
+                response = refusal(call, _INTERNAL_ERROR)
             else:
-                told = answer(call, result)
+                response = answer(call, result)
             if not call.is_notification:
-                await outgoing.put(told)
+                await outgoing.put(response)
             if follow_up is not None:
-                # After the response, which contains the subscription's number.
+                # After the response, which carries the subscription's number.
                 follow_up()
 
 
@@ -175,7 +175,7 @@ _INTERNAL_ERROR: Final = RpcError(INTERNAL_ERROR, "Internal error")
 
 
 async def _write(outgoing: "asyncio.Queue[dict[str, Any]]", send: Send) -> None:
-    # A client that has disconnected ends the connection when reading fails.
+    # After a disconnect, reading ends the connection.
     with contextlib.suppress(OSError, RuntimeError):
         while True:
             message: Message = {"type": "websocket.send", "text": _json(await outgoing.get()).decode("ascii")}
@@ -183,10 +183,10 @@ async def _write(outgoing: "asyncio.Queue[dict[str, Any]]", send: Send) -> None:
 
 
 class Mounted:
-    """An application with the node at its path, and the facilitator at its paths.
+    """An application that serves the RPC node and the facilitator at their paths.
 
     Args:
-        rpc: the node.
+        rpc: the RPC node.
         facilitator: the facilitator; None for none.
         app: handles all other paths; None for 404.
     """
@@ -216,10 +216,10 @@ class Mounted:
 
 
 def node_of(server: Server) -> Node:
-    """Return the node of a server with an embedded chain.
+    """Return an RPC node of a server's embedded chain.
 
     Raises:
-        ValueError: the server works on a cluster.
+        ValueError: the server uses a Solana cluster.
     """
     chain, context = server.chain, server.context
     if not isinstance(chain, EmbeddedChain):
@@ -242,11 +242,11 @@ def node_of(server: Server) -> Node:
 
 
 def mounted(server: Server, node: Node, app: ASGIApp | None = None) -> Mounted:
-    """Return an application with a node and the facilitator at their paths.
+    """Return an application that serves a node and the facilitator at their paths.
 
     Args:
-        server: the server.
-        node: its node.
+        server: the server that the node belongs to.
+        node: the RPC node.
         app: handles all other paths; None responds 404.
     """
     timeout_seconds = server.context.settings.body_timeout_seconds
@@ -260,12 +260,12 @@ def _is_facilitator(scope: Scope) -> bool:
 
 
 def _require_json(headers: Mapping[str, str]) -> None:
-    # Without a Content-Type, a web page could send the request without the browser's preflight.
+    # A web page can send a request without a Content-Type without a CORS preflight.
     require_json({**headers, "content-type": headers.get("content-type", "")})
 
 
 def _is_local(headers: list[tuple[bytes, bytes]]) -> bool:
-    """Return whether a WebSocket was opened by a program, or by a page on this machine."""
+    """Return whether a program, or a page of this machine, opened a WebSocket."""
     origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
     try:
         return all(urlsplit(origin).hostname in _LOCAL_HOSTS for origin in origins)

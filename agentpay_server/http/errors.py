@@ -1,7 +1,4 @@
-"""Error responses: the body, the status and the headers of a problem.
-
-See interface E1, E4, E7, I10, R11, R18.
-"""
+"""Error responses: status, headers and body of a problem (interface E1, E4, E7, I10, R11, R18)."""
 
 from agentpay.contract import codec, json_text
 from agentpay.contract.errors import ErrorCode
@@ -12,9 +9,9 @@ Headers = list[tuple[bytes, bytes]]
 
 
 def unauthorized() -> Problem:
-    """Return a 401: the same for a key that is missing, malformed, unknown or revoked (interface E7)."""
-    # A new object each time: a shared one would collect the traceback of every raise, and with it the headers
-    # of every refused request.
+    """Return a 401, the same for a missing, malformed, unknown or revoked key (interface E7)."""
+    # A new object each time: a shared one would collect the traceback of every raise, with the headers of the
+    # refused request.
     return Problem(
         ErrorCode.UNAUTHORIZED,
         "No valid API key: send Authorization: Bearer followed by a key that is not revoked.",

@@ -1,7 +1,7 @@
 """The local facilitator over HTTP, for sellers' x402 packages. It needs no key.
 
-It is only for test chains and for loopback, next to the chain's JSON-RPC and under the same rules: a page in
-a browser cannot use it, since a request with a body must say that it is JSON.
+It is served only for test chains and on loopback. Web pages cannot use it, because a request with a body must
+declare JSON.
 """
 
 import logging
@@ -20,17 +20,17 @@ from agentpay_server.sandbox.facilitator.fee_payer import FeePayer, keypair_of, 
 from agentpay_server.sandbox.facilitator.service import Facilitator, InvalidRequestError
 
 PATH: Final = "/sandbox/x402"
-"""Where it is served: sellers' packages append `/supported`, `/verify` and `/settle`."""
+"""The base path, to which sellers' packages append `/supported`, `/verify` and `/settle`."""
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 
 class FacilitatorHttp:
-    """The facilitator as ASGI, at the paths below `PATH`.
+    """The facilitator as an ASGI application, at the paths below `PATH`.
 
     Args:
         facilitator: verifies and settles.
-        body_timeout_seconds: how long the body of a request may take to arrive.
+        body_timeout_seconds: timeout for a request's body.
     """
 
     def __init__(self, facilitator: Facilitator, *, body_timeout_seconds: float) -> None:
@@ -42,7 +42,7 @@ class FacilitatorHttp:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Handle one request."""
         path, method = scope["path"].removeprefix(PATH), scope["method"]
         if path == "/supported":
             if method == "GET":
@@ -61,9 +61,9 @@ class FacilitatorHttp:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         try:
             body = await read_body(headers, receive, timeout_seconds=self._body_timeout_seconds)
-            # A request without a type is one that a page in a browser can send without a preflight.
+            # A web page can send a request without a Content-Type without a CORS preflight.
             require_json({**headers, "content-type": headers.get("content-type", "")})
-            told = await self._takes_body[path](json_text.parse_request_json(body))
+            result = await self._takes_body[path](json_text.parse_request_json(body))
         except DisconnectedError:
             return
         except Problem as problem:
@@ -76,14 +76,13 @@ class FacilitatorHttp:
             log(logger, logging.ERROR, "facilitator.failed", exception=error)
             await _respond(send, 500, {"error": "The facilitator failed; the log of the server says why."})
         else:
-            await _respond(send, 200, told)
+            await _respond(send, 200, result)
 
 
 def facilitator_of(node: Node, *, body_timeout_seconds: float) -> FacilitatorHttp:
     """Return the facilitator of a node's chain.
 
-    Its key follows from the chain, so that it stays the same across restarts: a challenge that is paid after
-    one still names it.
+    Its key is derived from the chain, so that challenges issued before a restart remain valid.
     """
     fee_payer = FeePayer(keypair_of("facilitator", node.chain.genesis_hash), rpc_of(node))
     return FacilitatorHttp(Facilitator(fee_payer), body_timeout_seconds=body_timeout_seconds)

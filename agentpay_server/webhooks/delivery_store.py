@@ -22,7 +22,7 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
 from agentpay_server.database import time_bounds
-from agentpay_server.database.connection import PLANNED_EACH_TIME, Connection
+from agentpay_server.database.connection import UNCACHED_PLAN, Connection
 from agentpay_server.database.tables import deliveries, delivery_attempts, events, webhooks
 from agentpay_server.webhooks.rules import DeliveryStatus, NextStep
 
@@ -165,7 +165,7 @@ _FAIR: Final = (
     .where(_CANDIDATES.c.place <= OF_ONE_OPERATOR_AT_ONCE, _IS_FREE)
     .order_by(_CANDIDATES.c.place, deliveries.c.due_us, deliveries.c.seq)
     # The best plan depends on the numbers of waiting deliveries and endpoints.
-    .execution_options(**PLANNED_EACH_TIME)
+    .execution_options(**UNCACHED_PLAN)
 )
 _NEXT_DUE: Final = (
     select(deliveries.c.due_us)

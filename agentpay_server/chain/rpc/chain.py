@@ -3,15 +3,12 @@
 The rules:
 
 1. A missing status counts only from a node whose position is at least the last reported block height: there
-may be
-   many nodes behind one URL, and one that lags has not seen what has landed.
+   may be many nodes behind one URL, and one that lags has not seen what has landed.
 2. Heights, blockhashes and statuses are requested once for all callers that need them at about the same time.
-A height
-   may be slightly old, which is on the safe side; a status is never older than the call for it.
+   A height may be slightly old, which is on the safe side; a status is never older than the call for it.
 3. Heights, slots and last valid heights are claims, and checked for plausibility before use (`tips.py`).
 4. The node's cluster is checked again every half minute and after each outage. Responses of another cluster
-are
-   ignored.
+   are ignored.
 
 `client.py` handles failures of calls, `replies.py` checks the format of responses.
 """

@@ -1,7 +1,7 @@
-"""The two OpenAPI documents: the contract's operations under `/v1`, and the extensions.
+"""The two OpenAPI documents: the interface's operations under `/v1`, and the extensions.
 
-Both contain all information of the endpoint table: which keys may call, the request, every status with its
-body and headers, and links to follow-up operations. The first also describes the webhooks.
+Both are generated from the endpoint tables: keys, requests, every status with its body and headers, and links
+to follow-up operations. The first also describes the webhooks.
 """
 
 import json
@@ -111,7 +111,7 @@ def document(endpoints: Iterable[Endpoint], *, extensions: bool) -> dict[str, An
 
     Args:
         endpoints: all endpoints of the server.
-        extensions: describe the extensions (everything outside `/v1`) instead of `/v1`.
+        extensions: whether to describe the extensions instead of `/v1`.
     """
     chosen = [endpoint for endpoint in endpoints if endpoint.is_extension is extensions]
     return _Printer(chosen).document(_EXTENSIONS if extensions else _V1, has_webhooks=not extensions)
@@ -325,6 +325,6 @@ def _path_parameters(endpoint: Endpoint) -> list[str]:
 
 def _number(value: object) -> float | int:
     if isinstance(value, Decimal):
-        # For generic JSON readers: an ordinary JSON number, with at most 15 digits here.
+        # As an ordinary JSON number for generic readers; it has at most 15 digits.
         return int(value) if value == value.to_integral_value() else float(value)
     raise TypeError(f"{type(value).__name__} has no JSON form")
