@@ -76,7 +76,9 @@ class NewTenant(Protocol):
 class CreateTenant(Protocol):
     """Creates an operator."""
 
-    async def __call__(self, name: str, *, asked_by: Principal) -> NewTenant: ...
+    async def __call__(self, name: str, *, asked_by: Principal) -> NewTenant:
+        """Return a new operator."""
+        ...
 
 
 class ConsoleKeys(Protocol[_Key]):
