@@ -21,6 +21,7 @@ from attrs import evolve, field, frozen
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentpay.cli.variables import KEY_VARIABLE, export_lines
+from agentpay_server.chain_opening import ClusterAwayError
 from agentpay_server.config import ServerConfig
 from agentpay_server.database.runner import DatabaseAwayError, DatabaseUnavailableError, StartRefusedError
 from agentpay_server.embedded.port import bound_socket, url_of
@@ -30,7 +31,7 @@ from agentpay_server.http.hosts import Hosts
 from agentpay_server.http.port.connections import raise_descriptor_limit
 from agentpay_server.http.port.server import PortServer
 from agentpay_server.logs import LogFormat, log, logging_to
-from agentpay_server.server import ClusterAwayError, Server, start_server
+from agentpay_server.server import Server, start_server
 from agentpay_server.storage import open_storage
 
 logger: logging.Logger = logging.getLogger("agentpay_server")

@@ -26,7 +26,8 @@ from agentpay_server.chain.node.subscriptions import Subscriptions
 from agentpay_server.errors import Problem
 from agentpay_server.http.facilitator import PATH as FACILITATOR_PATH
 from agentpay_server.http.facilitator import FacilitatorHttp, facilitator_of
-from agentpay_server.http.requests import JSON_TYPE, REFUSED, DisconnectedError, read_body, require_json
+from agentpay_server.http.requests import REFUSED, DisconnectedError, read_body, require_json
+from agentpay_server.http.responses import respond
 from agentpay_server.logs import log
 from agentpay_server.server import Server
 
@@ -66,7 +67,7 @@ class ChainRpc:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] != "POST":
-            await _respond(send, 405, _text("JSON-RPC requires POST."), [(b"allow", b"POST")])
+            await respond(send, 405, _text("JSON-RPC requires POST."), [(b"allow", b"POST")])
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         try:
@@ -75,11 +76,11 @@ class ChainRpc:
         except DisconnectedError:
             return
         except Problem as problem:
-            await _respond(send, problem.http_status, _text(problem.message))
+            await respond(send, problem.http_status, _text(problem.message))
             return
         request = read_request(body)
         answers = [response for call in request.calls if (response := await self._answer(call)) is not None]
-        await _respond(send, 200, _printed(request, answers))
+        await respond(send, 200, _printed(request, answers))
 
     async def _answer(self, call: RpcCall) -> dict[str, object] | None:
         try:
@@ -202,7 +203,7 @@ class Mounted:
         """Handle one request or WebSocket."""
         refused: Problem | None = scope.get(REFUSED)
         if refused is not None and self._app is None:
-            await _respond(send, refused.http_status, _text(refused.message))
+            await respond(send, refused.http_status, _text(refused.message))
         elif refused is None and scope.get("path") == PATH and scope["type"] in ("http", "websocket"):
             await self._rpc(scope, receive, send)
         elif refused is None and self._facilitator is not None and _is_facilitator(scope):
@@ -210,7 +211,7 @@ class Mounted:
         elif self._app is not None:
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            await _respond(send, 404, _text(f"Only JSON-RPC at {PATH} and x402 are available here."))
+            await respond(send, 404, _text(f"Only JSON-RPC at {PATH} and x402 are available here."))
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
 
@@ -285,15 +286,3 @@ def _json(value: object) -> bytes:
 
 def _text(message: str) -> bytes:
     return json_text.print_json({"error": message})
-
-
-async def _respond(
-    send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None
-) -> None:
-    lines = [
-        *(headers or []),
-        (b"content-type", JSON_TYPE),
-        (b"content-length", str(len(body)).encode("ascii")),
-    ]
-    await send({"type": "http.response.start", "status": status, "headers": lines})
-    await send({"type": "http.response.body", "body": body})

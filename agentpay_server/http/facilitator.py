@@ -5,7 +5,7 @@ declare JSON.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from starlette.types import Receive, Scope, Send
@@ -14,7 +14,8 @@ from agentpay.contract import json_text
 from agentpay.contract.json_text import InvalidJsonError
 from agentpay_server.chain.node.methods import Node
 from agentpay_server.errors import Problem
-from agentpay_server.http.requests import JSON_TYPE, DisconnectedError, read_body, require_json
+from agentpay_server.http.requests import DisconnectedError, read_body, require_json
+from agentpay_server.http.responses import Header, respond
 from agentpay_server.logs import log
 from agentpay_server.sandbox.facilitator.fee_payer import FeePayer, keypair_of, rpc_of
 from agentpay_server.sandbox.facilitator.service import Facilitator, InvalidRequestError
@@ -48,12 +49,12 @@ class FacilitatorHttp:
             if method == "GET":
                 await _respond(send, 200, self._facilitator.supported())
             else:
-                await _respond(send, 405, {"error": "This path takes GET."}, allow=b"GET")
+                await _respond(send, 405, {"error": "This path takes GET."}, [(b"allow", b"GET")])
         elif path in self._takes_body:
             if method == "POST":
                 await self._post(path, scope, receive, send)
             else:
-                await _respond(send, 405, {"error": "This path takes POST."}, allow=b"POST")
+                await _respond(send, 405, {"error": "This path takes POST."}, [(b"allow", b"POST")])
         else:
             await _respond(send, 404, {"error": f"The facilitator is at {PATH}/supported, /verify, /settle."})
 
@@ -88,10 +89,5 @@ def facilitator_of(node: Node, *, body_timeout_seconds: float) -> FacilitatorHtt
     return FacilitatorHttp(Facilitator(fee_payer), body_timeout_seconds=body_timeout_seconds)
 
 
-async def _respond(send: Send, status: int, content: dict[str, Any], *, allow: bytes | None = None) -> None:
-    body = json_text.print_json(content)
-    headers = [(b"content-type", JSON_TYPE), (b"content-length", str(len(body)).encode("ascii"))]
-    if allow is not None:
-        headers.append((b"allow", allow))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+async def _respond(send: Send, status: int, content: dict[str, Any], headers: Sequence[Header] = ()) -> None:
+    await respond(send, status, json_text.print_json(content), headers)

@@ -2,11 +2,11 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
-from attrs import field, frozen
+from attrs import frozen
 from starlette.types import Receive
 
 from agentpay.contract import codec, json_text
@@ -16,7 +16,6 @@ from agentpay.contract.errors import ErrorCode, FieldFault
 from agentpay.contract.json_text import InvalidJsonError
 from agentpay.contract.requests import BODY_MAX_BYTES
 from agentpay_server.errors import Problem, invalid
-from agentpay_server.http.errors import unauthorized
 from agentpay_server.operators.keys import Keys
 from agentpay_server.principals import Principal
 
@@ -60,16 +59,6 @@ class Call:
     query: Any = None
 
 
-@frozen(kw_only=True)
-class Reply:
-    """A successful response: a status, a model or a stream as its body, and additional headers."""
-
-    status: int
-    model: object = None
-    headers: tuple[tuple[bytes, bytes], ...] = field(default=())
-    stream: AsyncGenerator[bytes] | None = None
-
-
 async def authenticated(headers: Mapping[str, str], keys: Keys, request_id: str) -> Principal:
     """Return the principal of a request's key.
 
@@ -78,11 +67,21 @@ async def authenticated(headers: Mapping[str, str], keys: Keys, request_id: str)
     """
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or len(key) > _MAX_KEY_CHARACTERS:
-        raise unauthorized()
+        raise _unauthorized()
     principal = await keys.authenticate(key.strip(" "), request_id)
     if principal is None:
-        raise unauthorized()
+        raise _unauthorized()
     return principal
+
+
+def _unauthorized() -> Problem:
+    """Return a 401, the same for a missing, malformed, unknown or revoked key (interface E7)."""
+    # A new object each time: a shared one would collect the traceback of every raise, with the headers of the
+    # refused request.
+    return Problem(
+        ErrorCode.UNAUTHORIZED,
+        "No valid API key: send Authorization: Bearer followed by a key that is not revoked.",
+    )
 
 
 class DisconnectedError(Exception):

@@ -27,11 +27,11 @@ from uvicorn.server import ServerState
 
 from agentpay.contract.errors import ErrorCode
 from agentpay_server.errors import Problem
-from agentpay_server.http.errors import Headers
 from agentpay_server.http.hosts import Hosts
 from agentpay_server.http.port.admission import admit, malformed
 from agentpay_server.http.port.connections import Connections
 from agentpay_server.http.requests import DROP, REFUSED, SHARE
+from agentpay_server.http.responses import Headers
 from agentpay_server.settings import Settings
 
 Refusal = Callable[[Problem], tuple[int, Headers, bytes]]
