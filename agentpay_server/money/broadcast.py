@@ -35,7 +35,7 @@ from agentpay_server.logs import log
 FIRST_PAUSE_SECONDS: Final = 0.02
 LONGEST_PAUSE_SECONDS: Final = 2.0
 
-_MOST_AGES: Final = 100_000
+_MAX_AGES: Final = 100_000
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class Ages:
 
     def note(self, signature: str) -> None:
         """Start the age of a transaction, unless it is known."""
-        if signature not in self._since and len(self._since) >= _MOST_AGES:
+        if signature not in self._since and len(self._since) >= _MAX_AGES:
             # Forget the oldest. If it is asked for again, its age starts at zero, which is safe.
             del self._since[next(iter(self._since))]
         self._since.setdefault(signature, asyncio.get_running_loop().time())

@@ -26,7 +26,7 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.errors import Problem
 from agentpay_server.money.authorization import Decided, SpendUnit
 from agentpay_server.money.handlers import pending_transaction
-from agentpay_server.money.held_keys import Asked, Held
+from agentpay_server.money.held_keys import Held, RequestedKey
 from agentpay_server.money.policy import Purpose, Refusal, Spend
 from agentpay_server.money.preflight import Preflight, invalid_recipient
 from agentpay_server.money.transactions import ChainTransaction, Kind
@@ -218,11 +218,11 @@ class NewPayment(PaymentIntent, NewSpend):
         context: Context,
         principal: Principal,
         purchase: Purchase,
-        asked: Asked,
+        requested: RequestedKey,
         held: Held[TransferRecord],
     ) -> None:
         self._purchase = purchase
-        super().__init__(context, principal, purchase.terms, asked, held)
+        super().__init__(context, principal, purchase.terms, requested, held)
 
     def claim(self, connection: Connection) -> bool:
         """Claim the idempotency key, if the pin is as it was read."""

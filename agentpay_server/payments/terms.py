@@ -8,11 +8,8 @@ from attrs import field, frozen
 
 from agentpay.contract import json_text
 
-MOST_LEGS: Final = 9
+MAX_LEGS: Final = 9
 """The primary recipient, and at most 8 splits of MPP."""
-
-MOST_MICRO: Final = 10**15 - 1
-"""Maximum payment in micro-USDC, as for transfers."""
 
 
 class UnreadableChallengeError(ValueError):
