@@ -262,7 +262,7 @@ def an_approved_transfer_can_be_approved_again(patch: Patch) -> None:
     )
     patch(
         approvals,
-        "_move_on",
+        "_decide",
         lambda connection, pending, decided: _overwrite(connection, decided),
     )
     patch(approvals.ApprovedTransfer, "claim", lambda self, connection: True)
@@ -534,7 +534,7 @@ def the_audit_trail_forgets_transfers(patch: Patch) -> None:
 
 @planted
 def an_unknown_outcome_is_told_as_a_failure(patch: Patch) -> None:
-    answered = transfer_service.answered
+    answered = transfer_service.final_response
 
     def certain(record, chain):
         if record.status == "submitted":
@@ -543,7 +543,7 @@ def an_unknown_outcome_is_told_as_a_failure(patch: Patch) -> None:
             )
         return answered(record, chain)
 
-    patch(transfer_service, "answered", certain)
+    patch(transfer_service, "final_response", certain)
 
 
 @planted

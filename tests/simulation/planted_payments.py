@@ -87,10 +87,10 @@ def a_payment_is_found_by_what_it_takes_from(patch: Patch) -> None:
 
 @planted
 def an_operator_s_key_is_held_for_each_account_alone(patch: Patch) -> None:
-    asked = service._asked
+    asked = service._requested_key
     patch(
         service,
-        "_asked",
+        "_requested_key",
         lambda principal, request: attrs.evolve(asked(principal, request), by_operator=False),
     )
 
