@@ -1,7 +1,4 @@
-"""The sandbox: test features that need a test chain (interface SB1 to SB10).
-
-Models and endpoints: test money, additional tenants, outside recipients, the clock, faults, and snapshots.
-"""
+"""The wire format of the sandbox: test features that need a test chain (interface SB1 to SB10)."""
 
 from datetime import datetime
 from decimal import Decimal

@@ -194,13 +194,13 @@ def what_a_dead_server_drove_is_left(patch: Patch) -> None:
 def a_worker_ends_at_its_first_error(patch: Patch) -> None:
     async def serve(self, worker, changed):
         now = asyncio.get_running_loop().time
-        self._looks_at[worker] = now()
+        self._next_checks[worker] = now()
         while True:
             changed.clear()
             seconds = await self._turn(worker)
-            self._looks_at[worker] = now() + seconds
+            self._next_checks[worker] = now() + seconds
             await schedule._wait(changed, seconds)
-            self._looks_at[worker] = now()
+            self._next_checks[worker] = now()
 
     async def run(self):
         await asyncio.gather(

@@ -90,7 +90,7 @@ async def main() -> None:
     charge = Method(name="solana", intent="charge", request_model=Anything, payload_model=Anything)
     method = ClientMethod(method=charge, create_credential=Solana(plan).credential)
     async with Mpp(methods=[method]) as mpp:
-        # Its documentation says of this error: "Do not blindly retry."
+        # pympp documents for this error: "Do not blindly retry."
         await buy(plan, partial(mpp.fetch, timeout=SECONDS), final=(PaymentOutcomeUnknownError,))
 
 
