@@ -116,7 +116,7 @@ class Services:
         self.deposits: Deposits = Deposits(context, self.settlement, server.arrivals)
         self.keys: Keys = Keys(context, are_all_seeded=config.seeded_port_keys)
         self.sign_ins: SignIns = SignIns(context)
-        authorizer = Authorizer(context, self.settlement, self.deposits.look_if_told)
+        authorizer = Authorizer(context, self.settlement, self.deposits.look_if_reported)
         execution = Execution(context, self.settlement, authorizer)
         records = PolicyRecords(context, self.settlement)
         closing = Closing(context, self.settlement)
@@ -157,7 +157,7 @@ class Services:
         ]
         if rpc is not None:
             late_landings = LateLandings(context, self.settlement)
-            self.settlement.watch_earlier(late_landings.look_at)
+            self.settlement.check_earlier_with(late_landings.look_at)
             scheduled += [
                 ReorgWatchSchedule(Confirmations(context, self.settlement), clock=clock),
                 LateLandingSchedule(late_landings, clock=clock),
@@ -292,7 +292,7 @@ class Server:
         await self.context.tasks.stop(within_seconds=within_seconds)
         await self.poster.close()
         try:
-            await self.services.keys.take_back(self.operator)
+            await self.services.keys.revoke_lent_key(self.operator)
         finally:
             await self.chain.close()
             await self.storage.close()

@@ -51,7 +51,7 @@ class DepositSchedule:
         try:
             if is_time:
                 await self._deposits.look_everywhere()
-            await self._deposits.look_where_due()
+            await self._deposits.look_at_reported()
         except ChainUnavailableError:
             self._retry_us = self._clock.now_us() + RETRY_US
         else:

@@ -100,7 +100,7 @@ class Deposits:
         """Process a report of the chain; None means that there may be unreported deposits."""
         if deposit is None:
             self._arrivals.is_anywhere = True
-        elif deposit.signature in self._expected or self._settlement.is_under_way(deposit.signature):
+        elif deposit.signature in self._expected or self._settlement.is_driven(deposit.signature):
             # The transaction's handler, or the caller of `expecting`, books it.
             return
         else:
@@ -120,7 +120,7 @@ class Deposits:
         finally:
             self._expected.discard(signature)
 
-    async def look_where_due(self) -> None:
+    async def look_at_reported(self) -> None:
         """Book deposits wherever there may be some. Unreadable accounts do not delay the others.
 
         Raises:
@@ -147,7 +147,7 @@ class Deposits:
             self._arrivals.is_anywhere = True
             raise
 
-    async def look_if_told(self, token_account: str) -> None:
+    async def look_if_reported(self, token_account: str) -> None:
         """Book the reported deposits of a token account, if they can be read.
 
         Called before spends. Unreadable deposits are booked later: a third party's transaction that no node

@@ -58,11 +58,8 @@ class Policies:
     ) -> VersionedPolicy:
         """Change the policy of an account; it is in force on return.
 
-        Args:
-            principal: the caller.
-            account_id: the account.
-            change: the fields to set; the setting `policy_update` decides about the others.
-            if_match: the `If-Match` header, if present.
+        The setting `policy_update` decides about fields that `change` omits; `if_match` is the `If-Match`
+        header.
 
         Raises:
             Problem: `not_found`, or `precondition_failed`: the policy is not at the version of `if_match`.

@@ -100,9 +100,9 @@ class PolicyRecords:
         state = await self._database.read(_state, account_id)
         if state is None:
             return False
-        account, record, under_way = state
-        if under_way is not None:
-            return await self._ended(under_way, record, is_new=False)
+        account, record, in_flight = state
+        if in_flight is not None:
+            return await self._ended(in_flight, record, is_new=False)
         if record.due_us is None or record.due_us > self._context.clock.now_us():
             return False
         fault_point(Operation.POLICY_RECORD, Step.BEGUN)
@@ -141,8 +141,8 @@ class PolicyRecords:
         account_id = signed_for.account_id
         account_store.existing_account(connection, account_id, lock=True)
         record = store.existing_record(connection, account_id)
-        under_way = chain_transactions.pending(connection, Kind.POLICY_RECORD, account_id)
-        if under_way is not None or record.written_version >= signed_for.policy_version:
+        in_flight = chain_transactions.pending(connection, Kind.POLICY_RECORD, account_id)
+        if in_flight is not None or record.written_version >= signed_for.policy_version:
             return None
         tx = pending_transaction(
             signed,
@@ -197,7 +197,7 @@ class PolicyRecordHandler(Handler[store.PolicyRecord]):
         _postpone(unit.connection, subject.account_id, unit.now_us)
         return store.existing_record(unit.connection, subject.account_id)
 
-    def signed_again(
+    def sign_replacement(
         self, unit: Unit, tx: ChainTransaction, subject: store.PolicyRecord, means: SigningInputs
     ) -> None:
         """Sign nothing: `dropped` schedules a write of the newest policy, which may have changed."""
@@ -217,7 +217,7 @@ class PolicyRecordHandler(Handler[store.PolicyRecord]):
     def landed_late(self, unit: Unit, tx: ChainTransaction) -> str | None:
         """Schedule a write of the newest policy: an older one has overwritten it."""
         record = store.existing_record(unit.connection, tx.subject_id)
-        under_way = chain_transactions.pending(unit.connection, Kind.POLICY_RECORD, tx.subject_id)
+        in_flight = chain_transactions.pending(unit.connection, Kind.POLICY_RECORD, tx.subject_id)
         store.set_written(
             unit.connection,
             tx.subject_id,
@@ -225,7 +225,7 @@ class PolicyRecordHandler(Handler[store.PolicyRecord]):
             tx_signature=tx.signature,
             due_us=unit.now_us,
         )
-        return record.tx_signature if under_way is None else under_way.signature
+        return record.tx_signature if in_flight is None else in_flight.signature
 
     def report(
         self,
@@ -268,5 +268,5 @@ def _state(
     record = store.record(connection, account_id)
     if record is None:
         return None
-    under_way = chain_transactions.pending(connection, Kind.POLICY_RECORD, account_id)
-    return account_store.existing_account(connection, account_id), record, under_way
+    in_flight = chain_transactions.pending(connection, Kind.POLICY_RECORD, account_id)
+    return account_store.existing_account(connection, account_id), record, in_flight

@@ -126,7 +126,6 @@ class Provisioning:
 
 
 def _fail(several: Sequence[_Waiting], error: Exception) -> None:
-    """Fail the callers that still wait."""
     for each in several:
         if not each.end.done():
             each.end.set_exception(error)

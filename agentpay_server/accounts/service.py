@@ -39,7 +39,7 @@ from agentpay_server.money import spending
 from agentpay_server.money import transactions as chain_transactions
 from agentpay_server.money.handlers import watched_transaction
 from agentpay_server.money.policy import stored_policy
-from agentpay_server.money.preflight import spendable_micro, unsure_micro
+from agentpay_server.money.preflight import spendable_micro, uncertain_micro
 from agentpay_server.money.settlement import Settlement
 from agentpay_server.money.spending import remaining
 from agentpay_server.money.transactions import Kind
@@ -252,11 +252,11 @@ class Accounts:
     ) -> Budget:
         record = own_account(connection, principal, before.account_id)
         policy = stored_policy(record.policy)
-        unsure = unsure_micro(record, before.in_flight, before.in_flight_total)
+        uncertain = uncertain_micro(record, before.in_flight, before.in_flight_total)
         return Budget(
             account_id=record.account_id,
             balance_usdc=from_micro(0 if held is None else held.amount_micro),
-            available_usdc=from_micro(max(spendable_micro(held) - unsure, 0)),
+            available_usdc=from_micro(max(spendable_micro(held) - uncertain, 0)),
             max_single_transfer=policy.max_single_transfer,
             max_daily_spend=policy.max_daily_spend,
             escalation_threshold=policy.escalation_threshold,
@@ -268,7 +268,6 @@ class Accounts:
         )
 
     def _spending(self, connection: Connection, record: AccountRecord, policy: Policy) -> dict[str, Any]:
-        """Return the spent and the remaining part of a daily limit."""
         # The window ends where the next transfer's would: never before the time of the last spend.
         now_us = max(self._context.clock.now_us(), record.last_spend_us)
         spent = spending.against_daily_limit(connection, record, now_us)

@@ -108,7 +108,7 @@ class Intent(ABC, Generic[R]):
     is_approved: bool = False
     """Whether an operator has approved it; if so, it is not escalated."""
 
-    again: ClassVar[str] = "retry with the same key"
+    retry_hint: ClassVar[str] = "retry with the same key"
     """For `insufficient_balance`: what to do after funding the account; the end of a sentence."""
 
     @property
@@ -155,13 +155,7 @@ class Intent(ABC, Generic[R]):
 
 
 class Authorizer:
-    """Authorizes spends.
-
-    Args:
-        context: the parts of the server.
-        settlement: drives the transactions in flight.
-        book_arrivals: books the deposits that the chain has reported for a token account.
-    """
+    """Authorizes spends. `book_arrivals` books the reported deposits of a token account."""
 
     def __init__(
         self, context: Context, settlement: Settlement, book_arrivals: Callable[[str], Awaitable[None]]
@@ -217,7 +211,7 @@ class Authorizer:
             if self._context.tasks.closing.done():
                 raise chain_unavailable() from None
             is_any_ended = await self._settlement.finish_in_flight(parties.source.account_id, deadline)
-            if is_any_ended or not contended.is_up_to_others:
+            if is_any_ended or not contended.is_payments_only:
                 return None
         # Sellers may broadcast their payments at any time, so these amounts stay unavailable.
         return await self._decided(intent, preflight, is_last_look=True)
@@ -249,7 +243,7 @@ class Authorizer:
         unit = SpendUnit(connection=connection, source=source, preflight=preflight, now_us=now_us)
         spend = intent.spend(preflight)
         refusal = intent.objection(unit) or refusal_of(
-            unit, spend, again=intent.again, is_last_look=is_last_look
+            unit, spend, retry_hint=intent.retry_hint, is_last_look=is_last_look
         )
         if refusal is not None:
             return intent.refused(connection, refusal, now_us)
@@ -273,13 +267,13 @@ def must_look_again(source: AccountRecord, preflight: Preflight | None) -> bool:
     return False
 
 
-def refusal_of(unit: SpendUnit, spend: Spend, *, again: str, is_last_look: bool) -> Refusal | None:
+def refusal_of(unit: SpendUnit, spend: Spend, *, retry_hint: str, is_last_look: bool) -> Refusal | None:
     """Return why the policy or the balance refuses a spend, or None. Escalation is judged separately.
 
     Args:
         unit: the unit of work.
         spend: the spend.
-        again: for `insufficient_balance`: what to do after funding the account; the end of a sentence.
+        retry_hint: see `Intent.retry_hint`.
         is_last_look: whether no time is left to read the balance again.
 
     Raises:
@@ -290,5 +284,5 @@ def refusal_of(unit: SpendUnit, spend: Spend, *, again: str, is_last_look: bool)
     if policy.max_daily_spend is not None:
         spent_micro = spending.against_daily_limit(unit.connection, source, unit.spent_us)
     means = Means(spent_micro=spent_micro, available_micro=preflight.available_micro(source))
-    refusal = rules.spending_refusal(policy, spend, means, again=again)
+    refusal = rules.spending_refusal(policy, spend, means, retry_hint=retry_hint)
     return preflight.confirmed(unit.connection, refusal, source, is_last_look=is_last_look)

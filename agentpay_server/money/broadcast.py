@@ -35,7 +35,7 @@ from agentpay_server.logs import log
 FIRST_PAUSE_SECONDS: Final = 0.02
 LONGEST_PAUSE_SECONDS: Final = 2.0
 
-_MOST_AGES: Final = 100_000
+_MAX_AGES: Final = 100_000
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -83,7 +83,7 @@ class Ages:
 
     def note(self, signature: str) -> None:
         """Start the age of a transaction, unless it is known."""
-        if signature not in self._since and len(self._since) >= _MOST_AGES:
+        if signature not in self._since and len(self._since) >= _MAX_AGES:
             # Forget the oldest. If it is asked for again, its age starts at zero, which is safe.
             del self._since[next(iter(self._since))]
         self._since.setdefault(signature, asyncio.get_running_loop().time())
@@ -122,7 +122,7 @@ class Broadcaster:
             sent: called once, if the transaction was sent and is not final at the next check.
             operation: its purpose, for fault points.
             is_new: whether it was certainly never sent.
-            patience_seconds: how long to wait for the outcome.
+            patience_seconds: how long to wait.
             irreversibly: whether to wait until the outcome is irreversible.
 
         Raises:
@@ -178,21 +178,16 @@ class Broadcaster:
             await self._chain.wait_for_notice(signed.signature, self._chain.landing_seconds)
 
     async def _look(self, signed: SignedTransaction, operation: Operation) -> tuple[Outcome | None, bool]:
-        """Return the outcome if it is known, and whether to resend the bytes."""
         end, must_send = await self.look(signed)
         if end is not None:
             fault_point(operation, Step.EXPIRED if isinstance(end, Expired) else Step.LANDED)
         return end, must_send
 
     async def look(self, signed: SignedTransaction, find: Find | None = None) -> tuple[Outcome | None, bool]:
-        """Check once a transaction that may have been sent. Nothing is sent.
+        """Check once a transaction that may have been sent, without sending it.
 
-        Args:
-            signed: the transaction.
-            find: looks the transaction up; by its signature if None.
-
-        Returns:
-            The outcome if it is known, and whether to resend the bytes.
+        Returns its outcome if known, and whether to resend the bytes. `find` looks it up; None looks it up by
+        its signature.
 
         Raises:
             ChainUnavailableError: the chain did not respond.

@@ -37,7 +37,7 @@ class Unit:
 
 
 @frozen(kw_only=True)
-class Again:
+class Replacement:
     """The replacement of an expired transaction, and the handler's log detail."""
 
     signed: SignedTransaction
@@ -122,7 +122,9 @@ class Handler(Generic[S]):
             ChainUnavailableError: nothing is signed for now.
         """
 
-    def signed_again(self, unit: Unit, tx: ChainTransaction, subject: S, means: SigningInputs) -> Again | Any:  # noqa: ANN401 - the reason for `dropped`
+    def sign_replacement(
+        self, unit: Unit, tx: ChainTransaction, subject: S, means: SigningInputs
+    ) -> Replacement | Any:  # noqa: ANN401 - the reason for `dropped`
         """Sign a replacement of an expired transaction, or return a reason for `dropped`."""
         raise NotImplementedError
 

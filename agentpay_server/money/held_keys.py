@@ -67,13 +67,8 @@ class Held(Generic[Row]):
 
 
 @frozen(kw_only=True)
-class Asked:
-    """A request's idempotency key and its scope.
-
-    Attributes:
-        account_id: the source account, which exists.
-        by_operator: whether the request uses an operator key rather than an agent-scoped one.
-    """
+class RequestedKey:
+    """A request's idempotency key and its scope: an existing source account, and the kind of API key."""
 
     account_id: str
     idempotency_key: str
@@ -85,8 +80,8 @@ class HeldKeys(Generic[Row]):
 
     Args:
         found_by: the table's statements, from `statements`.
-        record: converts a row of the table to a record.
-        identifier: the attribute of a record that identifies it.
+        record: converts a row to a record.
+        identifier: the record's identifying attribute.
     """
 
     def __init__(
@@ -96,10 +91,10 @@ class HeldKeys(Generic[Row]):
         self._record = record
         self._identifier = identifier
 
-    def find(self, connection: Connection, asked: Asked, now_us: int) -> Held[Row]:
+    def find(self, connection: Connection, requested: RequestedKey, now_us: int) -> Held[Row]:
         """Return the rows that hold a key. The row of an expired key still holds it, but not in force."""
-        values = {"account_id": asked.account_id, "held_key": asked.idempotency_key}
-        if not asked.by_operator:
+        values = {"account_id": requested.account_id, "held_key": requested.idempotency_key}
+        if not requested.by_operator:
             found = connection.execute(self._found_by[_OF_ACCOUNT], values).one_or_none()
             return self._held(found)
         found = connection.execute(self._found_by[_OF_OPERATOR], {**values, "now_us": now_us}).one_or_none()
@@ -108,7 +103,7 @@ class HeldKeys(Generic[Row]):
         held = self._held(None if row[0] is None else row)
         return evolve(held, claim_id=claim_id, is_held_elsewhere=bool(is_held_elsewhere))
 
-    def take(self, connection: Connection, asked: Asked, seen: Held[Row], now_us: int) -> bool:
+    def take(self, connection: Connection, requested: RequestedKey, seen: Held[Row], now_us: int) -> bool:
         """Free a key for a new row of an account, which must be locked.
 
         The key is read again, because the constraints do not cover a key in force under another account. For
@@ -119,9 +114,9 @@ class HeldKeys(Generic[Row]):
         Returns:
             False if the rows differ from `seen`: the request must be judged again.
         """
-        if not asked.by_operator and not seen.is_held:
+        if not requested.by_operator and not seen.is_held:
             return True
-        found = self.find(connection, asked, now_us)
+        found = self.find(connection, requested, now_us)
         if (found.holder_id, found.claim_id) != (seen.holder_id, seen.claim_id):
             return False
         if found.is_held_elsewhere != seen.is_held_elsewhere:
@@ -143,12 +138,7 @@ class HeldKeys(Generic[Row]):
 
 
 def statements(table: Table, identifier: Column[Any]) -> Mapping[str, Executable]:
-    """Return the statements for the idempotency keys of a table.
-
-    Args:
-        table: has `account_id`, `operator_id`, `held_key`, `key_expires_us` and `claimed_by_operator`.
-        identifier: its identifier column.
-    """
+    """Return the statements for the idempotency keys of a table; `identifier` is its identifier column."""
     of_row = identifier == bindparam("of_row")
     return {
         _OF_ACCOUNT: select(table).where(

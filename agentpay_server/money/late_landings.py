@@ -24,8 +24,8 @@ from agentpay_server.money.broadcast import Ages
 from agentpay_server.money.settlement import Settlement
 from agentpay_server.money.transactions import ChainTransaction, Kind, State
 
-_AT_ONCE: Final = 256
-_LIVES: Final = 2
+_PAGE_SIZE: Final = 256
+_LIFETIMES: Final = 2
 """Minimum time to watch an expired transaction, in blockhash lifetimes, both by blocks and by time."""
 
 _FIRST_PAUSE_SECONDS: Final = 30.0
@@ -56,7 +56,7 @@ class LateLandings:
     async def look(self) -> None:
         """Check all watched transactions once."""
         after = ""
-        while page := await self._database.read(store.expired_after, after, _AT_ONCE):
+        while page := await self._database.read(store.expired_after, after, _PAGE_SIZE):
             await asyncio.gather(*(self._look_at(expired) for expired in page))
             after = page[-1].subject_id
 
@@ -99,10 +99,10 @@ class LateLandings:
     async def _is_ruled_out(self, expired: ChainTransaction) -> bool:
         """Return whether history shows that a transaction never landed, long after it could have."""
         life_seconds = self._chain.blockhash_life_seconds
-        if self._ages.seconds(expired.signature) < _LIVES * life_seconds or not self._is_time(expired):
+        if self._ages.seconds(expired.signature) < _LIFETIMES * life_seconds or not self._is_time(expired):
             return False
         last = expired.last_valid_block_height
-        if await self._chain.block_height() <= last + _LIVES * BLOCKHASH_LIFE_BLOCKS:
+        if await self._chain.block_height() <= last + _LIFETIMES * BLOCKHASH_LIFE_BLOCKS:
             return False
         if await self._found(expired, is_for_proof=True) is not None:
             return False
@@ -154,7 +154,6 @@ class LateLandings:
         )
 
     def _booked(self, connection: Connection, expired: ChainTransaction) -> tuple[str | None] | None:
-        """Book a landed transaction; None if another server was faster."""
         booked = self._settlement.book_late(connection, expired)
         if booked is None:
             return None

@@ -18,19 +18,19 @@ from agentpay_server.errors import Problem, shown
 from agentpay_server.money import transactions
 from agentpay_server.money.policy import Recipient, Refusal
 
-_NOBODY: Final[Mapping[str, AccountRecord | None]] = {}
+_NO_OTHERS: Final[Mapping[str, AccountRecord | None]] = {}
 
 
 class Contended(Exception):  # noqa: N818 - a signal, not an error
     """The balance may or may not include amounts in flight: it must be read again.
 
     Args:
-        is_up_to_others: whether only payments are in flight, which their sellers may never broadcast.
+        is_payments_only: whether only payments are in flight, which their sellers may never broadcast.
     """
 
-    def __init__(self, *, is_up_to_others: bool = False) -> None:
+    def __init__(self, *, is_payments_only: bool = False) -> None:
         super().__init__()
-        self.is_up_to_others = is_up_to_others
+        self.is_payments_only = is_payments_only
 
 
 @frozen(kw_only=True)
@@ -56,7 +56,7 @@ class Preflight:
 
     def available_micro(self, source: AccountRecord) -> int:
         """Return the micro-USDC that can certainly be spent; `source` is the current row, locked."""
-        return self.balance_micro - self._unsure_micro(source)
+        return self.balance_micro - self._uncertain_micro(source)
 
     def confirmed(
         self, connection: Connection, refusal: Refusal | None, source: AccountRecord, *, is_last_look: bool
@@ -67,16 +67,16 @@ class Preflight:
             Contended: the balance may be sufficient.
         """
         is_short = refusal is not None and refusal.code == ErrorCode.INSUFFICIENT_BALANCE
-        if is_short and not is_last_look and (unsure := self._unsure_micro(source)):
+        if is_short and not is_last_look and (uncertain := self._uncertain_micro(source)):
             payments = transactions.payments_of(connection, source.account_id)
-            raise Contended(is_up_to_others=unsure == sum(tx.held for tx in payments))
+            raise Contended(is_payments_only=uncertain == sum(tx.held for tx in payments))
         return refusal
 
-    def _unsure_micro(self, source: AccountRecord) -> int:
-        return unsure_micro(source, self.in_flight_micro, self.in_flight_total_micro)
+    def _uncertain_micro(self, source: AccountRecord) -> int:
+        return uncertain_micro(source, self.in_flight_micro, self.in_flight_total_micro)
 
 
-def unsure_micro(source: AccountRecord, in_flight_micro: int, in_flight_total_micro: int) -> int:
+def uncertain_micro(source: AccountRecord, in_flight_micro: int, in_flight_total_micro: int) -> int:
     """Return the micro-USDC that may or may not have left a balance that was read on chain.
 
     Every amount in flight when the balance was read, or accepted since, may or may not be missing from it.
@@ -84,8 +84,8 @@ def unsure_micro(source: AccountRecord, in_flight_micro: int, in_flight_total_mi
 
     Args:
         source: the account's current row.
-        in_flight_micro: the amount in flight just before the balance was read.
-        in_flight_total_micro: the running total of all amounts ever in flight, at that time.
+        in_flight_micro: `in_flight` of its row just before the balance was read.
+        in_flight_total_micro: `in_flight_total` of that row.
     """
     return in_flight_micro + source.in_flight_total - in_flight_total_micro
 
@@ -96,7 +96,7 @@ async def look(
     *,
     source: AccountRecord,
     recipient: AccountRecord | None,
-    others: Mapping[str, AccountRecord | None] = _NOBODY,
+    others: Mapping[str, AccountRecord | None] = _NO_OTHERS,
     is_broadcast_by_us: bool = True,
 ) -> Preflight:
     """Read from the chain the data for a decision about a spend.
@@ -106,8 +106,8 @@ async def look(
         to: the recipient, as the caller named it.
         source: the paying account, read just before.
         recipient: the account that `to` names, if this service holds it.
-        others: further token accounts to pay, each with its account if this service holds it.
-        is_broadcast_by_us: whether this service sends the transaction.
+        others: see `Parties`.
+        is_broadcast_by_us: see `Parties`.
 
     Raises:
         Problem: `invalid_recipient`.

@@ -26,7 +26,7 @@ from agentpay_server.money.broadcast import Landed
 from agentpay_server.money.settlement import Settlement
 from agentpay_server.money.transactions import ChainTransaction, State
 
-_AT_ONCE: Final = 256
+_PAGE_SIZE: Final = 256
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Confirmations:
     async def look(self) -> None:
         """Check all watched transactions once: drop irreversible ones, resend vanished ones."""
         after = ""
-        while page := await self._database.read(store.confirmed_after, after, _AT_ONCE):
+        while page := await self._database.read(store.confirmed_after, after, _PAGE_SIZE):
             looks = await asyncio.gather(*(self._looked_at(tx) for tx in page))
             ended = [tx for tx in looks if tx.state is not State.CONFIRMED]
             if ended:

@@ -34,7 +34,14 @@ from agentpay_server.money.broadcast import (
     Outcome,
     may_vanish,
 )
-from agentpay_server.money.handlers import LEASE_US, Again, Handler, SigningInputs, Unit, pending_transaction
+from agentpay_server.money.handlers import (
+    LEASE_US,
+    Handler,
+    Replacement,
+    SigningInputs,
+    Unit,
+    pending_transaction,
+)
 from agentpay_server.money.transactions import ChainTransaction, Kind, State
 
 S = TypeVar("S")
@@ -67,7 +74,7 @@ class _Booked(Generic[S]):
     afterwards: list[Callable[[], Awaitable[None]]] = field(factory=list)
 
 
-async def _none_earlier(_: str) -> None:
+async def _check_nothing(_: str) -> None:
     """Check nothing; for a chain on which expiry is certain."""
 
 
@@ -81,22 +88,22 @@ class Settlement:
         self._tasks = context.tasks
         self._handlers = {handler.kind: handler for handler in handlers}
         self._drivers: dict[tuple[Kind, str], asyncio.Task[Ended[Any]]] = {}
-        self._under_way: set[str] = set()
+        self._driven_signatures: set[str] = set()
         self.broadcaster: Broadcaster = Broadcaster(context.chain)
-        self._look_at_earlier: Callable[[str], Awaitable[None]] = _none_earlier
+        self._check_earlier: Callable[[str], Awaitable[None]] = _check_nothing
 
     def handler(self, kind: Kind) -> Handler[Any]:
         """Return the handler of a kind of transaction."""
         return self._handlers[kind]
 
-    def watch_earlier(self, look: Callable[[str], Awaitable[None]]) -> None:
+    def check_earlier_with(self, check: Callable[[str], Awaitable[None]]) -> None:
         """Set the check of expired transactions to run before a subject's newest one is booked as lost.
 
         Args:
-            look: books a subject's expired transactions that have landed after all. It runs first because
+            check: books a subject's expired transactions that have landed after all. It runs first because
                 such a landing changes how the newest one is booked.
         """
-        self._look_at_earlier = look
+        self._check_earlier = check
 
     def stop_driving(self, kind: Kind, subject_id: str) -> None:
         """Stop driving a subject that ended in another way; waiting callers read it again."""
@@ -109,9 +116,9 @@ class Settlement:
         """The identifiers of the subjects that this process drives."""
         return {subject_id for _, subject_id in tuple(self._drivers)}
 
-    def is_under_way(self, signature: str) -> bool:
+    def is_driven(self, signature: str) -> bool:
         """Return whether this process drives a transaction, so that its handler books all its effects."""
-        return signature in self._under_way
+        return signature in self._driven_signatures
 
     # --- Waiting and driving --------------------------------------------------------------------------------
 
@@ -127,14 +134,14 @@ class Settlement:
         self.broadcaster.ages.note(tx.signature)
         if is_new and _subject(tx) not in self._drivers:
             # Usually one check is enough, and no task is needed.
-            self._under_way.add(tx.signature)
+            self._driven_signatures.add(tx.signature)
             try:
-                following = await self._begun(tx, subject, deadline)
+                following = await self._send_new(tx, subject, deadline)
                 if isinstance(following, Ended):
-                    self._done_with(tx)
+                    self._stop_tracking(tx)
                     return following.subject
                 if following.signature != tx.signature:
-                    self._done_with(tx)
+                    self._stop_tracking(tx)
                 tx = following
             except ChainUnavailableError:
                 # The state of an earlier transaction of the subject is unknown: keep driving.
@@ -220,7 +227,7 @@ class Settlement:
         running = self._drivers.get(_subject(tx))
         # A finished task of an earlier transaction stays registered for one turn of the loop.
         if running is None or running.done():
-            running = self._tasks.start(self._to_its_end(tx, subject))
+            running = self._tasks.start(self._drive_to_end(tx, subject))
             self._drivers[_subject(tx)] = running
             running.add_done_callback(partial(self._forget, _subject(tx)))
         return cast("asyncio.Task[Ended[S]]", running)
@@ -239,8 +246,8 @@ class Settlement:
             # The transaction is stored, so recovery resumes it.
             log(logger, logging.ERROR, "driver.failed", exception=error, subject=subject[1])
 
-    def _done_with(self, tx: ChainTransaction) -> None:
-        self._under_way.discard(tx.signature)
+    def _stop_tracking(self, tx: ChainTransaction) -> None:
+        self._driven_signatures.discard(tx.signature)
         self.broadcaster.ages.forget(tx.signature)
 
     def _claim(self, connection: Connection) -> list[ChainTransaction]:
@@ -261,7 +268,9 @@ class Settlement:
 
     # --- From one transaction to the next -----------------------------------------------------------------
 
-    async def _begun(self, tx: ChainTransaction, subject: S, deadline: float) -> Ended[S] | ChainTransaction:
+    async def _send_new(
+        self, tx: ChainTransaction, subject: S, deadline: float
+    ) -> Ended[S] | ChainTransaction:
         """Send a new transaction and check it once; return its outcome, or the transaction to drive."""
         handler = self._handlers[tx.kind]
         is_sent, end = await self.broadcaster.first_look(tx.signed, handler.operation(subject), deadline)
@@ -271,32 +280,34 @@ class Settlement:
             await self._announce(tx, subject)
         return tx
 
-    async def _to_its_end(self, tx: ChainTransaction, subject: S | None) -> Ended[S]:
+    async def _drive_to_end(self, tx: ChainTransaction, subject: S | None) -> Ended[S]:
         """Drive a stored transaction and its replacements until there is an outcome."""
         handler = self._handlers[tx.kind]
         pause, is_new = 0.0, False
         while True:
-            self._under_way.add(tx.signature)
+            self._driven_signatures.add(tx.signature)
             try:
                 if subject is None:
                     subject = cast("S", await self._database.read(handler.load, tx.subject_id))
-                following = await self._once(tx, subject, is_new=is_new)
+                following = await self._drive_once(tx, subject, is_new=is_new)
             except Exception as error:  # noqa: BLE001 - no error is an outcome: keep driving
                 log(logger, logging.ERROR, "driver.repeats", exception=error, signature=tx.signature)
             else:
                 if isinstance(following, Ended):
-                    self._done_with(tx)
+                    self._stop_tracking(tx)
                     return following
                 is_new = following.signature != tx.signature
                 if is_new:
-                    self._done_with(tx)
+                    self._stop_tracking(tx)
                     subject = None
                 tx = following
             # One expiry is normal. Repeated expiries mean that the chain accepts no transactions.
             await asyncio.sleep(pause)
             pause = min(max(pause * 2, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
 
-    async def _once(self, tx: ChainTransaction, subject: S, *, is_new: bool) -> Ended[S] | ChainTransaction:
+    async def _drive_once(
+        self, tx: ChainTransaction, subject: S, *, is_new: bool
+    ) -> Ended[S] | ChainTransaction:
         """Drive one transaction and return the next step; the same transaction means to check it again."""
         handler = self._handlers[tx.kind]
         outcome = await self.broadcaster.outcome(
@@ -324,10 +335,10 @@ class Settlement:
         """Book an outcome, and return the next step."""
         if isinstance(end, Failure):
             # It may have failed because an earlier transaction has landed.
-            await self._look_at_earlier(tx.subject_id)
+            await self._check_earlier(tx.subject_id)
         booked = await self._database.run(self._end, tx, subject, end)
         detail = end.detail if isinstance(end, Failure) else None
-        await self._told(booked, detail)
+        await self._after_commit(booked, detail)
         if isinstance(booked.following, Ended):
             fault_point(self._handlers[tx.kind].operation(subject), Step.BOOKED)
         return booked.following
@@ -335,14 +346,14 @@ class Settlement:
     async def _replaced(self, tx: ChainTransaction, subject: S) -> Ended[S] | ChainTransaction:
         """Sign a replacement for an expired transaction, or book that it will have none."""
         handler = self._handlers[tx.kind]
-        await self._look_at_earlier(tx.subject_id)
-        current = await self._database.read(self._found, tx)
+        await self._check_earlier(tx.subject_id)
+        current = await self._database.read(self._current, tx)
         if not isinstance(current, ChainTransaction) or current.signature != tx.signature:
             return cast("Ended[S] | ChainTransaction", current)
         if not handler.is_broadcast_by_us:
             await self._check_balance(tx)
-            booked = await self._database.run(self._given_up, tx, subject)
-            await self._told(booked, None)
+            booked = await self._database.run(self._expire, tx, subject)
+            await self._after_commit(booked, None)
             fault_point(handler.operation(subject), Step.BOOKED)
             return booked.following
         blockhash = await self._chain.latest_blockhash()
@@ -351,7 +362,7 @@ class Settlement:
             raise ChainUnavailableError("the chain offered a blockhash that has expired")
         prepared = await handler.prepare(self._context, subject)
         booked = await self._database.run(self._replace, tx, subject, blockhash, prepared)
-        await self._told(booked, None)
+        await self._after_commit(booked, None)
         return booked.following
 
     async def _check_balance(self, tx: ChainTransaction) -> None:
@@ -367,7 +378,7 @@ class Settlement:
         if not await self._chain.holds(source.usdc_token_account, source.balance):
             raise ChainUnavailableError("an account holds less on chain than is booked")
 
-    async def _told(self, booked: "_Booked[S]", detail: str | None) -> None:
+    async def _after_commit(self, booked: "_Booked[S]", detail: str | None) -> None:
         """Run the actions that follow a commit, such as logging."""
         self._context.wakeup.set()
         if booked.tx is not None and isinstance(booked.following, Ended):
@@ -396,7 +407,7 @@ class Settlement:
         else:
             ended = store.fail(connection, tx, unit.now_us)
         if ended is None:
-            return _Booked(self._found(connection, tx))
+            return _Booked(self._current(connection, tx))
         if isinstance(end, Landed):
             subject = handler.settled(unit, ended, subject)
         else:
@@ -414,21 +425,21 @@ class Settlement:
         handler, unit = self._handlers[tx.kind], self._unit(connection)
         expired = store.expire(connection, tx, unit.now_us)
         if expired is None:
-            return _Booked(self._found(connection, tx))
+            return _Booked(self._current(connection, tx))
         source = account_store.existing_account(connection, tx.account_id, lock=True)
         if source.stopped_us is not None:
             raise ChainUnavailableError("nothing is signed for the account")
         means = SigningInputs(source=source, blockhash=blockhash, prepared=prepared)
-        again = handler.signed_again(unit, expired, subject, means)
-        if isinstance(again, Again):
+        replacement = handler.sign_replacement(unit, expired, subject, means)
+        if isinstance(replacement, Replacement):
             following = pending_transaction(
-                again.signed,
+                replacement.signed,
                 kind=tx.kind,
                 subject_id=tx.subject_id,
                 account_id=tx.account_id,
                 held=tx.held,
                 credits_account_id=tx.credits_account_id,
-                detail=again.detail,
+                detail=replacement.detail,
                 now_us=unit.now_us,
             )
             try:
@@ -437,14 +448,14 @@ class Settlement:
                 # The same bytes as before: the node reported another last valid height for an old blockhash.
                 raise ChainUnavailableError("the chain offered the blockhash of what has expired") from None
             return _Booked(replaced, expired, unit.afterwards)
-        return self._dropped(unit, expired, subject, again)
+        return self._dropped(unit, expired, subject, replacement)
 
-    def _given_up(self, connection: Connection, tx: ChainTransaction, subject: S) -> "_Booked[S]":
+    def _expire(self, connection: Connection, tx: ChainTransaction, subject: S) -> "_Booked[S]":
         """Book the expiry of a transaction that is never replaced."""
         unit = self._unit(connection)
         expired = store.expire(connection, tx, unit.now_us)
         if expired is None:
-            return _Booked(self._found(connection, tx))
+            return _Booked(self._current(connection, tx))
         account_store.existing_account(connection, tx.account_id, lock=True)
         return self._dropped(unit, expired, subject, None)
 
@@ -454,7 +465,7 @@ class Settlement:
         subject = self._handlers[expired.kind].dropped(unit, expired, subject, reason)
         return _Booked(Ended(subject), expired, unit.afterwards)
 
-    def _found(self, connection: Connection, tx: ChainTransaction) -> Ended[Any] | ChainTransaction:
+    def _current(self, connection: Connection, tx: ChainTransaction) -> Ended[Any] | ChainTransaction:
         """Return the subject's pending transaction, or else the ended subject."""
         current = store.pending(connection, tx.kind, tx.subject_id)
         return current or Ended(self._handlers[tx.kind].load(connection, tx.subject_id))

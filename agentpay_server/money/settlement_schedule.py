@@ -30,7 +30,7 @@ class RecoverySchedule:
 
     async def resume(self) -> None:
         """Resume all transactions of an earlier process, without waiting for their outcome."""
-        while drivers := await self._taken_up():
+        while drivers := await self._recover():
             if self._clock.is_manual:
                 self._awaited.update(drivers)
 
@@ -44,7 +44,7 @@ class RecoverySchedule:
 
     async def run_due(self) -> bool:
         """Resume one batch of transactions; on a manual clock, wait for their outcome."""
-        drivers = await self._taken_up()
+        drivers = await self._recover()
         if self._clock.is_manual:
             drivers = [*drivers, *self._awaited]
             self._awaited.clear()
@@ -53,5 +53,5 @@ class RecoverySchedule:
             self._next_look_us = real_now_us() + LOOK_EVERY_US
         return bool(drivers)
 
-    async def _taken_up(self) -> "list[asyncio.Task[Any]]":
+    async def _recover(self) -> "list[asyncio.Task[Any]]":
         return await self._settlement.recover()

@@ -107,12 +107,12 @@ class Keys:
             is_test_money=cluster != MAINNET,
         )
 
-    async def create_operator(self, name: str, *, asked_by: Principal) -> NewOperator:
-        """Create an operator with its first key; `asked_by` is the principal that requested it."""
+    async def create_operator(self, name: str, *, requested_by: Principal) -> NewOperator:
+        """Create an operator with its first key; `requested_by` is the principal that requested it."""
         key = self._new_key(KeyKind.OPERATOR)
         new = NewOperator.of(self._context.identifiers, self._context.randomness, key=key)
         now_us = self._context.clock.now_us()
-        return await self._context.database.run(insert_operator, new, name, now_us, asked_by=asked_by)
+        return await self._context.database.run(insert_operator, new, name, now_us, requested_by=requested_by)
 
     async def first_operator(
         self, *, key: str | None = None, lend_key: bool = False, is_alone: bool = True
@@ -134,7 +134,7 @@ class Keys:
             self._context.database, self._first_operator, key, first_key, lend_key=lend_key, is_alone=is_alone
         )
 
-    async def take_back(self, operator: FirstOperator) -> None:
+    async def revoke_lent_key(self, operator: FirstOperator) -> None:
         """Revoke the key that was created for this run, if any."""
         if operator.is_lent:
             await self._context.database.run(self._revoke_lent, operator.operator_id)
@@ -218,8 +218,8 @@ class Keys:
 
     def _new_key(self, kind: KeyKind) -> str:
         # Draw in any case, so that later identifiers do not depend on `are_all_seeded`.
-        chance = self._context.randomness.randbytes(32)
-        return new_key(kind, chance if self._are_all_seeded else secrets.token_bytes(32))
+        random_bytes = self._context.randomness.randbytes(32)
+        return new_key(kind, random_bytes if self._are_all_seeded else secrets.token_bytes(32))
 
     def _new_key_id(self) -> str:
         return self._context.identifiers.new(identifiers.KEY)
@@ -265,16 +265,16 @@ class Keys:
         name: str,
         *,
         kind: str = KeyKind.OPERATOR,
-        asked_by: Principal | None = None,
+        requested_by: Principal | None = None,
     ) -> str:
-        """Store an operator key, audited as created by `asked_by`, else by the key; return its identifier."""
+        """Store an operator key, audited as created by `requested_by`, else by the key itself."""
         key_id, now_us = self._new_key_id(), self._context.clock.now_us()
         insert_key(
             connection, key, key_id=key_id, operator_id=operator_id, name=name, kind=kind, now_us=now_us
         )
         audit.record(
             connection,
-            asked_by or Principal(operator_id=operator_id, key_id=key_id),
+            requested_by or Principal(operator_id=operator_id, key_id=key_id),
             action=CREATE_OPERATOR_KEY.name,
             subject=key_id,
             now_us=now_us,
@@ -286,7 +286,7 @@ class Keys:
         self, connection: Connection, principal: Principal, request: CreateOperatorKey
     ) -> NewOperatorKey:
         key = self._new_key(KeyKind.OPERATOR)
-        key_id = self._add_key(connection, principal.operator_id, key, request.name, asked_by=principal)
+        key_id = self._add_key(connection, principal.operator_id, key, request.name, requested_by=principal)
         created_at = from_us(self._context.clock.now_us())
         return NewOperatorKey(key_id=key_id, name=request.name, key=key, created_at=created_at)
 

@@ -24,16 +24,16 @@ class NewOperator:
     key: str = field(repr=False)
 
     @classmethod
-    def of(cls, names: Identifiers, chance: Randomness, *, key: str | None = None) -> "NewOperator":
+    def of(cls, ids: Identifiers, randomness: Randomness, *, key: str | None = None) -> "NewOperator":
         """Generate an operator that is not stored yet; `key` is used instead of a new key."""
-        key = new_key(KeyKind.OPERATOR, chance.randbytes(32)) if key is None else key
-        return cls(operator_id=names.new(identifiers.OPERATOR), key_id=names.new(identifiers.KEY), key=key)
+        key = new_key(KeyKind.OPERATOR, randomness.randbytes(32)) if key is None else key
+        return cls(operator_id=ids.new(identifiers.OPERATOR), key_id=ids.new(identifiers.KEY), key=key)
 
 
 async def create_operator(database: Database, name: str) -> NewOperator:
     """Create an operator in a migrated database, which a running server may use; return its first key."""
-    clock, chance = SystemClock(), SystemRandomness()
-    new = NewOperator.of(Identifiers(clock, chance), chance)
+    clock, randomness = SystemClock(), SystemRandomness()
+    new = NewOperator.of(Identifiers(clock, randomness), randomness)
     return await database.run(insert_operator, new, name, clock.now_us())
 
 
@@ -43,12 +43,12 @@ def insert_operator(
     name: str,
     now_us: int,
     *,
-    asked_by: Principal | None = None,
+    requested_by: Principal | None = None,
 ) -> NewOperator:
     """Store an operator with its first key, and return it.
 
-    `name` labels the operator and the key. `asked_by` is the operator that requested it in the sandbox; None
-    audits the new operator as its creator.
+    `name` labels the operator and the key. `requested_by` is the operator that requested it in the sandbox;
+    None audits the new operator as its creator.
     """
     store.insert_operator(connection, new.operator_id, name, now_us)
     insert_key(
@@ -62,8 +62,8 @@ def insert_operator(
     )
     audit.record(
         connection,
-        asked_by or Principal(operator_id=new.operator_id, key_id=new.key_id),
-        action=audit.OPERATOR_CREATED if asked_by is None else CREATE_OPERATOR.name,
+        requested_by or Principal(operator_id=new.operator_id, key_id=new.key_id),
+        action=audit.OPERATOR_CREATED if requested_by is None else CREATE_OPERATOR.name,
         subject=new.operator_id,
         now_us=now_us,
         after={"name": name},

@@ -67,19 +67,19 @@ class SignIns:
         if principal.is_console:
             await self._context.database.run(self._postpone, principal, by_us)
 
-    async def held(self, principal: Principal) -> KeyRecord | None:
-        """Return the console key of a request, for `put_back` after a restore; None for other keys."""
+    async def current_key(self, principal: Principal) -> KeyRecord | None:
+        """Return the console key of a request, for `restore_key` after a restore; None for other keys."""
         if not principal.is_console:
             return None
         return await self._context.database.read(
             store.live_operator_key, principal.operator_id, principal.key_id
         )
 
-    async def put_back(self, key: KeyRecord | None, *, at_us: int) -> None:
+    async def restore_key(self, key: KeyRecord | None, *, at_us: int) -> None:
         """Store a console key that a restore may have removed, with the time that it had left at `at_us`."""
         if key is not None and key.expires_us is not None:
             expires_us = key.expires_us - at_us + self._context.clock.now_us()
-            await self._context.database.run(_put_back, key, expires_us)
+            await self._context.database.run(_restore_key, key, expires_us)
 
     # --- Units of work
 
@@ -132,7 +132,7 @@ class SignIns:
             store.set_expiry(connection, key.key_id, key.expires_us + by_us)
 
 
-def _put_back(connection: Connection, key: KeyRecord, expires_us: int) -> None:
+def _restore_key(connection: Connection, key: KeyRecord, expires_us: int) -> None:
     if store.set_expiry(connection, key.key_id, expires_us):
         return
     store.insert_key(

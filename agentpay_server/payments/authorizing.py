@@ -26,7 +26,7 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.errors import Problem
 from agentpay_server.money.authorization import Decided, SpendUnit
 from agentpay_server.money.handlers import pending_transaction
-from agentpay_server.money.held_keys import Asked, Held
+from agentpay_server.money.held_keys import Held, RequestedKey
 from agentpay_server.money.policy import Purpose, Refusal, Spend
 from agentpay_server.money.preflight import Preflight, invalid_recipient
 from agentpay_server.money.transactions import ChainTransaction, Kind
@@ -209,15 +209,7 @@ class PaymentIntent(TransferIntent):
 
 
 class NewPayment(PaymentIntent, NewSpend):
-    """A new payment. Storing it raises ConflictError if another request has taken its key.
-
-    Args:
-        context: the parts of the server.
-        principal: the caller.
-        purchase: the purchase.
-        asked: the idempotency key of the request.
-        held: the rows that held the key when the request was judged.
-    """
+    """A new payment; see `NewSpend`."""
 
     action: ClassVar[str] = AUTHORIZE_PAYMENT.name
 
@@ -226,11 +218,11 @@ class NewPayment(PaymentIntent, NewSpend):
         context: Context,
         principal: Principal,
         purchase: Purchase,
-        asked: Asked,
+        requested: RequestedKey,
         held: Held[TransferRecord],
     ) -> None:
         self._purchase = purchase
-        super().__init__(context, principal, purchase.terms, asked, held)
+        super().__init__(context, principal, purchase.terms, requested, held)
 
     def claim(self, connection: Connection) -> bool:
         """Claim the idempotency key, if the pin is as it was read."""
@@ -249,11 +241,7 @@ class NewPayment(PaymentIntent, NewSpend):
 class ApprovedPayment(PaymentIntent):
     """A payment that an operator has approved, when the caller requests it again.
 
-    Args:
-        context: the parts of the server.
-        principal: the caller.
-        purchase: the purchase, from a fresh challenge.
-        approved: the approved payment, as currently stored.
+    `purchase` is from a fresh challenge; `approved` is the payment as currently stored.
     """
 
     is_approved = True

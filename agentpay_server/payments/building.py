@@ -28,7 +28,7 @@ from agentpay_server.chain.protocol import Blockhash
 from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, TransactionTooLargeError
 from agentpay_server.payments.terms import Protocol, Terms
 
-MOST_UNITS: Final = 190_000
+MAX_UNITS: Final = 190_000
 """Maximum compute-unit limit: MPP sellers accept up to 200,000, and some facilitators about half of that."""
 
 _BASE_UNITS: Final = 20_000
@@ -39,7 +39,7 @@ _SIGNATURE_BYTES: Final = 64
 
 
 class FeePayerRefusedError(ValueError):
-    """The challenge names a fee payer for which our signature must not be used."""
+    """The challenge's fee payer is ours or takes part in the payment: signing would authorize more."""
 
 
 @frozen(kw_only=True)
@@ -86,13 +86,13 @@ def build_payment(
         payer_key: the paying account's key.
         usdc_mint: address of the USDC mint.
         own_addresses: our addresses, which no challenge may name as its fee payer.
-        nonce: unique among the account's payments under this blockhash. It is added to the compute-unit
-            limit, so that two equal payments are two transactions.
+        nonce: unique among the account's payments under this blockhash, at least 0. It is added to the
+            compute-unit limit, so that two equal payments are two transactions.
         nonce_memo: the memo that x402 requires if the seller gives none.
 
     Raises:
         FeePayerRefusedError: the fee payer is one of our addresses, or takes part in the payment.
-        TransactionTooLargeError: the transaction does not fit into a packet, or needs more than `MOST_UNITS`
+        TransactionTooLargeError: the transaction does not fit into a packet, or needs more than `MAX_UNITS`
             compute units; nothing was signed.
         ValueError: `nonce` is negative.
     """
@@ -102,9 +102,9 @@ def build_payment(
     if nonce < 0:
         raise ValueError("nonce must be at least 0")
     units = base_units(terms, own_memo) + nonce
-    if units > MOST_UNITS:
+    if units > MAX_UNITS:
         raise TransactionTooLargeError(
-            f"the payment would ask for {units} compute units, the limit is {MOST_UNITS}: shorten its memos"
+            f"the payment would ask for {units} compute units, the limit is {MAX_UNITS}: shorten its memos"
         )
     source = Pubkey.from_string(associated_token_address(str(owner), usdc_mint))
     steps: list[Instruction] = [set_compute_unit_limit(units), set_compute_unit_price(_UNIT_PRICE)]

@@ -13,7 +13,8 @@ from solders.pubkey import Pubkey
 
 from agentpay.contract import json_text
 from agentpay.contract.json_text import InvalidJsonError
-from agentpay_server.payments.terms import MOST_MICRO, UnreadableChallengeError
+from agentpay.contract.usdc import MAX_MICRO
+from agentpay_server.payments.terms import UnreadableChallengeError
 
 T = TypeVar("T")
 
@@ -104,8 +105,8 @@ def address(holder: Mapping[str, Any], key: str) -> str:
 def amount_micro(holder: Mapping[str, Any], key: str) -> int:
     """Return an amount in the smallest units, written as a text."""
     found = member(holder, key, str)
-    if _AMOUNT.fullmatch(found) is None or not 1 <= int(found) <= MOST_MICRO:
-        raise UnreadableChallengeError(f"{key} must be a whole number from 1 to {MOST_MICRO}, as a text")
+    if _AMOUNT.fullmatch(found) is None or not 1 <= int(found) <= MAX_MICRO:
+        raise UnreadableChallengeError(f"{key} must be a whole number from 1 to {MAX_MICRO}, as a text")
     return int(found)
 
 

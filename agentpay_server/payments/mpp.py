@@ -14,7 +14,7 @@ from agentpay.contract import json_text
 from agentpay_server.clock import to_us
 from agentpay_server.payments import fields
 from agentpay_server.payments.terms import (
-    MOST_LEGS,
+    MAX_LEGS,
     Leg,
     Network,
     Offer,
@@ -26,14 +26,14 @@ from agentpay_server.payments.terms import (
 CHALLENGE_HEADER: Final = "www-authenticate"
 
 _MAX_HEADER_CHARACTERS: Final = 64 * 1024
-_MOST_CHALLENGES: Final = 64
+_MAX_CHALLENGES: Final = 64
 _MAX_CATEGORY_CHARACTERS: Final = 64
 USDC: Final = "USDC"
 """Symbol that a challenge may use instead of the mint's address."""
 
 _USDC_DECIMALS: Final = 6
 _TOKEN_PROGRAM: Final = "TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA"  # noqa: S105 - a program's address
-_ANSWER_HEADERS: Final = {
+_PAYMENT_HEADERS: Final = {
     "authorization": "Authorization",
     "payment-authorization": "Payment-Authorization",
 }
@@ -64,8 +64,8 @@ def read_header(value: str) -> list[Offer]:
         raise UnreadableChallengeError(f"WWW-Authenticate is longer than {_MAX_HEADER_CHARACTERS} characters")
     found = []
     for count, parameters in enumerate(_challenges(value)):
-        if count == _MOST_CHALLENGES:
-            raise UnreadableChallengeError(f"WWW-Authenticate has more than {_MOST_CHALLENGES} challenges")
+        if count == _MAX_CHALLENGES:
+            raise UnreadableChallengeError(f"WWW-Authenticate has more than {_MAX_CHALLENGES} challenges")
         if (parameters.get("method"), parameters.get("intent")) == ("solana", "charge"):
             found.append(_offer(parameters))
     return found
@@ -76,7 +76,7 @@ def wrap(offer: Offer, transaction: bytes) -> tuple[str, str]:
     payload = {"type": "transaction", "transaction": base64.b64encode(transaction).decode("ascii")}
     content = json_text.print_json({"challenge": offer.echo, "payload": payload})
     encoded = base64.urlsafe_b64encode(content).rstrip(b"=").decode("ascii")
-    return _answer_header(offer.echo), f"Payment {encoded}"
+    return _payment_header(offer.echo), f"Payment {encoded}"
 
 
 def _challenges(value: str) -> Iterator[dict[str, str]]:
@@ -143,7 +143,7 @@ def _offer(parameters: dict[str, str]) -> Offer:
             raise UnreadableChallengeError(f"a challenge has no {name}")
     for name in ("id", "realm", "expires", "digest", "description"):
         fields.text(parameters, name)
-    _answer_header(parameters)
+    _payment_header(parameters)
     request = fields.base64_object(parameters["request"], "request", is_url=True)
     details = fields.optional(request, "methodDetails", dict) or {}
     _check_token(details)
@@ -161,8 +161,8 @@ def _offer(parameters: dict[str, str]) -> Offer:
     )
 
 
-def _answer_header(parameters: Mapping[str, Any]) -> str:
-    name = _ANSWER_HEADERS.get(str(parameters.get("header") or "authorization").lower())
+def _payment_header(parameters: Mapping[str, Any]) -> str:
+    name = _PAYMENT_HEADERS.get(str(parameters.get("header") or "authorization").lower())
     if name is None:
         # Otherwise a seller could overwrite any header of the client's request.
         raise UnreadableChallengeError("header must be Authorization or Payment-Authorization")
@@ -198,8 +198,8 @@ def _fee_payer(details: Mapping[str, Any]) -> str | None:
 
 def _legs(request: Mapping[str, Any], details: Mapping[str, Any]) -> tuple[Leg, ...]:
     splits = fields.optional(details, "splits", list) or []
-    if len(splits) > MOST_LEGS - 1:
-        raise UnreadableChallengeError(f"splits holds more than {MOST_LEGS - 1}")
+    if len(splits) > MAX_LEGS - 1:
+        raise UnreadableChallengeError(f"splits holds more than {MAX_LEGS - 1}")
     others = [_leg(fields.exactly(split, dict, "a split"), "memo") for split in splits]
     whole = _leg(request, "externalId")
     rest = whole.amount_micro - sum(leg.amount_micro for leg in others)

@@ -3,10 +3,9 @@
 from collections.abc import Collection, Iterable, Sequence
 from typing import Final
 
+from agentpay.contract.payments import MAX_HEADERS
 from agentpay_server.payments import mpp, x402
 from agentpay_server.payments.terms import Network, Offer, Protocol
-
-MOST_HEADERS: Final = 256
 
 _PREFERRED: Final = (Protocol.MPP, Protocol.X402_V2, Protocol.X402_V1)
 
@@ -15,7 +14,7 @@ def read_challenge(headers: Iterable[tuple[str, str]], body: bytes) -> list[Offe
     """Return the Solana offers of a 402: the preferred protocol first, in the seller's order within each.
 
     Args:
-        headers: of the response, names in any case; only the first `MOST_HEADERS` are read.
+        headers: of the response, names in any case; only the first `MAX_HEADERS` are read.
         body: of the response; may be truncated at 64 KiB.
 
     Raises:
@@ -23,7 +22,7 @@ def read_challenge(headers: Iterable[tuple[str, str]], body: bytes) -> list[Offe
     """
     found: list[Offer] = []
     is_v2 = False
-    for _, (name, value) in zip(range(MOST_HEADERS), headers, strict=False):
+    for _, (name, value) in zip(range(MAX_HEADERS), headers, strict=False):
         if name.lower() == mpp.CHALLENGE_HEADER:
             found += mpp.read_header(value)
         elif name.lower() == x402.CHALLENGE_HEADER:
@@ -59,7 +58,7 @@ def payable(
         cluster: the cluster of the service; None for a private chain.
         usdc_mint: the mint of USDC there.
         now_us: the current time.
-        max_amount_micro: the caller's maximum; None for any price.
+        max_amount_micro: the caller's maximum, if any.
     """
     networks = networks_of(cluster)
     return [

@@ -25,10 +25,10 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.errors import Problem, not_found
 from agentpay_server.money.authorization import Parties
-from agentpay_server.money.held_keys import Asked, Held
+from agentpay_server.money.held_keys import Held, RequestedKey
 from agentpay_server.payments import rules, store
-from agentpay_server.payments.answers import conflict, problem_of, shown
 from agentpay_server.payments.authorizing import ApprovedPayment, NewPayment, Purchase
+from agentpay_server.payments.responses import conflict, problem_of, shown
 from agentpay_server.payments.store import PaymentRecord, Pin
 from agentpay_server.payments.terms import Offer, UnreadableChallengeError
 from agentpay_server.payments.watch import PaymentWatch
@@ -89,13 +89,13 @@ class Payments:
                 raise conflict(None)
             offer = known or payable[0]
             if held is None or held.error == ErrorCode.INSUFFICIENT_BALANCE:
-                answer = await self._new(principal, request, offer, view, deadline)
+                payment = await self._new(principal, request, offer, view, deadline)
             elif held.status == TransferStatus.APPROVED:
-                answer = await self._approved(principal, request, offer, view, deadline)
+                payment = await self._approved(principal, request, offer, view, deadline)
             else:
-                answer = await self._replayed(held, offer)
-            if answer is not None:
-                return answer
+                payment = await self._replayed(held, offer)
+            if payment is not None:
+                return payment
 
     async def get(self, principal: Principal, transfer_id: str) -> Payment:
         """Return one payment with its current status on chain.
@@ -204,7 +204,9 @@ class Payments:
     ) -> Payment | None:
         """Authorize a new payment; None if the request must start over."""
         purchase = self._purchase(principal, request, offer, view)
-        payment = NewPayment(self._context, principal, purchase, _asked(principal, request), view.held)
+        payment = NewPayment(
+            self._context, principal, purchase, _requested_key(principal, request), view.held
+        )
         return await self._decided(payment, offer, view, deadline)
 
     async def _approved(
@@ -285,7 +287,7 @@ class Payments:
         source = account_store.own_account(connection, principal, request.account_id)
         return _View(
             source=source,
-            held=transfer_store.KEYS.find(connection, _asked(principal, request), now_us),
+            held=transfer_store.KEYS.find(connection, _requested_key(principal, request), now_us),
             pin=store.pin(connection, principal.operator_id, request.origin),
             accounts={
                 token_account: account_store.account_at(connection, token_account)
@@ -318,8 +320,8 @@ class Payments:
 _CLUSTERS: Final = ("mainnet-beta", "devnet", "testnet")
 
 
-def _asked(principal: Principal, request: AuthorizePayment) -> Asked:
-    return Asked(
+def _requested_key(principal: Principal, request: AuthorizePayment) -> RequestedKey:
+    return RequestedKey(
         account_id=request.account_id,
         idempotency_key=request.idempotency_key,
         by_operator=not principal.is_agent,

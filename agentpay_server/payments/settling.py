@@ -55,7 +55,7 @@ class PaymentHandler(TransferHandler):
         message = f"{_FAILED.format(reason)}purchase takes a new idempotency_key."
         return self._failed(unit, tx, subject, Refusal(code=ErrorCode.PAYMENT_FAILED, message=message))
 
-    def signed_again(
+    def sign_replacement(
         self, unit: Unit, tx: ChainTransaction, subject: TransferRecord, means: SigningInputs
     ) -> Refusal:
         """Never called: the seller holds the signed bytes, so a payment has no replacement."""

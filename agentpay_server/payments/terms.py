@@ -8,11 +8,8 @@ from attrs import field, frozen
 
 from agentpay.contract import json_text
 
-MOST_LEGS: Final = 9
+MAX_LEGS: Final = 9
 """The primary recipient, and at most 8 splits of MPP."""
-
-MOST_MICRO: Final = 10**15 - 1
-"""Maximum payment in micro-USDC, as for transfers."""
 
 
 class UnreadableChallengeError(ValueError):
@@ -78,12 +75,7 @@ class Terms:
         return self.legs[0].recipient
 
     def digest(self, *, origin: str, memo: str | None) -> str:
-        """Return a digest, equal for equal terms of one seller: 64 hexadecimal digits.
-
-        Args:
-            origin: the seller's origin, such as `https://api.example.com`.
-            memo: the caller's memo.
-        """
+        """Return a digest of the terms, the seller's origin and the caller's memo: 64 hexadecimal digits."""
         # MPP lets a seller change the key that pays its fees; with x402 it is part of the terms.
         payer = self.fee_payer is not None if self.protocol is Protocol.MPP else self.fee_payer
         legs = [[leg.recipient, leg.amount_micro, leg.memo] for leg in self.legs]

@@ -50,7 +50,7 @@ class PaymentWatch:
     def executed(self, executed: Executed) -> None:
         """Check a transaction that the embedded chain has executed."""
         signatures = [str(signature) for signature in executed.transaction.signatures]
-        if len(signatures) == _SIGNATURES and not self._settlement.is_under_way(signatures[0]):
+        if len(signatures) == _SIGNATURES and not self._settlement.is_driven(signatures[0]):
             self._context.tasks.start(self._look_for(signatures))
 
     async def look_at(self, transfer_id: str, *, within_seconds: float) -> None:

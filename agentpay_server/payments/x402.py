@@ -15,7 +15,7 @@ from agentpay_server.payments.terms import Leg, Network, Offer, Protocol, Terms,
 MAX_BODY_BYTES: Final = 64 * 1024
 CHALLENGE_HEADER: Final = "payment-required"
 
-_MOST_OFFERS: Final = 64
+_MAX_OFFERS: Final = 64
 _NETWORKS: Final = {
     Protocol.X402_V2: {
         "solana:5eykt4UsFv8P8NJdTREpY1vzqKqZKvdp": Network.MAINNET,
@@ -89,8 +89,8 @@ def _offers(
     challenge: Mapping[str, Any], protocol: Protocol, echo: Mapping[str, Any], url: str | None
 ) -> list[Offer]:
     accepts = fields.member(challenge, "accepts", list)
-    if len(accepts) > _MOST_OFFERS:
-        raise UnreadableChallengeError(f"accepts holds more than {_MOST_OFFERS} offers")
+    if len(accepts) > _MAX_OFFERS:
+        raise UnreadableChallengeError(f"accepts holds more than {_MAX_OFFERS} offers")
     found = []
     for entry in accepts:
         accepted: dict[str, Any] = fields.exactly(entry, dict, "an offer")
@@ -136,8 +136,8 @@ def _with_identifier(extensions: Mapping[str, Any], payment_id: str) -> dict[str
     if not isinstance(declared, dict):
         return dict(extensions)
     info = declared.get("info")
-    told = {**(info if isinstance(info, dict) else {}), "id": payment_id}
-    return {**extensions, _IDENTIFIER: {**declared, "info": told}}
+    updated = {**(info if isinstance(info, dict) else {}), "id": payment_id}
+    return {**extensions, _IDENTIFIER: {**declared, "info": updated}}
 
 
 def _encoded(content: Mapping[str, Any]) -> str:

@@ -171,14 +171,14 @@ def mpp_request(terms: Terms) -> dict[str, Any]:
 def receipt(presented: Presented, *, payer: str, signature: str, now_us: int) -> tuple[str, str]:
     """Return the header with the receipt for a payer; `signature` is empty for none."""
     if presented.protocol is Protocol.MPP:
-        told = {
+        parameters = {
             "status": "success",
             "method": "solana",
             "reference": signature,
             "challengeId": str(presented.echo.get("id", "")),
             "timestamp": format_timestamp(from_us(now_us)),
         }
-        return "payment-receipt", encoded_for_url(told)
+        return "payment-receipt", encoded_for_url(parameters)
     version = 2 if presented.protocol is _V2 else 1
     content = {"success": True, "payer": payer, "transaction": signature, "network": NETWORKS[version]}
     return "payment-response" if version == 2 else "x-payment-response", encoded(content)
@@ -224,12 +224,12 @@ def require_own(presented: Presented, terms: Terms, now_us: int) -> None:
 
 
 def _require_own_mpp(echo: Mapping[str, Any], terms: Terms, now_us: int) -> None:
-    told = {name: str(value) for name, value in echo.items() if name != "id"}
-    if not hmac.compare_digest(_mac(told), str(echo.get("id", ""))):
+    parameters = {name: str(value) for name, value in echo.items() if name != "id"}
+    if not hmac.compare_digest(_mac(parameters), str(echo.get("id", ""))):
         raise PaymentRefusedError("payment_invalid", "this seller did not issue the challenge")
-    if told["request"] != encoded_for_url(mpp_request(terms)):
+    if parameters["request"] != encoded_for_url(mpp_request(terms)):
         raise PaymentRefusedError("payment_invalid", "the challenge is for something else")
-    if told["expires"] < format_timestamp(from_us(now_us)):
+    if parameters["expires"] < format_timestamp(from_us(now_us)):
         raise PaymentRefusedError("payment_expired", "the challenge has expired")
 
 

@@ -51,11 +51,11 @@ class Home(Protocol):
         """Return a key of the seller."""
         ...
 
-    def move_in(self, work: Work) -> None:
+    def start(self, work: Work) -> None:
         """Run the due work of a seller from now on."""
         ...
 
-    def woken(self) -> None:
+    def wake(self) -> None:
         """Wake the scheduler because work falls due; called on the owner's thread."""
         ...
 
@@ -101,7 +101,7 @@ class ServerHome:
         """Return a key that is the same for the same chain; others may know it."""
         return keypair_of("paywall", self._name, name, self._genesis)
 
-    def move_in(self, work: Work) -> None:
+    def start(self, work: Work) -> None:
         """Run the due work of a seller from now on, by the server's clock."""
 
         async def add() -> None:
@@ -110,7 +110,7 @@ class ServerHome:
 
         self.owner.call(add())
 
-    def woken(self) -> None:
+    def wake(self) -> None:
         """Wake the scheduler."""
         self._wakeup.set()
 
@@ -163,23 +163,23 @@ class NodeHome:
             self._http = httpx.AsyncClient(timeout=_RPC_SECONDS, trust_env=False)
         call = {"jsonrpc": "2.0", "id": next(self._ids), "method": method, "params": params}
         try:
-            answer = await self._http.post(
+            response = await self._http.post(
                 self._url,
                 content=json_text.print_json(call),
                 headers={"content-type": "application/json"},
             )
-            told = answer.json()
+            reply = response.json()
         except (httpx.HTTPError, ValueError) as error:
             raise RpcError(INTERNAL_ERROR, f"the node does not respond: {error}") from None
-        if "error" in told:
-            raise RpcError(told["error"]["code"], told["error"]["message"], told["error"].get("data"))
-        return told["result"]
+        if "error" in reply:
+            raise RpcError(reply["error"]["code"], reply["error"]["message"], reply["error"].get("data"))
+        return reply["result"]
 
     def keypair(self, name: str) -> Keypair:
         """Return a random key: on a shared chain, others must not know it."""
         return self._keypairs.setdefault(name, Keypair())
 
-    def move_in(self, work: Work) -> None:
+    def start(self, work: Work) -> None:
         """Poll for due work from now on."""
 
         async def look() -> None:
@@ -194,7 +194,7 @@ class NodeHome:
 
         self.owner.call(begin())
 
-    def woken(self) -> None:
+    def wake(self) -> None:
         """Do nothing: the next poll is soon."""
 
     def listen(self, app: Served, port: int) -> str:

@@ -87,7 +87,7 @@ class Paywall:
             recipient=recipient,
             other_payee=str(self._home.keypair("other payee").pubkey()),
             now_us=self._home.clock.now_us,
-            is_late_work=self._home.woken,
+            on_late_work=self._home.wake,
         )
         self._app = SellerApp(self._seller, self._home.owner)
         self._base_url = IN_PROCESS_URL
@@ -97,7 +97,7 @@ class Paywall:
         self.serves_again = serves_again
         for path, price in (prices or {}).items():
             self.sell(path, price)
-        self._home.move_in(self._seller)
+        self._home.start(self._seller)
 
     def sell(
         self,

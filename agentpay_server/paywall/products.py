@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 from attrs import field, frozen
 
 from agentpay.contract.usdc import to_micro
-from agentpay_server.payments.terms import MOST_LEGS, Leg, Network, Protocol, Terms
+from agentpay_server.payments.terms import MAX_LEGS, Leg, Network, Protocol, Terms
 from agentpay_server.paywall.modes import Mode
 
 E = TypeVar("E", bound=StrEnum)
@@ -86,8 +86,8 @@ def product(
     parts = {address: to_micro(part) for address, part in (splits or {}).items()}
     if parts and set(offered) & set(X402):
         raise ValueError("x402 has no splits: pass protocols=['mpp']")
-    if len(parts) >= MOST_LEGS:
-        raise ValueError(f"a challenge has at most {MOST_LEGS - 1} splits")
+    if len(parts) >= MAX_LEGS:
+        raise ValueError(f"a challenge has at most {MAX_LEGS - 1} splits")
     if not all(parts.values()) or amount_micro - sum(parts.values()) < 1:
         raise ValueError("price and splits must be positive, and leave something for the recipient")
     return Product(

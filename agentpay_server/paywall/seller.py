@@ -73,7 +73,7 @@ class _Visit:
 
 
 @define
-class _Noted:
+class _OpenRecord:
     """The record of a request in progress, updated as facts become known."""
 
     request: PaywallRequest
@@ -89,10 +89,10 @@ class Seller:
         recipient: address of the primary recipient of every payment.
         other_payee: the recipient in `CHANGE_PAYEE`.
         now_us: the seller's time, in microseconds since 1970.
-        is_late_work: called when a payment is held, to be broadcast later.
+        on_late_work: called when a payment is held, to be broadcast later.
 
     Attributes:
-        products: what is sold, by path.
+        products: by path.
         mode: how it behaves, unless a product says otherwise.
         serves_again: whether a settled payment is served again when it is presented again.
         requests: the newest requests.
@@ -107,7 +107,7 @@ class Seller:
         recipient: str,
         other_payee: str,
         now_us: Callable[[], int],
-        is_late_work: Callable[[], None],
+        on_late_work: Callable[[], None],
     ) -> None:
         self.products: dict[str, Product] = {}
         self.mode = Mode.HONEST
@@ -119,7 +119,7 @@ class Seller:
         self._recipient = recipient
         self._other_payee = other_payee
         self._now_us = now_us
-        self._is_late_work = is_late_work
+        self._on_late_work = on_late_work
         self._sales: dict[str, Sale] = {}
         self._checking: set[str] = set()
         # Payments to broadcast later, with their due times, by message hash.
@@ -173,7 +173,7 @@ class Seller:
             reason=None,
             at=from_us(self._now_us()),
         )
-        visit = _Noted(noted)
+        visit = _OpenRecord(noted)
         try:
             reply = await self._reply(visit, headers)
             visit.request = evolve(visit.request, status=reply.status)
@@ -182,7 +182,7 @@ class Seller:
             del self.requests[:-RECORDS_MAX]
         return reply
 
-    async def _reply(self, noted: _Noted, headers: Sequence[tuple[str, str]]) -> Reply:
+    async def _reply(self, noted: _OpenRecord, headers: Sequence[tuple[str, str]]) -> Reply:
         path = urlsplit(noted.request.url).path
         is_collector = path.startswith(f"{COLLECTOR_PATH}/")
         product = self.products.get(path.removeprefix(COLLECTOR_PATH) if is_collector else path)
@@ -226,7 +226,6 @@ class Seller:
     # --- Challenges
 
     def _ask(self, visit: _Visit, *, error: str | None = None) -> Reply:
-        """Return a 402."""
         challenge = self._challenge(visit, error)
         if visit.mode is Mode.MALFORMED_CHALLENGE:
             self._malformed += 1
@@ -277,7 +276,7 @@ class Seller:
             if visit.mode in _DELAYS:
                 due_us = visit.now_us + _DELAYS[visit.mode] * SECOND_US
                 self._late[checked.message_hash] = (due_us, checked)
-                self._is_late_work()
+                self._on_late_work()
             elif visit.mode not in (*_UNSETTLED, Mode.REDIRECT):
                 sale = await self._settle(checked)
         finally:
@@ -297,7 +296,7 @@ class Seller:
             case Mode.REDIRECT:
                 # The other origin is this seller as well: forget the sale, so that the payment is new there.
                 self._sales.pop(sale.message_hash, None)
-                return Reply(307, [("location", _elsewhere(visit.url))], b"")
+                return Reply(307, [("location", _collector_url(visit.url))], b"")
         return _served(visit, presented, sale)
 
     def _presented_again(self, visit: _Visit, presented: Presented, sale: Sale) -> Reply:
@@ -389,7 +388,7 @@ def _receipt(visit: _Visit, presented: Presented, sale: Sale) -> tuple[str, str]
     )
 
 
-def _elsewhere(url: str) -> str:
+def _collector_url(url: str) -> str:
     """Return the URL of the same product on another origin, which also reaches this seller."""
     parts = urlsplit(url)
     if parts.port is None:

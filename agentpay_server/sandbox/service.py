@@ -76,7 +76,7 @@ class NewTenant(Protocol):
 class CreateTenant(Protocol):
     """Creates an operator."""
 
-    async def __call__(self, name: str, *, asked_by: Principal) -> NewTenant:
+    async def __call__(self, name: str, *, requested_by: Principal) -> NewTenant:
         """Return a new operator."""
         ...
 
@@ -88,11 +88,11 @@ class ConsoleKeys(Protocol[_Key]):
         """Postpone the expiry of a request's console key."""
         ...
 
-    async def held(self, principal: Principal) -> _Key | None:
+    async def current_key(self, principal: Principal) -> _Key | None:
         """Return the console key of a request; None for other keys."""
         ...
 
-    async def put_back(self, key: _Key | None, *, at_us: int) -> None:
+    async def restore_key(self, key: _Key | None, *, at_us: int) -> None:
         """Store the key again, with the time that it had left at `at_us`."""
         ...
 
@@ -203,7 +203,7 @@ class Sandbox:
         """Create another operator; only this response shows its key."""
         self._require_test_chain()
         principal.require_operator("POST /sandbox/operators")
-        operator = await self._create_tenant(request.name, asked_by=principal)
+        operator = await self._create_tenant(request.name, requested_by=principal)
         return Operator(operator_id=operator.operator_id, key=operator.key)
 
     async def create_token_account(self, principal: Principal) -> OutsideTokenAccount:
@@ -363,13 +363,12 @@ class Sandbox:
     @contextlib.asynccontextmanager
     async def _signed_in(self, principal: Principal) -> AsyncIterator[None]:
         """Keep a console key across the restore that it requests."""
-        key, at_us = await self._console_keys.held(principal), self._context.clock.now_us()
+        key, at_us = await self._console_keys.current_key(principal), self._context.clock.now_us()
         yield
         # In memory this does not wait, so the browser's next request finds its key.
-        await self._console_keys.put_back(key, at_us=at_us)
+        await self._console_keys.restore_key(key, at_us=at_us)
 
     def _armed(self, name: str) -> dict[str, object] | None:
-        """Return an armed fault for the audit trail; None if it is not armed."""
         found = (fault for fault in self._faults.armed() if fault.name == name)
         armed = next(found, None)
         return None if armed is None else _audited(armed)
@@ -419,7 +418,6 @@ def _maybe_minted(what: str) -> Problem:
 
 
 def _audited(fault: ArmedFault | SetFault) -> dict[str, object]:
-    """Return a fault for the audit trail."""
     return {"times": fault.times, **audit.given(effect=fault.effect, delay_ms=fault.delay_ms)}
 
 

@@ -145,7 +145,7 @@ class Snapshots:
         if snapshot is None or snapshot.operator_id != principal.operator_id:
             raise not_found("snapshot", snapshot_id)
         self._kept.move_to_end(snapshot_id)
-        await self._bring_back(snapshot.restorers)
+        await self._restore_all(snapshot.restorers)
         taken_at = format_timestamp(from_us(snapshot.taken_us))
         await self._record(principal, RESTORE_SNAPSHOT, snapshot_id, {"created_at": taken_at})
         return snapshot
@@ -157,10 +157,10 @@ class Snapshots:
             Problem: `not_in_memory`, `not_at_rest`.
         """
         self._require_parts()
-        await self._bring_back(self._start)
+        await self._restore_all(self._start)
         await self._record(principal, RESET, "server")
 
-    async def _bring_back(self, restorers: Sequence[Restore]) -> None:
+    async def _restore_all(self, restorers: Sequence[Restore]) -> None:
         if not await self._context.tasks.cut_off(within_seconds=_REST_SECONDS):
             raise Problem(
                 ErrorCode.NOT_AT_REST,

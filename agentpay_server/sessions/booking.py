@@ -64,12 +64,7 @@ def book_charged(
 ) -> bool:
     """Write the events of a charge, and return whether there are any.
 
-    Args:
-        connection: the unit's.
-        context: the parts of the server.
-        session: the session after the charge.
-        now_us: the current time.
-        before_micro: the running total before the charge.
+    `session` is its state after the charge; `before_micro` is the running total before it.
     """
     fired = cap_events(session.cap, before_micro=before_micro, after_micro=session.running_total)
     if not fired:
@@ -84,8 +79,8 @@ def book_charged(
 def book_settled(unit: Unit, tx: ChainTransaction, session: SessionRecord) -> None:
     """Book a settled session on both sides."""
     deposited = deposited_micro(tx)
-    payee_operator = _move(unit, tx, session, deposited)
-    _enter(unit, session, payee_operator, deposited)
+    payee_operator = _book_balances(unit, tx, session, deposited)
+    _write_history(unit, session, payee_operator, deposited)
     assert session.settlement_tx_signature is not None  # noqa: S101 - set when it was signed
     settled = NewEvent(
         type=EventType.SESSION_SETTLED,
@@ -162,7 +157,7 @@ def _cap_data(event_type: EventType, session: SessionRecord) -> object:
     )
 
 
-def _move(unit: Unit, tx: ChainTransaction, session: SessionRecord, deposited: int) -> str | None:
+def _book_balances(unit: Unit, tx: ChainTransaction, session: SessionRecord, deposited: int) -> str | None:
     """Book balances, reservation and spends; return the operator of a paid payee that this service holds."""
     connection, account_id, settled = unit.connection, session.account_id, session.running_total
     payee = session.recipient_account_id if settled else None
@@ -185,8 +180,7 @@ def _move(unit: Unit, tx: ChainTransaction, session: SessionRecord, deposited: i
     return payee_operator
 
 
-def _enter(unit: Unit, session: SessionRecord, payee_operator: str | None, deposited: int) -> None:
-    """Write the history: the settlement, a third party's surplus, and the payee's receipt."""
+def _write_history(unit: Unit, session: SessionRecord, payee_operator: str | None, deposited: int) -> None:
     context = unit.context
     common: dict[str, object] = {
         "status": TransactionStatus.SETTLED.value,

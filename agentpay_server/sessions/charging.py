@@ -20,8 +20,8 @@ from agentpay_server.principals import Principal
 from agentpay_server.sessions import booking
 from agentpay_server.sessions import charge_store as charges
 from agentpay_server.sessions.access import visible
-from agentpay_server.sessions.answers import refused
 from agentpay_server.sessions.charge_store import Chargeable
+from agentpay_server.sessions.responses import refused
 from agentpay_server.sessions.rules import Limits, charge_refusal, charge_verdict, closes_us
 from agentpay_server.sessions.store import SessionRecord
 
@@ -32,11 +32,11 @@ class Charged:
 
     Attributes:
         session: the session after the charge.
-        is_news: whether to wake the schedulers: to send an event, or to close the session in time.
+        must_wake: whether to wake the schedulers: to send an event, or to close the session in time.
     """
 
     session: SessionRecord
-    is_news: bool = False
+    must_wake: bool = False
 
 
 class Charge:
@@ -109,8 +109,8 @@ class Charge:
             },
         )
         session = attrs.evolve(session, running_total=total, closes_us=closes)
-        is_told = booking.book_charged(connection, self._context, session, now_us, before_micro=before)
-        return Charged(session, is_news=is_told or closes is not None)
+        has_events = booking.book_charged(connection, self._context, session, now_us, before_micro=before)
+        return Charged(session, must_wake=has_events or closes is not None)
 
     def _refusal(self, found: Chargeable) -> Refusal | None:
         session = found.session

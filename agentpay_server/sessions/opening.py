@@ -23,21 +23,21 @@ from agentpay_server.crash_points import Operation
 from agentpay_server.database.connection import Connection
 from agentpay_server.money import policy as rules
 from agentpay_server.money.authorization import Decided, Intent, SpendUnit
-from agentpay_server.money.handlers import Again, Handler, SigningInputs, Unit, pending_transaction
-from agentpay_server.money.held_keys import Asked, Held
+from agentpay_server.money.handlers import Handler, Replacement, SigningInputs, Unit, pending_transaction
+from agentpay_server.money.held_keys import Held, RequestedKey
 from agentpay_server.money.idempotency import KEY_LIFETIME_US, KeyHolder
 from agentpay_server.money.policy import Purpose, Refusal, Spend, stored_policy
 from agentpay_server.money.preflight import Preflight
 from agentpay_server.money.transactions import ChainTransaction, Kind
 from agentpay_server.principals import Principal
 from agentpay_server.sessions import booking, store
-from agentpay_server.sessions.answers import limits_of, refused, report
+from agentpay_server.sessions.responses import limits_of, refused, report
 from agentpay_server.sessions.rules import (
     Terms,
     check_transition,
     closes_us,
-    crowd_refusal,
     escalation_refusal,
+    session_limit_refusal,
     verdict_if_equal,
 )
 from agentpay_server.sessions.store import SessionRecord
@@ -78,7 +78,7 @@ class NewSession(Intent[SessionRecord]):
         self._context = context
         self._principal = principal
         self._request = request
-        self._asked = asked_under(principal, request)
+        self._requested_key = requested_key(principal, request)
         self._held = held
         self._rent_exempt_lamports = rent_exempt_lamports
         self._terms = terms_of(request)
@@ -108,11 +108,11 @@ class NewSession(Intent[SessionRecord]):
 
     def claim(self, connection: Connection) -> bool:
         """Claim the idempotency key."""
-        return store.KEYS.take(connection, self._asked, self._held, self._context.clock.now_us())
+        return store.KEYS.take(connection, self._requested_key, self._held, self._context.clock.now_us())
 
     def is_key_taken(self, connection: Connection) -> bool:
         """Return whether another request holds the idempotency key."""
-        return store.KEYS.find(connection, self._asked, self._context.clock.now_us()).is_held
+        return store.KEYS.find(connection, self._requested_key, self._context.clock.now_us()).is_held
 
     def refused(self, connection: Connection, refusal: Refusal, now_us: int) -> NoReturn:  # noqa: ARG002
         """Raise the refusal: nothing is stored."""
@@ -131,9 +131,9 @@ class NewSession(Intent[SessionRecord]):
         connection, source, preflight, now_us = unit.connection, unit.source, unit.preflight, unit.now_us
         # The account is locked, so no other session of it can be opened before this one is stored.
         unsettled = store.unsettled(connection, source.account_id)
-        crowd = crowd_refusal(unsettled, self._context.settings.max_open_sessions)
-        if crowd is not None:
-            raise refused(crowd, None)
+        too_many = session_limit_refusal(unsettled, self._context.settings.max_open_sessions)
+        if too_many is not None:
+            raise refused(too_many, None)
         context, request, terms = self._context, self._request, self._terms
         session_id = context.identifiers.new(identifiers.SESSION)
         signed = _signed(
@@ -174,7 +174,7 @@ class NewSession(Intent[SessionRecord]):
             settled_us=None,
             closes_us=None,
             created_us=now_us,
-            claimed_by_operator=self._asked.by_operator,
+            claimed_by_operator=self._requested_key.by_operator,
             recipient_owner=preflight.recipient.owner,
             closed_by=None,
             stuck_reason=None,
@@ -245,13 +245,13 @@ class SessionOpenHandler(Handler[SessionRecord]):
         """Return the rent exemption of an escrow in lamports."""
         return await context.chain.rent_exemption(escrow.ESCROW_BYTES)
 
-    def signed_again(
+    def sign_replacement(
         self,
         unit: Unit,
         tx: ChainTransaction,  # noqa: ARG002
         subject: SessionRecord,
         means: SigningInputs,
-    ) -> Again | Refusal:
+    ) -> Replacement | Refusal:
         """Sign a replacement, unless the account is now paused.
 
         It is proved that the previous transaction never landed. Otherwise a closed escrow could be created
@@ -269,7 +269,7 @@ class SessionOpenHandler(Handler[SessionRecord]):
             rent_exempt_lamports=means.prepared,
         )
         store.set_signature(unit.connection, subject.session_id, signed.signature)
-        return Again(signed=signed)
+        return Replacement(signed=signed)
 
     def dropped(
         self, unit: Unit, tx: ChainTransaction, subject: SessionRecord, reason: Refusal
@@ -370,9 +370,9 @@ def _signed(
     )
 
 
-def asked_under(principal: Principal, request: OpenSession) -> Asked:
+def requested_key(principal: Principal, request: OpenSession) -> RequestedKey:
     """Return a request's idempotency key and its scope."""
-    return Asked(
+    return RequestedKey(
         account_id=request.account_id,
         idempotency_key=request.idempotency_key,
         by_operator=not principal.is_agent,

@@ -16,12 +16,12 @@ from agentpay_server.chain.instructions import associated_token_address
 from agentpay_server.chain.protocol import ChainUnavailableError, TokenAccount
 from agentpay_server.context import Context
 from agentpay_server.money.policy import Refusal
-from agentpay_server.sessions.rules import MOST_PAYEES_CREATED, Settlement
+from agentpay_server.sessions.rules import MAX_PAYEES_CREATED, Settlement
 from agentpay_server.sessions.store import SessionRecord
 
 
 @frozen(kw_only=True)
-class Scene:
+class PayoutState:
     """The on-chain data for a settlement.
 
     Attributes:
@@ -64,7 +64,7 @@ class Obstacle:
     refusal: Refusal
 
 
-async def look(context: Context, session: SessionRecord, account: AccountRecord) -> Scene:
+async def look(context: Context, session: SessionRecord, account: AccountRecord) -> PayoutState:
     """Read the data for a settlement from the chain.
 
     Raises:
@@ -84,29 +84,29 @@ async def look(context: Context, session: SessionRecord, account: AccountRecord)
     held, source, payee, *others = await chain.token_accounts(addresses)
     if held is None or held.amount_micro < session.cap:
         raise ChainUnavailableError(f"the chain does not show the escrow of {session.session_id}")
-    return Scene(
+    return PayoutState(
         escrow=held,
         payee=_payee(session, payee, fallback, others[0] if others else None),
         source=source,
     )
 
 
-def obstacle(session: SessionRecord, legs: Settlement, scene: Scene) -> Obstacle | None:
+def obstacle(session: SessionRecord, legs: Settlement, state: PayoutState) -> Obstacle | None:
     """Return an obstacle to settling, if any. A side that receives nothing cannot be one."""
-    if scene.escrow.is_frozen:
+    if state.escrow.is_frozen:
         address = session.escrow_token_account
         return _obstacle(ClosingReason.ESCROW_FROZEN, f"The escrow's token account {address} is frozen")
     if legs.settled_micro:
-        whose = f"The payee's token account {scene.payee.token_account}"
-        if scene.payee.is_missing:
+        whose = f"The payee's token account {state.payee.token_account}"
+        if state.payee.is_missing:
             gone = f"{whose} is gone, and its owner cannot get another one"
             return _obstacle(ClosingReason.PAYEE_MISSING, gone)
-        if scene.payee.is_frozen:
+        if state.payee.is_frozen:
             return _obstacle(ClosingReason.PAYEE_FROZEN, f"{whose} is frozen")
     if legs.account_leg_micro:
-        if scene.source is None:
+        if state.source is None:
             return _obstacle(ClosingReason.ACCOUNT_MISSING, "The account's own token account is gone")
-        if scene.source.is_frozen:
+        if state.source.is_frozen:
             return _obstacle(ClosingReason.ACCOUNT_FROZEN, "The account's own token account is frozen")
     return None
 
@@ -155,6 +155,6 @@ REFUSED_BY_CHAIN: Final = Obstacle(
 )
 TOO_MANY_CREATED: Final = _obstacle(
     ClosingReason.PAYEE_MISSING,
-    f"The payee's token account is gone, and within a day {MOST_PAYEES_CREATED} were created for payees of "
+    f"The payee's token account is gone, and within a day {MAX_PAYEES_CREATED} were created for payees of "
     "this account",
 )

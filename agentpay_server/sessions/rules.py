@@ -36,10 +36,10 @@ from agentpay_server.money.policy import (
 )
 
 _FIRST_RETRY_US: Final = 60_000_000
-_MOST_DOUBLINGS: Final = 6
+_MAX_DOUBLINGS: Final = 6
 _LONGEST_RETRY_US: Final = 3_600_000_000
 
-MOST_PAYEES_CREATED: Final = 10
+MAX_PAYEES_CREATED: Final = 10
 """Daily maximum of payee token accounts that the treasury pays to create, per account.
 
 The owner of a token account receives its rent when closing it. Without a limit, an agent that pays its own
@@ -108,12 +108,10 @@ def escalation_refusal(policy: Policy, cap_micro: int) -> Refusal:
     )
 
 
-def crowd_refusal(unsettled: int, most: int) -> Refusal | None:
-    """Return why an account may not open another session, or None.
+def session_limit_refusal(unsettled: int, most: int) -> Refusal | None:
+    """Return why an account with `unsettled` sessions may not open another one, or None.
 
-    Args:
-        unsettled: its sessions that are opening, open or closing: the treasury has lent rent to each of them.
-        most: the maximum per account.
+    The treasury has lent rent to each unsettled session, so `most` limits their number.
     """
     if unsettled < most:
         return None
@@ -281,4 +279,4 @@ def closed_by(limits: Limits, *, opened_us: int, now_us: int) -> ClosingReason:
 
 def retry_us(put_offs: int) -> int:
     """Return how many microseconds to wait before a settlement that was postponed `put_offs` times."""
-    return min(_FIRST_RETRY_US << min(put_offs, _MOST_DOUBLINGS), _LONGEST_RETRY_US)
+    return min(_FIRST_RETRY_US << min(put_offs, _MAX_DOUBLINGS), _LONGEST_RETRY_US)

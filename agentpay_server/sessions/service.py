@@ -35,10 +35,10 @@ from agentpay_server.money.transactions import Kind
 from agentpay_server.principals import Principal
 from agentpay_server.sessions import store
 from agentpay_server.sessions.access import own_session
-from agentpay_server.sessions.answers import limits_of, refused, shown, stopped, unresolved
 from agentpay_server.sessions.charging import Charge
 from agentpay_server.sessions.closing import Closing
-from agentpay_server.sessions.opening import NewSession, asked_under, key_holder_of, terms_of
+from agentpay_server.sessions.opening import NewSession, key_holder_of, requested_key, terms_of
+from agentpay_server.sessions.responses import limits_of, refused, shown, stopped, unresolved
 from agentpay_server.sessions.rules import closing_refusal
 from agentpay_server.sessions.store import SessionRecord
 
@@ -108,7 +108,7 @@ class Sessions:
             if charged is None:
                 continue
             fault_point(Operation.SESSION_CHARGE, Step.BOOKED)
-            if charged.is_news:
+            if charged.must_wake:
                 self._context.wakeup.set()
             return shown(charged.session)
 
@@ -167,7 +167,7 @@ class Sessions:
                 decided = await self._decided(principal, request, view, deadline)
                 if decided is None:
                     continue
-                session = await self._brought_on(decided, deadline)
+                session = await self._driven(decided, deadline)
             else:
                 if judged is Verdict.CONFLICT:
                     raise conflict()
@@ -182,7 +182,7 @@ class Sessions:
                 raise stopped(session)
             return shown(session)
 
-    async def _brought_on(self, decided: Decided[SessionRecord], deadline: float) -> SessionRecord:
+    async def _driven(self, decided: Decided[SessionRecord], deadline: float) -> SessionRecord:
         """Drive the opening of a session; return it at its end, or as it is at the deadline."""
         if decided.tx is None:
             return decided.record
@@ -232,6 +232,6 @@ def _view(connection: Connection, principal: Principal, request: OpenSession, no
     source, recipient = account_store.parties(connection, request.account_id, request.to)
     if source is None or source.operator_id != principal.operator_id:
         raise not_found("account", request.account_id)
-    held = store.KEYS.find(connection, asked_under(principal, request), now_us)
+    held = store.KEYS.find(connection, requested_key(principal, request), now_us)
     is_to_escrow = store.is_escrow(connection, request.to)
     return _View(parties=Parties(source=source, recipient=recipient), held=held, is_to_escrow=is_to_escrow)

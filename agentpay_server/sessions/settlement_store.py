@@ -22,7 +22,7 @@ _CLAIM_CLOSING: Final = (
 _CLAIM_DUE: Final = _CLAIM_CLOSING.where(sessions.c.closes_us <= bindparam("now_us")).values(
     closed_by=bindparam("closed_by")
 )
-_CLAIM_PUT_OFF: Final = (
+_CLAIM_POSTPONED: Final = (
     update(sessions)
     .where(OF_SESSION, IS_CLOSING, sessions.c.closes_us.is_not(None))
     .values(error=null(), message=null(), closes_us=bindparam("sign_us"))
@@ -50,7 +50,7 @@ _DROP_SETTLEMENT: Final = (
         closes_us=bindparam("sign_us"),
     )
 )
-_PUT_OFF: Final = _DROP_SETTLEMENT.values(
+_POSTPONE: Final = _DROP_SETTLEMENT.values(
     error=bindparam("error"),
     message=bindparam("message"),
     stuck_reason=bindparam("stuck_reason"),
@@ -106,7 +106,7 @@ def claim_due(
 def claim_postponed(connection: Connection, session_id: str, *, sign_us: int) -> bool:
     """Schedule the retry of a postponed settlement, from `sign_us` on."""
     values = {"of_session": session_id, "sign_us": sign_us}
-    return connection.execute(_CLAIM_PUT_OFF, values).rowcount == 1
+    return connection.execute(_CLAIM_POSTPONED, values).rowcount == 1
 
 
 def set_settled(
@@ -162,4 +162,4 @@ def postpone(
         "stuck_reason": stuck_reason,
         "sign_us": closes_us,
     }
-    connection.execute(_PUT_OFF, values)
+    connection.execute(_POSTPONE, values)

@@ -40,17 +40,17 @@ from agentpay_server.money.idempotency import KEY_LIFETIME_US
 from agentpay_server.money.policy import Refusal
 from agentpay_server.principals import Principal
 from agentpay_server.transfers import booking, store
-from agentpay_server.transfers.answers import answered, shown
 from agentpay_server.transfers.creation import terms_of_record
 from agentpay_server.transfers.execution import Execution
-from agentpay_server.transfers.intents import Decision, TransferIntent, waits_until_us
+from agentpay_server.transfers.intents import Decision, TransferIntent, approval_deadline_us
 from agentpay_server.transfers.reporting import report
+from agentpay_server.transfers.responses import final_response, shown
 from agentpay_server.transfers.rules import check_transition, is_approvable
 from agentpay_server.transfers.service import own_transfer
 from agentpay_server.transfers.store import TransferRecord
 
 _BATCH: Final = 100
-_NOBODY_APPROVED: Final = "No operator approved this transfer"
+_NOT_APPROVED: Final = "No operator approved this transfer"
 
 
 class ApprovedTransfer(TransferIntent):
@@ -58,7 +58,7 @@ class ApprovedTransfer(TransferIntent):
 
     operation = Operation.APPROVE
     is_approved = True
-    again = "approve the transfer again"
+    retry_hint = "approve the transfer again"
 
     def __init__(self, context: Context, principal: Principal, pending: TransferRecord) -> None:
         terms = terms_of_record(pending)
@@ -99,8 +99,8 @@ class ApprovedTransfer(TransferIntent):
         pending = self._pending
         decided = attrs.evolve(pending, **decision.columns(now_us))
         if decision.status == TransferStatus.APPROVED:
-            decided = attrs.evolve(decided, approval_expires_us=waits_until_us(self._context, now_us))
-        _move_on(connection, pending, decided)
+            decided = attrs.evolve(decided, approval_expires_us=approval_deadline_us(self._context, now_us))
+        _decide(connection, pending, decided)
         _audit(connection, self._principal, APPROVE_TRANSFER.name, decided, now_us)
         return decided
 
@@ -145,7 +145,7 @@ class Approvals:
                 continue
             if decided.tx is None:
                 fault_point(Operation.APPROVE, Step.BOOKED)
-            return answered(await self._execution.brought_on(decided, deadline), self._chain)
+            return final_response(await self._execution.driven(decided, deadline), self._chain)
 
     async def reject(self, principal: Principal, transfer_id: str, request: RejectTransfer) -> Transfer:
         """Reject a transfer permanently, and return it.
@@ -156,7 +156,7 @@ class Approvals:
         transfer, is_rejected = await self._database.run(self._reject, principal, transfer_id, request.reason)
         if not is_rejected:
             raise _not_pending(await self._expired(transfer))
-        self._tell(transfer)
+        self._report_ended(transfer)
         return shown(transfer, self._chain)
 
     async def next_due_us(self) -> int | None:
@@ -166,7 +166,7 @@ class Approvals:
     async def run_due(self) -> bool:
         """Reject one batch of expired transfers, and return whether there were any."""
         expired = await self._database.run(self._expire_due)
-        self._tell(*expired)
+        self._report_ended(*expired)
         return bool(expired)
 
     def _listed(self, record: TransferRecord) -> PendingTransfer:
@@ -185,10 +185,10 @@ class Approvals:
             return transfer
         transfer, is_ours = await self._database.run(self._expire, transfer.transfer_id)
         if is_ours:
-            self._tell(transfer)
+            self._report_ended(transfer)
         return transfer
 
-    def _tell(self, *ended: TransferRecord) -> None:
+    def _report_ended(self, *ended: TransferRecord) -> None:
         self._context.wakeup.set()
         for transfer in ended:
             report(self._context, transfer)
@@ -226,7 +226,7 @@ class Approvals:
         assert pending.approval_expires_us is not None  # noqa: S101 - set when it became pending
         until = format_timestamp(from_us(pending.approval_expires_us))
         is_approved = pending.status == TransferStatus.APPROVED
-        what = "This payment was approved, and not asked for again" if is_approved else _NOBODY_APPROVED
+        what = "This payment was approved, and not asked for again" if is_approved else _NOT_APPROVED
         message = f"{what} until {until}; ask again under a new idempotency_key."
         rejected = self._end(connection, pending, RejectionReason.ESCALATION_EXPIRED, message, now_us)
         server = audit.Server(pending.operator_id)
@@ -248,7 +248,7 @@ class Approvals:
             message=message,
             key_expires_us=now_us + KEY_LIFETIME_US,
         )
-        _move_on(connection, pending, rejected)
+        _decide(connection, pending, rejected)
         booking.book_rejection(connection, self._context, rejected, now_us, code=reason, message=message)
         return rejected
 
@@ -260,7 +260,7 @@ def _is_approvable(transfer: TransferRecord, now_us: int) -> bool:
     return is_approvable(transfer.status, transfer.approval_expires_us, now_us)
 
 
-def _move_on(connection: Connection, pending: TransferRecord, decided: TransferRecord) -> None:
+def _decide(connection: Connection, pending: TransferRecord, decided: TransferRecord) -> None:
     check_transition(pending.status, decided.status)
     is_moved = store.decide(connection, decided)
     assert is_moved  # noqa: S101 - the row is locked since it was read as pending

@@ -132,7 +132,7 @@ def book_settled(
     transfer: TransferRecord,
     *,
     is_initiated: bool,
-    is_told: bool = True,
+    emits_settled: bool = True,
     is_received: bool = False,
 ) -> None:
     """Write everything that a settled transfer changes, on both sides.
@@ -141,17 +141,19 @@ def book_settled(
         unit: the unit of work.
         transfer: the transfer in its final state.
         is_initiated: whether `transfer.initiated` is already written.
-        is_told: whether to write `transfer.settled`.
+        emits_settled: whether to write `transfer.settled`.
         is_received: whether the recipient's account has already booked it as a deposit.
     """
     payee = None if is_received else transfer.recipient_account_id
     outbox = _outbox(unit.connection, unit.context, transfer, unit.now_us)
     if not is_initiated:
         outbox.add(initiated(transfer))
-    if is_told:
+    if emits_settled:
         outbox.add(settled(transfer))
-    payee_operator = _move(outbox, unit, transfer, payee)
-    _enter(unit.connection, unit.context, transfer, unit.now_us, payee=payee, payee_operator=payee_operator)
+    payee_operator = _book_balances(outbox, unit, transfer, payee)
+    _write_history(
+        unit.connection, unit.context, transfer, unit.now_us, payee=payee, payee_operator=payee_operator
+    )
     outbox.write()
 
 
@@ -190,7 +192,7 @@ def _outbox(connection: Connection, context: Context, transfer: TransferRecord, 
     )
 
 
-def _move(outbox: Outbox, unit: Unit, transfer: TransferRecord, payee: str | None) -> str | None:
+def _book_balances(outbox: Outbox, unit: Unit, transfer: TransferRecord, payee: str | None) -> str | None:
     """Book the balances of both sides; return the payee's operator if this service holds the payee."""
     payee_operator = None
     # Lock rows in one order, so that two transfers in opposite directions never deadlock.
@@ -202,7 +204,7 @@ def _move(outbox: Outbox, unit: Unit, transfer: TransferRecord, payee: str | Non
     return payee_operator
 
 
-def _enter(
+def _write_history(
     connection: Connection,
     context: Context,
     transfer: TransferRecord,
@@ -211,7 +213,6 @@ def _enter(
     payee: str | None,
     payee_operator: str | None,
 ) -> None:
-    """Write a history entry for the source, and one for a payee that this service holds."""
     common: dict[str, object] = {
         "status": TransactionStatus.SETTLED.value,
         "amount": transfer.amount,

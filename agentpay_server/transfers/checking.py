@@ -21,7 +21,7 @@ from agentpay_server.principals import Principal
 from agentpay_server.transfers.intents import spend_of
 from agentpay_server.transfers.rules import Terms
 
-_AGAIN = "check it again"
+_RETRY_HINT = "check it again"
 
 
 class Checks:
@@ -63,7 +63,7 @@ class Checks:
         if refusal is None:
             assert preflight is not None  # noqa: S101 - None only for a paused account, refused above
             unit = SpendUnit(connection=connection, source=source, preflight=preflight, now_us=now_us)
-            refusal = refusal_of(unit, spend_of(terms, preflight), again=_AGAIN, is_last_look=True)
+            refusal = refusal_of(unit, spend_of(terms, preflight), retry_hint=_RETRY_HINT, is_last_look=True)
         would, error, message = Outcome.SETTLE, None, None
         if refusal is not None:
             would, error, message = Outcome.REJECT, refusal.code.value, refusal.message

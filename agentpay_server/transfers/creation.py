@@ -9,11 +9,11 @@ from agentpay.contract.usdc import to_micro
 from agentpay_server import audit
 from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
-from agentpay_server.money.held_keys import Asked, Held
+from agentpay_server.money.held_keys import Held, RequestedKey
 from agentpay_server.money.idempotency import KeyHolder
 from agentpay_server.principals import Principal
 from agentpay_server.transfers import booking, store
-from agentpay_server.transfers.intents import Decision, TransferIntent, waits_until_us
+from agentpay_server.transfers.intents import Decision, TransferIntent, approval_deadline_us
 from agentpay_server.transfers.rules import Terms, check_transition, verdict_if_equal
 from agentpay_server.transfers.store import TransferRecord
 
@@ -21,12 +21,7 @@ from agentpay_server.transfers.store import TransferRecord
 class NewSpend(TransferIntent):
     """A new transfer or payment. Storing it raises ConflictError if another request has taken its key.
 
-    Args:
-        context: the parts of the server.
-        principal: the caller.
-        terms: the terms of the transfer.
-        asked: the idempotency key of the request.
-        held: the rows that held the key when the request was judged; an ended transfer loses the key.
+    `held` are the rows that held the key when the request was judged; an ended transfer loses the key.
     """
 
     action: ClassVar[str]
@@ -37,28 +32,28 @@ class NewSpend(TransferIntent):
         context: Context,
         principal: Principal,
         terms: Terms,
-        asked: Asked,
+        requested: RequestedKey,
         held: Held[TransferRecord],
     ) -> None:
         transfer_id = context.identifiers.new(identifiers.TRANSFER)
         super().__init__(context, transfer_id=transfer_id, terms=terms)
         self._principal = principal
-        self._asked = asked
+        self._requested_key = requested
         self._held = held
 
     def claim(self, connection: Connection) -> bool:
         """Claim the idempotency key."""
-        return store.KEYS.take(connection, self._asked, self._held, self._context.clock.now_us())
+        return store.KEYS.take(connection, self._requested_key, self._held, self._context.clock.now_us())
 
     def is_key_taken(self, connection: Connection) -> bool:
         """Return whether another request holds the idempotency key."""
-        return store.KEYS.find(connection, self._asked, self._context.clock.now_us()).is_held
+        return store.KEYS.find(connection, self._requested_key, self._context.clock.now_us()).is_held
 
     def _store(self, connection: Connection, decision: Decision, now_us: int) -> TransferRecord:
         check_transition(None, decision.status)
         terms, approval_expires_us = self._terms, None
         if decision.status == TransferStatus.PENDING_APPROVAL:
-            approval_expires_us = waits_until_us(self._context, now_us)
+            approval_expires_us = approval_deadline_us(self._context, now_us)
         record = TransferRecord(
             seq=0,
             transfer_id=self._transfer_id,
@@ -69,9 +64,9 @@ class NewSpend(TransferIntent):
             amount=terms.amount_micro,
             memo=terms.memo,
             category=terms.category,
-            idempotency_key=self._asked.idempotency_key,
-            held_key=self._asked.idempotency_key,
-            claimed_by_operator=self._asked.by_operator,
+            idempotency_key=self._requested_key.idempotency_key,
+            held_key=self._requested_key.idempotency_key,
+            claimed_by_operator=self._requested_key.by_operator,
             settled_us=None,
             created_us=now_us,
             approval_expires_us=approval_expires_us,
@@ -96,9 +91,9 @@ class NewTransfer(NewSpend):
     action: ClassVar[str] = CREATE_TRANSFER.name
 
 
-def asked_under(principal: Principal, request: CreateTransfer) -> Asked:
+def requested_key(principal: Principal, request: CreateTransfer) -> RequestedKey:
     """Return a request's idempotency key and its scope."""
-    return Asked(
+    return RequestedKey(
         account_id=request.from_,
         idempotency_key=request.idempotency_key,
         by_operator=not principal.is_agent,

@@ -45,7 +45,7 @@ class Execution:
             report(self._context, decided.record)
         return decided
 
-    async def brought_on(self, decided: Decided[TransferRecord], deadline: float) -> TransferRecord:
+    async def driven(self, decided: Decided[TransferRecord], deadline: float) -> TransferRecord:
         """Drive a transfer that was just decided; return it at its end, or as it is at the deadline."""
         transfer, tx = decided.record, decided.tx
         if tx is None:

@@ -148,6 +148,6 @@ def spend_of(terms: Terms, preflight: Preflight, purpose: Purpose = Purpose.TRAN
     )
 
 
-def waits_until_us(context: Context, now_us: int) -> int:
+def approval_deadline_us(context: Context, now_us: int) -> int:
     """Return when a transfer that becomes pending now expires."""
     return now_us + round(context.settings.approval_ttl_seconds * SECOND_US)

@@ -21,14 +21,14 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.errors import not_found
 from agentpay_server.money.authorization import Parties
-from agentpay_server.money.held_keys import Asked, Held
+from agentpay_server.money.held_keys import Held, RequestedKey
 from agentpay_server.money.idempotency import Verdict, conflict, verdict
 from agentpay_server.principals import Principal
 from agentpay_server.randomness import earliest_identifier
 from agentpay_server.transfers import store
-from agentpay_server.transfers.answers import answered, shown
-from agentpay_server.transfers.creation import NewTransfer, asked_under, key_holder_of, terms_of
+from agentpay_server.transfers.creation import NewTransfer, key_holder_of, requested_key, terms_of
 from agentpay_server.transfers.execution import Execution
+from agentpay_server.transfers.responses import final_response, shown
 from agentpay_server.transfers.rules import Terms
 from agentpay_server.transfers.store import TransferRecord
 
@@ -54,7 +54,7 @@ class Transfers:
         self._execution = execution
         # Requests in progress in this process. Concurrent duplicates share one task, which saves work; the
         # database still decides.
-        self._under_way: dict[tuple[str, Asked], tuple[Terms, asyncio.Task[Transfer]]] = {}
+        self._running: dict[tuple[str, RequestedKey], tuple[Terms, asyncio.Task[Transfer]]] = {}
 
     async def create(self, principal: Principal, request: CreateTransfer) -> Transfer:
         """Move USDC, or refuse with a reason (interface T1, T6 to T9, PO6, I1 to I9).
@@ -74,15 +74,15 @@ class Transfers:
             request = attrs.evolve(request, memo=None)
         # Agent-scoped and operator keys see different idempotency keys, so their requests do not share a task
         # (interface I9).
-        name, terms = (principal.operator_id, asked_under(principal, request)), terms_of(request)
-        running = self._under_way.get(name)
+        name, terms = (principal.operator_id, requested_key(principal, request)), terms_of(request)
+        running = self._running.get(name)
         if running is None or running[0] != terms:
             task = self._context.tasks.start(self._create(principal, request, terms))
             if running is not None:
                 # Different parameters: compare with the stored transfer.
                 return await asyncio.shield(task)
-            running = self._under_way[name] = (terms, task)
-            task.add_done_callback(lambda _: self._under_way.pop(name))
+            running = self._running[name] = (terms, task)
+            task.add_done_callback(lambda _: self._running.pop(name))
         # Shielded: a caller that disconnects cancels nothing, and a duplicate gets the same result.
         return await asyncio.shield(running[1])
 
@@ -96,12 +96,12 @@ class Transfers:
                 key_holder_of(holder), terms, now_us, is_held_elsewhere=view.held.is_held_elsewhere
             )
             if judged in (Verdict.NEW, Verdict.RETRY):
-                asked = asked_under(principal, request)
-                intent = NewTransfer(self._context, principal, terms, asked, view.held)
+                requested = requested_key(principal, request)
+                intent = NewTransfer(self._context, principal, terms, requested, view.held)
                 decided = await self._execution.decided(intent, view.parties, deadline)
                 if decided is None:
                     continue
-                transfer = await self._execution.brought_on(decided, deadline)
+                transfer = await self._execution.driven(decided, deadline)
             else:
                 if judged is Verdict.CONFLICT:
                     raise conflict()
@@ -109,7 +109,7 @@ class Transfers:
                 transfer = holder
                 if transfer.status == TransferStatus.SUBMITTED:
                     transfer = await self._execution.resumed(transfer, deadline)
-            return answered(transfer, self._chain, is_replay=judged is Verdict.REPLAY)
+            return final_response(transfer, self._chain, is_replay=judged is Verdict.REPLAY)
 
     async def get(self, principal: Principal, transfer_id: str) -> Transfer:
         """Return one transfer (interface T5).
@@ -172,5 +172,5 @@ def _view(connection: Connection, principal: Principal, request: CreateTransfer,
     source, recipient = account_store.parties(connection, request.from_, request.to)
     if source is None or source.operator_id != principal.operator_id:
         raise not_found("account", request.from_)
-    held = store.KEYS.find(connection, asked_under(principal, request), now_us)
+    held = store.KEYS.find(connection, requested_key(principal, request), now_us)
     return _View(parties=Parties(source=source, recipient=recipient), held=held)

@@ -17,7 +17,7 @@ from agentpay_server.crash_points import Operation
 from agentpay_server.database.connection import Connection
 from agentpay_server.money import entries
 from agentpay_server.money import policy as rules
-from agentpay_server.money.handlers import Again, Handler, SigningInputs, Unit
+from agentpay_server.money.handlers import Handler, Replacement, SigningInputs, Unit
 from agentpay_server.money.idempotency import KEY_LIFETIME_US
 from agentpay_server.money.policy import Refusal, stored_policy
 from agentpay_server.money.transactions import ChainTransaction, Kind
@@ -82,13 +82,13 @@ class TransferHandler(Handler[TransferRecord]):
         """Book a transfer that the chain rejected."""
         return self._failed(unit, tx, subject, _FAILURES.get(failure.reason, _OTHER))
 
-    def signed_again(
+    def sign_replacement(
         self,
         unit: Unit,
         tx: ChainTransaction,  # noqa: ARG002
         subject: TransferRecord,
         means: SigningInputs,
-    ) -> Again | Refusal:
+    ) -> Replacement | Refusal:
         """Sign a replacement, unless the account is now paused."""
         refusal = rules.paused_refusal(stored_policy(means.source.policy))
         if refusal is not None:
@@ -105,7 +105,7 @@ class TransferHandler(Handler[TransferRecord]):
             memo=subject.memo,
         )
         store.set_signature(unit.connection, subject.transfer_id, signed.signature)
-        return Again(signed=signed)
+        return Replacement(signed=signed)
 
     def dropped(
         self, unit: Unit, tx: ChainTransaction, subject: TransferRecord, reason: Refusal
@@ -136,7 +136,7 @@ class TransferHandler(Handler[TransferRecord]):
             unit,
             settled,
             is_initiated=is_initiated,
-            is_told=transfer.status != TransferStatus.SETTLED,
+            emits_settled=transfer.status != TransferStatus.SETTLED,
             is_received=is_received,
         )
         if transfer.status != TransferStatus.SETTLED:

@@ -189,7 +189,6 @@ class Deliveries:
 
 
 def _filters(query: ListEvents | ListDeliveries, *names: str) -> dict[str, object]:
-    """Return the given filters as parameters of SQL statements."""
     values = {name: getattr(query, name) for name in names}
     values |= {
         f"{name}_us": None if moment is None else to_us(moment)

@@ -363,13 +363,7 @@ def replayable(
 ) -> list[DeliveryRecord]:
     """Return deliveries with a final status, each the newest of its event to its webhook, in order.
 
-    Args:
-        connection: within a transaction.
-        operator_id: the operator.
-        status: their final status.
-        since_us: exclusive lower bound of their creation time.
-        count: maximum number.
-        webhook_id: their webhook; None for all that are not deleted.
+    They were created after `since_us`. `webhook_id` is None for all webhooks that are not deleted.
     """
     statement = _REPLAYABLE_BY_STATUS[status]
     values: dict[str, object] = {"operator_id": operator_id, "since_us": since_us, "count": count}

@@ -22,7 +22,7 @@ from agentpay.contract.printable import printable
 from agentpay_server.webhooks.look_ups import LookUps
 from agentpay_server.webhooks.rules import TIMEOUT_SECONDS
 
-_ANSWER_MAX_BYTES: Final = 64 * 1024
+_RESPONSE_MAX_BYTES: Final = 64 * 1024
 EXCERPT_BYTES: Final = 1024
 """Number of bytes of a response that are kept for the operator."""
 
@@ -33,7 +33,7 @@ _ADDRESSES_MAX: Final = 4
 
 
 @frozen(kw_only=True)
-class Answer:
+class PostResult:
     """The result of a post.
 
     Attributes:
@@ -77,7 +77,7 @@ class HttpPoster:
 
     async def post(
         self, url: str, headers: Mapping[str, str], body: bytes, *, operator_id: str = ""
-    ) -> Answer:
+    ) -> PostResult:
         """Post `body` and return the result; a receiver cannot cause an exception.
 
         `operator_id` is the operator whose limit on look-ups applies.
@@ -88,19 +88,19 @@ class HttpPoster:
         self._posts += 1
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
-                answer = await self._sent(url, headers, body, operator_id)
+                response = await self._sent(url, headers, body, operator_id)
             # The status decides; an error while reading the body does not change the result.
-            status_code = answer.status_code
-            start = await _drained(answer)
+            status_code = response.status_code
+            start = await _drained(response)
         except TimeoutError:
             error = f"no answer within {TIMEOUT_SECONDS:.0f} s"
         except _ForbiddenAddressError as refusal:
             error = str(refusal)
         except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as failure:
-            error = no_answer(failure)
+            error = no_response(failure)
         finally:
             self._posts -= 1
-        return Answer(
+        return PostResult(
             status_code=status_code,
             error=error,
             duration_ms=int((loop.time() - started) * 1000),
@@ -175,21 +175,21 @@ def _ssl_context() -> ssl.SSLContext:
     return httpx.create_ssl_context(trust_env=False)
 
 
-async def _drained(answer: httpx.Response) -> bytes:
+async def _drained(response: httpx.Response) -> bytes:
     """Read the rest of a response, up to a limit, so that its connection can be reused; return its start."""
     start = b""
     with contextlib.suppress(Exception):
         try:
             async with asyncio.timeout(_DRAIN_SECONDS):
                 read = 0
-                async for chunk in answer.aiter_raw():
+                async for chunk in response.aiter_raw():
                     read += len(chunk)
                     start += chunk[: EXCERPT_BYTES - len(start)]
-                    if read > _ANSWER_MAX_BYTES:
+                    if read > _RESPONSE_MAX_BYTES:
                         break
         finally:
-            await answer.aclose()
-    return b"" if "content-encoding" in answer.headers else start
+            await response.aclose()
+    return b"" if "content-encoding" in response.headers else start
 
 
 def _text(start: bytes) -> str | None:
@@ -217,6 +217,6 @@ def _pinned(request: httpx.Request, target: httpx.URL, address: str, addresses: 
     return pinned
 
 
-def no_answer(failure: BaseException) -> str:
+def no_response(failure: BaseException) -> str:
     """Describe a failure by its type only: its text may contain addresses of the operator's network."""
     return f"no answer: {type(failure).__name__}"

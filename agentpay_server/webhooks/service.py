@@ -240,7 +240,6 @@ class Webhooks:
 
 
 def _audited(webhook: Webhook | RegisteredWebhook) -> dict[str, object]:
-    """Return a webhook's registration, without secrets, for the audit trail."""
     values = codec.unstructure(webhook)
     return {name: values[name] for name in ("url", "events", "account_ids", "low_balance_threshold_usdc")}
 

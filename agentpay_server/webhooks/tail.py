@@ -21,7 +21,7 @@ from agentpay_server.principals import Principal
 from agentpay_server.webhooks import event_store as store
 from agentpay_server.webhooks.event_store import EventRecord
 
-LOOK_SECONDS: Final = 0.5
+POLL_SECONDS: Final = 0.5
 """Pause between two polls of the outbox."""
 
 GAP_SECONDS: Final = 2.0
@@ -32,9 +32,9 @@ HEARTBEAT_SECONDS: Final = 15.0
 
 STREAMS_OF_ONE_OPERATOR: Final = 10
 
-_LOOK_MAX: Final = 500
+_POLL_MAX: Final = 500
 _PAGE: Final = 100
-_BEHIND_MAX: Final = 1000
+_QUEUE_MAX: Final = 1000
 """Maximum number of events queued for a slow reader; beyond it the stream ends, and the reader resumes."""
 
 _RETRY: Final = b"retry: 2000\n\n"
@@ -76,7 +76,7 @@ class EventTail:
             stream.end()
         try:
             after = None if last_event_id is None else await self._seq_of(operator_id, last_event_id)
-            joined = await self._joined()
+            joined = await self._join()
         except BaseException:
             self._leave(operator_id, stream)
             raise
@@ -128,7 +128,7 @@ class EventTail:
         row = await self._context.database.read(store.event, event_id)
         return row.seq if row is not None and row.operator_id == operator_id else None
 
-    async def _joined(self) -> int:
+    async def _join(self) -> int:
         """Return the number up to which events were sent, and follow later ones."""
         async with self._starting:
             if self._position is None:
@@ -140,20 +140,20 @@ class EventTail:
         try:
             while self._streams:
                 try:
-                    is_more = await self._look()
+                    is_more = await self._poll()
                 except Exception as error:  # noqa: BLE001 - the next poll may succeed
                     log(logger, logging.ERROR, "work.failed", exception=error, worker=type(self).__name__)
                     is_more = False
-                await asyncio.sleep(0 if is_more else LOOK_SECONDS)
+                await asyncio.sleep(0 if is_more else POLL_SECONDS)
         finally:
             self._position = None
             self._gaps.clear()
             self._end_streams()
 
-    async def _look(self) -> bool:
+    async def _poll(self) -> bool:
         """Send events committed since the last poll; return whether more may be available at once."""
         assert self._position is not None  # noqa: S101 - set before the first poll
-        rows = await self._context.database.read(store.after, self._position, _LOOK_MAX)
+        rows = await self._context.database.read(store.after, self._position, _POLL_MAX)
         settled = self._settled(rows)
         if not settled:
             return False
@@ -164,7 +164,7 @@ class EventTail:
         for operator_id, theirs in by_operator.items():
             for stream in self._streams.get(operator_id, ()):
                 stream.put(theirs)
-        return len(settled) == _LOOK_MAX
+        return len(settled) == _POLL_MAX
 
     def _settled(self, rows: list[EventRecord]) -> list[EventRecord]:
         """Return the events before the first number that may still be committed."""
@@ -191,7 +191,7 @@ class _Stream:
     def put(self, rows: list[EventRecord]) -> None:
         """Add events; end the stream if its reader has too many unread."""
         self._waiting += rows
-        if len(self._waiting) > _BEHIND_MAX:
+        if len(self._waiting) > _QUEUE_MAX:
             self._is_over = True
         self._changed.set()
 

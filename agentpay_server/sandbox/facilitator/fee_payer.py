@@ -28,8 +28,8 @@ Rpc = Callable[..., Awaitable[Any]]
 CONFIRM_SECONDS: Final = 30.0
 """How long a seller waits for a broadcast transaction."""
 
-_LEAST_LAMPORTS: Final = 1_000_000_000
-_AIRDROP_LAMPORTS: Final = 10 * _LEAST_LAMPORTS
+_MIN_LAMPORTS: Final = 1_000_000_000
+_AIRDROP_LAMPORTS: Final = 10 * _MIN_LAMPORTS
 _PAUSE_SECONDS: Final = 0.2
 _BASE64: Final = {"encoding": "base64"}
 _CONFIRMED: Final = ("confirmed", "finalized")
@@ -88,11 +88,11 @@ class FeePayer:
             RpcError: the node refuses.
             NotConfirmedError: it did not arrive in time.
         """
-        if await self._lamports() >= _LEAST_LAMPORTS:
+        if await self._lamports() >= _MIN_LAMPORTS:
             return
         async with self._airdrops:
             # Another task may have requested it meanwhile.
-            if await self._lamports() < _LEAST_LAMPORTS:
+            if await self._lamports() < _MIN_LAMPORTS:
                 signature = await self._rpc("requestAirdrop", self.address, _AIRDROP_LAMPORTS)
                 await self.confirmed(signature)
 
@@ -135,11 +135,13 @@ class FeePayer:
             RpcError: the node fails.
         """
         try:
-            told = await self._rpc("simulateTransaction", _text(transaction), {**_BASE64, "sigVerify": True})
+            response = await self._rpc(
+                "simulateTransaction", _text(transaction), {**_BASE64, "sigVerify": True}
+            )
         except RpcError as error:
             raise SimulationFailedError(error.message) from None
-        if told["value"]["err"] is not None:
-            raise SimulationFailedError(str(told["value"]["err"]))
+        if response["value"]["err"] is not None:
+            raise SimulationFailedError(str(response["value"]["err"]))
 
     async def broadcast(self, transaction: VersionedTransaction) -> str:
         """Send a signed transaction, and return its signature.

@@ -34,7 +34,7 @@ def shown(record: TransferRecord, chain: Chain) -> Transfer:
     )
 
 
-def answered(record: TransferRecord, chain: Chain, *, is_replay: bool = False) -> Transfer:
+def final_response(record: TransferRecord, chain: Chain, *, is_replay: bool = False) -> Transfer:
     """Return a transfer that is settled, approved or pending approval.
 
     `is_replay` tells whether an earlier request under its idempotency key had this outcome.
