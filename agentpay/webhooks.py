@@ -113,7 +113,7 @@ class WebhookSecrets:
     __slots__ = ("_fault", "_keys")
 
     def __init__(self, secret: "Secret") -> None:
-        # Nothing is raised here: the traceback would contain the argument.
+        # Nothing is raised here, because the traceback would contain the argument.
         self._fault: str | None = None
         if isinstance(secret, str):
             self._keys: tuple[bytes, ...] = (self._key(secret),)
@@ -254,7 +254,7 @@ def unwrap(
         TypeError: `payload` or `signature_or_headers` has a wrong type.
         ValueError: `tolerance` is shorter than the retries take, or `now` has no UTC offset.
     """
-    # Wrapped at once, here and above, so that no traceback with locals shows it.
+    # Wrapped at once, so that no traceback with locals shows it.
     secret = _hidden(secret)
     seconds = None if tolerance is None else check_tolerance(tolerance)
     event = _reader()(secret.authenticate(payload, signature_or_headers))
@@ -271,7 +271,7 @@ def _reader() -> Callable[[bytes], AnyEvent]:
 
 
 def preload() -> None:
-    """Import now what the first `unwrap` would import, so that the first delivery does not wait for it."""
+    """Import the codec now, so that the first delivery does not wait for it."""
     _reader()
 
 

@@ -79,8 +79,8 @@ async def open_storage(config: ServerConfig) -> Storage:
     """Open the database of a server and migrate it to this version.
 
     Args:
-        config: the server's configuration. Without an encryption key in its settings, the environment
-            variable AGENTPAY_SERVER_ENCRYPTION_KEY has it, as 64 hexadecimal digits.
+        config: the server's configuration. An encryption key that its settings lack is read from the
+            environment variable AGENTPAY_SERVER_ENCRYPTION_KEY, as 64 hexadecimal digits.
 
     Raises:
         StartRefusedError: another server uses the database, a newer version migrated it, the key is missing,

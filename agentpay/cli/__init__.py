@@ -45,7 +45,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "profiles": ("agentpay.cli.profile_commands:profiles", "Store named services with their URL and key."),
     "completion": ("agentpay.cli.completion:completion", "Print the completion script of a shell."),
 }
-"""Module and one-line help of each command; stated here so that `--help` imports no command."""
+"""Module and one-line help of each command, so that `--help` imports no command."""
 
 
 class Commands(click.Group):

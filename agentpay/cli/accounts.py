@@ -92,7 +92,7 @@ def fund_account(*, server: AgentPay, output: Output, account: str, amount: Deci
                 "POST", f"/sandbox/accounts/{account_id}/fund", body={"amount": str(amount)}
             )
         except errors.NotFoundError:
-            # Without such an account this raises the same error, which then is the right one.
+            # If no such account exists, this raises the appropriate error.
             known = server.accounts.get(account_id)
             raise RefusedError(
                 f"this service has no sandbox. Send USDC to the token account {known.usdc_token_account}.",

@@ -32,7 +32,7 @@ _ADVICE: Final[Mapping[type[errors.APIError], str]] = {
     errors.ServiceUnavailableError: "Check whether it was done, then try again",
     errors.ServerError: "Try again in a moment",
 }
-"""Advice for people, in place of an exception's own, which is for programs. Empty: nothing to add."""
+"""Advice for people, instead of an exception's own for programmers. Empty for none."""
 
 
 @frozen(kw_only=True)

@@ -12,7 +12,7 @@ from agentpay.contract.identifiers import ACCOUNT, KEY, WEBHOOK, is_public_key
 
 _SHOWN_MAX: Final = 5
 _NAMED_MAX: Final = 1000
-"""The largest number of accounts that are read to show names in lists."""
+"""Maximum number of accounts read to show names in lists."""
 
 
 def find_account(server: AgentPay, output: Output, given: str) -> str:

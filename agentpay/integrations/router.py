@@ -96,7 +96,7 @@ class WebhookRouter:
         self._pending = 0
         self._closed = False
         self._lock = Lock()
-        # Import at the start of the application rather than in the first delivery.
+        # Import now rather than at the first delivery.
         preload()
 
     @overload
