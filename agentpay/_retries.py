@@ -9,13 +9,11 @@ rules:
 - A request whose repetition would have another effect (`Repeat.IF_NOT_PROCESSED`) is retried only if it was
   certainly not processed.
 - The pause is random, from 0 to an exponentially growing limit (full jitter), and never shorter than
-`Retry-After`.
-  A `Retry-After` above `RETRY_AFTER_CAP` ends the attempts and is left to the caller.
+  `Retry-After`. A `Retry-After` above `RETRY_AFTER_CAP` ends the attempts and is left to the caller.
 - No pause is longer than `pause_max`. A deadline ends the attempts, but does not change how they are
-interpreted.
+  interpreted.
 - A request with an idempotency key ends in `TransferOutcomeUnknownError` (or the equivalent for sessions) if
-an
-  attempt may have been processed and no later response settled the question.
+  an attempt may have been processed and no later response settled the question.
 - After a response that belongs to another request, the current connections are not used again.
 
 It does no I/O; clock and randomness are parameters.

@@ -5,8 +5,7 @@ driver sends back the transfer, or the exception. It yields `Sleep`, and the dri
 end it returns the transfer in its final state, or raises. The rules:
 
 - The pause before the next look is random, from half of a limit to all of it, so that many waiting clients do
-not poll
-  in step; the limit grows by half with each look. It is never shorter than `Retry-After`.
+  not poll in step; the limit grows by half with each look. It is never shorter than `Retry-After`.
 - A temporary failure (`is_transient`) counts as a look without a result. Any other failure ends the wait.
 - With a limit on retries, more temporary failures in a row than that end the wait.
 - The last look happens at the end of the timeout, unless the service asked not to be called until later.

@@ -1,7 +1,6 @@
 """The reference server: the whole service, with real Solana transactions, in process or on a port.
 
-Names are imported on first use: pytest loads this package's plugin in every test run, and it must cost almost
-nothing until a test uses it.
+Names are imported on first use, because pytest loads this package's plugin in every test run.
 """
 
 from typing import TYPE_CHECKING

@@ -1,9 +1,7 @@
-"""The audit trail: records who changed what, in the commit that makes the change.
+"""The audit trail: who changed what, recorded in the commit that makes the change.
 
-The action of an entry is the name of the endpoint that makes such a change, in process or over HTTP. Changes
-that the server makes automatically, because of the clock or the chain, have no key. Four changes have no
-endpoint: an approval that expires, a transfer or a session that failed, and an operator that is created
-without the sandbox.
+An entry's action is the name of the endpoint that makes such a change, in process or over HTTP. Automatic
+changes, due to the clock or the chain, have no key. Some changes have no endpoint: see `UNPROMPTED`.
 """
 
 from collections.abc import Mapping
@@ -33,7 +31,7 @@ LANDED_AFTER_EXPIRY: Final = "transaction.landed_after_expiry"
 UNPROMPTED: Final = frozenset(
     {APPROVAL_EXPIRED, TRANSFER_FAILED, SESSION_FAILED, OPERATOR_CREATED, LANDED_AFTER_EXPIRY}
 )
-"""The actions without an endpoint."""
+"""The actions that have no endpoint."""
 
 
 class Actor(Protocol):
@@ -46,7 +44,7 @@ class Actor(Protocol):
 
     @property
     def key_id(self) -> str | None:
-        """The key; None for the server."""
+        """The key; None for an automatic change."""
         ...
 
     @property
@@ -57,7 +55,7 @@ class Actor(Protocol):
 
 @frozen
 class Server:
-    """The server acting automatically, on behalf of an operator."""
+    """The server, acting automatically on behalf of an operator."""
 
     operator_id: str
     key_id: None = None
@@ -74,7 +72,7 @@ class AuditTrail:
         """Return a page of the audit trail.
 
         Raises:
-            Problem: `invalid_request` for a cursor of another list.
+            Problem: `invalid_request`: the cursor is of another list.
         """
         listing = List("audit", principal.operator_id)
         before = listing.before(query.cursor)
@@ -95,13 +93,13 @@ def record(
     """Write one entry.
 
     Args:
-        connection: the unit's.
-        actor: who makes the change.
+        connection: the unit of work's.
+        actor: the author of the change.
         action: the name of the endpoint, or one of `UNPROMPTED`.
-        subject: identifier of what is changed.
+        subject: identifier of the changed object.
         now_us: the current time.
-        before: JSON values, never a secret; None for an entry without them.
-        after: as `before`.
+        before: JSON values, never secrets; None if not applicable.
+        after: like `before`.
     """
     store.insert_entry(
         connection,

@@ -1,4 +1,4 @@
-"""Statements about the audit trail, which is append-only."""
+"""Statements on the audit trail, which is append-only."""
 
 from typing import Final
 
@@ -39,6 +39,6 @@ def insert_entry(connection: Connection, **values: object) -> None:
 
 
 def page(connection: Connection, operator_id: str, before: int, count: int) -> list[AuditRecord]:
-    """Return entries of an operator, newest first, below a sequence number."""
+    """Return an operator's entries below a sequence number, newest first."""
     values = {"operator_id": operator_id, "before_seq": before, "count": count}
     return [AuditRecord(*row) for row in connection.execute(_PAGE, values)]

@@ -1,7 +1,7 @@
 """Time as a parameter: the service's current time, in integer microseconds since 1970, UTC.
 
-Every rule that depends on time takes it from a `Clock`, so that tests can stop time, skip 24 hours at once,
-and be repeated exactly. Waits on the network take real time.
+Every rule that depends on time takes it from a `Clock`, so that tests can pause and advance time, and are
+repeatable. Network timeouts use real time.
 """
 
 import time
@@ -22,11 +22,10 @@ def _system_now_us() -> int:
 
 
 MACHINE_NOW_US: Final[ContextVar[Callable[[], int]]] = ContextVar("MACHINE_NOW_US", default=_system_now_us)
-"""The clock of the machine that a server runs on, in microseconds since 1970, UTC.
+"""The machine's clock, in microseconds since 1970, UTC.
 
-Tasks inherit the context of the task that started them, so a value set around the start of a server applies
-to that server only. This is how the simulator runs several servers in one process, each with a different
-clock.
+Tasks inherit their starter's context, so a value set around a server's start applies to that server only. The
+simulator uses this to run several servers in one process, each with its own clock.
 """
 
 
@@ -70,7 +69,7 @@ class ManualClock:
 
     @property
     def is_manual(self) -> bool:
-        """It is."""
+        """True."""
         return True
 
     def now_us(self) -> int:
@@ -78,11 +77,11 @@ class ManualClock:
         return self._now_us
 
     def move_to(self, now_us: int) -> None:
-        """Set the time to `now_us`; an earlier time than the current one is ignored."""
+        """Set the time to `now_us`, unless that is earlier than the current time."""
         self._now_us = max(self._now_us, now_us)
 
     def set_to(self, now_us: int) -> None:
-        """Set the time to `now_us`, whatever it is now: for a server that continues after a restart."""
+        """Set the time to `now_us`, even if it is earlier, to continue after a restart."""
         self._now_us = now_us
 
     def capture(self) -> Callable[[], None]:
@@ -92,12 +91,12 @@ class ManualClock:
 
 
 def manual_clock(start: datetime | None = None) -> ManualClock:
-    """Return a paused clock, at `start` or at the time of the call."""
+    """Return a paused clock at `start`, by default the current time."""
     return ManualClock(datetime.now(UTC) if start is None else start)
 
 
 def real_now_us() -> int:
-    """Return real time, for leases: they must expire even if the server's clock is paused."""
+    """Return real time, for leases, which must expire even if the server's clock is paused."""
     return MACHINE_NOW_US.get()()
 
 

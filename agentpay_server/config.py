@@ -1,4 +1,4 @@
-"""The configuration of a server: one value, created by `AgentPayServer(...)`, by `serve` and by tests."""
+"""The configuration of a server, created by `AgentPayServer(...)`, by `serve` and by tests."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class Edge:
-    """A server's connections to the outside. A simulation replaces them.
+    """A server's connections to the outside, which a simulation replaces.
 
     Attributes:
-        entropy: source of secrets that never depend on a seed, such as nonces.
-        rpc_client: creates the client for the RPC endpoint; None for a client over HTTP.
+        entropy: source of secrets that must not depend on a seed, such as nonces.
+        rpc_client: creates the client of the RPC endpoint; None for a client over HTTP.
     """
 
     entropy: Randomness = field(factory=SystemRandomness)
     rpc_client: "Callable[[RpcSettings], RpcCaller] | None" = None
 
     def randomness(self, seed: int | None, *, start: int = 0, stream: str = "") -> Randomness:
-        """Return a repeatable source if there is a seed, as `randomness` does, else `entropy`."""
+        """Return what the function `randomness` does, with `entropy` as the system's source."""
         return self.entropy if seed is None else randomness(seed, start=start, stream=stream)
 
 
@@ -44,22 +44,22 @@ class ServerConfig:
     """The configuration of a server.
 
     Attributes:
-        settings: its settings.
-        data_dir: a directory to store everything in, created if missing.
-        database_url: a PostgreSQL database to store everything in, `postgresql://…`. With neither, everything
-            is in memory.
-        database_schema: the schema of that database for all tables, created if missing.
-        rpc: the cluster to use; None for an embedded chain.
-        clock: its clock.
-        seed: makes identifiers, keys and signatures repeatable, except the keys that hold money on a cluster;
-            None uses the operating system's randomness, and is required on public clusters.
-        seeded_port_keys: whether all API keys depend on the seed; False limits that to the first operator's.
-        operator_key: a key of the first operator; None creates one at the first start.
+        settings: limits, timeouts and choices.
+        data_dir: a directory for all data, created if missing.
+        database_url: a PostgreSQL database for all data, `postgresql://…`. With neither, data is in memory.
+        database_schema: the schema for all tables, created if missing.
+        rpc: the Solana cluster; None for an embedded chain.
+        clock: the server's clock.
+        seed: makes identifiers, keys and signatures repeatable, except the keys that hold money on a cluster.
+            None uses the operating system's randomness; public clusters require it.
+        seeded_port_keys: whether all API keys are derived from the seed; False limits that to the first
+            operator's.
+        operator_key: a key of the first operator; None creates one at the first start on the data.
         lend_key: whether to create a key for this run if none is given and the first is no longer known.
-        may_crash: whether the sandbox may kill the process, because it belongs to the server.
+        may_crash: whether the sandbox may kill the process, because it serves nothing else.
         mounts: transports for event receivers within the process, by URL prefix.
         wrap_chain: wraps the chain before the services use it.
-        edge: where secrets come from and how RPC calls are made.
+        edge: connections to the outside.
 
     Raises:
         ValueError: both a data_dir and a database_url; one of them without `seeded_port_keys`; or an invalid
@@ -86,5 +86,5 @@ class ServerConfig:
             raise ValueError("a server stores its data in data_dir or at database_url, not in both")
         is_kept = self.data_dir is not None or self.database_url is not None
         if is_kept and not self.seeded_port_keys:
-            # The first operator's key would be stored, and still be valid on a port of a later run.
+            # The stored key of the first operator would still be valid on a port of a later run.
             raise ValueError("seeded_port_keys=False is for servers in memory: leave out the seed instead")

@@ -1,4 +1,4 @@
-"""The parts that all services share: database, chain, keys, clock, randomness and settings."""
+"""The parts that all services share."""
 
 from attrs import field, frozen
 
@@ -19,17 +19,14 @@ class Context:
 
     Attributes:
         database: runs units of work.
-        chain: the chain.
         signer: holds the signing keys.
-        clock: the clock.
         randomness: source of keys.
         identifiers: source of identifiers.
-        settings: the server's settings.
-        tasks: the tasks of the server.
+        tasks: the server's background tasks.
         wakeup: notifies schedulers that a due time has changed.
         vault: seals stored secrets.
         metrics: counters and histograms.
-        is_cluster: whether the chain is a cluster, so that deposits are booked some time after they arrive.
+        is_cluster: whether the chain is a cluster, where deposits are booked some time after they arrive.
     """
 
     database: Database

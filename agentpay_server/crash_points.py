@@ -1,7 +1,7 @@
 """Fault points: named places in money operations where a test can kill the process.
 
-Every operation passes the same steps, so that a test can enumerate them all. A point costs one comparison
-while none is armed. The process dies by SIGKILL: nothing is flushed or released.
+All operations pass the same steps, so that a test can enumerate the points. An unarmed point costs one
+comparison. The process dies by SIGKILL: nothing is flushed or released.
 
     AGENTPAY_SERVER_CRASH_AT=transfer.sent      dies when a transfer was sent to the chain
     AGENTPAY_SERVER_CRASH_AT=transfer.sent@3    dies at the third
@@ -17,7 +17,7 @@ CRASH_VARIABLE: Final = "AGENTPAY_SERVER_CRASH_AT"
 
 
 class Operation(StrEnum):
-    """The operation in progress."""
+    """The money operations."""
 
     TRANSFER = "transfer"
     PAYMENT = "payment"
@@ -37,19 +37,19 @@ class Operation(StrEnum):
 
 
 class Step(StrEnum):
-    """The step that it has reached."""
+    """The steps of an operation."""
 
     BEGUN = "begun"
     """Requested; nothing is stored or signed."""
 
     CLAIMED = "claimed"
-    """Closing a session: it accepts no more charges; nothing is signed."""
+    """The closing session accepts no more charges; nothing is signed."""
 
     SIGNED = "signed"
-    """Signed, and stored if it is stored at all; not sent."""
+    """Signed, and stored if this operation stores it; not sent."""
 
     SENT = "sent"
-    """Sent; its status was not requested yet."""
+    """Sent; its status is not queried yet."""
 
     LANDED = "landed"
     """Final on chain; not booked."""
@@ -58,7 +58,7 @@ class Step(StrEnum):
     """Proved never to land; no replacement is signed."""
 
     BOOKED = "booked"
-    """Committed; no caller, webhook or log was notified."""
+    """Committed; not yet reported to callers, webhooks or logs."""
 
 
 class ChainPoint(StrEnum):
@@ -68,20 +68,20 @@ class ChainPoint(StrEnum):
     """The machine has executed; the page is not written."""
 
     WRITTEN = "chain.written"
-    """The page is written; no caller was notified."""
+    """The page is written; not yet reported to callers."""
 
 
 _SEND_NOTHING: Final = frozenset({Operation.DEPOSIT, Operation.SESSION_CHARGE})
 
 
 def points_of(operation: Operation) -> tuple[str, ...]:
-    """Return the points that an operation passes; one that sends nothing only begins and is booked."""
+    """Return the points of an operation. One that sends nothing has only `begun` and `booked`."""
     if operation in _SEND_NOTHING:
         steps = [Step.BEGUN, Step.BOOKED]
     else:
         steps = [step for step in Step if step is not Step.CLAIMED or operation is Operation.SESSION_CLOSE]
     if operation is Operation.PAYMENT:
-        # Its seller sends it.
+        # The seller sends a payment.
         steps.remove(Step.SENT)
     return tuple(f"{operation}.{step}" for step in steps)
 
@@ -127,7 +127,7 @@ def arm(point: str) -> None:
 
 
 def armed() -> str | None:
-    """Return the name of the armed point; None if none is armed."""
+    """Return the armed point's name, or None."""
     return _Armed.point
 
 

@@ -1,9 +1,9 @@
-"""The form of API keys, sign-in codes and webhook secrets (interface K6, W2).
+"""The format of API keys, sign-in codes and webhook secrets (interface K6, W2).
 
-An API key is `ap_operator_`, `ap_agent_` or `ap_console_`, 43 base62 characters, and a 6-character checksum.
-A sign-in code is the same after `ap_code_`; a secret is `whsec_` and 43 base62 characters. All are 256 random
-bits. The checksum lets a mistyped or invented key be refused before any look-up, and leaked keys be
-recognised in text. Only the SHA-256 digest of a key or a code is ever stored.
+An API key is `ap_operator_`, `ap_agent_` or `ap_console_`, 43 base62 characters of 256 random bits, and a
+6-character checksum. A sign-in code is the same after `ap_code_`; a secret is `whsec_` and 43 base62
+characters. The checksum refuses mistyped and made-up keys before any lookup, and identifies leaked keys in
+text. Only the SHA-256 digest of a key or code is ever stored.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from agentpay.contract.operator_keys import OperatorKeyKind
 _ALPHABET: Final = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _FORM: Final = re.compile(r"(ap_(operator|agent|console|code)_[0-9A-Za-z]{43})([0-9A-Za-z]{6})", re.ASCII)
 
-SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - the mark of a secret, not one
+SECRET_PREFIX: Final = "whsec_"  # noqa: S105 - not a secret itself
 
 
 LENT: Final = "lent"
@@ -27,12 +27,12 @@ _CODE: Final = "code"
 
 
 def new_key(kind: KeyKind | OperatorKeyKind, random_bytes: bytes) -> str:
-    """Return the key that 32 random bytes make."""
+    """Return the key made of 32 random bytes."""
     return _credential(kind, random_bytes)
 
 
 def new_code(random_bytes: bytes) -> str:
-    """Return the sign-in code that 32 random bytes make."""
+    """Return the sign-in code made of 32 random bytes."""
     return _credential(_CODE, random_bytes)
 
 
@@ -44,12 +44,12 @@ def _credential(kind: str, random_bytes: bytes) -> str:
 
 
 def digest_of(key: str) -> str | None:
-    """Return the digest under which a key is stored; None for a text that cannot be a key."""
+    """Return the digest under which a key is stored; None if `key` is malformed."""
     return _digest(key, is_code=False)
 
 
 def digest_of_code(code: str) -> str | None:
-    """Return the digest under which a sign-in code is stored; None for a text that cannot be one."""
+    """Return the digest under which a sign-in code is stored; None if `code` is malformed."""
     return _digest(code, is_code=True)
 
 
@@ -70,7 +70,7 @@ def _checksum(body: str) -> str:
 
 
 def _base62(number: int, width: int) -> str:
-    """Return `number` in base 62 with `width` digits; figures before letters."""
+    """Return `number` in base 62 with `width` digits."""
     digits = []
     for _ in range(width):
         number, digit = divmod(number, 62)

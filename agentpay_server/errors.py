@@ -1,4 +1,4 @@
-"""The exception that services raise for a caller: a declared error with its body."""
+"""The exception that services raise for a caller: an error that the interface declares."""
 
 from datetime import datetime
 from typing import Final
@@ -7,21 +7,21 @@ from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, FieldFau
 from agentpay.contract.requests import UNSET, UnsetType
 
 RETRY_AFTER_SECONDS: Final = 1
-"""`Retry-After` of a 503, in seconds; the service retries chain and database at the same interval."""
+"""`Retry-After` of a 503. The service retries chain and database at the same interval."""
 
 
 class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
-    """A request is refused or failed, for a reason declared in the interface.
+    """A request was refused or failed for a reason that the interface declares.
 
     Args:
         code: the error code; it determines the HTTP status.
         message: what happened and what to do, in one or two sentences.
-        details: every fault of an invalid request.
-        transfer_id: the transfer, if one is stored.
+        details: all faults of an invalid request.
+        transfer_id: the transfer, if it is stored.
         session_id: the session; None for a refused session that was never stored.
-        status: the status of that transfer or session.
-        retry_after_seconds: how long the caller should wait before a retry.
-        decided_at: when it was decided, if it is now repeated for its idempotency key.
+        status: the transfer's or session's status.
+        retry_after_seconds: pause before a retry.
+        decided_at: when it was decided, if this is a replay for its idempotency key.
         allow: the methods of the path, for a 405.
     """
 
@@ -55,10 +55,7 @@ class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
         return HTTP_STATUS[self.code]
 
     def body(self, request_id: str) -> ErrorBody:
-        """Return the body of the response; the 402 of a transfer or a session is exactly four fields.
-
-        See interface E2, E3.
-        """
+        """Return the body of the response; that of a 402 has exactly four fields (interface E2, E3)."""
         is_refused_payment = self.http_status == 402
         return ErrorBody(
             error=self.code,
@@ -72,10 +69,7 @@ class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
 
 
 def not_found(kind: str, identifier: str) -> Problem:
-    """Return a 404: the same for an identifier that does not exist and for one of another operator.
-
-    See interface E9.
-    """
+    """Return a 404, the same for an unknown identifier and another operator's (interface E9)."""
     return Problem(
         ErrorCode.NOT_FOUND,
         f"No {kind} {shown(identifier)} is visible to this key. Check the identifier.",
@@ -89,7 +83,7 @@ def invalid(*faults: FieldFault) -> Problem:
 
 
 def chain_unavailable() -> Problem:
-    """Return a 503 with no effect: nothing is stored, nothing will be sent (interface E4, I5)."""
+    """Return a 503 after which nothing is stored and nothing will be sent (interface E4, I5)."""
     return Problem(
         ErrorCode.CHAIN_UNAVAILABLE,
         "The chain did not respond, and nothing was done. Retry shortly.",
@@ -98,7 +92,7 @@ def chain_unavailable() -> Problem:
 
 
 def signing_stopped(account_id: str) -> Problem:
-    """Return a 503 for an account that an operator must review; nothing was done."""
+    """Return a 503 for an account that an operator must review. Nothing was done."""
     return Problem(
         ErrorCode.CHAIN_UNAVAILABLE,
         f"Signing is stopped for {account_id}, and nothing was done: a transaction landed that the service "
@@ -109,7 +103,7 @@ def signing_stopped(account_id: str) -> Problem:
 
 
 def service_unavailable() -> Problem:
-    """Return a 503 for a database that did not respond: the request may have been processed or not."""
+    """Return a 503 for a request whose outcome is unknown, because the database did not respond."""
     return Problem(
         ErrorCode.SERVICE_UNAVAILABLE,
         "The service's own database did not respond: the request may or may not have been processed. Read "
@@ -119,6 +113,6 @@ def service_unavailable() -> Problem:
 
 
 def shown(text: str) -> str:
-    """Return a caller's text for use in a sentence: printable, and at most 80 characters."""
+    """Return a caller's text for use in a message: printable, and at most 80 characters."""
     printable = "".join(character if character.isprintable() else "�" for character in text[:80])
     return printable + ("…" if len(text) > 80 else "")

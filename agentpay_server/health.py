@@ -13,7 +13,7 @@ _STOPPED: Final = select(func.count()).where(accounts.c.stopped_us.is_not(None))
 _DUE: Final = select(func.count(), func.min(deliveries.c.due_us)).where(
     deliveries.c.due_us <= bindparam("now_us")
 )
-# A literal in the SQL text, as in the partial index: with a parameter the index would not be used.
+# A literal, as in the partial index, which a parameter would prevent from being used.
 _SUBMITTED: Final = select(func.count()).where(
     chain_transactions.c.state == literal_column(f"'{State.PENDING}'"),
     chain_transactions.c.kind == literal_column(f"'{Kind.TRANSFER}'"),
@@ -22,13 +22,12 @@ _SUBMITTED: Final = select(func.count()).where(
 
 @frozen(kw_only=True)
 class Queue:
-    """Work that is stored in the database for any server process.
+    """Work queued in the database, for any server process.
 
     Attributes:
-        deliveries_due: deliveries that are due.
-        oldest_due_us: when the first of them became due; None without any.
+        oldest_due_us: when the oldest due delivery became due; None if none is due.
         transfers_submitted: transfers whose transaction is in flight.
-        stopped_accounts: accounts for which nothing is signed until an operator has reviewed them.
+        stopped_accounts: accounts for which nothing is signed until an operator reviews them.
     """
 
     deliveries_due: int
@@ -38,7 +37,7 @@ class Queue:
 
 
 def stopped_accounts(connection: Connection) -> int:
-    """Return the number of blocked accounts. A response also shows that the database works."""
+    """Return the number of accounts for which signing is stopped. Also proves that the database responds."""
     return int(connection.execute(_STOPPED).scalar_one())
 
 

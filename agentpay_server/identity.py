@@ -1,7 +1,6 @@
-"""The persistent identity of a server: the seed of its keys, its chain, its manual clock, its first operator.
+"""The persistent identity of a server: the seed of its keys, its chain, its manual clock, its starts.
 
-All of it is in the database, so a database is one server's whole memory. The seed is sealed: the database
-contains no usable key.
+All of it is in the database. The seed is sealed: the database contains no usable key.
 """
 
 from typing import Final
@@ -18,9 +17,9 @@ SEED_BYTES: Final = 64
 _GENESIS: Final = "genesis"
 """The chain that the database belongs to."""
 _MINT: Final = "usdc_mint"
-"""The mint of its token accounts, if that is a setting."""
+"""The mint of its token accounts, if it is configurable."""
 _CHAIN: Final = "chain"
-"""The chain that is stored in the database."""
+"""The embedded chain that is stored in the database."""
 _CLOCK: Final = "manual_clock_us"
 _STARTS: Final = "starts"
 
@@ -34,15 +33,15 @@ class ForeignChainError(StartRefusedError):
 
 
 async def count_start(database: Database) -> int:
-    """Return how often a server was started on the database before, and count this start."""
+    """Count this start, and return the number of earlier starts on the database."""
     return await run_again_if_late(database, _count_start)
 
 
 async def custody_seed(database: Database, vault: Vault, randomness: Randomness) -> bytes:
-    """Return the seed of all signing keys, which is generated at the first start.
+    """Return the seed of all signing keys, generated at the first start.
 
     Raises:
-        WrongKeyError: it was sealed with another key.
+        WrongKeyError: the seed was sealed with another key.
     """
     try:
         return bytes.fromhex(await run_again_if_late(database, _seed, vault, randomness))
@@ -56,8 +55,7 @@ async def embedded_genesis(ledger: Database | None, randomness: Randomness) -> s
     """Return the permanent identity of the embedded chain.
 
     Args:
-        ledger: where the chain and its identity are stored; None for a chain in memory, which is a new one at
-            each start.
+        ledger: where the chain is stored; None for a chain in memory, which is new at each start.
         randomness: generates the identity of a new chain.
     """
     genesis = randomness.randbytes(16).hex()
@@ -65,16 +63,16 @@ async def embedded_genesis(ledger: Database | None, randomness: Randomness) -> s
 
 
 async def known_genesis(database: Database) -> str | None:
-    """Return the identity of the chain that the database belongs to; None before the first start."""
+    """Return the chain that the database belongs to; None before the first start."""
     known = await database.read(state.get, _GENESIS)
     return None if known is None else known.decode("ascii")
 
 
 async def check_genesis(database: Database, genesis: str) -> None:
-    """Store the chain's identity at the first start, and compare it at every later one.
+    """Store the chain's identity at the first start, and compare it at later ones.
 
     Raises:
-        ForeignChainError: it is another chain.
+        ForeignChainError: the chain is another one.
     """
     known = await run_again_if_late(database, _known_or, _GENESIS, genesis)
     if known != genesis:
@@ -85,10 +83,10 @@ async def check_genesis(database: Database, genesis: str) -> None:
 
 
 async def check_mint(database: Database, usdc_mint: str) -> None:
-    """Store the USDC mint at the first start on a cluster, and compare it at every later one.
+    """Store the USDC mint at the first start on a cluster, and compare it at later ones.
 
     Raises:
-        ForeignChainError: it is another mint, for which no account of the database has a token account.
+        ForeignChainError: the mint is another one, for which the accounts have no token accounts.
     """
     known = await run_again_if_late(database, _known_or, _MINT, usdc_mint)
     if known != usdc_mint:
@@ -99,7 +97,7 @@ async def check_mint(database: Database, usdc_mint: str) -> None:
 
 
 async def restore_clock(database: Database, clock: ManualClock) -> None:
-    """Set a manual clock to the time at which the server was last stopped, or store its time."""
+    """Set a manual clock to the stored time, or store its time at the first start."""
     clock.set_to(int(await run_again_if_late(database, _known_or, _CLOCK, str(clock.now_us()))))
 
 

@@ -1,4 +1,4 @@
-"""Statements about the persistent identity of a server."""
+"""Statements on the persistent identity of a server."""
 
 from typing import Final
 
@@ -18,7 +18,7 @@ _UPDATE: Final = (
 
 
 def get(connection: Connection, name: str, *, lock: bool = False) -> bytes | None:
-    """Return the value stored under a name, or None; with `lock`, no other transaction can change it."""
+    """Return the value stored under a name, or None. With `lock`, lock its row."""
     value = connection.execute(_GET_LOCKED if lock else _GET, {"state_name": name}).scalar_one_or_none()
     return None if value is None else bytes(value)
 
@@ -27,7 +27,7 @@ def add(connection: Connection, name: str, value: bytes) -> None:
     """Store a value under an unused name.
 
     Raises:
-        ConflictError: the name has a value now.
+        ConflictError: the name has a value.
     """
     connection.execute(_INSERT, {"name": name, "value": value})
 

@@ -1,8 +1,8 @@
 """The server's logs: events with fields, one line each.
 
-Loggers below `agentpay_server` are silent unless they have a handler and the level INFO, as with the command
-line. An event names its request by identifier. Fields contain identifiers, codes and durations, never a
-caller's data, so they cannot contain secrets.
+Loggers below `agentpay_server` are silent unless the application configures a handler and the level INFO, as
+the command line does. Fields contain identifiers, codes and durations, never a caller's data, so they cannot
+contain secrets.
 """
 
 import asyncio
@@ -31,14 +31,14 @@ class LogFormat(StrEnum):
     """The format of log lines."""
 
     JSON = "json"
-    """One JSON object a line."""
+    """One JSON object per line."""
 
     TEXT = "text"
     """Lines for people."""
 
 
 class Event:
-    """The message of a log record: a name, and fields in order. The text is formatted only when printed."""
+    """The message of a log record: a name and ordered fields. Formatted only when printed."""
 
     __slots__ = ("fields", "name")
 
@@ -47,8 +47,8 @@ class Event:
         self.fields: Mapping[str, Field] = fields
 
     def __str__(self) -> str:
-        told = (f"{name}={_shown(value)}" for name, value in self.fields.items() if value is not None)
-        return " ".join([self.name, *told])
+        fields = (f"{name}={_shown(value)}" for name, value in self.fields.items() if value is not None)
+        return " ".join([self.name, *fields])
 
 
 def log(
@@ -57,12 +57,12 @@ def log(
     """Log an event.
 
     Args:
-        logger: the module's.
-        level: of `logging`.
-        event: its name: `thing.happened`.
-        exception: an exception to print with it. If it has an `outage`, the event is logged as
-            `<outage>.unavailable` instead, without a traceback, and at most once a second.
-        fields: its fields; None values are left out.
+        logger: the module's logger.
+        level: a level of `logging`.
+        event: the event's name, `thing.happened`.
+        exception: an exception to log with it. If it has an `outage`, the event is `<outage>.unavailable`
+            instead, without a traceback, at most once a second.
+        fields: the event's fields; None values are left out.
     """
     outage = getattr(exception, "outage", None)
     if outage is not None:
@@ -74,22 +74,22 @@ def log(
 
 
 class _Outages:
-    """When each outage was last logged, and how often it was suppressed since, for one event loop."""
+    """When each outage was last logged, and how many lines were suppressed since, for one event loop."""
 
     def __init__(self) -> None:
-        self._told_at: dict[str, float] = {}
+        self._logged_at: dict[str, float] = {}
         self._left_out: dict[str, int] = {}
 
     def left_out(self, event: str, now: float) -> int | None:
-        """Return how many lines were suppressed before this one; None if this one is suppressed too."""
-        if now < self._told_at.get(event, -_QUIET_SECONDS) + _QUIET_SECONDS:
+        """Return the number of lines suppressed before this one; None if this one is suppressed too."""
+        if now < self._logged_at.get(event, -_QUIET_SECONDS) + _QUIET_SECONDS:
             self._left_out[event] = self._left_out.get(event, 0) + 1
             return None
-        self._told_at[event] = now
+        self._logged_at[event] = now
         return self._left_out.pop(event, 0)
 
 
-# Per event loop, because each server has its own: one server's outage must not suppress another's.
+# Per event loop, because each server has one: a server's outage must not suppress another's.
 _OUTAGES: Final[WeakKeyDictionary[asyncio.AbstractEventLoop, _Outages]] = WeakKeyDictionary()
 
 
@@ -105,12 +105,12 @@ def _log_outage(logger: logging.Logger, level: int, event: str, detail: str) -> 
 
 @contextmanager
 def logging_to(stream: TextIO, style: LogFormat, level: int = logging.INFO) -> Iterator[None]:
-    """Print the server's events, and warnings of the libraries that it uses, to a stream.
+    """Print the server's events and its libraries' warnings to a stream.
 
     Args:
-        stream: where to print.
-        style: how to print an event.
-        level: the lowest level of events to print.
+        stream: the stream to print to.
+        style: the format of the lines.
+        level: the lowest level of the server's events to print.
     """
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if style is LogFormat.JSON else TextFormatter())
@@ -126,7 +126,7 @@ def logging_to(stream: TextIO, style: LogFormat, level: int = logging.INFO) -> I
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: time, level, event, request_id, then the event's own fields."""
+    """One JSON object per line: time, level, event, request_id, then the event's fields."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -134,11 +134,11 @@ class JsonFormatter(logging.Formatter):
         self._moment = _Moment()
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line of a record; other libraries' records are logged as the event `log`."""
+        """Return the line of a record. Those of libraries are printed as the event `log`."""
         message = record.msg
         if not isinstance(message, Event):
-            said = {"request_id": REQUEST_ID.get(), "logger": record.name, "message": record.getMessage()}
-            message = Event("log", said)
+            fields = {"request_id": REQUEST_ID.get(), "logger": record.name, "message": record.getMessage()}
+            message = Event("log", fields)
         line: dict[str, Field] = {
             "time": self._moment.text(record.created),
             "level": record.levelname.lower(),
@@ -151,7 +151,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """A line for people: time, level, event, fields; then the traceback, if there is one."""
+    """A line for people: time, level, event, fields; then the traceback, if any."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,7 +166,7 @@ class TextFormatter(logging.Formatter):
 
 
 class _Moment:
-    """Formats times as in the contract; the text of the second is cached, because many lines share it."""
+    """Formats times as the interface does. Caches the text of the second, which many lines share."""
 
     def __init__(self) -> None:
         self._second, self._text = -1, ""

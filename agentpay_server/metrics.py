@@ -1,7 +1,6 @@
-"""The server's counters: plain numbers, read when metrics are requested.
+"""The server's counters: plain numbers, printed by `http/exposition.py`.
 
-All counting happens on the server's own thread, between two awaits, and needs no lock: it costs a dictionary
-look-up. `http/exposition.py` prints the numbers.
+Counting happens on the server's own thread, between two awaits, so it needs no lock.
 """
 
 from bisect import bisect_left
@@ -9,7 +8,7 @@ from collections import Counter
 from typing import Final
 
 SETTLEMENT_BOUNDS_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""Upper bounds of the buckets of settlement latency, around the contract's 400 ms."""
+"""Upper bounds of the buckets of settlement latency, around the interface's 400 ms."""
 
 
 class Histogram:
@@ -17,8 +16,8 @@ class Histogram:
 
     Attributes:
         bounds: upper bounds of the buckets, ascending and inclusive.
-        counts: number of values in each bucket, and above the last bound.
-        total: the sum of all values.
+        counts: number of values per bucket; the last one is above all bounds.
+        total: sum of all values.
     """
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
@@ -33,15 +32,15 @@ class Histogram:
 
 
 class Metrics:
-    """The counts of one server, since it was started.
+    """The counts of one server since its start.
 
     Attributes:
         requests: responses, by route template, method and status.
-        transfers: transfers that were decided or ended here, by outcome and error code.
+        transfers: transfers decided or ended by this server, by outcome and error code.
         settlement_seconds: from acceptance to finality, by the server's clock.
-        connections: open connections of the ports.
-        connections_dropped: connections that were closed because of their peers, by reason: `slow` (a
-            deadline passed) or `crowded` (dropped for a new connection).
+        connections: open connections of all ports.
+        connections_dropped: connections closed because of their peers, by reason: `slow` (a deadline passed)
+            or `crowded` (replaced by a new connection).
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Principals: the operator behind a key, and the account of an agent-scoped key (interface K2, K5)."""
+"""Principals: the operator behind a key, and the account of an agent key (interface K2, K5)."""
 
 from attrs import frozen
 
@@ -11,11 +11,11 @@ class Principal:
     """The holder of a key, for one request.
 
     Attributes:
-        operator_id: the operator whose accounts it may reach.
-        key_id: the key.
-        account_id: the account that an agent-scoped key is bound to; None for an operator key.
-        request_id: the request, for the audit trail.
-        is_console: whether the key is one of the console: an operator key, but for other operator keys.
+        operator_id: the operator that the key belongs to.
+        key_id: the key's identifier.
+        account_id: the account that an agent key is bound to; None for an operator key.
+        request_id: the request's identifier, for the audit trail.
+        is_console: whether it is a console key: an operator key that cannot manage operator keys.
     """
 
     operator_id: str
@@ -26,7 +26,7 @@ class Principal:
 
     @classmethod
     def without_key(cls, address: str, request_id: str) -> "Principal":
-        """Return the principal of a request without a key, which only its address identifies."""
+        """Return the principal of a request without a key, identified by its address."""
         return cls(operator_id="", key_id=f"address {address}", request_id=request_id)
 
     @property
@@ -36,11 +36,11 @@ class Principal:
 
     @property
     def is_agent(self) -> bool:
-        """Whether the key is agent-scoped."""
+        """Whether the key is an agent key."""
         return self.account_id is not None
 
     def require_operator(self, operation: str) -> None:
-        """Refuse an agent-scoped key.
+        """Refuse an agent key.
 
         Raises:
             Problem: `forbidden`.
@@ -49,7 +49,7 @@ class Principal:
             raise forbidden(operation, "an operator key")
 
     def require_operator_key(self, operation: str) -> None:
-        """Refuse an agent-scoped key, and one of the console (interface CO19).
+        """Refuse an agent key or a console key (interface CO19).
 
         Raises:
             Problem: `forbidden`.
@@ -58,12 +58,11 @@ class Principal:
         if self.is_console:
             raise Problem(
                 ErrorCode.FORBIDDEN,
-                f"{operation} is not allowed with the key of a console that signed in by a link; it requires "
-                "an operator key.",
+                f"{operation} is not allowed with a console key; it requires an operator key.",
             )
 
     def require_account(self, account_id: str, operation: str) -> None:
-        """Refuse an agent-scoped key of another account, whether or not `account_id` exists.
+        """Refuse an agent key of another account, whether or not `account_id` exists.
 
         Raises:
             Problem: `forbidden`.

@@ -5,7 +5,7 @@
         assert agentpay_server.events.one(type="transfer.settled").data.amount_usdc == 5
 
 Every pytest run in an environment with this package loads this module, so it imports only pytest until a test
-uses a fixture. When a test fails, its report shows what happened on its server.
+uses a fixture. A failing test's report includes the timeline of its server.
 """
 
 import inspect
@@ -42,7 +42,8 @@ _MARKER_HELP: Final = (
 )
 
 ServerFactory = Callable[..., "AgentPayServer"]
-"""Starts a server with the arguments of `AgentPayServer`; the test session closes it at the latest."""
+"""Starts a server with the arguments of `AgentPayServer`. It is closed with the test session at the latest.
+"""
 
 _servers: Final = pytest.StashKey["list[AgentPayServer]"]()
 
@@ -80,7 +81,7 @@ def agentpay_settings() -> "Settings | None":
 def agentpay_server_factory() -> "Iterator[ServerFactory]":
     """Start servers for your own fixtures, in any scope: `agentpay_server_factory(seed=7)`.
 
-    It takes the arguments of `AgentPayServer`. Servers that are still open are closed with the test session.
+    It takes the arguments of `AgentPayServer`. Open servers are closed with the test session.
     """
     from agentpay_server import AgentPayServer  # noqa: PLC0415 - not before a test needs it
 
@@ -104,16 +105,16 @@ def agentpay_server(
 ) -> "Iterator[AgentPayServer]":
     """The test's own in-process payment service, on a manual clock.
 
-    Its seed comes from the marker, or else from the test's name, so that identifiers and the operator key are
-    the same in every run and in any order. Without a seed in the marker, `listen` replaces the operator key
-    with a random one: read `operator_key` after `listen`.
+    Its seed comes from the marker or the test's name, so identifiers and the operator key are the same in
+    every run and in any order. Without a seed in the marker, `listen` replaces the operator key with a random
+    one: read `operator_key` after `listen`.
     """
     arguments = _arguments(request.node)
     clock, seed = arguments.get("clock"), arguments.get("seed")
     server = agentpay_server_factory(
         clock="manual" if clock is None else _moment(clock),
         seed=zlib.crc32(request.node.nodeid.encode()) if seed is None else seed,
-        # Anyone who can read the test can compute a seed derived from its name.
+        # Anyone who can read the test can compute the seed from its name.
         seeded_port_keys=seed is not None,
         settings=agentpay_settings,
     )
@@ -159,8 +160,8 @@ def agentpay_inbox(agentpay_server: "AgentPayServer") -> "WebhookInbox":
 def agentpay_deliver_to(agentpay_server: "AgentPayServer") -> "Callable[..., WebhookInbox]":
     """Deliver the events of `agentpay_server` to your application: `agentpay_deliver_to(app, path="/hooks")`.
 
-    It takes the arguments of `AgentPayServer.deliver_to`. Called in an async test, the application runs on
-    the event loop of that test.
+    It takes the arguments of `AgentPayServer.deliver_to`. In an async test, the application runs on the
+    test's event loop.
     """
     return agentpay_server.deliver_to
 
@@ -181,9 +182,9 @@ def agentpay_paywall(agentpay_server: "AgentPayServer") -> "Iterator[Paywall]":
 def agentpay_mcp(agentpay_server: "AgentPayServer", agentpay_account: "Account") -> dict[str, Any]:
     """The configuration of an MCP server with the tools of `agentpay_account`: command, args and env.
 
-    Hand it to what starts MCP servers: `StdioServerParameters(**agentpay_mcp)`, or `{"mcpServers":
-    {"agentpay": agentpay_mcp}}` in a file. The service listens on a port; the key is agent-scoped. The tool
-    `fetch_paid` may fetch from 127.0.0.1.
+    Pass it to the host of the MCP server: `StdioServerParameters(**agentpay_mcp)`, or
+    `{"mcpServers": {"agentpay": agentpay_mcp}}` in a file. The service listens on a port, and the key is an
+    agent key. The tool `fetch_paid` may fetch from 127.0.0.1.
     """
     if agentpay_server.base_url.endswith(".invalid"):
         agentpay_server.listen()
@@ -200,7 +201,7 @@ def agentpay_mcp(agentpay_server: "AgentPayServer", agentpay_account: "Account")
 
 
 def _arguments(node: Any) -> Mapping[str, Any]:  # noqa: ANN401 - any node of pytest
-    """Return the combined arguments of a test's markers; the nearest marker has precedence.
+    """Return the combined arguments of a test's markers. The nearest marker has precedence.
 
     Raises:
         Failed: a marker has an unknown argument.
@@ -222,8 +223,8 @@ def _arguments(node: Any) -> Mapping[str, Any]:  # noqa: ANN401 - any node of py
 def _check_fixtures(item: pytest.Item) -> None:
     """Fail a test whose own marker has an argument for a fixture that it does not use.
 
-    Markers of a class or a module may be for some of their tests. A test that takes `request` may request a
-    fixture by name while it runs.
+    Markers of a class or module may apply to some of its tests only. A test that uses `request` may request
+    fixtures by name while it runs.
 
     Raises:
         Failed: an argument would be ignored.
@@ -262,7 +263,7 @@ def _moment(clock: object) -> datetime:
 
 
 def _servers_of(item: pytest.Item) -> "list[AgentPayServer]":
-    """Return the running servers of a test: from `agentpay_server` and from its other fixtures."""
+    """Return the running servers of a test's fixtures."""
     if "agentpay_server.embedded.server" not in sys.modules:
         return []
     from agentpay_server import AgentPayServer  # noqa: PLC0415 - already imported

@@ -1,4 +1,4 @@
-"""The source of identifiers and secrets: the operating system, or a seed for repeatable runs."""
+"""The source of identifiers and secrets: the operating system, or a seed for repeatable tests."""
 
 import random
 import secrets
@@ -19,7 +19,7 @@ class Randomness(Protocol):
 
 
 class SystemRandomness:
-    """The operating system's source, fit for secrets."""
+    """The operating system's source, suitable for secrets."""
 
     def randbytes(self, count: int, /) -> bytes:
         """Return `count` random bytes."""
@@ -27,7 +27,7 @@ class SystemRandomness:
 
 
 class SeededRandomness(random.Random):
-    """A source that depends on a seed; only for tests."""
+    """A repeatable source, only for tests."""
 
     def capture(self) -> Callable[[], None]:
         """Return a function that restores the current state."""
@@ -36,12 +36,11 @@ class SeededRandomness(random.Random):
 
 
 def randomness(seed: int | None, *, start: int = 0, stream: str = "") -> Randomness:
-    """Return the system's source, or with a seed a repeatable one for tests.
+    """Return the system's source, or a repeatable one for tests.
 
     Args:
         seed: the seed; None for the system's source.
-        start: how often a server with this seed was started before: restarts must not repeat identifiers and
-            nonces that are in use.
+        start: number of earlier starts with this seed: restarts must not repeat identifiers and nonces.
         stream: names an independent source.
     """
     if seed is None:
@@ -55,7 +54,7 @@ def _time_text(milliseconds: int) -> str:
 
 
 def earliest_identifier(prefix: str, now_us: int) -> str:
-    """Return a lower bound of all identifiers with this prefix that are created at a time or later."""
+    """Return a lower bound of all identifiers with this prefix that are created from a time on."""
     return prefix + _time_text(max(now_us, 0) // 1_000)
 
 
@@ -65,7 +64,7 @@ class Identifiers:
     def __init__(self, clock: Clock, source: Randomness) -> None:
         self._clock = clock
         self._source = source
-        # The text of a millisecond, which many identifiers share.
+        # The text of the current millisecond, which many identifiers share.
         self._milliseconds = -1
         self._time = ""
 

@@ -1,9 +1,9 @@
-"""Reseals ciphertexts of earlier versions, which were bound only to their row, to their full place.
+"""Reseals the ciphertexts of earlier versions.
 
-An earlier version authenticated a ciphertext with the identifier of its row, but not with table and column:
-the two secrets of a webhook could be swapped. The custody seed shows which version has sealed a database. All
-ciphertexts are sealed again in the transaction that reseals the seed, so a crash leaves all of them
-unchanged. This is the only place that opens ciphertexts of that version.
+An earlier version authenticated a ciphertext with the identifier of its row only, so the two secrets of a
+webhook could be swapped. The current version also authenticates table and column. The custody seed shows
+which version sealed a database. All ciphertexts are resealed in the transaction that reseals the seed, so a
+crash leaves all of them unchanged. Only this module opens ciphertexts of that version.
 """
 
 import logging
@@ -23,15 +23,15 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 def opened_seed(connection: Connection, vault: Vault, sealed: bytes) -> str:
-    """Return the custody seed; if an earlier version has sealed it, reseal all ciphertexts.
+    """Return the custody seed. If an earlier version sealed it, reseal all ciphertexts.
 
     Args:
-        connection: the unit's; the row of the seed is locked.
-        vault: opens and seals.
+        connection: the unit of work's, in which the row of the seed is locked.
+        vault: the server's vault.
         sealed: the stored seed.
 
     Raises:
-        VaultError: it was sealed with another key.
+        VaultError: the seed was sealed with another key.
     """
     try:
         return vault.open(sealed, CUSTODY_SEED)
@@ -55,6 +55,6 @@ def _resealed(vault: Vault, sealed: bytes, place: Place) -> bytes:
     try:
         return vault.seal(vault.open_of_row(sealed, place), place)
     except VaultError:
-        # It could not be opened before either: no reason to refuse the start.
+        # It did not open before either, so it is no reason to refuse the start.
         log(logger, logging.WARNING, "secret.damaged", webhook_id=place.row, column=place.column)
         return sealed

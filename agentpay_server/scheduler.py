@@ -1,8 +1,8 @@
 """The scheduler: runs due work by the server's clock.
 
-On a running clock every kind of work has a loop that waits for its next due time, or for a notification that
+On a running clock, each kind of work has a loop that waits for its next due time, or for a notification that
 it changed. On a manual clock nothing runs automatically: `advance` goes from one due time to the next and
-runs what is due at each (interface SB5).
+runs the due work (interface SB5).
 """
 
 import asyncio
@@ -23,43 +23,43 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Scheduled(Protocol):
-    """Work that falls due at stored times."""
+    """Work that is due at stored times."""
 
     async def next_due_us(self) -> int | None:
-        """Return when work is due next; None without any."""
+        """Return when work is next due; None if none is waiting."""
         ...
 
     async def run_due(self) -> bool:
-        """Do the work that is due now, or as much of it as there is room for.
+        """Run the due work, or as much of it as there is room for.
 
         Returns:
-            Whether anything was done. Work that cannot be done is postponed.
+            Whether anything was done. Work that cannot be done is deferred.
         """
         ...
 
 
 class AddedWork:
-    """Work that joins a server after its start, as one kind of it: sellers of a test, for instance."""
+    """Work that is added after the server's start, such as that of a test's sellers."""
 
     def __init__(self) -> None:
         self._scheduled: list[Scheduled] = []
 
     def add(self, work: Scheduled) -> None:
-        """Run `work` when it is due, from now on."""
+        """Run `work` from now on when it is due."""
         self._scheduled.append(work)
 
     def remove(self, work: Scheduled) -> None:
-        """No longer run `work`."""
+        """Stop running `work`."""
         if work in self._scheduled:
             self._scheduled.remove(work)
 
     async def next_due_us(self) -> int | None:
-        """Return when work is due next; None if no work is waiting."""
+        """See `Scheduled`."""
         dues = [due for work in self._scheduled if (due := await work.next_due_us()) is not None]
         return min(dues, default=None)
 
     async def run_due(self) -> bool:
-        """Do what is due now, and return whether anything was done."""
+        """See `Scheduled`."""
         return any([await work.run_due() for work in self._scheduled])
 
 
@@ -67,11 +67,12 @@ class Scheduler:
     """Runs all work that is due.
 
     Args:
-        clock: decides what is due.
-        scheduled: in the order in which they run if several are due at the same time.
+        clock: the server's clock.
+        scheduled: the kinds of work, in their order if several are due at the same time.
         wakeup: notifies that a due time has changed.
-        note_time: stores the time that a manual clock is about to reach, so that it never goes back.
-        waits_outside: returns whether work is waiting for an external receiver, which may call the server.
+        note_time: stores the time that a manual clock is about to reach, so that a restart cannot set it
+            back.
+        waits_outside: returns whether work waits for an external receiver, which may call the server.
     """
 
     def __init__(
@@ -88,29 +89,29 @@ class Scheduler:
         self._scheduled = scheduled
         self._wakeup = wakeup
         self._advancing = asyncio.Lock()
-        self._looks_at: dict[Scheduled, float] = {}
+        self._next_checks: dict[Scheduled, float] = {}
 
     async def run(self) -> None:
-        """Run due work on a running clock until the server stops; no kind of work waits for another."""
+        """Run due work on a running clock until the server stops, each kind independently."""
         await asyncio.gather(*(self._serve(work, self._wakeup.listener()) for work in self._scheduled))
 
     def lag_seconds(self) -> float:
-        """Return how late the latest kind of work is: since when it has failed to check for due work.
+        """Return for how long the latest kind of work has failed to check for due work.
 
-        Waiting for others, such as a slow receiver, does not count as lag. A paused clock has no lag.
+        Waiting, for example for a slow receiver, is no lag. A paused clock has no lag.
         """
         now = asyncio.get_running_loop().time()
-        return max((now - looks_at for looks_at in self._looks_at.values() if looks_at < now), default=0.0)
+        return max((now - check_at for check_at in self._next_checks.values() if check_at < now), default=0.0)
 
     async def advance(self, duration_us: int) -> None:
-        """Advance a manual clock, run everything that falls due in order, and return when all of it has run.
+        """Advance a manual clock, and return once everything that falls due has run, in order.
 
         Args:
-            duration_us: by how much, in microseconds; 0 runs what is due now.
+            duration_us: microseconds; 0 runs what is due now.
 
         Raises:
             Problem: `clock_not_manual`; `clock_moving` while another advance waits for an event receiver,
-                which may be the caller, and would then wait for itself.
+                because the caller may be that receiver, and would wait for itself.
         """
         clock = self._clock
         if not isinstance(clock, ManualClock):
@@ -130,7 +131,7 @@ class Scheduler:
                 await self._move(clock, due_us)
                 done = [await work.run_due() for work in self._scheduled]
                 if not any(done):
-                    # Another server is doing it.
+                    # Another server runs the due work.
                     await asyncio.sleep(_PAUSE_SECONDS)
             await self._move(clock, target_us)
 
@@ -145,22 +146,22 @@ class Scheduler:
 
     async def _serve(self, work: Scheduled, changed: asyncio.Event) -> None:
         loop = asyncio.get_running_loop()
-        self._looks_at[work] = loop.time()
+        self._next_checks[work] = loop.time()
         while True:
             changed.clear()
             try:
                 seconds = await self._turn(work)
-            except Exception as error:  # noqa: BLE001 - whatever it is, other work goes on
+            except Exception as error:  # noqa: BLE001 - whatever it is, other work continues
                 log(logger, logging.ERROR, "work.failed", exception=error, worker=type(work).__name__)
                 await asyncio.sleep(_PAUSE_SECONDS)
                 continue
-            self._looks_at[work] = loop.time() + seconds
+            self._next_checks[work] = loop.time() + seconds
             if seconds:
                 await _wait(changed, seconds)
-                self._looks_at[work] = loop.time()
+                self._next_checks[work] = loop.time()
 
     async def _turn(self, work: Scheduled) -> float:
-        """Do the due work, and return in how many seconds to look again."""
+        """Run the due work, and return the seconds until the next check."""
         due_us = await work.next_due_us()
         if due_us is None:
             return _LONGEST_WAIT_SECONDS
@@ -170,8 +171,7 @@ class Scheduler:
 
 
 async def _wait(changed: asyncio.Event, seconds: float) -> None:
-    # Not `asyncio.wait_for`: up to Python 3.11 it loses a cancellation that coincides with the end of its
-    # wait.
+    # Not `asyncio.wait_for`, which up to Python 3.11 can lose a cancellation at the end of its wait.
     try:
         async with asyncio.timeout(max(seconds, 0)):
             await changed.wait()

@@ -12,19 +12,14 @@ from agentpay_server.accounts.policies import Policies
 from agentpay_server.accounts.policy_records import PolicyRecordHandler, PolicyRecords
 from agentpay_server.accounts.service import Accounts
 from agentpay_server.audit import AuditTrail
-from agentpay_server.chain.clusters import ClusterRefusedError
-from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, Custody, KeyPath
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.embedded.executed import Executed
-from agentpay_server.chain.embedded.persistence import ForeignLedgerError
-from agentpay_server.chain.embedded.store import DatabaseLedger
-from agentpay_server.chain.protocol import ChainUnavailableError, Deposit
-from agentpay_server.chain.rpc.settings import RpcSettings
-from agentpay_server.clock import SECOND_US, Clock, ManualClock
+from agentpay_server.chain.protocol import Deposit
+from agentpay_server.chain_opening import open_chain, open_custody
+from agentpay_server.clock import SECOND_US, ManualClock
 from agentpay_server.config import ServerConfig
 from agentpay_server.context import Context
 from agentpay_server.database.memory import MemoryDatabase
-from agentpay_server.database.runner import Database, StartRefusedError
 from agentpay_server.money.authorization import Authorizer
 from agentpay_server.money.late_landings import LateLandings
 from agentpay_server.money.reorg_watch import Confirmations
@@ -39,7 +34,7 @@ from agentpay_server.payments.service import Payments
 from agentpay_server.payments.settling import PaymentHandler
 from agentpay_server.payments.watch import PaymentWatch
 from agentpay_server.principals import Principal
-from agentpay_server.randomness import Identifiers, Randomness, SeededRandomness
+from agentpay_server.randomness import Identifiers, SeededRandomness
 from agentpay_server.sandbox.faults import Faults
 from agentpay_server.sandbox.faulty_chain import FaultyChain
 from agentpay_server.sandbox.http_faults import HttpFaults
@@ -76,14 +71,6 @@ HANDLERS: Final = (
 
 if TYPE_CHECKING:
     from agentpay_server.chain.rpc.chain import RpcChain
-
-
-class ClusterError(StartRefusedError):
-    """The server must not run on this cluster with this configuration, or the cluster does not respond."""
-
-
-class ClusterAwayError(ClusterError):
-    """The cluster does not respond at the moment but may later: a starting server waits for it."""
 
 
 class Services:
@@ -129,7 +116,7 @@ class Services:
         self.deposits: Deposits = Deposits(context, self.settlement, server.arrivals)
         self.keys: Keys = Keys(context, are_all_seeded=config.seeded_port_keys)
         self.sign_ins: SignIns = SignIns(context)
-        authorizer = Authorizer(context, self.settlement, self.deposits.look_if_told)
+        authorizer = Authorizer(context, self.settlement, self.deposits.look_if_reported)
         execution = Execution(context, self.settlement, authorizer)
         records = PolicyRecords(context, self.settlement)
         closing = Closing(context, self.settlement)
@@ -170,7 +157,7 @@ class Services:
         ]
         if rpc is not None:
             late_landings = LateLandings(context, self.settlement)
-            self.settlement.watch_earlier(late_landings.look_at)
+            self.settlement.check_earlier_with(late_landings.look_at)
             scheduled += [
                 ReorgWatchSchedule(Confirmations(context, self.settlement), clock=clock),
                 LateLandingSchedule(late_landings, clock=clock),
@@ -305,7 +292,7 @@ class Server:
         await self.context.tasks.stop(within_seconds=within_seconds)
         await self.poster.close()
         try:
-            await self.services.keys.take_back(self.operator)
+            await self.services.keys.revoke_lent_key(self.operator)
         finally:
             await self.chain.close()
             await self.storage.close()
@@ -371,10 +358,10 @@ async def _put_together(
     source = edge.randomness(config.seed, start=await identity.count_start(database))
     vault = Vault(settings.encryption_key or source.randbytes(KEY_BYTES), edge.entropy)
     # Stored before the cluster is known: keys for a cluster must never depend on a seed.
-    custody = await _custody(database, vault, source if rpc is None else edge.entropy, rpc)
+    custody = await open_custody(database, vault, source if rpc is None else edge.entropy, rpc)
     if isinstance(clock, ManualClock):
         await identity.restore_clock(database, clock)
-    chain = await _chain(config, storage, custody, source)
+    chain = await open_chain(config, storage, custody, source)
     opened.push_async_callback(chain.close)
     expire = chain.expire_blockhash if isinstance(chain, EmbeddedChain) else None
     faulty = FaultyChain(config.wrap_chain(chain), expire=expire)
@@ -392,91 +379,3 @@ async def _put_together(
         is_cluster=rpc is not None,
     )
     return Server(config, context, storage, chain, faulty)
-
-
-async def _chain(
-    config: ServerConfig, storage: Storage, custody: Custody, source: Randomness
-) -> "EmbeddedChain | RpcChain":
-    if config.rpc is None:
-        return await _embedded_chain(storage, custody, config.clock, source)
-    return await _cluster(config.rpc, config, storage, custody, source)
-
-
-async def _embedded_chain(
-    storage: Storage, custody: Custody, clock: Clock, source: Randomness
-) -> EmbeddedChain:
-    genesis = await identity.embedded_genesis(storage.ledger, source)
-    await identity.check_genesis(storage.database, genesis)
-    chain = EmbeddedChain(
-        treasury=custody.address(TREASURY),
-        mint_authority=custody.address(TEST_MINT_AUTHORITY),
-        now_us=clock.now_us,
-        ledger=None if storage.ledger is None else DatabaseLedger(storage.ledger),
-    )
-    try:
-        await chain.restore()
-    except ForeignLedgerError as error:
-        raise identity.ForeignChainError(str(error)) from error
-    return chain
-
-
-async def _cluster(
-    rpc: RpcSettings, config: ServerConfig, storage: Storage, custody: Custody, source: Randomness
-) -> "RpcChain":
-    # Only a server on a cluster has to load what speaks to one: a fifth of the time of a start.
-    from agentpay_server.chain.rpc.client import EndpointRefusesError  # noqa: PLC0415
-    from agentpay_server.chain.rpc.connecting import connect  # noqa: PLC0415
-
-    try:
-        chain = await connect(
-            rpc,
-            stored_genesis_hash=await identity.known_genesis(storage.database),
-            treasury=custody.address(TREASURY),
-            mint_authority=custody.address(TEST_MINT_AUTHORITY),
-            make_client=config.edge.rpc_client,
-        )
-    except ClusterRefusedError as error:
-        raise ClusterError(str(error)) from error
-    except EndpointRefusesError as error:
-        raise ClusterError(f"the RPC endpoint refuses to be used: {error}; check --rpc-url") from error
-    except ChainUnavailableError as error:
-        message = f"the RPC endpoint gave no answer: {error}; start again once it does"
-        raise ClusterAwayError(message) from error
-    try:
-        _check_use(chain, storage, config.clock, source)
-        # Before anything is signed for it.
-        await identity.check_genesis(storage.database, chain.genesis_hash)
-        await identity.check_mint(storage.database, chain.usdc_mint)
-    except BaseException:
-        await chain.close()
-        raise
-    return chain
-
-
-def _check_use(chain: "RpcChain", storage: Storage, clock: Clock, source: Randomness) -> None:
-    """Refuse configurations that are dangerous on a public cluster."""
-    if chain.is_test_chain:
-        return
-    if clock.is_manual:
-        raise ClusterError("limits on a public cluster must follow real time: start without a manual clock")
-    if isinstance(source, SeededRandomness):
-        raise ClusterError(
-            "keys made from a seed are predictable, and on a public cluster they would hold real "
-            "money: start without a seed"
-        )
-    if isinstance(storage.database, MemoryDatabase):
-        raise ClusterError(
-            "a server in memory forgets the keys of its accounts when it ends, and on a public cluster their "
-            "money would be lost: set a data directory or a database"
-        )
-
-
-async def _custody(database: Database, vault: Vault, source: Randomness, rpc: RpcSettings | None) -> Custody:
-    return Custody(await identity.custody_seed(database, vault, source), given=_given_keys(rpc))
-
-
-def _given_keys(rpc: RpcSettings | None) -> dict[KeyPath, bytes]:
-    if rpc is None:
-        return {}
-    given = {TREASURY: rpc.fee_payer_key, TEST_MINT_AUTHORITY: rpc.mint_authority_key}
-    return {path: secret for path, secret in given.items() if secret is not None}

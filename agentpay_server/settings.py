@@ -1,7 +1,6 @@
-"""The settings of a server, with the defaults that decisions name.
+"""The settings of a server and their defaults.
 
-A setting is a keyword argument of `AgentPayServer(...)`, or an option or environment variable of
-`agentpay-server`.
+A setting is an argument of `Settings(...)`, or an option or environment variable of `agentpay-server`.
 """
 
 from decimal import Decimal, InvalidOperation
@@ -17,20 +16,20 @@ KEY_VARIABLE: Final = "AGENTPAY_SERVER_ENCRYPTION_KEY"
 
 
 class PolicyUpdate(StrEnum):
-    """How `PUT /v1/accounts/{id}/policy` treats fields that are left out (interface PO3)."""
+    """How `PUT /v1/accounts/{id}/policy` treats omitted fields (interface PO3)."""
 
     MERGE = "merge"
-    """They keep their value."""
+    """They keep their values."""
 
     REPLACE = "replace"
-    """They are reset to their default."""
+    """They are reset to their defaults."""
 
 
 class OnchainMemo(StrEnum):
     """The content of a transaction's on-chain memo (interface T10)."""
 
     ID = "id"
-    """Only the transfer_id: the caller's memo may be private."""
+    """Only the transfer_id, because the caller's memo may be private."""
 
     FULL = "full"
     """The transfer_id and the caller's memo, or its SHA-256 if the memo does not fit."""
@@ -50,35 +49,33 @@ def _to_sol(value: Decimal | int | str) -> Decimal:
 
 @frozen(kw_only=True)
 class Settings:
-    """Settings where the contract leaves a choice.
+    """Limits, timeouts and the choices that the interface leaves open.
 
     Attributes:
         policy_update: whether a policy update merges with the policy in force or replaces it.
-        onchain_memo: what to publish of a transfer's memo.
+        onchain_memo: what a transfer's on-chain memo contains.
         settlement_wait_seconds: how long creating or approving a transfer, and opening or closing a session,
-            wait for finality before they respond with 503.
+            wait for finality before they respond 503.
         approval_ttl_seconds: how long an escalated transfer is pending before it expires, up to a year
             (interface AP4).
-        rate_limit_per_minute: requests that one key may make in a minute; None means no limit (interface
-            R18).
-        encryption_key: 32 bytes that seal stored secrets. None takes it from the environment variable
-            AGENTPAY_SERVER_ENCRYPTION_KEY, or else from the data directory; in memory a key is generated.
+        rate_limit_per_minute: requests per minute and key; None means no limit (interface R18).
+        encryption_key: 32 bytes that seal stored secrets. None reads the environment variable
+            AGENTPAY_SERVER_ENCRYPTION_KEY, or else the data directory; in memory, a key is generated.
         session_idle_seconds: how long a session may go without a charge before it closes automatically. None
             means 24 hours on mainnet, devnet and testnet, and no limit elsewhere; infinity means no limit.
         session_lifetime_seconds: how long a session may last before it closes automatically; None means no
             limit.
-        max_open_sessions: how many sessions of one account may be unsettled at once, at least 1. Each holds
-            rent of about 0.002 SOL, which the treasury lends.
+        max_open_sessions: maximum unsettled sessions per account, at least 1. The treasury lends each about
+            0.002 SOL of rent.
         min_session_cap_usdc: the smallest cap of a session, at least 0.000001 USDC.
-        treasury_low_sol: below how many SOL of the treasury a warning is logged, `treasury.low`.
-        shutdown_seconds: how long running work may continue when the server is stopped.
-        ready_lag_seconds: how late a worker may be before the server is not ready.
-        max_connections: the largest number of connections to a port; lower if the process may open too few
-            files. At the limit, the connection that has waited longest for its peer is dropped for a new
-            one. One operator may have three quarters of this number of requests in service.
-        head_timeout_seconds: how long the head of a request may take to arrive.
-        body_timeout_seconds: how long the body of a request may take to arrive, and how long the peer may
-            take to read a response.
+        treasury_low_sol: balance of the treasury in SOL below which the warning `treasury.low` is logged.
+        shutdown_seconds: how long running work may continue when the server stops.
+        ready_lag_seconds: lag of a worker above which the server is not ready.
+        max_connections: maximum connections per port; lower if the process may not open enough files. At the
+            limit, a new connection replaces the one that has waited longest for its peer. One operator may
+            have three quarters of this number of requests in service.
+        head_timeout_seconds: timeout for the head of a request.
+        body_timeout_seconds: timeout for the body of a request, and for the peer to read a response.
         idle_timeout_seconds: how long a connection may stay open between two requests.
         serves_dashboard: whether the operator console is served at `/dashboard`.
     """

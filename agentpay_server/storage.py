@@ -1,7 +1,7 @@
 """The storage of a server: in memory, in a directory, or in PostgreSQL.
 
-A directory contains `store.sqlite3`, `chain.sqlite3` for the embedded chain, and, unless a key is given,
-`key`: the encryption key, readable only by its owner. Without it the databases reveal no secret.
+A directory contains `store.sqlite3`, `chain.sqlite3` for the embedded chain, and `key`, unless an encryption
+key is given: the key that seals all secrets in the databases, readable only by its owner.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from agentpay_server.settings import Settings
 from agentpay_server.vault import KEY_BYTES
 
 if TYPE_CHECKING:
-    # PostgreSQL's driver is a separate extra: a server on files runs without it.
+    # PostgreSQL's driver is an optional extra.
     from agentpay_server.database.postgres import PostgresDatabase
 
 _STORE_NAME: Final = "store.sqlite3"
@@ -35,7 +35,7 @@ _KEY_NAME: Final = "key"
 
 
 class EncryptionKeyError(StartRefusedError):
-    """There is no usable encryption key for secrets."""
+    """There is no usable encryption key."""
 
 
 class ExposedDirectoryError(StartRefusedError):
@@ -48,15 +48,15 @@ class MissingDriverError(StartRefusedError):
 
 @frozen(kw_only=True)
 class Storage:
-    """The open and migrated storage of a server. The opener closes it, or passes it to a server.
+    """The open, migrated storage of a server. The opener closes it or passes it to a server.
 
     Attributes:
-        database: the server's.
-        ledger: where an embedded chain is stored; None if it ends with the process.
-        settings: with the encryption key.
-        is_alone: whether no other process can be using the database. A server with an embedded chain has
-            exclusive use, by a lock; servers on a cluster may share a PostgreSQL database.
-        lost: set if that lock is lost, with the connection to PostgreSQL: the server must then end, because
+        database: the server's database.
+        ledger: where the embedded chain is stored; None if it ends with the process.
+        settings: the settings, with the encryption key.
+        is_alone: whether the server has exclusive use of the database, by a lock. With an embedded chain it
+            must; servers on a cluster may share a PostgreSQL database.
+        lost: set if that lock is lost with its connection to PostgreSQL. The server must then stop, because
             another one may use the database.
     """
 
@@ -79,13 +79,12 @@ async def open_storage(config: ServerConfig) -> Storage:
     """Open the database of a server and migrate it to this version.
 
     Args:
-        config: says where. Without an encryption key in its settings, the key is taken from the environment
-            variable AGENTPAY_SERVER_ENCRYPTION_KEY, as 64 hexadecimal digits. An embedded chain is stored
-            here too; servers whose chain is a cluster may share a PostgreSQL database.
+        config: the server's configuration. An encryption key that its settings lack is read from the
+            environment variable AGENTPAY_SERVER_ENCRYPTION_KEY, as 64 hexadecimal digits.
 
     Raises:
-        StartRefusedError: another server uses it, a newer version migrated it, its key is missing, or the
-            schema holds tables of other software.
+        StartRefusedError: another server uses the database, a newer version migrated it, the key is missing,
+            or the schema holds tables of other software.
         DatabaseUnavailableError: it cannot be reached or used.
         ValueError: the URL is invalid.
     """
@@ -106,20 +105,20 @@ async def open_database(
     database_url: str | None = None,
     database_schema: str = DATABASE_SCHEMA,
 ) -> Database:
-    """Open the database of a server without the server; the caller closes it.
+    """Open a server's database without the server. The caller closes it.
 
-    It needs no encryption key, because it opens no secrets. A missing directory is created, and so are
-    missing tables. PostgreSQL tables of another version are not migrated, because servers may be using them.
+    It opens no secrets, so it needs no encryption key. It creates a missing directory and missing tables. It
+    does not migrate PostgreSQL tables of another version, because servers may be using them.
 
     Args:
-        data_dir: the server's directory; no server may be running on it.
-        database_url: the server's PostgreSQL database, where servers may be running.
-        database_schema: the schema of that database for all tables.
+        data_dir: the server's directory, which no server may be using.
+        database_url: the server's PostgreSQL database, which servers may be using.
+        database_schema: the schema of the tables.
 
     Raises:
-        StartRefusedError: a server uses the directory, or another version migrated the database.
+        StartRefusedError: a server uses the directory, or the database is of another version.
         DatabaseUnavailableError: it cannot be reached or used.
-        ValueError: the URL is invalid; or not exactly one of the two is given.
+        ValueError: the URL is invalid, or not exactly one of `data_dir` and `database_url` is given.
     """
     from agentpay_server.database import migrations  # noqa: PLC0415
 
@@ -142,12 +141,12 @@ async def open_database(
 
 
 async def _in_directory(settings: Settings, directory: Path, *, keeps_chain: bool) -> Storage:
-    # Alembic, and PostgreSQL's driver, are imported only if needed.
+    # Alembic and PostgreSQL's driver are imported only if needed.
     from agentpay_server.database import migrations  # noqa: PLC0415
 
     _make_directory(directory)
     async with AsyncExitStack() as opened:
-        # The first of them locks the whole directory against other servers.
+        # Locks the whole directory against other servers.
         database = FileDatabase(directory / _STORE_NAME)
         opened.push_async_callback(database.close)
         await migrations.upgrade(database)
@@ -175,7 +174,7 @@ async def _in_postgres(settings: Settings, url: str, schema: str, *, keeps_chain
         database = _postgres(url, schema)
         opened.push_async_callback(database.close)
         if keeps_chain:
-            # Before any change: a server with an embedded chain needs exclusive use of the schema.
+            # Before any change, because an embedded chain needs exclusive use of the schema.
             await database.hold_alone(lost.set)
         await migrations.upgrade(database)
         opened.pop_all()
@@ -199,11 +198,11 @@ def _postgres(url: str, schema: str) -> "PostgresDatabase":
 def _make_directory(path: Path) -> None:
     """Create a directory that only its owner can write to, or accept an existing one.
 
-    Write access would allow replacing the database, and so stealing the money.
+    Another user with write access could replace the database, and so steal the money.
 
     Raises:
-        ExposedDirectoryError: other users can write to it.
-        DatabaseUnavailableError: it cannot be created.
+        ExposedDirectoryError: other users can write to the directory.
+        DatabaseUnavailableError: the directory cannot be created.
     """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -217,18 +216,18 @@ def _make_directory(path: Path) -> None:
 
 
 def _key_in(directory: Path, *, may_make: bool) -> bytes:
-    """Return the key in a directory; generate it if nothing is sealed yet."""
+    """Return the key in a directory. If it is missing and `may_make`, generate it."""
     path = directory / _KEY_NAME
     try:
         return _key_of(path.read_text("ascii").strip(), str(path))
     except FileNotFoundError:
         if not may_make:
             raise EncryptionKeyError(
-                f"{path} is missing, but the data next to it is encrypted with it: restore it, or set "
-                f"{KEY_VARIABLE} to it"
+                f"{path} is missing, but the data next to it is encrypted with its key: restore the file, or "
+                f"set {KEY_VARIABLE} to the key"
             ) from None
         key = os.urandom(KEY_BYTES)
-    # Written to a temporary file and renamed, so that an aborted start leaves no partial key.
+    # Write a temporary file and rename it, so that an aborted start leaves no partial key.
     draft = directory / f"{_KEY_NAME}.new"
     draft.unlink(missing_ok=True)
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

@@ -1,4 +1,4 @@
-"""Tasks that the server owns, which no disconnecting caller cancels, and the wake-ups of schedulers."""
+"""Background tasks, which no disconnecting caller cancels, and the wake-ups of schedulers."""
 
 import asyncio
 import logging
@@ -16,9 +16,9 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 async def all_ended(tasks: "Collection[asyncio.Task[Any]]", *, within_seconds: float | None = None) -> None:
-    """Wait for tasks of others, and raise the error of a failed one.
+    """Wait for tasks, and raise the error of a failed one.
 
-    Cancelled tasks do not cancel the waiting one, and tasks that take longer continue.
+    A cancelled task does not cancel the waiting one. Tasks that take longer continue.
     """
     if tasks:
         ended, _ = await asyncio.wait(tasks, timeout=within_seconds)
@@ -28,10 +28,10 @@ async def all_ended(tasks: "Collection[asyncio.Task[Any]]", *, within_seconds: f
 
 
 class Tasks:
-    """Starts tasks, keeps references to them, and waits for them or cancels them when the server stops.
+    """Starts tasks, and waits for them or cancels them when the server stops.
 
     Attributes:
-        closing: done once the server is about to end, and callers must not wait any longer.
+        closing: done once the server is about to end, so that callers stop waiting.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Tasks:
         self._loops: set[asyncio.Task[Any]] = set()
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Start `work` in a separate task."""
+        """Start `work` in a new task."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._forget)
@@ -57,18 +57,18 @@ class Tasks:
             loop.add_done_callback(self._loops.discard)
 
     async def complete(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` to its end and return its result, even if the caller is cancelled meanwhile."""
+        """Run `work` to its end, even if the caller is cancelled, and return its result."""
         return await asyncio.shield(self.start(work))
 
     async def rest(self, *, within_seconds: float) -> bool:
-        """Wait until only loops are running, and return whether that happened in time.
+        """Wait until only loops are running. Return False on a timeout.
 
-        Must not be called from such a task, which would wait for itself.
+        A task that calls this would wait for itself.
         """
         return await self._rest(within_seconds, is_cut_off=False)
 
     async def cut_off(self, *, within_seconds: float) -> bool:
-        """Cancel all tasks but loops, and return whether all of them have ended in time.
+        """Cancel all tasks except loops. Return False if one has not ended in time.
 
         Their awaiting callers get a `CancelledError` without being cancelled.
         """
@@ -87,14 +87,14 @@ class Tasks:
         return True
 
     def close(self) -> None:
-        """Make waiting callers return the current state instead of waiting; calling it twice is allowed."""
+        """Make waiting callers return the current state. Idempotent."""
         if not self.closing.done():
             self.closing.set_result(None)
 
     async def stop(self, *, within_seconds: float) -> None:
-        """Cancel loops, wait for running tasks, and cancel those not finished in time.
+        """Cancel loops, wait for running tasks, and cancel tasks that do not finish in time.
 
-        Their state is in the database, from which they can be resumed.
+        A later start resumes them from the database.
         """
         self.end_loops()
         if self._loops:
@@ -111,7 +111,7 @@ class Tasks:
 
     def _forget(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
-        # Retrieved here, so that asyncio does not report it as never retrieved if no caller awaits the task.
+        # Retrieved here, so that asyncio does not report it if no caller awaits the task.
         error = None if task.cancelled() else task.exception()
         if error is not None and not isinstance(error, Problem):
             log(logger, logging.ERROR, "task.failed", exception=error)
@@ -124,13 +124,13 @@ class Wakeup:
         self._listeners: list[asyncio.Event] = []
 
     def listener(self) -> asyncio.Event:
-        """Return an event that every `set` sets; its owner clears it before looking for work."""
+        """Return an event that every `set` sets. Its owner clears it before it checks for work."""
         event = asyncio.Event()
         self._listeners.append(event)
         return event
 
     def forget_listeners(self) -> None:
-        """Remove all listeners: they have ended."""
+        """Remove all listeners, which have ended."""
         self._listeners.clear()
 
     def set(self) -> None:

@@ -1,7 +1,7 @@
 """The treasury's SOL: the balance, whether it suffices for a transaction, and an early warning.
 
-The treasury pays every fee, and lends the rent of every account and escrow. Without SOL nothing moves, and
-signed transactions expire.
+The treasury pays every fee, and lends the rent of every account and escrow. Without SOL, no transaction
+lands, and signed ones expire.
 """
 
 import asyncio
@@ -34,8 +34,7 @@ class Funds:
     """The treasury's balance.
 
     Attributes:
-        sol: SOL, exact to the lamport.
-        can_pay: whether it can pay for a transfer and stay rent-exempt, which the chain requires.
+        can_pay: whether it can pay for a transfer and stay rent-exempt, as the chain requires.
     """
 
     sol: Decimal
@@ -46,8 +45,8 @@ class Treasury:
     """Reads the treasury's balance once a minute in real time, and logs a warning if it is low.
 
     Args:
-        context: the parts of the server.
-        chain: the chain to ask, without the sandbox's faults.
+        context: the server's shared parts.
+        chain: the chain without the sandbox's faults.
     """
 
     def __init__(self, context: Context, chain: Chain) -> None:
@@ -59,12 +58,12 @@ class Treasury:
         self._next_look_us = 0
 
     async def next_due_us(self) -> int | None:
-        """Return when to look next; None on a manual clock before that time: advancing it does not help."""
+        """Return when to read next; None on a manual clock before that: advancing it has no effect."""
         wait_us = max(self._next_look_us - real_now_us(), 0)
         return None if wait_us and self._clock.is_manual else self._clock.now_us() + wait_us
 
     async def run_due(self) -> bool:
-        """Read the balance if it is due. If the chain does not respond, the next run tries again."""
+        """Read the balance if it is due. If the chain does not respond, the next run retries."""
         if real_now_us() < self._next_look_us:
             return False
         self._next_look_us = real_now_us() + LOOK_EVERY_US
@@ -75,7 +74,7 @@ class Treasury:
         return True
 
     async def look(self) -> Funds:
-        """Return the current balance, and log a warning if it has fallen below the threshold.
+        """Return the balance, and log a warning if it has fallen below the threshold.
 
         Raises:
             ChainUnavailableError: the chain did not respond.
@@ -105,7 +104,7 @@ def transfer_fee(blockhash: Blockhash) -> int:
     """Return the maximum cost of a transfer with a blockhash, in lamports.
 
     Args:
-        blockhash: with the compute budget of transactions.
+        blockhash: has the compute budget.
     """
     fee = _SIGNATURE_LAMPORTS * _TRANSFER_SIGNATURES
     budget = blockhash.compute_budget

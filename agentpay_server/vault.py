@@ -1,7 +1,7 @@
 """Sealing stored secrets with AES-256-GCM, bound to the place where they are stored.
 
-Table, column and row are authenticated with the ciphertext, so that a ciphertext moved elsewhere does not
-open. The key comes from the settings and is never stored.
+Table, column and row are authenticated with the ciphertext, so a ciphertext that is moved does not open. The
+key comes from the settings or the key file, never from the database.
 """
 
 from typing import Final, NoReturn
@@ -22,13 +22,7 @@ class VaultError(Exception):
 
 @frozen(kw_only=True)
 class Place:
-    """Where a ciphertext is stored.
-
-    Attributes:
-        table: name of the table, without NUL.
-        column: name of the column, without NUL.
-        row: the identity of the row in its table.
-    """
+    """Where a ciphertext is stored. Table and column names contain no NUL."""
 
     table: str
     column: str
@@ -36,7 +30,7 @@ class Place:
 
     @property
     def associated_data(self) -> bytes:
-        """The place as authenticated bytes, different for each place."""
+        """The place as bytes, unique for each place."""
         return f"{self.table}\0{self.column}\0{self.row}".encode()
 
 
@@ -44,7 +38,7 @@ class Vault:
     """Seals and opens secrets. Its `repr` shows nothing, and it cannot be pickled.
 
     Args:
-        key: 32 bytes.
+        key: 32 secret bytes.
         entropy: source of nonces; the operating system's if None.
     """
 
@@ -55,8 +49,8 @@ class Vault:
         self._entropy = entropy or SystemRandomness()
 
     def seal(self, secret: str, place: Place) -> bytes:
-        """Seal a secret so that it can be opened only in `place`."""
-        # Not from a seeded source: a repeated nonce breaks the cipher.
+        """Seal a secret so that it opens only in `place`."""
+        # Never from a seeded source, because a repeated nonce breaks the cipher.
         nonce = self._entropy.randbytes(_NONCE_BYTES)
         return nonce + self._cipher.encrypt(nonce, secret.encode("utf-8"), place.associated_data)
 
@@ -64,17 +58,17 @@ class Vault:
         """Open a secret that was sealed for `place`.
 
         Raises:
-            VaultError: it was not sealed for that place, or not with this key.
+            VaultError: it was sealed for another place or with another key.
         """
         return self._opened(sealed, place, place.associated_data)
 
     def open_of_row(self, sealed: bytes, place: Place) -> str:
-        """Open a secret that an earlier version has sealed for the row of `place`, with any table and column.
+        """Open a secret that an earlier version sealed for the row of `place`, in any table and column.
 
-        Only a migration calls this (`resealing.py`).
+        Only for `resealing.py`.
 
         Raises:
-            VaultError: it was not sealed for that row, or not with this key.
+            VaultError: it was sealed for another row or with another key.
         """
         return self._opened(sealed, place, place.row.encode("utf-8"))
 

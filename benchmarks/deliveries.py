@@ -108,7 +108,7 @@ def _side_by_side(runtime: Server) -> Callable[[], Coroutine[None, None, None]]:
     async def deliver() -> None:
         clock.shown_us += SECOND_US
         while await worker.next_due_us() is not None and await worker.run_due():
-            await asyncio.gather(*worker._under_way)
+            await asyncio.gather(*worker._attempts)
 
     return deliver
 

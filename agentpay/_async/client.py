@@ -80,8 +80,8 @@ class AsyncAgentPay:
             max_retries: how often a request is retried after a temporary failure, from 0.
             deadline: seconds for a whole call, including retries and the pauses between them; None means no
                 limit. It never turns an unknown outcome into a failure: see `CallOptions`.
-            default_headers: additional header fields of every request. Fields that the client
-                sets are refused, such as `Authorization`.
+            default_headers: additional header fields of every request. Fields that the client sets are
+                refused, such as `Authorization`.
             app_info: the name of your program, such as `shop/1.2`, added to `User-Agent`.
             http_client: the `AsyncClient` of httpx or httpx2 to send with. Its transports, proxies, event
                 hooks and default headers are used; its base URL, auth, timeout and cookies are not. It is not

@@ -69,8 +69,8 @@ class AsyncPayments(AsyncResource):
 
         Raises:
             TypeError: neither a response nor its parts, or `max_amount` is a float.
-            ValueError: the response is not a 402, its challenge is too large, or `max_amount` has more than
-                6 decimals.
+            ValueError: the response is not a 402, its challenge is too large, or `max_amount` has more than 6
+                decimals.
             UnpayableChallengeError: the challenge cannot be read, or offers nothing payable at this price.
             PolicyViolationError: the policy, or the pin of the seller, refuses it.
             AccountPausedError: the account is paused.

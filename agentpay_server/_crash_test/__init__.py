@@ -1,1 +1,1 @@
-"""The crash test: real server and agent processes, hostile sellers and kills, with the chain as the judge."""
+"""The crash test: real server and agent processes, hostile sellers and kills, judged by the chain."""

@@ -1,7 +1,7 @@
 """An agent of a crash test, in its own process: makes its purchases, each under its own key.
 
-It keeps nothing but the names of the purchases that it is done with, in a file. When it is killed, the next
-one tries all others again, with the same keys.
+It stores only the names of finished purchases, in a file. After a kill, the next agent retries all others
+with the same keys.
 
     python -m agentpay_server._crash_test.agent PLAN.json
 """
@@ -26,11 +26,11 @@ _AGAIN_SHARE: Final = 0.1
 
 
 class Agent:
-    """Buys.
+    """Makes the purchases of a plan.
 
     Args:
-        plan: `services`, URLs of the service; `api_key`; `account_id`; `shop`, the URL of the seller;
-            `purchases`, their names and paths; `done`, the file with what is done; `seed`.
+        plan: `services`, URLs of the service; `api_key`; `account_id`; `shop`, the seller's URL; `purchases`,
+            their names and paths; `done`, the file of finished purchases; `seed`.
     """
 
     def __init__(self, plan: dict[str, Any]) -> None:
@@ -50,7 +50,7 @@ class Agent:
                 file.write(f"{name} {outcome}:{asked}\n")
 
     def _shop(self, service_url: str) -> httpx.Client:
-        """Return a client of the seller that has one server of the service pay."""
+        """Return a client of the seller that pays through one server of the service."""
         plan = self._plan
         service = AgentPay(api_key=plan["api_key"], base_url=service_url, max_retries=0, timeout=30)
         auth = PaymentAuth(service, account_id=plan["account_id"])
@@ -58,11 +58,11 @@ class Agent:
 
     def _lines(self) -> Iterator[str]:
         if self._done.exists():
-            # A kill may leave half a line.
+            # A kill may leave a partial line.
             yield from (line for line in self._done.read_text().splitlines() if ":" in line)
 
     def _buy(self, name: str, path: str) -> tuple[str, int]:
-        """Try a purchase some times under its one key; return what came of it, and how often it was tried."""
+        """Try a purchase a few times under its key; return the outcome and the number of tries."""
         tries = 0
         for _ in range(_SERVICE_TRIES):
             try:
@@ -71,7 +71,7 @@ class Agent:
                 if response.status_code == 200:
                     return "served", tries
             except errors.PaymentRefusedError:
-                # The seller has a payment and asks again: the same key presents the same payment.
+                # The seller asks again despite a payment. The same key presents the same payment.
                 pass
             except errors.TransferRejectedError:
                 return "refused", tries
@@ -82,7 +82,7 @@ class Agent:
             except httpx.HTTPError:
                 pass
             except errors.AgentPayError as error:
-                # A server that is down, or cannot tell what it has done: the key makes it safe to try again.
+                # The server is down, or the outcome is unknown. The key makes a retry safe.
                 sys.stderr.write(f"{name}: {error}\n")
                 time.sleep(_PAUSE_SECONDS)
                 tries -= 1

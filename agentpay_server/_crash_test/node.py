@@ -1,7 +1,7 @@
-"""The chain of a crash test: one embedded chain on a port, which servers and sellers reach as a cluster.
+"""The chain of a crash test: one embedded chain on a port, used by servers and sellers as a cluster.
 
-It outlives every server, and sees every payment that lands. Its time can pass faster than real time, so that
-expiries need not be waited for.
+It outlives every server, and records every payment that lands. Its clock can run faster than real time, to
+shorten expiries.
 """
 
 import asyncio
@@ -41,10 +41,10 @@ _WALLET_LAMPORTS: Final = 1_000_000_000
 
 
 class FastClock(SystemClock):
-    """The machine's clock, at a multiple of its pace since the start.
+    """A clock that runs at a multiple of the machine's pace.
 
     Args:
-        speed: how many seconds pass in one.
+        speed: seconds per real second.
     """
 
     def __init__(self, speed: int) -> None:
@@ -61,8 +61,8 @@ class Landed:
     """Payments that landed on the chain.
 
     Attributes:
-        payments: how often each memo of a payment landed.
-        micro: micro-USDC that each memo has moved.
+        payments: number of landings, by memo.
+        micro: micro-USDC moved, by memo.
     """
 
     payments: Counter[str]
@@ -73,12 +73,12 @@ class ChainNode:
     """A running chain with its RPC node.
 
     Args:
-        speed: how many seconds pass on the chain in one.
+        speed: the chain's seconds per real second.
 
     Attributes:
-        url: of its JSON-RPC endpoint.
-        clock: its time.
-        environment: the keys that a server on it needs, by the variables that `serve` reads.
+        url: URL of its JSON-RPC endpoint.
+        clock: the chain's clock.
+        environment: environment variables with the keys that a server on the chain needs.
     """
 
     def __init__(self, *, speed: int) -> None:
@@ -98,7 +98,7 @@ class ChainNode:
         }
 
     def landed(self) -> Landed:
-        """Return what has landed so far."""
+        """Return the payments that have landed so far."""
         with self._lock:
             return Landed(self._payments.copy(), self._micro.copy())
 
@@ -110,10 +110,10 @@ class ChainNode:
     def wallet(self, amount_micro: int) -> Keypair:
         """Return the key of a new wallet with SOL for fees and an amount of micro-USDC."""
         keypair = Keypair()
-        self._owner.call(self._furnish(keypair.pubkey(), amount_micro))
+        self._owner.call(self._fund_wallet(keypair.pubkey(), amount_micro))
         return keypair
 
-    async def _furnish(self, owner: Pubkey, amount_micro: int) -> None:
+    async def _fund_wallet(self, owner: Pubkey, amount_micro: int) -> None:
         treasury, mint = self._treasury.pubkey(), Pubkey.from_string(self._chain.usdc_mint)
         account = Pubkey.from_string(associated_token_address(str(owner), str(mint)))
         steps = [
@@ -131,7 +131,7 @@ class ChainNode:
         await self._chain.send(bytes(VersionedTransaction(message, [self._treasury, self._mint_authority])))
 
     def close(self) -> None:
-        """End it."""
+        """Stop the node."""
         self._owner.stop(self._stop)
 
     async def _start(self) -> None:

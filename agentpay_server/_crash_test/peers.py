@@ -1,7 +1,7 @@
-"""The same hostile sellers and kills for other projects' clients, each in a separate environment.
+"""Other projects' clients against the same hostile sellers and kills, each in a separate environment.
 
-Such a client holds the key and signs in the agent's process. There is no server to kill and no policy, so the
-agents are killed. They retry while they have no resource, as the agents of a crash test do.
+Such a client holds the key and signs in the agent's process. There is no server and no policy, so only agents
+are killed. Like the agents of a crash test, they retry until they have the resource.
 """
 
 import contextlib
@@ -33,18 +33,18 @@ _INSTALL_SECONDS: Final = 600
 _LOOK_SECONDS: Final = 0.1
 _WALLET_USDC: Final = 1_000
 _LATEST_SECONDS: Final = 30.0
-"""How long sellers may still broadcast after the end, in real time: more than they hold a payment."""
+"""How long sellers may broadcast after the end, in real time: longer than they hold a payment."""
 
 
 @frozen(kw_only=True)
 class Peer:
-    """A client of others.
+    """Another project's client.
 
     Attributes:
         name: package and version.
-        packages: what its environment holds.
-        program: the file that buys with it.
-        protocol: what it pays.
+        packages: the packages of its environment.
+        program: the file of the program that buys with it.
+        protocol: the payment protocol.
     """
 
     name: str
@@ -81,14 +81,14 @@ class PeerLine:
 
     Attributes:
         client: package and version.
-        purchases: how many were tried.
-        asked: how often its agents called it for them.
-        served: how many ended with the resource.
-        settled: how many were paid, by the chain.
-        twice: how many were paid more than once, by the chain.
-        twice_in_a_call: how many of these were paid more often than its agents called it.
-        settled_usdc: what left its wallet, by the chain.
-        kills: how often its agent was killed.
+        purchases: number of purchases tried.
+        asked: number of calls of the client.
+        served: purchases that obtained the resource.
+        settled: purchases paid, according to the chain.
+        twice: purchases paid more than once, according to the chain.
+        twice_in_a_call: those paid more often than the client was called for them.
+        settled_usdc: USDC debited from its wallet, according to the chain.
+        kills: number of kills of its agent.
     """
 
     client: str
@@ -108,10 +108,10 @@ def run_peers(
     """Run each peer, and yield its results.
 
     Args:
-        seed: decides modes and kills.
-        seconds: how long each of them is killed and buys.
-        purchases: how many purchases each of them tries at most.
-        scratch: for plans, journals and logs.
+        seed: determines modes and kills.
+        seconds: duration of purchases and kills per peer.
+        purchases: maximum number of purchases per peer.
+        scratch: directory for plans, journals and logs.
         say: called with the progress.
 
     Raises:
@@ -165,7 +165,7 @@ def _run(
 
 
 def _disturbed(command: Sequence[str], log: Any, chance: random.Random, seconds: float) -> int:  # noqa: ANN401 - a binary file
-    """Run the agent and kill it in between, until it has finished or the time is up; return the kills."""
+    """Run and kill the agent until it finishes or the time is up. Return the number of kills."""
     kills, ends_at = 0, time.monotonic() + seconds
     while True:
         kill_at = time.monotonic() + chance.expovariate(1 / KILL_EVERY_SECONDS)
@@ -183,7 +183,7 @@ def _disturbed(command: Sequence[str], log: Any, chance: random.Random, seconds:
 
 
 def line_of(peer: Peer, names: Sequence[str], done: Path, landed: Landed, *, kills: int) -> PeerLine:
-    """Return the results of a client, from its agent's journal and the chain."""
+    """Return a client's results, from its agent's journal and the chain."""
     noted = done.read_text("utf-8").splitlines() if done.exists() else []
     asked = {name: noted.count(f"{name} asked") for name in names}
     tried = [name for name in names if asked[name]]
@@ -204,10 +204,10 @@ def line_of(peer: Peer, names: Sequence[str], done: Path, landed: Landed, *, kil
 
 
 def _installed(peer: Peer) -> list[str]:
-    """Return the command that runs a peer's program; install its packages at the first use.
+    """Return the command that runs a peer's program. Installs its packages at the first use.
 
     Raises:
-        CannotStartError: they cannot be installed.
+        CannotStartError: the packages cannot be installed.
     """
     digest = hashlib.sha256("\n".join((*peer.packages, sys.version)).encode()).hexdigest()[:12]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentpay" / "crash-test"
@@ -222,17 +222,17 @@ def _installed(peer: Peer) -> list[str]:
             mark.touch()
         if not is_node:
             return [str(_python_of(directory)), str(_PROGRAMS / peer.program)]
-        # Node looks for packages next to the program.
+        # Node resolves packages relative to the program.
         program = directory / peer.program
         shutil.copyfile(_PROGRAMS / peer.program, program)
     except (OSError, subprocess.SubprocessError) as error:
-        told = getattr(error, "stderr", None) or str(error)
-        raise CannotStartError(f"{peer.name} could not be installed: {told[-500:]}") from None
+        output = getattr(error, "stderr", None) or str(error)
+        raise CannotStartError(f"{peer.name} could not be installed: {output[-500:]}") from None
     return ["node", str(program)]
 
 
 def _install_node(directory: Path, packages: Sequence[str]) -> None:
-    # The peers of some of these packages exclude each other, and are not needed.
+    # Peer dependencies of these packages conflict, and are not needed.
     flags = ["--no-audit", "--no-fund", "--no-package-lock", "--legacy-peer-deps", "--silent"]
     _call(["npm", "install", *flags, "--prefix", str(directory), *packages])
 

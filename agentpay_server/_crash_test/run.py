@@ -1,4 +1,4 @@
-"""One crash test: the world, the kills, the end, and the judgement."""
+"""One crash test: setup, kills, recovery and verdict."""
 
 import contextlib
 import random
@@ -25,7 +25,7 @@ from agentpay_server.paywall import Mode, Paywall, Protocol
 
 PRICE_USDC: Final = Decimal("0.01")
 SPEED: Final = 3
-"""How many seconds pass on the chain in one: a payment expires after 20 seconds."""
+"""The chain's seconds per real second: a payment expires after 20 real seconds."""
 
 _CAP_PURCHASES_PER_SECOND: Final = 0.5
 _LEAST_CAP_PURCHASES: Final = 5
@@ -42,13 +42,13 @@ class Plan:
     """The plan of a crash test.
 
     Attributes:
-        seed: decides modes, protocols and kills.
-        seconds: how long it kills.
+        seed: determines modes, protocols and kills.
+        seconds: duration of purchases and kills.
         agents: number of agent processes.
-        purchases: number of purchases of each agent.
-        servers: number of server processes; more than one needs a PostgreSQL database.
+        purchases: number of purchases per agent.
+        servers: number of server processes; more than one requires PostgreSQL.
         database_url: PostgreSQL database to use; None for an SQLite file.
-        keep: a new directory for data, logs and journals; None for one that is removed.
+        keep: a new directory for data, logs and journals; None for a temporary one.
     """
 
     seed: int
@@ -65,13 +65,12 @@ class Line:
     """Results of the purchases from sellers of one mode.
 
     Attributes:
-        mode: the mode.
-        purchases: how many were tried to their end, or paid.
-        asked: how often agents asked their sellers for them.
-        served: how many ended with the resource.
-        refused: how many the policy refused.
-        settled: how many were paid, by the chain.
-        twice: how many were paid more than once, by the chain.
+        purchases: purchases that were completed or paid.
+        asked: number of requests to sellers.
+        served: purchases that obtained the resource.
+        refused: purchases that the policy refused.
+        settled: purchases paid, according to the chain.
+        twice: purchases paid more than once, according to the chain.
     """
 
     mode: str
@@ -85,17 +84,17 @@ class Line:
 
 @frozen(kw_only=True)
 class Verdict:
-    """The judgement.
+    """The verdict of a crash test.
 
     Attributes:
-        lines: for each mode.
+        lines: results by mode.
         cap_usdc: the daily limit of the account.
-        settled_usdc: what left the account, by the chain.
-        over_cap_usdc: by how much that passes the limit.
-        undecided: payments that the service had not brought to an end in time.
-        differing: payments of which service and chain say different things.
-        kills: how many processes were killed.
-        seconds: how long it took.
+        settled_usdc: USDC debited from the account, according to the chain.
+        over_cap_usdc: the excess over the limit.
+        undecided: payments without an outcome in time.
+        differing: payments whose status at the service differs from the chain.
+        kills: number of processes killed.
+        seconds: duration of the test.
     """
 
     lines: tuple[Line, ...]
@@ -109,7 +108,7 @@ class Verdict:
 
     @property
     def has_passed(self) -> bool:
-        """Whether something was paid, nothing twice or over the limit, all ended, and the books agree."""
+        """Whether something was paid, nothing twice or over the limit, and service and chain agree."""
         twice = sum(line.twice for line in self.lines)
         fault = twice or self.over_cap_usdc or self.undecided or self.differing
         return self.settled_usdc > 0 and not fault
@@ -119,7 +118,7 @@ class CrashTest:
     """Runs a plan.
 
     Args:
-        plan: what to do.
+        plan: the plan to run.
         say: called with the progress.
     """
 
@@ -131,7 +130,7 @@ class CrashTest:
         self._kills = 0
 
     def run(self) -> Verdict:
-        """Run it, and return the verdict.
+        """Run the plan.
 
         Raises:
             CannotStartError: a server does not start.
@@ -143,9 +142,9 @@ class CrashTest:
             self._servers(node, scratch) as servers,
             Paywall(rpc_url=node.url, clock=node.clock) as shop,
         ):
-            return self._judged(node, servers, shop, scratch, started)
+            return self._run(node, servers, shop, scratch, started)
 
-    def _judged(
+    def _run(
         self, node: ChainNode, servers: list[ServerProcess], shop: Paywall, scratch: Path, started: float
     ) -> Verdict:
         plan = self._plan
@@ -161,9 +160,9 @@ class CrashTest:
         account_id = self._account(servers, cap_usdc)
         agents = self._agents(servers, url, account_id, names, scratch)
         self._disturb(servers, agents)
-        undecided = self._ended(servers, account_id)
+        undecided = self._undecided(servers, account_id)
         landed = node.landed()
-        outcomes = {name: told for agent in agents for name, told in agent.outcomes().items()}
+        outcomes = {name: outcome for agent in agents for name, outcome in agent.outcomes().items()}
         settled_usdc = from_micro(sum(landed.micro[name] for name in names))
         return Verdict(
             lines=tuple(lines_of(modes, outcomes, landed)),
@@ -176,7 +175,7 @@ class CrashTest:
             seconds=round(time.monotonic() - started),
         )
 
-    # --- The world
+    # --- Setup
 
     @contextlib.contextmanager
     def _directory(self) -> Iterator[Path]:
@@ -204,7 +203,7 @@ class CrashTest:
         try:
             self._say(f"starting {plan.servers} server(s)")
             for server in servers:
-                # One after the other: the first one creates the tables.
+                # One by one, because the first one creates the tables.
                 server.start()
                 server.wait()
             yield servers
@@ -246,10 +245,10 @@ class CrashTest:
     def _client(self, server: ServerProcess) -> AgentPay:
         return AgentPay(api_key=self._key, base_url=server.url, timeout=60)
 
-    # --- The trouble
+    # --- Kills
 
     def _disturb(self, servers: list[ServerProcess], agents: list[AgentProcess]) -> None:
-        """Run the agents, and kill servers and agents in between, until the time is up."""
+        """Run the agents, and kill servers and agents, until the time is up."""
         for agent in agents:
             agent.start()
         ends_at = time.monotonic() + self._plan.seconds
@@ -279,15 +278,15 @@ class CrashTest:
             victim.kill()
         else:
             server = self._random.choice(servers)
-            # A server that is always killed while it starts would prove nothing.
+            # Wait: a server that is always killed during its start would prove nothing.
             server.wait()
             server.kill()
             server.start()
 
-    # --- The end
+    # --- Results
 
-    def _ended(self, servers: list[ServerProcess], account_id: str) -> int:
-        """Wait until every payment has settled or failed; return how many have not."""
+    def _undecided(self, servers: list[ServerProcess], account_id: str) -> int:
+        """Wait until every payment has settled or failed. Return the number of payments that have not."""
         deadline = time.monotonic() + _END_SECONDS
         with self._client(servers[0]) as client:
             while True:
@@ -303,7 +302,7 @@ class CrashTest:
     def _differing(
         self, servers: list[ServerProcess], account_id: str, landed: Landed, names: list[str]
     ) -> int:
-        """Return of how many payments the service says something else than the chain."""
+        """Return by how much the number of settled payments differs between service and chain."""
         with self._client(servers[0]) as client:
             payments = list(client.payments.list(account_id=account_id, limit=100))
         says = Counter(payment.status for payment in payments)
@@ -314,18 +313,18 @@ class CrashTest:
 def lines_of(
     modes: Mapping[str, Mode], outcomes: dict[str, tuple[str, int]], landed: Landed
 ) -> Iterator[Line]:
-    """Yield a line for each mode in which something was tried."""
+    """Yield a line for each mode with purchases."""
     for mode in Mode:
         names = [
             name for name, its in modes.items() if its is mode and (name in outcomes or landed.payments[name])
         ]
-        told = [outcomes.get(name, ("", 0)) for name in names]
-        words = Counter(word for word, _ in told)
+        results = [outcomes.get(name, ("", 0)) for name in names]
+        words = Counter(word for word, _ in results)
         if names:
             yield Line(
                 mode=mode.value,
                 purchases=len(names),
-                asked=sum(asked for _, asked in told),
+                asked=sum(asked for _, asked in results),
                 served=words["served"],
                 refused=words["refused"],
                 settled=sum(1 for name in names if landed.payments[name]),

@@ -1,4 +1,4 @@
-"""The processes of a crash test: servers that are killed and started again, and agents likewise."""
+"""The processes of a crash test: servers and agents, which are killed and restarted."""
 
 import json
 import os
@@ -14,24 +14,24 @@ _START_SECONDS: Final = 120.0
 
 
 class CannotStartError(Exception):
-    """A server of the test does not start; the message has its last words."""
+    """A process of the test cannot start. The message includes the end of its log."""
 
 
 class ServerProcess:
     """A server on a fixed port.
 
     Args:
-        options: of `agentpay-server serve`, beyond the port.
-        environment: variables for it.
-        log: the file that gets its log.
+        options: options of `agentpay-server serve`, except the port.
+        environment: additional environment variables.
+        log: the file for its log.
 
     Attributes:
-        url: where it is reached.
+        url: the server's URL.
     """
 
     def __init__(self, options: Sequence[str], environment: dict[str, str], log: Path) -> None:
         with socket.socket() as sock:
-            # The port is free again at once; another process is unlikely to take it.
+            # The port is released here. Another process is unlikely to take it.
             sock.bind(("127.0.0.1", 0))
             port = sock.getsockname()[1]
         self.url: str = f"http://127.0.0.1:{port}"
@@ -50,10 +50,10 @@ class ServerProcess:
         self._is_ready = False
 
     def wait(self) -> None:
-        """Return once it accepts requests.
+        """Wait until it accepts requests.
 
         Raises:
-            CannotStartError: it ended instead, or is not ready in time.
+            CannotStartError: it ended, or is not ready in time.
         """
         if self._is_ready:
             return
@@ -63,11 +63,11 @@ class ServerProcess:
         line = self._process.stdout.readline() if ready else b""
         if not line.startswith(b"{"):
             self.kill()
-            raise CannotStartError(f"a server did not start: {self._last_words()}")
+            raise CannotStartError(f"a server did not start: {self._log_end()}")
         self._is_ready = True
 
     def kill(self) -> None:
-        """Kill it, as a power cut would."""
+        """Kill it by SIGKILL."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -75,17 +75,17 @@ class ServerProcess:
                 self._process.stdout.close()
             self._process = None
 
-    def _last_words(self) -> str:
+    def _log_end(self) -> str:
         return self._log.read_text("utf-8", "replace")[-800:]
 
 
 class AgentProcess:
-    """An agent with its plan.
+    """An agent process.
 
     Args:
-        plan: what it is to buy, where and as whom.
-        directory: for its files.
-        name: of its files.
+        plan: see `Agent`.
+        directory: directory of its files.
+        name: base name of its files.
     """
 
     def __init__(self, plan: dict[str, Any], directory: Path, name: str) -> None:
@@ -96,29 +96,29 @@ class AgentProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start, or start again."""
+        """Start or restart."""
         command = [sys.executable, "-m", "agentpay_server._crash_test.agent", str(self._plan)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)  # noqa: S603 - our own command
 
     @property
     def is_running(self) -> bool:
-        """Whether it is at work."""
+        """Whether its process runs."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def has_finished(self) -> bool:
-        """Whether it has gone through its whole plan."""
+        """Whether it has finished its plan."""
         return set(self._names) <= set(self.outcomes())
 
     def kill(self) -> None:
-        """Kill it, as a power cut would."""
+        """Kill it by SIGKILL."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def outcomes(self) -> dict[str, tuple[str, int]]:
-        """Return what came of each purchase that is done, and how often its seller asked for money."""
+        """Return the outcome of each finished purchase, and how often it was tried."""
         found: dict[str, tuple[str, int]] = {}
         if not self._done.exists():
             return found
@@ -130,6 +130,6 @@ class AgentProcess:
                 found[name] = (outcome, before + int(asked))
         return found
 
-    def last_words(self) -> str:
-        """Return the end of what it has printed."""
+    def log_end(self) -> str:
+        """Return the end of its log."""
         return self._log.read_text("utf-8", "replace")[-800:] if self._log.exists() else ""

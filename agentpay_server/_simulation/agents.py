@@ -1,7 +1,7 @@
-"""The work in a simulation: agents that spend, operators that decide, and a third party that sends money.
+"""The work in a simulation: agents that spend, operators that decide, a third party that sends money.
 
-Each call has a separate random stream, named by its actor and number, so that leaving out a call changes no
-other. Agents use the real SDK with its real retries.
+Each call has its own random stream, named by actor and number, so that leaving out a call changes no other.
+Agents use the real SDK with its retries.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ _OPERATORS_PAUSES: Final = 10
 _STRANGERS_PAUSES: Final = 25
 _CHARGE_KEYS: Final = 400
 _UNKNOWN_FROM_STATUS: Final = 500
-"""After a response with such a status it is unknown whether the request was processed."""
+"""From this status on, a response leaves unknown whether the request was processed."""
 
 
 class SimulatedClient(AsyncAgentPay):
@@ -53,11 +53,11 @@ class SimulatedClient(AsyncAgentPay):
 
 
 class Worker(Actor):
-    """An actor that makes calls, one after the other, until the work is over.
+    """An actor that makes calls, one by one, until the work is over.
 
     Args:
         world: the simulation.
-        name: its name.
+        name: the actor's name.
         think_seconds: the average pause between two calls.
     """
 
@@ -85,7 +85,7 @@ class Worker(Actor):
             except AgentPayError as error:
                 self.note("answer", type(error).__name__, getattr(error, "code", "") or "")
                 if isinstance(error, DecodingError) or isinstance(error.__cause__, DecodingError):
-                    # The network delivers a response whole or not at all.
+                    # The network delivers complete responses or none, so this is a server's fault.
                     world.violate("a response that its client refuses", self.name, error)
 
     async def act(self, chance: random.Random) -> None:
@@ -93,7 +93,7 @@ class Worker(Actor):
         raise NotImplementedError
 
     def note(self, kind: str, *what: object) -> None:
-        """Record what it does."""
+        """Note an action in the timeline."""
         self.world.timeline.note(kind, self.name, *what)
 
 
@@ -155,7 +155,7 @@ class Agent(Worker):
         if self._purchases and chance.random() < world.plan.skew.repeats:
             purchase = chance.choice(self._purchases)
             if self._own is None and chance.random() < 0.1:
-                # The same key for another account: a mistake, and no second purchase.
+                # The same key for another account is a mistake, not a second purchase.
                 purchase = evolve(purchase, account_id=chance.choice(world.accounts).account_id)
         else:
             seller, (source, _) = chance.choice(world.sellers), self._parties(chance)
@@ -209,7 +209,7 @@ class Agent(Worker):
             await client.accounts.balance(chance.choice(self.world.accounts).account_id)
 
     async def _twice(self, chance: random.Random, call: Callable[[SimulatedClient], Awaitable[None]]) -> None:
-        """Make a call, or the same call twice at once."""
+        """Make a call, or the same call twice concurrently."""
         clients = self._clients if chance.random() < self.world.plan.skew.twins else self._clients[:1]
         ends = await asyncio.gather(*(call(client) for client in clients), return_exceptions=True)
         for end in ends:
@@ -307,7 +307,7 @@ class Operator(Worker):
         except AgentPayError as error:
             status = error.status if isinstance(error, APIError) else None
             if status is None or status >= _UNKNOWN_FROM_STATUS:
-                # It may have been rotated; the response with the secret is lost.
+                # The secret may be rotated, but the response with it is lost.
                 world.secrets[webhook_id].is_lost = True
             raise
         world.secrets[webhook_id].known.append(new.secret)
@@ -323,8 +323,8 @@ class Stranger(Worker):
         """Send something."""
         world, micro = self.world, chance.randint(1, 5_000)
         if world.cluster.owes:
-            # A payment to the escrow now would make its undone settlement fail permanently, which no service
-            # can prevent. On a real cluster, confirmed blocks are not undone.
+            # A payment to an escrow would make its rolled-back settlement fail permanently, which no service
+            # can prevent. On a real cluster, confirmed blocks are not rolled back.
             return
         escrows = world.judges.escrows[-_RECENT_SESSIONS:]
         if escrows and chance.random() < 0.3:
@@ -336,5 +336,5 @@ class Stranger(Worker):
 
 
 def usdc(micro: int) -> Decimal:
-    """Return micro-USDC as USDC."""
+    """Convert micro-USDC to USDC."""
     return from_micro(micro)

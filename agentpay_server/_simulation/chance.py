@@ -1,6 +1,6 @@
-"""Randomness: a stream of random numbers per actor and purpose, all from one seed.
+"""Randomness: an independent stream per actor and purpose, all from one seed.
 
-Streams do not share state. An actor that is left out, or draws more often, does not affect the others.
+An actor that is left out, or draws more often, does not affect the others.
 """
 
 import random
@@ -9,13 +9,13 @@ from typing import Final
 
 
 class Chance:
-    """Makes the streams of one seed."""
+    """Creates the streams of one seed."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
     def stream(self, *names: object) -> random.Random:
-        """Return the stream of a name from its start. The same name always gives the same numbers."""
+        """Return the stream of a name, from its start."""
         return random.Random(" ".join(map(str, (self._seed, *names))))  # noqa: S311 - repeatable on purpose
 
 
@@ -23,9 +23,9 @@ class Actor:
     """The owner of running code: one life of a server, an agent, an operator.
 
     Attributes:
-        name: its name in the timeline.
-        order: random order of its ready callbacks among others.
-        is_dead: whether none of its code runs any more.
+        name: name in the timeline.
+        order: random order of its callbacks among those of others.
+        is_dead: whether none of its code may run any more.
     """
 
     def __init__(self, name: str, chance: Chance) -> None:
@@ -35,4 +35,4 @@ class Actor:
 
 
 ACTOR: Final[ContextVar[Actor | None]] = ContextVar("ACTOR", default=None)
-"""The actor of the running code. Tasks and callbacks inherit it from the code that started them."""
+"""The actor of the running code. Tasks and callbacks inherit it from their creator."""

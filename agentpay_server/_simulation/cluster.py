@@ -1,4 +1,4 @@
-"""A Solana cluster on virtual time: slots, blockhashes, when transactions land, and forks.
+"""A Solana cluster on virtual time: slots, blockhashes, landings and forks.
 
 Transactions run on a LiteSVM machine. `nodes.py` decides what each node reports, and when. The cluster is
 honest: a transaction lands at most once, and within the 150 blocks of its blockhash.
@@ -34,7 +34,7 @@ from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS
 from agentpay_server.chain.signing import transaction_of
 
 FINALIZED_SLOTS: Final = 31
-"""After how many slots a block can no longer be undone."""
+"""Number of slots after which a block is irreversible."""
 
 USDC_MINT: Final = instructions.USDC_MINTS["mainnet-beta"]
 GENESIS: Final = str(Hash(hashlib.sha256(b"agentpay simulation").digest()))
@@ -56,12 +56,12 @@ class Described:
 
     Attributes:
         signature: its first signature, by the fee payer.
-        signatures: all its signatures.
-        message: the hash of its message.
-        subject: the transfer or session in its memo, or of its payment; None without one.
+        signatures: all signatures.
+        message: hash of its message.
+        subject: the transfer or session in its memo, or its payment; None without one.
         kind: `transfer`, `payment`, `opening`, `closing`, or `other`.
-        source: the token account of the first movement, if any.
-        destination: its receiving token account.
+        source: token account that the first movement debits, if any.
+        destination: token account that the first movement credits.
         last_valid_height: the last block height at which it can land; 0 if its blockhash is unknown.
     """
 
@@ -80,15 +80,14 @@ class Landed:
     """A transaction in a block.
 
     Attributes:
-        about: its description.
-        slot: of its block.
+        slot: slot of its block.
         error: in JSON-RPC form; None if it succeeded.
-        transaction: the whole transaction.
-        keys: its accounts.
-        before: the balances of its USDC accounts before it.
-        after: the balances after it.
-        logs: of its programs.
-        undo: its accounts before it.
+
+        keys: addresses of its accounts.
+        before: balances of its USDC accounts before it.
+        after: balances of its USDC accounts after it.
+        logs: logs of its programs.
+        undo: its writable accounts before it.
     """
 
     about: Described
@@ -103,7 +102,7 @@ class Landed:
 
 
 class Watcher(Protocol):
-    """Observes everything that happens on the cluster."""
+    """Observes the cluster."""
 
     def handed_over(self, about: Described, by: str) -> None:
         """A transaction was received for the first time."""
@@ -114,7 +113,7 @@ class Watcher(Protocol):
         ...
 
     def undone(self, landing: Landed) -> None:
-        """A transaction has vanished with its block."""
+        """A transaction was rolled back with its block."""
         ...
 
 
@@ -132,12 +131,12 @@ class Cluster:
 
     Args:
         plan: the run.
-        chance: the random streams of its seed.
+        chance: the seed's random streams.
         loop: provides the time.
         faults: decides which faults strike.
         timeline: records what happens.
-        wall_us: the true time at the start of the simulation, in microseconds since 1970.
-        watcher: observes received and landed transactions.
+        wall_us: true time at the start of the simulation, in microseconds since 1970.
+        watcher: observes transactions.
     """
 
     def __init__(
@@ -158,16 +157,16 @@ class Cluster:
         self._landing = chance.stream("landing")
         self._stalled_seconds = 0.0
         self._stalled_since: float | None = None
-        self._machine = machines.take()
+        self._machine = machines.acquire()
         self._heights: dict[str, int] = {}
         self._fork = 0
         self._known: dict[str, Described] = {}
         self._versions: dict[str, list[tuple[int, Account | None]]] = {}
         self._histories: defaultdict[str, _History] = defaultdict(_History)
         self._order: list[Landed] = []
-        self._messages: dict[str, str] = {}  # the signature under which each message landed first
+        self._messages: dict[str, str] = {}  # By message: the signature under which it landed first.
         self._payments: dict[str, str] = {}
-        self._owed: dict[str, Landed] = {}  # undone transactions that have not landed again, oldest first
+        self._rolled_back: dict[str, Landed] = {}  # Rolled back and not landed again, oldest first.
         self.landings: dict[str, Landed] = {}
         self.executed = 0
         self.stranger = Keypair.from_seed(hashlib.sha256(b"a stranger").digest())
@@ -180,7 +179,7 @@ class Cluster:
         return _FIRST_SLOT + _SLOTS_BEFORE + int(self._lived() / self.slot_seconds + 1e-9)
 
     def height(self, slot: int) -> int:
-        """Return the height of the block in a slot, or of the block before it if the slot is empty."""
+        """Return the height of the block in a slot, or of the previous block if the slot is empty."""
         slots = slot - _FIRST_SLOT
         return _FIRST_HEIGHT + slots - (slots // self._skips_every if self._skips_every else 0)
 
@@ -198,23 +197,23 @@ class Cluster:
         return now - self._stalled_seconds
 
     def stall(self, seconds: float) -> None:
-        """Produce no blocks for a while."""
+        """Produce no blocks for `seconds`."""
         if self._stalled_since is not None:
             return
         since = self._stalled_since = self._loop.time()
 
-        def go_on() -> None:
+        def resume() -> None:
             self._stalled_since = None
             self._stalled_seconds += self._loop.time() - since
 
-        self._loop.happen_in(seconds, go_on)
+        self._loop.schedule_event(seconds, resume)
 
     # --- Setting up
 
     def furnish(
         self, *, treasury: str, mint_authority: str, sellers: Sequence[tuple[Pubkey, Pubkey]] = ()
     ) -> None:
-        """Create the service's treasury and mint, and fund a third party with USDC, once.
+        """Create the treasury, the mint and the accounts of third parties, once.
 
         Args:
             treasury: address of the service's fee payer.
@@ -252,12 +251,12 @@ class Cluster:
         return made is not None and made <= height <= made + BLOCKHASH_LIFE_BLOCKS
 
     def blocks_left(self, transaction: VersionedTransaction) -> int:
-        """Return how many more blocks can hold a transaction; less than 0 when it is too late."""
+        """Return the number of blocks in which a transaction can still land; negative if it is too late."""
         made = self._heights.get(str(transaction.message.recent_blockhash), 0)
         return made + BLOCKHASH_LIFE_BLOCKS - self.height(self.slot())
 
     def name_payment(self, message: str, transfer_id: str) -> None:
-        """Know by its message what a transaction pays for: it need not say so itself."""
+        """Register the transfer that a message pays, because its memo need not name it."""
         self._payments[message] = transfer_id
 
     def describe(self, raw: bytes) -> Described:
@@ -265,7 +264,7 @@ class Cluster:
         return self._described(transaction_of(raw))
 
     def submit(self, raw: bytes, by: str) -> str:
-        """Receive a transaction, which may land some time later, and return its signature."""
+        """Receive a transaction, which may land later, and return its signature."""
         transaction = transaction_of(raw)
         signature = str(transaction.signatures[0])
         about = self._known.get(signature)
@@ -278,15 +277,15 @@ class Cluster:
         delay = self._landing.expovariate(1 / _LANDING_SECONDS)
         if late := self._faults.strike("tx.late", by):
             left = (about.last_valid_height - self.height(self.slot())) * self.slot_seconds
-            # Often in one of the last possible blocks, when the service is about to conclude that it expired.
+            # Often in one of the last possible blocks, when the service is about to consider it expired.
             delay = late.choice((late.uniform(1, 75), max(left - late.uniform(0, 15), 0.1)))
-        self._loop.happen_in(delay, self._land, transaction)
+        self._loop.schedule_event(delay, self._land, transaction)
         if again := self._faults.strike("tx.repeated", by):
-            self._loop.happen_in(again.uniform(0.1, 70), self._land, transaction)
+            self._loop.schedule_event(again.uniform(0.1, 70), self._land, transaction)
         return signature
 
     def pay_from_outside(self, token_account: str, amount_micro: int, *, slots_ago: int = 0) -> None:
-        """Let the third party send USDC to a token account at once, with a slightly old blockhash."""
+        """Land a payment of the third party to a token account, with a blockhash of `slots_ago`."""
         pay = instructions.transfer_checked(
             source=Pubkey.from_string(self.strangers_account),
             destination=Pubkey.from_string(token_account),
@@ -339,7 +338,7 @@ class Cluster:
             return
         about = self._known.get(signature) or self._described(transaction)
         if self._messages.get(about.message, signature) != signature:
-            # A message lands once, whatever its signatures. One that vanishes lands again unchanged.
+            # A message lands once, whatever its signatures. A rolled-back one lands again unchanged.
             return
         keys = [str(key) for key in transaction.message.account_keys]
         addresses = [str(address) for address in machine.writable_accounts(transaction)]
@@ -368,7 +367,7 @@ class Cluster:
         self._order.append(landing)
         self.landings[signature] = landing
         self._messages[about.message] = signature
-        self._owed.pop(signature, None)
+        self._rolled_back.pop(signature, None)
         for address, account in machine.changed_accounts(self._machine, transaction).items():
             version = None if account is None else Account.from_bytes(account)
             self._versions.setdefault(address, []).append((slot, version))
@@ -381,13 +380,13 @@ class Cluster:
         self._watcher.in_block(landing)
 
     def roll_back(self, slots: int, relands: Callable[[Described], float | None]) -> int:
-        """Undo the newest blocks that are not final, and return how many transactions disappeared.
+        """Roll back the newest blocks that are not final. Return the number of rolled-back transactions.
 
-        Only so many blocks are undone that all these transactions can land again.
+        Rolls back only as many blocks as let all these transactions land again.
 
         Args:
-            slots: how many blocks to undo.
-            relands: returns after how many seconds a transaction lands again automatically; None for never.
+            slots: maximum number of slots to roll back.
+            relands: returns the seconds after which a transaction lands again automatically; None for never.
         """
         height = self.height(self.slot())
         fork = max(self.slot() - min(slots, FINALIZED_SLOTS - 1), self._kept_for_owed())
@@ -404,34 +403,36 @@ class Cluster:
         self._machine.with_transaction_history(machine.HISTORY_TRANSACTIONS)
         for landing in vanished:
             self._timeline.note("forget", "cluster", landing.about.kind, landing.about.signature[:12])
-        # Including transactions that had disappeared before, in order: a later one may spend what an earlier
-        # one brought.
-        self._owed = {each.about.signature: each for each in (*reversed(vanished), *self._owed.values())}
+        # Includes transactions of earlier forks. The order matters: a later one may spend the money of an
+        # earlier one.
+        self._rolled_back = {
+            each.about.signature: each for each in (*reversed(vanished), *self._rolled_back.values())
+        }
         delay = 0.0
-        for landing in self._owed.values():
+        for landing in self._rolled_back.values():
             again = relands(landing.about)
             if again is not None:
                 delay = max(delay + 0.01, again)
-                self._loop.happen_in(delay, self._land_again, landing, self._fork)
+                self._loop.schedule_event(delay, self._land_again, landing, self._fork)
         return len(vanished)
 
     @property
     def owes(self) -> bool:
-        """Whether an undone transaction can still land again."""
+        """Whether a rolled-back transaction can still land again."""
         height = self.height(self.slot())
-        return any(height <= self._made(each) + BLOCKHASH_LIFE_BLOCKS for each in self._owed.values())
+        return any(height <= self._made(each) + BLOCKHASH_LIFE_BLOCKS for each in self._rolled_back.values())
 
     def _made(self, landing: Landed) -> int:
-        """Return the height of the block that gave a transaction its blockhash."""
+        """Return the height of the block of a transaction's blockhash."""
         return self._heights[str(landing.transaction.message.recent_blockhash)]
 
     def _kept_for_owed(self) -> int:
-        """Return the newest slot that must stay, so that undone transactions can land again."""
+        """Return the newest slot that must stay so that rolled-back transactions can land again."""
         slot = self.slot()
         height = self.height(slot)
         owed = [
             made
-            for each in self._owed.values()
+            for each in self._rolled_back.values()
             if (made := self._made(each)) + BLOCKHASH_LIFE_BLOCKS >= height
         ]
         if not all(_has_time(made, height) for made in owed):
@@ -441,7 +442,7 @@ class Cluster:
         return slot if owed else 0
 
     def _land_again(self, landing: Landed, fork: int) -> None:
-        # Otherwise there was another fork since, with another order.
+        # A later fork schedules these landings again, in another order.
         if fork == self._fork:
             self._land(landing.transaction)
 
@@ -478,7 +479,7 @@ class Cluster:
         return None
 
     def history(self, address: str, slot: int) -> tuple[Sequence[str], Mapping[str, int], int]:
-        """Return an account's signatures, oldest first, their slots, and how many there were by a slot."""
+        """Return an account's signatures, oldest first, their positions, and their number up to a slot."""
         history = self._histories[address]
         return history.signatures, history.places, bisect_right(history.slots, slot)
 
@@ -496,12 +497,12 @@ class Cluster:
         return self.held_by(list(self._versions))
 
     def rent_exemption(self, size: int) -> int:
-        """Return the rent exemption of an account of a size."""
+        """Return the rent exemption of an account of `size` bytes, in lamports."""
         return self._machine.minimum_balance_for_rent_exemption(size)
 
     def close(self) -> None:
         """Release the machine."""
-        machines.give_back(self._machine)
+        machines.release(self._machine)
 
     def _bytes_at(self, address: str) -> bytes | None:
         account = self._machine.get_account(Pubkey.from_string(address))
@@ -509,7 +510,7 @@ class Cluster:
 
 
 def message_name(transaction: VersionedTransaction) -> str:
-    """Return the identifier of a transaction's message, independent of its signatures."""
+    """Return the identity of a transaction's message, independent of its signatures."""
     return str(Message.hash_raw_message(to_bytes_versioned(transaction.message)))
 
 
@@ -528,7 +529,7 @@ def _usdc_account(owner: Pubkey, amount_micro: int) -> bytes:
 
 
 def _has_time(made: int, height: int) -> bool:
-    """Return whether half the life of a blockhash is left at a height, enough to land again."""
+    """Return whether half of a blockhash's life is left at a height, enough to land again."""
     return made + BLOCKHASH_LIFE_BLOCKS - height >= BLOCKHASH_LIFE_BLOCKS // 2
 
 

@@ -1,10 +1,8 @@
 """The database of all simulated servers: SQLite in memory behind a network that delays, loses and rolls back.
 
-Units run one at a time, so deadlocks and missing row locks cannot be found here. Committed texts that may be
-signatures are recorded, so that a judge can check that one was stored before it was sent.
-
-Every life of a server first migrates the tables to its release. Meanwhile the others wait, as for its locks,
-and if it dies during the migration, nothing has changed.
+Committed strings that may be signatures are recorded, so that a judge can check that a transaction was stored
+before it was sent. Each life of a server first migrates the schema to its release. The other lives wait for
+it, and if it dies during the migration, nothing has changed.
 """
 
 import asyncio
@@ -29,7 +27,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 NEXT_RELEASE: Final = Release("simulated", (*THIS_RELEASE.folders, Path(__file__).parent / "next_release"))
-"""A later version of the server that differs only in additional tables and columns."""
+"""A later release, which only adds tables and columns."""
 
 _SIGNATURE_LENGTHS = range(80, 89)
 _LONGEST_CHANGE_SECONDS: Final = 5.0
@@ -41,13 +39,13 @@ class _UndoneError(Exception):
 
 
 class SharedDatabase:
-    """The shared part of all servers' database.
+    """The database that all servers share.
 
     Attributes:
-        signatures: every committed text with the length of a signature.
-        units: how many units have run.
-        release: the release whose tables it has.
-        changes: the life that is migrating the tables, and has locked them.
+        signatures: committed strings that have the length of a signature.
+        units: number of units run.
+        release: the release of the schema.
+        changes: the life that is migrating the schema, and has locked it.
     """
 
     def __init__(self) -> None:
@@ -63,7 +61,7 @@ class SharedDatabase:
         noted: list[str] = []
 
         def run(connection: Connection) -> T:
-            return unit(_Noting(connection, noted), *args, **kwargs)
+            return unit(_Recording(connection, noted), *args, **kwargs)
 
         result = _finished(self._database.run(run))
         self.units += 1
@@ -83,7 +81,7 @@ class SharedDatabase:
             return
 
     def read(self, unit: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
-        """Run a unit that must not change anything."""
+        """Run a read-only unit."""
         self.units += 1
         return _finished(self._database.read(unit, *args, **kwargs))
 
@@ -93,10 +91,10 @@ class SharedDatabase:
         return self.changes is not None and not self.changes.is_dead
 
     def lay_out(self, release: Release) -> None:
-        """Migrate the tables to a release.
+        """Migrate the schema to a release.
 
         Raises:
-            NewerSchemaError: they are of a later one.
+            NewerSchemaError: the schema is of a later release.
         """
         _finished(migrations.upgrade(self._database, release=release))
         if release is NEXT_RELEASE:
@@ -112,16 +110,16 @@ class SharedDatabase:
 
 
 class DatabaseLink:
-    """The database as one life of a server sees it.
+    """The connection of one life of a server to the database.
 
     Args:
         shared: the database.
-        server: the server's name.
-        chance: the random streams of the seed.
+        server: name of the server.
+        chance: the seed's random streams.
         faults: decides which faults strike.
         timeline: records what happens.
-        may_die: lets the server die at a place with some probability, and returns whether it did.
-        life: of the server.
+        may_die: kills the server at a place with some probability; returns whether it did.
+        life: the server's life.
     """
 
     is_inline: ClassVar[bool] = False
@@ -143,10 +141,10 @@ class DatabaseLink:
         self._may_die, self._life = may_die, life
 
     async def lay_out(self, release: Release) -> None:
-        """Migrate the tables to a release; meanwhile no other server can use them.
+        """Migrate the schema to a release. Other servers wait meanwhile.
 
         Raises:
-            NewerSchemaError: they are of a later one.
+            NewerSchemaError: the schema is of a later release.
             DatabaseUnavailableError: the database did not respond.
         """
         await self._travel()
@@ -186,7 +184,7 @@ class DatabaseLink:
     async def read(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run a unit that must not change anything."""
+        """Run a read-only unit."""
         await self._travel()
         return self._shared.read(unit, args, kwargs)
 
@@ -195,16 +193,16 @@ class DatabaseLink:
         self._shared.create_missing(tables)
 
     async def close(self) -> None:
-        """Do nothing: the other servers continue to use it."""
+        """Do nothing: other servers use the database."""
 
     async def _travel(self) -> None:
         pause = self._latency.uniform(0.0002, 0.004)
         slow = self._faults.strike("db.slow", self._server)
         await asyncio.sleep(slow.uniform(0.05, 3) if slow else pause)
-        while self._shared.is_locked:  # noqa: ASYNC110 - whoever locked it may die, and tells nobody
+        while self._shared.is_locked:  # noqa: ASYNC110 - the life with the lock may die without a notice
             await asyncio.sleep(_WAIT_SECONDS)
         if self._life.is_dead:
-            # Dead servers should never get here; if one does, stop it.
+            # None of a dead server's code should run.
             raise RuntimeError("a killed server used its database")
         if self._faults.strike("db.lost before", self._server):
             raise DatabaseUnavailableError("the connection was lost before")
@@ -215,8 +213,8 @@ class DatabaseLink:
             raise DatabaseUnavailableError("the connection was lost after")
 
 
-class _Noting:
-    """A connection that records signatures in the parameters of statements."""
+class _Recording:
+    """A connection that records signatures in statement parameters."""
 
     __slots__ = ("_connection", "_noted")
 
@@ -236,13 +234,13 @@ class _Noting:
 
 
 def _note_release(driver: sqlite3.Connection) -> None:
-    """Record, as migrations do, that the tables are of this release: they come from its template."""
+    """Record the schema's release, as migrations do, for tables that come from the template."""
     driver.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
     driver.execute("INSERT INTO alembic_version VALUES (?)", (THIS_RELEASE.head,))
 
 
 def _finished(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine that never waits, as for a database in memory."""
+    """Return the result of a coroutine that never suspends, as of a database in memory."""
     try:
         work.send(None)
     except StopIteration as done:

@@ -18,15 +18,15 @@ _UPGRADE_PAUSES_SECONDS = (0, 3, 30)
 
 
 def disasters(world: "World") -> Iterator[Coroutine[Any, Any, None]]:
-    """Return the tasks for each kind of scheduled fault in a plan."""
+    """Return a task for each kind of scheduled fault in a plan."""
     for kind, seconds in world.plan.every_seconds.items():
-        yield _comes(world, kind, seconds, _KINDS[kind])
+        yield _recur(world, kind, seconds, _KINDS[kind])
 
 
-async def _comes(world: "World", kind: str, seconds: float, disaster: Disaster) -> None:
+async def _recur(world: "World", kind: str, seconds: float, disaster: Disaster) -> None:
     pauses = world.chance.stream("pauses of", kind)
     while True:
-        # Occasionally two in a row, to interrupt a recovery.
+        # Occasionally two in quick succession, to interrupt a recovery.
         pause = pauses.expovariate(1 / seconds) if pauses.random() < 0.85 else pauses.uniform(0, 0.2)
         await asyncio.sleep(pause)
         strike = world.faults.strikes(kind, "world")
@@ -51,7 +51,7 @@ def _stuck(world: "World", strike: random.Random) -> None:
     node = strike.choice(world.nodes.all)
     if node.stuck_at is None:
         node.stuck_at = world.nodes.view(node)
-        world.loop.happen_in(strike.choice((2, 20, 120, 300)), setattr, node, "stuck_at", None)
+        world.loop.schedule_event(strike.choice((2, 20, 120, 300)), setattr, node, "stuck_at", None)
 
 
 def _lags(world: "World", strike: random.Random) -> None:
@@ -71,7 +71,7 @@ def _jump(world: "World", strike: random.Random) -> None:
 
 
 def _upgrade(world: "World", strike: random.Random) -> None:
-    """Restart every server with the next release: all at once, or one after the other."""
+    """Restart every server with the next release, all at once or one by one."""
     seconds = strike.choice(_UPGRADE_PAUSES_SECONDS)
     for number, server in enumerate(strike.sample(world.servers, len(world.servers))):
         is_killed = strike.random() < 0.3
@@ -85,7 +85,7 @@ def _upgrade(world: "World", strike: random.Random) -> None:
             else:
                 world.loop.create_task(server.stop())
 
-        world.loop.happen_in(number * strike.uniform(0, seconds), restart)
+        world.loop.schedule_event(number * strike.uniform(0, seconds), restart)
 
 
 _KINDS: dict[str, Disaster] = {

@@ -1,6 +1,6 @@
 """The end of a simulation: faults stop, everything in flight must finish, and the books must be right.
 
-All state is read through the API, as an operator would, and compared with the chain.
+All state is read through the API, as an operator reads it, and compared with the chain.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from agentpay_server._simulation.world import World
 
 LIVENESS_SECONDS: Final = 180.0
-"""How long after the last fault anything may still be in flight."""
+"""How long after the last fault anything may be in flight."""
 
 _UP_SECONDS: Final = 60.0
 _CLOSING_SECONDS: Final = 90.0
@@ -33,7 +33,7 @@ _LOOK_EVERY_SECONDS: Final = 5.0
 _AT_ONCE: Final = 16
 _DEPOSITS_SECONDS: Final = 40.0
 _NODES_SECONDS: Final = 5.0  # Until every node has seen the newest payment.
-_UNDER_WAY: Final = ("submitted", "opening", "closing")
+_IN_FLIGHT_STATUSES: Final = ("submitted", "opening", "closing")
 _DAY_SECONDS: Final = 20 * 3600.0
 _SWEPT: Final = 3
 _IN_FLIGHT: Final = re.compile(rb'^agentpay_queue_depth\{queue="transfers_submitted"\} (\S+)', re.MULTILINE)
@@ -46,7 +46,7 @@ async def come_to_rest(world: "World") -> None:
     for server in world.servers:
         server.rpc.down_until = 0.0
         if world.database.release is NEXT_RELEASE:
-            # Faults in progress continue, but none starts from now on.
+            # The upgrade that has begun is completed.
             server.release = NEXT_RELEASE
     began = world.loop.time()
     while not all(server.is_up for server in world.servers):
@@ -57,8 +57,8 @@ async def come_to_rest(world: "World") -> None:
     world.is_healing = False
     client, done = world.client("auditor"), set[str]()
     asking = world.loop.create_task(_resolve_keys(world, client))
-    # Operations that start only now get the full time from here: repeated keys, sessions that close by the
-    # clock.
+    # Operations that start during the wait get the full time too: repeated keys, sessions that the clock
+    # closes.
     since, first_seen = dict[str, float](), began
     while True:
         open_ones = await _under_way(world, client, done, counts=asking.done())
@@ -116,13 +116,13 @@ async def _resolve_keys(world: "World", client: SimulatedClient) -> None:
 async def _under_way(
     world: "World", client: SimulatedClient, done: set[str], *, counts: bool
 ) -> list[tuple[str, str]]:
-    """Return what is still in flight, of everything that was sent to the cluster or in a response.
+    """Return what is in flight, of all subjects sent to the cluster or named in a response.
 
     Args:
         world: the simulation.
         client: a client of the service.
-        done: what had ended before; updated with what has ended now.
-        counts: whether to count unreported transfers too, because no more transfers are requested.
+        done: the subjects that have ended; updated.
+        counts: whether to include the servers' counts of transfers, once no more are requested.
     """
     judges = world.judges
     names = {subject for subject, _ in judges.subjects} | set(judges.keys) | set(world.sessions)
@@ -133,13 +133,13 @@ async def _under_way(
             *(_status(world, client, name) for name in wanted[at : at + _AT_ONCE])
         )
         for name, status in zip(wanted[at : at + _AT_ONCE], statuses, strict=True):
-            if status in _UNDER_WAY:
+            if status in _IN_FLIGHT_STATUSES:
                 found.append((name, status))
             elif status not in ("open", "pending_approval", "approved"):
                 done.add(name)
     for status in (SessionStatus.OPENING, SessionStatus.CLOSING):
         found += [(each.session_id, status) async for each in client.sessions.list(status=status, limit=100)]
-    # If its response was lost, only this actor knows it.
+    # If the response was lost, only the list names the payment.
     found += [(each.transfer_id, each.status) async for each in client.payments.list(status="submitted")]
     for server in world.servers if counts else ():
         if waiting := await _transfers_in_flight(server):
@@ -148,7 +148,7 @@ async def _under_way(
 
 
 async def _transfers_in_flight(server: "Server") -> int:
-    """Return how many transfers are in flight, according to a server's metrics."""
+    """Return the number of transfers in flight, according to a server's metrics."""
     _, text = await _operations(server, "/metrics")
     found = _IN_FLIGHT.search(text)
     return int(float(found.group(1))) if found else -1  # Unreadable metrics do not prove that it is idle.
@@ -174,7 +174,7 @@ async def _status(world: "World", client: SimulatedClient, name: str) -> str:
 
 
 async def _close_sessions(world: "World", client: SimulatedClient) -> None:
-    """Close every session and check its result."""
+    """Close every session, and check its result."""
     names = {subject for subject, kind in world.judges.subjects if kind == "opening"} | set(world.sessions)
     for name in sorted(names):
         began = world.loop.time()
@@ -211,7 +211,7 @@ def _judge_session(world: "World", session: Session) -> None:
 
 
 async def _judge_payments(world: "World", client: SimulatedClient) -> None:
-    """Check every payment that is on chain: that it was requested, and how it is reported."""
+    """Check that every payment on chain was requested, and is reported correctly."""
     keys: Counter[tuple[str, str]] = Counter()
     for (subject, kind), signatures in world.judges.landed.items():
         if kind not in ("transfer", "payment") or not signatures:
@@ -219,7 +219,7 @@ async def _judge_payments(world: "World", client: SimulatedClient) -> None:
         transfer = world.judges.told.get(subject) or await client.transfers.get(subject)
         if transfer.status != "settled" or [transfer.tx_signature] != signatures:
             world.violate("landed, and not settled so", subject, transfer.status, *signatures)
-        if not _was_asked_for(world.judges, transfer, is_payment=kind == "payment"):
+        if not _was_requested(world.judges, transfer, is_payment=kind == "payment"):
             world.violate("paid without a request", subject, transfer.idempotency_key)
         keys[transfer.from_, transfer.idempotency_key] += 1
         if keys[transfer.from_, transfer.idempotency_key] > 1:
@@ -229,7 +229,7 @@ async def _judge_payments(world: "World", client: SimulatedClient) -> None:
             world.violate("settled, and not on chain", transfer.transfer_id)
 
 
-def _was_asked_for(judges: Judges, transfer: Transfer, *, is_payment: bool) -> bool:
+def _was_requested(judges: Judges, transfer: Transfer, *, is_payment: bool) -> bool:
     micro, asked = to_micro(transfer.amount_usdc), judges.asked.get(transfer.idempotency_key)
     if is_payment:
         return (transfer.from_, micro) in judges.prices[transfer.idempotency_key]
@@ -237,7 +237,7 @@ def _was_asked_for(judges: Judges, transfer: Transfer, *, is_payment: bool) -> b
 
 
 async def _spend_the_rest(world: "World", client: SimulatedClient) -> None:
-    """Spend what a limit still allows, exactly, and then everything that an account holds."""
+    """Spend exactly what a limit still allows, then everything that an account holds."""
     for account in world.accounts[:_SWEPT]:
         await client.policies.update(
             account.account_id, paused=False, max_single_transfer=None, escalation_threshold=None
@@ -309,7 +309,7 @@ async def _judge_account(world: "World", client: SimulatedClient, account: Accou
 
 
 async def _judge_events(world: "World", client: SimulatedClient) -> None:
-    """Check that each change has its event, and that each event was received or is listed."""
+    """Check that each change has its event, and that each event was received or has a listed delivery."""
     world.mail.judge()
     events = [event async for event in client.console.events.list(limit=100)]
     told = Counter((event.type, str(getattr(event.data, "transfer_id", None))) for event in events)

@@ -13,9 +13,9 @@ class Faults:
     """Decides which faults strike in a simulation.
 
     Attributes:
-        are_on: whether any strikes at all.
-        counts: how often each kind has struck.
-        struck: the name of each strike, in order, in the form that `Plan.without` takes.
+        are_on: whether faults are enabled.
+        counts: number of strikes by kind.
+        struck: the name of each strike, in order, as in `Plan.without`.
     """
 
     def __init__(self, plan: Plan, chance: Chance, timeline: Timeline) -> None:
@@ -30,7 +30,7 @@ class Faults:
         self.struck: list[str] = []
 
     def strike(self, kind: str, actor: str) -> random.Random | None:
-        """Return a random stream for the details of a fault if it strikes now, else None."""
+        """Return a random stream for a fault's details if it strikes now; otherwise None."""
         if not self.are_on:
             return None
         odds = self._odds.get(kind)
@@ -42,7 +42,7 @@ class Faults:
         return self.strikes(kind, actor) if stream.random() < odds else None
 
     def strikes(self, kind: str, actor: str) -> random.Random | None:
-        """Return a random stream for the details of a scheduled fault; None if it is left out."""
+        """Return a random stream for a scheduled fault's details; None if it is left out."""
         number = self._strikes[kind, actor]
         self._strikes[kind, actor] += 1
         name = f"{kind}/{actor}/{number}"

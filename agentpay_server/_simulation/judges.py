@@ -1,8 +1,8 @@
-"""Rules that must hold at every moment, checked at the edge of the cluster and in the service's responses.
+"""Rules that must always hold, checked at the cluster's edge and in the service's responses.
 
 At the edge: a transaction is stored before it is first sent; a subject has one signature that can still land;
-it lands once; a key lands once; no limit is exceeded. Responses: a final status never changes, and a failed
-transfer never lands. Nothing here reads a server's memory or tables.
+it lands once; a key lands once; no limit is exceeded. In responses: a final status never changes, and a
+failed transfer never lands. Judges never read a server's memory or tables.
 """
 
 from collections import Counter, defaultdict, deque
@@ -20,7 +20,7 @@ from agentpay_server._simulation.cluster import Cluster, Described, Landed
 
 _DAY_SECONDS: Final = 24 * 3600.0
 _SLACK_SECONDS: Final = 600.0
-"""How far apart a decision and its landing can be, plus the clock difference of two machines."""
+"""Maximum delay between a decision and its landing, plus the clock difference of two machines."""
 
 _FINAL: Final = frozenset({TransferStatus.SETTLED, TransferStatus.REJECTED, TransferStatus.FAILED})
 
@@ -36,12 +36,12 @@ class Limits:
 
 @define
 class Asked:
-    """The information on an idempotency key.
+    """The requests and responses of an idempotency key.
 
     Attributes:
-        account_id: the account that pays.
-        terms: recipient and amount of each request with the key.
-        transfers: the transfers in its responses, with the newest status of each.
+        account_id: the paying account.
+        terms: recipient and amount of each request.
+        transfers: the transfers in responses, with their newest status.
     """
 
     account_id: str
@@ -50,7 +50,7 @@ class Asked:
 
 
 class Judges:
-    """Observes the edge of the cluster and the responses to agents.
+    """Observes the cluster's edge and the responses to agents.
 
     Args:
         violate: reports a violation.
@@ -58,16 +58,16 @@ class Judges:
         now: seconds since the start of the simulation.
 
     Attributes:
-        asked: the requests, by key.
-        keys: the key of every transfer in a response.
-        prices: for each key, the accounts and prices with which a payment was requested.
-        told: the newest response about each transfer.
-        subjects: every transfer and session with a sent transaction, with those transactions.
-        landed: successful transactions, by subject and kind.
-        limits: the limits of each account, by its token account.
-        escrows: the token accounts that openings pay into.
-        paused_since: since when each account is certainly paused, by its identifier.
-        spent: the spends of each account with their times, by its token account.
+        asked: requests by key.
+        keys: key by transfer, for transfers in responses.
+        prices: accounts and prices of payment requests, by key.
+        told: newest response by transfer.
+        subjects: sent transactions by transfer or session, and kind.
+        landed: successful transactions by subject and kind.
+        limits: an account's limits, by token account.
+        escrows: token accounts that openings fund.
+        paused_since: since when an account is certainly paused, by identifier.
+        spent: an account's spends and their times, by token account.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Judges:
             self._violate("a transaction was sent before it was stored", *name, about.signature[:12], by)
         height = self.cluster.height(self.cluster.slot())
         if height <= about.last_valid_height:
-            # A transaction that can no longer land is harmless.
+            # One that can no longer land is harmless.
             for other in self.subjects[name]:
                 if other.message != about.message:
                     self._judge_beside(other, about, height)
@@ -140,7 +140,7 @@ class Judges:
             self._judge_key(about.subject)
 
     def undone(self, landing: Landed) -> None:
-        """Forget a transaction that disappeared with its block."""
+        """Forget a transaction that was rolled back."""
         about = landing.about
         if about.subject is None or landing.error is not None:
             return
@@ -152,7 +152,7 @@ class Judges:
             self.spent[source].append((self._now(), -taken))
 
     def _spent_by(self, landing: Landed) -> tuple[str, int]:
-        """Return the token account that a transaction spends from, and how much."""
+        """Return the token account that a transaction debits, and the amount."""
         source = landing.about.source
         assert source is not None  # noqa: S101 - it moves USDC
         taken = landing.before.get(source, 0) - landing.after.get(source, 0)
@@ -201,7 +201,7 @@ class Judges:
         Args:
             transfer: the response.
             asked_at: when the request was sent.
-            asked_micro: the requested amount, if it was a create request.
+            asked_micro: the requested amount; None for a read.
         """
         transfer_id, status = transfer.transfer_id, str(transfer.status)
         if asked_micro is not None and to_micro(transfer.amount_usdc) != asked_micro:
@@ -219,18 +219,18 @@ class Judges:
         self._learn(transfer.idempotency_key, transfer.from_, transfer_id, status)
 
     def will_buy(self, key: str, account_id: str, amount_micro: int) -> None:
-        """Note that a payment is about to be asked for."""
+        """Record that a payment is about to be requested."""
         self.asked.setdefault(key, Asked(account_id))
         self.prices[key].add((account_id, amount_micro))
 
     def authorized(self, key: str, account_id: str, amount_micro: int, payment: Payment) -> None:
-        """Judge what the service says of a payment when it is asked for it."""
+        """Check a response to a payment request."""
         if to_micro(payment.amount_usdc) != amount_micro or payment.account_id != account_id:
             self._violate("the answer is about another payment", payment.transfer_id, amount_micro)
         self._learn(key, account_id, payment.transfer_id, str(payment.status))
 
     def handed_out(self, key: str, transfer_id: str, message: str, transaction: VersionedTransaction) -> None:
-        """Judge the transaction of a payment: from now on anybody can have it land."""
+        """Check the transaction of a payment, which its holder can now land."""
         if not any(self._is_stored(str(each)) for each in transaction.signatures):
             self._violate("a payment was handed out before it was stored", key, transfer_id)
         if self._messages.setdefault(key, message) != message:

@@ -18,7 +18,7 @@ class LogJudge(logging.Handler):
     """Checks every record.
 
     Args:
-        secrets: texts that no record may contain.
+        secrets: strings that no record may contain.
         violate: reports a violation.
         note: records a log record in the timeline.
     """

@@ -1,7 +1,7 @@
 """An event loop on virtual time: it never waits, and runs ready callbacks in an order from the seed.
 
-Time jumps to the next timer when nothing is ready. There are no sockets, threads, signals or executors:
-requesting one raises, because it would not be repeatable.
+When nothing is ready, time jumps to the next timer. There are no sockets, threads, signals or executors,
+which would not be repeatable: using one raises.
 """
 
 import asyncio
@@ -24,11 +24,11 @@ ExceptionHandler = Callable[[dict[str, Any]], None]
 
 
 class StuckError(Exception):
-    """Nothing can happen any more, or callbacks run forever without time advancing."""
+    """A deadlock, or callbacks that run forever without time advancing."""
 
 
 async def never() -> NoReturn:
-    """Wait forever: for the code of a server that died in the middle of it."""
+    """Wait forever, in the code of a server that was killed."""
     await asyncio.get_running_loop().create_future()
     raise AssertionError("an endless wait ended")
 
@@ -41,7 +41,7 @@ class _Handle(asyncio.TimerHandle):
     def __init__(
         self, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None, when: float
     ) -> None:
-        # Without calling the base class, which requires a loop with timers.
+        # Does not call the base class, which requires a loop with timers.
         self.call: Callable[..., object] | None = callback
         self.arguments = args
         self._due = when
@@ -67,9 +67,9 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         order: random order of callbacks that belong to no actor.
 
     Attributes:
-        turns: how many callbacks have run.
+        turns: number of callbacks run.
         on_task: called with each new task and its actor.
-        on_exception: called with asyncio's reports, such as an exception that was never retrieved.
+        on_exception: called with asyncio's reports, such as of an exception that was never retrieved.
     """
 
     def __init__(self, order: random.Random) -> None:
@@ -87,7 +87,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     # --- Time
 
     def time(self) -> float:
-        """Return seconds since the world began."""
+        """Return seconds since the start of the simulation."""
         return self._now
 
     # --- Callbacks
@@ -135,8 +135,8 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         heapq.heappush(self._timers, (when, self._timers_made, handle))
         return handle
 
-    def happen_in(self, delay: float, callback: Callable[[*Ts], object], *args: *Ts) -> None:
-        """Schedule an event of the simulation in `delay` seconds, even if its requester dies."""
+    def schedule_event(self, delay: float, callback: Callable[[*Ts], object], *args: *Ts) -> None:
+        """Run a callback of the simulation itself in `delay` seconds, even if its requester dies."""
         self.call_at(self._now + delay, callback, *args, context=Context())
 
     # --- Futures and tasks
@@ -163,24 +163,24 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         """Run a coroutine to its end and return its result.
 
         Raises:
-            StuckError: it can never end.
+            StuckError: it cannot end.
         """
         task = future if isinstance(future, asyncio.Future) else self.create_task(future)
         hooks = sys.get_asyncgen_hooks()
-        before = events._get_running_loop()  # noqa: SLF001 - what asyncio tells those who write event loops to use
+        before = events._get_running_loop()  # noqa: SLF001 - asyncio's interface for event loops
         sys.set_asyncgen_hooks(firstiter=hooks.firstiter, finalizer=self._finish_generator)
         events._set_running_loop(self)  # noqa: SLF001
         self._is_running = True
         try:
             while not task.done():
-                self._run_what_is_ready()
+                self._run_ready()
         finally:
             self._is_running = False
             events._set_running_loop(before)  # noqa: SLF001
             sys.set_asyncgen_hooks(*hooks)
         return task.result()
 
-    def _run_what_is_ready(self) -> None:
+    def _run_ready(self) -> None:
         if not self._ready:
             self._jump()
         batch, self._ready = self._ready, []
@@ -213,7 +213,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return [batch[place] for _, place in sorted(keyed)]
 
     def _jump(self) -> None:
-        """Advance to the next timer, and make all timers of that time ready."""
+        """Advance to the next timer's time, and make all its timers ready."""
         timers = self._timers
         while timers and timers[0][2].call is None:
             heapq.heappop(timers)
@@ -249,7 +249,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         self._timers.clear()
 
     def stop(self) -> None:
-        """Do nothing: it runs until its coroutine has ended."""
+        """Do nothing: the loop runs until its coroutine ends."""
 
     # --- Unsupported
 
@@ -261,7 +261,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         """Do nothing."""
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Report an error outside of any call."""
+        """Report an error that no caller awaits."""
         self.on_exception(context)
 
     def run_in_executor(self, executor: object, func: object, *args: object) -> NoReturn:  # noqa: ARG002

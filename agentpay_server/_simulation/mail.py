@@ -1,4 +1,4 @@
-"""The simulated webhook receivers: checks signatures, and that an event always has the same bytes."""
+"""The simulated webhook receivers: check signatures, and that an event always has the same bytes."""
 
 import hashlib
 from collections import defaultdict
@@ -18,8 +18,8 @@ class Mail:
     """Checks every post.
 
     Attributes:
-        webhooks: the webhook of each path, and its subscribed event types.
-        received: the events that a receiver has accepted, by path.
+        webhooks: webhook and subscribed event types, by path.
+        received: accepted events, by path.
     """
 
     def __init__(self, world: "World") -> None:
@@ -33,18 +33,18 @@ class Mail:
         """Record a webhook."""
         self.webhooks[path] = (webhook_id, frozenset(events))
 
-    def came(self, path: str, headers: httpx.Headers, body: bytes) -> None:
+    def arrived(self, path: str, headers: httpx.Headers, body: bytes) -> None:
         """Check a post."""
         event_id, digest = headers["x-service-event-id"], hashlib.sha256(body).digest()
         if self._digests.setdefault(event_id, digest) != digest:
             self._world.violate("an event came with other bytes", path, event_id)
         kept = dict(headers)
         if not self._is_signed(path, kept, body):
-            # Perhaps signed with a secret whose response has not arrived yet.
+            # Perhaps signed with a secret whose response has not arrived.
             self._unsure.append((path, kept, body))
 
     def judge(self) -> None:
-        """Check the unverified posts, now that every secret is known."""
+        """Check the unverified posts once every secret is known."""
         for path, headers, body in self._unsure:
             if not self._is_signed(path, headers, body):
                 self._world.violate("a post is not signed", path, headers["x-service-event-id"])

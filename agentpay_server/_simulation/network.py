@@ -1,7 +1,7 @@
 """The network between agents and servers, and between servers and webhook receivers.
 
 Requests take time, get lost in either direction, arrive twice, and are cancelled by their sender. They are
-real HTTP, from and to the real application and the real poster.
+exchanged with the real application and the real sender of webhooks.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class AgentTransport(httpx.AsyncBaseTransport):
         self._choice = world.chance.stream("http server", agent)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Return the response of a server to a request."""
+        """Return a server's response to a request."""
         world, faults, agent = self._world, self._world.faults, self._agent
         body = await request.aread()
         timeout = request.extensions.get("timeout", {}).get("read") or _TIMEOUT_SECONDS
@@ -54,11 +54,11 @@ class AgentTransport(httpx.AsyncBaseTransport):
                 raise httpx.ConnectError("reset", request=request)
             await asyncio.sleep(timeout)
             raise httpx.ReadTimeout("no answer", request=request)
-        task, answer = self._handed(server, life, request, body)
+        task, answer = self._start(server, life, request, body)
         if _may_repeat(request) and faults.strike("http.repeated", agent):
-            self._handed(server, life, request, body)
+            self._start(server, life, request, body)
         if hung_up := faults.strike("http.hung up", agent):
-            self._world.loop.happen_in(hung_up.uniform(0, 2), _cancel, task, life)
+            self._world.loop.schedule_event(hung_up.uniform(0, 2), _cancel, task, life)
         try:
             async with asyncio.timeout(timeout):
                 status, headers, content = await answer
@@ -72,19 +72,19 @@ class AgentTransport(httpx.AsyncBaseTransport):
         await asyncio.sleep(slow.uniform(0.5, 6) if slow else self._latency.uniform(0.001, 0.03))
         return httpx.Response(status, headers=headers, content=content, request=request)
 
-    def _handed(
+    def _start(
         self, server: "Server", life: "Life", request: httpx.Request, body: bytes
     ) -> tuple[asyncio.Task[None], asyncio.Future[_Answer]]:
-        """Pass a request to a life of a server; return that life, and its response."""
+        """Pass a request to a life of a server; return the task and the future response."""
         loop = self._world.loop
         answer: asyncio.Future[_Answer] = loop.create_future()
         answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         life.answering[answer] = None
         answer.add_done_callback(lambda done: life.answering.pop(done, None))
-        work = self._answered(server, life, request, body, answer)
+        work = self._run(server, life, request, body, answer)
         return loop.create_task(work, context=life.context.copy()), answer
 
-    async def _answered(
+    async def _run(
         self,
         server: "Server",
         life: "Life",
@@ -134,11 +134,11 @@ class Receivers:
         if faults.strike("hook.lost", path):
             await asyncio.sleep(_POST_HANGS_SECONDS)
             return None
-        world.mail.came(path, request.headers, await request.aread())
+        world.mail.arrived(path, request.headers, await request.aread())
         world.timeline.note("hook", path, event, attempt)
         together = self._posting[path, event, attempt]
         for other in together:
-            # A replay is another delivery of the event, with separate attempts.
+            # A replay is another delivery of the event, with its own attempts.
             if other is not life and not other.is_dead and event not in world.replayed:
                 world.violate("two live servers post one attempt", event, attempt, life.name, other.name)
         together.append(life)
@@ -174,7 +174,7 @@ class _NoBody(httpx.AsyncByteStream):
 
 
 def _may_repeat(request: httpx.Request) -> bool:
-    """Return whether the network may duplicate a request: it is a read, or has an idempotency key."""
+    """Return whether the network may duplicate a request: reads, and those with idempotency keys."""
     return request.method == "GET" or request.url.path.startswith(_KEYED)
 
 

@@ -1,7 +1,7 @@
 """Nodes of the cluster behind one RPC endpoint: their positions, and their JSON-RPC responses.
 
-Nodes lag, get stuck, and report wrong heights and slots. They respond as of the newest slot that they have,
-in the format of Solana's nodes.
+Nodes lag, get stuck, and report wrong heights and slots. They respond as of their newest slot, in the format
+of Solana's nodes.
 """
 
 import base64
@@ -32,11 +32,11 @@ class Node:
     """One node.
 
     Attributes:
-        name: its name in the timeline.
-        behind: how many slots it is behind the newest one.
-        stuck_at: the slot at which it stopped, if it did.
-        lies_until: until when it reports numbers that are wrong by `lie`.
-        lie: by how much.
+        name: name in the timeline.
+        behind: number of slots behind the newest one.
+        stuck_at: the slot at which it is stuck, if it is.
+        lies_until: until when its reported numbers are wrong by `lie`.
+        lie: the error of reported numbers.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Nodes:
         return self._cluster.slot() - node.behind if node.stuck_at is None else node.stuck_at
 
     def heal(self) -> None:
-        """Let all nodes follow the cluster closely from now on, without lies."""
+        """Make all nodes follow the cluster closely, without lies."""
         for number, node in enumerate(self.all):
             node.behind, node.stuck_at, node.lies_until = number, None, 0.0
 
@@ -93,7 +93,7 @@ class Nodes:
             case _:
                 return view - FINALIZED_SLOTS
 
-    def _told(self, node: Node, kind: str, number: int) -> int:
+    def _reported(self, node: Node, kind: str, number: int) -> int:
         """Return a number as a node reports it."""
         strike = self._faults.strike(kind, node.name)
         if strike is not None:
@@ -114,18 +114,18 @@ class Nodes:
         return {"solana-core": "2.3.0", "feature-set": 1}
 
     def _getSlot(self, node: Node, options: Options | None = None) -> int:
-        return self._told(node, "lie.slot", self._at(node, options))
+        return self._reported(node, "lie.slot", self._at(node, options))
 
     def _getBlockHeight(self, node: Node, options: Options | None = None) -> int:
-        return self._told(node, "lie.height", self._cluster.height(self._at(node, options)))
+        return self._reported(node, "lie.height", self._cluster.height(self._at(node, options)))
 
     def _getEpochInfo(self, node: Node, options: Options | None = None) -> object:
         slot = self._at(node, options)
         height = self._cluster.height(slot)
-        told = self._told(node, "lie.height", height)
+        reported = self._reported(node, "lie.height", height)
         return {
-            "absoluteSlot": slot + told - height,
-            "blockHeight": told,
+            "absoluteSlot": slot + reported - height,
+            "blockHeight": reported,
             "epoch": 0,
             "slotIndex": slot % 432_000,
             "slotsInEpoch": 432_000,
@@ -168,8 +168,8 @@ class Nodes:
     def _getLatestBlockhash(self, node: Node, options: Options | None = None) -> object:
         slot = self._at(node, options)
         last = self._cluster.height(slot) + BLOCKHASH_LIFE_BLOCKS
-        told = self._told(node, "lie.last valid height", last)
-        value = {"blockhash": self._cluster.blockhash(slot), "lastValidBlockHeight": told}
+        reported = self._reported(node, "lie.last valid height", last)
+        value = {"blockhash": self._cluster.blockhash(slot), "lastValidBlockHeight": reported}
         return {"context": {"slot": slot}, "value": value}
 
     def _isBlockhashValid(self, node: Node, blockhash: str, options: Options | None = None) -> object:
@@ -181,7 +181,7 @@ class Nodes:
         self, node: Node, signatures: Sequence[str], _: Options | None = None
     ) -> object:
         view = self.view(node)
-        slot = self._told(node, "lie.slot", view)
+        slot = self._reported(node, "lie.slot", view)
         return {"context": {"slot": slot}, "value": [self._status(name, view) for name in signatures]}
 
     def _status(self, signature: str, view: int) -> object:

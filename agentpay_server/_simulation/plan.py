@@ -1,6 +1,6 @@
-"""The parameters of a run: a seed, its size, and what the seed determines (swarm testing).
+"""The parameters of a run: its seed, its size, and what the seed determines (swarm testing).
 
-Each run draws which faults are on, how strong they are, and how skewed the work is: a fault that is always
+Each run draws which faults are on, how frequent they are, and how skewed the work is: a fault that is always
 rare hides the effects of frequent ones, and one that is always on hides errors that need its absence.
 """
 
@@ -15,7 +15,7 @@ from agentpay_server._simulation.chance import Chance
 ODDS: Final[Mapping[str, float]] = {
     # The database, for each unit of work
     "db.lost before": 0.002,  # the connection is lost before the unit runs
-    "db.lost after": 0.002,  # it is committed, and the answer is lost
+    "db.lost after": 0.002,  # it is committed, and the response is lost
     "db.rolled back": 0.006,  # it runs and is rolled back
     "db.rerun": 0.006,  # it is rolled back and run again, as after a deadlock
     "db.slow": 0.01,
@@ -27,7 +27,7 @@ ODDS: Final[Mapping[str, float]] = {
     # Transactions, for each that is handed over
     "tx.dropped": 0.03,
     "tx.late": 0.05,
-    "tx.repeated": 0.05,  # the network brings it in once more, up to 70 s later
+    "tx.repeated": 0.05,  # it is submitted again, up to 70 s later
     # HTTP, for each request of an agent
     "http.lost request": 0.02,
     "http.lost reply": 0.03,
@@ -46,7 +46,7 @@ ODDS: Final[Mapping[str, float]] = {
     "hook.refuses": 0.08,
     "hook.lost": 0.05,
     "hook.slow": 0.05,
-    # A server dies, at each place where it meets what is outside it
+    # A server dies, at each interaction with the outside
     "kill.before commit": 0.0006,
     "kill.after commit": 0.0006,
     "kill.before send": 0.004,
@@ -67,14 +67,14 @@ EVERY_SECONDS: Final[Mapping[str, float]] = {
     "clock.jumps": 120.0,
     "schema.upgraded": 300.0,  # once in a run: afterwards every server is of the next release
 }
-"""The average pause between two scheduled faults of a kind, over the whole simulation."""
+"""The average pause between two scheduled faults of a kind."""
 
 LIES: Final[Mapping[str, float]] = {
     "lie.last valid height": 0.01,
     "lie.height": 0.01,
     "lie.slot": 0.01,
 }
-"""The probability of each lie, per reply with such a number; off unless requested."""
+"""The probability of each lie, per response with such a number; off unless requested."""
 
 KINDS: Final = frozenset({*ODDS, *EVERY_SECONDS, *LIES})
 
@@ -84,16 +84,16 @@ class Skew:
     """How the work of a run is skewed.
 
     Attributes:
-        repeats: the share of calls that reuse a key.
-        twins: the share of calls that are made twice at once.
-        hot: the share of the work on the first account; the rest is spread evenly.
-        sessions: the share of the work with sessions.
-        purchases: the share of the remaining work with purchases from sellers that answer 402.
-        agent_keys: whether agents use agent-scoped keys instead of the operator's.
-        think_seconds: the average pause of an agent between two calls.
-        skips_every: every how many slots one is without a block; 0 means none.
-        sticky_seconds: for how long a server's calls of a method go to one node; 0 means any node.
-        slot_seconds: the duration of a slot.
+        repeats: share of calls that reuse a key.
+        twins: share of calls that are made twice concurrently.
+        hot: share of the work on the first account; the rest is spread evenly.
+        sessions: share of the work with sessions.
+        purchases: share of the other work with sellers that respond 402.
+        agent_keys: whether agents use agent keys instead of the operator's.
+        think_seconds: average pause of an agent between two calls.
+        skips_every: one slot in so many has no block; 0 means that all have one.
+        sticky_seconds: how long a server's calls of a method go to one node; 0 means any node.
+        slot_seconds: duration of a slot.
     """
 
     repeats: float = 0.3
@@ -114,14 +114,14 @@ class Plan:
 
     Attributes:
         seed: determines all randomness.
-        minutes: for how long agents work and faults strike, in simulated minutes.
-        servers: how many servers share the database.
-        agents: how many agents work.
-        odds: the probability of each kind of fault; missing kinds never strike.
-        every_seconds: the average pause between scheduled faults, by kind.
-        skew: how the work is skewed.
-        accounts: how many accounts there are.
-        without: actors, faults, and single strikes and calls that are left out; see `shrinking.py`.
+        minutes: simulated minutes of work and faults.
+        servers: number of servers on the database.
+        agents: number of agents.
+        odds: probability of each kind of fault; missing kinds never strike.
+        every_seconds: average pause between scheduled faults, by kind.
+
+        accounts: number of accounts.
+        without: actors, kinds of faults, single strikes and calls to leave out; see `shrinking.py`.
     """
 
     seed: int
@@ -135,7 +135,7 @@ class Plan:
     without: frozenset[str] = frozenset()
 
     def leaving_out(self, *names: str) -> "Plan":
-        """Return the same run without these."""
+        """Return the same plan without these."""
         return evolve(self, without=self.without | set(names))
 
 
@@ -148,21 +148,21 @@ def drawn(
     lies: bool = False,
     strength: float = 1.0,
 ) -> Plan:
-    """Return the run for a seed.
+    """Return the plan of a seed.
 
     Args:
         seed: determines everything that is not given.
         minutes: simulated minutes of work and faults.
-        servers: how many servers; 1 to 5, depending on the seed, if None.
-        agents: how many agents.
+        servers: number of servers; None for 1 to 5, by the seed.
+        agents: number of agents.
         lies: whether nodes lie about heights and slots.
-        strength: multiplies the probability of every fault; 0 means no faults.
+        strength: multiplies the frequency of every fault; 0 means no faults.
     """
     random_ = Chance(seed).stream("plan")
     odds = {kind: value * _strength(random_) * strength for kind, value in ODDS.items()}
     pauses = {kind: value / factor for kind, value in EVERY_SECONDS.items() if (factor := _strength(random_))}
     lying = {kind: value * _strength(random_) * strength for kind, value in LIES.items()}
-    # Always drawn, so that the rest of the run is the same if a caller passes this number.
+    # Always drawn, so that the rest of the plan is the same if a caller passes this number.
     some_servers = random_.choice((1, 2, 3, 3, 3, 4, 5))
     return Plan(
         seed=seed,

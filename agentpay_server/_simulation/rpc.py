@@ -1,6 +1,6 @@
 """JSON-RPC calls of a simulated server: they take time, get lost, and reach one of several nodes.
 
-It replaces `RpcClient`; the chain on top of it is the real one.
+Replaces `RpcClient` under the real chain implementation.
 """
 
 import asyncio
@@ -21,12 +21,12 @@ _NODE_IS_BEHIND = -32005
 
 
 class RpcLink:
-    """The connection between one server and the nodes; it outlives the server's lives.
+    """The connection between a server and the nodes, across the server's lives.
 
     Args:
         plan: the run.
-        server: the server's name.
-        chance: the random streams of the seed.
+        server: name of the server.
+        chance: the seed's random streams.
         loop: provides the time.
         nodes: the nodes.
         faults: decides which faults strike.
@@ -60,10 +60,10 @@ class RpcLink:
         """Return the result of a call.
 
         Args:
-            method: of JSON-RPC.
-            params: its parameters.
-            timeout_seconds: how long the caller waits.
-            may_die: lets the caller die at a place with some probability, and returns whether it did.
+            method: the JSON-RPC method.
+            params: the method's parameters.
+            timeout_seconds: the caller's timeout.
+            may_die: kills the caller at a place with some probability; returns whether it did.
 
         Raises:
             RpcRefusalError: a node returned an error.

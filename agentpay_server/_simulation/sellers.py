@@ -1,9 +1,8 @@
-"""Sellers behind HTTP 402, and the agents' purchases: what the service signs, others broadcast.
+"""Sellers behind HTTP 402, and the agents' purchases: the service signs, sellers broadcast.
 
-An honest seller checks a payment, broadcasts it at once, and repeats this until it has landed or expired.
-Each deviation of a hostile one is a separate kind of fault: it broadcasts never, late, twice, or in the last
-blocks that can hold the transaction; it signs as fee payer with two signatures; it asks twice, or for another
-price.
+An honest seller checks a payment, broadcasts it at once, and repeats this until it lands or expires. Each
+deviation of a hostile one is a kind of fault: it broadcasts never, late, twice, or in the last possible
+blocks; it signs as fee payer with two signatures; it asks again, or for another price.
 """
 
 import asyncio
@@ -39,13 +38,13 @@ _PROTOCOLS: Final = (Protocol.X402_V2, Protocol.X402_V2, Protocol.X402_V1, Proto
 
 @frozen(kw_only=True)
 class Purchase:
-    """Something that an agent buys under one key.
+    """A purchase of an agent under one key.
 
     Attributes:
-        key: of the agent's request.
-        account_id: the account that pays.
-        seller: who sells it.
-        terms: what it costs, and who is paid.
+        key: the idempotency key.
+        account_id: the paying account.
+
+        terms: price and payees.
     """
 
     key: str
@@ -55,16 +54,16 @@ class Purchase:
 
 
 class Seller:
-    """Sells to agents.
+    """A seller behind HTTP 402.
 
     Args:
-        world: what it is in.
-        number: which one it is, from 1.
+        world: the simulation.
+        number: number of the seller, from 1.
 
     Attributes:
-        name: names it in the timeline, and as an actor of faults.
-        owner: who is paid.
-        fee_payer: key that pays the fees of payments whose payer does not.
+        name: name in the timeline, and as an actor of faults.
+        owner: key of the payee.
+        fee_payer: key that pays the fees of sponsored payments.
     """
 
     def __init__(self, world: "World", number: int) -> None:
@@ -78,7 +77,7 @@ class Seller:
         self.origin = f"https://{self.name}.invalid"
 
     def terms(self, chance: random.Random) -> Terms:
-        """Return what one of its goods costs: sponsored or not, split or not, in one of the protocols."""
+        """Return random terms: sponsored or not, split or not, in one of the protocols."""
         protocol = chance.choice(_PROTOCOLS)
         is_sponsored = chance.random() < (0.5 if protocol is Protocol.MPP else 0.9)
         recipient = str(self.owner.pubkey())
@@ -96,7 +95,7 @@ class Seller:
         )
 
     async def ask(self, purchase: Purchase) -> tuple[Terms, Headers, str]:
-        """Answer 402, and return what it asks for, its headers and its body."""
+        """Respond 402; return the requested terms, the headers and the body."""
         await asyncio.sleep(self._latency.uniform(0.005, 0.1))
         terms, world = purchase.terms, self._world
         if dearer := world.faults.strike("shop.other price", self.name):
@@ -117,7 +116,7 @@ class Seller:
         """Return the payment in a header, if it pays the requested terms.
 
         Raises:
-            PaymentRefusedError: it does not.
+            PaymentRefusedError: the payment does not match.
         """
         presented = challenges.read_payment([(header.name, header.value)])
         if presented is None:
@@ -125,7 +124,7 @@ class Seller:
         return check_payment(presented.transaction, terms, fee_payers=(str(self.fee_payer.pubkey()),))
 
     async def take(self, paid: CheckedPayment) -> bool:
-        """Take a payment, do with it as this seller does, and return whether it asks again all the same."""
+        """Accept a payment and broadcast it in this seller's way. Return whether it asks again."""
         await asyncio.sleep(self._latency.uniform(0.005, 0.1))
         self._sell(paid)
         return self._world.faults.strike("shop.asks again", self.name) is not None
@@ -140,30 +139,30 @@ class Seller:
         elif late := faults.strike("shop.last blocks", name):
             left = world.cluster.blocks_left(signed) * world.cluster.slot_seconds
             delay = max(left - late.uniform(0, _LAST_SECONDS), 0.0)
-        world.loop.happen_in(delay, self._broadcast, signed)
+        world.loop.schedule_event(delay, self._broadcast, signed)
         if twice := faults.strike("shop.twice", name):
-            world.loop.happen_in(delay + twice.uniform(0, 70), self._broadcast, signed)
+            world.loop.schedule_event(delay + twice.uniform(0, 70), self._broadcast, signed)
         is_sponsored = signed != paid.transaction
         if is_sponsored and (altered := faults.strike("shop.altered", name)):
             other = self._signed(paid.transaction, altered)
-            world.loop.happen_in(max(delay + altered.uniform(-2, 2), 0.0), self._broadcast, other)
+            world.loop.schedule_event(max(delay + altered.uniform(-2, 2), 0.0), self._broadcast, other)
 
     def _broadcast(self, paid: VersionedTransaction) -> None:
-        """Hand a payment to the cluster, again and again until it has landed or expired."""
+        """Submit a payment repeatedly until it lands or expires."""
         world = self._world
         if str(paid.signatures[0]) in world.cluster.landings or world.cluster.blocks_left(paid) < 0:
             return
         world.cluster.submit(bytes(paid), self.name)
-        world.loop.happen_in(_AGAIN_SECONDS, self._broadcast, paid)
+        world.loop.schedule_event(_AGAIN_SECONDS, self._broadcast, paid)
 
     def _signed(
         self, transaction: VersionedTransaction, other: random.Random | None = None
     ) -> VersionedTransaction:
-        """Return a transaction with this seller's signature in its slot, if it has one there.
+        """Return a transaction with this seller's signature if it is the fee payer.
 
         Args:
-            transaction: as it was handed out.
-            other: draws a second valid signature, which the holder of a key can always make.
+            transaction: the transaction as handed out.
+            other: draws a different valid signature, which a key holder can always produce.
         """
         message, signatures = transaction.message, list(transaction.signatures)
         if message.account_keys[0] != self.fee_payer.pubkey():
@@ -178,7 +177,7 @@ class Seller:
 
 
 def second_signature(keypair: Keypair, message: bytes, chance: random.Random) -> Signature:
-    """Return a valid signature of a message other than the one that libraries derive from it (RFC 8032)."""
+    """Return a valid signature of a message other than the deterministic one (RFC 8032)."""
     nonce_key = Keypair.from_seed(chance.randbytes(32))
     point = bytes(nonce_key.pubkey())
     hashed = hashlib.sha512(point + bytes(keypair.pubkey()) + message).digest()
@@ -187,7 +186,7 @@ def second_signature(keypair: Keypair, message: bytes, chance: random.Random) ->
 
 
 def _scalar(keypair: Keypair) -> int:
-    """Return the number behind a public key."""
+    """Return the scalar of a public key."""
     half = bytearray(hashlib.sha512(keypair.secret()).digest()[:32])
     half[0] &= 248
     half[31] = half[31] & 127 | 64
@@ -195,7 +194,7 @@ def _scalar(keypair: Keypair) -> int:
 
 
 async def buy(world: "World", client: "SimulatedClient", who: str, purchase: Purchase) -> None:
-    """Buy something: have the 402 of its seller authorized, and present the payment, once or twice."""
+    """Buy something: have the seller's 402 authorized, and present the payment, up to twice."""
     for _ in range(2):
         paid = await _authorized(world, client, who, purchase)
         if paid is None or not await purchase.seller.take(paid):
@@ -205,7 +204,7 @@ async def buy(world: "World", client: "SimulatedClient", who: str, purchase: Pur
 async def _authorized(
     world: "World", client: "SimulatedClient", who: str, purchase: Purchase
 ) -> CheckedPayment | None:
-    """Have a 402 authorized and the answer judged; return the payment, unless it waits for an operator."""
+    """Authorize a 402 and check the response. Return the payment, unless it waits for an operator."""
     judges, key, account_id = world.judges, purchase.key, purchase.account_id
     terms, headers, body = await purchase.seller.ask(purchase)
     is_new, pause = key not in judges.prices, judges.paused_since.get(account_id)

@@ -1,8 +1,8 @@
-"""Simulated servers: each has a machine with a clock, and consecutive lives that may end like SIGKILL.
+"""Simulated servers: each has a machine with a clock, and consecutive lives that may end like by SIGKILL.
 
-A life is a real server behind its real HTTP application. When it is killed, none of its callbacks runs any
-more. Its coroutines are closed afterwards to free memory, once they can reach nothing outside: what their
-`finally` blocks do then has no effect.
+A life is a real server behind its real HTTP application. After a kill none of its callbacks runs. Its
+coroutines are closed later to free memory, when they can reach nothing outside, so their `finally` blocks
+have no effect.
 """
 
 import asyncio
@@ -42,10 +42,10 @@ class MachineClock:
     """The clock of a machine, which drifts and jumps.
 
     Attributes:
-        wall_us: the true time at the start of the simulation.
-        now: seconds since then.
-        offset_us: how far it is ahead.
-        drift: how much faster it runs.
+        wall_us: true time at the start of the simulation, in microseconds since 1970.
+        now: seconds since the start of the simulation.
+        offset_us: how far the clock is ahead, in microseconds.
+        drift: how much faster it runs, as a fraction.
     """
 
     wall_us: int
@@ -54,7 +54,7 @@ class MachineClock:
     drift: float = 0.0
 
     def now_us(self) -> int:
-        """Return its time, in microseconds since 1970."""
+        """Return microseconds since 1970."""
         seconds = self.now()
         return self.wall_us + self.offset_us + int(seconds * (1 + self.drift) * 1_000_000)
 
@@ -63,9 +63,9 @@ class Life(Actor):
     """One life of a server, from its start to its end.
 
     Attributes:
-        context: the context that its code runs in.
+        context: the context of its code.
         app: handles requests, once it has started.
-        answering: exchanges that wait for its response.
+        answering: exchanges that wait for its responses.
     """
 
     def __init__(self, name: str, chance: Chance, clock: MachineClock) -> None:
@@ -86,10 +86,10 @@ class Life(Actor):
             self._tasks = [each for each in self._tasks if not each.done()]
             self._keeps = max(_TASKS_KEPT, 2 * len(self._tasks))
 
-    def bury(self) -> None:
+    def free(self) -> None:
         """Free the memory of a dead life."""
         with warnings.catch_warnings():
-            # Coroutines that were created but never started.
+            # Coroutines may have been created but never started.
             warnings.simplefilter("ignore", RuntimeWarning)
             while self._tasks:
                 self.context.run(close_task, self._tasks.pop())
@@ -97,15 +97,15 @@ class Life(Actor):
 
 
 class Server:
-    """A simulated server: its machine, and one life after the other.
+    """A simulated server: its machine and its consecutive lives.
 
     Args:
         world: the simulation.
-        number: its number, from 1.
+        number: number of the server, from 1.
 
     Attributes:
-        name: its name in the timeline, and as an actor of faults.
-        life: the current or the last one.
+        name: name in the timeline, and as an actor of faults.
+        life: the current or last life.
         release: the release of its next life.
     """
 
@@ -147,20 +147,20 @@ class Server:
         self._world.crashes += 1
         self._end(life)
         pause = self._restart.expovariate(1 / 2.0) if self._world.faults.are_on else 0.1
-        self._world.loop.happen_in(pause, self.boot)
+        self._world.loop.schedule_event(pause, self.boot)
 
     def may_die(self, place: str) -> bool:
-        """Kill it if a fault says so, and return whether one did."""
+        """Kill the server if a fault strikes, and return whether it did."""
         if self._world.faults.strike(place, self.name) is None:
             return False
         self.kill(place)
         return True
 
     async def stop(self, *, forever: bool = False) -> None:
-        """End its life like SIGTERM, and begin another one.
+        """End its life as SIGTERM does, and begin another one.
 
         Args:
-            forever: whether to begin no other one.
+            forever: whether to begin no other life.
         """
         life = self.life
         if life is None or not self.is_up:
@@ -184,15 +184,15 @@ class Server:
         self._end(life)
         self._note("stopped")
         if not forever:
-            self._world.loop.happen_in(0.5, self.boot)
+            self._world.loop.schedule_event(0.5, self.boot)
 
     def _end(self, life: Life) -> None:
         life.is_dead = True
         loop = self._world.loop
         for answer in list(life.answering):
-            loop.happen_in(self._restart.uniform(0, 0.3), _lose, answer)
-        # Later, because its own code may be running.
-        loop.happen_in(0, life.bury)
+            loop.schedule_event(self._restart.uniform(0, 0.3), _lose, answer)
+        # Later, because its code may be running.
+        loop.schedule_event(0, life.free)
 
     async def _begin(self, life: Life) -> None:
         world, release = self._world, self.release
@@ -207,19 +207,19 @@ class Server:
                 ),
             )
             runtime = await start_server(config, await self._storage(life, release))
-        except Exception as error:  # noqa: BLE001 - whatever it is, its supervisor starts it again
+        except Exception as error:  # noqa: BLE001 - whatever it is, its supervisor restarts it
             if life.is_dead:
-                # Killed meanwhile: its coroutines are closed, and their awaits fail.
+                # It was killed meanwhile: its coroutines were closed, and their awaits fail.
                 return
             self._note("does not start", type(error).__name__, error)
             is_expected = isinstance(error, StartRefusedError | DatabaseUnavailableError)
-            # It may refuse to start, but must not work on tables that it does not know.
+            # An outdated server may refuse to start.
             is_outdated = isinstance(error, NewerSchemaError) and release is not NEXT_RELEASE
             if not is_outdated and not (is_expected and (world.faults.are_on or world.is_healing)):
                 world.violate("a server does not start", self.name, repr(error))
             life.is_dead = True
-            world.loop.happen_in(0, life.bury)
-            world.loop.happen_in(1.0, self.boot)
+            world.loop.schedule_event(0, life.free)
+            world.loop.schedule_event(1.0, self.boot)
             return
         life.runtime, life.app = runtime, Application(runtime)
         self._note("up")
@@ -268,7 +268,7 @@ def _lose(answer: asyncio.Future[Any]) -> None:
 
 
 def close_task(task: asyncio.Task[Any]) -> None:
-    """Free the objects of a task that never continues."""
+    """Free the objects of a task that will not continue."""
     if task.done():
         return
     # Suppresses asyncio's message that it was destroyed while pending.
@@ -277,5 +277,5 @@ def close_task(task: asyncio.Task[Any]) -> None:
     try:
         coroutine.close()
     except (RuntimeError, ValueError):
-        # Its `finally` blocks try to await something else: ignored, because it is dead.
+        # A `finally` block awaits something: ignored, because its server is dead.
         return

@@ -1,7 +1,7 @@
-"""Minimising a failing run: less time, fewer servers and agents, no unnecessary fault or call.
+"""Minimizing a failing run: less time, fewer servers and agents, no unnecessary fault or call.
 
-Random streams are independent, so a run with something left out is otherwise the same, except for
-consequences. A smaller run is kept if it violates the same rule.
+Random streams are independent, so leaving something out changes only its consequences. A smaller run is kept
+if it violates the same rule.
 """
 
 import time
@@ -16,16 +16,16 @@ _SECONDS_AFTER: float = 1.0
 
 
 class Shrinker:
-    """Minimises one failing run.
+    """Minimizes one failing run.
 
     Args:
-        outcome: of the run.
-        seconds: how long to try, in seconds of processor time.
-        told: called with each smaller run that was found.
+        outcome: outcome of the failing run.
+        seconds: processor time to spend, in seconds.
+        told: called with each smaller failing run.
 
     Attributes:
-        outcome: of the smallest run so far.
-        runs: how many were tried.
+        outcome: outcome of the smallest failing run so far.
+        runs: number of runs tried.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Shrinker:
         self.runs = 0
 
     def shrink(self) -> Outcome:
-        """Return the smallest run that was found in time, with its timeline."""
+        """Return the outcome of the smallest failing run found in time, with its timeline."""
         size = -1
         while size != self._size() and not self._is_over():
             size = self._size()
@@ -71,7 +71,7 @@ class Shrinker:
         return True
 
     def _shorten(self) -> None:
-        """End the work as early as possible: just after the violation, then earlier still."""
+        """End the work as early as possible: just after the violation, then even earlier."""
         while True:
             minutes = self.outcome.plan.minutes
             began = self.outcome.work_began_seconds
@@ -101,7 +101,7 @@ class Shrinker:
             yield self.outcome.plan.leaving_out(name)
 
     def _leave_out(self, parts_of: Callable[[Outcome], Sequence[str]]) -> None:
-        """Leave out ever smaller parts of a list, as long as the same rule is violated."""
+        """Leave out ever smaller parts of a list while the same rule is violated."""
         size = len(parts_of(self.outcome))
         while size >= 1 and not self._is_over():
             at = 0

@@ -1,7 +1,7 @@
-"""The record of a simulation: a digest of everything, and lines for people.
+"""The record of a simulation: a digest of all notes, and lines for people.
 
-The digest covers every note, so two runs have the same digest only if everything is the same. Lines are kept
-for major notes; the others (units of work, RPC reads) only with `keeps_all`.
+Two runs have the same digest only if everything is the same. Lines are kept for major notes; those of others
+(units of work, RPC reads) only with `keeps_all`.
 """
 
 import hashlib
@@ -32,11 +32,11 @@ class Timeline:
         self.counts: Counter[str] = Counter()
 
     def note(self, kind: str, who: str, *what: object) -> None:
-        """Record an event of the simulation.
+        """Record something that happened.
 
         Args:
-            kind: its kind.
-            who: its actor.
+            kind: kind of the note.
+            who: the actor.
             what: the details.
         """
         line = f"{self._now():12.6f} {kind:9} {who:12} {' '.join(map(str, what))}"
@@ -47,5 +47,5 @@ class Timeline:
 
     @property
     def digest(self) -> str:
-        """The digest: equal for two runs only if the same happened."""
+        """The digest, equal only for equal runs."""
         return self._digest.hexdigest()

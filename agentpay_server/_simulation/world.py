@@ -57,9 +57,9 @@ class Violation:
     """A violation of a rule.
 
     Attributes:
-        what: the violated rule.
+        what: the rule.
         details: the objects involved.
-        at_seconds: when, since the start of the simulation.
+        at_seconds: seconds since the start of the simulation.
     """
 
     what: str
@@ -75,20 +75,18 @@ class Outcome:
     """The result of a run.
 
     Attributes:
-        plan: the run.
-        violations: the violations.
-        digest: equal for two runs in which the same happened.
-        seconds: the duration in simulated seconds.
-        cpu_seconds: the processor time used.
-        calls: the calls that were made, in the form that `Plan.without` takes.
-        struck: the faults that struck, in the same form.
-        faults: how often each kind of fault struck.
-        crashes: how often a server was killed.
-        landed: how many transactions landed.
-        units: how many units of work ran.
-        work_began_seconds: when work and faults began.
-        settled_seconds: how long after the end of the faults nothing was in flight any more.
-        lines: the timeline.
+        digest: see `Timeline.digest`.
+        seconds: duration in simulated seconds.
+        cpu_seconds: processor time used, in seconds.
+        calls: the calls made, as in `Plan.without`.
+        struck: the faults that struck, as in `Plan.without`.
+        faults: number of strikes by kind.
+        crashes: number of kills of servers.
+        landed: number of landings.
+        units: number of units of work run.
+        work_began_seconds: start of work and faults, in simulated seconds.
+        settled_seconds: time from the end of the faults until nothing was in flight.
+        lines: lines of the timeline.
     """
 
     plan: Plan
@@ -112,8 +110,8 @@ class WebhookSecrets:
     """The secrets of a webhook that were returned to its operator.
 
     Attributes:
-        known: all of them, in order.
-        is_lost: whether there may be one more, because a response was lost.
+        known: the secrets, in order.
+        is_lost: whether there may be another, because a response was lost.
     """
 
     known: list[str] = Factory(list)
@@ -121,10 +119,10 @@ class WebhookSecrets:
 
 
 class World:
-    """All parts of a run.
+    """A run and all its parts.
 
     Args:
-        plan: the run.
+        plan: the plan to run.
         keeps: whether to keep the lines of the timeline.
         keeps_all: whether to keep minor lines too.
         stops_early: whether the first violation ends the run.
@@ -205,13 +203,13 @@ class World:
         self.log_secrets: list[str] = [self.operator_key, (self.settings.encryption_key or b"-").hex()]
 
     def run(self) -> Outcome:
-        """Run it to its end and return the result."""
+        """Run the plan to its end."""
         started = time.process_time()
         self.loop.on_task, self.loop.on_exception = self._remember, self._reported
-        # INFO includes every request: kept only occasionally, because formatting a line takes time.
+        # INFO logs every request. Only some runs do, because formatting a line takes time.
         level = logging.INFO if self.chance.stream("log level").random() < 0.1 else logging.WARNING
         judge = LogJudge(self.log_secrets, self.violate, self.timeline.note)
-        with judged_logs(judge, level), _collected_by_hand():
+        with judged_logs(judge, level), _manual_collection():
             try:
                 self.loop.run_until_complete(self._history())
             finally:
@@ -323,12 +321,12 @@ class World:
                 _collect()
 
     def _end(self) -> None:
-        """Close all suspended coroutines: the loop has ended."""
+        """Close all suspended coroutines after the loop has ended."""
         with _unawaited():
             for server in self.servers:
                 if server.life is not None:
                     server.life.is_dead = True
-                    server.life.bury()
+                    server.life.free()
             for task in self._tasks:
                 close_task(task)
             self._tasks.clear()
@@ -380,7 +378,7 @@ class World:
 
 
 def simulate(plan: Plan, **options: Any) -> Outcome:  # noqa: ANN401 - each of its own type
-    """Run a plan; the options are those of `World`."""
+    """Run a plan. The options are those of `World`."""
     return World(plan, **options).run()
 
 
@@ -389,8 +387,8 @@ def _key(seed: int, name: str) -> Keypair:
 
 
 @contextmanager
-def _collected_by_hand() -> Iterator[None]:
-    """Disable garbage collection at times that the seed does not determine, and freeze existing objects."""
+def _manual_collection() -> Iterator[None]:
+    """Disable automatic garbage collection, whose times the seed does not determine."""
     was_on = gc.isenabled()
     gc.disable()
     gc.freeze()

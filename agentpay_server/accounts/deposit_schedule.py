@@ -1,7 +1,7 @@
-"""The schedule of scans for deposits: where the chain has reported some, else periodically.
+"""The schedule of scans for deposits.
 
-A chain within the process reports all deposits, so no scan is in vain. A remote cluster is scanned every few
-seconds, in real time.
+A chain within the process reports all deposits, so only reported accounts are scanned. A remote cluster is
+also scanned every few seconds, in real time.
 """
 
 from typing import Final
@@ -51,7 +51,7 @@ class DepositSchedule:
         try:
             if is_time:
                 await self._deposits.look_everywhere()
-            await self._deposits.look_where_due()
+            await self._deposits.look_at_reported()
         except ChainUnavailableError:
             self._retry_us = self._clock.now_us() + RETRY_US
         else:

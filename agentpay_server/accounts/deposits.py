@@ -1,14 +1,12 @@
-"""Deposits: money that arrived in an account's token account and was not sent by the service.
+"""Deposits: money that arrives in an account and that the service did not send (interface H4, EV4).
 
-See interface H4, EV4.
-
-The chain may report a deposit several times; it is booked once. A part of a token account's history is booked
-in the commit that moves the account's cursor past it, with its row locked, so that neither a crash nor a
+The chain may report a deposit several times; it is booked once. Each batch of a token account's history is
+booked in the commit that moves the account's cursor past it, with its row locked, so neither a crash nor a
 second watcher loses or duplicates a deposit. Transfers between accounts of the service are booked when they
-settle, and skipped here, whether the watcher sees them before that or after.
+settle, and always skipped here.
 
-Scanned are the accounts that the chain names, and all accounts whose books differ from their on-chain
-balance. `accounts/deposit_schedule.py` decides when.
+A scan covers the accounts that the chain names, and all accounts whose books differ from their on-chain
+balance. `deposit_schedule.py` decides when.
 """
 
 import logging
@@ -32,7 +30,7 @@ from agentpay_server.money import transactions as chain_transactions
 from agentpay_server.money.settlement import Settlement
 
 _NEWEST: Final = 1_000
-"""How many of an account's history entries are read to skip transactions that are booked already."""
+"""How many of an account's history entries are read to skip transactions that are already booked."""
 
 _BATCHES_AT_ONCE: Final = 10
 """How many batches of an account are booked before other accounts get a turn."""
@@ -49,7 +47,7 @@ class _Look:
 
     Attributes:
         also: additional writes for the commit of the next batch.
-        batches_left: how many more batches to book before leaving the rest to a later scan.
+        batches_left: how many more batches to book in this scan.
         is_done: whether all deposits are booked.
     """
 
@@ -60,11 +58,12 @@ class _Look:
 
 @define
 class Arrivals:
-    """Where there may be deposits that were not looked for yet.
+    """Where there may be unscanned deposits.
 
     Attributes:
         token_accounts: accounts that the chain has named.
-        is_anywhere: whether any account may have some; true at the start, for deposits while no server ran.
+        is_anywhere: whether any account may have some; true at the start, because deposits may have arrived
+            while no server ran.
     """
 
     token_accounts: set[str] = field(factory=set)
@@ -81,13 +80,7 @@ class Arrivals:
 
 
 class Deposits:
-    """Watches the token accounts of all accounts.
-
-    Args:
-        context: the parts of the server.
-        settlement: drives the service's own transactions.
-        arrivals: where to look.
-    """
+    """Watches the token accounts of all accounts."""
 
     def __init__(self, context: Context, settlement: Settlement, arrivals: Arrivals) -> None:
         self._context = context
@@ -100,15 +93,15 @@ class Deposits:
 
     @property
     def is_any_due(self) -> bool:
-        """Whether there may be deposits that were not looked for yet."""
+        """Whether there may be unscanned deposits."""
         return self._arrivals.is_anywhere or bool(self._arrivals.token_accounts)
 
     def arrived(self, deposit: Deposit | None) -> None:
         """Process a report of the chain; None means that there may be unreported deposits."""
         if deposit is None:
             self._arrivals.is_anywhere = True
-        elif deposit.signature in self._expected or self._settlement.is_under_way(deposit.signature):
-            # The handler of that transaction books it.
+        elif deposit.signature in self._expected or self._settlement.is_driven(deposit.signature):
+            # The transaction's handler, or the caller of `expecting`, books it.
             return
         else:
             self._arrivals.token_accounts.add(deposit.token_account)
@@ -116,18 +109,18 @@ class Deposits:
 
     @contextmanager
     def expecting(self, signature: str) -> Iterator[None]:
-        """Leave the deposit of a transaction to the caller, who looks as soon as it has landed."""
+        """Leave the deposit of a transaction to the caller, who scans as soon as it has landed."""
         self._expected.add(signature)
         try:
             yield
         except BaseException:
-            # In case the caller did not look.
+            # The caller may not have scanned.
             self.arrived(None)
             raise
         finally:
             self._expected.discard(signature)
 
-    async def look_where_due(self) -> None:
+    async def look_at_reported(self) -> None:
         """Book deposits wherever there may be some. Unreadable accounts do not delay the others.
 
         Raises:
@@ -154,11 +147,11 @@ class Deposits:
             self._arrivals.is_anywhere = True
             raise
 
-    async def look_if_told(self, token_account: str) -> None:
-        """Book the deposits of a token account that is known to have some, if they can be read.
+    async def look_if_reported(self, token_account: str) -> None:
+        """Book the reported deposits of a token account, if they can be read.
 
         Called before spends. Unreadable deposits are booked later: a third party's transaction that no node
-        returns must not keep an account from spending.
+        returns must not prevent an account from spending.
         """
         if token_account in self._arrivals.token_accounts:
             with suppress(ChainUnavailableError):
@@ -172,13 +165,13 @@ class Deposits:
 
         Args:
             token_account: its address.
-            also: an additional write, executed once: in the commit that books, or in a separate one without
-                deposits.
+            also: an additional write, executed once: in the commit that books, or separately if no deposit is
+                found.
 
         Raises:
             ChainUnavailableError: the rest must be scanned again later.
         """
-        # Cleared before the scan: deposits that arrive during it cause another one.
+        # Clear it before the scan, so that deposits that arrive meanwhile cause another scan.
         self._arrivals.token_accounts.discard(token_account)
         work = _Look(also=also, batches_left=_BATCHES_AT_ONCE)
         try:
@@ -224,7 +217,7 @@ class Deposits:
         return [
             account
             for account, found in zip(page, held, strict=True)
-            # With money in flight, differences in both directions may cancel out.
+            # With money in flight, a deposit and a payment may cancel out.
             if found is not None and (account.in_flight or found.amount_micro != account.balance)
         ]
 
@@ -268,12 +261,11 @@ class Deposits:
         batch: DepositBatch,
         also: Callable[[Connection], None] | None,
     ) -> list[Deposit] | None:
-        """Book a part of an account's history, move its cursor, and return the booked deposits.
+        """Book a batch of an account's history, move its cursor, and return the booked deposits.
 
-        None if the cursor is no longer at the start of that part.
+        Returns None if the cursor is no longer at the start of the batch.
         """
-        # Settling a transfer to the account also locks this row, so it is now decided which books the
-        # deposit.
+        # Settling a transfer to the account also locks this row, so only one of the two books the deposit.
         account = account_store.existing_account(connection, account_id, lock=True)
         if account.deposit_cursor != after:
             return None
@@ -308,19 +300,9 @@ def book_deposit(
     sender: str | None,
     now_us: int,
 ) -> bool:
-    """Book a deposit of an account, unless the deposit of the same transaction is booked already.
+    """Book a deposit of a locked account, unless it is already booked; return whether it was booked now.
 
-    Args:
-        connection: the unit's, which has locked the account's row.
-        context: the parts of the server.
-        account: the account.
-        signature: of the transaction.
-        amount_micro: the amount in micro-USDC.
-        sender: the token account that paid; None for minted money.
-        now_us: the current time.
-
-    Returns:
-        Whether it was booked now.
+    `sender` is the token account that paid; None for minted money.
     """
     if entries.is_deposit_booked(connection, account.account_id, signature):
         return False
@@ -342,10 +324,10 @@ def book_deposit(
 
 
 def _is_settled_here(connection: Connection, deposit: Deposit, account_id: str) -> bool:
-    """Return whether the deposit belongs to a transfer or settlement of the service, whose handler books it.
+    """Return whether a handler books the deposit, with a transfer or settlement of the service.
 
     Only the service signs for its accounts and escrows, and it stores transactions before sending them. A
-    settled transfer is in the history. A settlement is recognised only by its signature, because not every
+    settled transfer is in the history. A settlement is recognized only by its signature, because not every
     node reports the balances of a closed account such as the escrow.
     """
     return chain_transactions.credits_account(connection, deposit.signature, account_id)

@@ -1,9 +1,7 @@
-"""Policies: reading, conditional changes, and queueing the on-chain record.
+"""Policies: read, change conditionally, queue the on-chain record (interface PO1 to PO4, PO11, PO12).
 
-See interface PO1 to PO4, PO11, PO12.
-
-A new policy is in force from its commit on: every transfer reads it with the account locked. The on-chain
-record follows (`policy_records.py`) and never delays a change.
+A new policy is in force from its commit on: every spend reads it with the account locked. The on-chain record
+follows (`policy_records.py`) and never delays a change.
 """
 
 from attrs import frozen
@@ -36,7 +34,7 @@ class VersionedPolicy:
 
 
 def canonical_policy(policy: Policy) -> str:
-    """Return a policy as RFC 8785 JSON, which is stored, and whose digest is on chain."""
+    """Return a policy as RFC 8785 JSON. This text is stored, and its digest is on chain."""
     return codec.print_canonical_json(codec.unstructure(policy)).decode("utf-8")
 
 
@@ -60,11 +58,8 @@ class Policies:
     ) -> VersionedPolicy:
         """Change the policy of an account; it is in force on return.
 
-        Args:
-            principal: the requester.
-            account_id: the account.
-            change: the fields to set; the setting `policy_update` decides about the others.
-            if_match: the `If-Match` header, if present.
+        The setting `policy_update` decides about fields that `change` omits; `if_match` is the `If-Match`
+        header.
 
         Raises:
             Problem: `not_found`, or `precondition_failed`: the policy is not at the version of `if_match`.

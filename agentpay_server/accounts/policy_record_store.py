@@ -1,4 +1,4 @@
-"""Statements about the on-chain records of policies, and when to write them (interface PO12)."""
+"""SQL statements for the on-chain records of policies, and when to write them (interface PO12)."""
 
 from typing import Final
 
@@ -12,7 +12,7 @@ from agentpay_server.money.transactions import Kind, State
 
 @frozen
 class PolicyRecord:
-    """A row of `policy_records`, column by column."""
+    """A row of `policy_records`."""
 
     account_id: str
     address: str
@@ -24,7 +24,7 @@ class PolicyRecord:
 
 _INSERT: Final = insert(policy_records)
 _BY_ACCOUNT: Final = select(policy_records).where(policy_records.c.account_id == bindparam("account_id"))
-# An account has one write in flight at a time; when it ends, the next due write is found.
+# An account has at most one write in flight; the next one becomes due when it ends.
 _IS_IDLE: Final = not_(
     exists().where(
         chain_transactions.c.subject_id == policy_records.c.account_id,
@@ -86,14 +86,14 @@ def insert_record(connection: Connection, account_id: str, *, address: str, due_
 
 
 def set_due(connection: Connection, account_id: str, *, due_us: int, failures: int) -> None:
-    """Store when the record must be written (again)."""
+    """Store when the record must be written next."""
     connection.execute(_SET_DUE, {"of_account": account_id, "due_us": due_us, "failures": failures})
 
 
 def set_written(
     connection: Connection, account_id: str, *, version: int, tx_signature: str, due_us: int | None
 ) -> None:
-    """Store which version is on chain; `due_us` is set if there is a newer one to write."""
+    """Store which version is on chain; `due_us` is set if a newer one must be written."""
     connection.execute(
         _SET_WRITTEN,
         {

@@ -1,10 +1,8 @@
-"""Writing policies to chain: one record per account, rewritten until the chain has the newest version.
-
-See interface PO12.
+"""Writes policies to chain: one record per account, kept at the newest version (interface PO12).
 
 A write contains the full record, so it can be repeated. An older write must never land after a newer one. So
-each account has one write in flight at a time, and it is driven to its proven outcome before the next is
-signed. The database decides which one, for all servers that share it.
+each account has one write in flight at a time, which is driven to its proven outcome before the next is
+signed. The database enforces this for all servers that share it.
 """
 
 import asyncio
@@ -47,12 +45,12 @@ class PolicyRecords:
         self._settlement = settlement
         self._writers: dict[str, asyncio.Task[None]] = {}
         self._wanted: set[str] = set()
-        # On a manual clock: writers that an advance of the clock waits for.
+        # Writers that the next advance of a manual clock waits for.
         self._awaited: set[asyncio.Task[None]] = set()
 
     def write_soon(self, account_id: str) -> "asyncio.Task[None]":
         """Start writing the record of an account if it is due, without waiting for it."""
-        # A running writer may have read the policy before this change: it checks again before it ends.
+        # A running writer may have read the policy before this change: have it check again.
         self._wanted.add(account_id)
         writer = self._writers.get(account_id)
         # A writer that was cancelled before it began is still listed here.
@@ -65,7 +63,7 @@ class PolicyRecords:
         return writer
 
     async def next_due_us(self) -> int | None:
-        """Return when the next record is due; None if all are written, or being written by now."""
+        """Return when the next record is due; None if all are written or being written."""
         if self._awaited:
             return self._context.clock.now_us()
         return await self._database.read(store.next_due_us)
@@ -94,7 +92,7 @@ class PolicyRecords:
             del self._writers[account_id]
 
     async def _write_once(self, account_id: str) -> bool:
-        """Take one step towards the newest record, and return whether another step is due now.
+        """Take one step toward the newest record, and return whether another step is due now.
 
         Raises:
             ChainUnavailableError: nothing could be signed.
@@ -102,15 +100,15 @@ class PolicyRecords:
         state = await self._database.read(_state, account_id)
         if state is None:
             return False
-        account, record, under_way = state
-        if under_way is not None:
-            return await self._ended(under_way, record, is_new=False)
+        account, record, in_flight = state
+        if in_flight is not None:
+            return await self._ended(in_flight, record, is_new=False)
         if record.due_us is None or record.due_us > self._context.clock.now_us():
             return False
         fault_point(Operation.POLICY_RECORD, Step.BEGUN)
         signed = await self._sign(account, record)
         tx = await self._database.run(self._store, account, signed)
-        # Without one, another server was first: drive its stored transaction.
+        # None: another server was first. Drive its stored transaction.
         return tx is None or await self._ended(tx, record, is_new=True)
 
     async def _ended(self, tx: ChainTransaction, record: store.PolicyRecord, *, is_new: bool) -> bool:
@@ -143,8 +141,8 @@ class PolicyRecords:
         account_id = signed_for.account_id
         account_store.existing_account(connection, account_id, lock=True)
         record = store.existing_record(connection, account_id)
-        under_way = chain_transactions.pending(connection, Kind.POLICY_RECORD, account_id)
-        if under_way is not None or record.written_version >= signed_for.policy_version:
+        in_flight = chain_transactions.pending(connection, Kind.POLICY_RECORD, account_id)
+        if in_flight is not None or record.written_version >= signed_for.policy_version:
             return None
         tx = pending_transaction(
             signed,
@@ -162,9 +160,9 @@ class PolicyRecordHandler(Handler[store.PolicyRecord]):
     """Books the outcomes of a policy record's transaction."""
 
     kind = Kind.POLICY_RECORD
-    # If it were undone and resent, it might land after a newer one.
+    # An undone write that is resent could land after a newer one.
     must_be_irreversible = True
-    # A newer write continues, whatever an older one has done.
+    # A newer write continues, even if an older one landed late.
     supersedes = False
 
     def operation(self, subject: store.PolicyRecord) -> Operation:  # noqa: ARG002
@@ -199,10 +197,10 @@ class PolicyRecordHandler(Handler[store.PolicyRecord]):
         _postpone(unit.connection, subject.account_id, unit.now_us)
         return store.existing_record(unit.connection, subject.account_id)
 
-    def signed_again(
+    def sign_replacement(
         self, unit: Unit, tx: ChainTransaction, subject: store.PolicyRecord, means: SigningInputs
     ) -> None:
-        """Sign nothing: `dropped` writes the newest policy instead, which may have changed."""
+        """Sign nothing: `dropped` schedules a write of the newest policy, which may have changed."""
 
     def dropped(
         self,
@@ -219,7 +217,7 @@ class PolicyRecordHandler(Handler[store.PolicyRecord]):
     def landed_late(self, unit: Unit, tx: ChainTransaction) -> str | None:
         """Schedule a write of the newest policy: an older one has overwritten it."""
         record = store.existing_record(unit.connection, tx.subject_id)
-        under_way = chain_transactions.pending(unit.connection, Kind.POLICY_RECORD, tx.subject_id)
+        in_flight = chain_transactions.pending(unit.connection, Kind.POLICY_RECORD, tx.subject_id)
         store.set_written(
             unit.connection,
             tx.subject_id,
@@ -227,7 +225,7 @@ class PolicyRecordHandler(Handler[store.PolicyRecord]):
             tx_signature=tx.signature,
             due_us=unit.now_us,
         )
-        return record.tx_signature if under_way is None else under_way.signature
+        return record.tx_signature if in_flight is None else in_flight.signature
 
     def report(
         self,
@@ -256,7 +254,7 @@ def _postpone(connection: Connection, account_id: str, now_us: int) -> None:
     account_store.existing_account(connection, account_id, lock=True)
     record = store.existing_record(connection, account_id)
     if chain_transactions.pending(connection, Kind.POLICY_RECORD, account_id) is not None:
-        # Another server has signed it meanwhile: its outcome decides what follows.
+        # Another server has signed a write meanwhile: its outcome decides the next step.
         return
     failures = record.failures + 1
     pause_us = min(SECOND_US * 2 ** min(failures - 1, 20), _LONGEST_PAUSE_US)
@@ -270,5 +268,5 @@ def _state(
     record = store.record(connection, account_id)
     if record is None:
         return None
-    under_way = chain_transactions.pending(connection, Kind.POLICY_RECORD, account_id)
-    return account_store.existing_account(connection, account_id), record, under_way
+    in_flight = chain_transactions.pending(connection, Kind.POLICY_RECORD, account_id)
+    return account_store.existing_account(connection, account_id), record, in_flight

@@ -1,8 +1,8 @@
-"""Provisioning accounts on chain: funds authority addresses, creates token accounts (interface A10).
+"""Provisions accounts on chain: funds authority addresses, creates token accounts (interface A10).
 
 On a cluster, where a transaction takes time, accounts requested at about the same time share one. It is
-atomic: if the chain rejects it, each account is tried separately, so that the fault of one does not affect
-others. Nothing is stored before or meanwhile; repeating is harmless.
+atomic: if the chain rejects it, each account is tried separately, so that one bad account does not affect the
+others. Nothing is stored before or during it, and repeating it is harmless.
 """
 
 import asyncio
@@ -48,13 +48,13 @@ class Provisioning:
         """Provision the account of a spending key, retrying until it exists.
 
         Returns:
-            The transaction that did it, if it could still be undone.
+            The transaction that provisioned it, if it could still be undone.
 
         Raises:
-            ChainUnavailableError: it may exist or not.
+            ChainUnavailableError: the outcome is unknown.
         """
         if not self._chain.landing_seconds:
-            # Transactions execute at once: there is no time for others to join.
+            # Transactions execute at once: sharing one saves nothing.
             return await self._landed([key_index])
         waiting = _Waiting(key_index, asyncio.get_running_loop().create_future())
         self._waiting.append(waiting)
@@ -77,7 +77,7 @@ class Provisioning:
         try:
             await asyncio.gather(*(self._together(part) for part in parts))
         finally:
-            # Tasks cancelled in the turn in which they were started never ran: fail their callers here.
+            # A task that is cancelled before its first turn never runs: fail its callers here.
             _fail(waiting, ChainUnavailableError("the server stops"))
 
     async def _together(self, several: Sequence[_Waiting]) -> None:
@@ -93,13 +93,13 @@ class Provisioning:
             if len(several) > 1:
                 await asyncio.gather(*(self._together([each]) for each in several))
         except Exception as caught:  # noqa: BLE001
-            # Any error is passed on to the waiting callers, or they would wait forever.
+            # Pass any error on to the waiting callers, which would otherwise wait forever.
             error = caught
         finally:
             _fail(several, error)
 
     async def _landed(self, key_indexes: Sequence[int]) -> SignedTransaction | None:
-        """Land one transaction that provisions all of them; return it if it could still be undone."""
+        """Land one transaction that provisions all accounts; return it if it could still be undone."""
         chain, signer = self._chain, self._context.signer
         while True:
             present = await asyncio.gather(
@@ -126,7 +126,6 @@ class Provisioning:
 
 
 def _fail(several: Sequence[_Waiting], error: Exception) -> None:
-    """Fail the callers that still wait."""
     for each in several:
         if not each.end.done():
             each.end.set_exception(error)

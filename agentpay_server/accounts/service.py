@@ -1,7 +1,7 @@
 """Accounts: provisioned on chain, then stored; read with their live balance (interface A1 to A10).
 
-The row is stored after the chain is done, so that no incomplete account is ever listed. A crash between the
-two leaves an empty token account that no client has heard of; its key index is never reused.
+The row is stored after the chain has finished, so that no incomplete account is ever listed. A crash between
+the two leaves an empty token account that no client knows; its key index is never reused.
 """
 
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ from agentpay_server.money import spending
 from agentpay_server.money import transactions as chain_transactions
 from agentpay_server.money.handlers import watched_transaction
 from agentpay_server.money.policy import stored_policy
-from agentpay_server.money.preflight import spendable_micro, unsure_micro
+from agentpay_server.money.preflight import spendable_micro, uncertain_micro
 from agentpay_server.money.settlement import Settlement
 from agentpay_server.money.spending import remaining
 from agentpay_server.money.transactions import Kind
@@ -59,7 +59,7 @@ class Accounts:
         """Provision an account on chain and return it (interface A1, A7 to A10).
 
         Raises:
-            Problem: `chain_unavailable`; nothing is left behind.
+            Problem: `chain_unavailable`; nothing was stored.
         """
         principal.require_operator("POST /v1/accounts")
         fault_point(Operation.ACCOUNT, Step.BEGUN)
@@ -121,7 +121,7 @@ class Accounts:
             Problem: `not_found`, `chain_unavailable`.
         """
         account = await self.get(principal, account_id)
-        # The limits are read consistently, as a transfer at that moment would have been judged.
+        # One read gives consistent limits: those by which a transfer at that moment would be judged.
         detail = await self._context.database.read(self._detail, principal, account_id)
         return _in_full(account, detail)
 
@@ -151,7 +151,7 @@ class Accounts:
         Raises:
             Problem: `not_found`, `chain_unavailable`.
         """
-        # As for a transfer: the reservations are read before the balance, and again after it.
+        # As for a transfer, read the reservations before the balance and again after it.
         before = await self._context.database.read(own_account, principal, account_id)
         try:
             (held,) = await self._context.chain.token_accounts([before.usdc_token_account])
@@ -163,14 +163,14 @@ class Accounts:
         """Unblock an account, and return it.
 
         Raises:
-            Problem: `not_found`, or `chain_unavailable`: the balance cannot be shown, and it may spend all
-                the same.
+            Problem: `not_found`; `chain_unavailable`: the account is unblocked, but its balance could not be
+                read.
         """
         await self._context.database.run(self._allow_signing, principal, account_id)
         return await self.detail(principal, account_id)
 
     async def _balances(self, records: Sequence[AccountRecord]) -> Sequence[int]:
-        """Return what the accounts hold on chain, in micro-USDC."""
+        """Return the accounts' on-chain balances, in micro-USDC."""
         if not records:
             return []
         try:
@@ -252,11 +252,11 @@ class Accounts:
     ) -> Budget:
         record = own_account(connection, principal, before.account_id)
         policy = stored_policy(record.policy)
-        unsure = unsure_micro(record, before.in_flight, before.in_flight_total)
+        uncertain = uncertain_micro(record, before.in_flight, before.in_flight_total)
         return Budget(
             account_id=record.account_id,
             balance_usdc=from_micro(0 if held is None else held.amount_micro),
-            available_usdc=from_micro(max(spendable_micro(held) - unsure, 0)),
+            available_usdc=from_micro(max(spendable_micro(held) - uncertain, 0)),
             max_single_transfer=policy.max_single_transfer,
             max_daily_spend=policy.max_daily_spend,
             escalation_threshold=policy.escalation_threshold,
@@ -268,8 +268,7 @@ class Accounts:
         )
 
     def _spending(self, connection: Connection, record: AccountRecord, policy: Policy) -> dict[str, Any]:
-        """Return the spent and the remaining part of a daily limit."""
-        # The window ends where the next transfer's would: its time is never before the last spend's.
+        # The window ends where the next transfer's would: never before the time of the last spend.
         now_us = max(self._context.clock.now_us(), record.last_spend_us)
         spent = spending.against_daily_limit(connection, record, now_us)
         release = spending.next_release(connection, record, now_us)
@@ -279,7 +278,7 @@ class Accounts:
             "spent_usdc": from_micro(spent),
             "reserved_usdc": from_micro(spending.reserved(connection, record)),
             "remaining_usdc": None if left is None else from_micro(left),
-            # The wire has milliseconds: rounded up, so that it is never too early.
+            # Round up to the milliseconds of the wire format, so that it is never too early.
             "next_release_at": None if release is None else from_us(-(-release.at_us // 1000) * 1000),
             "next_release_usdc": None if release is None else from_micro(release.amount_micro),
         }

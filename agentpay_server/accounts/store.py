@@ -1,4 +1,4 @@
-"""Statements about accounts, their policies and their counters."""
+"""SQL statements for accounts, their policies and their counters."""
 
 from typing import Final
 
@@ -14,7 +14,7 @@ from agentpay_server.principals import Principal
 
 @frozen
 class AccountRecord:
-    """A row of `accounts`, column by column."""
+    """A row of `accounts`."""
 
     seq: int
     account_id: str
@@ -117,7 +117,7 @@ _SETTLE_CAP: Final = (
     .values(
         session_reserved=accounts.c.session_reserved - bindparam("cap"),
         spent_total=accounts.c.spent_total + bindparam("settled"),
-        # Times never decrease within an account: its spends are in the order of their times.
+        # Spend times never decrease within an account.
         last_spend_us=case(
             (accounts.c.last_spend_us > bindparam("now_us", type_=BigInteger), accounts.c.last_spend_us),
             else_=bindparam("now_us", type_=BigInteger),
@@ -177,7 +177,7 @@ _CREDIT: Final = (
 
 
 def next_key_index(connection: Connection) -> int:
-    """Return a position in the custody tree that was never used before; the first is 1."""
+    """Return an unused position in the custody tree; the first is 1."""
     value = connection.execute(_NEXT, {"counter": KEY_INDEX}).scalar_one_or_none()
     if value is None:
         connection.execute(_INSERT_COUNTER, {"name": KEY_INDEX, "value": 1})
@@ -191,7 +191,7 @@ def insert_account(connection: Connection, **values: object) -> None:
 
 
 def account(connection: Connection, account_id: str, *, lock: bool = False) -> AccountRecord | None:
-    """Return an account; with `lock`, no other transaction can change it until this one ends."""
+    """Return an account; with `lock`, locked until the unit of work ends."""
     row = connection.execute(_BY_ID_LOCKED if lock else _BY_ID, {"account_id": account_id}).one_or_none()
     return None if row is None else AccountRecord(*row)
 
@@ -202,7 +202,7 @@ def own_account(
     """Return an account of the principal's operator.
 
     Raises:
-        Problem: `not_found`, the same for an account of another operator and for one that does not exist.
+        Problem: `not_found`, the same for a missing account as for one of another operator.
     """
     record = None
     if is_identifier(account_id, ACCOUNT):
@@ -221,13 +221,13 @@ def existing_account(connection: Connection, account_id: str, *, lock: bool = Fa
 
 
 def account_at(connection: Connection, token_account: str) -> AccountRecord | None:
-    """Return the account whose USDC token account has an address."""
+    """Return the account with a given USDC token account."""
     row = connection.execute(_BY_TOKEN_ACCOUNT, {"token_account": token_account}).one_or_none()
     return None if row is None else AccountRecord(*row)
 
 
 def accounts_after(connection: Connection, seq: int, count: int) -> list[AccountRecord]:
-    """Return accounts of all operators, oldest first, above a sequence number."""
+    """Return accounts of all operators above a sequence number, oldest first."""
     return [AccountRecord(*row) for row in connection.execute(_AFTER, {"after": seq, "count": count})]
 
 
@@ -235,7 +235,7 @@ def parties(
     connection: Connection, source: str, target: str
 ) -> tuple[AccountRecord | None, AccountRecord | None]:
     """Return the account `source`, and the account whose identifier or USDC token account is `target`."""
-    # Most often both are identifiers, which one index finds.
+    # Usually both are identifiers, which one index finds.
     statement = _BY_IDS if target.startswith(ACCOUNT) else _PARTIES
     rows = [
         AccountRecord(*row) for row in connection.execute(statement, {"source": source, "target": target})
@@ -249,7 +249,7 @@ def parties(
 def page(
     connection: Connection, operator_id: str, before: int, count: int, *, paused: bool | None
 ) -> list[AccountRecord]:
-    """Return accounts of an operator, newest first, below a sequence number."""
+    """Return an operator's accounts below a sequence number, newest first."""
     values: dict[str, object] = {"operator_id": operator_id, "before": before, "count": count}
     if paused is None:
         return [AccountRecord(*row) for row in connection.execute(_PAGE, values)]
@@ -281,7 +281,7 @@ def reserve(connection: Connection, account_id: str, *, spent_total: int, spent_
 
 
 def reserve_again(connection: Connection, account_id: str, amount: int) -> None:
-    """Count an amount that was spent before as in flight again, because it may be back in the balance."""
+    """Count an earlier spend as in flight again, because it may be back in the balance."""
     connection.execute(_RESERVE_AGAIN, {"of_account": account_id, "amount": amount})
 
 
@@ -324,8 +324,8 @@ def debit(connection: Connection, account_id: str, amount: int) -> tuple[int, in
     """Count an amount that was in flight as having left the balance.
 
     Returns:
-        The new balance, and how much had left it before since `balance.low_threshold` was last checked, in
-        micro-USDC.
+        The new balance, and the micro-USDC that had left it before, since `balance.low_threshold` was last
+        checked.
     """
     row = connection.execute(_DEBIT, {"of_account": account_id, "amount": amount}).one_or_none()
     assert row is not None  # noqa: S101 - accounts are never deleted
@@ -343,15 +343,15 @@ def credit(connection: Connection, account_id: str, amount: int) -> str:
 
 
 def stop(connection: Connection, account_id: str, now_us: int) -> bool:
-    """Block an account: nothing is signed for it until an operator allows it. False if it was blocked."""
+    """Block an account: nothing is signed for it until an operator allows it. False if it already was."""
     return connection.execute(_STOP, {"of_account": account_id, "now_us": now_us}).rowcount == 1
 
 
 def allow_signing(connection: Connection, account_id: str) -> bool:
-    """Allow an account to spend again; False if it was allowed already."""
+    """Allow an account to spend again; False if it already was."""
     return connection.execute(_ALLOW_SIGNING, {"of_account": account_id}).rowcount == 1
 
 
 def set_deposit_cursor(connection: Connection, account_id: str, cursor: str) -> None:
-    """Store how far the on-chain history of an account has been scanned for deposits."""
+    """Store how far the account's on-chain history has been scanned for deposits."""
     connection.execute(_SET_DEPOSIT_CURSOR, {"of_account": account_id, "cursor": cursor})

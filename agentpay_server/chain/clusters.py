@@ -1,7 +1,6 @@
-"""The Solana clusters, identified by genesis hash, because an endpoint's URL can be misleading.
+"""The Solana clusters: where a server may run, whether money is real there, and explorer links. Pure.
 
-Pure rules: on which clusters a server may run, whether money is real there, and the explorer link of a
-transaction.
+A cluster is identified by its genesis hash, because an endpoint's URL can be misleading.
 """
 
 from typing import Final
@@ -29,7 +28,7 @@ class Cluster:
     """A Solana cluster.
 
     Attributes:
-        genesis_hash: base58 hash of its first block, which identifies it permanently.
+        genesis_hash: base58 hash of its first block.
         name: `mainnet-beta`, `devnet` or `testnet`; None for a private cluster.
         usdc_mint: address of the USDC mint.
     """
@@ -40,21 +39,20 @@ class Cluster:
 
     @property
     def is_public(self) -> bool:
-        """Whether it is one of Solana's own clusters. The sandbox is disabled on all of them."""
+        """Whether it is one of Solana's own clusters. The sandbox is disabled there."""
         return self.name is not None
 
 
 def choose_cluster(
     genesis_hash: str, *, stored_genesis_hash: str | None, usdc_mint: str | None, allow_mainnet: bool
 ) -> Cluster:
-    """Return the cluster of a genesis hash, if a server may run on it.
+    """Return the cluster that a genesis hash identifies, if a server may run on it.
 
     Args:
-        genesis_hash: reported by the node.
-        stored_genesis_hash: stored when the database was new; None if it is still new.
-        usdc_mint: the mint to use on a cluster without Circle's USDC; None for the same address as on
-            mainnet.
-        allow_mainnet: whether the operator has allowed real money.
+        genesis_hash: as the node reports it.
+        stored_genesis_hash: the cluster that the database belongs to; None for a new database.
+        usdc_mint: the mint on a cluster without Circle's USDC; None for mainnet's address.
+        allow_mainnet: whether the operator allows real money.
 
     Raises:
         ClusterRefusedError: the cluster has changed, is mainnet without permission, or has a different USDC.

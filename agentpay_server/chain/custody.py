@@ -1,8 +1,8 @@
-"""Key custody: a key per account and role, derived from one seed. A KMS could implement the protocol instead.
+"""Key custody: a key per account and role, derived from one seed.
 
-Keys follow BIP-44 for Solana, `m/44'/501'/{account}'/{change}'`, every level hardened. Existing keys can be
-given for roles, such as a fee payer that holds SOL. Nothing here stores or encrypts a secret, and no method
-returns one.
+Derivation paths follow BIP-44 for Solana, `m/44'/501'/{account}'/{change}'`, hardened at every level. An
+existing key can be given for a role, such as a fee payer that holds SOL. Nothing here stores, encrypts or
+returns a secret, so that a KMS could implement `Signer` instead.
 """
 
 import json
@@ -14,18 +14,16 @@ from solders.keypair import Keypair
 
 _SEED_BYTES: Final = 64
 _MAX_INDEX: Final = 2**31 - 1
-_NO_KEY: Final = (
-    "a key is 64 bytes, a secret and the public half that belongs to it, as solana-keygen writes them"
-)
+_NO_KEY: Final = "a key is 64 bytes, a secret and its matching public half, as solana-keygen writes them"
 _CACHED_KEYS: Final = 1024  # Deriving a key takes as long as two signatures.
 
 
 class KeyPath(NamedTuple):
-    """The identity of a key: the two free levels of its derivation path.
+    """Identifies a key by the two variable levels of its derivation path.
 
     Attributes:
-        account: 0 for the service's own roles, else the account's index, which is never reused.
-        change: the number of the key within the account.
+        account: 0 for the service's own roles, otherwise the account's index. Indexes are never reused.
+        change: number of the key within the account.
     """
 
     account: int
@@ -39,7 +37,7 @@ POLICY_AUTHORITY: Final = KeyPath(0, 1)
 """Writes every policy record, so that spending keys cannot."""
 
 TEST_MINT_AUTHORITY: Final = KeyPath(0, 2)
-"""Mints and freezes test USDC, on chains where it has no value."""
+"""Mints and freezes test USDC on chains where money has no value."""
 
 
 def spending_key(account_index: int) -> KeyPath:
@@ -55,13 +53,13 @@ def record_key(account_index: int) -> KeyPath:
 def escrow_authority(account_index: int) -> KeyPath:
     """Return the key that owns the escrows of an account's sessions. `account_index` starts at 1.
 
-    It differs from the spending key, so that spending an account's balance cannot touch its escrows.
+    Separate from the spending key, which therefore cannot spend escrows.
     """
     return KeyPath(_account(account_index), 2)
 
 
 def outside_address(seed: bytes) -> str:
-    """Return the address of the key derived from 32 bytes; the key itself is discarded."""
+    """Return the address of the key derived from 32 bytes, and discard the key."""
     return str(Keypair.from_seed(seed).pubkey())
 
 
@@ -69,7 +67,7 @@ def read_key(text: str) -> bytes:
     """Parse the text of a `solana-keygen` file: 64 numbers, a secret and its public half.
 
     Raises:
-        ValueError: the text is not such a key; the message contains nothing of it.
+        ValueError: the text is not such a key. The message quotes nothing of it.
     """
     try:
         return bytes(Keypair.from_bytes(bytes(list(json.loads(text)))))
@@ -78,7 +76,7 @@ def read_key(text: str) -> bytes:
 
 
 class Signer(Protocol):
-    """Holds the keys. Both calls are synchronous, because signing happens inside a unit of work."""
+    """Holds the keys. Synchronous, because signing happens inside a unit of work."""
 
     def address(self, key: KeyPath) -> str:
         """Return the public key in base58."""
@@ -94,8 +92,8 @@ class Custody:
 
     Args:
         seed: 64 secret bytes.
-        given: keys to use instead of derived ones: 64 bytes each, secret and public half, as in the files of
-            `solana-keygen`.
+        given: keys to use instead of derived ones, each of 64 bytes as in `solana-keygen` files: the secret
+            and the public half.
 
     Raises:
         ValueError: a seed or key has a wrong length, or the halves of a key do not match.
@@ -112,17 +110,18 @@ class Custody:
         def derive(key: KeyPath) -> tuple[Keypair, str]:
             path = f"m/44'/501'/{_index(key.account)}'/{_index(key.change)}'"
             keypair = keypairs.get(key) or Keypair.from_seed_and_derivation_path(seed, path)
-            # The address is cached with its key: a Keypair computes it on each access, half a signature long.
+            # Cached too, because a Keypair computes its address on each access, in half the time of a
+            # signature.
             return keypair, str(keypair.pubkey())
 
         self._derive: Callable[[KeyPath], tuple[Keypair, str]] = derive
 
     def address(self, key: KeyPath) -> str:
-        """Return the public key in base58."""
+        """See `Signer.address`."""
         return self._derive(key)[1]
 
     def sign(self, key: KeyPath, message: bytes) -> bytes:
-        """Return the 64-byte Ed25519 signature of a serialized transaction message."""
+        """See `Signer.sign`."""
         return bytes(self._derive(key)[0].sign_message(message))
 
     def __repr__(self) -> str:
@@ -136,7 +135,7 @@ def _keypair(secret: bytes) -> Keypair:
     try:
         return Keypair.from_bytes(secret)
     except ValueError:
-        # Without the cause: nothing derived from a secret may appear in a traceback.
+        # Suppress the cause: a traceback must contain nothing derived from a secret.
         raise ValueError(_NO_KEY) from None
 
 
@@ -147,7 +146,7 @@ def _account(account_index: int) -> int:
 
 
 def _index(value: int) -> int:
-    # The derivation panics on an invalid path: refuse it before.
+    # Checked here, because the derivation panics on an invalid path.
     if not 0 <= value <= _MAX_INDEX:
         raise ValueError(f"a derivation index is between 0 and {_MAX_INDEX}, not {value}")
     return value

@@ -1,21 +1,19 @@
-"""The escrow of a session: a separate token account, and the two transactions of its life.
+"""The escrow of a session: a separate token account, and the two transactions that open and settle it.
 
 The escrow's address is derived from the session's id, under a key that signs for nothing else
-(`custody.escrow_authority`). One transaction creates and funds it, another empties and closes it. Each is
-atomic, and of several signed for one session only one can succeed: an existing escrow cannot be created, a
-closed one cannot be emptied. (A closed one could be created again; therefore an opening is signed again only
-if none has landed.) Like all transactions they are pure functions from arguments to signed bytes;
-`sessions/rules.py` decides the amounts.
+(`custody.escrow_authority`). Both transactions are atomic, and of several signed for one session only one can
+succeed: an existing escrow cannot be created, and a closed one cannot be emptied. A closed escrow could be
+created again, so an opening is signed again only if none has landed. Both are pure functions from arguments
+to signed bytes; `sessions/rules.py` decides the amounts.
 
-How a chain may refuse them (`protocol.FailureReason`), in which case nothing moves:
+If the chain rejects one (`protocol.FailureReason`), nothing moves:
 
-- opening: `INSUFFICIENT_FUNDS` if the account now holds less than the cap; `OTHER` if the escrow already
-exists.
-- settling: `ACCOUNT_NOT_EMPTY` if the escrow holds more than the transaction moves, because a third party
-sent money
-  to it: read the balance and sign again. `ACCOUNT_MISSING` if the payee's token account does not exist, which
-  another settlement can create; a closed escrow causes it too, so check that first. `ACCOUNT_FROZEN` if an
-  account cannot receive: the money stays in the escrow until it can.
+- Opening: `INSUFFICIENT_FUNDS` if the account now holds less than the cap; `OTHER` if the escrow already
+  exists.
+- Settling: `ACCOUNT_NOT_EMPTY` if the escrow holds more than the transaction moves, because a third party
+  sent money to it: read the balance and sign again. `ACCOUNT_MISSING` if the payee's token account does not
+  exist, which another settlement can create; a closed escrow causes it too, so check that first.
+  `ACCOUNT_FROZEN` if an account cannot receive: the money stays in the escrow until it can.
 """
 
 from typing import Final
@@ -29,7 +27,7 @@ from agentpay_server.chain.protocol import Blockhash, SignedTransaction
 from agentpay_server.chain.signing import sign_transaction, with_units_for
 
 ESCROW_BYTES: Final = TOKEN_ACCOUNT_BYTES
-"""Data size of an escrow in bytes. The treasury lends the rent exemption for it."""
+"""Data size in bytes. The treasury lends the rent exemption for it."""
 
 
 def escrow_address(signer: Signer, *, account_index: int, session_id: str) -> str:
@@ -71,9 +69,8 @@ def open_escrow(
     mint = Pubkey.from_string(usdc_mint)
     escrow = _escrow(authority, session_id)
     steps = [
-        # Not a single `create_account_with_seed`: it fails permanently once a third party has sent a lamport
-        # to the address, which is public from the first attempt. A surplus comes back when the escrow is
-        # closed.
+        # A single `create_account_with_seed` would fail permanently once a third party sends a lamport to the
+        # address, which is public from the first attempt. Closing the escrow returns a surplus.
         instructions.transfer_lamports(treasury, escrow, rent_exempt_lamports),
         instructions.allocate_with_seed(
             base=authority, seed=session_id, size=ESCROW_BYTES, program=TOKEN_PROGRAM
@@ -107,10 +104,10 @@ def settle_escrow(
     source: str,
     source_micro: int,
 ) -> SignedTransaction:
-    """Build the transaction that pays a session's escrow to the payee and the account, and closes it.
+    """Build the transaction that pays out a session's escrow to payee and account, and closes it.
 
-    A transfer of 0 is left out, so that a payee who is owed nothing cannot block the settlement. The two
-    amounts must add up to all that the escrow holds, or the chain refuses the transaction.
+    A transfer of 0 is left out, so that a payee who is owed nothing cannot block the settlement. The chain
+    rejects the transaction unless the two amounts add up to the escrow's balance.
 
     Args:
         signer: holds the keys.
@@ -118,13 +115,13 @@ def settle_escrow(
         usdc_mint: address of the USDC mint.
         account_index: the session's account.
         session_id: identifier of the session; also in the memo.
-        number: the number of this settlement of the session, from 1; in the memo of all but the first,
-            because a settlement that follows a refused one must be a different transaction.
+        number: number of this settlement of the session, from 1. In the memo from 2 on, because a settlement
+            after a rejected one must be a different transaction.
         payee: the payee's token account.
         payee_micro: micro-USDC for the payee, from 0.
-        new_payee_owner: the owner of `payee`, if that is an associated token account to be created; the
-            treasury pays its rent. If it exists by then, nothing is created.
-        source: the account's token account, which gets the rest.
+        new_payee_owner: the owner of `payee`, to create that associated token account if it is missing, at
+            the treasury's expense; None if it exists.
+        source: the account's token account, which receives the rest.
         source_micro: micro-USDC for the account, from 0.
     """
     treasury = Pubkey.from_string(signer.address(TREASURY))

@@ -1,7 +1,4 @@
-"""Builders of the Solana instructions that the service uses, and the programs they call.
-
-Pure functions: accounts and numbers in, one instruction out. `transactions.py` combines them to transactions.
-"""
+"""Builders of the Solana instructions that the service uses. Pure; `transactions.py` combines them."""
 
 import hashlib
 import struct
@@ -69,7 +66,7 @@ def associated_token_address(owner: str, mint: str) -> str:
 
 
 def address_with_seed(base: Pubkey, seed: str, program: Pubkey) -> Pubkey:
-    """Return the address that `base`'s key controls under `seed`, of at most 32 bytes, for `program`.
+    """Return the address that `base` controls under `seed` (at most 32 bytes) for `program`.
 
     Raises:
         ValueError: `seed` is longer.
@@ -92,19 +89,19 @@ def transfer_lamports(source: Pubkey, destination: Pubkey, lamports: int) -> Ins
 
 
 def allocate(account: Pubkey, size: int) -> Instruction:
-    """Give `account`, which has no data yet and signs, `size` bytes of data."""
+    """Allocate `size` bytes of data to `account`, which signs and has none yet."""
     return Instruction(SYSTEM_PROGRAM, struct.pack("<IQ", 8, size), [_signer(account, writable=True)])
 
 
 def assign(account: Pubkey, program: Pubkey) -> Instruction:
-    """Hand `account`, which signs, to `program`."""
+    """Assign `account`, which signs, to `program`."""
     return Instruction(
         SYSTEM_PROGRAM, struct.pack("<I", 1) + bytes(program), [_signer(account, writable=True)]
     )
 
 
 def allocate_with_seed(*, base: Pubkey, seed: str, size: int, program: Pubkey) -> Instruction:
-    """Give the empty account at `address_with_seed` `size` bytes of data, and assign it to `program`.
+    """Allocate `size` bytes to the empty account at `address_with_seed`, and assign it to `program`.
 
     `base` signs for it, because such an address has no private key.
     """
@@ -120,7 +117,7 @@ def allocate_with_seed(*, base: Pubkey, seed: str, size: int, program: Pubkey) -
 
 
 def set_compute_unit_limit(units: int) -> Instruction:
-    """Let the transaction use `units` compute units, and no more."""
+    """Limit the transaction to `units` compute units."""
     return Instruction(COMPUTE_BUDGET_PROGRAM, struct.pack("<BI", 2, units), [])
 
 
@@ -146,7 +143,7 @@ def transfer_checked(
     """Move `amount_micro` micro-USDC between two token accounts; `owner` of the source signs.
 
     Raises:
-        ValueError: the amount is not one that a token account can hold, or it is 0.
+        ValueError: the amount is 0 or exceeds 64 bits.
     """
     return Instruction(
         TOKEN_PROGRAM,
@@ -158,10 +155,10 @@ def transfer_checked(
 def mint_to_checked(
     *, mint: Pubkey, destination: Pubkey, mint_authority: Pubkey, amount_micro: int
 ) -> Instruction:
-    """Create `amount_micro` micro-USDC in a token account; `mint_authority` signs.
+    """Mint `amount_micro` micro-USDC to a token account; `mint_authority` signs.
 
     Raises:
-        ValueError: the amount is not one that a token account can hold, or it is 0.
+        ValueError: the amount is 0 or exceeds 64 bits.
     """
     return Instruction(
         TOKEN_PROGRAM,
@@ -171,7 +168,10 @@ def mint_to_checked(
 
 
 def initialize_token_account(*, account: Pubkey, mint: Pubkey, owner: Pubkey) -> Instruction:
-    """Make `account`, of `TOKEN_ACCOUNT_BYTES`, rent-exempt and the Token program's, one for `mint`."""
+    """Make `account` a token account for `mint`.
+
+    It must be rent-exempt, have `TOKEN_ACCOUNT_BYTES` bytes and belong to the Token program.
+    """
     return Instruction(TOKEN_PROGRAM, b"\x12" + bytes(owner), [_writable(account), _readonly(mint)])
 
 
@@ -212,7 +212,7 @@ def initialize_record_mint(mint: Pubkey, authority: Pubkey) -> Instruction:
 
 
 def initialize_metadata(*, mint: Pubkey, authority: Pubkey, name: str, symbol: str, uri: str) -> Instruction:
-    """Write the three fixed fields; `authority`, the mint authority, signs and may write from now on."""
+    """Write the three fixed fields. `authority`, the mint authority, signs and becomes update authority."""
     return Instruction(
         TOKEN_2022_PROGRAM,
         _INITIALIZE_METADATA + _string(name) + _string(symbol) + _string(uri),
@@ -221,7 +221,7 @@ def initialize_metadata(*, mint: Pubkey, authority: Pubkey, name: str, symbol: s
 
 
 def update_metadata_field(*, mint: Pubkey, authority: Pubkey, key: str, value: str) -> Instruction:
-    """Set an additional field, new or not; `authority` signs."""
+    """Create or update an additional field; `authority` signs."""
     custom_key = b"\x03"
     return Instruction(
         TOKEN_2022_PROGRAM,
@@ -231,7 +231,7 @@ def update_metadata_field(*, mint: Pubkey, authority: Pubkey, key: str, value: s
 
 
 def remove_metadata_field(*, mint: Pubkey, authority: Pubkey, key: str) -> Instruction:
-    """Remove an additional field; do nothing if it is not there; `authority` signs."""
+    """Remove an additional field, if it exists; `authority` signs."""
     idempotent = b"\x01"
     return Instruction(
         TOKEN_2022_PROGRAM,

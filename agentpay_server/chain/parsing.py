@@ -1,4 +1,4 @@
-"""Parsing on-chain data: token accounts, why a transaction failed, which transfers a transaction requests.
+"""Parsing on-chain data: token accounts, failures, and the transfers that a transaction requests.
 
 Token accounts are validated strictly, because money depends on them. The requested transfers are for display
 only.
@@ -17,19 +17,19 @@ from agentpay_server.chain.protocol import FailureReason, TokenAccount
 
 
 def read_token_account(address: str, *, program: str, data: bytes, usdc_mint: str) -> TokenAccount | None:
-    """Return the USDC token account, or None when the account is anything else.
+    """Return the USDC token account at an address; None if the account is anything else.
 
     Args:
-        address: where it is.
+        address: the account's address.
         program: the program that owns the account, in base58.
         data: the account's data.
-        usdc_mint: the only mint that counts.
+        usdc_mint: the mint to accept.
     """
     if program != str(TOKEN_PROGRAM):
         return None
     try:
         account = state.TokenAccount.from_bytes(data)
-    except ValueError:  # A mint, a multisig, or not initialised.
+    except ValueError:  # A mint, a multisig, or not initialized.
         return None
     if str(account.mint) != usdc_mint:
         return None
@@ -48,7 +48,7 @@ _REASONS: Final[dict[int | str, FailureReason]] = {
     17: FailureReason.ACCOUNT_FROZEN,
     9: FailureReason.ACCOUNT_MISSING,  # UninitializedState.
     11: FailureReason.ACCOUNT_NOT_EMPTY,  # NonNativeHasBalance: closing an account that holds tokens.
-    # The error for an account that is missing or not a token account depends on the Token program's version.
+    # The Token program's version decides which error reports a missing or foreign account.
     "InvalidAccountData": FailureReason.ACCOUNT_MISSING,
     "UninitializedAccount": FailureReason.ACCOUNT_MISSING,
     "IncorrectProgramId": FailureReason.ACCOUNT_MISSING,
@@ -60,9 +60,9 @@ def failure_reason(program: str, error: int | str) -> FailureReason:
     """Return why an instruction failed.
 
     Args:
-        program: address of the program that the transaction called. Only the Token program's codes are known:
-            in other programs the same numbers have other meanings, such as a treasury short of SOL.
-        error: the program's own error code, or the name of a general instruction error.
+        program: address of the called program. Only the Token program's codes are mapped: in other programs
+            the same numbers mean something else, such as a treasury short of SOL.
+        error: the program's error code, or the name of a general instruction error.
     """
     if program != _TOKEN_PROGRAM:
         return FailureReason.OTHER
@@ -91,13 +91,7 @@ _MINT_TO_CHECKED: Final = 14
 
 @frozen
 class Movement:
-    """USDC from one token account to another.
-
-    Attributes:
-        source: token account that pays; None for minted USDC.
-        destination: token account that receives.
-        amount_micro: the amount in micro-USDC.
-    """
+    """USDC from one token account to another. `source` is None for minted USDC."""
 
     source: str | None
     destination: str
@@ -105,7 +99,7 @@ class Movement:
 
 
 def movements(transaction: VersionedTransaction) -> tuple[Movement, ...]:
-    """Return the USDC that a transaction of this service moves, in the order of its instructions."""
+    """Return the movements of USDC in a transaction of this service, in order."""
     message = transaction.message
     found = []
     for instruction in message.instructions:
@@ -122,7 +116,7 @@ def movements(transaction: VersionedTransaction) -> tuple[Movement, ...]:
 
 
 def memo(transaction: VersionedTransaction) -> str | None:
-    """Return the text of a transaction's memo; None without one."""
+    """Return the text of a transaction's memo; None if it has none."""
     message = transaction.message
     return next(
         (

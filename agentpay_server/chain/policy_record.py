@@ -1,8 +1,6 @@
-"""The on-chain policy record: its content, its size, and how to parse it.
+"""The on-chain policy record: its content, its size, and how to parse it (interface PO12).
 
-See interface PO12.
-
-It is the metadata extension of a Token-2022 mint that never mints. `transactions.py` writes it.
+The record is the metadata extension of a Token-2022 mint that never mints. `transactions.py` writes it.
 """
 
 import struct
@@ -16,7 +14,7 @@ SHA256_FIELD: Final = "policy_sha256"
 POLICY_FIELD: Final = "policy"
 
 MAX_POLICY_CHARACTERS: Final = 700
-"""A longer policy is represented only by its digest."""
+"""Of a longer policy, only the digest is recorded."""
 
 RECORD_MINT_BYTES: Final = 234
 """A mint (82 bytes, padded to 165), its account type (1) and its metadata pointer (4 + 64)."""
@@ -33,10 +31,10 @@ class PolicyRecord:
     """The content of an account's policy record.
 
     Attributes:
-        account_id: the account.
+        account_id: the account that the policy governs.
         policy_version: number of the account's policy, from 1.
         policy_sha256: hex digest of the policy as RFC 8785 JSON.
-        policy: that JSON; None if it is too long for the chain.
+        policy: the policy as RFC 8785 JSON; None if it is not on chain.
     """
 
     account_id: str
@@ -53,7 +51,7 @@ class PolicyRecord:
 
     @property
     def size(self) -> int:
-        """The maximum size of the account's data in bytes, without a policy too long for the chain."""
+        """The maximum size of the account's data in bytes; an unpublishable policy does not count."""
         texts = [self.account_id, RECORD_SYMBOL, ""]
         texts += [VERSION_FIELD, str(self.policy_version), SHA256_FIELD, self.policy_sha256]
         if self.publishable_policy is not None:

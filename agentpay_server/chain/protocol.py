@@ -1,12 +1,11 @@
-"""The chain protocol: the calls that the service makes, and their errors. Independent of the implementation.
+"""The chain protocol: the calls that the service makes, and their errors.
 
-The protocol is small on purpose: all rules about sending, waiting, expiry and signing again are in
-`money/broadcast.py`, on top of these calls.
+It is small on purpose: `money/broadcast.py` decides on sending, waiting, expiry and signing again.
 
-The chain reports all money that arrives in a token account, and the service books it once: unique on
-`(signature, token_account)`, without transactions of the service itself, and with the cursor in the same
-commit. `Chain.token_accounts` reads a hundred balances at a time; accounts whose balance equals their books
-need no scan.
+A chain also reports the deposits of token accounts. The service books each one once, in one commit with the
+cursor: the key is `(signature, token_account)`, and the service's own transactions are left out.
+`Chain.token_accounts` reads a hundred balances at a time; an account whose balance equals its books needs no
+scan.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
@@ -27,14 +26,14 @@ class ChainUnavailableError(Exception):
 
 
 class DoubtfulNodeError(ChainUnavailableError):
-    """A node does not know a signature but cannot be relied on: it lags, or reports an implausible position.
+    """A node does not know a signature, but it lags or reports an implausible position.
 
-    This proves nothing. Resending the same bytes is harmless.
+    So the signature may have landed. Resending the same bytes is harmless.
     """
 
 
 class FailureReason(StrEnum):
-    """Why a transaction that reached the chain moved nothing, as far as the service distinguishes."""
+    """Why the chain rejected a transaction, as far as the service distinguishes."""
 
     INSUFFICIENT_FUNDS = "insufficient_funds"
     ACCOUNT_FROZEN = "account_frozen"
@@ -51,7 +50,7 @@ class ComputeBudget:
         unit_limit: maximum compute units; the transaction fails if it needs more.
         unit_price_micro_lamports: the priority fee for each unit of the limit, used or not, in millionths of
             a lamport.
-        unit_limits: lower limits of transactions whose needs are known, by their shape (see `signing.py`).
+        unit_limits: lower limits by shape of transaction, where its need is known (see `signing.py`).
     """
 
     unit_limit: int
@@ -61,12 +60,12 @@ class ComputeBudget:
 
 @frozen(kw_only=True)
 class Blockhash:
-    """A recent blockhash, and other data that a new transaction needs to land.
+    """A recent blockhash, and the compute budget of transactions that use it.
 
     Attributes:
         value: base58 text.
         last_valid_block_height: a transaction with this blockhash can land up to this block height.
-        compute_budget: the compute budget to include; None for none.
+        compute_budget: None to include none.
     """
 
     value: str
@@ -79,7 +78,7 @@ class TokenAccount:
     """The state of a USDC token account on chain.
 
     Attributes:
-        address: the token account.
+        address: its address.
         owner: the address that may spend from it.
         amount_micro: micro-USDC held.
         is_frozen: whether the mint's freeze authority has frozen it.
@@ -96,9 +95,9 @@ class Failure:
     """A transaction that the chain processed and rejected: it moved nothing and never will.
 
     Attributes:
-        reason: what kind of refusal.
-        detail: the chain's own words, for logs.
-        chain_signature: the transaction's name on chain, where it was found by other means.
+        reason: the kind of failure.
+        detail: the chain's error text, for logs.
+        chain_signature: see `SignatureStatus.chain_signature`.
     """
 
     reason: FailureReason
@@ -112,13 +111,12 @@ class SignatureStatus:
 
     Attributes:
         is_final: whether it has reached the finality that counts as settled here. A failure is final only
-            when it is irreversible: should its block vanish, the same bytes may yet succeed.
-        failure: why it moved nothing; None when it succeeded, or is not final yet.
-        is_irreversible: whether it can no longer vanish with the block that it is in (interface T12). What is
-            irreversible is final.
-        is_refused: whether the chain has refused it without executing it, and never will execute it: it has
-            expired, whatever the block height. It is not final then, because it is on no chain.
-        chain_signature: the transaction's name on chain, where it was found by other means.
+            when it is irreversible: if its block is dropped, the same bytes may still succeed.
+        failure: why it moved nothing; None if it succeeded or is not final yet.
+        is_irreversible: whether its block can no longer be dropped (interface T12). Implies `is_final`.
+        is_refused: whether the chain refused it before execution and never will execute it: it counts as
+            expired, whatever the block height. It is not final, because it is on no chain.
+        chain_signature: the transaction's identity on chain, if it was looked up by another key.
     """
 
     is_final: bool
@@ -130,7 +128,7 @@ class SignatureStatus:
 
 @frozen(kw_only=True)
 class SignedTransaction:
-    """The bytes of a transaction. They may be sent any number of times: the chain executes a signature once.
+    """The bytes of a transaction. They may be sent repeatedly, because the chain executes a signature once.
 
     Attributes:
         signature: base58 text of the first signature, which identifies the transaction.
@@ -145,13 +143,13 @@ class SignedTransaction:
 
 @frozen(kw_only=True)
 class Cosigned:
-    """A transaction that we have signed, and whose fee another party pays.
+    """A transaction that the service has signed, and whose fee another party pays.
 
     Attributes:
-        token_account: the account that it takes from.
-        signature: ours.
-        message_hash: names the message that all its signatures sign.
-        after: the newest transaction of the token account before it was signed; None where that is not known.
+        token_account: the account that it debits.
+        signature: the service's signature.
+        message_hash: identifies the message that all its signatures sign.
+        after: the token account's newest transaction before it was signed; None if unknown.
     """
 
     token_account: str
@@ -180,15 +178,15 @@ class Chain(Protocol):
 
     @property
     def landing_seconds(self) -> float:
-        """How long to wait after a send before asking for the status; 0 if it executes at once."""
+        """Pause after a send before the first status query; 0 if a send executes at once."""
         ...
 
     @property
     def blockhash_life_seconds(self) -> float:
-        """How long a transaction may land after it was signed, by the pace of the chain's blocks.
+        """How long a transaction may land after it was signed, at the pace of the chain's blocks.
 
-        No expiry is accepted earlier, whatever heights nodes report. Infinite while the pace is unknown; 0 if
-        heights are always correct.
+        No expiry is accepted earlier, whatever heights nodes report. Infinite while the pace is unknown; 0
+        where heights are always correct.
         """
         ...
 
@@ -201,14 +199,14 @@ class Chain(Protocol):
         ...
 
     async def block_height(self) -> int:
-        """Return the height of the newest block that cannot be undone."""
+        """Return the height of the newest irreversible block."""
         ...
 
     async def signature_status(self, signature: str) -> SignatureStatus | None:
-        """Return the status of a transaction; None if the chain has not seen it (yet).
+        """Return the status of a transaction; None if the chain has not seen it yet.
 
         Raises:
-            DoubtfulNodeError: the node that does not know it may lack transactions that landed.
+            DoubtfulNodeError: the node does not know it, but may lack transactions that landed.
         """
         ...
 
@@ -217,64 +215,64 @@ class Chain(Protocol):
     ) -> SignatureStatus | None:
         """Return the status of a transaction whose fee another party pays; None if it has not been found.
 
-        On chain it is identified by the fee payer's signature, which we do not have. It is found by
-        the signed message, and by our signature over it.
+        The fee payer's signature, which identifies it on chain, is unknown here. It is found by the signed
+        message and the service's signature over it.
 
         Args:
-            cosigned: the transaction.
-            is_for_proof: whether None is to prove that it is in no block up to the height that `block_height`
+            cosigned: the transaction to find.
+            is_for_proof: whether None must prove that it is in no block up to the height that `block_height`
                 returned before the call.
 
         Raises:
-            ChainUnavailableError: nothing is known, or nothing is proved.
+            ChainUnavailableError: its status is unknown, or its absence cannot be proved.
         """
         ...
 
     async def holds(self, token_account: str, amount_micro: int) -> bool:
         """Return whether a token account holds at least an amount of micro-USDC.
 
-        The balance is that of a block with the finality of settlements, at or above the height that
-        `block_height` returned before the call.
+        Reads a block with the finality of settlements, at or above the height that `block_height` returned
+        before the call.
         """
         ...
 
     async def newest_signature(self, token_account: str) -> str | None:
-        """Return what names the newest transaction of a token account that cannot be undone.
+        """Return the signature of the newest irreversible transaction of a token account.
 
-        None where the chain finds a message without it, or where there is no transaction.
+        None without a transaction, or if the chain finds a message without it.
         """
         ...
 
     async def knows_blocks(self, first_height: int, last_height: int) -> bool:
-        """Return whether the chain knows all signatures in the blocks between two heights, both in the past.
+        """Return whether the chain knows all signatures in the blocks between two past heights.
 
-        Nodes forget after some days, and lack what happened while they were down. An unknown signature proves
-        an expiry only if the chain knows every block that could contain it: those from
+        Nodes prune blocks after some days, and miss those produced while they were down. An unknown signature
+        proves an expiry only if the chain knows every block that could contain it: those from
         `BLOCKHASH_LIFE_BLOCKS` below its last valid height.
         """
         ...
 
     async def wait_for_notice(self, signature: str, seconds: float) -> None:
-        """Return when the status may have changed, after `seconds` at the latest."""
+        """Return once the status may have changed, after `seconds` at the latest."""
         ...
 
     async def send(self, raw: bytes, *, even_if_failing: bool = True) -> None:
-        """Send a signed transaction. Returning means only that it was handed over.
+        """Send a signed transaction. A return means only that a node has accepted it.
 
         Args:
-            raw: the transaction.
-            even_if_failing: whether to send a transaction that a node expects to fail, to get a final failure
-                from the chain. Use False to resend one that succeeded and was undone: a failure would be
-                final.
+            raw: the transaction's wire bytes.
+            even_if_failing: whether to send it even if a node predicts a failure, to get a final failure. Use
+                False to resend one that succeeded and was reorganized away: it may yet succeed, but a failure
+                would be final.
         """
         ...
 
     async def token_accounts(self, addresses: Sequence[str]) -> list[TokenAccount | None]:
-        """Return the USDC token accounts at `addresses`; None for one that is missing or of another mint."""
+        """Return the USDC token accounts at `addresses`; None for each that is missing or of another mint."""
         ...
 
     async def account_size(self, address: str) -> tuple[int, int] | None:
-        """Return lamports and bytes of data of any account; None if it does not exist."""
+        """Return the lamports and data size in bytes of any account; None if it does not exist."""
         ...
 
     async def rent_exemption(self, size: int) -> int:
@@ -290,7 +288,7 @@ class Deposit:
         signature: base58 text of the transaction's signature.
         token_account: the account that received.
         amount_micro: the increase in micro-USDC, at least 1.
-        sender: the token account that the money came from, if exactly one decreased.
+        sender: the token account that was debited, if there is exactly one.
     """
 
     signature: str
@@ -305,7 +303,7 @@ class DepositBatch:
 
     Attributes:
         deposits: oldest first; may be empty.
-        cursor: where this part ends, to continue from there.
+        cursor: the end of this part.
     """
 
     deposits: tuple[Deposit, ...]
@@ -313,7 +311,7 @@ class DepositBatch:
 
 
 Booked = Callable[[], Awaitable[Collection[str]]]
-"""Returns which of some signatures are booked for a token account; it may leave some out."""
+"""Returns signatures that are booked for a token account, possibly not all."""
 
 
 async def nothing_booked() -> Collection[str]:
@@ -329,16 +327,15 @@ class DepositSource(Protocol):
     ) -> AsyncIterator[DepositBatch]:
         """Yield the deposits since a cursor, in batches, oldest first; only irreversible ones.
 
-        Stopping at any point loses nothing: a batch can be read again from the cursor before it. Booked
-        deposits may be repeated.
+        A batch can be read again from the cursor before it. Booked deposits may be repeated.
 
         Args:
             token_account: address of a USDC token account.
             after: the cursor of the last booked batch; None for all of the history.
-            booked: signatures that may be left out, which can save calls.
+            booked: returns signatures to skip, which saves calls.
 
         Raises:
-            ChainUnavailableError: the rest cannot be read now.
+            ChainUnavailableError: the rest cannot be read at the moment.
         """
         ...
 

@@ -1,7 +1,4 @@
-"""Signing transactions: compiles instructions to a legacy message, signs it, and checks its size.
-
-Independent of what the instructions do.
-"""
+"""Signing transactions: compiles instructions to a legacy message, signs it, and checks its size."""
 
 from collections.abc import Iterable, Sequence
 from typing import Final
@@ -25,7 +22,7 @@ from agentpay_server.chain.instructions import (
 from agentpay_server.chain.protocol import MOST_COMPUTE_UNITS, Blockhash, ComputeBudget, SignedTransaction
 
 MAX_TRANSACTION_BYTES: Final = 1_232
-"""The largest transaction that Solana's network forwards: one IPv6 packet."""
+"""The largest transaction that Solana forwards: one IPv6 packet."""
 
 _SIGNATURE_BYTES: Final = 64
 _SAME_LENGTH_BYTES: Final = 64
@@ -38,16 +35,16 @@ class TransactionTooLargeError(ValueError):
 def sign_transaction(
     signer: Signer, blockhash: Blockhash, instructions: Sequence[Instruction], *cosigners: KeyPath
 ) -> SignedTransaction:
-    """Return `instructions` as one transaction, paid by the treasury and signed by it and by `cosigners`.
+    """Return `instructions` as one transaction, signed by the treasury, which pays, and by `cosigners`.
 
     Args:
         signer: holds the keys.
-        blockhash: a recent one; determines the transaction's life and its compute budget.
-        instructions: the instructions, in order; all of them take effect or none.
-        cosigners: the other keys whose signature the instructions require.
+        blockhash: a recent one; sets the transaction's expiry and compute budget.
+        instructions: executed in order, atomically.
+        cosigners: the other keys that must sign.
 
     Raises:
-        TransactionTooLargeError: it would not fit a packet; nothing was signed.
+        TransactionTooLargeError: it exceeds `MAX_TRANSACTION_BYTES`; nothing was signed.
     """
     keys = {signer.address(key): key for key in (TREASURY, *cosigners)}
     treasury = Pubkey.from_string(signer.address(TREASURY))
@@ -71,7 +68,7 @@ def sign_transaction(
 
 
 def with_units_for(blockhash: Blockhash, count: int) -> Blockhash:
-    """Return a blockhash with a compute limit for this many usual transactions in one."""
+    """Return a blockhash whose compute limit is `count` times as high."""
     budget = blockhash.compute_budget
     if budget is None:
         return blockhash
@@ -97,7 +94,7 @@ def transaction_of(raw: bytes) -> VersionedTransaction:
 def shape_of(message: Message | MessageV0 | MessageV1) -> str | None:
     """Return a key that is equal for messages that need about the same compute units.
 
-    None if the need depends on more, such as the search for the address of an account that it creates.
+    None if the need varies, for example because the program searches for an account's address.
     """
     if not isinstance(message, Message):
         return None

@@ -1,7 +1,7 @@
 """The transactions of the service: a pure function for each, from arguments to signed bytes.
 
-All of it is local and synchronous, so that the signed bytes are stored in the same commit as the decision to
-send them. Nothing here sends, waits or reads a chain. The transactions of sessions are in `escrow.py`.
+They are local and synchronous, so that the signed bytes are stored in the same commit as the decision to send
+them. The transactions of sessions are in `escrow.py`.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ MAX_MEMO_BYTES: Final = 769
 """The longest memo, in bytes of UTF-8, that fits into a transfer with any compute budget."""
 
 MOST_PROVISIONED: Final = 10
-"""How many accounts one transaction can provision, with any compute budget."""
+"""The most accounts that one transaction can provision, with any compute budget."""
 
 MemoMode = Literal["id", "full"]
 
@@ -44,13 +44,13 @@ MemoMode = Literal["id", "full"]
 def memo_text(transfer_id: str, caller_memo: str | None, mode: MemoMode = "id") -> str:
     """Return the memo of a transfer (interface T10).
 
-    It always starts with the transfer's id, so that two equal transfers are two transactions.
+    It starts with the transfer's id, so that equal transfers are different transactions.
 
     Args:
-        transfer_id: of the transfer.
+        transfer_id: the transfer's id.
         caller_memo: the caller's memo, which may be private; None or empty for none.
-        mode: `id` publishes nothing of the caller's memo; `full` publishes it, or `sha256:` and its hex
-            digest if it is too long.
+        mode: `id` keeps the caller's memo private; `full` publishes it, or `sha256:` and its hex digest if it
+            is too long.
     """
     if mode == "id" or not caller_memo:
         return transfer_id
@@ -77,7 +77,7 @@ def transfer(
         signer: holds the keys.
         blockhash: a recent one.
         usdc_mint: address of the USDC mint.
-        account_index: whose spending key signs.
+        account_index: the account whose spending key signs.
         source: the account's token account.
         recipient: the token account to pay.
         amount_micro: micro-USDC to move, at least 1.
@@ -105,20 +105,18 @@ def provision_accounts(
     present_lamports: Mapping[int, int],
     rent_exempt_lamports: int,
 ) -> SignedTransaction:
-    """Build the transaction that funds the authority addresses of accounts and creates their token accounts.
+    """Build the transaction that funds accounts' authorities and creates their token accounts.
 
-    See interface A10.
-
-    It can be repeated: only missing token accounts are created, and lamports are only topped up.
+    See interface A10. Repeatable: it creates only missing token accounts, and only tops up lamports.
 
     Args:
         signer: holds the keys.
         blockhash: a recent one; its compute limit applies per account.
         usdc_mint: address of the USDC mint.
-        present_lamports: the current lamports of each account's authority address by the account's index, 0
-            if it does not exist; up to `MOST_PROVISIONED` accounts.
-        rent_exempt_lamports: target lamports of each: the rent exemption of 0 bytes, or 0 to leave it
-            unfunded.
+        present_lamports: by account index, the lamports at the account's authority address, 0 if it does not
+            exist; at most `MOST_PROVISIONED` accounts.
+        rent_exempt_lamports: target lamports of each authority: the rent exemption of 0 bytes, or 0 for no
+            funding.
 
     Raises:
         TransactionTooLargeError: too many accounts.
@@ -141,7 +139,7 @@ def provision_accounts(
 def create_token_account(
     signer: Signer, blockhash: Blockhash, *, usdc_mint: str, owner: str
 ) -> SignedTransaction:
-    """Build the creation of an owner's associated token account, paid by the treasury; repeatable."""
+    """Build the transaction that creates an associated token account, paid by the treasury; repeatable."""
     create = instructions.create_associated_token_account_idempotent(
         payer=Pubkey.from_string(signer.address(TREASURY)),
         owner=Pubkey.from_string(owner),
@@ -153,7 +151,7 @@ def create_token_account(
 def mint(
     signer: Signer, blockhash: Blockhash, *, usdc_mint: str, token_account: str, amount_micro: int, memo: str
 ) -> SignedTransaction:
-    """Build a minting of test USDC.
+    """Build the transaction that mints test USDC.
 
     Args:
         signer: holds the keys.
@@ -161,7 +159,7 @@ def mint(
         usdc_mint: address of a mint whose authority is the test mint authority.
         token_account: receives the new money.
         amount_micro: micro-USDC to mint, at least 1.
-        memo: different for each minting: equal transactions with one blockhash are one.
+        memo: must be unique, because equal transactions with one blockhash are one transaction.
     """
     create = instructions.mint_to_checked(
         mint=Pubkey.from_string(usdc_mint),
@@ -180,9 +178,9 @@ def airdrop(
     Args:
         signer: holds the keys.
         blockhash: a recent one.
-        recipient: address that receives it.
-        lamports: the amount.
-        memo: different for each: equal transactions with one blockhash are one.
+        recipient: the address to fund.
+        lamports: the amount in lamports.
+        memo: must be unique, as for `mint`.
     """
     treasury = Pubkey.from_string(signer.address(TREASURY))
     give = instructions.transfer_lamports(treasury, Pubkey.from_string(recipient), lamports)
@@ -198,20 +196,18 @@ def write_policy_record(
     present: tuple[int, int] | None,
     rent_exempt_lamports: int,
 ) -> SignedTransaction:
-    """Build the transaction that sets an account's policy record, creating it if it does not exist.
+    """Build the transaction that creates or updates an account's policy record (interface PO12).
 
-    See interface PO12.
-
-    The policy itself is included if it is publishable and fits the packet, which has room for about 430 bytes
-    with a creation and over 700 with an update, both less 52 with a compute budget. Otherwise the field is
-    removed, so that an old policy is never combined with a newer digest.
+    The policy's text is included if it is publishable and fits the packet: about 430 bytes at creation and
+    over 700 in an update, 52 fewer with a compute budget. Otherwise the field is removed, so that an old
+    policy never appears with a newer digest.
 
     Args:
         signer: holds the keys.
         blockhash: a recent one.
-        account_index: the account; the record's address is that of `record_key(account_index)`.
+        account_index: the account. The record's address is that of its `record_key`.
         record: the new content.
-        present: lamports and bytes of data currently at that address; None if the record does not exist.
+        present: the record's current lamports and data size in bytes; None if it does not exist.
         rent_exempt_lamports: the rent exemption of `record.size` bytes.
     """
     address = Pubkey.from_string(signer.address(record_key(account_index)))
@@ -244,7 +240,7 @@ def write_policy_record(
 
 def _create_record(address: Pubkey, authority: Pubkey, name: str) -> list[Instruction]:
     return [
-        # Not a single `create_account`: it fails permanently once a third party has sent a lamport there.
+        # A single `create_account` would fail permanently once a third party sends a lamport there.
         instructions.allocate(address, RECORD_MINT_BYTES),
         instructions.assign(address, instructions.TOKEN_2022_PROGRAM),
         instructions.initialize_metadata_pointer(address),

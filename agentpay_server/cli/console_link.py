@@ -10,11 +10,7 @@ from agentpay.cli.output import Output
 
 @frozen(kw_only=True)
 class ConsoleLink:
-    """A link that signs in to the console once.
-
-    Attributes:
-        console_url: the link.
-    """
+    """A link that signs in to the console once."""
 
     console_url: str = field(repr=False)
 

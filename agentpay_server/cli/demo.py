@@ -112,7 +112,7 @@ def demo(
     from agentpay_server.embedded.world import CannotListenError  # noqa: PLC0415
     from agentpay_server.settings import Settings  # noqa: PLC0415
 
-    # The story's seed is short and printed, so keys are derived only from a seed that the user chose.
+    # The story's seed is short and printed, so keys are derived only from a seed that the user passes.
     server = AgentPayServer(
         clock="system",
         seed=seed,
@@ -121,7 +121,7 @@ def demo(
     )
     with _Stop() as stop, _running(server):
         world = DemoWorld(server, story_seed, lambda step: _print_step(output, step))
-        # Before the port opens, so that no client sees an incomplete world.
+        # Before the port opens, so that no client sees incomplete data.
         with output.progress("Creating the sample data") as say:
             world.begin(say)
         try:
@@ -161,9 +161,9 @@ def _running(server: "AgentPayServer") -> Iterator[None]:
 
 
 class _Stop:
-    """Lets Ctrl-C and SIGTERM end the demo between two steps; a second signal ends it at once.
+    """Lets Ctrl-C and SIGTERM end the demo between two steps. A second signal ends it at once.
 
-    An interrupt raised elsewhere could be swallowed by a callback, or leave a call half done.
+    An interrupt in the middle of a step could be lost in a callback, or leave a call incomplete.
     """
 
     def __init__(self) -> None:
@@ -214,9 +214,9 @@ def _introduce(
     tools: Mapping[str, Any] | None,
 ) -> None:
     if output.is_json:
-        told = {"base_url": base_url, "operator_key": operator_key, "seed": seed}
-        told |= {"paid_api_url": paid_api_url, **(tools or {})}
-        output.document({"demo": told if console_url is None else {**told, "console_url": console_url}})
+        details = {"base_url": base_url, "operator_key": operator_key, "seed": seed}
+        details |= {"paid_api_url": paid_api_url, **(tools or {})}
+        output.document({"demo": details if console_url is None else {**details, "console_url": console_url}})
         return
     output.line(
         Text(

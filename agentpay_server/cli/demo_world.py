@@ -1,8 +1,8 @@
 """The sample data of `agentpay-server demo`: agents with policies, shops that they pay, and an operator.
 
-It uses only the public clients; each agent has its own key. The seed decides every step, so two worlds with
-one seed do the same; only identifiers that contain the time differ. The user may interfere, and failures that
-follow from that are shown as steps.
+It uses only the public clients, and a separate key for each agent. The seed decides every step, so equal
+seeds give equal stories except for identifiers that contain the time. The user may interfere; failures that
+result are shown as steps.
 """
 
 import random
@@ -49,12 +49,12 @@ _CALL_USDC: Final = Decimal("0.05")
 _PAID_PATH: Final = "/complete"
 _LOW_USDC: Final = 20
 _LEFT_USDC: Final = 80
-"""Enough for the transfers that wait for the user, of at most 40 USDC each."""
+"""Minimum balance for the transfers that wait for the user, of at most 40 USDC each."""
 _LEFT: Final = 2
-"""Transfers that wait for the user: the demo's operator does not decide them."""
+"""Number of transfers that are left to the user to decide."""
 _BOOKED_AGAIN: Final = 0.5
 _WAITING_MAX: Final = 4
-"""Transfers that wait for the demo's operator at most."""
+"""Maximum number of transfers that wait for the demo's operator."""
 
 
 @frozen(kw_only=True)
@@ -62,13 +62,11 @@ class Step:
     """One step of the demo.
 
     Attributes:
-        number: number of the step, from 1.
+        number: from 1.
         actor: name of the agent, `Operator`, `Server` or `Webhook receiver`.
         action: what the actor did.
         status: the result: a status of a transfer or a session, or `refused`, `funded`, `failed`.
-        message: the reason of a refusal or a failure, or None.
-        transfer_id: the transfer, or None.
-        session_id: the session, or None.
+        message: why it was refused or failed.
     """
 
     number: int
@@ -84,7 +82,7 @@ class DemoWorld:
     """Agents, shops and an operator on a new server.
 
     Args:
-        server: the server.
+        server: a new server.
         seed: decides every step.
         show: called with every step.
     """
@@ -104,7 +102,7 @@ class DemoWorld:
         self.accounts: dict[str, str] = {}
 
     def begin(self, say: Callable[[str], None]) -> None:
-        """Create the agents and the shops, and perform one step of each kind without showing it."""
+        """Create the agents and shops, and perform one step of each kind without showing it."""
         for name in (DATASETS, INFERENCE, AIRLINE, *_POLICIES):
             say(f"Creating the account of {name}")
             self.accounts[name] = self._operator.accounts.create(name=name).account_id
@@ -129,14 +127,14 @@ class DemoWorld:
     def tools(self) -> dict[str, Any]:
         """Create an account for a model, and return the configuration of an MCP server with its tools.
 
-        It can spend 20 USDC a day and 5 at a time; from 3 USDC a person must approve.
+        It can spend 20 USDC a day and 5 per transfer. From 3 USDC on, a person must approve.
         """
         account_id = self._operator.accounts.create(name=MODEL).account_id
         self._server.sandbox.fund(account_id, 100)
         self._operator.policies.update(account_id, **_MODEL_POLICY)
         key = self._server.console.agent_keys.create(account_id, name="MCP").key
         env = {"AGENTPAY_BASE_URL": self._server.base_url, "AGENTPAY_API_KEY": key}
-        # The interpreter rather than `agentpay-mcp`: a host need not have the environment on its path.
+        # The interpreter rather than `agentpay-mcp`, which may not be on the host's path.
         started = {"command": sys.executable, "args": ["-m", "agentpay.mcp"], "env": env}
         return {"mcpServers": {"agentpay": started}}
 
@@ -149,7 +147,7 @@ class DemoWorld:
         self._do(self._next)
 
     def _next(self) -> None:
-        # Not at every step: while the user has paused the travel desk, the others go on.
+        # Not at every step, so that the others continue while the travel desk is paused.
         if self._leaves_too_few() and self._random.random() < _BOOKED_AGAIN:
             self._book()
             return
@@ -177,7 +175,7 @@ class DemoWorld:
                 self._record("Server", "fails a request", "failed", message=str(error))
 
     def _is_gone(self) -> bool:
-        """Return whether the sandbox was reset, or restored to before the demo began."""
+        """Return whether the sandbox was reset, or restored to a state before the demo."""
         if not self._has_begun:
             return False
         try:
@@ -185,7 +183,7 @@ class DemoWorld:
         except errors.NotFoundError:
             return True
         except errors.AgentPayError:
-            # Broken otherwise, perhaps by a fault that the user has set.
+            # Another failure, perhaps a fault that the user has armed.
             return False
         return False
 
@@ -201,13 +199,13 @@ class DemoWorld:
             self._has_begun = True
 
     def _leaves_too_few(self) -> bool:
-        """Return whether the user has decided a transfer that waited for them."""
+        """Return whether the user has decided a transfer that was left to them."""
         waiting = {each.transfer_id for each in self._operator.console.approvals.list(limit=100)}
         self._left = [transfer_id for transfer_id in self._left if transfer_id in waiting]
         return len(self._left) < _LEFT
 
     def _raise_limit(self) -> None:
-        """Raise the daily limit of the data buyer, which would otherwise be refused until tomorrow."""
+        """Raise the data buyer's daily limit, so that its payments are not refused until tomorrow."""
         limit = (self._operator.policies.get(self.accounts[BUYER]).max_daily_spend or 0) + 100
         self._operator.policies.update(self.accounts[BUYER], max_daily_spend=limit)
         self._record("Operator", f"raises the daily limit of {BUYER} to {limit} USDC", "active")
@@ -227,7 +225,7 @@ class DemoWorld:
         self._pay(INTERN, INFERENCE, self._amount(10, 90))
 
     def _book(self) -> None:
-        """Request a transfer that needs approval; if several already wait, decide one instead."""
+        """Request a transfer that needs approval, or decide one if several already wait."""
         if len(self._waiting) == _WAITING_MAX:
             self._decide()
             return
@@ -255,7 +253,7 @@ class DemoWorld:
             self._refused("Operator", "approves a transfer", refusal)
 
     def _meter(self) -> None:
-        """Open a session, charge it, or close it when its cap is used up."""
+        """Open a session, charge it, or close it once its cap is used up."""
         session = self._session
         if session is None:
             session = self._sessions.open(
@@ -280,7 +278,7 @@ class DemoWorld:
         self._record(RESEARCH, action, str(session.status), session_id=session.session_id)
 
     def _open_paid_api(self) -> None:
-        """Let the inference house sell calls by HTTP 402 too."""
+        """Let the inference house also sell calls by HTTP 402."""
         seller = self._operator.accounts.get(self.accounts[INFERENCE]).chain_address
         self._paid_api = Paywall(self._server, pay_to=seller, name="demo")
         self._paid_api.sell(
@@ -296,17 +294,17 @@ class DemoWorld:
         )
 
     def _call_paid_api(self) -> None:
-        """Call the paid API, which asks for money first."""
+        """Call the paid API, which first responds 402."""
         self._calls += 1
         response = self._http.get(_PAID_PATH, extensions={"payment_key": f"demo-call-{self._calls}"})
         transfer_id: str = response.extensions["payment"].transfer_id
-        # The seller's receipt does not count: the service asks the chain.
+        # The status comes from the chain, not from the seller's receipt.
         settled = self._agents[RESEARCH].payments.get(transfer_id)
         action = f"pays {_CALL_USDC} USDC for a call of {INFERENCE}"
         self._record(RESEARCH, action, settled.status, transfer_id=transfer_id)
 
     def _break_receiver(self) -> None:
-        """Make the webhook's receiver fail once; that delivery is retried after 30 seconds."""
+        """Make the webhook's receiver fail once. The delivery is retried after 30 seconds."""
         self._inbox.fail_next(503)
         self._record("Webhook receiver", "responds 503 to the next delivery", "retrying")
 

@@ -24,7 +24,7 @@ def generate_key(*, is_json: bool) -> None:
     if is_json:
         Output(is_json=True).document({"key": key})
     else:
-        # Only the key, without style, for use in $(...).
+        # Only the key, unstyled, for use in $(...).
         click.echo(key)
 
 

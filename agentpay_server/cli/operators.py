@@ -1,7 +1,6 @@
-"""`agentpay-server operators`: creating operators directly in a store, without a server.
+"""`agentpay-server operators`: creates operators directly in a store, without a server or an API key.
 
-This needs write access to the store, but no API key. On a test chain, a running server's sandbox can create
-operators too.
+On a test chain, the sandbox of a running server can create operators too.
 """
 
 import asyncio

@@ -21,6 +21,7 @@ from attrs import evolve, field, frozen
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentpay.cli.variables import KEY_VARIABLE, export_lines
+from agentpay_server.chain_opening import ClusterAwayError
 from agentpay_server.config import ServerConfig
 from agentpay_server.database.runner import DatabaseAwayError, DatabaseUnavailableError, StartRefusedError
 from agentpay_server.embedded.port import bound_socket, url_of
@@ -30,14 +31,14 @@ from agentpay_server.http.hosts import Hosts
 from agentpay_server.http.port.connections import raise_descriptor_limit
 from agentpay_server.http.port.server import PortServer
 from agentpay_server.logs import LogFormat, log, logging_to
-from agentpay_server.server import ClusterAwayError, Server, start_server
+from agentpay_server.server import Server, start_server
 from agentpay_server.storage import open_storage
 
 logger: logging.Logger = logging.getLogger("agentpay_server")
 
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _RESPONSE_SECONDS: Final = 0.5
-"""How long responses may take to be sent after waiting callers were released."""
+"""How long sending responses may take after waiting callers are released."""
 
 
 _START_PAUSE_SECONDS: Final = 1.0
@@ -47,7 +48,7 @@ class OptionError(Exception):
     """The value of an option is invalid.
 
     Attributes:
-        option: its name.
+        option: the option's name.
     """
 
     def __init__(self, option: str, message: str) -> None:
@@ -56,7 +57,7 @@ class OptionError(Exception):
 
 
 class CannotServeError(Exception):
-    """The server cannot start or continue; the message says why, and what to do."""
+    """The server cannot start or continue. The message says why, and what to do."""
 
 
 @frozen(kw_only=True)
@@ -65,10 +66,10 @@ class Announcement:
 
     Attributes:
         base_url: URL of the server.
-        operator_key: key of the first operator, if it was created now.
+        operator_key: key of the first operator, if this start created it.
         is_key_given: whether the user passed the key, which is then not printed.
         rpc_url: URL of the embedded chain's JSON-RPC; None if it is not served.
-        facilitator_url: URL of the x402 facilitator, which is served with it.
+        facilitator_url: URL of the x402 facilitator, served with the JSON-RPC.
         console_url: link that signs in to the console once; None if the console is not served.
     """
 
@@ -80,7 +81,7 @@ class Announcement:
     console_url: str | None = field(default=None, repr=False)
 
     def line(self) -> str:
-        """Return the line of JSON; without `operator_key` if an earlier start created the key."""
+        """Return the JSON line, without `operator_key` if an earlier start created the key."""
         fields: dict[str, str | None] = {"base_url": self.base_url}
         if self.operator_key is not None or self.is_key_given:
             fields["operator_key"] = self.operator_key
@@ -117,8 +118,7 @@ def run(
 
     Prints one JSON line on standard output once requests are accepted: `base_url`; `operator_key`, the new
     key, null if it was passed, omitted if an earlier start created it; `rpc_url` and `facilitator_url` if the
-    chain is served; and `console_url` if the console is.
-    Events are logged to standard error.
+    chain is served; and `console_url` if the console is. Events are logged to standard error.
 
     Raises:
         OptionError: `database_url` is not the URL of a database; or `operator_key` is not an operator key, is
@@ -169,13 +169,13 @@ async def _serve(
     new_key = None if is_key_given else server.operator.key
     announcement = Announcement(base_url=url_of(sock), operator_key=new_key, is_key_given=is_key_given)
     try:
-        await _serve_until_told(sock, hosts, server, announcement, serves_chain=serves_chain)
+        await _serve_until_stopped(sock, hosts, server, announcement, serves_chain=serves_chain)
     finally:
         log(logger, logging.INFO, "server.stopped")
 
 
 async def _started(start: Callable[[], Awaitable[Server]], wait_seconds: float) -> Server:
-    """Start; while the database or the cluster does not respond, retry for up to `wait_seconds`."""
+    """Start. While the database or cluster does not respond, retry for up to `wait_seconds`."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_seconds
     while True:
@@ -189,7 +189,7 @@ async def _started(start: Callable[[], Awaitable[Server]], wait_seconds: float) 
             await asyncio.sleep(min(_START_PAUSE_SECONDS, remaining_seconds))
 
 
-async def _serve_until_told(
+async def _serve_until_stopped(
     sock: socket.socket, hosts: Hosts, server: Server, announcement: Announcement, *, serves_chain: bool
 ) -> None:
     application = Application(server)
@@ -219,10 +219,10 @@ async def _serve_until_told(
 
 
 class _Server(PortServer):
-    """Announces its URL once it accepts requests, and stops gracefully on a signal.
+    """Announces its URL once it accepts requests; stops gracefully on a signal.
 
-    After the signal no request is accepted. Requests in progress may continue for `shutdown_seconds`. Then
-    requests that wait for a transfer get its current state, and all others are aborted.
+    After the signal it accepts no requests. Those in progress may continue for `shutdown_seconds`. Then those
+    that wait for a transfer return its current state, and all others are aborted.
     """
 
     def __init__(
@@ -259,19 +259,19 @@ class _Server(PortServer):
             announcement = evolve(announcement, console_url=url)
         click.echo(announcement.line())
         if sys.stderr.isatty():
-            # Only on a terminal: elsewhere standard error is a log, which must not contain a key or a code.
+            # Only on a terminal: elsewhere standard error is a log, which must contain neither key nor code.
             click.echo(announcement.to_paste(), err=True)
         log(logger, logging.INFO, "server.started", base_url=self._announcement.base_url)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Let the first signal stop the server; a second one has its usual effect, at once."""
+        """Let the first signal stop the server gracefully, and a second one end the process."""
         before = {number: signal.signal(number, self.handle_exit) for number in _SIGNALS}
         try:
             yield
         finally:
             for number, handler in before.items():
-                # Once stopping, the previous handler must not run; a second signal ends the process.
+                # While stopping, the default handler lets a second signal end the process.
                 signal.signal(number, handler if self._ends_at is None else signal.SIG_DFL)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler
@@ -293,7 +293,7 @@ class _Server(PortServer):
         self._owner.context.tasks.close()
 
     def remaining_seconds(self) -> float:
-        """Return how long work in progress may still continue, in seconds."""
+        """Return how many seconds work in progress may still take."""
         return self._wait_seconds if self._ends_at is None else max(self._ends_at - self._loop.time(), 0.0)
 
     def _begin_to_stop(self, name: str) -> None:
@@ -303,7 +303,7 @@ class _Server(PortServer):
 
     def _hurry(self) -> None:
         self._owner.context.tasks.close()
-        # Scheduled only now, so that waiting callers always have time to receive their response.
+        # Scheduled only now, so that released callers have time to receive their response.
         self._loop.call_later(_RESPONSE_SECONDS, self._abort)
 
     def _abort(self) -> None:
@@ -318,6 +318,6 @@ class _Server(PortServer):
         try:
             await self._app(scope, receive, send)
         except asyncio.CancelledError:
-            # Aborted at the end of a stop: the connection is closed, so no response is possible.
+            # Aborted at the end of a stop. The connection is closed, so there is no response.
             if self._ends_at is None:
                 raise

@@ -93,7 +93,7 @@ _OPTIONS: Final = (
 
 
 def takes_cluster(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the cluster options to a command; it is called with `rpc`, None for the embedded chain."""
+    """Add the cluster options to a command, as an argument `rpc`; None for the embedded chain."""
 
     @functools.wraps(command)
     def with_cluster(

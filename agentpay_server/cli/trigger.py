@@ -13,7 +13,7 @@ from agentpay.cli.output import Output
 from agentpay.cli.values import Usdc
 from agentpay.contract.event_types import EventType
 from agentpay.contract.events import AnyEvent
-from agentpay_server.cli.triggers import CannotHappenError, Stage, Trace, happening, new_account
+from agentpay_server.cli.triggers import CannotHappenError, Stage, Trace, caused, new_account
 from agentpay_server.clients import Sandbox
 
 _PATIENCE_SECONDS: Final = 10.0
@@ -53,14 +53,14 @@ def trigger(
     if the policy forbids the payment. Preceding events occur too, and a session is closed at the end.
     """
     event_type = EventType(event)
-    # Fails on a public cluster, before anything is done.
+    # Fails on a public cluster, before any change.
     Sandbox(server).clock.now()
     account_id = None if account is None else find_account(server, output, account)
     try:
         with output.progress(f"Causing {event}") as say:
             stage = Stage(server, account_id or new_account(server, event_type, amount), amount, say)
             known = {each.id for each in _newest(server, event_type, stage.account_id)}
-            with happening(event_type, stage) as trace:
+            with caused(event_type, stage) as trace:
                 say(f"Waiting for {event}")
                 happened = _awaited(server, event_type, stage.account_id, trace, known)
     except CannotHappenError as error:
@@ -84,7 +84,7 @@ def _print_types(context: click.Context) -> None:
 def _awaited(
     server: AgentPay, event_type: EventType, account_id: str, trace: Trace, known: set[str]
 ) -> AnyEvent | None:
-    """Return the event; some stores write it a moment after the response."""
+    """Poll for the event, which some stores write shortly after the response."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while True:
         for event in _newest(server, event_type, account_id):

@@ -1,7 +1,7 @@
-"""Causing each type of event on a test chain, by the operations that it reports.
+"""Causes each type of event on a test chain, by the operations that it reports.
 
-Money, payees and a webhook are created where needed. The account's policy is never changed and may refuse.
-Afterwards a session is closed, which returns the rest of its cap, and a webhook is deleted.
+It creates money, payees and a webhook where needed. It never changes the account's policy, which may refuse.
+Afterwards it closes a session, which returns the rest of its cap, and deletes a webhook.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -28,21 +28,16 @@ LEAST_USDC: Final = from_micro(1)
 """Smallest possible amount."""
 
 _NOWHERE: Final = "http://127.0.0.1:9/"
-"""Discard port: the URL of a webhook that is created only for its threshold."""
+"""The discard port: the URL of a webhook that exists only for its threshold."""
 
 
 class CannotHappenError(Exception):
-    """The event cannot occur for this account now; the message says what to do."""
+    """The event cannot occur for this account now. The message says what to do."""
 
 
 @frozen(kw_only=True)
 class Trace:
-    """Identifies the event that was caused, by a field of its data.
-
-    Attributes:
-        field: name of the field.
-        value: value of the field.
-    """
+    """A field of the caused event's data, and its value, which identify the event."""
 
     field: str
     value: str
@@ -52,15 +47,13 @@ class Stage:
     """A server, and the account to cause events for.
 
     Args:
-        server: the server.
-        account_id: the account.
+        server: a client of the server.
+        account_id: the account to cause events for.
         amount_usdc: amount to move or request; None for 1 USDC, or less if the policy allows less.
         say: called with a description of each action.
 
     Attributes:
-        account_id: the account.
         account: state of the account at the start.
-        amount_usdc: the given amount, or None.
     """
 
     def __init__(
@@ -77,7 +70,7 @@ class Stage:
         self.account: AccountDetail = server.console.accounts.get(account_id)
 
     def pay(self, amount_usdc: Decimal) -> Transfer:
-        """Transfer an amount to a permitted payee, regardless of the balance."""
+        """Transfer an amount to a permitted payee, whatever the balance is."""
         to = self._payee()
         self._say(f"Paying {amount_usdc} USDC")
         return self._server.transfers.create(
@@ -118,18 +111,18 @@ class Stage:
         return Sandbox(self._server).fund(self.account_id, amount_usdc - held).balance_usdc
 
     def allowed_usdc(self) -> Decimal:
-        """Return the amount to move: the given one, or what the policy allows without approval."""
+        """Return the given amount, or by default what the policy allows without approval."""
         if self.amount_usdc is not None:
             return self.amount_usdc
         policy = self.account.policy
         limits = [USUAL_USDC, policy.max_single_transfer, self.account.remaining_usdc]
         if policy.escalation_threshold is not None:
             limits.append(policy.escalation_threshold - LEAST_USDC)
-        # If the policy allows nothing, request the smallest amount: the server explains the refusal best.
+        # If the policy allows nothing, request the smallest amount, and let the server explain the refusal.
         return max(min(limit for limit in limits if limit is not None), LEAST_USDC)
 
     def thresholds(self) -> list[Decimal]:
-        """Return the thresholds of the webhooks that subscribe to the account's low balance, ascending."""
+        """Return the low-balance thresholds of the account's webhooks, ascending."""
         return sorted(
             webhook.low_balance_threshold_usdc
             for webhook in self._server.console.webhooks.list(limit=100)
@@ -156,7 +149,7 @@ class Stage:
             self._say("Creating a recipient")
             return Sandbox(self._server).create_token_account().usdc_token_account
         own = (self.account_id, self.account.chain_address, self.account.usdc_token_account)
-        # Prefer accounts: an address may be a wallet, which cannot be paid.
+        # Prefer accounts: an address may be a wallet, which may have no token account to pay.
         others = sorted(
             (payee for payee in allowed if payee not in own),
             key=lambda payee: not payee.startswith(identifiers.ACCOUNT),
@@ -171,7 +164,7 @@ class Stage:
 
 
 def new_account(server: AgentPay, event_type: EventType, amount_usdc: Decimal | None) -> str:
-    """Create an account whose policy allows an event of a type, and return its id."""
+    """Create an account whose policy allows an event of a type; return its id."""
     account_id = server.accounts.create(name="Trigger").account_id
     if event_type is EventType.ESCALATION_REQUIRED:
         server.policies.update(account_id, escalation_threshold=amount_usdc or USUAL_USDC)
@@ -179,15 +172,15 @@ def new_account(server: AgentPay, event_type: EventType, amount_usdc: Decimal | 
 
 
 @contextmanager
-def happening(event_type: EventType, stage: Stage) -> Iterator[Trace]:
-    """Cause an event of a type; cleans up when the block ends.
+def caused(event_type: EventType, stage: Stage) -> Iterator[Trace]:
+    """Cause an event of a type, and clean up when the block ends.
 
     Raises:
         CannotHappenError: the event cannot occur for this account.
         AgentPayError: the server refuses, or fails.
     """
     with ExitStack() as cleaning:
-        yield _HAPPENINGS[event_type](stage, cleaning)
+        yield _CAUSES[event_type](stage, cleaning)
 
 
 def _settled_transfer(stage: Stage, _: ExitStack) -> Trace:
@@ -270,7 +263,7 @@ def _charged_session(stage: Stage, cleaning: ExitStack, charge: Callable[[int], 
     return Trace(field="session_id", value=session.session_id)
 
 
-_HAPPENINGS: Final[Mapping[EventType, Callable[[Stage, ExitStack], Trace]]] = {
+_CAUSES: Final[Mapping[EventType, Callable[[Stage, ExitStack], Trace]]] = {
     # A transfer that settles was initiated.
     EventType.TRANSFER_INITIATED: _settled_transfer,
     EventType.TRANSFER_SETTLED: _settled_transfer,

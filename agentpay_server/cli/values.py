@@ -1,4 +1,4 @@
-"""Types of options that only a server's own commands take: hosts, schema names, SOL."""
+"""Types of options that only the server's commands take: hosts, schema names, SOL."""
 
 from decimal import Decimal, InvalidOperation
 from typing import Any

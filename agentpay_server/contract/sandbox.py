@@ -1,7 +1,4 @@
-"""The sandbox: test features that need a test chain (interface SB1 to SB10).
-
-Models and endpoints: test money, additional tenants, outside recipients, the clock, faults, and snapshots.
-"""
+"""The wire format of the sandbox: test features that need a test chain (interface SB1 to SB10)."""
 
 from datetime import datetime
 from decimal import Decimal
@@ -225,7 +222,7 @@ CREATE_OPERATOR: Final = Endpoint(
     repeat=Repeat.IF_NOT_PROCESSED,
     request=CreateOperator,
     responses={201: Operator},
-    summary="Create another tenant.",
+    summary="Create another operator.",
 )
 CREATE_TOKEN_ACCOUNT: Final = Endpoint(
     name="sandbox.token_accounts.create",

@@ -1,7 +1,7 @@
 """The database connection that a unit of work receives, independent of the engine.
 
-A `Connection` is the part of SQLAlchemy's that the statements need; SQLAlchemy's own satisfies it. SQLite has
-a separate implementation (`sqlite.py`).
+A `Connection` is a subset of SQLAlchemy's, which satisfies it. SQLite has its own implementation
+(`sqlite.py`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,12 +11,12 @@ from sqlalchemy import Executable
 
 Parameters = Mapping[str, Any]
 
-PLANNED_EACH_TIME: Final = {"agentpay_planned_each_time": True}
-"""Execution options of a statement whose best plan depends on the data: engines must not cache its plan."""
+UNCACHED_PLAN: Final = {"agentpay_planned_each_time": True}
+"""Execution options of a statement whose best plan depends on its parameters: engines must not cache it."""
 
 
 class ConflictError(Exception):
-    """A row would violate a constraint of its table: another transaction was first."""
+    """A row would violate a constraint: another transaction committed first."""
 
 
 class Rows(Protocol):
@@ -24,13 +24,13 @@ class Rows(Protocol):
 
     @property
     def rowcount(self) -> int:
-        """How many rows the statement matched, if it changes rows."""
+        """Number of rows that the statement matched, if it changes rows."""
         ...
 
     def __iter__(self) -> Iterator[Sequence[Any]]: ...
 
     def one_or_none(self) -> Sequence[Any] | None:
-        """Return the only row, or None without one; more than one is an error."""
+        """Return the only row, or None; more than one is an error."""
         ...
 
     def scalars(self) -> Iterator[Any]:
@@ -42,7 +42,7 @@ class Rows(Protocol):
         ...
 
     def scalar_one_or_none(self) -> Any | None:  # noqa: ANN401 - whatever the column holds
-        """Return the only column of the only row, or None without a row."""
+        """Return the only column of the only row, or None if there is no row."""
         ...
 
 

@@ -8,16 +8,15 @@ Usage:
     await database.read(unit, ...)  # one consistent state of the database; changes are rolled back
     await database.close()  # after all queued units
 
-It may be used from any event loop and any thread. A file belongs to one `FileDatabase` at a time, across
-processes: SQLite holds the lock, and releases it when the process ends for any reason.
+Any event loop and any thread may use it. A file belongs to one `FileDatabase` at a time, across processes:
+SQLite holds the lock, and the process releases it however it ends.
 
-`run` returns only once the commit is on disk (`synchronous=FULL`). Since the disk is the bottleneck, all
-units that are queued at that time share one transaction, each with its own savepoint. A unit that fails is
-rolled back without affecting the others, and no caller gets a result before the shared commit. A read that
-finds the connection free runs at once, without the thread; reads see committed data only.
+`run` returns once the commit is on disk (`synchronous=FULL`). The disk is the bottleneck, so all queued units
+share one transaction, each in a savepoint. A failing unit is rolled back without affecting the others, and no
+caller gets a result before the shared commit. A read runs at once if the connection is free, otherwise on the
+thread; it sees only committed data.
 
-If a caller is cancelled while its unit is queued, the unit is dropped. A unit that has begun runs to its
-commit.
+Cancelling a caller drops its unit while queued; a unit that has begun runs to its commit.
 """
 
 import asyncio
@@ -43,10 +42,10 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 _LOCK_WAIT_SECONDS: Final = 1.0
-"""How long a start waits for a previous server that is about to release the file."""
+"""How long a start waits for a previous server to release the file."""
 
-_TOGETHER: Final = 64
-"""The most units in one transaction: the first of them waits for the last."""
+_MAX_GROUP: Final = 64
+"""Maximum units per transaction, because the first waits for the last."""
 
 
 class _Kind(Enum):
@@ -54,12 +53,12 @@ class _Kind(Enum):
 
     READ = "read"
     WRITE = "write"
-    ALONE = "alone"
+    EXCLUSIVE = "exclusive"
 
 
 @frozen(eq=False)
 class _Job:
-    """A queued job: the function to call, and the future that receives its result."""
+    """A queued call, and the future that receives its result."""
 
     kind: _Kind
     work: Callable[[], Any]
@@ -67,18 +66,18 @@ class _Job:
     loop: asyncio.AbstractEventLoop
 
 
-_Answer = tuple[_Job, Any, BaseException | None]
+_Outcome = tuple[_Job, Any, BaseException | None]
 
 
 class FileDatabase:
     """Runs units of work on a SQLite file.
 
     Args:
-        path: the file; created if missing. Its directory must exist.
+        path: the file, created if missing in an existing directory.
 
     Raises:
         DatabaseInUseError: another server holds the file.
-        DatabaseUnavailableError: it cannot be opened, or is not a SQLite database.
+        DatabaseUnavailableError: the file cannot be opened, or is not a SQLite database.
     """
 
     is_inline: ClassVar[bool] = False
@@ -88,7 +87,7 @@ class FileDatabase:
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._is_open = True
-        # Held by the thread that is using the connection.
+        # Held by the thread that uses the connection.
         self._in_use = threading.Lock()
         self._driver = _opened(path)
         self._connection = SqliteConnection(self._driver)
@@ -103,7 +102,7 @@ class FileDatabase:
     async def run(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run `unit(connection, ...)` in one transaction and return its result when it is on disk.
+        """Run `unit(connection, ...)` in one transaction and return its result once it is on disk.
 
         Raises:
             DatabaseUnavailableError: the disk is full or fails; nothing is committed.
@@ -114,7 +113,7 @@ class FileDatabase:
     async def read(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run `unit(connection, ...)`, which must not change anything; no other unit runs meanwhile.
+        """Run a read-only `unit(connection, ...)`; no other unit runs meanwhile.
 
         Raises:
             DatabaseUnavailableError: the disk fails.
@@ -142,11 +141,11 @@ class FileDatabase:
 
     async def create_missing(self, tables: MetaData) -> None:
         """Create the tables and indexes that are missing."""
-        await self._on_thread(_Kind.ALONE, lambda: create_missing(self._driver, tables))
+        await self._on_thread(_Kind.EXCLUSIVE, lambda: create_missing(self._driver, tables))
 
     async def with_driver(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `work` on the raw connection, outside any transaction: for migrations and copies."""
-        return await self._on_thread(_Kind.ALONE, lambda: work(self._driver))
+        """Run `work` on the raw connection, outside any transaction, for migrations and copies."""
+        return await self._on_thread(_Kind.EXCLUSIVE, lambda: work(self._driver))
 
     async def close(self) -> None:
         """Finish all queued units and release the file. Closing twice is allowed."""
@@ -154,7 +153,7 @@ class FileDatabase:
             was_open, self._is_open = self._is_open, False
             if not was_open:
                 return
-            closing = self._submit(_Kind.ALONE, self._driver.close)
+            closing = self._submit(_Kind.EXCLUSIVE, self._driver.close)
             self._jobs.put(None)
         await asyncio.shield(closing)
         self._thread.join()
@@ -180,35 +179,35 @@ class FileDatabase:
     def _serve(self) -> None:
         while (first := self._jobs.get()) is not None:
             jobs: list[_Job] = [first]
-            while jobs[-1].kind is not _Kind.ALONE and len(jobs) < _TOGETHER:
+            while jobs[-1].kind is not _Kind.EXCLUSIVE and len(jobs) < _MAX_GROUP:
                 try:
                     following = self._jobs.get_nowait()
                 except Empty:
                     break
-                # No job is queued after the closing job, which is ALONE and ends this loop.
+                # The closing job comes last. It is EXCLUSIVE, so it ends this loop.
                 assert following is not None  # noqa: S101
                 jobs.append(following)
             with self._in_use:
                 self._run_all(jobs)
 
     def _run_all(self, jobs: "list[_Job]") -> None:
-        # Reads first: they see only committed data and need not wait for the writes.
+        # Reads first: they see only committed data, so they need not wait for the writes.
         for job in jobs:
             if job.kind is _Kind.READ:
                 self._run_one(job, job.work)
         writes = [job for job in jobs if job.kind is _Kind.WRITE]
-        answers = self._together(writes) if len(writes) > 1 else None
-        if answers is not None:
-            _answer(answers)
+        outcomes = self._commit_group(writes) if len(writes) > 1 else None
+        if outcomes is not None:
+            _deliver(outcomes)
         else:
             for job in writes:
                 self._run_one(job, partial(self._transaction, job.work))
-        if jobs[-1].kind is _Kind.ALONE:
+        if jobs[-1].kind is _Kind.EXCLUSIVE:
             self._run_one(jobs[-1], jobs[-1].work)
 
     def _run_one(self, job: _Job, work: Callable[[], Any]) -> None:
         if not job.future.cancelled():
-            _answer([(job, *_attempt(work))])
+            _deliver([(job, *_attempt(work))])
 
     def _transaction(self, work: Callable[[], T]) -> T:
         self._driver.execute("BEGIN IMMEDIATE")
@@ -222,9 +221,9 @@ class FileDatabase:
             raise
         return result
 
-    def _together(self, jobs: "list[_Job]") -> "list[_Answer] | None":
-        """Run units in one transaction; None if it was rolled back, and each needs its own transaction."""
-        answers: list[_Answer] = []
+    def _commit_group(self, jobs: "list[_Job]") -> "list[_Outcome] | None":
+        """Run units in one transaction. None if it was rolled back: each then needs its own."""
+        outcomes: list[_Outcome] = []
 
         def units() -> None:
             for job in jobs:
@@ -233,13 +232,13 @@ class FileDatabase:
                 self._driver.execute("SAVEPOINT unit")
                 result, failure = _attempt(job.work)
                 if failure is not None:
-                    # Raises if the failure has ended the whole transaction, including the units before.
+                    # Raises if the failure ended the whole transaction, including earlier units.
                     self._driver.execute("ROLLBACK TO unit")
                 self._driver.execute("RELEASE unit")
-                answers.append((job, result, failure))
+                outcomes.append((job, result, failure))
 
         _, failure = _attempt(lambda: self._transaction(units))
-        return answers if failure is None else None
+        return outcomes if failure is None else None
 
 
 def _attempt(work: Callable[[], T]) -> tuple[T | None, BaseException | None]:
@@ -253,19 +252,19 @@ def _attempt(work: Callable[[], T]) -> tuple[T | None, BaseException | None]:
         return None, error
 
 
-def _answer(answers: "list[_Answer]") -> None:
+def _deliver(outcomes: "list[_Outcome]") -> None:
     """Deliver the results to the callers, grouped by event loop."""
-    by_loop: dict[asyncio.AbstractEventLoop, list[_Answer]] = {}
-    for answer in answers:
-        by_loop.setdefault(answer[0].loop, []).append(answer)
+    by_loop: dict[asyncio.AbstractEventLoop, list[_Outcome]] = {}
+    for outcome in outcomes:
+        by_loop.setdefault(outcome[0].loop, []).append(outcome)
     for loop, its in by_loop.items():
-        # The loop may have ended, together with its callers.
+        # The loop may be closed, and its callers with it.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(_resolve, its)
 
 
-def _resolve(answers: "list[_Answer]") -> None:
-    for job, result, failure in answers:
+def _resolve(outcomes: "list[_Outcome]") -> None:
+    for job, result, failure in outcomes:
         if job.future.cancelled():
             continue
         if failure is None:
@@ -276,7 +275,7 @@ def _resolve(answers: "list[_Answer]") -> None:
 
 def _opened(path: Path) -> sqlite3.Connection:
     try:
-        # Memos and names are private. SQLite creates its -wal and -shm files with the same permissions.
+        # Memos and names are private. SQLite gives its -wal and -shm files the same permissions.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
         driver = sqlite3.connect(
             path,
@@ -288,11 +287,11 @@ def _opened(path: Path) -> sqlite3.Connection:
     except (sqlite3.OperationalError, OSError) as error:
         raise DatabaseUnavailableError(f"{path} cannot be opened: {error}") from error
     try:
-        # Set before the file is first touched: it is locked from then on until the connection closes.
+        # Set before the first access, so that the lock is held until the connection closes.
         driver.execute("PRAGMA locking_mode=EXCLUSIVE")
         driver.execute("PRAGMA journal_mode=WAL")
         driver.execute("PRAGMA synchronous=FULL")
-        # Takes the lock; reading does not.
+        # Acquire the lock; a read would not.
         driver.execute("BEGIN IMMEDIATE")
         driver.execute("COMMIT")
     except sqlite3.DatabaseError as error:

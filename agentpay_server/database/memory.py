@@ -1,4 +1,4 @@
-"""SQLite in memory: units run inline, on the thread that created the database."""
+"""SQLite in memory."""
 
 import sqlite3
 import threading
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class MemoryDatabase:
-    """SQLite in memory: one connection; units run inline on the thread that created it.
+    """SQLite in memory: units run inline on the thread that created the database.
 
     A new database is a copy of a template that is built once per process.
     """
@@ -26,7 +26,7 @@ class MemoryDatabase:
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
-        # sqlite3's own transaction control is off: it would begin a transaction only at the first write.
+        # sqlite3's own transaction control is off, because it begins a transaction only at the first write.
         self._driver = sqlite3.connect(
             ":memory:", isolation_level=None, check_same_thread=False, cached_statements=CACHED_STATEMENTS
         )
@@ -50,7 +50,7 @@ class MemoryDatabase:
     async def read(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run `unit(connection, ...)`, which must not change anything; no other unit runs meanwhile."""
+        """Run a read-only `unit(connection, ...)`; no other unit runs meanwhile."""
         self._check_thread()
         return unit(self._connection, *args, **kwargs)
 
@@ -60,7 +60,7 @@ class MemoryDatabase:
         create_missing(self._driver, tables)
 
     async def with_driver(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run `work` on the raw connection, outside any transaction: for migrations."""
+        """Run `work` on the raw connection, outside any transaction, for migrations."""
         self._check_thread()
         return work(self._driver)
 
@@ -88,7 +88,7 @@ class MemoryDatabase:
 def _template() -> bytes:
     engine = create_engine("sqlite://")
     with engine.connect() as connection:
-        # For rollback, a transaction copies the pages that it changes: small pages cost less.
+        # A transaction copies each page that it changes, for a rollback: small pages cost less.
         connection.exec_driver_sql("PRAGMA page_size = 1024")
         metadata.create_all(connection)
         connection.commit()

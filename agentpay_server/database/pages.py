@@ -1,7 +1,7 @@
 """Cursors of lists: opaque strings, each valid for one list (interface R15).
 
-A cursor holds the sequence number below which the next page starts, and a digest over that number and the
-name and owner of its list. The digest detects made-up cursors and cursors of other lists.
+A cursor holds the sequence number at which the previous page ended, and a digest over that number and the
+list's name and owner. The digest detects forged cursors and cursors of other lists.
 """
 
 import base64
@@ -44,7 +44,7 @@ class List:
         except (UnicodeEncodeError, binascii.Error):
             raw = b""
         seq = int.from_bytes(raw[:_SEQ_BYTES], "big")
-        # Comparing the encoded texts also refuses other base64 spellings of the same bytes.
+        # Comparing texts also refuses other base64 encodings of the same bytes.
         if len(raw) != _SEQ_BYTES + _DIGEST_BYTES or seq >= _START or self._cursor(seq) != cursor:
             raise invalid(FieldFault(field="cursor", message="must be the cursor of a page of this list"))
         return seq

@@ -1,12 +1,12 @@
-"""PostgreSQL: pooled connections; units of work have their own transactions and take locks explicitly.
+"""PostgreSQL: pooled connections, one transaction per unit of work, explicit locks.
 
-A unit runs at READ COMMITTED with explicit row locks; a read runs at REPEATABLE READ, so that all its
+A unit runs at READ COMMITTED with explicit row locks. A read runs at REPEATABLE READ, so that all its
 statements see one state. A unit is retried if PostgreSQL aborted it to resolve a deadlock, or if the
 connection was lost before COMMIT was sent: in both cases nothing was changed. A connection lost after COMMIT
 was sent raises `DatabaseUnavailableError`, because the outcome is unknown.
 
-All tables live in one schema. Any number of servers may share it, and servers with different schemas can
-share a database. A server that needs exclusive use of its schema takes `hold_alone` first.
+All tables live in one schema. Servers may share a schema, or use different schemas of one database. A server
+that needs its schema exclusively calls `hold_alone` first.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from agentpay_server.database import postgres_schema
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.postgres_connections import (
     CONNECTING_SECONDS,
-    MoreThanOneStatement,
+    MultipleStatements,
     Pool,
     Session,
     session_settings,
@@ -38,22 +38,22 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 POOL_SIZE: Final = 16
-"""The most connections per server; further units wait for one."""
+"""Maximum connections per server; further units wait for one."""
 
 _TRIES: Final = 5
 _TRYING_SECONDS: Final = 15.0
-"""A unit is not retried after this time: on a dead network every attempt takes its full timeout."""
+"""A unit is not retried after this time: on a dead network each attempt takes its full timeout."""
 
-_GIVEN_UP: Final = {"40001", "40P01"}
-"""SQLSTATEs of a transaction aborted in favour of another: serialization failure, deadlock."""
+_ABORTED: Final = {"40001", "40P01"}
+"""SQLSTATEs of a transaction aborted in favor of another: serialization failure, deadlock."""
 
-_SERVER_LEAVES: Final = {"57P01", "57P02", "57P03"}
+_SERVER_STOPPING: Final = {"57P01", "57P02", "57P03"}
 """SQLSTATEs of a server that is shutting down, has crashed, or is still starting."""
 
-_MAY_PASS: Final = {"08", "53"}
+_TEMPORARY: Final = {"08", "53"}
 """Classes of SQLSTATEs that are temporary: a failed connection, a server out of resources."""
 
-_OUR_FAULTS: Final = {"22", "25", "42"}
+_BUGS: Final = {"22", "25", "42"}
 """Classes of SQLSTATEs for which a retry is pointless: an invalid value, transaction or statement."""
 
 _URL_OPTIONS: Final = frozenset(inspect.signature(asyncpg.connect).parameters)
@@ -87,9 +87,9 @@ class PostgresDatabase:
         self._url = _url(url)
         self._schema = check_database_schema(schema)
         self._pool = Pool(self._url, POOL_SIZE, schema=schema)
-        self._under_way: set[asyncio.Task[Any]] = set()
-        # The code objects of units that are known to read with more than one statement.
-        self._reads_of_many: set[object] = set()
+        self._running: set[asyncio.Task[Any]] = set()
+        # The code objects of units known to read with more than one statement.
+        self._multi_statement_reads: set[object] = set()
         self._holder: Session | None = None
         self._probing: asyncio.Task[None] | None = None
         self._is_hold_lost = False
@@ -107,30 +107,30 @@ class PostgresDatabase:
             DatabaseUnavailableError: the database did not respond; the unit may or may not be committed.
             RuntimeError: the database is closed.
         """
-        return await self._to_its_end(self._in_transaction(_BEGIN, lambda c: unit(c, *args, **kwargs)))
+        return await self._shielded(self._in_transaction(_BEGIN, lambda c: unit(c, *args, **kwargs)))
 
     async def read(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run `unit(connection, ...)`, which must not change anything, on one state of the database.
+        """Run a read-only `unit(connection, ...)` on one state of the database.
 
-        A single SELECT sees one state without a transaction, which saves two statements. A unit is first run
-        without one; if it turns out to have several statements, it is run again in a transaction, and from
-        then on always.
+        A single SELECT sees one state even without a transaction, which saves two statements. So a unit first
+        runs without one. If it has several statements, it is run again in a transaction, as all later runs
+        are.
 
         Raises:
             DatabaseUnavailableError: the database did not respond.
             RuntimeError: the database is closed.
         """
         kind = getattr(unit, "__code__", type(unit))
-        return await self._to_its_end(self._read(kind, lambda c: unit(c, *args, **kwargs)))
+        return await self._shielded(self._read(kind, lambda c: unit(c, *args, **kwargs)))
 
     async def create_missing(self, tables: MetaData) -> None:
         """Create the tables and indexes that are missing."""
         await self.lay_out(tables.create_all)
 
     async def lay_out(self, work: Callable[[sqlalchemy.Connection], T]) -> T:
-        """Run `work`, which changes tables, while no other server does so in this schema.
+        """Run `work`, which changes tables, under a lock against other servers of this schema.
 
         Raises:
             SchemaRefusedError: the role may not create the schema or its tables.
@@ -140,7 +140,7 @@ class PostgresDatabase:
         def alone(connection: sqlalchemy.Connection) -> T:
             connection.execute(_LOCK, {"key": postgres_schema.lock_key("layout", self._schema)})
             try:
-                postgres_schema.make_schema(connection, self._schema)
+                postgres_schema.create_schema(connection, self._schema)
                 return work(connection)
             except DBAPIError as error:
                 refusal = postgres_schema.refusal_of(error, self._schema)
@@ -156,14 +156,13 @@ class PostgresDatabase:
             async with engine.begin() as connection:
                 return await connection.run_sync(alone)
 
-        return await self._to_its_end(_declaring(laid_out()))
+        return await self._shielded(_declaring(laid_out()))
 
     async def hold_alone(self, lost: Callable[[], None] = lambda: None) -> None:
-        """Acquire exclusive use of this schema until closing, against all servers that ask for the same.
+        """Acquire exclusive use of this schema until `close`, against all servers that do the same.
 
         Args:
-            lost: called if the exclusive use is lost. Running units are aborted, and no unit runs from then
-                on.
+            lost: called if exclusive use is lost. Running units are then aborted, and later ones refused.
 
         Raises:
             DatabaseInUseError: another server holds the schema.
@@ -178,14 +177,14 @@ class PostgresDatabase:
     async def close(self) -> None:
         """Finish running units and close all connections. Closing twice is allowed.
 
-        Units that take longer than five seconds are aborted, for example on a network that drops packets.
+        Units that take more than five seconds are aborted.
         """
         self._is_open = False
-        if self._under_way:
-            _, late = await asyncio.wait(self._under_way, timeout=_LAST_UNITS_SECONDS)
+        if self._running:
+            _, late = await asyncio.wait(self._running, timeout=_LAST_UNITS_SECONDS)
             if late:
-                # Before the units: they would otherwise send a rollback and wait for the response.
-                self._pool.cut_off()
+                # Abort connections before units, which would otherwise send a rollback and wait for it.
+                self._pool.abort()
                 for unit in late:
                     unit.cancel()
                 await asyncio.wait(late)
@@ -201,7 +200,7 @@ class PostgresDatabase:
         key = postgres_schema.lock_key("alone", self._schema)
         is_held = False
         try:
-            # A killed server still holds it until PostgreSQL has noticed that its connection is gone.
+            # A killed server holds the lock until PostgreSQL detects that its connection is gone.
             for _ in range(_HOLD_TRIES):
                 is_held = await session.driver.fetchval(_ALONE, key)
                 if is_held:
@@ -233,11 +232,11 @@ class PostgresDatabase:
         return await self._repeated(once, lambda: is_committing)
 
     async def _read(self, kind: object, unit: Callable[[Connection], T]) -> T:
-        if kind not in self._reads_of_many:
+        if kind not in self._multi_statement_reads:
             try:
-                return await self._repeated(lambda session: session.alone(unit), lambda: False)
-            except MoreThanOneStatement:
-                self._reads_of_many.add(kind)
+                return await self._repeated(lambda session: session.single_select(unit), lambda: False)
+            except MultipleStatements:
+                self._multi_statement_reads.add(kind)
         return await self._in_transaction(_BEGIN_READ, unit)
 
     async def _repeated(
@@ -247,7 +246,7 @@ class PostgresDatabase:
         loop = asyncio.get_running_loop()
         last_try_at = loop.time() + _TRYING_SECONDS
         for tries_left in reversed(range(_TRIES)):
-            # The notification of the loss arrives slightly after it.
+            # The notification of the loss arrives slightly late, so check the connection too.
             if self._is_hold_lost or (self._holder is not None and self._holder.driver.is_closed()):
                 raise DatabaseUnavailableError(
                     "the connection that kept other servers away from the database was lost"
@@ -255,8 +254,8 @@ class PostgresDatabase:
             try:
                 return await self._once(once)
             except Exception as error:
-                is_undone = _sqlstate(error) in _GIVEN_UP or (_is_lost(error) and not is_committing())
-                if is_undone and tries_left and loop.time() < last_try_at:
+                is_unchanged = _sqlstate(error) in _ABORTED or (_is_lost(error) and not is_committing())
+                if is_unchanged and tries_left and loop.time() < last_try_at:
                     continue
                 declared = _declared(error)
                 if declared is None:
@@ -265,7 +264,7 @@ class PostgresDatabase:
         raise AssertionError("unreachable")
 
     async def _once(self, once: Callable[[Session], Awaitable[T]]) -> T:
-        session = await self._pool.take()
+        session = await self._pool.acquire()
         try:
             return await once(session)
         except Exception as error:
@@ -274,37 +273,36 @@ class PostgresDatabase:
                 self._pool.drop_idle()
             raise
         finally:
-            self._pool.give_back(session)
+            self._pool.release(session)
 
-    async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _shielded(self, work: Coroutine[Any, Any, T]) -> T:
         if not self._is_open:
             work.close()
             raise RuntimeError("the database is closed")
         task = asyncio.get_running_loop().create_task(work)
-        self._under_way.add(task)
+        self._running.add(task)
         task.add_done_callback(self._forget)
         return await asyncio.shield(task)
 
     def _forget(self, task: "asyncio.Task[Any]") -> None:
-        self._under_way.discard(task)
+        self._running.discard(task)
         if not task.cancelled():
-            # Retrieved here, so that asyncio does not report it as never retrieved if no caller awaits the
-            # task.
+            # Retrieved here, so that asyncio does not report it if no caller awaits the task.
             task.exception()
 
     def _lose_hold(self, _connection: object) -> None:
-        # Another server may hold the schema from now on: this one must not use it again.
+        # Another server may hold the schema now, so this one must not use it again.
         if self._holder is not None:
             self._is_hold_lost = True
-            # Abort uncommitted transactions: the other server relies on the state that it has read.
-            self._pool.cut_off()
+            # Abort uncommitted transactions, because the other server may already have read the state.
+            self._pool.abort()
             self._lost()
 
 
 async def _probe(holder: Session) -> None:
-    """Check periodically that a connection still responds, and close it if it does not.
+    """Check periodically that a connection responds, and close it if it does not.
 
-    On a network that drops packets neither side notices, and PostgreSQL eventually releases the hold.
+    On a network that drops packets this server would not notice that PostgreSQL released the hold.
     """
     with contextlib.suppress(Exception):
         while True:
@@ -337,35 +335,35 @@ def _is_lost(error: Exception) -> bool:
     return (
         (is_drivers and not is_value)
         or isinstance(error, OSError)
-        or state in _SERVER_LEAVES
+        or state in _SERVER_STOPPING
         or state.startswith("08")
     )
 
 
 def _declared(error: Exception) -> DatabaseUnavailableError | None:
-    """Return the error that `Database` declares for an error of the driver or network, or None."""
+    """Return the declared error for an error of the driver or network; None for a bug."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     state = _sqlstate(cause)
-    # A value that asyncpg cannot send is our bug, and a ValueError; an invalid option of the URL is not.
-    is_our_fault = isinstance(cause, ValueError) and not isinstance(cause, asyncpg.ClientConfigurationError)
-    if is_our_fault or state[:2] in _OUR_FAULTS:
+    # A ValueError is a bug (a value that asyncpg cannot send), unless it reports an invalid URL option.
+    is_bug = isinstance(cause, ValueError) and not isinstance(cause, asyncpg.ClientConfigurationError)
+    if is_bug or state[:2] in _BUGS:
         return None
     is_drivers = type(cause).__module__.startswith("asyncpg.")
     if is_drivers or isinstance(error, (DBAPIError, OSError)):
-        kind = DatabaseAwayError if _may_come_back(cause, state) else DatabaseUnavailableError
-        return kind(f"PostgreSQL gave no answer: {_said(cause)}")
+        kind = DatabaseAwayError if _is_temporary(cause, state) else DatabaseUnavailableError
+        return kind(f"PostgreSQL gave no answer: {_message_of(cause)}")
     return None
 
 
-def _may_come_back(cause: BaseException | None, state: str) -> bool:
-    """Return whether waiting may help. It does not with a wrong name, password or certificate."""
+def _is_temporary(cause: BaseException | None, state: str) -> bool:
+    """Return whether waiting may help, unlike with a wrong name, password or certificate."""
     if isinstance(cause, ssl.SSLCertVerificationError):
         return False
-    is_away = state in _SERVER_LEAVES or state[:2] in _MAY_PASS
+    is_away = state in _SERVER_STOPPING or state[:2] in _TEMPORARY
     return is_away or isinstance(cause, (OSError, asyncpg.ConnectionDoesNotExistError))
 
 
-def _said(cause: BaseException | None) -> str:
+def _message_of(cause: BaseException | None) -> str:
     # A connection timeout has no message.
     return str(cause) or type(cause).__name__
 
@@ -380,10 +378,10 @@ def _url(url: str) -> URL:
     parsed = parsed.set(drivername="postgresql+asyncpg")
     mode = parsed.query.get("sslmode")
     if mode is not None:
-        # libpq's name, used by most URLs; asyncpg accepts the same values under its own name.
+        # Most URLs use libpq's name; asyncpg takes the same values under its own.
         parsed = parsed.difference_update_query(["sslmode"]).update_query_dict({"ssl": mode})
     unknown = parsed.query.keys() - _URL_OPTIONS
     if unknown:
-        # Some options of libpq do not exist in asyncpg: refuse them now, not at the first connection.
+        # asyncpg lacks some options of libpq: refuse them now, not at the first connection.
         raise ValueError(f"a database URL takes no option {', '.join(sorted(unknown))}; leave it out")
     return parsed

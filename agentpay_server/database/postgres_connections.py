@@ -1,7 +1,7 @@
 """Connections to PostgreSQL: SQLAlchemy Core compiles statements, asyncpg executes them directly.
 
 A statement is compiled once (`prepared.py`) and prepared once per connection. A unit of work is a plain
-function. It runs in a greenlet, so that the event loop continues while a statement waits for its result.
+function, run in a greenlet so that the event loop continues while a statement waits.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from sqlalchemy import URL, Executable, Select
 from sqlalchemy.dialects.postgresql.asyncpg import PGDialect_asyncpg
 from sqlalchemy.util import await_only, greenlet_spawn
 
-from agentpay_server.database.connection import PLANNED_EACH_TIME, ConflictError, Connection, Parameters
+from agentpay_server.database.connection import UNCACHED_PLAN, ConflictError, Connection, Parameters
 from agentpay_server.database.prepared import Preparer, Row
 
 T = TypeVar("T")
@@ -28,22 +28,23 @@ CONNECTING_SECONDS: Final = 10.0
 
 _CLOSING_SECONDS: Final = 2.0
 _ANSWER_SECONDS: Final = 10.0
-"""Timeout of a statement. Statements usually take milliseconds; a network that drops them reports nothing."""
+"""Timeout of a statement: one usually takes milliseconds, and a network that drops packets reports nothing.
+"""
 
 _KEEPALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
-"""An idle connection whose peer is gone is closed within about ten seconds, before it is used again."""
+"""Closes an idle connection about ten seconds after its peer is gone."""
 
 _SETTINGS: Final = {
-    # Every statement has one good plan for all parameters: plan once per connection, not per execution.
+    # Each statement has one good plan for all parameters: plan it once per connection.
     "plan_cache_mode": "force_generic_plan",
-    # The same for the server's side, which holds the locks of a transaction whose client is gone.
+    # Keepalive on the server's side, which holds the locks of a transaction whose client is gone.
     "tcp_keepalives_idle": "5",
     "tcp_keepalives_interval": "2",
     "tcp_keepalives_count": "3",
     "tcp_user_timeout": "10000",
     "idle_in_transaction_session_timeout": "15000",
 }
-_PLAN_ANEW: Final = "SET LOCAL plan_cache_mode = force_custom_plan"
+_CUSTOM_PLAN: Final = "SET LOCAL plan_cache_mode = force_custom_plan"
 
 
 def session_settings(schema: str) -> dict[str, str]:
@@ -55,8 +56,8 @@ def session_settings(schema: str) -> dict[str, str]:
     return {**_SETTINGS, "search_path": f'"{schema}"'}
 
 
-class MoreThanOneStatement(BaseException):
-    """A unit needs a transaction: it has more than one statement, or one other than a plain SELECT."""
+class MultipleStatements(BaseException):
+    """A unit needs a transaction: it has several statements, or one that is not a plain SELECT."""
 
 
 class UnansweredError(ConnectionAbortedError):
@@ -64,15 +65,11 @@ class UnansweredError(ConnectionAbortedError):
 
 
 class UndoneError(Exception):
-    """A unit continued after an error that aborted its transaction, and returned."""
+    """A unit ignored an error that had aborted its transaction."""
 
 
 class Session:
-    """A connection to the server, with its prepared statements.
-
-    Args:
-        driver: asyncpg's connection.
-    """
+    """A connection to the server, with its prepared statements."""
 
     def __init__(self, driver: asyncpg.Connection) -> None:
         self.driver = driver
@@ -80,7 +77,7 @@ class Session:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it can be used: it is open, and no transaction is open on it."""
+        """Whether it is open and outside a transaction."""
         return not self.driver.is_closed() and not self.driver.is_in_transaction()
 
     async def in_transaction(
@@ -90,28 +87,28 @@ class Session:
 
         Args:
             begin: the statement that begins the transaction.
-            unit: called with a connection.
+            unit: the unit of work.
             committing: called just before COMMIT is sent.
         """
         await self.execute(begin)
         try:
             result = await greenlet_spawn(unit, _Connection(self))
         except BaseException:
-            # If the rollback fails too, the connection is discarded, and the server rolls back.
+            # If the rollback fails too, the pool discards the connection, and the server rolls back.
             with contextlib.suppress(Exception):
                 await self.execute("ROLLBACK")
             raise
         committing()
-        # PostgreSQL ends an aborted transaction with ROLLBACK, even if asked for COMMIT.
+        # PostgreSQL responds to COMMIT of an aborted transaction with ROLLBACK.
         if await self.execute("COMMIT") != "COMMIT":
             raise UndoneError("a unit of work continued after its transaction was aborted")
         return result
 
-    async def alone(self, unit: Callable[[Connection], T]) -> T:
-        """Run `unit` without a transaction and return its result. It may execute one SELECT only.
+    async def single_select(self, unit: Callable[[Connection], T]) -> T:
+        """Run `unit`, which may execute one SELECT only, without a transaction.
 
         Raises:
-            MoreThanOneStatement: it does more; nothing was changed.
+            MultipleStatements: the unit does more; nothing was changed.
         """
         return await greenlet_spawn(unit, _SingleStatementConnection(self))
 
@@ -132,7 +129,7 @@ class Session:
 
     async def close(self) -> None:
         """Close the connection."""
-        # Errors while closing do not matter.
+        # Errors while closing have no effect.
         with contextlib.suppress(Exception):
             await self.driver.close(timeout=_CLOSING_SECONDS)
 
@@ -143,7 +140,7 @@ class Session:
         return found
 
     async def _answered(self, answer: Awaitable[T]) -> T:
-        """Return the server's result, and close the connection if it takes too long.
+        """Return the server's response; close the connection if it takes too long.
 
         Raises:
             UnansweredError: the statement timed out.
@@ -155,7 +152,7 @@ class Session:
         except TimeoutError:
             if not limit.expired():
                 raise
-            # Closed without a cancel request, which would wait for the same network.
+            # Without a cancel request, which would need the same network.
             self.driver.terminate()
             raise UnansweredError(f"PostgreSQL did not answer within {_ANSWER_SECONDS:.0f} s") from None
 
@@ -180,8 +177,8 @@ class _Connection:
                 prepared = _PREPARER.prepared(statement, parameters[0])
                 values = [prepared.positional(each) for each in parameters]
                 return await_only(self._session.run_each(prepared.text, values))
-            if PLANNED_EACH_TIME.items() <= statement.get_execution_options().items():
-                await_only(self._session.execute(_PLAN_ANEW))
+            if UNCACHED_PLAN.items() <= statement.get_execution_options().items():
+                await_only(self._session.execute(_CUSTOM_PLAN))
             prepared = _PREPARER.prepared(statement, parameters or {})
             return await_only(self._session.fetch(prepared.text, prepared.positional(parameters or {})))
         except asyncpg.IntegrityConstraintViolationError as error:
@@ -199,10 +196,10 @@ class _SingleStatementConnection(_Connection):
         """Run the statement.
 
         Raises:
-            MoreThanOneStatement: it is not the first, or not a SELECT.
+            MultipleStatements: it is not the first, or not a SELECT.
         """
         if self._is_used or not isinstance(statement, Select):
-            raise MoreThanOneStatement
+            raise MultipleStatements
         self._is_used = True
         return super().execute(statement, parameters)
 
@@ -218,7 +215,7 @@ class _Rows:
 
     @property
     def rowcount(self) -> int:
-        """How many rows the statement matched."""
+        """Number of rows that the statement matched."""
         return int(self._status.rpartition(" ")[2])
 
     def __iter__(self) -> Iterator[Row]:
@@ -250,20 +247,20 @@ class _Rows:
         return row[0]
 
     def scalar_one_or_none(self) -> Any | None:  # noqa: ANN401 - whatever the column holds
-        """Return the only column of the only row, or None without a row."""
+        """Return the only column of the only row, or None if there is no row."""
         row = self.one_or_none()
         return None if row is None else row[0]
 
 
 class Pool:
-    """The connections of one server: opened on demand and kept open.
+    """The connections of one server, opened on demand and kept open.
 
-    asyncpg's own pool resets every returned connection, which also discards its prepared statements. Units
-    never change session state here, so no reset is needed.
+    asyncpg's own pool resets every returned connection, and so discards its prepared statements. Units never
+    change session state, so no reset is needed.
 
     Args:
-        url: of the database.
-        size: the most connections; further callers wait for one.
+        url: the database.
+        size: maximum number of connections; further callers wait for one.
         schema: the schema that holds all tables.
     """
 
@@ -274,7 +271,7 @@ class Pool:
         self._places = asyncio.Semaphore(size)
         self._free: list[Session] = []
         self._taken: set[Session] = set()
-        self._is_cut_off = False
+        self._is_aborted = False
 
     async def connect(self) -> Session:
         """Open a connection that is not part of the pool."""
@@ -282,8 +279,8 @@ class Pool:
         _keep_alive(driver)
         return Session(driver)
 
-    async def take(self) -> Session:
-        """Return a connection for exclusive use, to be returned with `give_back`.
+    async def acquire(self) -> Session:
+        """Return a connection for exclusive use; `release` returns it.
 
         Raises:
             ConnectionAbortedError: all connections were aborted.
@@ -299,34 +296,34 @@ class Pool:
 
     async def _usable(self) -> Session:
         while self._free:
-            # The newest: its prepared statements and the server's caches are warm.
+            # The most recently used: its prepared statements and the server's caches are warm.
             session = self._free.pop()
             if session.is_idle:
                 return session
-        if not self._is_cut_off:
+        if not self._is_aborted:
             session = await self.connect()
-            if not self._is_cut_off:
+            if not self._is_aborted:
                 return session
             session.driver.terminate()
         raise ConnectionAbortedError("this server has closed its database connections")
 
     def drop_idle(self) -> None:
-        """Close the idle connections: one connection was lost, and the others may be lost too.
+        """Close the idle connections after the loss of one, because they may be lost too.
 
-        Otherwise a unit could use up its tries on connections whose loss is not yet known.
+        Otherwise a unit could spend all its retries on lost connections.
         """
         free, self._free = self._free, []
         for session in free:
             session.driver.terminate()
 
-    def cut_off(self) -> None:
-        """Abort every connection, also those in use, and refuse new ones."""
-        self._is_cut_off = True
+    def abort(self) -> None:
+        """Abort all connections, even those in use, and refuse new ones."""
+        self._is_aborted = True
         for session in (*self._taken, *self._free):
             session.driver.terminate()
 
-    def give_back(self, session: Session) -> None:
-        """Return a connection to the pool; one that is no longer usable is closed."""
+    def release(self, session: Session) -> None:
+        """Return a connection to the pool, or close it if it is unusable."""
         self._taken.discard(session)
         if session.is_idle:
             self._free.append(session)
@@ -341,13 +338,12 @@ class Pool:
 
 
 def _keep_alive(driver: asyncpg.Connection) -> None:
-    """Enable TCP keepalive, so that the operating system detects a peer that is gone."""
-    # asyncpg has no option for it.
+    """Enable TCP keepalive, for which asyncpg has no option."""
     found = driver._transport.get_extra_info("socket")  # noqa: SLF001
     if found is None or found.family not in (socket.AF_INET, socket.AF_INET6):
         return
     found.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE.items():
-        # Not every system has all of these options.
+        # Some systems lack some of these options.
         if hasattr(socket, name):
             found.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

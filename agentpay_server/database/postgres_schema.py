@@ -1,7 +1,7 @@
-"""The PostgreSQL schema that holds all tables of a server: creating it, and refusing an unsuitable one.
+"""The PostgreSQL schema of a server: creating it, and refusing an unsuitable one.
 
-Every connection has only this schema on its search path, so that no statement can reach a table outside it.
-Locks are per schema too, so that servers with different schemas can share a database.
+A connection has only this schema on its search path, so that no statement reaches other tables. Locks are per
+schema too, so that servers with different schemas can share a database.
 """
 
 import hashlib
@@ -14,11 +14,11 @@ from sqlalchemy.schema import CreateSchema
 from agentpay_server.database.runner import StartRefusedError
 
 VERSION_TABLE: Final = "agentpay_version"
-"""Holds the current migration version. Other software may have an `alembic_version`, which is never read."""
+"""Holds the current migration. `alembic_version` may belong to other software, and is never read."""
 
 _NOT_PERMITTED: Final = "42501"
 _USABLE: Final = text("SELECT has_schema_privilege(oid, 'USAGE') FROM pg_namespace WHERE nspname = :name")
-# All relations whose names could collide with ours: tables, indexes, sequences, views.
+# Tables, indexes, sequences and views, whose names share one namespace.
 _RELATIONS: Final = text(
     "SELECT relname FROM pg_class WHERE relnamespace = current_schema()::regnamespace ORDER BY relname"
 )
@@ -30,12 +30,12 @@ class SchemaRefusedError(StartRefusedError):
 
 
 def lock_key(purpose: str, schema: str) -> int:
-    """Return the key of an advisory lock, which PostgreSQL shares among all schemas of a database."""
+    """Return the key of an advisory lock. It includes the schema, because a database shares these keys."""
     digest = hashlib.sha256(f"agentpay {purpose} {schema}".encode()).digest()
     return int.from_bytes(digest[:8], "big", signed=True)
 
 
-def make_schema(connection: Connection, name: str) -> None:
+def create_schema(connection: Connection, name: str) -> None:
     """Create the schema if it does not exist.
 
     Raises:
@@ -43,20 +43,20 @@ def make_schema(connection: Connection, name: str) -> None:
     """
     is_usable = connection.execute(_USABLE, {"name": name}).scalar_one_or_none()
     if is_usable is None:
-        # Look it up first: IF NOT EXISTS requires the right to create schemas even if the schema exists.
+        # Only if missing: IF NOT EXISTS needs the right to create schemas even for an existing one.
         connection.execute(CreateSchema(name))
     elif not is_usable:
         raise _not_permitted(name)
 
 
 def refusal_of(error: DBAPIError, schema: str) -> SchemaRefusedError | None:
-    """Return the refusal for an error of PostgreSQL that denied creating the schema or tables, else None."""
+    """Return the refusal for a denied permission; None for any other error."""
     is_refusal = getattr(error.orig, "sqlstate", None) == _NOT_PERMITTED
     return _not_permitted(schema) if is_refusal else None
 
 
-def check_ours(connection: Connection) -> bool:
-    """Return whether the current schema holds a server's tables; False if it is empty.
+def check_contents(connection: Connection) -> bool:
+    """Return whether the current schema is migrated; False if it is empty.
 
     Raises:
         SchemaRefusedError: it holds tables of other software.

@@ -1,8 +1,7 @@
-"""Compiled statements, which the connections of both engines run without SQLAlchemy.
+"""Compiled statements, which both engines run without SQLAlchemy.
 
-SQLAlchemy caches compilation, but its remaining work per execution takes several times as long as the driver,
-and used to dominate the cost of a transfer. Here a compiled statement is stored as its text, the order of its
-parameters and the columns that need converting.
+SQLAlchemy caches compilation, but its other work per execution takes several times as long as the driver's,
+and dominated the cost of a transfer.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,10 +21,9 @@ class Prepared:
 
     Attributes:
         text: the SQL, with the driver's placeholders.
-        names: the parameters, in the order of the placeholders.
-        constants: the values of parameters that are set in the statement.
-        convert: turns a row as returned by the driver into one as defined by the tables; None if they are
-            equal.
+        names: the parameters in the order of the placeholders.
+        constants: parameters that the statement itself sets.
+        convert: converts a row from the driver's types to the tables'; None if they are equal.
     """
 
     text: str
@@ -45,8 +43,8 @@ class Preparer:
     """Compiles statements for one engine, and caches them.
 
     Args:
-        dialect: the engine's, with positional parameters.
-        converter: returns a function that converts the rows of a SELECT, or None if no conversion is needed.
+        dialect: the engine's dialect, with positional parameters.
+        converter: returns `Prepared.convert` for a SELECT.
     """
 
     def __init__(
@@ -59,13 +57,13 @@ class Preparer:
         self._prepared: dict[tuple[Executable, tuple[str, ...]], Prepared] = {}
 
     def prepared(self, statement: Executable, parameters: Parameters) -> Prepared:
-        """Return a statement compiled for parameters of these names.
+        """Return a statement compiled for the names of `parameters`.
 
         Raises:
-            KeyError: the statement has no parameter of that name.
+            KeyError: the statement lacks one of these parameters.
         """
-        # Statements are module constants, so the cache is bounded by their number. The names are part of the
-        # key because the columns of an INSERT depend on its parameters.
+        # Statements are module constants, which bounds the cache. The key includes the names, because they
+        # decide the columns of an INSERT.
         key = (statement, tuple(parameters))
         found = self._prepared.get(key)
         if found is None:
@@ -83,7 +81,7 @@ class Preparer:
         unknown = set(parameters).difference(names)
         if unknown:
             raise KeyError(f"the statement has no parameters {sorted(unknown)}")
-        # Values set in the statement, None included, are not parameters of the caller.
+        # The statement itself sets these values, which may be None.
         constants = {name: bind.value for name, bind in compiled.binds.items() if not bind.required}
         convert = self._converter(statement) if isinstance(statement, Select) else None
         return Prepared(str(compiled), names, constants, convert)

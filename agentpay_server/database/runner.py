@@ -1,12 +1,11 @@
 """Runners: the interface through which units of work reach the database.
 
 A unit of work is a plain function `unit(connection, ...)`. A runner opens a transaction, calls it, commits,
-and returns its result; an exception rolls everything back. No transaction is ever held across an await,
-because a unit cannot await. What differs between engines (locks, threads) is in their runners: `memory.py`,
-`file.py`, `postgres.py`.
+and returns its result; an exception rolls everything back. A unit cannot await, so no transaction is ever
+held across an await. The engines differ in their runners: `memory.py`, `file.py`, `postgres.py`.
 
 A unit may run more than once: if the engine aborts its transaction (PostgreSQL does, to resolve a deadlock),
-the runner retries it from the start. So a unit must have no side effects outside the database.
+the runner retries it. So a unit must have no side effects outside the database.
 """
 
 from collections.abc import Callable
@@ -26,8 +25,8 @@ class DatabaseUnavailableError(Exception):
     It is unknown whether the transaction was committed. Check the database before retrying.
 
     Attributes:
-        outage: how logs refer to this outage. It is logged at most once a second, however many callers it
-            affects.
+        outage: the name of this outage in logs. It is logged at most once a second, however many callers
+            fail.
     """
 
     outage: ClassVar[str] = "database"
@@ -42,11 +41,11 @@ class StartRefusedError(Exception):
 
 
 class DatabaseInUseError(StartRefusedError):
-    """Another server uses the database, and two at once would corrupt it."""
+    """Another server uses the database, which must have only one."""
 
 
 class NewerSchemaError(StartRefusedError):
-    """A newer version has migrated the database to a schema that this version does not know."""
+    """The schema is of a newer version, which this version does not know."""
 
 
 class OlderSchemaError(StartRefusedError):
@@ -57,8 +56,7 @@ class Database(Protocol):
     """Runs units of work.
 
     Attributes:
-        is_inline: whether a unit runs without yielding to the event loop, so that no caller can be cancelled
-            in it.
+        is_inline: whether a unit runs without yielding to the event loop, so that it cannot be cancelled.
     """
 
     is_inline: ClassVar[bool]
@@ -76,7 +74,7 @@ class Database(Protocol):
     async def read(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run `unit(connection, ...)`, which must not change anything, on one state of the database.
+        """Run a read-only `unit(connection, ...)` on one state of the database.
 
         Raises:
             DatabaseUnavailableError: the database did not respond.
@@ -95,10 +93,10 @@ class Database(Protocol):
 async def run_again_if_late(
     database: Database, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
 ) -> T:
-    """Run a unit that inserts a row if missing and returns the stored one.
+    """Run a unit that inserts a row if it is missing and returns the stored one.
 
-    Two servers that start at once may both find no row. The slower one gets a conflict; its unit is run again
-    and returns the row of the other.
+    Two servers that start at once may both find no row. The slower one gets a conflict, and its unit is run
+    again and returns the other's row.
     """
     try:
         return await database.run(unit, *args, **kwargs)

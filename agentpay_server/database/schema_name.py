@@ -12,7 +12,7 @@ _NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,62}", re.ASCII)
 def check_database_schema(name: str) -> str:
     """Return the name if it is a valid schema name.
 
-    Names that would need quotes in SQL are not allowed, so that administrators can type them.
+    Names that need quotes in SQL are invalid, so that administrators can type the rest.
 
     Raises:
         ValueError: the name is not valid.

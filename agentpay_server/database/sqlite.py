@@ -1,7 +1,6 @@
-"""SQLite: SQLAlchemy Core compiles statements, sqlite3 executes them directly.
+"""SQLite: SQLAlchemy Core compiles statements (`prepared.py`), sqlite3 executes them directly.
 
-A statement is compiled once (`prepared.py`) and run on sqlite3. The tests compare the result of every
-statement of the store with that of SQLAlchemy's own execution.
+Tests compare the result of every statement with that of SQLAlchemy's own execution.
 """
 
 import sqlite3
@@ -16,11 +15,11 @@ from agentpay_server.database.connection import ConflictError, Parameters
 from agentpay_server.database.prepared import Preparer, Row
 
 CACHED_STATEMENTS: Final = 512
-"""How many statements a connection keeps parsed: more than a server uses."""
+"""Number of statements that a connection keeps parsed: more than a server uses."""
 
 
 def _converter(statement: Select[Any]) -> Callable[[Row], Row] | None:
-    """Return a function that converts 0 and 1 to booleans, which SQLite does not have; None if not needed."""
+    """Return a function that converts 0 and 1 to booleans; None for rows without booleans."""
     columns = list(statement.selected_columns)
     places = [place for place, column in enumerate(columns) if isinstance(column.type, Boolean)]
     if not places:
@@ -50,7 +49,7 @@ class SqliteRows:
 
     @property
     def rowcount(self) -> int:
-        """How many rows the statement changed."""
+        """Number of rows that the statement changed."""
         return self._cursor.rowcount
 
     def __iter__(self) -> Iterator[Row]:
@@ -85,7 +84,7 @@ class SqliteRows:
         return row[0]
 
     def scalar_one_or_none(self) -> Any | None:  # noqa: ANN401 - whatever the column holds
-        """Return the only column of the only row, or None without a row."""
+        """Return the only column of the only row, or None if there is no row."""
         row = self.one_or_none()
         return None if row is None else row[0]
 
@@ -94,7 +93,7 @@ class SqliteConnection:
     """Runs Core statements on a sqlite3 connection, within its current transaction.
 
     Args:
-        driver: the connection; its own transaction control is off (`isolation_level=None`).
+        driver: a connection without its own transaction control (`isolation_level=None`).
     """
 
     def __init__(self, driver: sqlite3.Connection) -> None:

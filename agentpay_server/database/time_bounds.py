@@ -1,8 +1,8 @@
-"""Filters by time for lists that are read along their sequence numbers.
+"""Filters by time, for lists that are read in order of sequence numbers.
 
-Times follow the numbers, but not strictly: a transaction takes its number before it commits, and the clocks
-of several servers differ. So the numbers around a moment are looked up with some slack, by an index of times,
-and the times within these numbers are compared exactly. The cost does not grow with the list.
+Times follow the numbers only roughly: a transaction takes its number before it commits, and the clocks of
+several servers differ. So an index of times gives the numbers around a moment, with some slack, and the times
+within are compared exactly. The cost does not grow with the list.
 """
 
 from typing import Any, Final

@@ -1,7 +1,7 @@
 """Delivering events to the user's application in process, by ASGI or WSGI.
 
-A post ends when the application has responded. Work that continues after the response, such as background
-tasks and the handlers of a `WebhookRouter`, is tracked, so that a test can wait for it.
+A post ends with the application's response. Later work, such as background tasks and the handlers of a
+`WebhookRouter`, is tracked so that a test can wait for it.
 """
 
 import asyncio
@@ -21,30 +21,30 @@ T = TypeVar("T")
 Headers = Sequence[tuple[str, str]]
 
 _HOST: Final = "testserver"
-"""The host name that frameworks' test clients use, and that frameworks accept in tests."""
+"""The host name of frameworks' test clients, which frameworks accept in tests."""
 
 
 class Application(Protocol):
     """An application that deliveries are posted to."""
 
     loop: asyncio.AbstractEventLoop | None
-    """The caller's event loop that it runs on; None if it has a separate thread."""
+    """The caller's event loop that it runs on; None if it has its own thread."""
 
     async def post(self, headers: Headers, body: bytes) -> int:
-        """Post to the application, and return the status of its response."""
+        """Post to the application, and return the response's status."""
         ...
 
     def settle(self, timeout: float) -> None:
-        """Wait until the application has finished all work that posts have started.
+        """Wait until the application has finished all work that posts started.
 
         Raises:
-            TimeoutError: it takes longer than `timeout` seconds.
+            TimeoutError: the work takes longer than `timeout` seconds.
             Exception: raised by the application.
         """
         ...
 
     def close(self) -> None:
-        """End the thread of the application, if it has one."""
+        """End the application's thread, if it has one."""
         ...
 
 
@@ -53,10 +53,10 @@ def application(app: Callable[..., Any], path: str) -> Application:
 
     Args:
         app: an ASGI 3 or WSGI application, distinguished by the number of arguments.
-        path: its path for deliveries.
+        path: the application's path for deliveries.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: `app` is neither.
         ValueError: the path does not begin with a slash.
     """
     if not path.startswith("/"):
@@ -76,7 +76,7 @@ def application(app: Callable[..., Any], path: str) -> Application:
 
 
 class _Work:
-    """The work of an application after its responses."""
+    """The work of an application that continues after its responses."""
 
     def __init__(self) -> None:
         self._futures: list[Future[Any]] = []
@@ -118,7 +118,7 @@ class _Asgi:
         try:
             return asyncio.run_coroutine_threadsafe(work, self.loop)
         except RuntimeError:
-            # The test and its event loop have ended: as if nothing listened on the port.
+            # The test's event loop has ended, which is like a closed port.
             work.close()
             raise
 
@@ -146,7 +146,7 @@ class _Asgi:
             await self._app(self._scope(headers, body), receive, send)
         finally:
             if not answered.done():
-                # As a server does if an application raises or does not respond.
+                # The application raised or did not respond: respond 500, as servers do.
                 answered.set_result(500)
 
     def _scope(self, headers: Headers, body: bytes) -> dict[str, Any]:

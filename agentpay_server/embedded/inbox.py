@@ -1,7 +1,7 @@
-"""A webhook receiver within the process, with which tests see deliveries and make them fail.
+"""A webhook receiver within the process, with which tests inspect deliveries and make them fail.
 
-It is a real receiver except for the socket: it is registered like any other, receives posts from the server's
-sender, and verifies every signature.
+It is a real receiver except for the socket: it is registered, gets posts from the server's sender, and
+verifies every signature.
 """
 
 import asyncio
@@ -35,10 +35,10 @@ class Receipt:
 
     Attributes:
         event: the verified event; None if the signature or the payload was invalid.
-        attempt: number of the attempt, from 1, as reported by the service.
-        status_code: the inbox's response; None if it dropped the connection.
+        attempt: number of the attempt, from 1.
+        status_code: the response's status; None if the connection was dropped.
         body: the raw body.
-        headers: the headers; look-ups ignore case.
+        headers: the headers; lookups ignore case.
     """
 
     event: Event | None
@@ -49,16 +49,16 @@ class Receipt:
 
 
 class WebhookInbox:
-    """A registered receiver. It may be used from any thread."""
+    """A registered receiver, usable from any thread."""
 
     def __init__(
         self, url: str, pump: Callable[[], None] | None, app: Application | None, app_secret: str | None
     ) -> None:
-        """Create a receiver. `AgentPayServer.webhook_inbox` and `deliver_to` do this and register it.
+        """Create a receiver, which `AgentPayServer.webhook_inbox` and `deliver_to` register.
 
         Args:
-            url: its URL.
-            pump: runs what is due now, on a server with a paused clock; None on a running clock.
+            url: the receiver's URL.
+            pump: runs due work on a server with a paused clock; None on a running clock.
             app: an application that handles every post; None if the inbox responds itself.
             app_secret: signs posts to the application; None for the secret of the webhook.
         """
@@ -86,12 +86,12 @@ class WebhookInbox:
 
     @property
     def secret(self) -> str:
-        """The secret that the application, or this inbox, verifies with: the latest trusted one."""
+        """The secret that the application, or this inbox, verifies with: the newest trusted one."""
         with self._changed:
             return self._secrets[-1] if self._app_secret is None else self._app_secret
 
     def trust(self, secret: str) -> None:
-        """Accept signatures by this secret too, as an updated receiver does after a rotation."""
+        """Also accept signatures by this secret, as an updated receiver does after a rotation."""
         with self._changed:
             self._secrets.append(secret)
 
@@ -119,7 +119,7 @@ class WebhookInbox:
     ) -> Event:
         """Return the first received event of a type, waiting for it if needed.
 
-        On a manual clock, what is due now is run first; the clock is not advanced.
+        On a manual clock, runs due work first, without advancing the clock.
 
         Args:
             event_type: such as `transfer.settled`.
@@ -127,7 +127,7 @@ class WebhookInbox:
             timeout: seconds of real time to wait.
 
         Raises:
-            TimeoutError: none arrived; the message lists the received events.
+            TimeoutError: no such event arrived. The message lists the received events.
         """
         self.refuse_to_block("await inbox.wait_for_async(...)")
         deadline = time.monotonic() + timeout
@@ -135,7 +135,7 @@ class WebhookInbox:
             if self._pump is not None:
                 self._pump()
             receipts = self.receipts
-            # Without the lock: `where` may call the server, which may be about to post here.
+            # Without the lock, because `where` may call the server, which may post here.
             events = _events(receipts)
             for event in events:
                 if event.type == event_type and (where is None or where(event)):
@@ -147,16 +147,16 @@ class WebhookInbox:
             self._wait_for_more_than(len(receipts), min(remaining, _POLL_SECONDS))
 
     def drain(self, *, timeout: float = 5.0) -> None:
-        """Return when all due deliveries were made, and the application has finished their work.
+        """Wait until all due deliveries are made and the application has handled them.
 
         That includes background tasks, the handlers of a `WebhookRouter`, and the deliveries that these
-        cause. On a manual clock, what is due now is run; the clock is not advanced.
+        cause. On a manual clock, runs due work, without advancing the clock.
 
         Args:
             timeout: seconds of real time to wait.
 
         Raises:
-            TimeoutError: the application, or the server, is still busy.
+            TimeoutError: the application or the server is still busy.
             RuntimeError: the application runs on the event loop of the caller, which this would block.
             Exception: raised by the application.
         """
@@ -182,11 +182,11 @@ class WebhookInbox:
     def send_again(
         self, receipt: Receipt, *, body: bytes | None = None, headers: AnyHeaders | None = None
     ) -> Receipt:
-        """Post a receipt again, as a repeated or a forged delivery, and return the new receipt.
+        """Repeat a post, as a duplicate or forged delivery, and return the new receipt.
 
         Args:
             receipt: the receipt to repeat.
-            body: a different body, which does not match the signature.
+            body: a different body, which the signature does not match.
             headers: different headers, as a mapping or as pairs.
 
         Raises:
@@ -195,7 +195,7 @@ class WebhookInbox:
         self.refuse_to_block("await inbox.send_again_async(...)")
         again = self._post_again(receipt, body, headers)
         with ThreadPoolExecutor(1) as thread:
-            # On the server's loop, because another event loop may run here.
+            # On its own thread, because an event loop may run on this one.
             return thread.submit(asyncio.run, again).result()
 
     async def send_again_async(
@@ -207,10 +207,10 @@ class WebhookInbox:
     async def _post_again(self, receipt: Receipt, body: bytes | None, headers: AnyHeaders | None) -> Receipt:
         raw = httpx.Headers(receipt.headers if headers is None else headers).raw
         pairs = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in raw]
-        return await self._answered(pairs, receipt.body if body is None else body)
+        return await self._respond(pairs, receipt.body if body is None else body)
 
     def refuse_to_block(self, spelling: str) -> None:
-        """Refuse a call that would wait for an application on the caller's own event loop.
+        """Refuse a call that would block the event loop of this inbox's application.
 
         Raises:
             RuntimeError: it would; the message says how to call instead.
@@ -258,10 +258,10 @@ class WebhookInbox:
     async def receive(self, headers: Headers, body: bytes) -> int | None:
         """Handle one post, and return the status of the response; None drops the connection."""
         if self._app is not None and self._app_secret is not None and self._event(headers, body) is not None:
-            headers = _signed_anew(headers, body, self._app_secret)
-        return (await self._answered(headers, body)).status_code
+            headers = _re_signed(headers, body, self._app_secret)
+        return (await self._respond(headers, body)).status_code
 
-    async def _answered(self, headers: Headers, body: bytes) -> Receipt:
+    async def _respond(self, headers: Headers, body: bytes) -> Receipt:
         event = self._event(headers, body)
         with self._changed:
             fails = bool(self._failures)
@@ -294,7 +294,7 @@ def _never() -> bool:
     return False
 
 
-def _signed_anew(headers: Headers, body: bytes, secret: str) -> Headers:
+def _re_signed(headers: Headers, body: bytes, secret: str) -> Headers:
     signatures = {webhooks.SIGNATURE_HEADER.lower(), webhooks.NEXT_SIGNATURE_HEADER.lower()}
     kept = [(name, value) for name, value in headers if name.lower() not in signatures]
     return [*kept, (webhooks.SIGNATURE_HEADER, webhooks.sign(body, secret))]
@@ -323,11 +323,7 @@ class InboxTransport(httpx.AsyncBaseTransport):
         return inbox
 
     def refuse_to_block(self, spelling: str) -> None:
-        """Refuse a call that would wait for an application on the caller's own event loop.
-
-        Raises:
-            RuntimeError: it would; the message says how to call instead.
-        """
+        """See `WebhookInbox.refuse_to_block`, for every inbox."""
         for inbox in list(self._inboxes.values()):
             inbox.refuse_to_block(spelling)
 

@@ -1,7 +1,7 @@
-"""The thread that a server is bound to: its event loop, database connection and chain belong to it.
+"""The thread that owns a server's event loop, database connection and chain.
 
-Other threads hand it coroutines. Every call ends: one that would wait for its own thread, or for a stopping
-thread, is refused at once, because it would wait forever.
+Other threads submit coroutines. Every call ends: one that would deadlock, on its own thread or a stopping
+one, is refused at once.
 """
 
 import asyncio
@@ -40,13 +40,12 @@ class OwnerThread:
         """Run `work` on the thread and wait for its result.
 
         Args:
-            work: what to run.
+            work: the coroutine to run.
             timeout: seconds to wait before `work` is cancelled; None means no limit.
 
         Raises:
             TimeoutError: `work` took longer than `timeout`.
-            RuntimeError: called on this thread, which would wait for itself, or after the stop, or cancelled
-                by it.
+            RuntimeError: called on this thread, which would deadlock, or after the stop, or cancelled by it.
         """
         if self.is_current:
             work.close()
@@ -61,7 +60,7 @@ class OwnerThread:
             raise RuntimeError(_CLOSED) from None
 
     def begin(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Run `work` on the thread, and return its result as a future for any thread.
+        """Run `work` on the thread, and return a future that any thread may wait for.
 
         Raises:
             RuntimeError: called after the stop.
@@ -87,17 +86,17 @@ class OwnerThread:
             raise RuntimeError(_CLOSED) from None
 
     def stop(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
-        """Refuse new calls, let running ones finish, run `last` and end the thread. May be called twice.
+        """Refuse new calls, let running ones finish, run `last` and end the thread. Idempotent.
 
         Args:
-            last: run after the last call has ended. Calls that take longer than five seconds are cancelled.
+            last: run after all calls have ended. Calls that take longer than five seconds are cancelled.
 
         Raises:
-            RuntimeError: called on this thread, which would wait for itself.
+            RuntimeError: called on this thread, which would deadlock.
         """
         if self.is_current:
             raise RuntimeError("this call would wait for its own thread: close the server from another")
-        if not self._shut():
+        if not self._close():
             return
         _, late = wait(self._calls.copy(), timeout=_LAST_CALLS_SECONDS)
         for call in late:
@@ -109,8 +108,8 @@ class OwnerThread:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
 
-    def _shut(self) -> bool:
-        """Refuse calls from now on; False if they were refused already."""
+    def _close(self) -> bool:
+        """Refuse new calls. Return False if they were already refused."""
         with self._lock:
             was_open, self._is_open = self._is_open, False
         return was_open
@@ -126,24 +125,24 @@ class OwnerThread:
         return future
 
     def _begin(self, work: Coroutine[Any, Any, T], future: Future[T]) -> None:
-        """Run `work` in a task of the loop, linked to its caller's future."""
-        task = self._loop.create_task(self._answered(work, future))
+        """Run `work` in a task, linked to its caller's future."""
+        task = self._loop.create_task(self._complete(work, future))
 
         def end(ended: Future[T]) -> None:
             self._calls.discard(ended)
             if ended.cancelled():
-                # Otherwise `concurrent.futures.wait` does not count it as ended.
+                # Without this, `concurrent.futures.wait` does not count it as done.
                 ended.set_running_or_notify_cancel()
                 self._loop.call_soon_threadsafe(task.cancel)
 
         future.add_done_callback(end)
 
-    async def _answered(self, work: Coroutine[Any, Any, T], future: Future[T]) -> None:
-        """Run `work` and set its caller's future directly, which is cheaper than asyncio's own linking."""
+    async def _complete(self, work: Coroutine[Any, Any, T], future: Future[T]) -> None:
+        """Run `work` and set its caller's future directly, which is cheaper than asyncio's chaining."""
         try:
             result = await work
         except BaseException as error:
-            # Cancelled by its caller at the last moment: no result is needed.
+            # The caller may have just cancelled it, and needs no result.
             with contextlib.suppress(InvalidStateError):
                 if isinstance(error, asyncio.CancelledError):
                     future.cancel()
@@ -159,10 +158,10 @@ class OwnerThread:
         try:
             self._loop.run_forever()
         finally:
-            self._loop.run_until_complete(self._cut_off())
+            self._loop.run_until_complete(self._cancel_rest())
             self._loop.close()
 
-    async def _cut_off(self) -> None:
+    async def _cancel_rest(self) -> None:
         left = asyncio.all_tasks() - {asyncio.current_task()}
         for task in left:
             task.cancel()
@@ -179,15 +178,15 @@ def _runs_asyncio() -> bool:
 
 
 async def _awaited(future: "Future[T]") -> T:
-    """Await the result of another thread on trio, which does not support asyncio's futures."""
+    """Await another thread's result on trio, which does not support asyncio's futures."""
     done, loop = anyio.Event(), cast("Any", current_token().native_token)
 
-    def tell(_: object) -> None:
-        # The loop may have ended, together with its callers.
+    def notify(_: object) -> None:
+        # The loop may be closed, and its callers with it.
         with contextlib.suppress(RuntimeError):
             loop.run_sync_soon(done.set)
 
-    future.add_done_callback(tell)
+    future.add_done_callback(notify)
     try:
         await done.wait()
     except BaseException:

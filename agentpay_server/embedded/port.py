@@ -11,7 +11,7 @@ from agentpay_server.http.hosts import Hosts
 from agentpay_server.http.port.server import PortServer, Served
 
 SHUTDOWN_SECONDS: Final = 5
-"""How long requests in progress may take when a port closes; after that they are aborted."""
+"""How long requests in progress may take when a port closes, before they are aborted."""
 _TURNS_TO_CLOSE: Final = 3
 
 
@@ -20,7 +20,7 @@ class Listener:
 
     Args:
         application: the application, whose settings and metrics the port uses.
-        app: `application` with a wrapper.
+        app: `application` in its wrappers.
         sock: a listening socket.
         allowed_hosts: hosts to accept in addition to loopback names.
         with_websockets: whether `app` supports WebSockets.
@@ -51,11 +51,11 @@ class Listener:
 
     @property
     def base_url(self) -> str:
-        """The address of the application."""
+        """The application's URL."""
         return url_of(self._socket)
 
     async def start(self) -> None:
-        """Start accepting requests, and return when it does."""
+        """Start accepting requests, and return once it does."""
         self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[self._socket]))
         while not self._server.started:
             if self._serving.done():
@@ -71,34 +71,31 @@ class Listener:
 
 
 class _Server(PortServer):
-    """Stops without delay: uvicorn only checks ten times a second.
-
-    Every test that opens a port would pay for that.
-    """
+    """Stops without delay, for fast tests: uvicorn checks for a stop only ten times a second."""
 
     def __init__(self, application: Served, **options: Any) -> None:  # noqa: ANN401 - those of its base
         super().__init__(application, **options)
-        self._told = asyncio.Event()
+        self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """Start to stop."""
+        """Begin to stop."""
         self.should_exit = True
-        self._told.set()
+        self._stopping.set()
 
     async def main_loop(self) -> None:
         """Update the date header of responses until stopped."""
         while not await self.on_tick(0):
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._told.wait(), 1.0)
+                await asyncio.wait_for(self._stopping.wait(), 1.0)
 
     async def shutdown(self, sockets: Sequence[socket.socket] | None = None) -> None:
-        """Close the port and idle connections, and others when they have their response."""
+        """Close the port and idle connections, and the others once they have their response."""
         for server in self.servers:
             server.close()
         for connection in list(self.server_state.connections):
             connection.shutdown()
         for _ in range(_TURNS_TO_CLOSE):
-            # A closed connection is removed in one of the next turns of the loop.
+            # uvicorn removes a closed connection within the next turns of the loop.
             await asyncio.sleep(0)
         if self.server_state.connections or self.server_state.tasks:
             await super().shutdown(sockets)
@@ -109,7 +106,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
     Args:
         host: address to bind.
-        port: port to bind; 0 takes a free one.
+        port: port to bind; 0 selects a free one.
 
     Raises:
         OSError: the address cannot be bound.
@@ -119,8 +116,8 @@ def bound_socket(host: str, port: int) -> socket.socket:
     except UnicodeError:
         raise OSError(errno.EINVAL, "the host name is invalid") from None
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio disables Nagle's algorithm only if the protocol is named. With it, each response on a kept-alive
-    # connection would wait for the client's delayed acknowledgement, about 40 ms.
+    # asyncio disables Nagle's algorithm only if the protocol is explicit. Otherwise each response on a
+    # kept-alive connection waits about 40 ms for the client's delayed acknowledgement.
     sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,8 +1,7 @@
-"""A separate operator key for ports, if the server's key is predictable because it depends on a seed.
+"""A random operator key for ports, if the server's key is derived from a seed and so predictable.
 
-In process the seeded key stays valid, so that tests can be repeated. On a port it is refused, and a random
-key is accepted instead. Snapshots, restore and reset do not affect it, because the server itself never sees
-it.
+In process both keys are valid, so that tests are repeatable. On a port only the random key is. The server
+itself never sees it, so snapshots, restore and reset do not affect it.
 """
 
 import secrets
@@ -19,11 +18,7 @@ _Headers = list[tuple[bytes, bytes]]
 
 
 class PortKey:
-    """A random operator key that replaces a seeded one.
-
-    Attributes:
-        key: the random key, valid on the port and in process.
-    """
+    """A random operator key that replaces a seeded one on ports."""
 
     def __init__(self, seeded_key: str) -> None:
         self.key: str = new_key(KeyKind.OPERATOR, secrets.token_bytes(32))

@@ -1,6 +1,6 @@
-"""Records a server's requests, and the transactions of its chain, for tests to inspect.
+"""Records a server's requests and its chain's transactions, for tests to inspect.
 
-A `Recorder` stores raw data up to a limit; models are built on access. No record contains a secret: API keys
+A `Recorder` stores raw data up to a limit, and builds models on access. No record contains a secret: API keys
 are not stored, and keys and webhook secrets in bodies are masked.
 """
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 RECORDS_MAX: Final = 1_000
-"""The most requests, events, deliveries and transactions that a server keeps for inspection."""
+"""Maximum number each of requests, events, deliveries and transactions kept for inspection."""
 
 _BODIES_MAX_BYTES: Final = 8 * 1024 * 1024
 _SHOWN_CHARACTERS: Final = 300
@@ -59,7 +59,7 @@ class Records(list[T]):
             return found[0]
         wanted = ", ".join(f"{name}={value!r}" for name, value in fields.items()) or "no conditions"
         shown = "\n".join(f"  {_short(repr(record))}" for record in (found or self)[-20:]) or "  nothing"
-        raise AssertionError(f"{len(found)} records with {wanted}, not one; there is:\n{shown}")
+        raise AssertionError(f"expected 1 record with {wanted}, found {len(found)}; the records:\n{shown}")
 
 
 @frozen(kw_only=True)
@@ -68,12 +68,12 @@ class RecordedRequest:
 
     Attributes:
         method: such as `POST`.
-        path: with the query; secrets are masked.
-        body: the sent JSON with secrets masked; text if it was not JSON, None if it was empty.
-        status: the status of the response; None without one, for example to a disconnected caller.
-        answer: the JSON of the response, like `body`.
+        path: the path with the query; secrets are masked.
+        body: the sent JSON with secrets masked; a string if it is not JSON, None if it is empty.
+        status: the response's status; None if none was sent, for example after a disconnect.
+        answer: the response's JSON, like `body`.
         key_id: the request's key, `key_…`; None without a valid one.
-        at: the server's time when it arrived.
+        at: the server's time at its arrival.
         answered_at: the server's time of the response.
     """
 
@@ -93,9 +93,8 @@ class UsdcMovement:
     """USDC that moved on chain.
 
     Attributes:
-        source: token account that paid; None for minted USDC.
-        destination: token account that received.
-        amount_usdc: the amount.
+        source: token account that pays; None for minted USDC.
+        destination: token account that receives.
     """
 
     source: str | None
@@ -108,11 +107,10 @@ class ChainTransaction:
     """One transaction that the server's chain executed.
 
     Attributes:
-        signature: its signature.
-        error: why it moved nothing, in the chain's words; None if it succeeded.
-        movements: the USDC that it moves.
-        memo: its memo on chain: for a transfer, the transfer_id.
-        at: the server's time when it was executed.
+        error: the chain's error text; None if it succeeded.
+        movements: the requested movements of USDC.
+        memo: its on-chain memo; that of a transfer starts with the transfer_id.
+        at: the server's time at its execution.
     """
 
     signature: str
@@ -154,7 +152,7 @@ class Recorder:
         )
 
     def watch(self, chain: WatchedChain) -> WatchedChain:
-        """Record the transactions of a chain from now on, if it is an embedded one, and return it."""
+        """Record the transactions of a chain, if it is an embedded one, and return the chain."""
         if not isinstance(chain, EmbeddedChain):
             return chain
 
@@ -201,22 +199,22 @@ class Recorder:
             )
             self._exchanges.append(exchange)
 
-            async def hearing() -> Message:
+            async def recorded_receive() -> Message:
                 message = await receive()
                 if body := message.get("body"):
                     exchange.sent.append(body)
                 return message
 
-            async def saying(message: Message) -> None:
+            async def recorded_send(message: Message) -> None:
                 if message["type"] == "http.response.start":
                     exchange.status = message["status"]
                 elif (body := message.get("body")) and not message.get("more_body"):
-                    # A stream has no end, and is not kept.
+                    # A stream never ends, so it is not recorded.
                     exchange.answered.append(body)
                 await send(message)
 
             try:
-                await app(scope, hearing, saying)
+                await app(scope, recorded_receive, recorded_send)
             finally:
                 exchange.ended_us = self._clock.now_us()
                 exchange.key_id = getattr(scope.get("agentpay.principal"), "key_id", None)
@@ -243,7 +241,7 @@ class Recorder:
 
 
 def masked(text: str) -> str:
-    """Return a text with its API keys and webhook secrets shortened to their prefixes."""
+    """Return a text with API keys and webhook secrets cut to their prefixes."""
     return _SECRET.sub(_MASK, text)
 
 

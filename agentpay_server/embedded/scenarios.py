@@ -1,7 +1,6 @@
 """Scenarios: situations that an agent must handle, created by real operations.
 
-Each is a function that takes a running server in any state, adds new accounts to it, and returns the objects
-that a test needs.
+Each function adds new accounts to a running server, whatever its state, and returns what a test needs.
 """
 
 from collections.abc import Callable, Mapping
@@ -31,7 +30,7 @@ class Scenario:
     Attributes:
         account: the agent's account in its current state.
         payee: another account of the operator.
-        agent: a client with an agent-scoped key of the account.
+        agent: a client with an agent key of the account.
         agent_key: that key, for other clients.
     """
 
@@ -61,7 +60,7 @@ class PausedAccount(Scenario):
 
 @frozen(kw_only=True)
 class LowBalance(Scenario):
-    """The account has dropped to 2 USDC, below the threshold of 5 of a webhook.
+    """The account has dropped to 2 USDC, below a webhook's threshold of 5.
 
     Attributes:
         threshold_usdc: the threshold.
@@ -75,7 +74,7 @@ class LowBalance(Scenario):
 
 @frozen(kw_only=True)
 class PendingApproval(Scenario):
-    """The account's policy escalates from 50 USDC on, and a transfer of 60 is pending approval.
+    """The policy escalates transfers from 50 USDC on, and one of 60 is pending approval.
 
     Attributes:
         transfer: the pending transfer.
@@ -99,11 +98,11 @@ class NearSessionCap(Scenario):
 
 @frozen(kw_only=True)
 class UndeliveredWebhook(Scenario):
-    """A transfer has settled, and its event was refused five times in 2 h 35 min 30 s: it is undelivered.
+    """A transfer has settled, and its event is undelivered after five attempts in 2 h 35 min 30 s.
 
     Attributes:
         transfer: the transfer.
-        inbox: the receiver, which works again.
+        inbox: the receiver, which now works.
         delivery: the event's delivery; `console.events.replay(delivery.event_id)` delivers it again.
     """
 
@@ -140,7 +139,7 @@ class _Stage:
         self.server.sandbox.fund(self.account_id, amount)
 
     def pay(self, amount: int) -> Transfer:
-        # A random key would differ between runs with the same seed.
+        # A random key would differ between runs with equal seeds.
         key = f"scenario of {self.account_id}"
         return self.agent.transfers.create(
             from_=self.account_id, to=self.payee_id, amount=amount, idempotency_key=key

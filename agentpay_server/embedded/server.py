@@ -1,7 +1,7 @@
 """`AgentPayServer`: the whole service in process, for tests and for getting started.
 
-It runs on a separate thread, with its database, chain and clock. Its clients reach it without a socket;
-`listen` also opens a real port.
+It runs on its own thread, with its database, chain and clock. Its clients need no socket; `listen` opens a
+port.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ _TIMELINE_SECONDS: Final = 5.0
 
 
 class AgentPayServer:
-    """A payment service in process: real behaviour and real Solana transactions, without external systems.
+    """A payment service in process: real behavior and real Solana transactions, without external systems.
 
     Use it as a context manager, sync or async:
 
@@ -68,7 +68,7 @@ class AgentPayServer:
             account = client.accounts.create(name="Research bot")
             server.sandbox.fund(account.account_id, "100")
 
-    Servers are independent; any number can run in one process. A server may be used from any thread.
+    Any number of independent servers can run in one process, usable from any thread.
     """
 
     def __init__(
@@ -87,23 +87,23 @@ class AgentPayServer:
         """Configure a server; `with` or `start` starts it.
 
         Args:
-            clock: `manual` is paused at the time of the start until `sandbox.clock.advance` advances it; a
-                datetime does the same from that time; `system` runs with the machine's clock. With stored
-                data, a manual clock continues from where it was.
+            clock: `manual` is paused at the current time, and `sandbox.clock.advance` advances it; a datetime
+                is the same from that time; `system` follows the machine's clock. With stored data, a manual
+                clock continues where it was.
             seed: makes identifiers, keys and signatures repeatable; None uses the system's randomness.
-            operator_key: a key of the first operator; None creates one. At a later start on the same data,
-                the created key is valid for this run only.
-            settings: settings where the contract leaves a choice.
-            data_dir: a directory to store everything in, created if missing.
-            database_url: a PostgreSQL database to store everything in, `postgresql://…`; it needs an
-                encryption key, in `settings` or in the environment variable AGENTPAY_SERVER_ENCRYPTION_KEY.
-                With neither, everything ends with the server.
-            database_schema: the schema of that database for all tables, created if missing.
+            operator_key: a key of the first operator; None creates one. A key created on existing data is
+                valid for this run only.
+            settings: limits, timeouts and the choices that the interface leaves open.
+            data_dir: a directory for all data, created if missing.
+            database_url: a PostgreSQL database for all data, `postgresql://…`. Needs an encryption key in
+                `settings` or in AGENTPAY_SERVER_ENCRYPTION_KEY. Without `data_dir` and `database_url`, data
+                is in memory.
+            database_schema: the schema for all tables in that database, created if missing.
             rpc: a Solana cluster to use instead of the embedded chain.
-            seeded_port_keys: whether a port accepts API keys that depend on `seed`. Pass False if the seed
-                was not chosen by a person: `listen` then replaces `operator_key` by a random key, the only
-                one of the first operator that its port accepts, and all other keys are random from the start.
-                Only for a server in memory.
+            seeded_port_keys: whether ports accept API keys that are derived from `seed`. Pass False if no
+                person chose the seed: `listen` then replaces `operator_key` by a random key, the only key of
+                the first operator that its port accepts, and all other keys are random from the start. False
+                requires a server in memory.
 
         Raises:
             ValueError: a datetime without a UTC offset, or another value for `clock`; both a data_dir and a
@@ -130,14 +130,14 @@ class AgentPayServer:
         self._world: World | None = None
 
     def start(self) -> Self:
-        """Start the server. Its methods can be called from then on.
+        """Start the server, so that its methods can be called.
 
         Raises:
             RuntimeError: it was started before.
             ValueError: `operator_key` is not an operator key, is revoked, or belongs to another operator.
-            StartRefusedError: another server uses the data, a newer version wrote it, or the key is wrong; or
-                the cluster must not be used with this configuration, or does not respond.
-            DatabaseUnavailableError: the data cannot be reached.
+            StartRefusedError: another server uses the data, a newer version wrote it, or the encryption key
+                is wrong; or the cluster does not respond, or must not be used with this configuration.
+            DatabaseUnavailableError: the database cannot be reached.
         """
         if self._owner is not None:
             raise RuntimeError("a server can start only once; create a new one")
@@ -155,7 +155,7 @@ class AgentPayServer:
         """Finish running work, close the port and all clients' access. Closing twice is allowed.
 
         Raises:
-            RuntimeError: called on the server's own thread, which would wait for itself.
+            RuntimeError: called on the server's own thread, which would deadlock.
         """
         if self._world is not None:
             self._world.close()
@@ -168,12 +168,12 @@ class AgentPayServer:
 
     @property
     def operator_key(self) -> str:
-        """A key of the first operator: its first one, or with older data one for this run."""
+        """A key of the first operator: its first one, or on existing data one for this run."""
         return self._running.key
 
     @property
     def base_url(self) -> str:
-        """Its address: the port after `listen`, else a name that only its own clients resolve."""
+        """The server's URL: the port's after `listen`, otherwise one that only its own clients resolve."""
         return self._running.base_url
 
     @property
@@ -188,7 +188,7 @@ class AgentPayServer:
 
     @property
     def sandbox(self) -> Sandbox:
-        """Test features: minting money, outside recipients, time, faults, snapshots."""
+        """Test features: test money, outside recipients, the clock, faults, snapshots."""
         return self._running.sandbox
 
     @property
@@ -223,7 +223,7 @@ class AgentPayServer:
         return self._running.async_client(api_key)
 
     def agent_client(self, account_id: str) -> AgentPay:
-        """Return an agent's client, with a new agent-scoped key of one account (interface K5).
+        """Return a client with a new agent key of one account (interface K5).
 
         Args:
             account_id: the account of the first operator, `acct_…`.
@@ -234,7 +234,7 @@ class AgentPayServer:
         return self.client(api_key=self.console.agent_keys.create(account_id).key)
 
     def async_agent_client(self, account_id: str) -> AsyncAgentPay:
-        """Return an agent's async client, with a new agent-scoped key of one account (interface K5).
+        """Return an async client with a new agent key of one account (interface K5).
 
         Args:
             account_id: the account of the first operator, `acct_…`.
@@ -275,14 +275,14 @@ class AgentPayServer:
     ) -> WebhookInbox:
         """Deliver to your application in process, without a port, and return the inbox in front of it.
 
-        An ASGI application runs on the event loop of the caller if there is one, else on a separate thread.
-        Its lifespan is not run. A WSGI application runs in threads. `inbox.drain()` waits for its handlers.
+        An ASGI application runs on the caller's event loop if there is one, otherwise on its own thread; its
+        lifespan is not run. A WSGI application runs in threads. `inbox.drain()` waits for its handlers.
 
         Args:
-            app: an ASGI or a WSGI application, such as one of Starlette, FastAPI, Flask or Django.
+            app: an ASGI or WSGI application, such as one of Starlette, FastAPI, Flask or Django.
             path: the application's path for deliveries.
-            secret: the secret that the application verifies with; by default that of the new webhook, which
-                is `inbox.secret`.
+            secret: the secret that the application verifies with; by default the new webhook's,
+                `inbox.secret`.
             events: names of the event types to deliver; all by default.
             account_ids: accounts whose events to deliver; all of the operator by default.
             low_balance_threshold_usdc: balance in USDC below which `balance.low_threshold` is sent.
@@ -320,19 +320,19 @@ class AgentPayServer:
     def listen(self, *, port: int = 0, allowed_hosts: Sequence[str] = ()) -> str:
         """Also open a port on 127.0.0.1, until the server closes.
 
-        With a `seed` the keys are predictable: the event `server.keys_follow_from_seed` is logged as a
-        warning. Without `seeded_port_keys` it is not, and `operator_key` changes.
+        With a `seed` the keys are predictable, and the warning `server.keys_follow_from_seed` is logged.
+        Without `seeded_port_keys` it is not logged, and `operator_key` changes instead.
 
         Args:
             port: the port number, 0 to 65535; 0 selects a free one.
-            allowed_hosts: host names and IP addresses, without ports, to accept in addition to loopback
-                ones. A request for any other host is refused with 421 (interface R19).
+            allowed_hosts: host names and IP addresses, without ports, to accept in addition to loopback ones.
+                A request for any other host is refused with 421 (interface R19).
 
         Returns:
-            The address of the server, which is `base_url` from then on.
+            The server's URL, which is now also `base_url`.
 
         Raises:
-            RuntimeError: it is listening already.
+            RuntimeError: the server already listens.
             CannotListenError: the port is in use, or not permitted.
             ValueError: `port` is out of range, or one of `allowed_hosts` is not a host.
         """
@@ -340,34 +340,34 @@ class AgentPayServer:
 
     @property
     def console_url(self) -> str:
-        """A new link that signs in to the operator console once, within 10 minutes; each use makes another.
+        """A new single-use link that signs in to the operator console within 10 minutes.
 
         Raises:
-            RuntimeError: the server does not listen, or its settings do without the console.
+            RuntimeError: the server does not listen, or its settings disable the console.
         """
         return self._running.console_url()
 
     @property
     def rpc_url(self) -> str:
-        """The address at which Solana clients reach the embedded chain, by JSON-RPC over HTTP.
+        """The URL of the embedded chain's JSON-RPC over HTTP, for Solana clients.
 
-        The same address with `ws` instead of `http` accepts WebSockets. The first access opens a port for it
-        on 127.0.0.1, until the server closes; it needs no key.
+        With `ws` instead of `http`, it accepts WebSockets. The first access opens a port for it on 127.0.0.1,
+        which needs no key.
 
         Raises:
-            ValueError: the server works on a cluster, which has its own JSON-RPC.
+            ValueError: the server uses a Solana cluster, which has its own JSON-RPC.
         """
         return self._running.rpc_url()
 
     @property
     def facilitator_url(self) -> str:
-        """Where sellers' x402 packages verify and settle payments on the chain within the server.
+        """The URL at which sellers' x402 packages verify and settle payments on the embedded chain.
 
-        Sellers pass it as the URL of their facilitator. The first use opens the port of `rpc_url`, which
-        needs no key. The facilitator pays fees with its own key.
+        It needs no key. The first access opens the port of `rpc_url`. The facilitator pays fees with its own
+        key.
 
         Raises:
-            ValueError: the server works on a cluster.
+            ValueError: the server uses a Solana cluster.
         """
         return self._running.facilitator_url()
 
@@ -385,7 +385,7 @@ class AgentPayServer:
     def events(self) -> Records[Event]:
         """The newest events of all operators, at most 1,000, newest last, subscribed to or not.
 
-        The same as a receiver gets: `events.one(type="transfer.settled").data.amount_usdc == 5`.
+        They are what a receiver gets: `events.one(type="transfer.settled").data.amount_usdc == 5`.
         """
         return Records(
             self._running.call(self._running.server.services.deliveries.newest_events(RECORDS_MAX))
@@ -400,18 +400,17 @@ class AgentPayServer:
 
     @property
     def transactions(self) -> Records[ChainTransaction]:
-        """The newest transactions that the chain has executed in this run, at most 1,000, newest last.
+        """The newest transactions that the chain executed in this run, at most 1,000, newest last.
 
-        Empty on a cluster (`rpc`), where they would include those of other servers.
+        Always empty on a Solana cluster.
         """
         return self._running.call(_now(self._running.recorder.transactions))
 
     def timeline(self) -> str:
-        """Return what has happened, in order, as text: for example to see why a test failed.
+        """Return what happened, in order, as text, for example to see why a test failed.
 
-        It contains requests and responses, chain transactions, events, deliveries, advances of the clock, and
-        how to reproduce the same identifiers. Its length is limited, the oldest lines are left out, and it
-        contains no secrets.
+        It contains requests and responses, chain transactions, events, deliveries and advances of the clock,
+        and how to reproduce the run. It contains no secrets. The oldest lines are left out beyond 100.
 
         Raises:
             TimeoutError: the server does not respond.
@@ -452,7 +451,7 @@ class AgentPayServer:
         try:
             self.sandbox.clock.advance(0)
         except ConflictError:
-            # Another advance is waiting for a receiver: it runs what is due, and an inbox checks again.
+            # Another advance is waiting for a receiver. It runs due work, and the inbox checks again.
             return
 
     def __enter__(self) -> Self:
@@ -464,7 +463,7 @@ class AgentPayServer:
         self.close()
 
     async def __aenter__(self) -> Self:
-        # Starting takes milliseconds and waits for nothing external, so it may block the caller's thread.
+        # Starting takes milliseconds, so it may block the caller's thread.
         return self.start()
 
     async def __aexit__(
@@ -486,8 +485,8 @@ class AgentPayServer:
         return self._world
 
 
-async def _now(look: Callable[[], T]) -> T:
-    return look()
+async def _now(read: Callable[[], T]) -> T:
+    return read()
 
 
 def _clock(choice: Literal["manual", "system"] | datetime) -> Clock:

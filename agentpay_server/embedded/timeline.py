@@ -1,8 +1,7 @@
 """The timeline of a server: what happened, in order, on one page, to find out why a test failed.
 
-Requests and chain transactions are in the order in which they arrived. Events and delivery attempts are
-placed after the transaction that they report, the request that caused them, or the advance of the clock in
-which they fell due.
+Requests and chain transactions appear in order of arrival. Events and delivery attempts follow the
+transaction that they report, the request that caused them, or the advance of the clock that made them due.
 """
 
 from collections import defaultdict
@@ -29,7 +28,7 @@ _SUBJECTS: Final = ("transfer_id", "session_id")
 
 @frozen(kw_only=True)
 class _Line:
-    """One line and its position: after the record with a number, and after lines of a lower rank."""
+    """One line and its position: after the record `number`, and after lines of a lower rank."""
 
     number: int
     rank: int
@@ -39,16 +38,16 @@ class _Line:
 
 
 async def timeline(server: Server, recorder: Recorder, *, seed: int | None, started_at: datetime) -> str:
-    """Return the newest part of the timeline, at most `LINES_MAX` lines; on the server's thread."""
+    """Return the newest `LINES_MAX` lines of the timeline. Called on the server's thread."""
     requests, transactions = recorder.requests(), recorder.transactions()
     events = await server.services.deliveries.newest_events(RECORDS_MAX)
     deliveries = await server.services.deliveries.newest_deliveries(RECORDS_MAX)
-    places = _Places(requests, transactions)
+    positions = _Positions(requests, transactions)
     lines = [
         *(line for request in requests if (line := _request(request)) is not None),
         *map(_transaction, transactions),
-        *(_event(event, places) for event in events),
-        *(line for delivery in deliveries for line in _attempts(delivery, places)),
+        *(_event(event, positions) for event in events),
+        *(line for delivery in deliveries for line in _attempts(delivery, positions)),
     ]
     lines.sort(key=lambda line: (line.number, line.rank))
     shown = [_printed(line) for line in lines[-LINES_MAX:]]
@@ -63,7 +62,7 @@ def _head(seed: int | None, started_at: str, now: str) -> str:
     return f"clock from {started_at} to {now}; {again}"
 
 
-class _Places:
+class _Positions:
     """Finds the position of other records among requests and transactions."""
 
     def __init__(self, requests: Sequence[RecordedRequest], transactions: Sequence[ChainTransaction]) -> None:
@@ -79,7 +78,7 @@ class _Places:
         self._latest: tuple[int, datetime] | None = None
 
     def of_event(self, event: Event) -> int:
-        """Return the number of the record that an event follows; call it in the order of events."""
+        """Return the number of the record that an event follows. Called in the order of events."""
         at = event.created_at
         data = codec.unstructure(event.data)
         number = self._by_signature.get(str(data.get("tx_signature")))
@@ -87,7 +86,7 @@ class _Places:
             if number is None:
                 number = _during(self._by_subject[subject], at)
         if number is None and self._latest is not None and self._latest[1] == at:
-            # It is about neither a transfer nor a session: it follows the record before it.
+            # Neither a transfer nor a session is its subject: it follows the record before it.
             number = self._latest[0]
         if number is None:
             number = self._at(at, after=0)
@@ -100,7 +99,7 @@ class _Places:
         return self._at(at, after=self._of_events.get(event_id, 0))
 
     def _at(self, moment: datetime, *, after: int) -> int:
-        """Return the first advance of the clock past a time, or else the last record before it."""
+        """Return the first advance of the clock past a time, or the last record before it."""
         moved = _during((advance for advance in self._advances if advance.number > after), moment)
         if moved is not None:
             return moved
@@ -145,18 +144,18 @@ def _transaction(transaction: ChainTransaction) -> _Line:
     )
 
 
-def _event(event: Event, places: _Places) -> _Line:
+def _event(event: Event, positions: _Positions) -> _Line:
     text = f"{event.type} {event.id}{_json(codec.unstructure(event.data))}"
-    return _Line(number=places.of_event(event), rank=1, at=event.created_at, kind="event", text=text)
+    return _Line(number=positions.of_event(event), rank=1, at=event.created_at, kind="event", text=text)
 
 
-def _attempts(delivery: Delivery, places: _Places) -> Iterator[_Line]:
+def _attempts(delivery: Delivery, positions: _Positions) -> Iterator[_Line]:
     for count, attempt in enumerate(delivery.attempts, 1):
         outcome = attempt.error if attempt.status_code is None else attempt.status_code
         is_last = count == len(delivery.attempts)
         status = f", {delivery.status}" if is_last else ""
         yield _Line(
-            number=places.of_attempt(delivery.event_id, attempt.at),
+            number=positions.of_attempt(delivery.event_id, attempt.at),
             rank=2,
             at=attempt.at,
             kind="delivery",
@@ -170,7 +169,7 @@ def _printed(line: _Line) -> str:
 
 
 def _json(value: object) -> str:
-    """Return a blank and the JSON of a value, without null fields; nothing for None."""
+    """Return a space and the JSON of a value without null fields; an empty string for None."""
     if value is None:
         return ""
     if isinstance(value, dict):

@@ -32,7 +32,7 @@ class EmbeddedTransport(httpx.BaseTransport):
         if request.url.path == STREAM_EVENTS.path:
             feed = self._owner.call(Feed.of(self._app, request, body))
             return httpx.Response(
-                feed.status, headers=feed.headers, stream=_Pieces(feed, self._owner, request)
+                feed.status, headers=feed.headers, stream=_Chunks(feed, self._owner, request)
             )
         try:
             answer = self._owner.call(exchange(self._app, request, body), timeout=_read_timeout(request))
@@ -55,7 +55,7 @@ class AsyncEmbeddedTransport(httpx.AsyncBaseTransport):
         if request.url.path == STREAM_EVENTS.path:
             feed = await self._owner.call_async(Feed.of(self._app, request, body))
             return httpx.Response(
-                feed.status, headers=feed.headers, stream=_AsyncPieces(feed, self._owner, request)
+                feed.status, headers=feed.headers, stream=_AsyncChunks(feed, self._owner, request)
             )
         try:
             with anyio.fail_after(_read_timeout(request)):
@@ -72,23 +72,18 @@ def _read_timeout(request: httpx.Request) -> float | None:
 
 
 class Feed:
-    """An answer that arrives piece by piece; all of it is used on the owner's thread.
-
-    Attributes:
-        status: HTTP status.
-        headers: header fields.
-    """
+    """A streamed response, for use on the owner's thread."""
 
     def __init__(self) -> None:
         self.status: int = 0
         self.headers: list[tuple[bytes, bytes]] = []
-        self._pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
+        self._chunks: asyncio.Queue[bytes | None] = asyncio.Queue()
         self._begun = asyncio.Event()
         self._task: asyncio.Task[None]
 
     @classmethod
     async def of(cls, app: Asgi, request: httpx.Request, body: bytes) -> "Feed":
-        """Put one request to an ASGI application, and return its answer once that has begun."""
+        """Send a request to an ASGI application, and return its response once that has begun."""
         feed = cls()
         feed._task = asyncio.get_running_loop().create_task(feed._run(app, request, body))
         await feed._begun.wait()
@@ -99,11 +94,11 @@ class Feed:
         return feed
 
     async def next(self) -> bytes | None:
-        """Return the next piece; None at the end."""
-        return await self._pieces.get()
+        """Return the next chunk; None at the end."""
+        return await self._chunks.get()
 
     async def close(self) -> None:
-        """Go away."""
+        """Disconnect."""
         self._task.cancel()
         await asyncio.wait((self._task,))
 
@@ -113,7 +108,7 @@ class Feed:
         async def receive() -> Message:
             nonlocal is_read
             if is_read:
-                # The caller goes away by `close`.
+                # The caller disconnects by `close`.
                 await asyncio.Event().wait()
             is_read = True
             return {"type": "http.request", "body": body, "more_body": False}
@@ -123,34 +118,34 @@ class Feed:
                 self.status, self.headers = message["status"], message["headers"]
                 self._begun.set()
             else:
-                self._pieces.put_nowait(message.get("body", b""))
+                self._chunks.put_nowait(message.get("body", b""))
 
         try:
             await app(_scope(request), receive, send)
         finally:
             self._begun.set()
-            self._pieces.put_nowait(None)
+            self._chunks.put_nowait(None)
 
 
-class _Pieces(httpx.SyncByteStream):
+class _Chunks(httpx.SyncByteStream):
     def __init__(self, feed: Feed, owner: OwnerThread, request: httpx.Request) -> None:
         self._feed, self._owner, self._request = feed, owner, request
 
     def __iter__(self) -> Iterator[bytes]:
         try:
             while (
-                piece := self._owner.call(self._feed.next(), timeout=_read_timeout(self._request))
+                chunk := self._owner.call(self._feed.next(), timeout=_read_timeout(self._request))
             ) is not None:
-                yield piece
+                yield chunk
         except TimeoutError:
             raise httpx.ReadTimeout("the server did not answer in time", request=self._request) from None
 
     def close(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the server has stopped, and the stream with it
+        with contextlib.suppress(RuntimeError):  # The server has stopped, and the stream with it.
             self._owner.call(self._feed.close())
 
 
-class _AsyncPieces(httpx.AsyncByteStream):
+class _AsyncChunks(httpx.AsyncByteStream):
     def __init__(self, feed: Feed, owner: OwnerThread, request: httpx.Request) -> None:
         self._feed, self._owner, self._request = feed, owner, request
 
@@ -158,15 +153,15 @@ class _AsyncPieces(httpx.AsyncByteStream):
         try:
             while True:
                 with anyio.fail_after(_read_timeout(self._request)):
-                    piece = await self._owner.call_async(self._feed.next())
-                if piece is None:
+                    chunk = await self._owner.call_async(self._feed.next())
+                if chunk is None:
                     return
-                yield piece
+                yield chunk
         except TimeoutError:
             raise httpx.ReadTimeout("the server did not answer in time", request=self._request) from None
 
     async def aclose(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the server has stopped, and the stream with it
+        with contextlib.suppress(RuntimeError):  # The server has stopped, and the stream with it.
             await self._owner.call_async(self._feed.close())
 
 
@@ -190,7 +185,7 @@ def _scope(request: httpx.Request) -> Scope:
 
 
 async def exchange(app: Asgi, request: httpx.Request, body: bytes) -> _Answer:
-    """Put one request to an ASGI application and return its whole answer."""
+    """Send a request to an ASGI application and return its complete response."""
     scope = _scope(request)
     status = 0
     headers: list[tuple[bytes, bytes]] = []

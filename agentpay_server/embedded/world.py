@@ -1,4 +1,4 @@
-"""A running in-process server and its access: clients without a socket, and a port."""
+"""A running in-process server: its clients without a socket, and its ports."""
 
 import logging
 import socket
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 IN_PROCESS_URL = "http://agentpay.invalid"
-"""The base URL of clients of a server without a port."""
+"""The base URL of a server without a port."""
 
 _HOST: Final = "127.0.0.1"
 
@@ -38,11 +38,11 @@ logger: logging.Logger = logging.getLogger("agentpay_server")
 
 
 class CannotListenError(OSError):
-    """The port is in use, or not permitted; the message names it and says what to do."""
+    """The port is in use or not permitted. The message says what to do."""
 
 
 class _Clock(SandboxClock):
-    """A clock that refuses to advance if that would wait for the caller's own event loop."""
+    """A clock that refuses to advance if that would block the event loop of a receiver."""
 
     def __init__(self, client: AgentPay, inboxes: InboxTransport) -> None:
         super().__init__(client._caller)  # noqa: SLF001 - as the sandbox does
@@ -60,18 +60,18 @@ class _Clock(SandboxClock):
         """Advance the clock.
 
         Raises:
-            RuntimeError: a receiver of `deliver_to` runs on the event loop of the caller.
+            RuntimeError: an application of `deliver_to` runs on the caller's event loop.
         """
         self._inboxes.refuse_to_block("await server.async_sandbox.clock.advance(...)")
         return super().advance(seconds, minutes=minutes, hours=hours, days=days, **options)
 
 
 class World:
-    """A running server and its access.
+    """A running server, with its clients and ports.
 
     Args:
-        server: the server.
-        owner: its thread.
+        server: the running server.
+        owner: the server's thread.
         inboxes: receivers of events within the process.
         recorder: records requests and transactions for tests.
     """
@@ -102,7 +102,7 @@ class World:
         self.key: str = key
         config = server.config
         is_seeded = config.seed is not None and config.operator_key is None
-        self._tells_of_seed = is_seeded and config.seeded_port_keys
+        self._warns_of_seed = is_seeded and config.seeded_port_keys
         self._port_key = PortKey(key) if is_seeded and not config.seeded_port_keys else None
         inner = self._app if self._port_key is None else self._port_key.in_process(self._app)
         self._transport = EmbeddedTransport(inner, owner)
@@ -128,7 +128,7 @@ class World:
         return AsyncAgentPay(api_key=key, base_url=IN_PROCESS_URL, transport=self._async_transport)
 
     def listen(self, port: int, allowed_hosts: Sequence[str]) -> str:
-        """Open a port and return its address."""
+        """Open a port and return its URL."""
         if self._listener is not None:
             raise RuntimeError(f"the server is already listening, on {self.base_url}")
         app = self._app if self._port_key is None else self._port_key.on_port(self._app)
@@ -143,12 +143,12 @@ class World:
         self.base_url = listener.base_url
         if self._port_key is not None:
             self.key = self._port_key.key
-        if self._tells_of_seed:
+        if self._warns_of_seed:
             log(logger, logging.WARNING, "server.keys_follow_from_seed", base_url=self.base_url)
         return self.base_url
 
     def console_url(self) -> str:
-        """Return a new link that signs in to the console once.
+        """Return a new single-use link that signs in to the console.
 
         Raises:
             RuntimeError: no port is open, or the console is not served.
@@ -158,7 +158,7 @@ class World:
         return self.call(dashboard.console_url(self.server, self.base_url))
 
     def rpc_url(self) -> str:
-        """Return the chain's JSON-RPC address; the first call opens a port for it.
+        """Return the URL of the chain's JSON-RPC. The first call opens its port.
 
         Raises:
             ValueError: the chain is a cluster.
@@ -169,7 +169,7 @@ class World:
         return self._chain_port() + chain_rpc.PATH
 
     def facilitator_url(self) -> str:
-        """Return where the x402 facilitator is reached, on the same port.
+        """Return the URL of the x402 facilitator, on the same port.
 
         Raises:
             ValueError: the chain is a cluster.
@@ -193,12 +193,12 @@ class World:
 
     @property
     def owner(self) -> OwnerThread:
-        """The thread that the server lives on."""
+        """The server's thread."""
         return self._owner
 
     @property
     def node(self) -> "Node":
-        """The RPC node of the chain, for callers on the server's thread.
+        """The chain's RPC node, for use on the server's thread.
 
         Raises:
             ValueError: the chain is a cluster.
@@ -211,10 +211,10 @@ class World:
             return self._node
 
     def open_port(self, application: Served, port: int) -> Listener:
-        """Open a port for another application, on the server's thread, and close it with the server.
+        """Open a port for another application on the server's thread. It closes with the server.
 
         Raises:
-            CannotListenError: the port is in use, or the process may not have it.
+            CannotListenError: the port is in use or not permitted.
             ValueError: `port` is out of range.
         """
         listener = Listener(application, application, _socket(port))

@@ -11,13 +11,12 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Final
 
 from starlette.types import Message, Receive, Scope, Send
 
-from agentpay.contract import codec, json_text
 from agentpay.contract.endpoints import Endpoint
 from agentpay.contract.endpoints import Scope as KeyScope
 from agentpay.contract.errors import ErrorCode
@@ -26,11 +25,9 @@ from agentpay_server.contract.sandbox import HttpEffect
 from agentpay_server.database.runner import DatabaseUnavailableError
 from agentpay_server.errors import RETRY_AFTER_SECONDS, Problem, service_unavailable
 from agentpay_server.http import dashboard, openapi
-from agentpay_server.http.errors import Headers, rendered
 from agentpay_server.http.operations import Answer, Operations
 from agentpay_server.http.rate_limit import RateLimit
 from agentpay_server.http.requests import (
-    DROP,
     JSON_TYPE,
     REFUSED,
     SHARE,
@@ -38,13 +35,13 @@ from agentpay_server.http.requests import (
     Call,
     DisconnectedError,
     DroppedError,
-    Reply,
     authenticated,
     read_body,
     require_json,
     structured_body,
     structured_query,
 )
+from agentpay_server.http.responses import Headers, drop, internal_error, rendered, respond, send_reply
 from agentpay_server.http.routes import ROUTES
 from agentpay_server.http.routing import METHODS_OF, Paths, no_such_path
 from agentpay_server.logs import REQUEST_ID, log
@@ -58,8 +55,6 @@ from agentpay_server.settings import Settings
 REQUEST_PREFIX: Final = "req_"
 NO_ROUTE: Final = "none"
 """The route of requests that are refused before their path is read."""
-
-_STREAM_TYPE: Final = b"text/event-stream; charset=utf-8"
 
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
@@ -121,9 +116,8 @@ class Application:
         if keyless is not None:
             route, answer = keyless
             trace = _Trace(self._operation_ids.new(REQUEST_PREFIX), route)
-            await _respond(
-                _noted(send, trace), answer.status, answer.body, list(answer.headers), answer.content_type
-            )
+            send = _noted(send, trace)
+            await respond(send, answer.status, answer.body, answer.headers, answer.content_type)
             self._told(trace, scope, start, logging.DEBUG)
             return
         request_id = self._identifiers.new(REQUEST_PREFIX)
@@ -135,7 +129,7 @@ class Application:
             if scope["path"] in DOCUMENTS and scope["method"] == "GET":
                 trace.route = scope["path"]
                 body = document_text(extensions=DOCUMENTS[scope["path"]]).encode("utf-8")
-                await _respond(send, 200, body, [])
+                await respond(send, 200, body)
                 return
             headers = _headers(scope)
             scope["agentpay.headers"] = headers
@@ -152,16 +146,16 @@ class Application:
             # A server that sends nothing closes the connection.
             return
         except DroppedError:
-            await _drop(scope, receive)
+            await drop(scope, receive)
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if caller is None or caller.cancelling():
                 raise
             # Work that it awaited was cancelled: by a restore, or because the server stops.
-            await _drop(scope, receive)
+            await drop(scope, receive)
         except Exception as error:  # noqa: BLE001 - a fault of the server, whatever it is
             log(logger, logging.ERROR, "request.failed", exception=error)
-            await _respond(send, 500, _internal_error(request_id), [])
+            await respond(send, 500, internal_error(request_id))
         finally:
             self._told(trace, scope, start, _level_of(trace))
             REQUEST_ID.reset(token)
@@ -221,8 +215,8 @@ class Application:
         if self._in_service[operator_id] >= share:
             raise Problem(
                 ErrorCode.RATE_LIMITED,
-                f"This operator has {share} requests in service, which is the limit. Retry when one of them "
-                "has its response.",
+                f"This operator has {share} requests in progress, which is the limit. Retry when one of them "
+                "has ended.",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         self._in_service[operator_id] += 1
@@ -321,7 +315,7 @@ class _Path:
         if fault.effect is HttpEffect.RESET:
             raise DroppedError
         if fault.effect is HttpEffect.INTERNAL_ERROR:
-            await _respond(send, 500, _internal_error(scope["agentpay.trace"].request_id), [])
+            await respond(send, 500, internal_error(scope["agentpay.trace"].request_id))
         elif fault.effect is HttpEffect.REPLY_LOST:
             with contextlib.suppress(Problem):
                 await self._answer(endpoint, scope, receive, _unheard)
@@ -355,11 +349,8 @@ class _Path:
         query = None if endpoint.query is None else structured_query(scope["query_string"], endpoint.query)
         call = Call(principal=principal, path=path, headers=headers, body=body, query=query)
         reply = await ROUTES[endpoint.name].answer(self._server.services, call)
-        if reply.stream is not None:
-            await _respond_in_pieces(send, receive, reply.stream)
-            return
         trace.transfer_id = getattr(reply.model, "transfer_id", None)
-        await _respond(send, reply.status, _printed(reply), list(reply.headers))
+        await send_reply(send, receive, reply)
 
 
 def _require_admitted(scope: Scope) -> None:
@@ -428,15 +419,6 @@ def _noted(send: Send, trace: _Trace) -> Send:
     return noted
 
 
-async def _drop(scope: Scope, receive: Receive) -> None:
-    """Close a connection without a response."""
-    drop = scope.get(DROP)
-    if drop is not None:
-        drop()
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
-
 async def _unheard(_message: Message) -> None:
     """Discard a message of a lost response."""
 
@@ -444,62 +426,7 @@ async def _unheard(_message: Message) -> None:
 async def _refuse(send: Send, trace: _Trace, problem: Problem, request_id: str) -> None:
     trace.error, trace.transfer_id = problem.code.value, problem.transfer_id
     status, extra, body = rendered(problem, request_id)
-    await _respond(send, status, body, extra)
-
-
-async def _respond(
-    send: Send, status: int, body: bytes, headers: Headers, content_type: bytes = JSON_TYPE
-) -> None:
-    if body:
-        headers.append((b"content-type", content_type))
-    if not any(name == b"cache-control" for name, _ in headers):
-        headers.append((b"cache-control", b"no-store"))
-    if status not in (204, 304):
-        headers.append((b"content-length", str(len(body)).encode("ascii")))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
-
-
-async def _respond_in_pieces(send: Send, receive: Receive, pieces: AsyncGenerator[bytes]) -> None:
-    """Send a body piece by piece, until it ends or the caller goes away."""
-    headers = [
-        (b"content-type", _STREAM_TYPE),
-        (b"cache-control", b"no-store"),
-        (b"x-accel-buffering", b"no"),
-    ]
-    async with contextlib.aclosing(pieces):
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        sending = asyncio.ensure_future(_send_pieces(send, pieces))
-        leaving = asyncio.ensure_future(_gone(receive))
-        try:
-            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
-                sending.result()
-        finally:
-            for task in (sending, leaving):
-                task.cancel()
-            await asyncio.wait((sending, leaving))
-
-
-async def _send_pieces(send: Send, pieces: AsyncGenerator[bytes]) -> None:
-    async for piece in pieces:
-        await send({"type": "http.response.body", "body": piece, "more_body": True})
-    await send({"type": "http.response.body", "body": b""})
-
-
-async def _gone(receive: Receive) -> None:
-    """Return once the caller has gone away."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def _printed(reply: Reply) -> bytes:
-    return b"" if reply.model is None else json_text.print_json(codec.unstructure(reply.model))
-
-
-def _internal_error(request_id: str) -> bytes:
-    message = f"The server failed. Report request {request_id} to its operators."
-    return json_text.print_json({"error": "internal_error", "message": message, "request_id": request_id})
+    await respond(send, status, body, extra)
 
 
 async def _not_http(scope: Scope, receive: Receive, send: Send) -> None:

@@ -1,8 +1,8 @@
 """JSON-RPC of the embedded chain over HTTP and WebSocket, for Solana clients. It needs no key.
 
-It is only for test chains and for loopback: a caller can spend only its own money, and can get test SOL. Web
-pages cannot use it: HTTP requests must declare JSON, for which a browser needs permission that it does not
-get, and a WebSocket from a page has an origin, which must be on this machine.
+It is served only for test chains and on loopback. A caller can spend only its own money, and can get test
+SOL. Web pages cannot use it: HTTP requests must declare JSON, which needs a CORS permission that browsers do
+not get, and the origin of a WebSocket must be on this machine.
 """
 
 import asyncio
@@ -26,12 +26,13 @@ from agentpay_server.chain.node.subscriptions import Subscriptions
 from agentpay_server.errors import Problem
 from agentpay_server.http.facilitator import PATH as FACILITATOR_PATH
 from agentpay_server.http.facilitator import FacilitatorHttp, facilitator_of
-from agentpay_server.http.requests import JSON_TYPE, REFUSED, DisconnectedError, read_body, require_json
+from agentpay_server.http.requests import REFUSED, DisconnectedError, read_body, require_json
+from agentpay_server.http.responses import respond
 from agentpay_server.logs import log
 from agentpay_server.server import Server
 
 PATH: Final = "/sandbox/rpc"
-"""Its path."""
+"""The path of the endpoint."""
 
 _MOST_WAITING: Final = 10_000
 _LOCAL_HOSTS: Final = ("127.0.0.1", "::1", "localhost")
@@ -43,11 +44,11 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class ChainRpc:
-    """The node as ASGI, at one path.
+    """The RPC node as an ASGI application.
 
     Args:
         node: handles the calls.
-        body_timeout_seconds: how long the body of a request may take to arrive.
+        body_timeout_seconds: timeout for a request's body.
     """
 
     def __init__(self, node: Node, *, body_timeout_seconds: float) -> None:
@@ -66,7 +67,7 @@ class ChainRpc:
 
     async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["method"] != "POST":
-            await _respond(send, 405, _text("JSON-RPC requires POST."), [(b"allow", b"POST")])
+            await respond(send, 405, _text("JSON-RPC requires POST."), [(b"allow", b"POST")])
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         try:
@@ -75,23 +76,23 @@ class ChainRpc:
         except DisconnectedError:
             return
         except Problem as problem:
-            await _respond(send, problem.http_status, _text(problem.message))
+            await respond(send, problem.http_status, _text(problem.message))
             return
         request = read_request(body)
-        answers = [told for call in request.calls if (told := await self._answer(call)) is not None]
-        await _respond(send, 200, _printed(request, answers))
+        answers = [response for call in request.calls if (response := await self._answer(call)) is not None]
+        await respond(send, 200, _printed(request, answers))
 
     async def _answer(self, call: RpcCall) -> dict[str, object] | None:
         try:
             result = await self._node.result(call)
         except RpcError as error:
-            told = refusal(call, error)
+            response = refusal(call, error)
         except Exception as error:  # noqa: BLE001 - a fault of the server, whatever it is
             log(logger, logging.ERROR, "chain_rpc.failed", exception=error, method=call.method[:64])
-            told = refusal(call, _INTERNAL_ERROR)
+            response = refusal(call, _INTERNAL_ERROR)
         else:
-            told = answer(call, result)
-        return None if call.is_notification else told
+            response = answer(call, result)
+        return None if call.is_notification else response
 
     # --- WebSocket
 
@@ -106,23 +107,23 @@ class ChainRpc:
         self._connections += 1
         try:
             await send({"type": "websocket.accept"})
-            await self._talk(receive, send)
+            await self._exchange(receive, send)
         finally:
             self._connections -= 1
 
-    async def _talk(self, receive: Receive, send: Send) -> None:
+    async def _exchange(self, receive: Receive, send: Send) -> None:
         outgoing: asyncio.Queue[dict[str, Any]] = asyncio.Queue(_MOST_WAITING)
         loop = asyncio.get_running_loop()
         writer = loop.create_task(_write(outgoing, send))
 
-        def tell(message: dict[str, Any]) -> None:
+        def enqueue(message: dict[str, Any]) -> None:
             try:
                 outgoing.put_nowait(message)
             except asyncio.QueueFull:
-                # The client does not read its responses.
+                # The client does not read its messages.
                 writer.cancel()
 
-        subscriptions = Subscriptions(self._node, tell)
+        subscriptions = Subscriptions(self._node, enqueue)
         reader = loop.create_task(self._read(receive, subscriptions, outgoing))
         try:
             await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
@@ -133,41 +134,41 @@ class ChainRpc:
             await asyncio.wait({reader, writer})
         if not reader.cancelled() and reader.exception() is None and not reader.result():
             return
-        # If the client has closed the connection, nothing is sent.
+        # The client may have closed the connection.
         with contextlib.suppress(OSError, RuntimeError):
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
 
     async def _read(
         self, receive: Receive, subscriptions: Subscriptions, outgoing: "asyncio.Queue[dict[str, Any]]"
     ) -> bool:
-        """Process messages until the client disconnects; return whether it must be disconnected."""
+        """Process messages; return False once the client disconnects, True if it must be disconnected."""
         while (message := await receive())["type"] == "websocket.receive":
             text = message.get("text")
             body = message.get("bytes") or b"" if text is None else text.encode("utf-8", "surrogatepass")
             if len(body) > BODY_MAX_BYTES:
                 return True
-            await self._take(read_request(body), subscriptions, outgoing)
+            await self._handle(read_request(body), subscriptions, outgoing)
         return False
 
-    async def _take(
+    async def _handle(
         self, request: RpcRequest, subscriptions: Subscriptions, outgoing: "asyncio.Queue[dict[str, Any]]"
     ) -> None:
-        """Handle the calls in a message; each response is a separate message."""
+        """Handle the calls in a message. Each response is a separate message."""
         for call in request.calls:
             follow_up = None
             try:
                 result, follow_up = await subscriptions.result(call)
             except RpcError as error:
-                told = refusal(call, error)
+                response = refusal(call, error)
             except Exception as error:  # noqa: BLE001 - a fault of the server, whatever it is
                 log(logger, logging.ERROR, "chain_rpc.failed", exception=error, method=call.method[:64])
-                told = refusal(call, _INTERNAL_ERROR)
+                response = refusal(call, _INTERNAL_ERROR)
             else:
-                told = answer(call, result)
+                response = answer(call, result)
             if not call.is_notification:
-                await outgoing.put(told)
+                await outgoing.put(response)
             if follow_up is not None:
-                # After the response, which contains the subscription's number.
+                # After the response, which carries the subscription's number.
                 follow_up()
 
 
@@ -175,7 +176,7 @@ _INTERNAL_ERROR: Final = RpcError(INTERNAL_ERROR, "Internal error")
 
 
 async def _write(outgoing: "asyncio.Queue[dict[str, Any]]", send: Send) -> None:
-    # A client that has disconnected ends the connection when reading fails.
+    # After a disconnect, reading ends the connection.
     with contextlib.suppress(OSError, RuntimeError):
         while True:
             message: Message = {"type": "websocket.send", "text": _json(await outgoing.get()).decode("ascii")}
@@ -183,10 +184,10 @@ async def _write(outgoing: "asyncio.Queue[dict[str, Any]]", send: Send) -> None:
 
 
 class Mounted:
-    """An application with the node at its path, and the facilitator at its paths.
+    """An application that serves the RPC node and the facilitator at their paths.
 
     Args:
-        rpc: the node.
+        rpc: the RPC node.
         facilitator: the facilitator; None for none.
         app: handles all other paths; None for 404.
     """
@@ -202,7 +203,7 @@ class Mounted:
         """Handle one request or WebSocket."""
         refused: Problem | None = scope.get(REFUSED)
         if refused is not None and self._app is None:
-            await _respond(send, refused.http_status, _text(refused.message))
+            await respond(send, refused.http_status, _text(refused.message))
         elif refused is None and scope.get("path") == PATH and scope["type"] in ("http", "websocket"):
             await self._rpc(scope, receive, send)
         elif refused is None and self._facilitator is not None and _is_facilitator(scope):
@@ -210,16 +211,16 @@ class Mounted:
         elif self._app is not None:
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            await _respond(send, 404, _text(f"Only JSON-RPC at {PATH} and x402 are available here."))
+            await respond(send, 404, _text(f"Only JSON-RPC at {PATH} and x402 are available here."))
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
 
 
 def node_of(server: Server) -> Node:
-    """Return the node of a server with an embedded chain.
+    """Return an RPC node of a server's embedded chain.
 
     Raises:
-        ValueError: the server works on a cluster.
+        ValueError: the server uses a Solana cluster.
     """
     chain, context = server.chain, server.context
     if not isinstance(chain, EmbeddedChain):
@@ -242,11 +243,11 @@ def node_of(server: Server) -> Node:
 
 
 def mounted(server: Server, node: Node, app: ASGIApp | None = None) -> Mounted:
-    """Return an application with a node and the facilitator at their paths.
+    """Return an application that serves a node and the facilitator at their paths.
 
     Args:
-        server: the server.
-        node: its node.
+        server: the server that the node belongs to.
+        node: the RPC node.
         app: handles all other paths; None responds 404.
     """
     timeout_seconds = server.context.settings.body_timeout_seconds
@@ -260,12 +261,12 @@ def _is_facilitator(scope: Scope) -> bool:
 
 
 def _require_json(headers: Mapping[str, str]) -> None:
-    # Without a Content-Type, a web page could send the request without the browser's preflight.
+    # A web page can send a request without a Content-Type without a CORS preflight.
     require_json({**headers, "content-type": headers.get("content-type", "")})
 
 
 def _is_local(headers: list[tuple[bytes, bytes]]) -> bool:
-    """Return whether a WebSocket was opened by a program, or by a page on this machine."""
+    """Return whether a program, or a page of this machine, opened a WebSocket."""
     origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
     try:
         return all(urlsplit(origin).hostname in _LOCAL_HOSTS for origin in origins)
@@ -285,15 +286,3 @@ def _json(value: object) -> bytes:
 
 def _text(message: str) -> bytes:
     return json_text.print_json({"error": message})
-
-
-async def _respond(
-    send: Send, status: int, body: bytes, headers: list[tuple[bytes, bytes]] | None = None
-) -> None:
-    lines = [
-        *(headers or []),
-        (b"content-type", JSON_TYPE),
-        (b"content-length", str(len(body)).encode("ascii")),
-    ]
-    await send({"type": "http.response.start", "status": status, "headers": lines})
-    await send({"type": "http.response.body", "body": body})

@@ -1,7 +1,7 @@
 """The static files of the operator console at `/dashboard`. They need no key and contain no operator's data.
 
-The page calls the API like any other client, with a key that its user enters. The headers restrict it to its
-own files and server, so that markup in a memo or a name could load and send nothing.
+The page calls the API like any other client, with a key that its user enters. The headers restrict it to this
+server, so that markup injected into a memo or name can neither load nor send anything.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ _HEADERS: Final = (
     (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"),
-    # Browsers revalidate each time, so that modules of two versions never mix.
+    # Makes browsers revalidate, so that modules of two versions never mix.
     (b"cache-control", b"no-cache"),
 )
 _TYPES: Final = {
@@ -55,12 +55,12 @@ def is_dashboard(path: str) -> bool:
 
 
 def link(base_url: str, code: str) -> str:
-    """Return the address that signs in to the console once."""
+    """Return a single-use link that signs in to the console."""
     return f"{base_url}{PATH}#code={code}"
 
 
 async def console_url(server: Server, base_url: str) -> str:
-    """Return a new link that signs in to the console of a server once, as its first operator."""
+    """Create a single-use link that signs in to a server's console as its first operator."""
     code = await server.services.sign_ins.create_code(audit.Server(server.operator.operator_id))
     return link(base_url, code.code)
 
@@ -86,7 +86,7 @@ def answer(path: str, method: str, if_none_match: bytes | None) -> Answer:
 
 @cache
 def _files() -> dict[str, _File]:
-    """Return the files by name. They are read at the first request, so an unused console costs nothing."""
+    """Return the files by name, read at the first request."""
     return {
         file.name: _File(body, _TYPES[suffix], f'"{hashlib.sha256(body).hexdigest()[:32]}"'.encode("ascii"))
         for file in resources.files("agentpay_server.dashboard").iterdir()

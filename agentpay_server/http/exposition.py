@@ -1,7 +1,4 @@
-"""The server's metrics in Prometheus' text format, by prometheus-client.
-
-Imported at the first request for metrics, so that other servers do not pay for it.
-"""
+"""Metrics in Prometheus' text format. Imported at the first request for metrics, to keep starts fast."""
 
 from collections.abc import Iterator
 from decimal import Decimal
@@ -32,7 +29,7 @@ class Exposition(Collector):
         self._registry.register(self)
 
     def text(self, queue: Queue | None, now_us: int, treasury_sol: Decimal | None) -> bytes:
-        """Return the metrics; those of the queue and the treasury are left out if unknown."""
+        """Return the metrics. Those of the queue and the treasury are left out if None."""
         self._queue, self._now_us, self._treasury_sol = queue, now_us, treasury_sol
         return generate_latest(self._registry)
 
@@ -78,7 +75,7 @@ class Exposition(Collector):
         if self._treasury_sol is not None:
             yield GaugeMetricFamily(
                 "agentpay_treasury_sol",
-                "SOL of the treasury, which pays every fee and lends every rent.",
+                "SOL of the treasury, which pays all fees and lends the rent of accounts and escrows.",
                 value=float(self._treasury_sol),
             )
 
@@ -86,7 +83,7 @@ class Exposition(Collector):
         lag_us = 0 if queue.oldest_due_us is None else self._now_us - queue.oldest_due_us
         yield GaugeMetricFamily(
             "agentpay_delivery_lag_seconds",
-            "How long the delivery that is longest due has waited.",
+            "How long the oldest due delivery has waited.",
             value=lag_us / SECOND_US,
         )
         depth = GaugeMetricFamily(

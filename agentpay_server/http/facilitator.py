@@ -1,11 +1,11 @@
 """The local facilitator over HTTP, for sellers' x402 packages. It needs no key.
 
-It is only for test chains and for loopback, next to the chain's JSON-RPC and under the same rules: a page in
-a browser cannot use it, since a request with a body must say that it is JSON.
+It is served only for test chains and on loopback. Web pages cannot use it, because a request with a body must
+declare JSON.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from starlette.types import Receive, Scope, Send
@@ -14,23 +14,24 @@ from agentpay.contract import json_text
 from agentpay.contract.json_text import InvalidJsonError
 from agentpay_server.chain.node.methods import Node
 from agentpay_server.errors import Problem
-from agentpay_server.http.requests import JSON_TYPE, DisconnectedError, read_body, require_json
+from agentpay_server.http.requests import DisconnectedError, read_body, require_json
+from agentpay_server.http.responses import Header, respond
 from agentpay_server.logs import log
 from agentpay_server.sandbox.facilitator.fee_payer import FeePayer, keypair_of, rpc_of
 from agentpay_server.sandbox.facilitator.service import Facilitator, InvalidRequestError
 
 PATH: Final = "/sandbox/x402"
-"""Where it is served: sellers' packages append `/supported`, `/verify` and `/settle`."""
+"""The base path, to which sellers' packages append `/supported`, `/verify` and `/settle`."""
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 
 class FacilitatorHttp:
-    """The facilitator as ASGI, at the paths below `PATH`.
+    """The facilitator as an ASGI application, at the paths below `PATH`.
 
     Args:
         facilitator: verifies and settles.
-        body_timeout_seconds: how long the body of a request may take to arrive.
+        body_timeout_seconds: timeout for a request's body.
     """
 
     def __init__(self, facilitator: Facilitator, *, body_timeout_seconds: float) -> None:
@@ -42,18 +43,18 @@ class FacilitatorHttp:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Handle one request."""
         path, method = scope["path"].removeprefix(PATH), scope["method"]
         if path == "/supported":
             if method == "GET":
                 await _respond(send, 200, self._facilitator.supported())
             else:
-                await _respond(send, 405, {"error": "This path takes GET."}, allow=b"GET")
+                await _respond(send, 405, {"error": "This path takes GET."}, [(b"allow", b"GET")])
         elif path in self._takes_body:
             if method == "POST":
                 await self._post(path, scope, receive, send)
             else:
-                await _respond(send, 405, {"error": "This path takes POST."}, allow=b"POST")
+                await _respond(send, 405, {"error": "This path takes POST."}, [(b"allow", b"POST")])
         else:
             await _respond(send, 404, {"error": f"The facilitator is at {PATH}/supported, /verify, /settle."})
 
@@ -61,9 +62,9 @@ class FacilitatorHttp:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         try:
             body = await read_body(headers, receive, timeout_seconds=self._body_timeout_seconds)
-            # A request without a type is one that a page in a browser can send without a preflight.
+            # A web page can send a request without a Content-Type without a CORS preflight.
             require_json({**headers, "content-type": headers.get("content-type", "")})
-            told = await self._takes_body[path](json_text.parse_request_json(body))
+            result = await self._takes_body[path](json_text.parse_request_json(body))
         except DisconnectedError:
             return
         except Problem as problem:
@@ -71,28 +72,22 @@ class FacilitatorHttp:
         except InvalidJsonError as error:
             await _respond(send, 400, {"error": f"The body {error}."})
         except InvalidRequestError as error:
-            await _respond(send, 400, {"error": f"Not a request of x402: {error}."})
+            await _respond(send, 400, {"error": f"Not an x402 request: {error}."})
         except Exception as error:  # noqa: BLE001 - a fault of the server, whatever it is
             log(logger, logging.ERROR, "facilitator.failed", exception=error)
             await _respond(send, 500, {"error": "The facilitator failed; the log of the server says why."})
         else:
-            await _respond(send, 200, told)
+            await _respond(send, 200, result)
 
 
 def facilitator_of(node: Node, *, body_timeout_seconds: float) -> FacilitatorHttp:
     """Return the facilitator of a node's chain.
 
-    Its key follows from the chain, so that it stays the same across restarts: a challenge that is paid after
-    one still names it.
+    Its key is derived from the chain, so that challenges issued before a restart remain valid.
     """
     fee_payer = FeePayer(keypair_of("facilitator", node.chain.genesis_hash), rpc_of(node))
     return FacilitatorHttp(Facilitator(fee_payer), body_timeout_seconds=body_timeout_seconds)
 
 
-async def _respond(send: Send, status: int, content: dict[str, Any], *, allow: bytes | None = None) -> None:
-    body = json_text.print_json(content)
-    headers = [(b"content-type", JSON_TYPE), (b"content-length", str(len(body)).encode("ascii"))]
-    if allow is not None:
-        headers.append((b"allow", allow))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+async def _respond(send: Send, status: int, content: dict[str, Any], headers: Sequence[Header] = ()) -> None:
+    await respond(send, status, json_text.print_json(content), headers)

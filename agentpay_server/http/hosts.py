@@ -1,7 +1,7 @@
 """The hosts that a port accepts, so that DNS rebinding cannot reach a local server (interface R19).
 
-A browser sends the name of the page's host as `Host`, whatever address that name resolves to. A server on a
-loopback address therefore accepts loopback names and explicitly allowed hosts, and refuses every other name.
+A browser sends the page's host name as `Host`, whatever address it resolves to. So a server on a loopback
+address accepts only loopback names and explicitly allowed hosts.
 """
 
 import ipaddress
@@ -22,7 +22,7 @@ _LOOPBACK_6: Final = str(ipaddress.IPv6Address("::1"))
 def host_of(authority: str) -> str | None:
     """Return the normalized host of `host[:port]`; None if it is malformed.
 
-    Case, a trailing dot and the spelling of an IPv6 address are normalized; the port is dropped.
+    Normalizes case, a trailing dot and IPv6 notation; drops the port.
 
     Args:
         authority: the value of a Host header, or the authority of a URL.
@@ -53,7 +53,7 @@ class Hosts:
 
     Attributes:
         allowed: the explicitly allowed hosts, normalized.
-        is_loopback: whether only processes on the same machine can reach the port.
+        is_loopback: whether the port is bound to a loopback address.
     """
 
     allowed: frozenset[str]
@@ -65,7 +65,7 @@ class Hosts:
 
         Args:
             address: the IP address that the port is bound to.
-            allowed: names and addresses without a port, IPv6 addresses with or without brackets.
+            allowed: names and addresses without ports; IPv6 addresses with or without brackets.
 
         Raises:
             ValueError: one of `allowed` is not a host.
@@ -80,7 +80,7 @@ class Hosts:
 
 
 def allowed_host(text: str) -> str:
-    """Return a host to allow, normalized.
+    """Return the normalized form of a host to allow.
 
     Raises:
         ValueError: it is not a host, or has a port.

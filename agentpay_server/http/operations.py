@@ -1,7 +1,7 @@
 """Endpoints for operations: `/healthz`, `/readyz` and `/metrics`.
 
-They are outside the endpoint tables: only GET, no key, no request id, and they do not use the server's source
-of randomness. They reveal no secrets, and nothing about any operator's accounts.
+They are outside the endpoint tables: only GET, no key, no request id, and no use of the server's randomness.
+They reveal no secrets and nothing about accounts.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PROBE_SECONDS: Final = 2.0
-"""How long a part may take to respond before it counts as not ready."""
+"""Timeout after which a part counts as not ready."""
 
 
 @frozen
@@ -76,9 +76,9 @@ class Operations:
         is_ready = {
             "database": stopped is not None,
             "chain": chain is not None,
-            # While the chain does not respond, which is reported above, the balance is unknown.
+            # Unknown while the chain does not respond, which `chain` reports.
             "treasury": funds is None or funds.can_pay,
-            # A transaction landed that nodes had reported as impossible: an operator must review it.
+            # A transaction landed that had been considered expired: an operator must review the account.
             "stopped_accounts": not stopped,
             "workers": lag_seconds <= context.settings.ready_lag_seconds,
         }
@@ -93,7 +93,7 @@ class Operations:
         if self._exposition is None:
             self._exposition = exposition.Exposition(self._context.metrics)
         now_us = self._context.clock.now_us()
-        # The other metrics do not depend on these, and matter most when something is down.
+        # If these are unavailable, the other metrics are still served, when they matter most.
         queue, funds = await asyncio.gather(
             _answer(self._context.database.read(store.queue, now_us)),
             _answer(self._server.services.treasury.look()),

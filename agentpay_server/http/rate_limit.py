@@ -1,7 +1,4 @@
-"""The rate limit per key: a token bucket. Disabled unless configured.
-
-See interface R18.
-"""
+"""The rate limit per key: a token bucket, disabled unless configured (interface R18)."""
 
 import math
 from collections.abc import Callable
@@ -15,9 +12,9 @@ _KEPT_MAX = 10_000
 
 
 class RateLimit:
-    """Allows each key `per_minute` requests at once, and as many again in each minute.
+    """Allows each key `per_minute` requests at once, and as many more each minute.
 
-    The state of a key is one number: when its bucket will be full again (generic cell rate algorithm).
+    The state of a key is the time at which its bucket is full again (generic cell rate algorithm).
     """
 
     def __init__(self, clock: Clock, per_minute: int) -> None:
@@ -53,6 +50,6 @@ class RateLimit:
             )
         self._full_at_us[key_id] = full_at_us
         if len(self._full_at_us) > self._kept_max:
-            # Addresses without a key are without number: full buckets are forgotten, which changes nothing.
+            # There is no bound on addresses without a key. Dropping full buckets has no effect.
             self._full_at_us = {name: full for name, full in self._full_at_us.items() if full > now_us}
             self._kept_max = max(2 * len(self._full_at_us), _KEPT_MAX)

@@ -1,15 +1,12 @@
-"""Parsing a request from ASGI: the principal, and body and query as models, within limits.
-
-See interface K1, E7, R9 to R11.
-"""
+"""Parsing an ASGI request: the principal, and body and query as models (interface K1, E7, R9 to R11)."""
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import parse_qsl
 
-from attrs import field, frozen
+from attrs import frozen
 from starlette.types import Receive
 
 from agentpay.contract import codec, json_text
@@ -19,7 +16,6 @@ from agentpay.contract.errors import ErrorCode, FieldFault
 from agentpay.contract.json_text import InvalidJsonError
 from agentpay.contract.requests import BODY_MAX_BYTES
 from agentpay_server.errors import Problem, invalid
-from agentpay_server.http.errors import unauthorized
 from agentpay_server.operators.keys import Keys
 from agentpay_server.principals import Principal
 
@@ -34,7 +30,7 @@ SHARE: Final = "agentpay.share"
 """ASGI scope key of the number of requests that one operator may have in service; set by a port."""
 
 WHOLE: Final = "agentpay.whole"
-"""ASGI scope key by which an in-process caller declares that the body is complete: reading never waits."""
+"""ASGI scope key by which an in-process caller declares that the body is complete."""
 
 _MAX_KEY_CHARACTERS: Final = 128
 _LENGTH_MAX_DIGITS: Final = 18
@@ -46,14 +42,14 @@ class DroppedError(Exception):
 
 @frozen(kw_only=True)
 class Call:
-    """A request that has passed authentication and validation.
+    """An authenticated, valid request.
 
     Attributes:
         principal: the requester.
-        path: parameters of the path.
-        headers: header fields, names in lower case.
-        body: the model of the body, None if the endpoint has none.
-        query: the model of the query, None if the endpoint has none.
+        path: path parameters.
+        headers: header fields, with lower-case names.
+        body: the model of the body; None without one.
+        query: the model of the query; None without one.
     """
 
     principal: Principal
@@ -63,52 +59,52 @@ class Call:
     query: Any = None
 
 
-@frozen(kw_only=True)
-class Reply:
-    """A success: its status, its model or the stream of its body, and additional headers."""
-
-    status: int
-    model: object = None
-    headers: tuple[tuple[bytes, bytes], ...] = field(default=())
-    stream: AsyncGenerator[bytes] | None = None
-
-
 async def authenticated(headers: Mapping[str, str], keys: Keys, request_id: str) -> Principal:
     """Return the principal of a request's key.
 
     Raises:
-        Problem: `unauthorized`: no key, a malformed, unknown or revoked one.
+        Problem: `unauthorized`: the key is missing, malformed, unknown or revoked.
     """
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or len(key) > _MAX_KEY_CHARACTERS:
-        raise unauthorized()
+        raise _unauthorized()
     principal = await keys.authenticate(key.strip(" "), request_id)
     if principal is None:
-        raise unauthorized()
+        raise _unauthorized()
     return principal
 
 
+def _unauthorized() -> Problem:
+    """Return a 401, the same for a missing, malformed, unknown or revoked key (interface E7)."""
+    # A new object each time: a shared one would collect the traceback of every raise, with the headers of the
+    # refused request.
+    return Problem(
+        ErrorCode.UNAUTHORIZED,
+        "No valid API key: send Authorization: Bearer followed by a key that is not revoked.",
+    )
+
+
 class DisconnectedError(Exception):
-    """The caller disconnected before the request was complete: it is discarded."""
+    """The caller disconnected before the request was complete."""
 
 
 async def read_body(
     headers: Mapping[str, str], receive: Receive, *, timeout_seconds: float, is_whole: bool = False
 ) -> bytes:
-    """Return the whole body, if it is within the limit; it is not parsed before.
+    """Return the complete body.
 
     Args:
-        headers: of the request.
-        receive: yields the body, piece by piece.
-        timeout_seconds: how long all of it may take to arrive.
-        is_whole: whether all of it is available, so that no timeout is needed.
+        headers: the request's.
+        receive: ASGI's callable.
+        timeout_seconds: timeout for the complete body.
+        is_whole: whether the body is complete, so that no timeout is needed.
 
     Raises:
         Problem: `payload_too_large`, `request_timeout`.
-        DisconnectedError: it did not arrive whole.
+        DisconnectedError: the body is incomplete.
     """
     length = headers.get("content-length", "").lstrip("0")
-    # Check the number of digits first: `int` refuses thousands of them with an exception.
+    # The number of digits first: `int` raises on thousands of them.
     if length.isdecimal() and (len(length) > _LENGTH_MAX_DIGITS or int(length) > BODY_MAX_BYTES):
         raise _too_large()
     if is_whole:
@@ -128,7 +124,6 @@ async def _whole_body(receive: Receive) -> bytes:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":
-            # An incomplete request is discarded.
             raise DisconnectedError
         chunk = message.get("body", b"")
         size += len(chunk)
@@ -145,7 +140,7 @@ def _too_large() -> Problem:
 
 
 def require_json(headers: Mapping[str, str]) -> None:
-    """Refuse a body with a media type other than JSON in UTF-8; a missing media type is accepted.
+    """Refuse a media type other than JSON in UTF-8. A missing one is accepted.
 
     Raises:
         Problem: `unsupported_media_type`.
@@ -175,7 +170,7 @@ def structured_body(body: bytes, model: type) -> object:
         value = json_text.parse_request_json(body)
     except InvalidJsonError as error:
         raise invalid(FieldFault(field="body", message=str(error))) from None
-    # NUL and lone surrogates can only come from escapes: unescaped ones are invalid JSON or UTF-8.
+    # Only escapes can yield NUL and lone surrogates: unescaped ones are invalid JSON or UTF-8.
     faults = codec.text_faults(value) if b"\\u" in body else ()
     if model is CreateAccount and isinstance(value, dict):
         faults = (*faults, *_oversize_metadata(body))
@@ -190,7 +185,7 @@ def structured_body(body: bytes, model: type) -> object:
 
 
 def structured_query(query_string: bytes, model: type) -> object:
-    """Parse a query string to a model; unknown parameters are ignored.
+    """Parse a query string to a model. Unknown parameters are ignored.
 
     Raises:
         Problem: `invalid_request`, with every fault.
@@ -223,7 +218,7 @@ def structured_query(query_string: bytes, model: type) -> object:
 
 
 def _oversize_metadata(body: bytes) -> tuple[FieldFault, ...]:
-    """Measure `metadata` as it was sent, including white space and escapes (interface A7)."""
+    """Check the size of `metadata` as sent, including white space and escapes (interface A7)."""
     if len(body) <= METADATA_MAX_BYTES:
         return ()
     text = body.decode("utf-8")

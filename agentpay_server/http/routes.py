@@ -1,9 +1,4 @@
-"""The handler of each endpoint: one row per endpoint, by its name.
-
-A row has the status of the response, the operation to call with its arguments, and whether the operation
-continues if the caller disconnects. Operations on snapshots do not: they wait for running operations, or
-cancel them.
-"""
+"""The handler of each endpoint, by the endpoint's name."""
 
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from typing import Any, Final
@@ -13,20 +8,22 @@ from attrs import frozen
 from agentpay.contract.payments import Payment
 from agentpay.contract.transfers import Transfer
 from agentpay_server.accounts.policies import VersionedPolicy
-from agentpay_server.http.requests import Call, Reply
+from agentpay_server.http.requests import Call
+from agentpay_server.http.responses import Reply
 from agentpay_server.server import Services
 
 
 @frozen
 class Route:
-    """How to handle one endpoint.
+    """How to handle an endpoint.
 
     Attributes:
-        reply: the status of a success, whose body is the handler's result; or a function that builds the
-            reply.
+        reply: the status of a success, whose body is the handler's result; or a function from that result to
+            the reply.
         handler: calls the operation.
-        is_owned: whether the operation runs to its end in a task of the server, even if the caller
-            disconnects. Not needed for operations that start such tasks themselves.
+        is_owned: whether the operation runs in a task of the server, and so completes even if the caller
+            disconnects. False for operations that start such tasks themselves, and for those on snapshots,
+            which wait for running operations or cancel them.
     """
 
     reply: int | Callable[[Any], Reply]
@@ -34,7 +31,7 @@ class Route:
     is_owned: bool = False
 
     async def answer(self, services: Services, call: Call) -> Reply:
-        """Handle a call, and return the reply."""
+        """Handle a call."""
         work = self.handler(services, call)
         result = await (services.tasks.complete(work) if self.is_owned else work)
         return Reply(status=self.reply, model=result) if isinstance(self.reply, int) else self.reply(result)
@@ -165,4 +162,4 @@ ROUTES: Final[Mapping[str, Route]] = {
     ),
     "sandbox.reset": Route(204, lambda s, c: s.sandbox.reset(c.principal)),
 }
-"""The route of each endpoint of `BOUND_ENDPOINTS`."""
+"""A route for each of `BOUND_ENDPOINTS`."""

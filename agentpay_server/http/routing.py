@@ -1,4 +1,4 @@
-"""Matching request paths. The matchers are shared by all servers of a process; each has separate handlers."""
+"""Matching request paths. All servers of a process share the matchers; each has its own handlers."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -33,7 +33,7 @@ class Paths:
 
     def __init__(self, paths: Mapping[str, ASGIApp]) -> None:
         self._paths = paths
-        # Most requests have a path without parameters, which needs no matching.
+        # Most paths have no parameters, and need no matching.
         self._fixed = {path: found for path, found in paths.items() if "{" not in path}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -64,9 +64,9 @@ METHODS_OF: Final = _methods_of(BOUND_ENDPOINTS)
 
 @cache
 def _routers() -> Mapping[str, Router]:
-    """Return the routers that match a request to a path, for any server.
+    """Return the routers, by path family, for any server.
 
-    A router tries one route after another, so each family of paths has a separate one.
+    A router tries its routes one by one, so each family has its own router.
     """
     families: dict[str, list[Route]] = defaultdict(list)
     for path, methods in METHODS_OF.items():
@@ -78,7 +78,7 @@ def _routers() -> Mapping[str, Router]:
 
 
 class _Found:
-    """Passes a matched request to the handler of its path, in its server."""
+    """Passes a matched request to its server's handler of the path."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -93,7 +93,7 @@ def _family(path: str) -> str:
 
 
 def _pattern(path: str, methods: Mapping[str, Endpoint]) -> str:
-    """Return a path as a router's pattern, in which the last parameter may match several segments."""
+    """Return a path as a router's pattern. Its last parameter may match several segments."""
     is_open = any(endpoint.takes_rest_of_path for endpoint in methods.values())
     return f"{path.removesuffix('}')}:path}}" if is_open else path
 

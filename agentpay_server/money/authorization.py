@@ -1,8 +1,8 @@
-"""Authorization: the one way to money.
+"""Authorization: the only path by which money leaves an account.
 
-Every spend takes this way: new transfers, approved ones, payments behind HTTP 402 and session openings. The
-chain is read first (`preflight.py`). Then one unit of work locks the account, claims the idempotency key,
-judges by the policy, and reserves and signs, or refuses. `settlement.py` then drives the signed transaction.
+Transfers, approved transfers, payments behind HTTP 402 and session openings all use it. `preflight.py` reads
+the chain first. Then one unit of work locks the account, claims the idempotency key, applies the policy, and
+either refuses or reserves and signs. `settlement.py` drives the signed transaction.
 """
 
 import asyncio
@@ -33,12 +33,12 @@ R = TypeVar("R")
 
 @frozen(kw_only=True)
 class Parties:
-    """The payer and the recipients of a spend, as stored in the database.
+    """The payer and the recipients of a spend.
 
     Attributes:
-        source: the account that pays.
-        recipient: the account of this service that is paid, if it is one.
-        others: the token accounts that are paid besides, each with its account if it is of this service.
+        source: the paying account.
+        recipient: the recipient's account, if this service holds it.
+        others: further token accounts to pay, each with its account if this service holds it.
         is_broadcast_by_us: whether this service sends the transaction.
     """
 
@@ -53,8 +53,7 @@ class Decided(Generic[R]):
     """The decision about a spend.
 
     Attributes:
-        record: the stored record.
-        tx: the transaction that was signed for it; None if no money may leave.
+        tx: the signed transaction; None if no money may leave.
     """
 
     record: R
@@ -66,10 +65,7 @@ class SpendUnit:
     """The unit of work that decides about a spend.
 
     Attributes:
-        connection: its connection.
         source: the paying account's current row, locked.
-        preflight: the data read from the chain.
-        now_us: the current time.
     """
 
     connection: Connection
@@ -79,14 +75,11 @@ class SpendUnit:
 
     @property
     def spent_us(self) -> int:
-        """When the spend counts as spent.
-
-        Times never decrease within an account, so that its spends are in the order of their times.
-        """
+        """The time at which the spend counts. It never decreases within an account."""
         return max(self.now_us, self.source.last_spend_us)
 
     def hold(self, tx: ChainTransaction, amount_micro: int) -> ChainTransaction:
-        """Store a signed transaction and count its amount as spent and in flight; return it as stored."""
+        """Store a signed transaction and count its amount as spent and in flight."""
         total = self.source.spent_total + amount_micro
         held = attrs.evolve(tx, held=amount_micro, spent_us=self.spent_us, spent_total=total)
         transactions.insert_transaction(self.connection, held)
@@ -100,7 +93,7 @@ class SpendUnit:
         return held
 
     def hold_cap(self, tx: ChainTransaction, cap_micro: int) -> ChainTransaction:
-        """Store a signed transaction that funds an escrow, and count its cap as reserved and in flight."""
+        """Store the transaction that funds an escrow; count its cap as reserved and in flight."""
         held = attrs.evolve(tx, held=cap_micro)
         transactions.insert_transaction(self.connection, held)
         account_store.reserve_cap(self.connection, self.source.account_id, cap_micro)
@@ -108,68 +101,61 @@ class SpendUnit:
 
 
 class Intent(ABC, Generic[R]):
-    """A wish to spend: what a feature adds to its authorization. `R` is the record that it stores."""
+    """A requested spend: the feature's part of its authorization. `R` is the feature's record."""
 
     operation: ClassVar[Operation]
-    """Its purpose, for fault points."""
 
     is_approved: bool = False
-    """Whether an operator has approved it, so that it is not escalated."""
+    """Whether an operator has approved it; if so, it is not escalated."""
 
-    again: ClassVar[str] = "retry with the same key"
-    """For `insufficient_balance`: what to do after funding the account, as the end of a sentence."""
+    retry_hint: ClassVar[str] = "retry with the same key"
+    """For `insufficient_balance`: what to do after funding the account; the end of a sentence."""
 
     @property
     @abstractmethod
     def account_id(self) -> str:
-        """The account that pays."""
+        """The paying account."""
 
     @property
     @abstractmethod
     def to(self) -> str:
-        """The recipient, as sent."""
+        """The recipient, as the caller named it."""
 
     @abstractmethod
     def spend(self, preflight: Preflight) -> Spend:
-        """Return what the policy judges."""
+        """Return the spend that the policy judges."""
 
     @abstractmethod
     def claim(self, connection: Connection) -> bool:
-        """Take the idempotency key, or check that this is still undecided.
+        """Claim the idempotency key, or check that the spend is still undecided.
 
         Returns:
-            False if stored data has changed since it was read, and the request must start over.
+            False if the stored data has changed since it was read: the request must start over.
         """
 
     def objection(self, unit: SpendUnit) -> Refusal | None:  # noqa: ARG002
-        """Return a refusal by an additional rule, which is checked before the policy's rules."""
+        """Return a refusal by a rule of the feature, which comes before the policy's rules."""
         return None
 
     @abstractmethod
     def submitted(self, unit: SpendUnit) -> Decided[R]:
-        """Sign it, hold its amount and store it."""
+        """Sign the spend, reserve its amount and store it."""
 
     @abstractmethod
     def escalated(self, unit: SpendUnit, policy: Policy) -> Decided[R]:
-        """Set it aside for an operator, or raise a Problem if it cannot wait for one."""
+        """Store the spend as pending approval, or raise a Problem if it cannot wait for an operator."""
 
     @abstractmethod
     def refused(self, connection: Connection, refusal: Refusal, now_us: int) -> Decided[R]:
-        """Store the refusal, or raise it as a Problem if a refusal stores nothing."""
+        """Store the refusal, or raise it as a Problem if refusals are not stored."""
 
     def is_key_taken(self, connection: Connection) -> bool:  # noqa: ARG002
-        """Return whether another request has stored something under the idempotency key."""
+        """Return whether another request holds the idempotency key."""
         return False
 
 
 class Authorizer:
-    """Authorizes spends.
-
-    Args:
-        context: the parts of the server.
-        settlement: drives the transactions in flight.
-        book_arrivals: books the deposits that the chain has reported for a token account, given its address.
-    """
+    """Authorizes spends. `book_arrivals` books the reported deposits of a token account."""
 
     def __init__(
         self, context: Context, settlement: Settlement, book_arrivals: Callable[[str], Awaitable[None]]
@@ -183,11 +169,7 @@ class Authorizer:
         return asyncio.get_running_loop().time() + self._context.settings.settlement_wait_seconds
 
     async def preflight(self, to: str, parties: Parties) -> Preflight | None:
-        """Read the data for a decision from the chain; None while the account is paused.
-
-        Args:
-            to: the recipient, as sent.
-            parties: the accounts, as just read.
+        """Read the on-chain data for a decision; None while the account is paused.
 
         Raises:
             Problem: `invalid_recipient`, `chain_unavailable`.
@@ -214,16 +196,11 @@ class Authorizer:
     async def authorize(self, intent: Intent[R], parties: Parties, deadline: float) -> Decided[R] | None:
         """Decide about a spend in one unit of work.
 
-        Args:
-            intent: the spend.
-            parties: the accounts, as just read.
-            deadline: until when to wait for the balance to be certain.
-
         Returns:
-            The stored decision, or None if the request must start over.
+            The decision, or None if the request must start over.
 
         Raises:
-            Problem: `invalid_recipient`, `chain_unavailable`, or what the intent raises; nothing was done.
+            Problem: `invalid_recipient`, `chain_unavailable`, or an error of the intent. Nothing was stored.
         """
         is_last_look = asyncio.get_running_loop().time() >= deadline
         preflight = await self.preflight(intent.to, parties)
@@ -234,9 +211,9 @@ class Authorizer:
             if self._context.tasks.closing.done():
                 raise chain_unavailable() from None
             is_any_ended = await self._settlement.finish_in_flight(parties.source.account_id, deadline)
-            if is_any_ended or not contended.is_up_to_others:
+            if is_any_ended or not contended.is_payments_only:
                 return None
-        # Sellers may broadcast the payments that they hold at any time, so their amounts are unavailable.
+        # Sellers may broadcast their payments at any time, so these amounts stay unavailable.
         return await self._decided(intent, preflight, is_last_look=True)
 
     async def _decided(
@@ -246,7 +223,7 @@ class Authorizer:
         try:
             return await database.run(self._decide, intent, preflight, is_last_look=is_last_look)
         except ConflictError:
-            # Another request with this key was first. Any other violated constraint is a bug.
+            # Another request took the key first. Any other violated constraint is a bug.
             if await database.read(intent.is_key_taken):
                 return None
             raise
@@ -254,7 +231,7 @@ class Authorizer:
     def _decide(
         self, connection: Connection, intent: Intent[R], preflight: Preflight | None, *, is_last_look: bool
     ) -> Decided[R] | None:
-        # Policy changes and all spends of the account take this lock, which orders them.
+        # The account's policy changes and spends take this lock, so they happen one after another.
         source = account_store.existing_account(connection, intent.account_id, lock=True)
         if must_look_again(source, preflight) or not intent.claim(connection):
             return None
@@ -262,11 +239,11 @@ class Authorizer:
         refusal = rules.paused_refusal(policy)
         if refusal is not None:
             return intent.refused(connection, refusal, now_us)
-        assert preflight is not None  # noqa: S101 - without it the account is paused, which is a refusal
+        assert preflight is not None  # noqa: S101 - None only for a paused account, refused above
         unit = SpendUnit(connection=connection, source=source, preflight=preflight, now_us=now_us)
         spend = intent.spend(preflight)
         refusal = intent.objection(unit) or refusal_of(
-            unit, spend, again=intent.again, is_last_look=is_last_look
+            unit, spend, retry_hint=intent.retry_hint, is_last_look=is_last_look
         )
         if refusal is not None:
             return intent.refused(connection, refusal, now_us)
@@ -276,10 +253,10 @@ class Authorizer:
 
 
 def must_look_again(source: AccountRecord, preflight: Preflight | None) -> bool:
-    """Return whether the chain must be read again, because the account was resumed since the first look.
+    """Return whether the account was resumed since the preflight, so that the chain must be read again.
 
     Raises:
-        Problem: the account is blocked.
+        Problem: signing is stopped for the account.
     """
     if source.paused:
         return False
@@ -290,14 +267,14 @@ def must_look_again(source: AccountRecord, preflight: Preflight | None) -> bool:
     return False
 
 
-def refusal_of(unit: SpendUnit, spend: Spend, *, again: str, is_last_look: bool) -> Refusal | None:
-    """Return why the policy or the balance refuses a spend, or None; escalation is judged separately.
+def refusal_of(unit: SpendUnit, spend: Spend, *, retry_hint: str, is_last_look: bool) -> Refusal | None:
+    """Return why the policy or the balance refuses a spend, or None. Escalation is judged separately.
 
     Args:
-        unit: what to judge by.
+        unit: the unit of work.
         spend: the spend.
-        again: what to do once an account that holds too little is funded, as the end of a sentence.
-        is_last_look: whether there is no time left to read the balance again should it be contended.
+        retry_hint: see `Intent.retry_hint`.
+        is_last_look: whether no time is left to read the balance again.
 
     Raises:
         Contended: the balance must be read again.
@@ -307,5 +284,5 @@ def refusal_of(unit: SpendUnit, spend: Spend, *, again: str, is_last_look: bool)
     if policy.max_daily_spend is not None:
         spent_micro = spending.against_daily_limit(unit.connection, source, unit.spent_us)
     means = Means(spent_micro=spent_micro, available_micro=preflight.available_micro(source))
-    refusal = rules.spending_refusal(policy, spend, means, again=again)
+    refusal = rules.spending_refusal(policy, spend, means, retry_hint=retry_hint)
     return preflight.confirmed(unit.connection, refusal, source, is_last_look=is_last_look)

@@ -1,15 +1,14 @@
-"""Sends a stored transaction and determines its outcome, only by asking the chain.
+"""Sends a stored transaction and determines its outcome from the chain only.
 
-The rules below assume that the chain may lose requests and replies, lag, or go away:
+The chain may lose requests and replies, lag, or be unreachable. Therefore:
 
-1. Only bytes that a commit has stored are sent, and the same bytes are resent for as long as they may land.
-2. A missing status proves that a transaction can never land only if three conditions hold. It was read after
-the
-   block height had passed the transaction's last valid one. The node knows all blocks that could contain the
-   transaction: nodes forget after some days, and miss what happens while they are down. And 150 blocks can
-   have passed since it was signed, by this server's own clock, because heights are claims of nodes. The other
-   proof is a final rejection by the chain.
-3. An error of the chain proves nothing. The loop asks again.
+1. Only committed bytes are sent, and the same bytes are resent for as long as they may land.
+2. A missing status proves that a transaction can never land only under three conditions. First, the status
+   was read after the block height had passed the transaction's last valid one. Second, the node knows all
+   blocks that could contain the transaction; nodes prune old blocks, and miss blocks while they are down.
+   Third, 150 blocks can have passed since the signature by this server's own clock, because nodes may report
+   wrong heights. The only other proof is a final rejection by the chain.
+3. An error of the chain proves nothing: the loop asks again.
 """
 
 import asyncio
@@ -36,7 +35,7 @@ from agentpay_server.logs import log
 FIRST_PAUSE_SECONDS: Final = 0.02
 LONGEST_PAUSE_SECONDS: Final = 2.0
 
-_MOST_AGES: Final = 100_000
+_MAX_AGES: Final = 100_000
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -49,11 +48,11 @@ class Expired(Enum):
 
 @frozen
 class Landed:
-    """The transaction is final on chain and was successful.
+    """The transaction is final on chain and succeeded.
 
     Attributes:
-        is_irreversible: whether it can no longer vanish with the block that it is in.
-        chain_signature: its name on chain, where it was found by other means.
+        is_irreversible: whether its block can no longer be reorganized away.
+        chain_signature: its signature on chain, if that differs from the signature it was stored under.
     """
 
     is_irreversible: bool
@@ -64,36 +63,33 @@ Outcome = Landed | Expired | Failure
 
 
 class Find(Protocol):
-    """Asks the chain what became of a transaction; None when it is not there (yet)."""
+    """Looks a transaction up on chain; None if it is not there (yet)."""
 
     async def __call__(self, *, is_for_proof: bool) -> SignatureStatus | None:
-        """Ask; `is_for_proof`: whether None is to prove that it is in no block up to the height read last."""
+        """Look it up; with `is_for_proof`, None proves that no block up to the last read height holds it."""
         ...
 
 
 def may_vanish(end: Outcome) -> bool:
-    """Return whether an end may yet be undone."""
+    """Return whether a reorganization can still undo an outcome."""
     return isinstance(end, Landed) and not end.is_irreversible
 
 
 class Ages:
-    """For how long this process has known transactions, by a monotonic clock.
-
-    Each was signed before that, so its real age is at least this.
-    """
+    """How long this process has known each transaction, by a monotonic clock: a lower bound of its age."""
 
     def __init__(self) -> None:
         self._since: dict[str, float] = {}
 
     def note(self, signature: str) -> None:
         """Start the age of a transaction, unless it is known."""
-        if signature not in self._since and len(self._since) >= _MOST_AGES:
-            # If it is still of interest, its age starts again.
+        if signature not in self._since and len(self._since) >= _MAX_AGES:
+            # Forget the oldest. If it is asked for again, its age starts at zero, which is safe.
             del self._since[next(iter(self._since))]
         self._since.setdefault(signature, asyncio.get_running_loop().time())
 
     def seconds(self, signature: str) -> float:
-        """Return how long a transaction has been known; an unknown one is known from now on."""
+        """Return how long a transaction has been known; the age of an unknown one starts now."""
         self.note(signature)
         return asyncio.get_running_loop().time() - self._since[signature]
 
@@ -103,11 +99,7 @@ class Ages:
 
 
 class Broadcaster:
-    """Sends transactions and determines their outcomes.
-
-    Args:
-        chain: the chain they are sent to.
-    """
+    """Sends transactions and determines their outcomes."""
 
     def __init__(self, chain: Chain) -> None:
         self._chain = chain
@@ -123,18 +115,18 @@ class Broadcaster:
         patience_seconds: float = math.inf,
         irreversibly: bool = False,
     ) -> Outcome:
-        """Send a stored transaction, again if necessary, until its outcome is known, and return that.
+        """Send a stored transaction, repeatedly if necessary, and return its outcome.
 
         Args:
             signed: the transaction.
-            sent: called once if it was handed over and is not final at the next look.
-            operation: its purpose.
+            sent: called once, if the transaction was sent and is not final at the next check.
+            operation: its purpose, for fault points.
             is_new: whether it was certainly never sent.
-            patience_seconds: how long to keep asking.
-            irreversibly: whether to wait until the outcome cannot be undone.
+            patience_seconds: how long to wait.
+            irreversibly: whether to wait until the outcome is irreversible.
 
         Raises:
-            ChainUnavailableError: the outcome was not known within `patience_seconds`; it may still land.
+            ChainUnavailableError: `patience_seconds` have passed; the transaction may still land.
         """
         self.ages.note(signed.signature)
         deadline = asyncio.get_running_loop().time() + patience_seconds
@@ -152,7 +144,7 @@ class Broadcaster:
                         self.ages.forget(signed.signature)
                     return end
             except ChainUnavailableError:
-                # A reply or a request was lost: the next look shows which.
+                # Either the request or the reply was lost: the next check shows which.
                 must_send = False
             if is_sent and sent is not None:
                 await sent()
@@ -165,7 +157,7 @@ class Broadcaster:
     async def first_look(
         self, signed: SignedTransaction, operation: Operation, deadline: float
     ) -> tuple[bool, Outcome | None]:
-        """Send a new transaction; return whether it was handed over, and its outcome if already known."""
+        """Send a new transaction; return whether that succeeded, and the outcome if it is already known."""
         is_sent, end = False, None
         try:
             async with asyncio.timeout_at(deadline):
@@ -173,12 +165,12 @@ class Broadcaster:
                 is_sent = True
                 end, _ = await self._look(signed, operation)
         except (ChainUnavailableError, TimeoutError):
-            # The driver of the transaction asks again.
+            # The transaction's driver asks again.
             return is_sent, None
         return is_sent, end
 
     async def _send(self, signed: SignedTransaction, operation: Operation) -> None:
-        """Send a transaction, then wait the usual time that it needs to land."""
+        """Send a transaction, then wait the usual time until it lands."""
         fault_point(operation, Step.SIGNED)
         await self._chain.send(signed.raw)
         fault_point(operation, Step.SENT)
@@ -186,21 +178,16 @@ class Broadcaster:
             await self._chain.wait_for_notice(signed.signature, self._chain.landing_seconds)
 
     async def _look(self, signed: SignedTransaction, operation: Operation) -> tuple[Outcome | None, bool]:
-        """Return the outcome if it is known, and otherwise whether to resend the bytes."""
         end, must_send = await self.look(signed)
         if end is not None:
             fault_point(operation, Step.EXPIRED if isinstance(end, Expired) else Step.LANDED)
         return end, must_send
 
     async def look(self, signed: SignedTransaction, find: Find | None = None) -> tuple[Outcome | None, bool]:
-        """Look once at a transaction that may have been sent; decide nothing, and send nothing.
+        """Check once a transaction that may have been sent, without sending it.
 
-        Args:
-            signed: the transaction.
-            find: asks the chain for it; by its signature if None.
-
-        Returns:
-            The outcome if it is known; and whether to resend the bytes.
+        Returns its outcome if known, and whether to resend the bytes. `find` looks it up; None looks it up by
+        its signature.
 
         Raises:
             ChainUnavailableError: the chain did not respond.
@@ -208,7 +195,7 @@ class Broadcaster:
         try:
             return await self._seen(signed, find or self._by_signature(signed.signature))
         except DoubtfulNodeError:
-            # Nothing is proved, and nothing forbids resending the bytes.
+            # The node proves nothing, and resending the bytes is harmless.
             return None, True
 
     def _by_signature(self, signature: str) -> Find:
@@ -223,14 +210,14 @@ class Broadcaster:
         if status is None:
             if not await self._may_have_expired(signed):
                 return None, True
-            # Read once more, now that the height is known: it may have landed in the last block it could.
+            # Check again after reading the height: it may have landed in its last valid block.
             status = await find(is_for_proof=True)
         if status is None:
             first_block = max(signed.last_valid_block_height - BLOCKHASH_LIFE_BLOCKS, 0)
             if await chain.knows_blocks(first_block, signed.last_valid_block_height):
                 return Expired.EXPIRED, False
-            # Only a node with a longer history can know.
-            log(logger, logging.WARNING, "transaction.forgotten", signature=signed.signature)
+            # Only a node with a longer history can tell.
+            log(logger, logging.WARNING, "transaction.forgotten", tx_signature=signed.signature)
             return None, False
         if status.is_refused:
             return Expired.EXPIRED, False
@@ -240,8 +227,7 @@ class Broadcaster:
         return status.failure or landed, False
 
     async def _may_have_expired(self, signed: SignedTransaction) -> bool:
-        """Return whether a transaction can no longer land, by heights and by time."""
-        # In this order: the pace is derived from heights.
+        # Read the height first: the lifetime in seconds is derived from heights.
         has_passed = await self._chain.block_height() > signed.last_valid_block_height
         age_seconds = self.ages.seconds(signed.signature)
         return has_passed and age_seconds >= self._chain.blockhash_life_seconds

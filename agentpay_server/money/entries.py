@@ -1,4 +1,4 @@
-"""Statements about history entries."""
+"""SQL statements for history entries."""
 
 from typing import Final
 
@@ -11,7 +11,7 @@ from agentpay_server.database.tables import entries
 
 @frozen
 class EntryRecord:
-    """A row of `entries`, column by column."""
+    """A row of `entries`."""
 
     seq: int
     transaction_id: str
@@ -39,7 +39,7 @@ _PAGE: Final = (
     .limit(bindparam("count"))
 )
 _DEPOSIT: Final = select(entries.c.seq).where(
-    # A literal in the SQL text, as in the partial index.
+    # A literal in the SQL text: the partial index is not used for a bound parameter.
     entries.c.type == literal_column("'deposit'"),
     entries.c.account_id == bindparam("account_id"),
     entries.c.tx_signature == bindparam("tx_signature"),
@@ -61,7 +61,7 @@ _PAGES: Final = {
 
 
 def insert_entries(connection: Connection, *rows: dict[str, object]) -> None:
-    """Store history entries. Columns that a row leaves out are NULL."""
+    """Store history entries. A column that a row omits is NULL."""
     connection.execute(_INSERT, [{name: row.get(name) for name in _COLUMNS} for row in rows])
 
 
@@ -72,7 +72,7 @@ def is_deposit_booked(connection: Connection, account_id: str, tx_signature: str
 
 
 def newest_signatures(connection: Connection, account_id: str, count: int) -> set[str]:
-    """Return the signatures of the newest entries of an account; their credits are booked."""
+    """Return the transaction signatures of an account's newest entries."""
     rows = connection.execute(_NEWEST, {"account_id": account_id, "count": count})
     return {signature for signature in rows.scalars() if signature is not None}
 
@@ -86,7 +86,7 @@ def page(
     status: str | None,
     since_us: int | None,
 ) -> list[EntryRecord]:
-    """Return entries of an account, newest first, below a sequence number."""
+    """Return an account's entries below a sequence number, newest first."""
     values: dict[str, object] = {"account_id": account_id, "before": before, "count": count}
     if status is not None:
         values["status"] = status

@@ -1,6 +1,6 @@
-"""The interface between the settlement engine and the handlers of its transactions.
+"""The interface between the settlement engine (`settlement.py`) and the handlers of its transactions.
 
-A handler books the outcomes of one kind of transaction. The engine (`settlement.py`) decides when.
+The engine decides when a transaction has ended; the handler of its kind books the outcome.
 """
 
 from collections.abc import Awaitable, Callable
@@ -19,7 +19,7 @@ from agentpay_server.money.transactions import ChainTransaction, Kind, State
 S = TypeVar("S")
 
 LEASE_US: Final = 30 * SECOND_US
-"""How long, in real time, a process keeps the lease of a transaction without renewing it."""
+"""How long, in real time, a process keeps a transaction's lease without renewing it."""
 
 
 @frozen
@@ -27,9 +27,6 @@ class Unit:
     """A running unit of work.
 
     Attributes:
-        connection: its connection.
-        context: the parts of the server.
-        now_us: the current time.
         afterwards: actions to run after its commit.
     """
 
@@ -40,8 +37,8 @@ class Unit:
 
 
 @frozen(kw_only=True)
-class Again:
-    """A transaction that replaces an expired one, and the handler's log detail."""
+class Replacement:
+    """The replacement of an expired transaction, and the handler's log detail."""
 
     signed: SignedTransaction
     detail: str | None = None
@@ -52,9 +49,9 @@ class SigningInputs:
     """The inputs for signing a replacement.
 
     Attributes:
-        source: the account whose keys sign, locked.
-        blockhash: a recent one, to sign with.
-        prepared: other data that the handler has read from the chain.
+        source: the signing account, locked.
+        blockhash: a recent one.
+        prepared: the result of `Handler.prepare`.
     """
 
     source: AccountRecord
@@ -63,28 +60,28 @@ class SigningInputs:
 
 
 class Handler(Generic[S]):
-    """Books each possible outcome of a kind of transaction for its subject.
+    """Books the outcomes of one kind of transaction. Stateless.
 
-    It has no state. Its methods run within the engine's unit of work, which has already changed the row's
-    state: each is called once per transaction, however many processes drive it.
+    The methods run in the engine's unit of work, after it has changed the row's state. So each outcome is
+    booked once, however many processes drive the transaction.
     """
 
     kind: ClassVar[Kind]
 
     must_be_irreversible: ClassVar[bool] = False
-    """Whether the outcome must be irreversible before the next transaction of the subject is signed."""
+    """Whether an outcome must be irreversible before the subject's next transaction is signed."""
 
     is_broadcast_by_us: ClassVar[bool] = True
-    """Whether this service sends it. What others broadcast is found on chain, and never signed again."""
+    """Whether this service sends the transaction. Otherwise it is looked up on chain, and never replaced."""
 
     announces: ClassVar[bool] = False
-    """Whether to emit an event that the transaction was sent, if its outcome takes longer."""
+    """Whether to emit an event that the transaction was sent, if it is not final at once."""
 
     supersedes: ClassVar[bool] = True
-    """Whether a late landing ends the replacement transaction, rather than continuing both."""
+    """Whether a late landing ends the replacement transaction. Otherwise both continue."""
 
     def operation(self, subject: S) -> Operation:
-        """Return the purpose of the transaction, for fault points."""
+        """Return the transaction's purpose, for fault points."""
         raise NotImplementedError
 
     def load(self, connection: Connection, subject_id: str) -> S:
@@ -95,11 +92,11 @@ class Handler(Generic[S]):
         """Record that the transaction was sent and is not final yet."""
 
     def settled(self, unit: Unit, tx: ChainTransaction, subject: S) -> S:
-        """Book that it has landed."""
+        """Book that the transaction has landed."""
         raise NotImplementedError
 
     def failed(self, unit: Unit, tx: ChainTransaction, subject: S, failure: Failure) -> S:
-        """Book that it moved nothing, because the chain has rejected it."""
+        """Book that the chain rejected the transaction: it moved nothing."""
         raise NotImplementedError
 
     async def find(
@@ -109,43 +106,42 @@ class Handler(Generic[S]):
         *,
         is_for_proof: bool,  # noqa: ARG002
     ) -> SignatureStatus | None:
-        """Ask the chain what became of a transaction; None when it is not there (yet).
+        """Look a transaction up on chain; None if it is not there (yet).
 
-        Args:
-            chain: the chain.
-            tx: the transaction.
-            is_for_proof: whether None is to prove that it is in no block up to the height that was read last.
+        With `is_for_proof`, None proves that no block up to the last read height contains it.
 
         Raises:
-            ChainUnavailableError: nothing is known.
+            ChainUnavailableError: the result is unknown.
         """
         return await chain.signature_status(tx.signature)
 
     async def prepare(self, context: Context, subject: S) -> object:
-        """Read from the chain the data, besides a blockhash, for signing a replacement.
+        """Read from the chain what signing a replacement needs besides a blockhash.
 
         Raises:
             ChainUnavailableError: nothing is signed for now.
         """
 
-    def signed_again(self, unit: Unit, tx: ChainTransaction, subject: S, means: SigningInputs) -> Again | Any:  # noqa: ANN401 - why there is none, for `dropped`
-        """Sign a replacement of an expired transaction, or return the reason why there will be none."""
+    def sign_replacement(
+        self, unit: Unit, tx: ChainTransaction, subject: S, means: SigningInputs
+    ) -> Replacement | Any:  # noqa: ANN401 - the reason for `dropped`
+        """Sign a replacement of an expired transaction, or return a reason for `dropped`."""
         raise NotImplementedError
 
     def dropped(self, unit: Unit, tx: ChainTransaction, subject: S, reason: Any) -> S:  # noqa: ANN401
-        """Book that it has expired and is not replaced."""
+        """Book that the transaction has expired and is not replaced."""
         raise NotImplementedError
 
     def landed_late(self, unit: Unit, tx: ChainTransaction) -> str | None:
-        """Book the effects of a transaction that landed after it was considered expired.
+        """Book a transaction that landed after it was considered expired.
 
         Returns:
-            The signature of its replacement, if there is one.
+            The signature of its replacement, if any.
         """
         raise NotImplementedError
 
     def report(self, context: Context, tx: ChainTransaction, subject: S, detail: str | None) -> None:
-        """Count and log an outcome, after its commit; `detail` is the chain's reason for a failure."""
+        """Count and log an outcome after its commit; `detail` is the chain's reason for a failure."""
 
 
 def pending_transaction(
@@ -182,7 +178,7 @@ def pending_transaction(
 def watched_transaction(
     signed: SignedTransaction, *, kind: Kind, account_id: str, now_us: int
 ) -> ChainTransaction:
-    """Return the row of a landed transaction that could still be undone; it takes nothing from a balance."""
+    """Return the row of a landed transaction that can still be undone. It holds no amount."""
     return ChainTransaction(
         signature=signed.signature,
         kind=kind,

@@ -1,9 +1,9 @@
-"""Statements about idempotency keys, for transfers and sessions alike (interface I9).
+"""SQL statements for the idempotency keys of transfers and sessions (interface I9).
 
-A row holds its key under its source account. A request with an agent-scoped key sees the keys that its own
-account holds. A request with an operator key sees those of all the operator's accounts, and must not use a
-key for two of them. Therefore, of the rows that an operator key has created under an idempotency key, the
-newest carries the operator's claim (`claimed_by_operator`). Two constraints decide every race:
+A row holds its key under its source account. A request with an agent-scoped key sees only its own account's
+keys. A request with an operator key sees those of all the operator's accounts, and must not use one key for
+two of them. Therefore the newest of the rows that an operator key created under an idempotency key carries
+the operator's claim (`claimed_by_operator`). Two constraints decide every race:
 
     UNIQUE (account_id, held_key)                              requests for one account, by any key
     UNIQUE (operator_id, held_key) WHERE claimed_by_operator   operator keys, for different accounts
@@ -48,10 +48,9 @@ class Held(Generic[Row]):
     """The rows that hold an idempotency key, as far as the caller may see them.
 
     Attributes:
-        holder: the row that holds it under the source account; None without one.
-        holder_id: identifier of that row.
-        claim_id: identifier of the row that carries the operator's claim, under any account; None without
-            one, and for agent-scoped keys.
+        holder: the row that holds it under the source account, if any.
+        claim_id: identifier of the row with the operator's claim, under any account; None for agent-scoped
+            keys.
         is_held_elsewhere: whether the key is in force under another account of the operator; False for
             agent-scoped keys.
     """
@@ -68,14 +67,8 @@ class Held(Generic[Row]):
 
 
 @frozen(kw_only=True)
-class Asked:
-    """A request's idempotency key and its scope.
-
-    Attributes:
-        account_id: the source account, which exists.
-        idempotency_key: the key.
-        by_operator: whether the request uses an operator key rather than an agent-scoped one.
-    """
+class RequestedKey:
+    """A request's idempotency key and its scope: an existing source account, and the kind of API key."""
 
     account_id: str
     idempotency_key: str
@@ -87,8 +80,8 @@ class HeldKeys(Generic[Row]):
 
     Args:
         found_by: the table's statements, from `statements`.
-        record: converts a row of the table to a record.
-        identifier: the attribute of a record that identifies it.
+        record: converts a row to a record.
+        identifier: the record's identifying attribute.
     """
 
     def __init__(
@@ -98,16 +91,10 @@ class HeldKeys(Generic[Row]):
         self._record = record
         self._identifier = identifier
 
-    def find(self, connection: Connection, asked: Asked, now_us: int) -> Held[Row]:
-        """Return the rows that hold a key.
-
-        Args:
-            connection: the connection.
-            asked: the key and its scope.
-            now_us: the current time. A key that has expired is not in force, but its row still holds it.
-        """
-        values = {"account_id": asked.account_id, "held_key": asked.idempotency_key}
-        if not asked.by_operator:
+    def find(self, connection: Connection, requested: RequestedKey, now_us: int) -> Held[Row]:
+        """Return the rows that hold a key. The row of an expired key still holds it, but not in force."""
+        values = {"account_id": requested.account_id, "held_key": requested.idempotency_key}
+        if not requested.by_operator:
             found = connection.execute(self._found_by[_OF_ACCOUNT], values).one_or_none()
             return self._held(found)
         found = connection.execute(self._found_by[_OF_OPERATOR], {**values, "now_us": now_us}).one_or_none()
@@ -116,31 +103,25 @@ class HeldKeys(Generic[Row]):
         held = self._held(None if row[0] is None else row)
         return evolve(held, claim_id=claim_id, is_held_elsewhere=bool(is_held_elsewhere))
 
-    def take(self, connection: Connection, asked: Asked, seen: Held[Row], now_us: int) -> bool:
+    def take(self, connection: Connection, requested: RequestedKey, seen: Held[Row], now_us: int) -> bool:
         """Free a key for a new row of an account, which must be locked.
 
-        The key is read again because the constraints are not enough: a key in force under another account
-        violates none. If the key was free for an agent-scoped request, the constraint of its account decides.
-        The insertion may then wait for a transaction that is settling a row, but not the other way round:
-        that transaction locked its accounts before it changed the row, so there is no deadlock.
-
-        Args:
-            connection: the connection.
-            asked: the key and its scope.
-            seen: the rows that held the key when the request was judged.
-            now_us: the current time.
+        The key is read again, because the constraints do not cover a key in force under another account. For
+        an agent-scoped request whose key was free, the account's constraint decides. The insertion may then
+        wait for a transaction that settles a row. That transaction has locked its accounts first, so no
+        deadlock can occur.
 
         Returns:
-            False if the rows have changed since; the request must be judged again.
+            False if the rows differ from `seen`: the request must be judged again.
         """
-        if not asked.by_operator and not seen.is_held:
+        if not requested.by_operator and not seen.is_held:
             return True
-        found = self.find(connection, asked, now_us)
+        found = self.find(connection, requested, now_us)
         if (found.holder_id, found.claim_id) != (seen.holder_id, seen.claim_id):
             return False
         if found.is_held_elsewhere != seen.is_held_elsewhere:
             return False
-        # The new row will carry the claim. The old one still holds the key under its own account.
+        # The new row carries the claim from now on. The old one keeps the key under its own account.
         claim_id = None if found.claim_id == found.holder_id else found.claim_id
         if claim_id is not None and not self._change(connection, _YIELD_CLAIM, claim_id):
             return False
@@ -157,12 +138,7 @@ class HeldKeys(Generic[Row]):
 
 
 def statements(table: Table, identifier: Column[Any]) -> Mapping[str, Executable]:
-    """Return the statements about the idempotency keys of a table.
-
-    Args:
-        table: has `account_id`, `operator_id`, `held_key`, `key_expires_us` and `claimed_by_operator`.
-        identifier: its column of identifiers.
-    """
+    """Return the statements for the idempotency keys of a table; `identifier` is its identifier column."""
     of_row = identifier == bindparam("of_row")
     return {
         _OF_ACCOUNT: select(table).where(

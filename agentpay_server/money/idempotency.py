@@ -1,4 +1,4 @@
-"""How to treat a request with an idempotency key, and how long a key is held."""
+"""Idempotency keys: how to treat a request, and how long a key is held."""
 
 from enum import Enum
 from typing import Final
@@ -14,7 +14,7 @@ KEY_LIFETIME_US: Final = DAY_US
 
 
 class Verdict(Enum):
-    """How to treat a request, given what holds its idempotency key."""
+    """How to treat a request, given the row that holds its idempotency key."""
 
     NEW = "new"
     """The key is free: process the request."""
@@ -37,7 +37,7 @@ class KeyHolder:
     """The row that holds an idempotency key.
 
     Attributes:
-        terms: the parameters that it was created with.
+        terms: the parameters it was created with.
         if_equal: how to treat a request with equal parameters.
         key_expires_us: when the key is released; None until the row is final.
     """
@@ -56,8 +56,8 @@ def verdict(
         holder: the row that holds the key under the source account, if any.
         terms: the requested parameters.
         now_us: the current time.
-        is_held_elsewhere: whether the caller uses an operator key, and the key is in force under another of
-            the operator's accounts. A row of the source account takes precedence.
+        is_held_elsewhere: whether an operator key is in force under another of its accounts. A row of the
+            source account takes precedence.
     """
     if holder is None or (holder.key_expires_us is not None and holder.key_expires_us <= now_us):
         return Verdict.CONFLICT if is_held_elsewhere else Verdict.NEW

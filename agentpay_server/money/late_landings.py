@@ -1,10 +1,10 @@
-"""Watches expired transactions until the history of the chain rules out that they landed.
+"""Watches expired transactions until the chain's history rules out that they landed.
 
-An expiry is concluded from block heights that nodes report. If these were wrong in spite of all precautions,
-the transaction may land after it was replaced, or after its amount was released. Then it is booked and
-counted against the limit, the account is blocked, and an operator has to review it.
+An expiry is derived from block heights that nodes report. If those were wrong despite all checks, a
+transaction may land after it was replaced or after its amount was released. It is then booked and counted
+toward the limit, the account is blocked, and an operator must review it.
 
-Several servers over one database may watch the same transaction: one of them books it.
+Several servers over one database may watch the same transaction; only one of them books it.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ from agentpay_server.money.broadcast import Ages
 from agentpay_server.money.settlement import Settlement
 from agentpay_server.money.transactions import ChainTransaction, Kind, State
 
-_AT_ONCE: Final = 256
-_LIVES: Final = 2
-"""Minimum time to watch an expired transaction, in lives of a blockhash, by blocks and by time."""
+_PAGE_SIZE: Final = 256
+_LIFETIMES: Final = 2
+"""Minimum time to watch an expired transaction, in blockhash lifetimes, both by blocks and by time."""
 
 _FIRST_PAUSE_SECONDS: Final = 30.0
 _LONGEST_PAUSE_SECONDS: Final = 3_600.0
@@ -36,7 +36,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @define
 class _Search:
-    """When to ask again for a history that the node did not have."""
+    """When to retry a history query that the node could not serve."""
 
     at: float
     pause_seconds: float
@@ -56,19 +56,19 @@ class LateLandings:
     async def look(self) -> None:
         """Check all watched transactions once."""
         after = ""
-        while page := await self._database.read(store.expired_after, after, _AT_ONCE):
+        while page := await self._database.read(store.expired_after, after, _PAGE_SIZE):
             await asyncio.gather(*(self._look_at(expired) for expired in page))
             after = page[-1].subject_id
 
     async def look_at(self, subject_id: str) -> None:
-        """Check those of one subject, before its newest transaction is booked as lost or failed.
+        """Check a subject's watched transactions before its newest one is booked as lost or failed.
 
         Raises:
-            ChainUnavailableError: the state of one of them is unknown at the moment.
+            ChainUnavailableError: the state of one of them is currently unknown.
         """
         watched = await self._database.read(store.expired_of, subject_id)
         if watched:
-            # Ignore a node that lags behind the currently finalized block: the failure happened before.
+            # Reject nodes that lag behind the finalized block: the failure happened before it.
             await self._chain.block_height()
         for expired in watched:
             status = await self._found(expired)
@@ -85,11 +85,11 @@ class LateLandings:
         except ChainUnavailableError:
             return
         if status.failure is not None:
-            # It has moved nothing, and never will.
+            # It failed on chain: it moved nothing, and never will.
             await self._rule_out(expired)
         elif status.is_final and not self._may_vanish(expired, status):
             await self._book(evolve(expired, chain_signature=status.chain_signature))
-            # Its replacement must not be resent.
+            # Do not resend its replacement.
             self._settlement.stop_driving(expired.kind, expired.subject_id)
 
     def _may_vanish(self, expired: ChainTransaction, status: SignatureStatus) -> bool:
@@ -99,10 +99,10 @@ class LateLandings:
     async def _is_ruled_out(self, expired: ChainTransaction) -> bool:
         """Return whether history shows that a transaction never landed, long after it could have."""
         life_seconds = self._chain.blockhash_life_seconds
-        if self._ages.seconds(expired.signature) < _LIVES * life_seconds or not self._is_time(expired):
+        if self._ages.seconds(expired.signature) < _LIFETIMES * life_seconds or not self._is_time(expired):
             return False
         last = expired.last_valid_block_height
-        if await self._chain.block_height() <= last + _LIVES * BLOCKHASH_LIFE_BLOCKS:
+        if await self._chain.block_height() <= last + _LIFETIMES * BLOCKHASH_LIFE_BLOCKS:
             return False
         if await self._found(expired, is_for_proof=True) is not None:
             return False
@@ -123,7 +123,7 @@ class LateLandings:
         return search is None or asyncio.get_running_loop().time() >= search.at
 
     def _postpone(self, expired: ChainTransaction) -> None:
-        """Wait before asking again for a history that this node does not have: that takes many calls."""
+        """Delay the next history query: this node lacks the history, and each attempt takes many calls."""
         before = self._searches.get(expired.signature)
         pause_seconds = _FIRST_PAUSE_SECONDS
         if before is not None:
@@ -154,7 +154,6 @@ class LateLandings:
         )
 
     def _booked(self, connection: Connection, expired: ChainTransaction) -> tuple[str | None] | None:
-        """Book a transaction that has landed; None if another server was faster."""
         booked = self._settlement.book_late(connection, expired)
         if booked is None:
             return None

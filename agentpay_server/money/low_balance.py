@@ -1,7 +1,7 @@
-"""Detects low balances of accounts (interface EV4), with books that are up to date with the chain.
+"""Detects low balances of accounts (interface EV4).
 
-On a cluster, deposits are booked some time after they arrive, so a balance may look low in the books only. It
-is then checked later, when the books are next compared with the chain.
+On a cluster, deposits are booked some time after they arrive, so the booked balance may look low by mistake.
+Such a balance is checked when the books are next compared with the chain.
 """
 
 from functools import partial
@@ -15,15 +15,9 @@ from agentpay_server.webhooks.outbox import Outbox
 
 
 def spent(outbox: Outbox, unit: Unit, account_id: str, amount_micro: int) -> None:
-    """Book that an amount has left the balance, and check the rest.
+    """Book that an amount has left the balance, and check what remains.
 
-    If that requires a look at the chain, the check runs after the commit.
-
-    Args:
-        outbox: of the account, in the unit that books.
-        unit: that unit.
-        account_id: the account.
-        amount_micro: the amount.
+    A check that must read the chain runs after the commit.
     """
     connection, context = unit.connection, unit.context
     balance_micro, unjudged_micro = accounts.debit(connection, account_id, amount_micro)
@@ -38,9 +32,9 @@ def spent(outbox: Outbox, unit: Unit, account_id: str, amount_micro: int) -> Non
 
 
 async def judge(context: Context, account_id: str) -> None:
-    """Check a balance that looks low in the books, unless the chain holds more than they say.
+    """Check a balance that looks low in the books, unless the chain holds more than is booked.
 
-    If the chain does not respond, it is checked when the books are next compared with the chain.
+    If the chain does not respond, the next comparison of books and chain checks it.
     """
     account = await context.database.read(accounts.existing_account, account_id)
     try:
@@ -51,7 +45,7 @@ async def judge(context: Context, account_id: str) -> None:
 
 
 async def judge_by(context: Context, account_id: str, held_micro: int) -> None:
-    """Check a balance, given the on-chain amount. If it is more than in the books, they are behind."""
+    """Check a balance, given the on-chain amount. If that is larger, the books are behind."""
     if await context.database.run(_judge, context, account_id, held_micro):
         context.wakeup.set()
 

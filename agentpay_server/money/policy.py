@@ -1,12 +1,13 @@
-"""Decide whether a policy allows a spend. Pure functions: nothing here does I/O.
+"""Decides whether a policy allows a spend. Pure functions.
 
 The rules are judged in the order of interface PO6, and the first that fails decides: paused, (recipient),
 memo, counterparty, category, single transfer, daily spend, balance, escalation. Each refusal names the field,
-its value and the request. `paused` has its own function, because it is judged before the recipient is looked
+its value and the request. `paused` has its own function because it is judged before the recipient is looked
 up.
 
-A transfer is judged by all the rules. Opening a session is judged by the rules on the recipient and on the
-total; each of its charges by the rule on a single payment (interface S5, S9).
+Transfers and payments are judged by all rules. The opening of a session is judged by the rules for the
+recipient, the category and the daily spend; each of its charges by the rule for a single transfer (interface
+S5, S9).
 """
 
 from collections.abc import Callable, Iterable
@@ -23,7 +24,7 @@ from agentpay.contract.usdc import format_string, from_micro, to_micro
 from agentpay_server.errors import shown
 
 _LISTED: Final = 50
-"""How many names of an allowlist a refusal lists."""
+"""Maximum number of allowlist entries in a refusal's message."""
 
 
 class Purpose(StrEnum):
@@ -41,10 +42,10 @@ class Purpose(StrEnum):
 
 @frozen(kw_only=True)
 class Recipient:
-    """The recipient of a spend, under every name that an allowlist may use for it (interface PO8).
+    """The recipient of a spend, under every name that an allowlist may use (interface PO8).
 
     Attributes:
-        account_id: the recipient's account, if it is one of this service.
+        account_id: its account, if this service holds it.
         token_account: the USDC token account that receives.
         owner: the address that owns the token account.
     """
@@ -60,12 +61,11 @@ class Spend:
 
     Attributes:
         amount_micro: micro-USDC, at least 1.
-        to: the recipient, as sent.
+        to: the recipient, as the caller named it.
         recipient: the recipient that `to` resolves to.
-        memo: the caller's memo, or None; sessions have no memo.
-        category: the spend category, or None.
-        purpose: what it is for, which decides the rules that apply.
-        others: whom else it pays: an allowlist must name every one of them.
+        memo: None if absent; sessions have no memo.
+        purpose: decides which rules apply.
+        others: further recipients: an allowlist must name each of them.
     """
 
     amount_micro: int
@@ -79,7 +79,7 @@ class Spend:
 
 @frozen(kw_only=True)
 class Means:
-    """The amounts that the account can still spend.
+    """The account's spending so far, and its funds.
 
     Attributes:
         spent_micro: micro-USDC spent or reserved in the rolling 24-hour window.
@@ -92,14 +92,14 @@ class Means:
 
 @frozen(kw_only=True)
 class Refusal:
-    """Why a spend is refused: the error code and the message."""
+    """The reason for refusing a spend: error code and message."""
 
     code: ErrorCode
     message: str
 
 
 def paused_refusal(policy: Policy) -> Refusal | None:
-    """Return the refusal of a paused account. Judged before all other rules."""
+    """Return the refusal for a paused account. Judged before all other rules."""
     if not policy.paused:
         return None
     return Refusal(
@@ -109,21 +109,17 @@ def paused_refusal(policy: Policy) -> Refusal | None:
 
 
 def spending_refusal(
-    policy: Policy, spend: Spend, means: Means, *, again: str = "retry with the same key"
+    policy: Policy, spend: Spend, means: Means, *, retry_hint: str = "retry with the same key"
 ) -> Refusal | None:
-    """Return why a spend for a valid recipient is refused, or None. Escalation is judged separately.
+    """Return why a spend to a valid recipient is refused, or None. Escalation is judged separately.
 
-    Args:
-        policy: the policy in force.
-        spend: the requested spend.
-        means: what the account can still spend.
-        again: for `insufficient_balance`: what to do after funding the account, as the end of a sentence.
+    `retry_hint`, the end of a sentence, says what to do after funding an account with `insufficient_balance`.
     """
     for rule in _RULES[spend.purpose]:
         reason = rule(policy, spend, means)
         if reason is not None:
             return Refusal(code=ErrorCode.POLICY_VIOLATION, message=reason)
-    return _balance(spend, means, again)
+    return _balance(spend, means, retry_hint)
 
 
 def single_charge_refusal(policy: Policy, amount_micro: int) -> Refusal | None:
@@ -133,7 +129,7 @@ def single_charge_refusal(policy: Policy, amount_micro: int) -> Refusal | None:
 
 
 def needs_approval(policy: Policy, amount_micro: int) -> bool:
-    """Return whether an amount reaches the approval threshold and needs an operator (interface PO7)."""
+    """Return whether an amount reaches the escalation threshold and needs an operator (interface PO7)."""
     return policy.escalation_threshold is not None and amount_micro >= to_micro(policy.escalation_threshold)
 
 
@@ -204,17 +200,17 @@ _RULES: Final[dict[Purpose, tuple[_Rule, ...]]] = {
     Purpose.PAYMENT: (_memo, _counterparty, _category, _single_transfer, _daily_spend),
     Purpose.SESSION: (_counterparty, _category, _daily_spend),
 }
-"""The rules in the order in which they are judged."""
+"""In the order in which they are judged."""
 
 
-def _balance(spend: Spend, means: Means, again: str) -> Refusal | None:
+def _balance(spend: Spend, means: Means, retry_hint: str) -> Refusal | None:
     if spend.amount_micro <= means.available_micro:
         return None
     available = max(means.available_micro, 0)
     return Refusal(
         code=ErrorCode.INSUFFICIENT_BALANCE,
         message=f"balance_usdc, minus reservations, is {usdc_text(available)} USDC and this {spend.purpose} "
-        f"requests {usdc_text(spend.amount_micro)} USDC. Fund the account, then {again}.",
+        f"requests {usdc_text(spend.amount_micro)} USDC. Fund the account, then {retry_hint}.",
     )
 
 
@@ -226,5 +222,5 @@ def _listed(values: Iterable[str]) -> str:
 
 @lru_cache(maxsize=1024)
 def stored_policy(text: str) -> Policy:
-    """Parse a policy stored as canonical JSON. Cached, because many rows often have the same text."""
+    """Parse a policy stored as canonical JSON. Cached, because many rows have the same text."""
     return codec.structure(codec.parse_json(text.encode()), Policy)

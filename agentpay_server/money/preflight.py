@@ -1,7 +1,7 @@
-"""The on-chain data needed to decide about a spend: the balance, the recipient, a blockhash.
+"""Preflight: the on-chain data for a decision about a spend: the balance, the recipient, a blockhash.
 
-It is read before the unit of work that decides, because that cannot wait for the chain. Changes since then
-are assumed to the disadvantage of the spend. Nothing here decides.
+It is read before the unit of work, which cannot wait for the chain. Amounts put in flight since then count as
+already spent. Nothing here decides.
 """
 
 from collections.abc import Mapping
@@ -18,19 +18,19 @@ from agentpay_server.errors import Problem, shown
 from agentpay_server.money import transactions
 from agentpay_server.money.policy import Recipient, Refusal
 
-_NOBODY: Final[Mapping[str, AccountRecord | None]] = {}
+_NO_OTHERS: Final[Mapping[str, AccountRecord | None]] = {}
 
 
-class Contended(Exception):  # noqa: N818 - a signal to whoever runs the unit
-    """The balance may already be less amounts that also count as in flight: it must be read again.
+class Contended(Exception):  # noqa: N818 - a signal, not an error
+    """The balance may or may not include amounts in flight: it must be read again.
 
     Args:
-        is_up_to_others: whether all that is in flight is up to others, who may never broadcast it.
+        is_payments_only: whether only payments are in flight, which their sellers may never broadcast.
     """
 
-    def __init__(self, *, is_up_to_others: bool = False) -> None:
+    def __init__(self, *, is_payments_only: bool = False) -> None:
         super().__init__()
-        self.is_up_to_others = is_up_to_others
+        self.is_payments_only = is_payments_only
 
 
 @frozen(kw_only=True)
@@ -39,12 +39,11 @@ class Preflight:
 
     Attributes:
         balance_micro: micro-USDC that the source's token account holds.
-        recipient: the recipient of the spend.
         blockhash: a recent one, to sign with.
         in_flight_micro: micro-USDC that may or may not have left that balance already.
-        in_flight_total_micro: running total of all that was ever in flight.
-        others: whom else it pays.
-        newest_signature: the source's newest transaction; None where this service broadcasts.
+        in_flight_total_micro: running total of all amounts ever in flight.
+        others: further recipients.
+        newest_signature: the source's newest transaction; None if this service broadcasts.
     """
 
     balance_micro: int
@@ -56,47 +55,37 @@ class Preflight:
     newest_signature: str | None = None
 
     def available_micro(self, source: AccountRecord) -> int:
-        """Return the micro-USDC that can certainly be spent.
-
-        Args:
-            source: the account's current row, locked.
-        """
-        return self.balance_micro - self._unsure_micro(source)
+        """Return the micro-USDC that can certainly be spent; `source` is the current row, locked."""
+        return self.balance_micro - self._uncertain_micro(source)
 
     def confirmed(
         self, connection: Connection, refusal: Refusal | None, source: AccountRecord, *, is_last_look: bool
     ) -> Refusal | None:
-        """Return a refusal if reading the balance again cannot change it.
-
-        Args:
-            connection: within a unit of work.
-            refusal: if the certainly available amount is too low; None otherwise.
-            source: the account as it is now, locked.
-            is_last_look: whether there is no time left for another one.
+        """Return `refusal`, unless reading the balance again could change it.
 
         Raises:
-            Contended: there may be enough.
+            Contended: the balance may be sufficient.
         """
         is_short = refusal is not None and refusal.code == ErrorCode.INSUFFICIENT_BALANCE
-        if is_short and not is_last_look and (unsure := self._unsure_micro(source)):
+        if is_short and not is_last_look and (uncertain := self._uncertain_micro(source)):
             payments = transactions.payments_of(connection, source.account_id)
-            raise Contended(is_up_to_others=unsure == sum(tx.held for tx in payments))
+            raise Contended(is_payments_only=uncertain == sum(tx.held for tx in payments))
         return refusal
 
-    def _unsure_micro(self, source: AccountRecord) -> int:
-        return unsure_micro(source, self.in_flight_micro, self.in_flight_total_micro)
+    def _uncertain_micro(self, source: AccountRecord) -> int:
+        return uncertain_micro(source, self.in_flight_micro, self.in_flight_total_micro)
 
 
-def unsure_micro(source: AccountRecord, in_flight_micro: int, in_flight_total_micro: int) -> int:
+def uncertain_micro(source: AccountRecord, in_flight_micro: int, in_flight_total_micro: int) -> int:
     """Return the micro-USDC that may or may not have left a balance that was read on chain.
 
-    Everything that was in flight when the balance was read, or accepted since, may or may not be missing from
-    it. Counting all of it can refuse too much, but never allow too much.
+    Every amount in flight when the balance was read, or accepted since, may or may not be missing from it.
+    Counting all of them can refuse too much, but never allow too much.
 
     Args:
         source: the account's current row.
-        in_flight_micro: the amount in flight just before the balance was read.
-        in_flight_total_micro: the running total of everything that was ever in flight, at that time.
+        in_flight_micro: `in_flight` of its row just before the balance was read.
+        in_flight_total_micro: `in_flight_total` of that row.
     """
     return in_flight_micro + source.in_flight_total - in_flight_total_micro
 
@@ -107,22 +96,22 @@ async def look(
     *,
     source: AccountRecord,
     recipient: AccountRecord | None,
-    others: Mapping[str, AccountRecord | None] = _NOBODY,
+    others: Mapping[str, AccountRecord | None] = _NO_OTHERS,
     is_broadcast_by_us: bool = True,
 ) -> Preflight:
-    """Read from the chain what a decision about a spend needs.
+    """Read from the chain the data for a decision about a spend.
 
     Args:
         chain: the chain.
-        to: the recipient, as sent.
-        source: the account that pays, read just before.
-        recipient: the account of this service that `to` names, if it is one.
-        others: the token accounts that are paid besides, each with its account if it is of this service.
-        is_broadcast_by_us: whether this service sends the transaction.
+        to: the recipient, as the caller named it.
+        source: the paying account, read just before.
+        recipient: the account that `to` names, if this service holds it.
+        others: see `Parties`.
+        is_broadcast_by_us: see `Parties`.
 
     Raises:
         Problem: `invalid_recipient`.
-        ChainUnavailableError: nothing was decided.
+        ChainUnavailableError: the chain could not be read.
     """
     address = to if recipient is None else recipient.usdc_token_account
     if to.startswith(identifiers.ACCOUNT) and recipient is None:
@@ -160,7 +149,7 @@ def _recipient(to: str, found: TokenAccount | None, account: AccountRecord | Non
 
 
 def spendable_micro(held: TokenAccount | None) -> int:
-    """Return the micro-USDC that can leave a token account: none while it is frozen."""
+    """Return the micro-USDC that can leave a token account: 0 while it is frozen."""
     return 0 if held is None or held.is_frozen else held.amount_micro
 
 

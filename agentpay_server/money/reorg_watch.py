@@ -1,13 +1,11 @@
-"""Watches settled transactions until they are irreversible, on chains where settled is not yet irreversible.
+"""Watches settled transactions until they are irreversible (interface T12).
 
-See interface T12.
-
-If a settled transaction disappears with its block, the same bytes are resent for as long as they may land,
-but never when the chain expects them to fail: transactions they depend on may have disappeared too and be on
-their way again, and a failure on chain would be final. Until it lands again, its amount is reserved, because
-it is back in the balance meanwhile. The booking stays: clients that saw it settled get no contradicting
-event. For it to become impossible, a cluster would have to undo confirmed blocks for a minute; then operators
-have to intervene.
+If a reorganization removes a settled transaction, the same bytes are resent for as long as they may land.
+They are not sent while the chain expects them to fail: a failure on chain would be final, and the
+transactions they depend on may be about to land again. Until the transaction lands again, its amount, which
+is back in the balance, is reserved. The booking stays, so clients that saw it settled get no contradicting
+event. Only a cluster that undoes confirmed blocks for a minute can make the transaction impossible; operators
+must then intervene.
 
 Several servers over one database may watch the same transaction; resending the same bytes is harmless.
 """
@@ -28,7 +26,7 @@ from agentpay_server.money.broadcast import Landed
 from agentpay_server.money.settlement import Settlement
 from agentpay_server.money.transactions import ChainTransaction, State
 
-_AT_ONCE: Final = 256
+_PAGE_SIZE: Final = 256
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -44,7 +42,7 @@ class Confirmations:
     async def look(self) -> None:
         """Check all watched transactions once: drop irreversible ones, resend vanished ones."""
         after = ""
-        while page := await self._database.read(store.confirmed_after, after, _AT_ONCE):
+        while page := await self._database.read(store.confirmed_after, after, _PAGE_SIZE):
             looks = await asyncio.gather(*(self._looked_at(tx) for tx in page))
             ended = [tx for tx in looks if tx.state is not State.CONFIRMED]
             if ended:
@@ -77,12 +75,10 @@ class Confirmations:
 
 
 def _reserve(connection: Connection, tx: ChainTransaction) -> None:
-    """Count the amount of a transaction as in flight, until it has landed again."""
     if tx.held and store.set_reserved(connection, tx, tx.held):
         accounts.reserve_again(connection, tx.account_id, tx.held)
 
 
 def _release(connection: Connection, tx: ChainTransaction) -> None:
-    """Count it as no longer in flight: it has landed again, or never can."""
     if store.set_reserved(connection, tx, 0):
         accounts.release(connection, tx.account_id, tx.reserved)

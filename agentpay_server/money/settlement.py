@@ -1,13 +1,12 @@
 """The settlement engine: drives stored transactions of every kind to their outcome.
 
-`broadcast.py` determines the outcome of a transaction. The state of its row decides which driver books that:
-a row leaves `pending` once, in the commit that books.
+`broadcast.py` determines the outcome of a transaction. A row leaves `pending` once, in the commit that books
+the outcome, so several drivers of one transaction book it once. The handler of the transaction's kind books
+the effects on its transfer, session or policy record. Callers wait as long as they choose; the driver
+continues without them.
 
-The handler of each kind of transaction books the effects on its transfer, session or policy record. Callers
-wait for the outcome as long as they choose; if they stop waiting, the driver continues.
-
-Each transaction is leased to one process, in real time: two processes over one database do not touch
-each other's transactions while leases are renewed. If both drive one for a moment, this does no harm.
+Each transaction is leased to one process, in real time. Two processes over one database do not drive each
+other's transactions while leases are renewed; if both drive one for a moment, this does no harm.
 """
 
 import asyncio
@@ -35,7 +34,14 @@ from agentpay_server.money.broadcast import (
     Outcome,
     may_vanish,
 )
-from agentpay_server.money.handlers import LEASE_US, Again, Handler, SigningInputs, Unit, pending_transaction
+from agentpay_server.money.handlers import (
+    LEASE_US,
+    Handler,
+    Replacement,
+    SigningInputs,
+    Unit,
+    pending_transaction,
+)
 from agentpay_server.money.transactions import ChainTransaction, Kind, State
 
 S = TypeVar("S")
@@ -58,7 +64,7 @@ class _Booked(Generic[S]):
     """The result of a unit of work.
 
     Attributes:
-        following: the subject at its end, or the transaction to drive next.
+        following: the ended subject, or the transaction to drive next.
         tx: the ended transaction; None if another driver has ended it.
         afterwards: actions to run after the commit.
     """
@@ -68,20 +74,12 @@ class _Booked(Generic[S]):
     afterwards: list[Callable[[], Awaitable[None]]] = field(factory=list)
 
 
-async def _none_earlier(_: str) -> None:
-    """Check no earlier transactions, where expiry is certain."""
+async def _check_nothing(_: str) -> None:
+    """Check nothing; for a chain on which expiry is certain."""
 
 
 class Settlement:
-    """Drives every pending transaction to its outcome, with one task per subject in this process.
-
-    Args:
-        context: the parts of the server.
-        handlers: one for each kind of transaction.
-
-    Attributes:
-        broadcaster: sends the transactions and determines their outcomes.
-    """
+    """Drives every pending transaction to its outcome, with one task per subject in this process."""
 
     def __init__(self, context: Context, handlers: Iterable[Handler[Any]]) -> None:
         self._context = context
@@ -90,25 +88,25 @@ class Settlement:
         self._tasks = context.tasks
         self._handlers = {handler.kind: handler for handler in handlers}
         self._drivers: dict[tuple[Kind, str], asyncio.Task[Ended[Any]]] = {}
-        self._under_way: set[str] = set()
+        self._driven_signatures: set[str] = set()
         self.broadcaster: Broadcaster = Broadcaster(context.chain)
-        self._look_at_earlier: Callable[[str], Awaitable[None]] = _none_earlier
+        self._check_earlier: Callable[[str], Awaitable[None]] = _check_nothing
 
     def handler(self, kind: Kind) -> Handler[Any]:
         """Return the handler of a kind of transaction."""
         return self._handlers[kind]
 
-    def watch_earlier(self, look: Callable[[str], Awaitable[None]]) -> None:
+    def check_earlier_with(self, check: Callable[[str], Awaitable[None]]) -> None:
         """Set the check of expired transactions to run before a subject's newest one is booked as lost.
 
         Args:
-            look: given a subject, books its earlier transactions that have landed after all. Booking the
-                outcome of the newest one then does not change what such a landing has changed.
+            check: books a subject's expired transactions that have landed after all. It runs first because
+                such a landing changes how the newest one is booked.
         """
-        self._look_at_earlier = look
+        self._check_earlier = check
 
     def stop_driving(self, kind: Kind, subject_id: str) -> None:
-        """Stop driving a subject that has ended in another way; waiting callers read it again."""
+        """Stop driving a subject that ended in another way; waiting callers read it again."""
         driver = self._drivers.pop((kind, subject_id), None)
         if driver is not None:
             driver.cancel()
@@ -118,12 +116,9 @@ class Settlement:
         """The identifiers of the subjects that this process drives."""
         return {subject_id for _, subject_id in tuple(self._drivers)}
 
-    def is_under_way(self, signature: str) -> bool:
-        """Return whether a transaction belongs to a subject that this process drives.
-
-        Its effects on all accounts are then booked by its handler.
-        """
-        return signature in self._under_way
+    def is_driven(self, signature: str) -> bool:
+        """Return whether this process drives a transaction, so that its handler books all its effects."""
+        return signature in self._driven_signatures
 
     # --- Waiting and driving --------------------------------------------------------------------------------
 
@@ -133,27 +128,26 @@ class Settlement:
         Args:
             tx: the stored transaction.
             subject: its subject.
-            is_new: whether the caller has just stored it: it is sent at once, without checking the chain
-                first.
-            deadline: until when to wait, in the event loop's time. The driver continues after that.
+            is_new: whether the caller has just stored it. If so, it is sent without checking the chain first.
+            deadline: when to stop waiting, in the event loop's time. The driver continues.
         """
         self.broadcaster.ages.note(tx.signature)
         if is_new and _subject(tx) not in self._drivers:
-            # Usually a single look is enough, and no task is needed.
-            self._under_way.add(tx.signature)
+            # Usually one check is enough, and no task is needed.
+            self._driven_signatures.add(tx.signature)
             try:
-                following = await self._begun(tx, subject, deadline)
+                following = await self._send_new(tx, subject, deadline)
                 if isinstance(following, Ended):
-                    self._done_with(tx)
+                    self._stop_tracking(tx)
                     return following.subject
                 if following.signature != tx.signature:
-                    self._done_with(tx)
+                    self._stop_tracking(tx)
                 tx = following
             except ChainUnavailableError:
-                # The state of an earlier transaction of the subject is unknown: continue to drive it.
+                # The state of an earlier transaction of the subject is unknown: keep driving.
                 pass
-            except Exception as error:  # noqa: BLE001 - it is stored and may be on its way: it is driven on
-                log(logger, logging.ERROR, "driver.repeats", exception=error, signature=tx.signature)
+            except Exception as error:  # noqa: BLE001 - it may have been sent: keep driving
+                log(logger, logging.ERROR, "driver.repeats", exception=error, tx_signature=tx.signature)
         return await self._awaited(self.drive(tx, subject), deadline)
 
     async def finish(self, kind: Kind, subject_id: str, deadline: float) -> Any | None:  # noqa: ANN401
@@ -165,9 +159,9 @@ class Settlement:
         return None if tx is None else await self._awaited(self.drive(tx), deadline)
 
     async def finish_in_flight(self, account_id: str, deadline: float) -> bool:
-        """Bring to its end whatever may yet leave an account's balance, as far as that goes by `deadline`.
+        """Drive an account's transactions in flight to their outcomes, until `deadline`.
 
-        Transactions that others broadcast are read once, without waiting.
+        Transactions that others broadcast are checked once, without waiting.
 
         Returns:
             Whether anything may have changed.
@@ -182,14 +176,14 @@ class Settlement:
         return bool(driven) or (look.done() and not look.cancelled() and look.result() > 0)
 
     async def look_at_each(self, waiting: Iterable[ChainTransaction]) -> int:
-        """Look once at each of several transactions that others broadcast; return how many have ended."""
+        """Check transactions that others broadcast, once each; return how many have ended."""
         return sum([await self.look_at(tx) is not None for tx in waiting])
 
     async def look_at(self, tx: ChainTransaction) -> Any | None:  # noqa: ANN401
-        """Look once at a transaction that others broadcast, and book its end if it has one.
+        """Check a transaction that others broadcast once, and book its outcome if it has one.
 
         Returns:
-            Its subject then; None while it has no end, or while none is known.
+            Its subject if it has ended; None if its outcome is unknown.
         """
         handler = self._handlers[tx.kind]
         try:
@@ -208,7 +202,7 @@ class Settlement:
         return following.subject if isinstance(following, Ended) else None
 
     async def free_all(self) -> None:
-        """Void all leases, where no other process can hold any: their holders no longer run."""
+        """Void all leases. Only for a caller that knows that no other process can hold any."""
         await self._database.run(store.free_all)
 
     async def is_any_abandoned(self) -> bool:
@@ -224,23 +218,23 @@ class Settlement:
         return [self.drive(tx) for tx in await self._database.run(self._claim)]
 
     def drive(self, tx: ChainTransaction, subject: S | None = None) -> "asyncio.Task[Ended[S]]":
-        """Return the task that drives a subject to its end; start it if needed.
+        """Return the task that drives a subject to its outcome; start it if needed.
 
         Args:
             tx: its stored pending transaction; it may have been sent before.
             subject: the subject, if already read.
         """
         running = self._drivers.get(_subject(tx))
-        # A finished task stays for one turn of the loop; it may have driven an earlier step of the subject.
+        # A finished task of an earlier transaction stays registered for one turn of the loop.
         if running is None or running.done():
-            running = self._tasks.start(self._to_its_end(tx, subject))
+            running = self._tasks.start(self._drive_to_end(tx, subject))
             self._drivers[_subject(tx)] = running
             running.add_done_callback(partial(self._forget, _subject(tx)))
         return cast("asyncio.Task[Ended[S]]", running)
 
     async def _awaited(self, driver: "asyncio.Task[Ended[S]]", deadline: float) -> S | None:
         remaining_seconds = max(deadline - asyncio.get_running_loop().time(), 0)
-        # A stopping server does not wait: the next start resumes the subject.
+        # A stopping server does not wait: the next process resumes the subject.
         waiting = (driver, self._tasks.closing)
         await asyncio.wait(waiting, timeout=remaining_seconds, return_when=asyncio.FIRST_COMPLETED)
         return driver.result().subject if driver.done() and not driver.cancelled() else None
@@ -249,11 +243,11 @@ class Settlement:
         if self._drivers.get(subject) is driver:
             del self._drivers[subject]
         if not driver.cancelled() and (error := driver.exception()) is not None:
-            # The transaction is stored, and will be resumed.
+            # The transaction is stored, so recovery resumes it.
             log(logger, logging.ERROR, "driver.failed", exception=error, subject=subject[1])
 
-    def _done_with(self, tx: ChainTransaction) -> None:
-        self._under_way.discard(tx.signature)
+    def _stop_tracking(self, tx: ChainTransaction) -> None:
+        self._driven_signatures.discard(tx.signature)
         self.broadcaster.ages.forget(tx.signature)
 
     def _claim(self, connection: Connection) -> list[ChainTransaction]:
@@ -267,14 +261,16 @@ class Settlement:
         return bool(self._abandoned(connection, lock=False))
 
     def _abandoned(self, connection: Connection, *, lock: bool) -> list[ChainTransaction]:
-        # A manual clock means a single process: transactions not driven here are not driven at all.
+        # A manual clock means a single process: a transaction that is not driven here has no driver.
         horizon_us = real_now_us() + (LEASE_US if self._context.clock.is_manual else 0)
         found = store.abandoned(connection, horizon_us, _BATCH + len(self._drivers), lock=lock)
         return [tx for tx in found if _subject(tx) not in self._drivers]
 
     # --- From one transaction to the next -----------------------------------------------------------------
 
-    async def _begun(self, tx: ChainTransaction, subject: S, deadline: float) -> Ended[S] | ChainTransaction:
+    async def _send_new(
+        self, tx: ChainTransaction, subject: S, deadline: float
+    ) -> Ended[S] | ChainTransaction:
         """Send a new transaction and check it once; return its outcome, or the transaction to drive."""
         handler = self._handlers[tx.kind]
         is_sent, end = await self.broadcaster.first_look(tx.signed, handler.operation(subject), deadline)
@@ -284,32 +280,34 @@ class Settlement:
             await self._announce(tx, subject)
         return tx
 
-    async def _to_its_end(self, tx: ChainTransaction, subject: S | None) -> Ended[S]:
-        """Drive a stored transaction, and its replacements, until there is an outcome."""
+    async def _drive_to_end(self, tx: ChainTransaction, subject: S | None) -> Ended[S]:
+        """Drive a stored transaction and its replacements until there is an outcome."""
         handler = self._handlers[tx.kind]
         pause, is_new = 0.0, False
         while True:
-            self._under_way.add(tx.signature)
+            self._driven_signatures.add(tx.signature)
             try:
                 if subject is None:
                     subject = cast("S", await self._database.read(handler.load, tx.subject_id))
-                following = await self._once(tx, subject, is_new=is_new)
-            except Exception as error:  # noqa: BLE001 - whatever it is, it decides nothing about the money
-                log(logger, logging.ERROR, "driver.repeats", exception=error, signature=tx.signature)
+                following = await self._drive_once(tx, subject, is_new=is_new)
+            except Exception as error:  # noqa: BLE001 - no error is an outcome: keep driving
+                log(logger, logging.ERROR, "driver.repeats", exception=error, tx_signature=tx.signature)
             else:
                 if isinstance(following, Ended):
-                    self._done_with(tx)
+                    self._stop_tracking(tx)
                     return following
                 is_new = following.signature != tx.signature
                 if is_new:
-                    self._done_with(tx)
+                    self._stop_tracking(tx)
                     subject = None
                 tx = following
-            # A single expiry is normal. Repeated ones mean that the chain accepts no transactions.
+            # One expiry is normal. Repeated expiries mean that the chain accepts no transactions.
             await asyncio.sleep(pause)
             pause = min(max(pause * 2, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
 
-    async def _once(self, tx: ChainTransaction, subject: S, *, is_new: bool) -> Ended[S] | ChainTransaction:
+    async def _drive_once(
+        self, tx: ChainTransaction, subject: S, *, is_new: bool
+    ) -> Ended[S] | ChainTransaction:
         """Drive one transaction and return the next step; the same transaction means to check it again."""
         handler = self._handlers[tx.kind]
         outcome = await self.broadcaster.outcome(
@@ -324,7 +322,7 @@ class Settlement:
                 return await self._replaced(tx, subject)
             return await self._booked(tx, subject, outcome)
         except ChainUnavailableError:
-            # A proof is verified again before a replacement is signed or the amount is released.
+            # The proof must hold again before a replacement is signed or the amount is released.
             return tx
 
     async def _announce(self, tx: ChainTransaction, subject: S) -> None:
@@ -336,51 +334,51 @@ class Settlement:
     ) -> Ended[S] | ChainTransaction:
         """Book an outcome, and return the next step."""
         if isinstance(end, Failure):
-            # It may have failed because an earlier one has landed.
-            await self._look_at_earlier(tx.subject_id)
+            # It may have failed because an earlier transaction has landed.
+            await self._check_earlier(tx.subject_id)
         booked = await self._database.run(self._end, tx, subject, end)
         detail = end.detail if isinstance(end, Failure) else None
-        await self._told(booked, detail)
+        await self._after_commit(booked, detail)
         if isinstance(booked.following, Ended):
             fault_point(self._handlers[tx.kind].operation(subject), Step.BOOKED)
         return booked.following
 
     async def _replaced(self, tx: ChainTransaction, subject: S) -> Ended[S] | ChainTransaction:
-        """Sign a replacement for an expired transaction, or book that none will be signed."""
+        """Sign a replacement for an expired transaction, or book that it will have none."""
         handler = self._handlers[tx.kind]
-        await self._look_at_earlier(tx.subject_id)
-        current = await self._database.read(self._found, tx)
+        await self._check_earlier(tx.subject_id)
+        current = await self._database.read(self._current, tx)
         if not isinstance(current, ChainTransaction) or current.signature != tx.signature:
             return cast("Ended[S] | ChainTransaction", current)
         if not handler.is_broadcast_by_us:
             await self._check_balance(tx)
-            booked = await self._database.run(self._given_up, tx, subject)
-            await self._told(booked, None)
+            booked = await self._database.run(self._expire, tx, subject)
+            await self._after_commit(booked, None)
             fault_point(handler.operation(subject), Step.BOOKED)
             return booked.following
         blockhash = await self._chain.latest_blockhash()
         if blockhash.last_valid_block_height <= tx.last_valid_block_height:
-            # From a node that lags: the height that proved the expiry was already higher.
+            # This node lags: the height that proved the expiry was already higher.
             raise ChainUnavailableError("the chain offered a blockhash that has expired")
         prepared = await handler.prepare(self._context, subject)
         booked = await self._database.run(self._replace, tx, subject, blockhash, prepared)
-        await self._told(booked, None)
+        await self._after_commit(booked, None)
         return booked.following
 
     async def _check_balance(self, tx: ChainTransaction) -> None:
-        """Raise if less is on chain than is booked: something has landed that the books do not have yet.
+        """Raise if the chain holds less than is booked: a transaction has landed that is not booked yet.
 
         A transaction that others broadcast is found in a node's index of accounts, which may lack it although
         the node has executed it. Balances come from the execution itself.
 
         Raises:
-            ChainUnavailableError: the expired transaction may be what has landed.
+            ChainUnavailableError: the expired transaction may be the one that landed.
         """
         source = await self._database.read(account_store.existing_account, tx.account_id)
         if not await self._chain.holds(source.usdc_token_account, source.balance):
             raise ChainUnavailableError("an account holds less on chain than is booked")
 
-    async def _told(self, booked: "_Booked[S]", detail: str | None) -> None:
+    async def _after_commit(self, booked: "_Booked[S]", detail: str | None) -> None:
         """Run the actions that follow a commit, such as logging."""
         self._context.wakeup.set()
         if booked.tx is not None and isinstance(booked.following, Ended):
@@ -409,7 +407,7 @@ class Settlement:
         else:
             ended = store.fail(connection, tx, unit.now_us)
         if ended is None:
-            return _Booked(self._found(connection, tx))
+            return _Booked(self._current(connection, tx))
         if isinstance(end, Landed):
             subject = handler.settled(unit, ended, subject)
         else:
@@ -427,37 +425,37 @@ class Settlement:
         handler, unit = self._handlers[tx.kind], self._unit(connection)
         expired = store.expire(connection, tx, unit.now_us)
         if expired is None:
-            return _Booked(self._found(connection, tx))
+            return _Booked(self._current(connection, tx))
         source = account_store.existing_account(connection, tx.account_id, lock=True)
         if source.stopped_us is not None:
             raise ChainUnavailableError("nothing is signed for the account")
         means = SigningInputs(source=source, blockhash=blockhash, prepared=prepared)
-        again = handler.signed_again(unit, expired, subject, means)
-        if isinstance(again, Again):
+        replacement = handler.sign_replacement(unit, expired, subject, means)
+        if isinstance(replacement, Replacement):
             following = pending_transaction(
-                again.signed,
+                replacement.signed,
                 kind=tx.kind,
                 subject_id=tx.subject_id,
                 account_id=tx.account_id,
                 held=tx.held,
                 credits_account_id=tx.credits_account_id,
-                detail=again.detail,
+                detail=replacement.detail,
                 now_us=unit.now_us,
             )
             try:
                 replaced = store.replace(connection, expired, following)
             except ConflictError:
-                # The same bytes again: a node reports a different last valid height for an old blockhash.
-                raise ChainUnavailableError("the chain offered the blockhash of what has expired") from None
+                # The same bytes as before: the node reported another last valid height for an old blockhash.
+                raise ChainUnavailableError("the chain offered the expired blockhash again") from None
             return _Booked(replaced, expired, unit.afterwards)
-        return self._dropped(unit, expired, subject, again)
+        return self._dropped(unit, expired, subject, replacement)
 
-    def _given_up(self, connection: Connection, tx: ChainTransaction, subject: S) -> "_Booked[S]":
-        """Book that a transaction has expired which is not signed again."""
+    def _expire(self, connection: Connection, tx: ChainTransaction, subject: S) -> "_Booked[S]":
+        """Book the expiry of a transaction that is never replaced."""
         unit = self._unit(connection)
         expired = store.expire(connection, tx, unit.now_us)
         if expired is None:
-            return _Booked(self._found(connection, tx))
+            return _Booked(self._current(connection, tx))
         account_store.existing_account(connection, tx.account_id, lock=True)
         return self._dropped(unit, expired, subject, None)
 
@@ -467,8 +465,8 @@ class Settlement:
         subject = self._handlers[expired.kind].dropped(unit, expired, subject, reason)
         return _Booked(Ended(subject), expired, unit.afterwards)
 
-    def _found(self, connection: Connection, tx: ChainTransaction) -> Ended[Any] | ChainTransaction:
-        """Return the currently pending transaction of the subject; else the subject, at its end."""
+    def _current(self, connection: Connection, tx: ChainTransaction) -> Ended[Any] | ChainTransaction:
+        """Return the subject's pending transaction, or else the ended subject."""
         current = store.pending(connection, tx.kind, tx.subject_id)
         return current or Ended(self._handlers[tx.kind].load(connection, tx.subject_id))
 
@@ -476,14 +474,14 @@ class Settlement:
         """Book an expired transaction that has landed; None if another server was faster.
 
         Returns:
-            The signature of its replacement, in a tuple; the tuple contains None if there is no replacement.
+            A tuple of the signature of its replacement; the tuple contains None without a replacement.
         """
         handler, unit = self._handlers[tx.kind], self._unit(connection)
         if not store.end_expired(connection, tx, State.LANDED_LATE, unit.now_us):
             return None
         superseded = store.pending(connection, tx.kind, tx.subject_id) if handler.supersedes else None
         if superseded is not None:
-            # The replacement may land as well, and must not be sent from now on.
+            # The replacement may land as well: do not send it any more.
             store.expire(connection, superseded, unit.now_us)
             tx = evolve(tx, announced_us=superseded.announced_us)
         return (handler.landed_late(unit, tx),)

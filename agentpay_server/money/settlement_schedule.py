@@ -1,7 +1,7 @@
-"""The schedule of the recovery of transactions in flight without a driver: at the start, then periodically.
+"""The schedule of the recovery of transactions in flight: at the start, then periodically.
 
-A process drives what it accepts itself. The recovery is for transactions of a process that died, or of a
-driver that failed. It is due in real time, as leases are.
+A process drives the transactions that it accepts. Recovery takes those of a process that died or a driver
+that failed. It is due in real time, as leases are.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ LOOK_EVERY_US: Final = 10 * SECOND_US
 """Often enough to renew a lease twice before it expires."""
 
 _MANUAL_WAIT_SECONDS: Final = 5.0
-"""How long an advance of the clock waits for a chain that does not respond; the drivers continue."""
+"""How long an advance of the clock waits for an unresponsive chain; the drivers continue."""
 
 
 class RecoverySchedule:
@@ -25,17 +25,17 @@ class RecoverySchedule:
         self._settlement = settlement
         self._clock = clock
         self._next_look_us = 0
-        # On a manual clock: drivers that an advance of the clock waits for.
+        # Drivers that the next advance of a manual clock waits for.
         self._awaited: set[asyncio.Task[Any]] = set()
 
     async def resume(self) -> None:
         """Resume all transactions of an earlier process, without waiting for their outcome."""
-        while drivers := await self._taken_up():
+        while drivers := await self._recover():
             if self._clock.is_manual:
                 self._awaited.update(drivers)
 
     async def next_due_us(self) -> int | None:
-        """Return when to look next; on a manual clock: now if there is work, otherwise never."""
+        """Return when to recover next. On a manual clock: now if there is work, otherwise never."""
         if self._clock.is_manual:
             return (
                 self._clock.now_us() if self._awaited or await self._settlement.is_any_abandoned() else None
@@ -44,7 +44,7 @@ class RecoverySchedule:
 
     async def run_due(self) -> bool:
         """Resume one batch of transactions; on a manual clock, wait for their outcome."""
-        drivers = await self._taken_up()
+        drivers = await self._recover()
         if self._clock.is_manual:
             drivers = [*drivers, *self._awaited]
             self._awaited.clear()
@@ -53,5 +53,5 @@ class RecoverySchedule:
             self._next_look_us = real_now_us() + LOOK_EVERY_US
         return bool(drivers)
 
-    async def _taken_up(self) -> "list[asyncio.Task[Any]]":
+    async def _recover(self) -> "list[asyncio.Task[Any]]":
         return await self._settlement.recover()

@@ -1,12 +1,9 @@
-"""The rolling 24-hour window of spends. Exact, and its cost does not depend on the number of spends.
+"""The rolling 24-hour window of spends (interface PO9): exact, at a cost independent of their number.
 
-See interface PO9.
-
-Each spend stores its account's running total, itself included. The amount spent within the window is then the
-difference between two totals: the newest, and that of the last spend that has left the window. A spend that
-turned out to have failed is not subtracted from the totals, which would change every later one. It is written
-to a small table of releases under the time of the original spend, and subtracted while that time lies within
-the window.
+Each spend stores its account's running total, itself included. The amount spent within the window is the
+difference of two totals: the newest, and that of the last spend that has left the window. A failed spend is
+not subtracted from the totals, which would change every later one. Its row stores the time of the spend as
+`released_us`, and its amount is subtracted while that time lies within the window.
 """
 
 from typing import Final
@@ -25,14 +22,14 @@ WINDOW_US: Final = DAY_US
 
 @frozen(kw_only=True)
 class Release:
-    """An amount in micro-USDC that leaves the window, and the first microsecond at which it is out."""
+    """An amount in micro-USDC that leaves the window, and the first microsecond at which it has left."""
 
     at_us: int
     amount_micro: int
 
 
 def window_start_us(now_us: int) -> int:
-    """Return the window's start at `now_us`: spends at or before it no longer count."""
+    """Return the window's start: spends at or before it no longer count."""
     return now_us - WINDOW_US
 
 
@@ -42,7 +39,7 @@ def spent_in_window(*, total_micro: int, total_before_micro: int, released_micro
     Args:
         total_micro: running total of the account's newest spend.
         total_before_micro: running total of the last spend at or before the window's start; 0 if none.
-        released_micro: sum of the releases whose original spend lies within the window.
+        released_micro: sum of the released spends within the window.
     """
     return total_micro - total_before_micro - released_micro
 
@@ -54,14 +51,14 @@ def remaining(*, limit_micro: int | None, spent_micro: int) -> int | None:
 
 _MOMENTS_AT_ONCE: Final = 50
 
-# Each needs only an index.
+# An index covers each of these statements.
 _TOTAL_BEFORE: Final = (
     select(table.c.spent_total)
     .where(table.c.account_id == bindparam("account_id"), table.c.spent_us <= bindparam("start_us"))
     .order_by(table.c.spent_us.desc(), table.c.spent_total.desc())
     .limit(1)
 )
-# All spends of one moment leave the window at the same moment.
+# Spends at one microsecond leave the window together.
 _MOMENTS: Final = (
     select(table.c.spent_us, func.max(table.c.spent_total))
     .where(table.c.account_id == bindparam("account_id"), table.c.spent_us > bindparam("start_us"))
@@ -84,10 +81,7 @@ _RELEASED: Final = select(func.coalesce(func.sum(table.c.held), 0)).where(
 
 
 def spent(connection: Connection, account: AccountRecord, now_us: int) -> int:
-    """Return the micro-USDC that an account has spent within the window that ends at `now_us`.
-
-    Everything that counts against `max_daily_spend` is computed here, for decisions and for display.
-    """
+    """Return the micro-USDC that an account has spent within the window that ends at `now_us`."""
     values = {"account_id": account.account_id, "start_us": window_start_us(now_us)}
     before = connection.execute(_TOTAL_BEFORE, values).scalar_one_or_none()
     released = connection.execute(_RELEASED, values).scalar_one()
@@ -97,10 +91,9 @@ def spent(connection: Connection, account: AccountRecord, now_us: int) -> int:
 
 
 def against_daily_limit(connection: Connection, account: AccountRecord, now_us: int) -> int:
-    """Return the micro-USDC that count against `max_daily_spend` at `now_us` (interface PO9).
+    """Return the micro-USDC that count toward `max_daily_spend`, for decisions and display (interface PO9).
 
-    The sum of the spends within the window and the caps of all unsettled sessions. Used for decisions and for
-    displaying the remaining limit.
+    These are the spends within the window, and the caps of all unsettled sessions.
     """
     return spent(connection, account, now_us) + account.session_reserved
 
@@ -122,16 +115,16 @@ def next_release(connection: Connection, account: AccountRecord, now_us: int) ->
             amount = total - total_before - released.get(spent_us, 0)
             if amount:
                 return Release(at_us=spent_us + WINDOW_US, amount_micro=amount)
-            # All spends of that moment turned out not to have happened.
+            # All spends of that moment have failed.
             total_before = total
         start_us = end_us
 
 
 def reserved(connection: Connection, account: AccountRecord) -> int:
-    """Return the micro-USDC of an account that count as spent but may be given back.
+    """Return the micro-USDC of an account that count as spent but may be released.
 
-    These are the amounts of its transfers in flight and the caps of its unsettled sessions.
+    These are the amounts of its transfers in flight, and the caps of its unsettled sessions.
     """
-    # The in-flight amounts of sessions are part of their reserved caps: count them once.
+    # A session that is being opened is both in flight and part of the reserved caps: count it once.
     opening = transactions.opening_caps(connection, account.account_id)
     return account.in_flight - opening + account.session_reserved

@@ -1,16 +1,16 @@
-"""Statements about signed transactions, one row each. Only this module changes their states.
+"""SQL statements for signed transactions, one row each. Only this module changes their states.
 
     (none) ── signed and stored, in the commit that decides ─────► pending
-    pending ── final on chain, could still be reorganised away ──► confirmed    booked
+    pending ── final on chain, could still be reorganized away ──► confirmed    booked
     pending ── final and irreversible ───────────────────────────► finalized    booked
-    pending ── rejected by the chain, irreversibly ──────────────► failed       given back
-    pending ── expired, according to the nodes ──────────────────► expired      replaced, or given back
+    pending ── rejected by the chain, irreversibly ──────────────► failed       released
+    pending ── expired, according to the nodes ──────────────────► expired      replaced or released
     confirmed ── now irreversible ───────────────────────────────► finalized
     confirmed ── undone, and can never land again ───────────────► undone
-    expired ── confirmed by the history of the chain ────────────► ruled_out
+    expired ── ruled out by the history of the chain ────────────► ruled_out
     expired ── landed after all ─────────────────────────────────► landed_late  booked
 
-A row leaves `pending` once, in one statement. The transaction that changes the row also books the result.
+A row leaves `pending` once, in one statement. The same database transaction books the result.
 """
 
 from collections.abc import Iterable, Sequence
@@ -52,7 +52,7 @@ class State(StrEnum):
 
 @frozen(kw_only=True)
 class ChainTransaction:
-    """A row of `chain_transactions`, column by column."""
+    """A row of `chain_transactions`."""
 
     seq: int = 0
     signature: str
@@ -77,7 +77,7 @@ class ChainTransaction:
 
     @property
     def name(self) -> str | None:
-        """Its name on chain; None for a payment whose name the fee payer has not given yet."""
+        """Its signature on chain; None for a payment that its fee payer has not signed yet."""
         return self.chain_signature if self.kind is Kind.PAYMENT else self.signature
 
     @property
@@ -85,7 +85,7 @@ class ChainTransaction:
         """The signed bytes, to be sent.
 
         Raises:
-            ValueError: the transaction is over and must not be sent.
+            ValueError: the transaction has ended and must not be sent.
         """
         if self.raw is None:
             raise ValueError(f"{self.signature} is {self.state} and must not be sent")
@@ -107,7 +107,7 @@ _THIS: Final = (
 _COLUMNS: Final = tuple(column.name for column in table.columns if column.name != "seq")
 
 _INSERT: Final = insert(table)
-# Sellers broadcast payments, so the service neither sends them nor waits for them.
+# Sellers broadcast payments: the service neither sends them nor waits for them.
 _IS_DRIVEN: Final = table.c.kind != literal_column(f"'{Kind.PAYMENT}'")
 _IS_PAYMENT: Final = table.c.kind == literal_column(f"'{Kind.PAYMENT}'")
 _PAYMENTS: Final = (
@@ -177,7 +177,7 @@ _CREDITS: Final = (
     select(table.c.seq)
     .where(
         table.c.signature == bindparam("signature"),
-        # The payments of a settlement, to both sides, are booked with the settlement itself.
+        # The settlement of a session books its credits to both sides.
         (table.c.kind == literal_column(f"'{Kind.SESSION_SETTLE}'"))
         | ((table.c.credits_account_id == bindparam("account_id")) & _IS_PENDING),
     )
@@ -197,7 +197,7 @@ _SET_RESERVED: Final = (
 )
 _END_CONFIRMED: Final = (
     update(table)
-    # Another server may have reserved its amount since the row was read: the next check releases it first.
+    # If another server has reserved the amount since the row was read, the next check releases it first.
     .where(*_THIS, _IS_CONFIRMED, table.c.reserved == 0)
     .values(state=bindparam("new_state"), raw=null())
 )
@@ -241,23 +241,23 @@ def insert_transaction(connection: Connection, tx: ChainTransaction) -> None:
 
 
 def pending(connection: Connection, kind: Kind, subject_id: str) -> ChainTransaction | None:
-    """Return the transaction in flight for a subject, or None."""
+    """Return the pending transaction of a subject, if any."""
     row = connection.execute(_PENDING, {"kind": kind.value, "subject_id": subject_id}).one_or_none()
     return None if row is None else _record(row)
 
 
 def in_flight(connection: Connection, account_id: str) -> list[ChainTransaction]:
-    """Return what may yet leave an account's balance and is driven to its end, oldest first."""
+    """Return the driven transactions that may still reduce an account's balance, oldest first."""
     return [_record(row) for row in connection.execute(_IN_FLIGHT, {"account_id": account_id})]
 
 
 def payments_of(connection: Connection, account_id: str) -> list[ChainTransaction]:
-    """Return the payments of an account that their sellers may yet broadcast, oldest first."""
+    """Return an account's payments that their sellers may still broadcast, oldest first."""
     return [_record(row) for row in connection.execute(_PAYMENTS_OF, {"account_id": account_id})]
 
 
 def payment_signed(connection: Connection, signatures: Sequence[str]) -> ChainTransaction | None:
-    """Return the payment that its seller may yet broadcast under two signatures, one of which is ours."""
+    """Return the payment, still to be broadcast, whose transaction has one of two signatures."""
     first, second = signatures
     values = {"first_signature": first, "second_signature": second}
     row = connection.execute(_PAYMENT_SIGNED, values).one_or_none()
@@ -265,23 +265,23 @@ def payment_signed(connection: Connection, signatures: Sequence[str]) -> ChainTr
 
 
 def payments_after(connection: Connection, seq: int, count: int) -> list[ChainTransaction]:
-    """Return up to `count` payments that their sellers may yet broadcast, in order, from above a place."""
+    """Return up to `count` payments that sellers may still broadcast, ordered by `seq`, above a given one."""
     return [_record(row) for row in connection.execute(_PAYMENTS, {"after": seq, "count": count})]
 
 
 def credits_account(connection: Connection, signature: str, account_id: str) -> bool:
-    """Return whether a transaction's credit to an account is booked by its handler, not as a deposit."""
+    """Return whether a transaction's handler books its credit to an account, so that it is no deposit."""
     values = {"signature": signature, "account_id": account_id}
     return connection.execute(_CREDITS, values).scalar_one_or_none() is not None
 
 
-# --- Ending a pending transaction. Each function returns None when another driver was faster.
+# --- Ending a pending transaction. Each function returns None if another driver was faster.
 
 
 def land(
     connection: Connection, tx: ChainTransaction, now_us: int, *, is_irreversible: bool
 ) -> ChainTransaction | None:
-    """End a pending transaction: it is final on chain. If it could still be undone, it stays watched."""
+    """End a pending transaction: it is final on chain. It stays watched unless it is irreversible."""
     if is_irreversible:
         return _end(connection, evolve(tx, state=State.FINALIZED, raw=None, ended_us=now_us))
     return _end(connection, evolve(tx, state=State.CONFIRMED, ended_us=now_us))
@@ -294,7 +294,7 @@ def fail(connection: Connection, tx: ChainTransaction, now_us: int) -> ChainTran
 
 
 def expire(connection: Connection, tx: ChainTransaction, now_us: int) -> ChainTransaction | None:
-    """End a pending transaction: it is expected never to land, and stays watched in case it does."""
+    """End a pending transaction: it should never land, and stays watched in case it does."""
     return _end(connection, evolve(tx, state=State.EXPIRED, raw=None, ended_us=now_us))
 
 
@@ -308,14 +308,14 @@ def _end(connection: Connection, ended: ChainTransaction) -> ChainTransaction | 
         "chain_signature": ended.chain_signature,
     }
     row = connection.execute(_END, values).one_or_none()
-    # `announced` may have changed since the row was read.
+    # Another driver may have announced it since the row was read.
     return None if row is None else evolve(ended, announced_us=row[0])
 
 
 def replace(
     connection: Connection, expired: ChainTransaction, following: ChainTransaction
 ) -> ChainTransaction:
-    """Store the replacement of an expired transaction, and return it: the spend now belongs to it."""
+    """Store the replacement of an expired transaction, and move the spend to it."""
     following = evolve(
         following,
         spent_us=expired.spent_us,
@@ -329,22 +329,22 @@ def replace(
 
 
 def announce(connection: Connection, tx: ChainTransaction, now_us: int) -> bool:
-    """Store that a pending transaction was announced as sent; False if it was before, or is not pending."""
+    """Store that a pending transaction was announced as sent; False if it already was, or is not pending."""
     return connection.execute(_ANNOUNCE, {**_this(tx), "now_us": now_us}).rowcount == 1
 
 
-# --- What counts against the daily limit
+# --- Spends, for the daily limit
 
 
 def set_spend(
     connection: Connection, tx: ChainTransaction, *, spent_us: int | None, spent_total: int | None
 ) -> None:
-    """Store when a transaction counts as a spend, and the account's running total with it."""
+    """Store when a transaction counts as a spend, and the account's running total including it."""
     connection.execute(_SET_SPEND, {**_this(tx), "spent_us": spent_us, "spent_total": spent_total})
 
 
 def set_released(connection: Connection, tx: ChainTransaction, released_us: int | None) -> None:
-    """Store that the spend of a transaction did not happen; with None, that it happened after all."""
+    """Store that a spend did not happen; with None, that it happened after all."""
     connection.execute(_SET_RELEASED, {**_this(tx), "released_us": released_us})
 
 
@@ -352,23 +352,19 @@ def opening_caps(connection: Connection, account_id: str) -> int:
     """Return the micro-USDC of an account that are in flight for session openings."""
     values = {"account_id": account_id}
     pending_caps = int(connection.execute(_OPENING, values).scalar_one())
-    # The recovery retries an opening that was undone.
+    # An opening that was reorganized away is being retried.
     return pending_caps + int(connection.execute(_VANISHED_OPENINGS, values).scalar_one())
 
 
-# --- Leases: which driver works on a transaction in flight
+# --- Leases of pending transactions
 
 
 def abandoned(
     connection: Connection, now_us: int, count: int, *, lock: bool = False
 ) -> list[ChainTransaction]:
-    """Return up to `count` pending transactions without a valid lease.
+    """Return up to `count` pending transactions whose lease has expired at `now_us`, in real time.
 
-    Args:
-        connection: the connection.
-        now_us: the real time; leases that have expired by then are not valid.
-        count: the most to return.
-        lock: whether to lock the returned rows, and to skip rows that another transaction has locked.
+    With `lock`, the rows are locked, and rows that another transaction has locked are skipped.
     """
     values = {"now_us": now_us, "count": count}
     rows = connection.execute(_ABANDONED_LOCKED if lock else _ABANDONED, values)
@@ -376,7 +372,7 @@ def abandoned(
 
 
 def lease(connection: Connection, subjects: Iterable[tuple[Kind, str]], until_us: int) -> None:
-    """Lease the pending transaction of each subject until `until_us` of real time."""
+    """Lease the pending transaction of each subject until `until_us`, in real time."""
     values = [
         {"of_kind": kind.value, "of_subject": subject_id, "until_us": until_us}
         for kind, subject_id in subjects
@@ -386,7 +382,7 @@ def lease(connection: Connection, subjects: Iterable[tuple[Kind, str]], until_us
 
 
 def free_all(connection: Connection) -> None:
-    """Void all leases: their holders no longer run."""
+    """Void all leases."""
     connection.execute(_FREE_ALL)
 
 
@@ -394,37 +390,37 @@ def free_all(connection: Connection) -> None:
 
 
 def confirmed_after(connection: Connection, signature: str, count: int) -> list[ChainTransaction]:
-    """Return up to `count` of them, ordered by signature, above a given one; empty comes before all."""
+    """Return up to `count` of them, ordered by signature, above a given one; "" for the first."""
     return [
         _record(row) for row in connection.execute(_CONFIRMED_AFTER, {"after": signature, "count": count})
     ]
 
 
 def set_reserved(connection: Connection, tx: ChainTransaction, reserved: int) -> bool:
-    """Store how much of a confirmed one is in flight again; False when another server was faster."""
+    """Store the reserved amount of a confirmed transaction; False if another server was faster."""
     values = {**_this(tx), "reserved_before": tx.reserved, "new_reserved": reserved}
     return connection.execute(_SET_RESERVED, values).rowcount == 1
 
 
 def end_confirmed(connection: Connection, ended: Iterable[ChainTransaction]) -> None:
-    """Stop watching confirmed transactions: each has reached the state in its `state`."""
+    """Stop watching confirmed transactions; each carries its new `state`."""
     values = [{**_this(tx), "new_state": tx.state.value} for tx in ended]
     if values:
         connection.execute(_END_CONFIRMED, values)
 
 
-# --- Expired transactions, watched until the history of the chain rules out that they landed
+# --- Expired transactions, watched until the chain's history rules out that they landed
 
 
 def expired_of(connection: Connection, subject_id: str) -> list[ChainTransaction]:
-    """Return the watched transactions of one subject."""
+    """Return a subject's watched transactions."""
     return [_record(row) for row in connection.execute(_EXPIRED_OF, {"subject_id": subject_id})]
 
 
 def expired_after(connection: Connection, subject_id: str, count: int) -> list[ChainTransaction]:
-    """Return about `count` watched transactions, ordered by subject, above a given subject.
+    """Return about `count` watched transactions, ordered by subject, above a given subject; "" for the first.
 
-    All transactions of one subject are returned together; empty comes before all subjects.
+    All transactions of one subject are returned together.
     """
     values = {"after": subject_id, "count": count}
     found = [_record(row) for row in connection.execute(_EXPIRED_AFTER, values)]
@@ -435,7 +431,7 @@ def expired_after(connection: Connection, subject_id: str, count: int) -> list[C
 
 
 def end_expired(connection: Connection, tx: ChainTransaction, state: State, now_us: int) -> bool:
-    """Stop watching an expired transaction; False when another server was faster."""
+    """Stop watching an expired transaction; False if another server was faster."""
     values = {**_this(tx), "new_state": state.value, "ended_us": now_us}
     return connection.execute(_END_EXPIRED, values).rowcount == 1
 

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 from agentpay_server.clock import SECOND_US, Clock, real_now_us
 
 LOOK_EVERY_US: Final = 4 * SECOND_US
-"""Several times while a cluster finalizes; bytes that disappeared may land again for a minute."""
+"""Several times while a cluster finalizes. Bytes that disappeared can land again for a minute."""
 
 
 class Watch(Protocol):
@@ -20,12 +20,7 @@ class Watch(Protocol):
 
 
 class _WatchSchedule:
-    """Runs a watch for as long as there is anything to watch.
-
-    Args:
-        watch: the watch.
-        clock: the server's clock.
-    """
+    """Runs a watch periodically."""
 
     def __init__(self, watch: Watch, *, clock: Clock) -> None:
         self._watch = watch
@@ -33,7 +28,7 @@ class _WatchSchedule:
         self._next_look_us = 0
 
     async def next_due_us(self) -> int | None:
-        """Return when to look next; None on a manual clock before that time: advancing it does not help."""
+        """Return when to run next; None on a manual clock before then, since advancing it does not help."""
         wait_us = max(self._next_look_us - real_now_us(), 0)
         return None if wait_us and self._clock.is_manual else self._clock.now_us() + wait_us
 

@@ -52,9 +52,8 @@ class FirstOperator:
     """The operator that the server was first started with.
 
     Attributes:
-        operator_id: its identifier.
         key_id: the key that in-process calls use.
-        key: that key, if known: it was created or passed at this start.
+        key: that key, if it was created or passed at this start.
         is_lent: whether the key was created for this run only, and is revoked when the run ends.
     """
 
@@ -68,9 +67,9 @@ class Keys:
     """Creates, looks up and revokes keys.
 
     Args:
-        context: the shared parts.
-        are_all_seeded: whether keys come from the source of randomness, which may be seeded. False takes all
-            keys but the first operator's from the operating system.
+        context: the parts of the server.
+        are_all_seeded: whether all keys come from the server's source of randomness, which may be seeded.
+            Otherwise all but the first operator's come from the operating system.
     """
 
     def __init__(self, context: Context, *, are_all_seeded: bool = True) -> None:
@@ -108,17 +107,12 @@ class Keys:
             is_test_money=cluster != MAINNET,
         )
 
-    async def create_operator(self, name: str, *, asked_by: Principal) -> NewOperator:
-        """Create an operator with its first key.
-
-        Args:
-            name: display label.
-            asked_by: the principal that requested it.
-        """
+    async def create_operator(self, name: str, *, requested_by: Principal) -> NewOperator:
+        """Create an operator with its first key; `requested_by` is the principal that requested it."""
         key = self._new_key(KeyKind.OPERATOR)
         new = NewOperator.of(self._context.identifiers, self._context.randomness, key=key)
         now_us = self._context.clock.now_us()
-        return await self._context.database.run(insert_operator, new, name, now_us, asked_by=asked_by)
+        return await self._context.database.run(insert_operator, new, name, now_us, requested_by=requested_by)
 
     async def first_operator(
         self, *, key: str | None = None, lend_key: bool = False, is_alone: bool = True
@@ -140,7 +134,7 @@ class Keys:
             self._context.database, self._first_operator, key, first_key, lend_key=lend_key, is_alone=is_alone
         )
 
-    async def take_back(self, operator: FirstOperator) -> None:
+    async def revoke_lent_key(self, operator: FirstOperator) -> None:
         """Revoke the key that was created for this run, if any."""
         if operator.is_lent:
             await self._context.database.run(self._revoke_lent, operator.operator_id)
@@ -148,7 +142,7 @@ class Keys:
     # --- Operator keys
 
     async def create_operator_key(self, principal: Principal, request: CreateOperatorKey) -> NewOperatorKey:
-        """Create another key of the operator; it is shown only here (interface K8, K9)."""
+        """Create another key of the operator; only this response shows it (interface K8, K9)."""
         return await self._context.database.run(self._insert_operator_key, principal, request)
 
     async def list_operator_keys(
@@ -182,10 +176,10 @@ class Keys:
     # --- Agent-scoped keys
 
     async def create_agent_key(self, principal: Principal, request: CreateAgentKey) -> NewAgentKey:
-        """Create a key that is bound to one account; it is shown only here (interface K7).
+        """Create a key that is bound to one account; only this response shows it (interface K7).
 
         Raises:
-            Problem: `not_found`: no such account.
+            Problem: `not_found` of the account.
         """
         return await self._context.database.run(self._insert_agent_key, principal, request)
 
@@ -223,9 +217,9 @@ class Keys:
     # --- Units of work
 
     def _new_key(self, kind: KeyKind) -> str:
-        # Always drawn, so that later identifiers do not depend on `are_all_seeded`.
-        chance = self._context.randomness.randbytes(32)
-        return new_key(kind, chance if self._are_all_seeded else secrets.token_bytes(32))
+        # Draw in any case, so that later identifiers do not depend on `are_all_seeded`.
+        random_bytes = self._context.randomness.randbytes(32)
+        return new_key(kind, random_bytes if self._are_all_seeded else secrets.token_bytes(32))
 
     def _new_key_id(self) -> str:
         return self._context.identifiers.new(identifiers.KEY)
@@ -241,9 +235,9 @@ class Keys:
             insert_operator(connection, new, "operator", self._context.clock.now_us())
             return FirstOperator(operator_id=new.operator_id, key_id=new.key_id, key=new.key)
         if is_alone:
-            # A previous run was killed before it revoked its key.
+            # A previous run may have been killed before it revoked its key.
             self._revoke_lent(connection, operator_id)
-        # In-process calls need a valid key: the first one may have been revoked.
+        # The first key may have been revoked, and in-process calls need a valid one.
         key_id = store.lasting_keys(connection, operator_id)[0]
         if key is not None:
             key_id = self._known_key(connection, operator_id, key)
@@ -271,16 +265,16 @@ class Keys:
         name: str,
         *,
         kind: str = KeyKind.OPERATOR,
-        asked_by: Principal | None = None,
+        requested_by: Principal | None = None,
     ) -> str:
-        """Store an operator key and return its identifier. Without a requester it is audited as its own."""
+        """Store an operator key, audited as created by `requested_by`, else by the key itself."""
         key_id, now_us = self._new_key_id(), self._context.clock.now_us()
         insert_key(
             connection, key, key_id=key_id, operator_id=operator_id, name=name, kind=kind, now_us=now_us
         )
         audit.record(
             connection,
-            asked_by or Principal(operator_id=operator_id, key_id=key_id),
+            requested_by or Principal(operator_id=operator_id, key_id=key_id),
             action=CREATE_OPERATOR_KEY.name,
             subject=key_id,
             now_us=now_us,
@@ -292,14 +286,14 @@ class Keys:
         self, connection: Connection, principal: Principal, request: CreateOperatorKey
     ) -> NewOperatorKey:
         key = self._new_key(KeyKind.OPERATOR)
-        key_id = self._add_key(connection, principal.operator_id, key, request.name, asked_by=principal)
+        key_id = self._add_key(connection, principal.operator_id, key, request.name, requested_by=principal)
         created_at = from_us(self._context.clock.now_us())
         return NewOperatorKey(key_id=key_id, name=request.name, key=key, created_at=created_at)
 
     def _revoke_operator_key(self, connection: Connection, principal: Principal, key_id: str) -> None:
         record = None
         if identifiers.is_identifier(key_id, identifiers.KEY):
-            # Serialised: two concurrent revocations would each count the other's key as remaining.
+            # Serialize: two concurrent revocations would each count the other's key as remaining.
             store.lock_operator(connection, principal.operator_id)
             record = store.live_operator_key(connection, principal.operator_id, key_id)
         if record is None:

@@ -1,4 +1,4 @@
-"""Creating operators with their first key, through a server or directly in its database."""
+"""Creates operators with their first key, through a server or directly in its database."""
 
 from attrs import field, frozen
 
@@ -24,27 +24,16 @@ class NewOperator:
     key: str = field(repr=False)
 
     @classmethod
-    def of(cls, names: Identifiers, chance: Randomness, *, key: str | None = None) -> "NewOperator":
-        """Generate an operator that is not stored yet.
-
-        Args:
-            names: generates the identifiers.
-            chance: generates the key.
-            key: an operator key to use instead.
-        """
-        key = new_key(KeyKind.OPERATOR, chance.randbytes(32)) if key is None else key
-        return cls(operator_id=names.new(identifiers.OPERATOR), key_id=names.new(identifiers.KEY), key=key)
+    def of(cls, ids: Identifiers, randomness: Randomness, *, key: str | None = None) -> "NewOperator":
+        """Generate an operator that is not stored yet; `key` is used instead of a new key."""
+        key = new_key(KeyKind.OPERATOR, randomness.randbytes(32)) if key is None else key
+        return cls(operator_id=ids.new(identifiers.OPERATOR), key_id=ids.new(identifiers.KEY), key=key)
 
 
 async def create_operator(database: Database, name: str) -> NewOperator:
-    """Create an operator in a database, and return it with its first key.
-
-    Args:
-        database: migrated; a server may be running on it.
-        name: display label.
-    """
-    clock, chance = SystemClock(), SystemRandomness()
-    new = NewOperator.of(Identifiers(clock, chance), chance)
+    """Create an operator in a migrated database, which a running server may use; return its first key."""
+    clock, randomness = SystemClock(), SystemRandomness()
+    new = NewOperator.of(Identifiers(clock, randomness), randomness)
     return await database.run(insert_operator, new, name, clock.now_us())
 
 
@@ -54,16 +43,12 @@ def insert_operator(
     name: str,
     now_us: int,
     *,
-    asked_by: Principal | None = None,
+    requested_by: Principal | None = None,
 ) -> NewOperator:
     """Store an operator with its first key, and return it.
 
-    Args:
-        connection: the unit's.
-        new: the operator.
-        name: display label of the operator and its key.
-        now_us: the current time.
-        asked_by: the operator that requested it in the sandbox; None to audit it as its own.
+    `name` labels the operator and the key. `requested_by` is the operator that requested it in the sandbox;
+    None audits the new operator as its creator.
     """
     store.insert_operator(connection, new.operator_id, name, now_us)
     insert_key(
@@ -77,8 +62,8 @@ def insert_operator(
     )
     audit.record(
         connection,
-        asked_by or Principal(operator_id=new.operator_id, key_id=new.key_id),
-        action=audit.OPERATOR_CREATED if asked_by is None else CREATE_OPERATOR.name,
+        requested_by or Principal(operator_id=new.operator_id, key_id=new.key_id),
+        action=audit.OPERATOR_CREATED if requested_by is None else CREATE_OPERATOR.name,
         subject=new.operator_id,
         now_us=now_us,
         after={"name": name},
@@ -100,7 +85,7 @@ def insert_key(
 ) -> None:
     """Store a new key; `account_id` is None for an operator key."""
     digest = digest_of(key)
-    assert digest is not None  # noqa: S101 - made or checked by the callers
+    assert digest is not None  # noqa: S101 - callers pass a valid key
     store.insert_key(
         connection,
         key_id=key_id,

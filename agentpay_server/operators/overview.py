@@ -16,10 +16,10 @@ from agentpay_server.principals import Principal
 from agentpay_server.treasury import LAMPORTS, Treasury
 
 KEPT: Final = 1000
-"""How many requests of one operator are kept."""
+"""Number of requests that are kept for each operator."""
 
 OPERATORS_MAX: Final = 100
-"""For how many operators requests are kept: the most recently active ones."""
+"""Number of operators whose requests are kept: the most recently active ones."""
 
 
 @frozen(kw_only=True)
@@ -52,7 +52,7 @@ class RequestLog:
         status: int | None,
         duration_ms: int,
     ) -> None:
-        """Keep a request that was answered; the oldest makes way."""
+        """Keep a completed request, and drop the oldest if there are too many."""
         self._seq += 1
         kept = self._by_operator.setdefault(principal.operator_id, deque(maxlen=KEPT))
         kept.append(
@@ -85,7 +85,7 @@ class RequestLog:
 
 
 class Overview:
-    """Counts what there is and what waits."""
+    """Counts an operator's objects and pending work."""
 
     def __init__(self, context: Context, treasury: Treasury) -> None:
         self._context = context

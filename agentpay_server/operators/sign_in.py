@@ -1,8 +1,8 @@
 """Signing in to the console: links with one-use codes, and the keys of browsers (CO18 to CO20).
 
-Codes and keys are of the system's randomness and never follow from a seed: links are opened on ports. They
-expire on the server's clock. A browser that moves this clock, or restores the world, keeps its key as long as
-it would have had it.
+Codes and keys come from the operating system's randomness, never from a seed, because links are opened on
+ports. They expire on the server's clock. A browser that advances this clock, or restores a snapshot, keeps
+its key for the time that it had left.
 """
 
 import secrets
@@ -41,11 +41,11 @@ class SignIns:
         self._context = context
 
     async def create_code(self, actor: audit.Actor) -> SignInCode:
-        """Return a new code for the actor's operator; it is shown here and never again."""
+        """Return a new code for the actor's operator. It is never shown again."""
         return await self._context.database.run(self._insert_code, actor)
 
     async def sign_in(self, principal: Principal, request: SignIn) -> ConsoleKey:
-        """Exchange a code for a key; of several exchanges of one code, one succeeds.
+        """Exchange a code for a key; a code can be exchanged once.
 
         Raises:
             Problem: `unauthorized`: the code is malformed, unknown, expired or used.
@@ -63,35 +63,30 @@ class SignIns:
         return key
 
     async def postpone(self, principal: Principal, by_us: int) -> None:
-        """Let the console key of a request expire later, on a clock that is about to be moved by `by_us`."""
+        """Postpone the expiry of a request's console key before the clock advances by `by_us`."""
         if principal.is_console:
             await self._context.database.run(self._postpone, principal, by_us)
 
-    async def held(self, principal: Principal) -> KeyRecord | None:
-        """Return the console key of a request, to be put back after a restore; None for other keys."""
+    async def current_key(self, principal: Principal) -> KeyRecord | None:
+        """Return the console key of a request, for `restore_key` after a restore; None for other keys."""
         if not principal.is_console:
             return None
         return await self._context.database.read(
             store.live_operator_key, principal.operator_id, principal.key_id
         )
 
-    async def put_back(self, key: KeyRecord | None, *, at_us: int) -> None:
-        """Store a console key again that a restore may have undone, with the time that it had left.
-
-        Args:
-            key: what `held` returned.
-            at_us: the server's time at that moment.
-        """
+    async def restore_key(self, key: KeyRecord | None, *, at_us: int) -> None:
+        """Store a console key that a restore may have removed, with the time that it had left at `at_us`."""
         if key is not None and key.expires_us is not None:
             expires_us = key.expires_us - at_us + self._context.clock.now_us()
-            await self._context.database.run(_put_back, key, expires_us)
+            await self._context.database.run(_restore_key, key, expires_us)
 
     # --- Units of work
 
     def _insert_code(self, connection: Connection, actor: audit.Actor) -> SignInCode:
         code, now_us = new_code(secrets.token_bytes(_BYTES)), self._context.clock.now_us()
         digest = digest_of_code(code)
-        assert digest is not None  # noqa: S101 - it has just been made
+        assert digest is not None  # noqa: S101 - the code is new
         expires_us = now_us + CODE_US
         store.insert_code(connection, digest, actor.operator_id, expires_us, now_us)
         audit.record(
@@ -137,7 +132,7 @@ class SignIns:
             store.set_expiry(connection, key.key_id, key.expires_us + by_us)
 
 
-def _put_back(connection: Connection, key: KeyRecord, expires_us: int) -> None:
+def _restore_key(connection: Connection, key: KeyRecord, expires_us: int) -> None:
     if store.set_expiry(connection, key.key_id, expires_us):
         return
     store.insert_key(

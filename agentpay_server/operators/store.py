@@ -1,4 +1,4 @@
-"""Statements about operators and their API keys."""
+"""SQL statements for operators and their API keys."""
 
 from typing import Final
 
@@ -39,7 +39,7 @@ _OF_OPERATOR: Final = (
     api_keys.c.account_id.is_(None),
     api_keys.c.revoked_us.is_(None),
 )
-# Two rows are enough to know whether another key would remain.
+# Two rows show whether another key would remain.
 _LASTING: Final = (
     select(api_keys.c.key_id)
     .where(*_OF_OPERATOR, api_keys.c.kind == literal_column(f"'{KeyKind.OPERATOR}'"))
@@ -112,18 +112,18 @@ _REVOKE_OPERATOR_KEY: Final = _REVOKE.where(api_keys.c.account_id.is_(None))
 
 
 def first_operator(connection: Connection) -> str | None:
-    """Return the operator that was created first; None without one."""
+    """Return the operator that was created first, if any."""
     operator_id: str | None = connection.execute(_FIRST_OPERATOR).scalar_one_or_none()
     return operator_id
 
 
 def lock_operator(connection: Connection, operator_id: str) -> None:
-    """Prevent concurrent revocations of an operator's keys until the transaction ends."""
+    """Prevent concurrent revocations of an operator's keys until the unit of work ends."""
     connection.execute(_LOCK_OPERATOR, {"operator_id": operator_id})
 
 
 def lasting_keys(connection: Connection, operator_id: str) -> list[str]:
-    """Return the key_ids of the oldest two live keys of an operator, except keys created for one run only."""
+    """Return the key_ids of an operator's oldest two live keys, except keys created for one run only."""
     return list(connection.execute(_LASTING, {"operator_id": operator_id}).scalars())
 
 
@@ -134,7 +134,7 @@ def operator_key(connection: Connection, digest: str) -> KeyRecord | None:
 
 
 def revoke_lent(connection: Connection, operator_id: str, now_us: int) -> list[tuple[str, str]]:
-    """Revoke the live keys of an operator that were created for one run; return their key_ids and names."""
+    """Revoke an operator's live keys that were created for one run; return their key_ids and names."""
     rows = connection.execute(_REVOKE_LENT, {"of_operator": operator_id, "now_us": now_us})
     return [(key_id, name) for key_id, name in rows]
 
@@ -179,7 +179,7 @@ def live_key(connection: Connection, digest: str) -> tuple[str, str, str | None,
 
 
 def agent_keys(connection: Connection, operator_id: str, before: int, count: int) -> list[KeyRecord]:
-    """Return live agent-scoped keys of an operator, newest first, below a sequence number."""
+    """Return an operator's live agent-scoped keys below a sequence number, newest first."""
     rows = connection.execute(_AGENT_KEYS, {"operator_id": operator_id, "before": before, "count": count})
     return [KeyRecord(*row) for row in rows]
 
@@ -187,7 +187,7 @@ def agent_keys(connection: Connection, operator_id: str, before: int, count: int
 def operator_keys(
     connection: Connection, operator_id: str, before: int, count: int, now_us: int
 ) -> list[KeyRecord]:
-    """Return live operator keys of an operator, newest first, below a sequence number."""
+    """Return an operator's live operator keys below a sequence number, newest first."""
     values = {"operator_id": operator_id, "before": before, "count": count, "now_us": now_us}
     rows = connection.execute(_OPERATOR_KEYS, values)
     return [KeyRecord(*row) for row in rows]
@@ -216,18 +216,18 @@ def revoke_operator_key(connection: Connection, operator_id: str, key_id: str, n
 
 
 def set_expiry(connection: Connection, key_id: str, expires_us: int) -> bool:
-    """Let a key expire at another time; return whether there is such a key."""
+    """Set when a key expires; return whether the key exists."""
     return connection.execute(_SET_EXPIRY, {"of_key": key_id, "until_us": expires_us}).rowcount == 1
 
 
 def insert_code(connection: Connection, digest: str, operator_id: str, expires_us: int, now_us: int) -> None:
-    """Store the digest of a sign-in code, and forget the codes that have expired."""
+    """Store the digest of a sign-in code, and delete expired codes."""
     connection.execute(_FORGET_CODES, {"now_us": now_us})
     values = {"digest": digest, "operator_id": operator_id, "expires_us": expires_us}
     connection.execute(_INSERT_CODE, values)
 
 
 def take_code(connection: Connection, digest: str, now_us: int) -> str | None:
-    """Use up a sign-in code, and return its operator; None if it has expired or was used."""
+    """Consume a sign-in code, and return its operator; None if it has expired or was used."""
     row = connection.execute(_TAKE_CODE, {"of_digest": digest, "now_us": now_us}).one_or_none()
     return None if row is None else str(row[0])

@@ -9,7 +9,7 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import accounts, deliveries, sessions, transfers
 
 UNDELIVERED_MAX: Final = 10_000
-"""The most undelivered deliveries to count; they stay undelivered permanently."""
+"""Maximum count of undelivered deliveries, which accumulate permanently."""
 
 _OPERATOR: Final[BindParameter[str]] = bindparam("operator_id")
 _ACCOUNTS: Final = select(func.count()).where(accounts.c.operator_id == _OPERATOR)

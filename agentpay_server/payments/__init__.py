@@ -1,1 +1,1 @@
-"""Payments behind HTTP 402: reading challenges, building what is signed, wrapping the answer."""
+"""Payments behind HTTP 402: read the challenge, sign the payment, build the header that presents it."""

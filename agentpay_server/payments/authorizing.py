@@ -1,7 +1,7 @@
 """Authorization of a payment: a new one, or one that an operator has approved.
 
-A payment is authorized like any transfer, in one commit with the reservation and the signed bytes. In
-addition, the pin of the seller's origin applies, and the seller broadcasts the transaction.
+A payment is authorized like any transfer. In addition, the pin of the seller's origin applies, and the seller
+broadcasts the transaction.
 """
 
 from typing import ClassVar
@@ -26,7 +26,7 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.errors import Problem
 from agentpay_server.money.authorization import Decided, SpendUnit
 from agentpay_server.money.handlers import pending_transaction
-from agentpay_server.money.held_keys import Asked, Held
+from agentpay_server.money.held_keys import Held, RequestedKey
 from agentpay_server.money.policy import Purpose, Refusal, Spend
 from agentpay_server.money.preflight import Preflight, invalid_recipient
 from agentpay_server.money.transactions import ChainTransaction, Kind
@@ -45,7 +45,7 @@ from agentpay_server.transfers.rules import Terms, check_transition
 from agentpay_server.transfers.store import TransferRecord
 
 _LIFE_US = (BLOCKHASH_LIFE_BLOCKS + 1) * BLOCK_US
-"""For how long a payment can land after it was signed, at the nominal block rate of a cluster."""
+"""How long a signed payment can land, at a cluster's nominal block rate."""
 
 
 @frozen(kw_only=True)
@@ -53,12 +53,10 @@ class Purchase:
     """A purchase to pay for.
 
     Attributes:
-        operator_id: operator of the paying account.
-        account_id: the account that pays.
         origin: the seller.
         url: requested URL, as the client reports it.
         memo: the caller's memo.
-        offer: the offer of the seller's challenge that is paid.
+        offer: the offer to pay.
         pin: the operator's pin of the origin, as read before the decision; None without a pin.
         token_account: token account of the primary recipient.
     """
@@ -84,7 +82,7 @@ class Purchase:
 
     @property
     def terms(self) -> Terms:
-        """The terms of the purchase in the form of any transfer's."""
+        """The terms of the purchase, as a transfer's terms."""
         return Terms(
             account_id=self.account_id,
             to=self.token_account,
@@ -108,8 +106,8 @@ class PaymentIntent(TransferIntent):
         return store.pin(connection, purchase.operator_id, purchase.origin) == purchase.pin
 
     def spend(self, preflight: Preflight) -> Spend:
-        """Return what the policy judges."""
-        # The origin says what is paid for, so require_memo does not refuse a missing memo.
+        """Return the spend that the policy judges."""
+        # The origin says what the payment is for, so require_memo accepts it without a memo.
         terms = attrs.evolve(self._terms, memo=self._purchase.memo or self._purchase.origin)
         return spend_of(terms, preflight, Purpose.PAYMENT)
 
@@ -127,9 +125,9 @@ class PaymentIntent(TransferIntent):
         return pin_refusal(self._purchase.pin, terms)
 
     def submitted(self, unit: SpendUnit) -> Decided[TransferRecord]:
-        """Sign the payment, store it and hold its amount."""
+        """Sign the payment, store it and reserve its amount."""
         decided = super().submitted(unit)
-        # The caller may have the bytes broadcast as soon as it receives them.
+        # The seller may broadcast as soon as the caller has the bytes, so `transfer.initiated` comes now.
         initiated = booking.initiated(decided.record)
         booking.record_events(unit.connection, self._context, decided.record, unit.now_us, initiated)
         return decided
@@ -157,7 +155,7 @@ class PaymentIntent(TransferIntent):
             )
         except (FeePayerRefusedError, TransactionTooLargeError) as error:
             raise Problem(ErrorCode.NOTHING_PAYABLE, f"This 402 is not paid: {error}.") from None
-        # If the service pays the fee, it makes the first signature, which identifies the transaction.
+        # If the service pays the fee, its own signature is the first, which names the transaction on chain.
         name = None if terms.fee_payer is not None else str(Signature.from_bytes(prepared.raw[1:65]))
         self._signature = self._record(
             raw=prepared.raw,
@@ -211,15 +209,7 @@ class PaymentIntent(TransferIntent):
 
 
 class NewPayment(PaymentIntent, NewSpend):
-    """A new payment. Storing it raises ConflictError if another request has taken its key.
-
-    Args:
-        context: the parts of the server.
-        principal: the caller.
-        purchase: the purchase.
-        asked: the idempotency key of the request.
-        held: the transfer that held that key when the request was read.
-    """
+    """A new payment; see `NewSpend`."""
 
     action: ClassVar[str] = AUTHORIZE_PAYMENT.name
 
@@ -228,21 +218,21 @@ class NewPayment(PaymentIntent, NewSpend):
         context: Context,
         principal: Principal,
         purchase: Purchase,
-        asked: Asked,
+        requested: RequestedKey,
         held: Held[TransferRecord],
     ) -> None:
         self._purchase = purchase
-        super().__init__(context, principal, purchase.terms, asked, held)
+        super().__init__(context, principal, purchase.terms, requested, held)
 
     def claim(self, connection: Connection) -> bool:
-        """Take the idempotency key, if the pin is as it was read."""
+        """Claim the idempotency key, if the pin is as it was read."""
         return self._is_pin_as_seen(connection) and super().claim(connection)
 
     def _store(self, connection: Connection, decision: Decision, now_us: int) -> TransferRecord:
         if decision.recipient is not None:
-            # The deposit watcher books a payment that arrives at an account of this service.
-            nobody = attrs.evolve(decision.recipient, account_id=None)
-            decision = attrs.evolve(decision, recipient=nobody)
+            # If this service holds the recipient, the deposit watcher books the arrival.
+            external = attrs.evolve(decision.recipient, account_id=None)
+            decision = attrs.evolve(decision, recipient=external)
         stored = super()._store(connection, decision, now_us)
         store.insert_payment(connection, self._signature or self._record())
         return stored
@@ -251,11 +241,7 @@ class NewPayment(PaymentIntent, NewSpend):
 class ApprovedPayment(PaymentIntent):
     """A payment that an operator has approved, when the caller requests it again.
 
-    Args:
-        context: the parts of the server.
-        principal: the caller.
-        purchase: the purchase, from a fresh challenge.
-        approved: the approved payment, as currently stored.
+    `purchase` is from a fresh challenge; `approved` is the payment as currently stored.
     """
 
     is_approved = True
@@ -269,14 +255,14 @@ class ApprovedPayment(PaymentIntent):
         self._approved = approved
 
     def claim(self, connection: Connection) -> bool:
-        """Check that the payment is still approved and not signed, and the pin as it was read."""
+        """Check that the payment is still approved and unsigned, and that the pin is as it was read."""
         waiting = transfer_store.approved(connection, self._transfer_id)
         return waiting == self._approved and self._is_pin_as_seen(connection)
 
     def refused(self, connection: Connection, refusal: Refusal, now_us: int) -> Decided[TransferRecord]:
-        """Store the payment as rejected, unless only its funds are missing."""
+        """Store the payment as rejected, unless only funds are missing."""
         if refusal.code == ErrorCode.INSUFFICIENT_BALANCE:
-            # The policy allows it, so it stays approved.
+            # No policy rule is violated: the payment stays approved.
             raise Problem(
                 refusal.code,
                 refusal.message,
@@ -290,7 +276,7 @@ class ApprovedPayment(PaymentIntent):
         columns = decision.columns(now_us)
         decided = attrs.evolve(self._approved, **columns, category=self._terms.category)
         is_moved = transfer_store.decide(connection, decided)
-        assert is_moved  # noqa: S101 - the row has been locked since it was seen to be approved
+        assert is_moved  # noqa: S101 - the row is locked since it was read as approved
         if self._signature is not None:
             store.sign(connection, self._signature)
         audit.record(

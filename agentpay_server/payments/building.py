@@ -1,9 +1,9 @@
-"""The transaction of a payment: exactly what its terms require, signed only by our keys. Pure functions.
+"""Builds the transaction of a payment: exactly what its terms require, signed only by our keys.
 
-A version 0 message of: compute-unit limit, unit price, one `transferChecked` for each leg with its memo after
-it, and for x402 a memo in any case. No account is created, no program called besides. Where the seller pays
-the fee, its signature comes first and its slot stays zero: the bytes are worth nothing until the seller has
-signed them too.
+It is a version 0 message: the compute-unit limit, the unit price, and one `transferChecked` for each leg,
+followed by the leg's memo. x402 always requires a memo. The transaction creates no account and calls no other
+program. If the seller pays the fee, its signature slot comes first and stays zero: the bytes are worthless
+until the seller signs them.
 """
 
 from collections.abc import Collection, Mapping
@@ -28,8 +28,8 @@ from agentpay_server.chain.protocol import Blockhash
 from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, TransactionTooLargeError
 from agentpay_server.payments.terms import Protocol, Terms
 
-MOST_UNITS: Final = 190_000
-"""The highest compute-unit limit: MPP sellers accept up to 200,000, and some facilitators about half."""
+MAX_UNITS: Final = 190_000
+"""Maximum compute-unit limit: MPP sellers accept up to 200,000, and some facilitators about half of that."""
 
 _BASE_UNITS: Final = 20_000
 _UNITS_PER_LEG: Final = 7_500
@@ -39,18 +39,18 @@ _SIGNATURE_BYTES: Final = 64
 
 
 class FeePayerRefusedError(ValueError):
-    """The challenge names an address as its fee payer that must not be: signing would be signing for it."""
+    """The challenge's fee payer is ours or takes part in the payment: signing would authorize more."""
 
 
 @frozen(kw_only=True)
 class PreparedPayment:
-    """A payment as it is handed out.
+    """A payment to be handed out.
 
     Attributes:
-        raw: the transaction; the slot of a fee payer that is not ours is zero.
-        signature: ours, in base58, by which it is recognised on chain.
-        message_hash: names the signed message, whatever other signatures the transaction carries.
-        last_valid_block_height: above this block height it can no longer land.
+        raw: the transaction; the signature slot of an external fee payer is zero.
+        signature: our signature in base58, by which the payment is recognized on chain.
+        message_hash: hash of the signed message, independent of the signatures.
+        last_valid_block_height: the last block height at which it can land.
     """
 
     raw: bytes
@@ -77,23 +77,23 @@ def build_payment(
     nonce: int,
     nonce_memo: str,
 ) -> PreparedPayment:
-    """Return the transaction of a payment, signed in our slots.
+    """Return the transaction of a payment, with our signatures.
 
     Args:
         signer: holds the keys.
-        blockhash: a recent one of our own, whatever the challenge says.
-        terms: what is paid.
-        payer_key: whose money it is.
+        blockhash: a recent one from our own node, whatever the challenge says.
+        terms: the terms of the challenge.
+        payer_key: the paying account's key.
         usdc_mint: address of the USDC mint.
-        own_addresses: addresses of ours that no challenge may name as its fee payer, the payer's among them.
-        nonce: a number that no other payment of the account has under this blockhash; it is added to the
-            compute-unit limit, and makes two equal payments two transactions.
-        nonce_memo: what the memo says that x402 wants, where the seller names none.
+        own_addresses: our addresses, which no challenge may name as its fee payer.
+        nonce: unique among the account's payments under this blockhash, at least 0. It is added to the
+            compute-unit limit, so that two equal payments are two transactions.
+        nonce_memo: the memo that x402 requires if the seller gives none.
 
     Raises:
-        FeePayerRefusedError: the fee payer is an address of ours, or takes part in the payment.
-        TransactionTooLargeError: it would not fit a packet, or ask for more than `MOST_UNITS` compute units;
-            nothing was signed.
+        FeePayerRefusedError: the fee payer is one of our addresses, or takes part in the payment.
+        TransactionTooLargeError: the transaction does not fit into a packet, or needs more than `MAX_UNITS`
+            compute units; nothing was signed.
         ValueError: `nonce` is negative.
     """
     mint, owner = Pubkey.from_string(usdc_mint), Pubkey.from_string(signer.address(payer_key))
@@ -102,9 +102,9 @@ def build_payment(
     if nonce < 0:
         raise ValueError("nonce must be at least 0")
     units = base_units(terms, own_memo) + nonce
-    if units > MOST_UNITS:
+    if units > MAX_UNITS:
         raise TransactionTooLargeError(
-            f"the payment would ask for {units} compute units, the limit is {MOST_UNITS}: shorten its memos"
+            f"the payment would ask for {units} compute units, the limit is {MAX_UNITS}: shorten its memos"
         )
     source = Pubkey.from_string(associated_token_address(str(owner), usdc_mint))
     steps: list[Instruction] = [set_compute_unit_limit(units), set_compute_unit_price(_UNIT_PRICE)]

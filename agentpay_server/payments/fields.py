@@ -1,7 +1,7 @@
-"""Reading fields that a stranger has written: each is what it must be, or the challenge is unreadable.
+"""Reads fields that a seller has written. A field of the wrong form makes the challenge unreadable.
 
-Everything is bounded before it is decoded. An error names the field and never repeats the value, which is a
-stranger's text.
+Lengths are checked before decoding. An error names the field and never repeats the value, which a stranger
+wrote.
 """
 
 import base64
@@ -13,12 +13,13 @@ from solders.pubkey import Pubkey
 
 from agentpay.contract import json_text
 from agentpay.contract.json_text import InvalidJsonError
-from agentpay_server.payments.terms import MOST_MICRO, UnreadableChallengeError
+from agentpay.contract.usdc import MAX_MICRO
+from agentpay_server.payments.terms import UnreadableChallengeError
 
 T = TypeVar("T")
 
 MAX_ENCODED_CHARACTERS: Final = 16 * 1024
-"""How long a challenge may be as it is encoded in a header."""
+"""Maximum length of an encoded challenge in a header."""
 
 MAX_TEXT_CHARACTERS: Final = 2_048
 MAX_MEMO_BYTES: Final = 256
@@ -29,7 +30,7 @@ _BASE64_URL: Final = re.compile(r"[A-Za-z0-9_-]*={0,2}")
 
 
 def json_object(body: bytes, name: str) -> dict[str, Any]:
-    """Return the JSON object in a body."""
+    """Parse a body that must be a JSON object."""
     try:
         content = json_text.parse_request_json(body)
     except InvalidJsonError as error:
@@ -38,7 +39,7 @@ def json_object(body: bytes, name: str) -> dict[str, Any]:
 
 
 def base64_object(text: str, name: str, *, is_url: bool = False) -> dict[str, Any]:
-    """Return the JSON object that a text in base64 is, in the alphabet for URLs or in the standard one."""
+    """Decode a JSON object from base64, in the URL-safe or the standard alphabet."""
     if len(text) > MAX_ENCODED_CHARACTERS:
         raise UnreadableChallengeError(f"{name} is longer than {MAX_ENCODED_CHARACTERS} characters")
     alphabet = _BASE64_URL if is_url else _BASE64
@@ -53,26 +54,26 @@ def base64_object(text: str, name: str, *, is_url: bool = False) -> dict[str, An
 
 
 def exactly(value: object, kind: type[T], name: str) -> T:
-    """Return a value, if it is of a type: `True` is no `int`."""
+    """Return a value if it has exactly the given type: `True` is not an `int`."""
     if type(value) is not kind:
         raise UnreadableChallengeError(f"{name} must be {_NAMES.get(kind, kind.__name__)}")
     return value
 
 
 def member(holder: Mapping[str, Any], key: str, kind: type[T]) -> T:
-    """Return a member that must be there."""
+    """Return a required member."""
     if key not in holder:
         raise UnreadableChallengeError(f"{key} is missing")
     return exactly(holder[key], kind, key)
 
 
 def optional(holder: Mapping[str, Any], key: str, kind: type[T]) -> T | None:
-    """Return a member; None if it is missing or null."""
+    """Return an optional member; None if it is missing or null."""
     return None if holder.get(key) is None else member(holder, key, kind)
 
 
 def text(holder: Mapping[str, Any], key: str) -> str | None:
-    """Return a text of bounded length; None if it is missing."""
+    """Return an optional text of bounded length; None if it is missing."""
     found = optional(holder, key, str)
     if found is None:
         return None
@@ -92,10 +93,10 @@ def memo(holder: Mapping[str, Any], key: str) -> str | None:
 
 
 def address(holder: Mapping[str, Any], key: str) -> str:
-    """Return an address of Solana."""
+    """Return a Solana address."""
     found = member(holder, key, str)
     try:
-        # As it is always written: equal addresses are equal texts.
+        # Normalized, so that equal addresses are equal texts.
         return str(Pubkey.from_string(found))
     except ValueError:
         raise UnreadableChallengeError(f"{key} is not an address of Solana") from None
@@ -104,13 +105,13 @@ def address(holder: Mapping[str, Any], key: str) -> str:
 def amount_micro(holder: Mapping[str, Any], key: str) -> int:
     """Return an amount in the smallest units, written as a text."""
     found = member(holder, key, str)
-    if _AMOUNT.fullmatch(found) is None or not 1 <= int(found) <= MOST_MICRO:
-        raise UnreadableChallengeError(f"{key} must be a whole number from 1 to {MOST_MICRO}, as a text")
+    if _AMOUNT.fullmatch(found) is None or not 1 <= int(found) <= MAX_MICRO:
+        raise UnreadableChallengeError(f"{key} must be a whole number from 1 to {MAX_MICRO}, as a text")
     return int(found)
 
 
 def _is_unicode(value: str) -> bool:
-    """Return whether a text has no half of a character, which JSON can write and nothing can store."""
+    """Return whether a text has no lone surrogate, which JSON can express but no database can store."""
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:

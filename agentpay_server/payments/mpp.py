@@ -1,7 +1,7 @@
-"""MPP, the HTTP scheme `Payment`, method `solana`, intent `charge`: reading and answering. Pure functions.
+"""MPP (HTTP scheme `Payment`, method `solana`, intent `charge`): reads challenges, builds headers.
 
-Several challenges may share a header with each other and with other schemes. Those of other methods and
-intents are passed over; one of ours that cannot be read makes the header unreadable.
+Challenges of several schemes may share a header. Those of other methods and intents are skipped; an
+unreadable one of ours makes the header unreadable.
 """
 
 import base64
@@ -14,7 +14,7 @@ from agentpay.contract import json_text
 from agentpay_server.clock import to_us
 from agentpay_server.payments import fields
 from agentpay_server.payments.terms import (
-    MOST_LEGS,
+    MAX_LEGS,
     Leg,
     Network,
     Offer,
@@ -26,14 +26,14 @@ from agentpay_server.payments.terms import (
 CHALLENGE_HEADER: Final = "www-authenticate"
 
 _MAX_HEADER_CHARACTERS: Final = 64 * 1024
-_MOST_CHALLENGES: Final = 64
+_MAX_CHALLENGES: Final = 64
 _MAX_CATEGORY_CHARACTERS: Final = 64
 USDC: Final = "USDC"
 """Symbol that a challenge may use instead of the mint's address."""
 
 _USDC_DECIMALS: Final = 6
 _TOKEN_PROGRAM: Final = "TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA"  # noqa: S105 - a program's address
-_ANSWER_HEADERS: Final = {
+_PAYMENT_HEADERS: Final = {
     "authorization": "Authorization",
     "payment-authorization": "Payment-Authorization",
 }
@@ -55,33 +55,28 @@ _UNIT: Final = re.compile(r"u([0-9a-fA-F]{4})")
 
 
 def read_header(value: str) -> list[Offer]:
-    """Return what a `WWW-Authenticate` header offers on Solana, in its order.
+    """Return the Solana offers of a `WWW-Authenticate` header, in its order.
 
     Raises:
-        UnreadableChallengeError: it cannot be read, or one of its offers cannot.
+        UnreadableChallengeError: the header, or one of its Solana offers, cannot be read.
     """
     if len(value) > _MAX_HEADER_CHARACTERS:
         raise UnreadableChallengeError(f"WWW-Authenticate is longer than {_MAX_HEADER_CHARACTERS} characters")
     found = []
     for count, parameters in enumerate(_challenges(value)):
-        if count == _MOST_CHALLENGES:
-            raise UnreadableChallengeError(f"WWW-Authenticate has more than {_MOST_CHALLENGES} challenges")
+        if count == _MAX_CHALLENGES:
+            raise UnreadableChallengeError(f"WWW-Authenticate has more than {_MAX_CHALLENGES} challenges")
         if (parameters.get("method"), parameters.get("intent")) == ("solana", "charge"):
             found.append(_offer(parameters))
     return found
 
 
 def wrap(offer: Offer, transaction: bytes) -> tuple[str, str]:
-    """Return name and value of the header that presents a payment.
-
-    Args:
-        offer: what is paid.
-        transaction: signed, except for the slot of a fee payer that is not ours.
-    """
+    """Return name and value of the header that presents a payment."""
     payload = {"type": "transaction", "transaction": base64.b64encode(transaction).decode("ascii")}
     content = json_text.print_json({"challenge": offer.echo, "payload": payload})
     encoded = base64.urlsafe_b64encode(content).rstrip(b"=").decode("ascii")
-    return _answer_header(offer.echo), f"Payment {encoded}"
+    return _payment_header(offer.echo), f"Payment {encoded}"
 
 
 def _challenges(value: str) -> Iterator[dict[str, str]]:
@@ -138,7 +133,7 @@ def _unescaped(text: str) -> str:
             character = text[position] if unit is None else chr(int(unit[1], 16))
             position = position + 1 if unit is None else unit.end()
         parts.append(character)
-    # Characters beyond the first plane are two units; half of one is no character.
+    # A character beyond the first plane is two units. A lone unit is replaced.
     return "".join(parts).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -148,7 +143,7 @@ def _offer(parameters: dict[str, str]) -> Offer:
             raise UnreadableChallengeError(f"a challenge has no {name}")
     for name in ("id", "realm", "expires", "digest", "description"):
         fields.text(parameters, name)
-    _answer_header(parameters)
+    _payment_header(parameters)
     request = fields.base64_object(parameters["request"], "request", is_url=True)
     details = fields.optional(request, "methodDetails", dict) or {}
     _check_token(details)
@@ -166,10 +161,10 @@ def _offer(parameters: dict[str, str]) -> Offer:
     )
 
 
-def _answer_header(parameters: Mapping[str, Any]) -> str:
-    name = _ANSWER_HEADERS.get(str(parameters.get("header") or "authorization").lower())
+def _payment_header(parameters: Mapping[str, Any]) -> str:
+    name = _PAYMENT_HEADERS.get(str(parameters.get("header") or "authorization").lower())
     if name is None:
-        # A seller that may name any header writes any header of the caller's.
+        # Otherwise a seller could overwrite any header of the client's request.
         raise UnreadableChallengeError("header must be Authorization or Payment-Authorization")
     return name
 
@@ -186,7 +181,7 @@ def _mint(request: Mapping[str, Any]) -> str:
 
 
 def _check_token(details: Mapping[str, Any]) -> None:
-    """Refuse terms that USDC does not have."""
+    """Refuse decimals or a token program that USDC does not have."""
     decimals = fields.optional(details, "decimals", int)
     if decimals not in (None, _USDC_DECIMALS):
         raise UnreadableChallengeError(f"decimals must be {_USDC_DECIMALS}, as those of USDC are")
@@ -203,8 +198,8 @@ def _fee_payer(details: Mapping[str, Any]) -> str | None:
 
 def _legs(request: Mapping[str, Any], details: Mapping[str, Any]) -> tuple[Leg, ...]:
     splits = fields.optional(details, "splits", list) or []
-    if len(splits) > MOST_LEGS - 1:
-        raise UnreadableChallengeError(f"splits holds more than {MOST_LEGS - 1}")
+    if len(splits) > MAX_LEGS - 1:
+        raise UnreadableChallengeError(f"splits holds more than {MAX_LEGS - 1}")
     others = [_leg(fields.exactly(split, dict, "a split"), "memo") for split in splits]
     whole = _leg(request, "externalId")
     rest = whole.amount_micro - sum(leg.amount_micro for leg in others)
@@ -228,7 +223,7 @@ def _moment(text: str | None) -> int | None:
         moment = datetime.fromisoformat(text)
         return to_us(moment)
     except (ValueError, TypeError, OverflowError):
-        # TypeError: one without a UTC offset, which is no moment.
+        # TypeError: it has no UTC offset.
         raise UnreadableChallengeError("expires is not a time with a UTC offset") from None
 
 

@@ -1,4 +1,4 @@
-"""Pins of sellers' origins: which payments they rule out, and setting, reading and deleting them."""
+"""Pins of sellers' origins: the payments that they forbid; set, read, list and delete them."""
 
 from typing import Final
 
@@ -29,7 +29,7 @@ _ATTEMPTS: Final = 5
 
 
 def pin_refusal(pin: Pin | None, terms: Terms) -> Refusal | None:
-    """Return why a pin rules a payment out, or None."""
+    """Return why a pin forbids a payment, or None."""
     reason = None if pin is None else _reason(pin, terms)
     return None if reason is None else Refusal(code=ErrorCode.POLICY_VIOLATION, message=reason)
 
@@ -45,8 +45,8 @@ def _reason(pin: Pin, terms: Terms) -> str | None:
     for leg in terms.legs:
         if pin.recipients is not None and leg.recipient not in pin.recipients:
             return (
-                f"recipients of the pin of {pin.origin} does not include {shown(leg.recipient)}, whom its "
-                "challenge asks to pay."
+                f"recipients of the pin of {pin.origin} does not include {shown(leg.recipient)}, a recipient "
+                "of the challenge."
             )
     return None
 
@@ -59,7 +59,7 @@ class Origins:
         self._database = context.database
 
     async def put(self, principal: Principal, origin: str, request: PinOrigin) -> PinnedOrigin:
-        """Pin an origin, replacing its existing pin.
+        """Pin an origin, replacing an existing pin.
 
         Raises:
             Problem: `invalid_request` if `origin` is not an origin.

@@ -1,8 +1,7 @@
 """Payments behind HTTP 402: from a challenge to the header that pays it, at most once for a key.
 
-The checks have the order of a transfer's: the account, the key, paused, recipients, pin and policy, balance.
-An existing payment under the key takes precedence: the service signs one transaction for a key, and returns
-it to every request on equal terms.
+Checks run in the order of a transfer's: the account, the key, paused, recipients, pin and policy, balance.
+The service signs one transaction for a key, and returns it to every request on equal terms.
 """
 
 from collections.abc import Sequence
@@ -26,10 +25,10 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.errors import Problem, not_found
 from agentpay_server.money.authorization import Parties
-from agentpay_server.money.held_keys import Asked, Held
+from agentpay_server.money.held_keys import Held, RequestedKey
 from agentpay_server.payments import rules, store
-from agentpay_server.payments.answers import conflict, problem_of, shown
 from agentpay_server.payments.authorizing import ApprovedPayment, NewPayment, Purchase
+from agentpay_server.payments.responses import conflict, problem_of, shown
 from agentpay_server.payments.store import PaymentRecord, Pin
 from agentpay_server.payments.terms import Offer, UnreadableChallengeError
 from agentpay_server.payments.watch import PaymentWatch
@@ -47,7 +46,7 @@ _UNPRESENTED: Final = (TransferStatus.SUBMITTED, TransferStatus.SETTLED)
 
 @frozen(kw_only=True)
 class _View:
-    """The state that a request reads from the database."""
+    """The stored data for a request."""
 
     source: AccountRecord
     held: Held[TransferRecord]
@@ -66,7 +65,7 @@ class Payments:
         self._watch = watch
 
     async def authorize(self, principal: Principal, request: AuthorizePayment) -> Payment:
-        """Return a payment of a seller's 402: signed, with the header that presents it, or pending approval.
+        """Pay a seller's 402: return the signed payment and its header, or a payment pending approval.
 
         Raises:
             Problem: `not_found` of the account, `unreadable_challenge`, `nothing_payable`,
@@ -90,13 +89,13 @@ class Payments:
                 raise conflict(None)
             offer = known or payable[0]
             if held is None or held.error == ErrorCode.INSUFFICIENT_BALANCE:
-                answer = await self._new(principal, request, offer, view, deadline)
+                payment = await self._new(principal, request, offer, view, deadline)
             elif held.status == TransferStatus.APPROVED:
-                answer = await self._approved(principal, request, offer, view, deadline)
+                payment = await self._approved(principal, request, offer, view, deadline)
             else:
-                answer = await self._replayed(held, offer)
-            if answer is not None:
-                return answer
+                payment = await self._replayed(held, offer)
+            if payment is not None:
+                return payment
 
     async def get(self, principal: Principal, transfer_id: str) -> Payment:
         """Return one payment with its current status on chain.
@@ -111,7 +110,7 @@ class Payments:
         return shown(transfer, payment)
 
     async def list(self, principal: Principal, query: ListPayments) -> PageBody[Payment]:
-        """Return a page of payments, newest first; for an agent key, only of its account.
+        """Return a page of payments, newest first; for an agent-scoped key, only those of its account.
 
         Raises:
             Problem: `forbidden` for another account, `invalid_request` for a cursor of another list.
@@ -136,7 +135,7 @@ class Payments:
         return listing.page(rows, query.limit, seq=lambda row: row[1].seq, item=lambda row: shown(*row))
 
     async def report_outcome(self, principal: Principal, transfer_id: str, request: ReportOutcome) -> Payment:
-        """Store the seller's response as the client reports it, and return the payment.
+        """Store the seller's response, as the client reports it, and return the payment.
 
         Raises:
             Problem: `not_found`.
@@ -182,7 +181,7 @@ class Payments:
         payment = await self._database.read(store.existing_payment, held.transfer_id)
         now_us = self._context.clock.now_us()
         if held.status == TransferStatus.SUBMITTED and now_us >= (payment.expires_us or 0):
-            # The transaction may have expired by now.
+            # The transaction may have expired.
             await self._watch.look_at(held.transfer_id, within_seconds=_LOOK_SECONDS)
             held = await self._database.read(transfer_store.existing_transfer, held.transfer_id)
         if held.status in _UNPRESENTED:
@@ -203,9 +202,11 @@ class Payments:
     async def _new(
         self, principal: Principal, request: AuthorizePayment, offer: Offer, view: _View, deadline: float
     ) -> Payment | None:
-        """Authorize a new payment; None means that the caller must read everything again."""
+        """Authorize a new payment; None if the request must start over."""
         purchase = self._purchase(principal, request, offer, view)
-        payment = NewPayment(self._context, principal, purchase, _asked(principal, request), view.held)
+        payment = NewPayment(
+            self._context, principal, purchase, _requested_key(principal, request), view.held
+        )
         return await self._decided(payment, offer, view, deadline)
 
     async def _approved(
@@ -216,9 +217,9 @@ class Payments:
         view: _View,
         deadline: float,
     ) -> Payment | None:
-        """Authorize a payment that an operator has approved; None as in `_new`."""
+        """Authorize a payment that an operator has approved; None if the request must start over."""
         held = view.held.holder
-        assert held is not None  # noqa: S101 - it is what was approved
+        assert held is not None  # noqa: S101 - the approved payment
         expires_us = held.approval_expires_us
         if expires_us is not None and expires_us <= self._context.clock.now_us():
             raise Problem(
@@ -286,7 +287,7 @@ class Payments:
         source = account_store.own_account(connection, principal, request.account_id)
         return _View(
             source=source,
-            held=transfer_store.KEYS.find(connection, _asked(principal, request), now_us),
+            held=transfer_store.KEYS.find(connection, _requested_key(principal, request), now_us),
             pin=store.pin(connection, principal.operator_id, request.origin),
             accounts={
                 token_account: account_store.account_at(connection, token_account)
@@ -319,8 +320,8 @@ class Payments:
 _CLUSTERS: Final = ("mainnet-beta", "devnet", "testnet")
 
 
-def _asked(principal: Principal, request: AuthorizePayment) -> Asked:
-    return Asked(
+def _requested_key(principal: Principal, request: AuthorizePayment) -> RequestedKey:
+    return RequestedKey(
         account_id=request.account_id,
         idempotency_key=request.idempotency_key,
         by_operator=not principal.is_agent,

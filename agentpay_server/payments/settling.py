@@ -1,4 +1,4 @@
-"""Recording of a payment's outcome: settled, refused by the chain, or expired."""
+"""The handler that books the outcomes of payments: settled, refused by the chain, or expired."""
 
 import json
 from typing import Final
@@ -16,24 +16,24 @@ from agentpay_server.transfers.store import TransferRecord
 
 EXPIRED: Final = Refusal(
     code=ErrorCode.PAYMENT_EXPIRED,
-    message="The seller did not broadcast this payment while it could land; nothing was moved. A new "
+    message="This payment did not land on chain in time, and nothing was moved. A new "
     "purchase takes a new idempotency_key.",
 )
 _FAILED: Final = "The chain refused this payment when the seller broadcast it: {}. Nothing was moved. A new "
 _REASONS: Final = {
     FailureReason.INSUFFICIENT_FUNDS: "the balance had fallen below the amount",
-    FailureReason.ACCOUNT_FROZEN: "a token account of it was frozen",
-    FailureReason.ACCOUNT_MISSING: "a token account of it was gone",
+    FailureReason.ACCOUNT_FROZEN: "one of its token accounts was frozen",
+    FailureReason.ACCOUNT_MISSING: "one of its token accounts did not exist",
 }
 
 
 class PaymentHandler(TransferHandler):
-    """Handles payments: transfers that the service signs and the seller broadcasts."""
+    """Books the outcomes of payments, which the service signs and the seller broadcasts."""
 
     kind = Kind.PAYMENT
     is_broadcast_by_us = False
     announces = False
-    # The seller holds the bytes. An undone transaction could land again, and the service may not resend it.
+    # The seller holds the bytes: an undone transaction could land again, and the service may not resend it.
     must_be_irreversible = True
 
     def operation(self, subject: TransferRecord) -> Operation:  # noqa: ARG002
@@ -41,7 +41,7 @@ class PaymentHandler(TransferHandler):
         return Operation.PAYMENT
 
     async def find(self, chain: Chain, tx: ChainTransaction, *, is_for_proof: bool) -> SignatureStatus | None:
-        """Find the transaction by its signature if the service knows it, else by its signed message."""
+        """Look the transaction up by its signature if that is known, else by its signed message."""
         if tx.chain_signature is None:
             return await chain.find_cosigned(cosigned_of(tx), is_for_proof=is_for_proof)
         status = await chain.signature_status(tx.chain_signature)
@@ -55,10 +55,10 @@ class PaymentHandler(TransferHandler):
         message = f"{_FAILED.format(reason)}purchase takes a new idempotency_key."
         return self._failed(unit, tx, subject, Refusal(code=ErrorCode.PAYMENT_FAILED, message=message))
 
-    def signed_again(
+    def sign_replacement(
         self, unit: Unit, tx: ChainTransaction, subject: TransferRecord, means: SigningInputs
     ) -> Refusal:
-        """Never called: the seller holds the signed bytes, so a payment is not signed twice."""
+        """Never called: the seller holds the signed bytes, so a payment has no replacement."""
         raise NotImplementedError
 
     def dropped(

@@ -1,4 +1,4 @@
-"""Statements about payments behind HTTP 402, and about the origins that operators have pinned."""
+"""SQL statements for payments behind HTTP 402, and for pinned origins."""
 
 import json
 from collections.abc import Mapping
@@ -123,7 +123,7 @@ _PINS: Final = (
 
 
 def insert_payment(connection: Connection, record: PaymentRecord) -> None:
-    """Insert the row of a new payment; the database assigns `seq`.
+    """Store a new payment; the database assigns `seq`.
 
     Raises:
         ConflictError: another payment of the account has the same nonce under the same blockhash.
@@ -132,7 +132,7 @@ def insert_payment(connection: Connection, record: PaymentRecord) -> None:
 
 
 def sign(connection: Connection, record: PaymentRecord) -> None:
-    """Store the signed bytes of a payment that was not signed before.
+    """Store the signed bytes of a payment.
 
     Raises:
         ValueError: the payment is already signed.
@@ -172,7 +172,7 @@ def next_nonce(connection: Connection, account_id: str, blockhash: str) -> int:
 def set_outcome(
     connection: Connection, transfer_id: str, *, status: int, receipt: str | None, duration_ms: int | None
 ) -> None:
-    """Store the seller's response as the client reports it."""
+    """Store the seller's response, as the client reports it."""
     values = {
         "of_transfer": transfer_id,
         "outcome_status": status,
@@ -183,7 +183,7 @@ def set_outcome(
 
 
 def next_expiry_us(connection: Connection) -> int | None:
-    """Return the earliest expiry of the payments that may still land; None without such payments."""
+    """Return the earliest expiry of the payments that may still land, if any."""
     expires_us: int | None = connection.execute(_NEXT_EXPIRY).scalar_one_or_none()
     return expires_us
 
@@ -191,15 +191,10 @@ def next_expiry_us(connection: Connection) -> int | None:
 def page(
     connection: Connection, operator_id: str, before: int, count: int, filters: Mapping[str, object]
 ) -> list[tuple[TransferRecord, PaymentRecord]]:
-    """Return payments of an operator, newest first, below a sequence number.
+    """Return an operator's payments below a sequence number, newest first.
 
-    Args:
-        connection: the connection.
-        operator_id: the operator.
-        before: the sequence number.
-        count: largest number of payments.
-        filters: required values of `account_id`, `origin`, `status` and `transfer_id`; `since_us` keeps only
-            later payments.
+    `filters` are required values of `account_id`, `origin`, `status` and `transfer_id`, and `since_us`, an
+    exclusive lower bound of the creation time.
     """
     statement = _PAGES[tuple(name for name in _FILTERS if name in filters)]
     values = {"operator_id": operator_id, "before": before, "count": count, **filters}
@@ -210,13 +205,13 @@ def page(
 
 
 def pin(connection: Connection, operator_id: str, origin: str) -> Pin | None:
-    """Return an operator's pin of an origin; None without one."""
+    """Return an operator's pin of an origin, if any."""
     row = connection.execute(_PIN, {"of_operator": operator_id, "of_origin": origin}).one_or_none()
     return None if row is None else _pin(row)
 
 
 def set_pin(connection: Connection, pinned: Pin) -> None:
-    """Store a pin, replacing an existing one of the same origin; the database assigns `seq`.
+    """Store a pin, replacing one of the same origin; the database assigns `seq`.
 
     Raises:
         ConflictError: a concurrent request has pinned the same origin.
@@ -241,7 +236,7 @@ def delete_pin(connection: Connection, operator_id: str, origin: str) -> bool:
 
 
 def pins(connection: Connection, operator_id: str, before: int, count: int) -> list[Pin]:
-    """Return the pins of an operator, the newest first, below a sequence number."""
+    """Return an operator's pins below a sequence number, newest first."""
     values = {"operator_id": operator_id, "before": before, "count": count}
     return [_pin(row) for row in connection.execute(_PINS, values)]
 

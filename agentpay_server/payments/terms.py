@@ -8,19 +8,16 @@ from attrs import field, frozen
 
 from agentpay.contract import json_text
 
-MOST_LEGS: Final = 9
-"""The primary recipient, and the splits of MPP, of which there are at most 8."""
-
-MOST_MICRO: Final = 10**15 - 1
-"""The largest payment in micro-USDC, as for transfers."""
+MAX_LEGS: Final = 9
+"""The primary recipient, and at most 8 splits of MPP."""
 
 
 class UnreadableChallengeError(ValueError):
-    """The challenge cannot be read; the text names the field and the fault."""
+    """The challenge cannot be read; the message names the field and the fault."""
 
 
 class Protocol(StrEnum):
-    """How a challenge is written and answered."""
+    """The protocol of a challenge."""
 
     MPP = "mpp"
     X402_V2 = "x402_v2"
@@ -28,7 +25,7 @@ class Protocol(StrEnum):
 
 
 class Network(StrEnum):
-    """Which money a challenge asks for."""
+    """The network whose money a challenge asks for."""
 
     MAINNET = "mainnet-beta"
     DEVNET = "devnet"
@@ -42,8 +39,8 @@ class Leg:
 
     Attributes:
         recipient: address of the owner who is paid, not of the token account.
-        amount_micro: how much, in micro-USDC, at least 1.
-        memo: text that must follow it on chain; None for none.
+        amount_micro: micro-USDC, at least 1.
+        memo: memo that must follow the transfer on chain, if any.
     """
 
     recipient: str
@@ -53,14 +50,12 @@ class Leg:
 
 @frozen(kw_only=True)
 class Terms:
-    """Everything in a challenge that decides what is signed. Equal terms are one payment.
+    """The parts of a challenge that determine the transaction. Equal terms are one payment.
 
     Attributes:
-        protocol: of the challenge.
-        network: which money.
         mint: address of the mint, or `USDC` for that of the network.
-        legs: who is paid, the primary recipient first.
-        fee_payer: address that pays the fee and signs first; None where the payer does.
+        legs: the transfers, the primary recipient's first.
+        fee_payer: address that pays the fee and signs first; None if the payer does.
     """
 
     protocol: Protocol
@@ -71,7 +66,7 @@ class Terms:
 
     @property
     def amount_micro(self) -> int:
-        """All that leaves the payer, in micro-USDC."""
+        """Total that leaves the payer, in micro-USDC."""
         return sum(leg.amount_micro for leg in self.legs)
 
     @property
@@ -80,13 +75,8 @@ class Terms:
         return self.legs[0].recipient
 
     def digest(self, *, origin: str, memo: str | None) -> str:
-        """Return what is equal for equal terms of one seller, as 64 hexadecimal digits.
-
-        Args:
-            origin: of the seller, such as `https://api.example.com`.
-            memo: of the caller.
-        """
-        # MPP lets a seller change the key that pays its fees; with x402 it is part of what was agreed.
+        """Return a digest of the terms, the seller's origin and the caller's memo: 64 hexadecimal digits."""
+        # MPP lets a seller change the key that pays its fees; with x402 it is part of the terms.
         payer = self.fee_payer is not None if self.protocol is Protocol.MPP else self.fee_payer
         legs = [[leg.recipient, leg.amount_micro, leg.memo] for leg in self.legs]
         parts = [origin, self.protocol.value, self.network.value, self.mint, legs, payer, memo]
@@ -98,11 +88,10 @@ class Offer:
     """One way to pay that a challenge offers.
 
     Attributes:
-        terms: what it asks for.
-        expires_us: until when the seller takes it, in microseconds since 1970; None where it does not say.
-        category: what the seller calls it; None where it does not say.
-        resource_url: what is sold, as the seller says; a claim.
-        echo: what the answer must repeat, as it came.
+        expires_us: when the offer ends, if the seller says.
+        category: the seller's category, if any.
+        resource_url: URL of the purchase, as the seller claims.
+        echo: the parts that the response must repeat unchanged.
     """
 
     terms: Terms

@@ -3,7 +3,7 @@
 The embedded chain reports every transaction that it executes. A remote cluster is polled every few seconds of
 real time while a payment may still land. Expiries are scheduled on the server's clock.
 
-Waiting for a seller does not count as work in progress, so a stop or a snapshot does not wait for it.
+Waiting for a seller is not work in progress, so a stop or a snapshot does not wait for it.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ from agentpay_server.payments import store
 
 _BATCH: Final = 100
 _SIGNATURES: Final = 2
-"""Number of signatures of a payment: the payer's and the fee payer's."""
+"""A payment has two signatures: the payer's and the fee payer's."""
 
 _LOOK_EVERY_US: Final = 2 * SECOND_US
 _ROUND_SECONDS: Final = 5.0
-"""How long a round waits for the slowest account: sellers' dust may have given it a long history to read."""
+"""How long a round waits for the slowest account: spam transfers may have made its history long."""
 
 _ACCOUNTS_AT_ONCE: Final = 32
 _QUIET_US: Final = 10 * SECOND_US
@@ -32,7 +32,7 @@ _QUIET_US: Final = 10 * SECOND_US
 
 
 class PaymentWatch:
-    """Records payments that have landed, failed or expired."""
+    """Books payments that have landed, failed or expired."""
 
     def __init__(self, context: Context, settlement: Settlement) -> None:
         self._context = context
@@ -50,11 +50,11 @@ class PaymentWatch:
     def executed(self, executed: Executed) -> None:
         """Check a transaction that the embedded chain has executed."""
         signatures = [str(signature) for signature in executed.transaction.signatures]
-        if len(signatures) == _SIGNATURES and not self._settlement.is_under_way(signatures[0]):
+        if len(signatures) == _SIGNATURES and not self._settlement.is_driven(signatures[0]):
             self._context.tasks.start(self._look_for(signatures))
 
     async def look_at(self, transfer_id: str, *, within_seconds: float) -> None:
-        """Record the outcome of a payment if it has one, within a time."""
+        """Book the outcome of a payment if it has one; stop waiting after `within_seconds`."""
         tx = await self._database.read(transactions.pending, Kind.PAYMENT, transfer_id)
         if tx is not None:
             look = self._context.tasks.start(self._settlement.look_at(tx))
@@ -63,8 +63,8 @@ class PaymentWatch:
     async def look(self) -> tuple[bool, bool]:
         """Check every open payment; return whether any ended, and whether any is still open.
 
-        Payments of different accounts do not wait for each other. A check that takes too long continues
-        after the return, and its account is left out until it has ended.
+        Payments of different accounts do not wait for each other. A check that takes too long continues in
+        the background, and its account is skipped until it ends.
         """
         seq, is_any_ended, is_any_left = 0, False, False
         while page := await self._database.read(transactions.payments_after, seq, _BATCH):
@@ -89,7 +89,7 @@ class PaymentWatch:
         for account_id, look in looks.items():
             self._looks[account_id] = look
             look.add_done_callback(partial(self._looked, account_id))
-        # On a manual clock nothing else looks again, and its chain is in this process.
+        # On a manual clock nothing else checks again, and the chain is in this process: wait for all.
         seconds = None if self._clock.is_manual else _ROUND_SECONDS
         done, _ = await asyncio.wait(looks.values(), timeout=seconds)
         return sum(look.result() for look in done if not look.cancelled() and look.exception() is None)
@@ -102,12 +102,12 @@ class PaymentWatch:
         del self._looks[account_id]
 
     async def next_due_us(self) -> int | None:
-        """Return when to look next; on a manual clock, when the next payment has expired."""
+        """Return when to check next; on a manual clock, when the next payment expires."""
         wait_us = max(self._next_look_us - real_now_us(), 0)
         if not self._clock.is_manual:
             return self._clock.now_us() + wait_us
         due_us = await self._database.read(store.next_expiry_us)
-        # A payment that is due but has no outcome does not end by advancing the clock.
+        # Advancing the clock does not end a payment that is due and has no outcome.
         return None if due_us is not None and due_us <= self._clock.now_us() and wait_us else due_us
 
     async def run_due(self) -> bool:
@@ -122,6 +122,6 @@ class PaymentWatch:
         self._next_look_us = real_now_us() + (_LOOK_EVERY_US if is_any_left else _QUIET_US)
         return is_any_ended
 
-    async def _look_for(self, signatures: list[str]) -> Any:  # noqa: ANN401 - nobody asks
+    async def _look_for(self, signatures: list[str]) -> Any:  # noqa: ANN401 - the result is not used
         tx: ChainTransaction | None = await self._database.read(transactions.payment_signed, signatures)
         return None if tx is None else await self._settlement.look_at(tx)

@@ -1,8 +1,7 @@
-"""x402, versions 2 and 1, scheme `exact` on Solana: reading a challenge, wrapping the answer. Pure functions.
+"""x402 versions 2 and 1, scheme `exact` on Solana: reads challenges, builds headers. Pure functions.
 
-Version 2 writes its challenge into the header `PAYMENT-REQUIRED`, version 1 into the body of the 402. What is
-offered in other schemes and on other networks is passed over; an offer of ours that cannot be read makes the
-whole challenge unreadable.
+Version 2 has its challenge in the header `PAYMENT-REQUIRED`, version 1 in the body of the 402. Offers of
+other schemes and networks are skipped; an unreadable offer of ours makes the whole challenge unreadable.
 """
 
 import base64
@@ -16,7 +15,7 @@ from agentpay_server.payments.terms import Leg, Network, Offer, Protocol, Terms,
 MAX_BODY_BYTES: Final = 64 * 1024
 CHALLENGE_HEADER: Final = "payment-required"
 
-_MOST_OFFERS: Final = 64
+_MAX_OFFERS: Final = 64
 _NETWORKS: Final = {
     Protocol.X402_V2: {
         "solana:5eykt4UsFv8P8NJdTREpY1vzqKqZKvdp": Network.MAINNET,
@@ -30,10 +29,10 @@ _IDENTIFIER: Final = "payment-identifier"
 
 
 def read_header(value: str) -> list[Offer]:
-    """Return what a `PAYMENT-REQUIRED` header offers on Solana, in its order.
+    """Return the Solana offers of a `PAYMENT-REQUIRED` header, in its order.
 
     Raises:
-        UnreadableChallengeError: it is no challenge of version 2, or one of its offers cannot be read.
+        UnreadableChallengeError: it is no challenge of version 2, or one of its Solana offers cannot be read.
     """
     challenge = fields.base64_object(value.strip(), "PAYMENT-REQUIRED")
     if fields.member(challenge, "x402Version", int) != 2:
@@ -50,12 +49,12 @@ def read_header(value: str) -> list[Offer]:
 
 
 def read_body(body: bytes) -> list[Offer]:
-    """Return what the body of a 402 offers on Solana, in its order; nothing where it is no challenge.
+    """Return the Solana offers in the body of a 402, in its order; none if it is no challenge.
 
     Raises:
-        UnreadableChallengeError: it is a challenge of version 1, and one of its offers cannot be read.
+        UnreadableChallengeError: it is a challenge of version 1, and one of its Solana offers cannot be read.
     """
-    # Most bodies of a 402 are something else, such as a page for people.
+    # Most 402 bodies are something else, such as an HTML page.
     if body.lstrip()[:1] != b"{" or b"x402Version" not in body:
         return []
     if len(body) > MAX_BODY_BYTES:
@@ -69,10 +68,7 @@ def read_body(body: bytes) -> list[Offer]:
 def wrap(offer: Offer, transaction: bytes, *, payment_id: str) -> tuple[str, str]:
     """Return name and value of the header that presents a payment.
 
-    Args:
-        offer: what is paid.
-        transaction: signed, except for the slot of a fee payer that is not ours.
-        payment_id: names the payment, for sellers that declare the extension for it.
+    `payment_id` identifies the payment to sellers that declare the extension for it.
     """
     content: dict[str, Any] = {
         "x402Version": 1 if offer.terms.protocol is Protocol.X402_V1 else 2,
@@ -93,8 +89,8 @@ def _offers(
     challenge: Mapping[str, Any], protocol: Protocol, echo: Mapping[str, Any], url: str | None
 ) -> list[Offer]:
     accepts = fields.member(challenge, "accepts", list)
-    if len(accepts) > _MOST_OFFERS:
-        raise UnreadableChallengeError(f"accepts holds more than {_MOST_OFFERS} offers")
+    if len(accepts) > _MAX_OFFERS:
+        raise UnreadableChallengeError(f"accepts holds more than {_MAX_OFFERS} offers")
     found = []
     for entry in accepts:
         accepted: dict[str, Any] = fields.exactly(entry, dict, "an offer")
@@ -114,7 +110,7 @@ def _offer(
 ) -> Offer:
     extra = fields.optional(accepted, "extra", dict) or {}
     amount = fields.amount_micro(accepted, _AMOUNT_KEYS[protocol])
-    # Some sellers write both. A challenge that asks for two prices is no offer.
+    # Some sellers write both. An offer with two prices is invalid.
     for key in _AMOUNT_KEYS.values():
         if accepted.get(key) is not None and fields.amount_micro(accepted, key) != amount:
             raise UnreadableChallengeError("amount and maxAmountRequired differ")
@@ -140,8 +136,8 @@ def _with_identifier(extensions: Mapping[str, Any], payment_id: str) -> dict[str
     if not isinstance(declared, dict):
         return dict(extensions)
     info = declared.get("info")
-    told = {**(info if isinstance(info, dict) else {}), "id": payment_id}
-    return {**extensions, _IDENTIFIER: {**declared, "info": told}}
+    updated = {**(info if isinstance(info, dict) else {}), "id": payment_id}
+    return {**extensions, _IDENTIFIER: {**declared, "info": updated}}
 
 
 def _encoded(content: Mapping[str, Any]) -> str:

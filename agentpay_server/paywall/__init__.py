@@ -1,7 +1,7 @@
-"""Paid APIs for tests: a seller that speaks x402 and MPP, honest or hostile as a test needs.
+"""Paid APIs for tests: a seller that speaks x402 and MPP, honest or hostile.
 
-`Paywall` sells over httpx transports, as an ASGI application, or on a port, and settles what it is paid on a
-test chain. `Mode` lists its possible misbehaviour.
+`Paywall` sells over httpx transports, as an ASGI application, or on a port, and settles the payments on a
+test chain. `Mode` lists its possible misbehavior.
 """
 
 from agentpay_server.payments.terms import Protocol

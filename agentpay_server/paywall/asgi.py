@@ -1,4 +1,4 @@
-"""The seller as an ASGI application, which any event loop can run: it hands requests to the seller's own."""
+"""The seller as an ASGI application, for any event loop: it runs requests on the seller's own loop."""
 
 from typing import Final
 
@@ -8,8 +8,8 @@ from agentpay.contract import json_text
 from agentpay_server.chain.node.errors import RpcError
 from agentpay_server.embedded.owner_thread import OwnerThread
 from agentpay_server.errors import Problem
-from agentpay_server.http.errors import Headers, rendered
-from agentpay_server.http.requests import DROP, REFUSED, WHOLE
+from agentpay_server.http.requests import REFUSED, WHOLE
+from agentpay_server.http.responses import Headers, drop, rendered
 from agentpay_server.metrics import Metrics
 from agentpay_server.paywall.seller import LostReplyError, Reply, Seller
 from agentpay_server.sandbox.facilitator.fee_payer import FailedOnChainError, NotConfirmedError
@@ -19,12 +19,7 @@ _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
 class SellerApp:
-    """A seller as ASGI, and what a port needs to serve it.
-
-    Attributes:
-        settings: limits of a port.
-        metrics: what a port counts.
-    """
+    """A seller as an ASGI application that a port can serve."""
 
     def __init__(self, seller: Seller, owner: OwnerThread) -> None:
         self.settings: Settings = Settings()
@@ -38,7 +33,7 @@ class SellerApp:
         return status, [*headers, (b"content-length", str(len(body)).encode("ascii"))], body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Respond to one request."""
         if scope["type"] != "http":
             return
         refused: Problem | None = scope.get(REFUSED)
@@ -58,7 +53,9 @@ class SellerApp:
         try:
             reply = await self._owner.call_async(work)
         except LostReplyError:
-            await _drop(scope, receive)
+            if not await drop(scope, receive) and WHOLE not in scope:
+                # Not our port or transport: other ASGI servers end the connection on an error.
+                raise ConnectionResetError("the seller dropped the connection, as lose_reply says") from None
             return
         except (RpcError, NotConfirmedError, FailedOnChainError) as error:
             content = json_text.print_json({"error": "chain_unavailable", "message": str(error)})
@@ -71,17 +68,6 @@ async def _send(reply: Reply, send: Send) -> None:
     headers.append((b"content-length", str(len(reply.body)).encode("ascii")))
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
     await send({"type": "http.response.body", "body": reply.body})
-
-
-async def _drop(scope: Scope, receive: Receive) -> None:
-    drop = scope.get(DROP)
-    if drop is not None:
-        drop()
-        while (await receive())["type"] != "http.disconnect":
-            pass
-    elif WHOLE not in scope:
-        # Neither our port nor our transport: whatever serves it ends the connection on an error.
-        raise ConnectionResetError("the seller dropped the connection, as lose_reply says")
 
 
 def _url(scope: Scope, headers: dict[str, str]) -> str:

@@ -43,7 +43,7 @@ class Challenge:
     Attributes:
         url: of the resource.
         description: text for people.
-        category: the seller's category; None for none.
+        category: the seller's category, if any.
         error: why the last payment was refused; None for the first challenge.
         now_us: the seller's time, in microseconds since 1970.
     """
@@ -60,9 +60,7 @@ class Presented:
     """A payment as a request presents it.
 
     Attributes:
-        protocol: the protocol.
-        transaction: the bytes of the transaction.
-        echo: what the payment repeats of the challenge.
+        echo: the parts of the challenge that the payment repeats.
     """
 
     protocol: Protocol
@@ -90,7 +88,7 @@ def write(offers: Sequence[Terms], challenge: Challenge) -> tuple[Headers, bytes
 
 
 def requirements(terms: Terms, *, url: str = "", description: str = "") -> dict[str, Any]:
-    """Return the entry of an x402 challenge, with which a payment of version 2 must repeat it."""
+    """Return the entry of an x402 challenge, which a payment of version 2 must repeat."""
     extra: dict[str, Any] = {}
     if terms.fee_payer is not None:
         extra["feePayer"] = terms.fee_payer
@@ -173,14 +171,14 @@ def mpp_request(terms: Terms) -> dict[str, Any]:
 def receipt(presented: Presented, *, payer: str, signature: str, now_us: int) -> tuple[str, str]:
     """Return the header with the receipt for a payer; `signature` is empty for none."""
     if presented.protocol is Protocol.MPP:
-        told = {
+        parameters = {
             "status": "success",
             "method": "solana",
             "reference": signature,
             "challengeId": str(presented.echo.get("id", "")),
             "timestamp": format_timestamp(from_us(now_us)),
         }
-        return "payment-receipt", encoded_for_url(told)
+        return "payment-receipt", encoded_for_url(parameters)
     version = 2 if presented.protocol is _V2 else 1
     content = {"success": True, "payer": payer, "transaction": signature, "network": NETWORKS[version]}
     return "payment-response" if version == 2 else "x-payment-response", encoded(content)
@@ -190,7 +188,7 @@ def receipt(presented: Presented, *, payer: str, signature: str, now_us: int) ->
 
 
 def read_payment(headers: Iterable[tuple[str, str]]) -> Presented | None:
-    """Return the payment that a request presents, or None.
+    """Return the payment that a request presents, if any.
 
     Raises:
         PaymentRefusedError: it cannot be read.
@@ -210,7 +208,7 @@ def require_own(presented: Presented, terms: Terms, now_us: int) -> None:
     """Check that a payment is for a challenge that this seller issued for `terms`.
 
     Raises:
-        PaymentRefusedError: it does not.
+        PaymentRefusedError: it is not.
     """
     if presented.protocol is Protocol.MPP:
         _require_own_mpp(presented.echo, terms, now_us)
@@ -226,12 +224,12 @@ def require_own(presented: Presented, terms: Terms, now_us: int) -> None:
 
 
 def _require_own_mpp(echo: Mapping[str, Any], terms: Terms, now_us: int) -> None:
-    told = {name: str(value) for name, value in echo.items() if name != "id"}
-    if not hmac.compare_digest(_mac(told), str(echo.get("id", ""))):
+    parameters = {name: str(value) for name, value in echo.items() if name != "id"}
+    if not hmac.compare_digest(_mac(parameters), str(echo.get("id", ""))):
         raise PaymentRefusedError("payment_invalid", "this seller did not issue the challenge")
-    if told["request"] != encoded_for_url(mpp_request(terms)):
+    if parameters["request"] != encoded_for_url(mpp_request(terms)):
         raise PaymentRefusedError("payment_invalid", "the challenge is for something else")
-    if told["expires"] < format_timestamp(from_us(now_us)):
+    if parameters["expires"] < format_timestamp(from_us(now_us)):
         raise PaymentRefusedError("payment_expired", "the challenge has expired")
 
 
@@ -265,7 +263,7 @@ def encoded_for_url(content: object) -> str:
 
 
 def _mac(parameters: Mapping[str, str]) -> str:
-    # Without state: a challenge is this seller's if its identifier follows from the rest of it.
+    # The identifier authenticates the rest of the challenge, so the seller stores no challenges.
     content = json_text.print_canonical_json(dict(parameters))
     return hmac.new(_SECRET, content, hashlib.sha256).hexdigest()[:32]
 

@@ -1,4 +1,4 @@
-"""Homes of a seller: the thread of a server in process, or its own thread next to a node elsewhere."""
+"""Where a seller runs: on the thread of a server in process, or on its own thread next to an RPC node."""
 
 import asyncio
 import contextlib
@@ -26,11 +26,11 @@ _LOOK_SECONDS: Final = 0.2
 
 
 class Work(Scheduled, Part, Protocol):
-    """A seller, as its home sees it: it has due work, and goes back with a snapshot."""
+    """A seller as its home sees it: it has due work, and a snapshot restores it."""
 
 
 class Home(Protocol):
-    """Where a seller lives.
+    """Where a seller runs.
 
     Attributes:
         owner: the thread of the seller.
@@ -51,11 +51,11 @@ class Home(Protocol):
         """Return a key of the seller."""
         ...
 
-    def move_in(self, work: Work) -> None:
+    def start(self, work: Work) -> None:
         """Run the due work of a seller from now on."""
         ...
 
-    def woken(self) -> None:
+    def wake(self) -> None:
         """Wake the scheduler because work falls due; called on the owner's thread."""
         ...
 
@@ -64,16 +64,16 @@ class Home(Protocol):
         ...
 
     def close(self, work: Work | None) -> None:
-        """End the port and the due work."""
+        """Close the port and stop the due work."""
         ...
 
 
 class ServerHome:
-    """On the thread, the chain and the clock of a server in process.
+    """A seller's home on the thread, the chain and the clock of a server in process.
 
     Args:
         server: the server, running.
-        name: of the seller; its keys follow from it and the chain.
+        name: of the seller; its keys are derived from it and the chain.
 
     Raises:
         ValueError: the server works on a cluster.
@@ -101,8 +101,8 @@ class ServerHome:
         """Return a key that is the same for the same chain; others may know it."""
         return keypair_of("paywall", self._name, name, self._genesis)
 
-    def move_in(self, work: Work) -> None:
-        """Run the due work of a seller from now on, as the clock of the server says."""
+    def start(self, work: Work) -> None:
+        """Run the due work of a seller from now on, by the server's clock."""
 
         async def add() -> None:
             self._world.server.added_work.add(work)
@@ -110,7 +110,7 @@ class ServerHome:
 
         self.owner.call(add())
 
-    def woken(self) -> None:
+    def wake(self) -> None:
         """Wake the scheduler."""
         self._wakeup.set()
 
@@ -120,7 +120,7 @@ class ServerHome:
         return self._listener.base_url
 
     def close(self, work: Work | None) -> None:
-        """End the port and the due work."""
+        """Close the port and stop the due work."""
 
         async def end() -> None:
             if self._listener is not None:
@@ -128,13 +128,13 @@ class ServerHome:
             if work is not None:
                 self._world.server.added_work.remove(work)
 
-        # A server that has closed has ended all that.
+        # A closed server has already done both.
         with contextlib.suppress(RuntimeError):
             self.owner.call(end())
 
 
 class NodeHome:
-    """On its own thread, next to the RPC node of a test chain.
+    """A seller's home on its own thread, next to the RPC node of a test chain.
 
     Args:
         rpc_url: of the node.
@@ -163,24 +163,24 @@ class NodeHome:
             self._http = httpx.AsyncClient(timeout=_RPC_SECONDS, trust_env=False)
         call = {"jsonrpc": "2.0", "id": next(self._ids), "method": method, "params": params}
         try:
-            answer = await self._http.post(
+            response = await self._http.post(
                 self._url,
                 content=json_text.print_json(call),
                 headers={"content-type": "application/json"},
             )
-            told = answer.json()
+            reply = response.json()
         except (httpx.HTTPError, ValueError) as error:
             raise RpcError(INTERNAL_ERROR, f"the node does not respond: {error}") from None
-        if "error" in told:
-            raise RpcError(told["error"]["code"], told["error"]["message"], told["error"].get("data"))
-        return told["result"]
+        if "error" in reply:
+            raise RpcError(reply["error"]["code"], reply["error"]["message"], reply["error"].get("data"))
+        return reply["result"]
 
     def keypair(self, name: str) -> Keypair:
         """Return a random key: on a shared chain, others must not know it."""
         return self._keypairs.setdefault(name, Keypair())
 
-    def move_in(self, work: Work) -> None:
-        """Look for due work periodically."""
+    def start(self, work: Work) -> None:
+        """Poll for due work from now on."""
 
         async def look() -> None:
             while True:
@@ -194,8 +194,8 @@ class NodeHome:
 
         self.owner.call(begin())
 
-    def woken(self) -> None:
-        """Do nothing: the next look is soon."""
+    def wake(self) -> None:
+        """Do nothing: the next poll is soon."""
 
     def listen(self, app: Served, port: int) -> str:
         """Open a port on 127.0.0.1, until the paywall closes."""
@@ -203,8 +203,8 @@ class NodeHome:
         self.owner.call(self._listener.start())
         return self._listener.base_url
 
-    def close(self, work: Work | None) -> None:  # noqa: ARG002 - as its kin has it
-        """End the port, the due work and the thread."""
+    def close(self, work: Work | None) -> None:  # noqa: ARG002 - part of the protocol
+        """Close the port, stop the due work and end the thread."""
 
         async def end() -> None:
             if self._listener is not None:

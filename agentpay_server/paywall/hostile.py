@@ -1,4 +1,4 @@
-"""Challenges that no caller should pay, or could read."""
+"""Challenges that no caller should pay or can read."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -18,24 +18,24 @@ from agentpay_server.paywall.challenges import (
 )
 
 OTHER_MINT: Final = "So11111111111111111111111111111111111111112"
-"""Wrapped SOL: a mint that exists on every chain, and is not USDC."""
+"""Wrapped SOL: a mint that exists on every chain and is not USDC."""
 
 PRICE_FACTOR: Final = 5
 _ENORMOUS_CHARACTERS: Final = 1024 * 1024
 
 
 def on_mainnet(terms: Terms) -> Terms:
-    """Return terms that ask for money of mainnet."""
+    """Return the terms with mainnet as their network."""
     return evolve(terms, network=Network.MAINNET)
 
 
 def of_other_mint(terms: Terms) -> Terms:
-    """Return terms that ask for another token."""
+    """Return the terms with another token."""
     return evolve(terms, mint=OTHER_MINT)
 
 
 def at_higher_price(terms: Terms) -> Terms:
-    """Return terms that ask for five times as much."""
+    """Return the terms at five times the price."""
     return evolve(
         terms,
         legs=tuple(evolve(leg, amount_micro=leg.amount_micro * PRICE_FACTOR) for leg in terms.legs),
@@ -43,13 +43,13 @@ def at_higher_price(terms: Terms) -> Terms:
 
 
 def to_other_payee(terms: Terms, payee: str) -> Terms:
-    """Return terms that name another recipient."""
+    """Return the terms with another recipient."""
     primary, *others = terms.legs
     return evolve(terms, legs=(evolve(primary, recipient=payee), *others))
 
 
 def malformed(offers: Sequence[Terms], challenge: Challenge, number: int) -> tuple[Headers, bytes]:
-    """Return headers and body of a 402 that cannot be read; another one for each number."""
+    """Return headers and body of a 402 that cannot be read; `number` selects the malformation."""
     headers: Headers = []
     body = b"{}"
     for terms in offers:
@@ -63,7 +63,7 @@ def malformed(offers: Sequence[Terms], challenge: Challenge, number: int) -> tup
 
 
 def enormous(offers: Sequence[Terms], challenge: Challenge) -> tuple[Headers, bytes]:
-    """Return headers and body of a 402 of a megabyte, which would be well-formed if it were small."""
+    """Return headers and body of a 402 of a megabyte, well-formed apart from its size."""
     padding = "A" * _ENORMOUS_CHARACTERS
     headers: Headers = []
     body = b"{}"
@@ -97,7 +97,7 @@ _Writer = Callable[[Terms, Challenge], _Made]
 
 
 def _entry_with(**changed: Any) -> _Writer:  # noqa: ANN401 - JSON
-    """Return a writer of an x402 challenge whose entry is changed."""
+    """Return a writer of an x402 challenge with changes in its entry."""
 
     def write(terms: Terms, challenge: Challenge) -> _Made:
         entry = {**requirements(terms, url=challenge.url), **changed}
@@ -165,4 +165,4 @@ _MALFORMED: Final[dict[Protocol, tuple[_Writer, ...]]] = {
 }
 
 MALFORMED_KINDS: Final = max(map(len, _MALFORMED.values()))
-"""How many malformed challenges there are at most in a protocol."""
+"""Maximum number of malformed challenges in a protocol."""

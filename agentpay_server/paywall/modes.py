@@ -7,13 +7,12 @@ from typing import Final
 class Mode(StrEnum):
     """How a seller behaves.
 
-    In the modes that change a challenge, no payment that is safe to make exists, and a caller that signs
-    nothing loses nothing. In all others the seller holds a valid payment, and only the chain shows the
-    outcome: the response does not.
+    In the modes that change a challenge, no payment is safe, and a caller that signs nothing loses nothing.
+    In all other modes the seller holds a valid payment, and the chain, not the response, shows the outcome.
     """
 
     HONEST = "honest"
-    """Asks, settles, then serves."""
+    """Asks for payment, settles it, then serves."""
 
     LOSE_REPLY = "lose_reply"
     """Settles, then drops the connection without a response."""
@@ -22,7 +21,7 @@ class Mode(StrEnum):
     """Settles, then responds 500."""
 
     ASK_TWICE = "ask_twice"
-    """Settles, then responds 402 with the same terms again."""
+    """Settles, then responds 402 with the same terms."""
 
     RAISE_PRICE = "raise_price"
     """Settles, then responds 402 with five times the price."""
@@ -43,13 +42,13 @@ class Mode(StrEnum):
     """Redirects the paid request to another origin, which settles any payment that arrives there."""
 
     WRONG_NETWORK = "wrong_network"
-    """Asks for money of mainnet."""
+    """Asks for USDC on mainnet."""
 
     WRONG_MINT = "wrong_mint"
     """Asks for a token that is not USDC."""
 
     MALFORMED_CHALLENGE = "malformed_challenge"
-    """Responds 402 with a challenge that cannot be read; each is malformed in another way."""
+    """Responds 402 with an unreadable challenge, each time malformed in another way."""
 
     ENORMOUS_CHALLENGE = "enormous_challenge"
     """Responds 402 with a challenge of a megabyte."""

@@ -29,17 +29,17 @@ IN_PROCESS_URL: Final = "http://paywall.invalid"
 
 
 class Paywall:
-    """A seller of paid API calls, for tests: it asks by x402 or MPP, and settles on a test chain.
+    """A seller of paid API calls, for tests: it asks for payment by x402 or MPP, and settles on a test chain.
 
         with AgentPayServer() as server, Paywall(server, {"/forecast": "0.01"}) as paywall:
             http = httpx.Client(transport=paywall.transport(), base_url=paywall.base_url)
             assert http.get("/forecast").status_code == 402
 
-    It checks payments as strictly as the packages of the field, and broadcasts them itself. `mode` makes it
+    It checks payments as strictly as the established packages, and broadcasts them itself. `mode` makes it
     hostile. Its addresses belong to no account, and it pays fees with its own key.
 
     It may be used from any thread. On a server in process it shares the server's thread, chain, clock and
-    snapshots, and is closed with it at the latest.
+    snapshots, and closes with the server at the latest.
     """
 
     def __init__(
@@ -56,18 +56,18 @@ class Paywall:
         usdc_mint: str | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """Set up a shop.
+        """Set up a seller.
 
         Args:
             server: a running server in process, on whose chain it settles.
             prices: price in USDC of each path; `sell` has more options.
             protocols: protocols of `prices`: `x402_v2`, `x402_v1`, `mpp`. Several are offered at once.
-            mode: how it behaves, a `Mode` or its name.
-            serves_again: whether it serves a settled payment that is presented again, instead of refusing it
-                as a duplicate.
+            mode: how the seller behaves, a `Mode` or its name.
+            serves_again: whether it serves a settled payment again when it is presented again, instead of
+                refusing it as a duplicate.
             pay_to: address of the owner who is paid, such as an account's `chain_address`; default: its own
                 address.
-            name: distinguishes several paywalls of one server: addresses follow from it.
+            name: distinguishes several paywalls of one server: addresses are derived from it.
             rpc_url: instead of `server`: JSON-RPC endpoint of another test chain. The paywall then has a
                 separate thread.
             usdc_mint: with `rpc_url`: address of the USDC mint; default: that of mainnet.
@@ -75,8 +75,8 @@ class Paywall:
 
         Raises:
             TypeError: a price is a float.
-            ValueError: a path, price, protocol or mode is invalid, or `server` works on a cluster, or not
-                exactly one of `server` and `rpc_url` is given.
+            ValueError: a path, price, protocol or mode is invalid, or `server` works on a cluster, or both or
+                neither of `server` and `rpc_url` are given.
         """
         self._home: Home = _home(server, name, rpc_url, usdc_mint, clock)
         recipient = pay_to or str(self._home.keypair("recipient").pubkey())
@@ -87,7 +87,7 @@ class Paywall:
             recipient=recipient,
             other_payee=str(self._home.keypair("other payee").pubkey()),
             now_us=self._home.clock.now_us,
-            is_late_work=self._home.woken,
+            on_late_work=self._home.wake,
         )
         self._app = SellerApp(self._seller, self._home.owner)
         self._base_url = IN_PROCESS_URL
@@ -97,7 +97,7 @@ class Paywall:
         self.serves_again = serves_again
         for path, price in (prices or {}).items():
             self.sell(path, price)
-        self._home.move_in(self._seller)
+        self._home.start(self._seller)
 
     def sell(
         self,
@@ -116,16 +116,16 @@ class Paywall:
         """Sell a path, or change what is sold there.
 
         Args:
-            path: path of the URL; every method of HTTP buys it.
+            path: path of the URL, for every HTTP method.
             price: total price in USDC.
-            protocols: as for the constructor; default: those of the constructor.
+            protocols: default: those of the constructor.
             sponsored: whether the seller pays the network fee; default: with x402 yes, with MPP no.
             splits: USDC of the price that goes to further recipients, by address; MPP only, at most 8.
             external_id: memo that the payment must carry on chain.
             category: category that the challenge declares; only MPP can carry it.
             description: text for people.
             content: JSON of the response; default: path and price.
-            mode: how the seller behaves here; default: as `mode` of the paywall.
+            mode: how the seller behaves for this path; default: the paywall's `mode`.
 
         Raises:
             TypeError: an amount is a float.
@@ -156,7 +156,7 @@ class Paywall:
 
     @property
     def serves_again(self) -> bool:
-        """Whether a settled payment that is presented again is served again."""
+        """Whether a settled payment is served again when it is presented again."""
         return self._seller.serves_again
 
     @serves_again.setter
@@ -165,7 +165,7 @@ class Paywall:
 
     @property
     def base_url(self) -> str:
-        """URL of the shop: its port after `listen`, else a name that only its transports know."""
+        """URL of the seller: its port after `listen`, else a name that only its transports know."""
         return self._base_url
 
     @property
@@ -184,11 +184,11 @@ class Paywall:
         return from_micro(sum(to_micro(sale.amount_usdc) for sale in self.sales if sale.status == "settled"))
 
     def address(self, name: str) -> str:
-        """Return an address of the seller's, for a split: always the same for a name."""
+        """Return one of the seller's addresses, for a split: always the same for a name."""
         return str(self._home.keypair(f"address {name}").pubkey())
 
     def transport(self) -> httpx.BaseTransport:
-        """Return a transport for `httpx.Client`; every host that it is asked for is this seller."""
+        """Return a transport for `httpx.Client`. It sends every request to this seller, whatever the host."""
         return EmbeddedTransport(self._app, self._home.owner)
 
     def async_transport(self) -> httpx.AsyncBaseTransport:
@@ -196,21 +196,21 @@ class Paywall:
         return AsyncEmbeddedTransport(self._app, self._home.owner)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, as an ASGI application on any event loop of asyncio."""
+        """Respond to one request, as an ASGI application on any asyncio event loop."""
         await self._app(scope, receive, send)
 
     def listen(self, *, port: int = 0) -> str:
         """Open a port on 127.0.0.1, until the paywall closes.
 
         Args:
-            port: which one; 0 takes a free one.
+            port: port number; 0 for a free one.
 
         Returns:
-            The URL of the shop, which is `base_url` from then on.
+            The URL of the seller, which `base_url` returns from now on.
 
         Raises:
             RuntimeError: it is already listening.
-            OSError: the port is in use, or the process may not have it.
+            OSError: the port is in use, or the process may not open it.
         """
         if self._base_url != IN_PROCESS_URL:
             raise RuntimeError(f"the paywall is already listening, on {self._base_url}")
@@ -218,7 +218,7 @@ class Paywall:
         return self._base_url
 
     def close(self) -> None:
-        """Close the port. Payments that are held are never broadcast. Calling it again does nothing."""
+        """Close the port. Held payments are never broadcast. Calling it again does nothing."""
         self._home.close(self._seller)
 
     def __enter__(self) -> Self:

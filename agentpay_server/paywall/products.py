@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 from attrs import field, frozen
 
 from agentpay.contract.usdc import to_micro
-from agentpay_server.payments.terms import MOST_LEGS, Leg, Network, Protocol, Terms
+from agentpay_server.payments.terms import MAX_LEGS, Leg, Network, Protocol, Terms
 from agentpay_server.paywall.modes import Mode
 
 E = TypeVar("E", bound=StrEnum)
@@ -21,16 +21,15 @@ class Product:
     """A priced route.
 
     Attributes:
-        path: its path.
         amount_micro: its price, in micro-USDC.
         protocols: the protocols that it is offered in.
-        is_sponsored: whether the seller pays the fee; None for the protocol's custom: x402 yes, MPP no.
+        is_sponsored: whether the seller pays the fee; None for the protocol's default: x402 yes, MPP no.
         splits: micro-USDC of the price for further recipients, by address; MPP only.
-        external_id: memo that the payment must carry on chain; None for none.
-        category: what the seller says it sells, which only MPP can carry; None to say nothing.
+        external_id: memo that the payment must carry on chain, if any.
+        category: the seller's category, if any; MPP only.
         description: text for people.
         content: the JSON that is sold.
-        mode: how the seller behaves for it; None as for all others.
+        mode: how the seller behaves for it; None for the seller's mode.
     """
 
     path: str
@@ -45,14 +44,7 @@ class Product:
     mode: Mode | None = None
 
     def terms(self, protocol: Protocol, *, mint: str, recipient: str, fee_payer: str) -> Terms:
-        """Return the terms in a protocol.
-
-        Args:
-            protocol: one of `protocols`.
-            mint: address of the USDC mint.
-            recipient: address of the primary recipient.
-            fee_payer: address of the seller's fee payer.
-        """
+        """Return the terms in a protocol, one of `protocols`."""
         rest_micro = self.amount_micro - sum(self.splits.values())
         legs = [Leg(recipient=recipient, amount_micro=rest_micro, memo=self.external_id)]
         legs += [Leg(recipient=address, amount_micro=part) for address, part in self.splits.items()]
@@ -94,8 +86,8 @@ def product(
     parts = {address: to_micro(part) for address, part in (splits or {}).items()}
     if parts and set(offered) & set(X402):
         raise ValueError("x402 has no splits: pass protocols=['mpp']")
-    if len(parts) >= MOST_LEGS:
-        raise ValueError(f"a challenge has at most {MOST_LEGS - 1} splits")
+    if len(parts) >= MAX_LEGS:
+        raise ValueError(f"a challenge has at most {MAX_LEGS - 1} splits")
     if not all(parts.values()) or amount_micro - sum(parts.values()) < 1:
         raise ValueError("price and splits must be positive, and leave something for the recipient")
     return Product(
@@ -116,7 +108,7 @@ def mode_of(name: Mode | str) -> Mode:
     """Return a mode by its name.
 
     Raises:
-        ValueError: there is no such mode.
+        ValueError: the mode does not exist.
     """
     return _member(Mode, name, "mode")
 

@@ -46,9 +46,9 @@ class PaywallRequest:
     Attributes:
         method: such as `GET`.
         url: the whole URL.
-        protocol: protocol of the payment that it presented; None for none.
-        status: HTTP status of the response; None where the connection was dropped.
-        reason: why the payment was refused, as a code of x402's; None if it was not.
+        protocol: protocol of the presented payment, if any.
+        status: HTTP status of the response; None if the connection was dropped.
+        reason: why the payment was refused, as an x402 error code; None if it was not.
         at: the seller's time at which it arrived.
     """
 

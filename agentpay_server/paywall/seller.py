@@ -1,7 +1,4 @@
-"""The seller: from a request to a response, in every mode.
-
-It belongs to one event loop. What it accepted and what it was asked, it keeps.
-"""
+"""The seller: from a request to a response, in every mode. It belongs to one event loop."""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -32,7 +29,7 @@ from agentpay_server.sandbox.facilitator.fee_payer import (
 )
 
 COLLECTOR_PATH: Final = "/collector"
-"""Where `REDIRECT` sends a payment: this prefix, on another origin."""
+"""Path prefix on another origin, to which `REDIRECT` sends a payment."""
 
 _COLLECTOR_HOST: Final = "collector.invalid"
 _DELAYS: Final = {Mode.SETTLE_LATE: LATE_SECONDS, Mode.HOLD: HELD_SECONDS}
@@ -54,7 +51,7 @@ class Reply:
 
 @frozen(kw_only=True)
 class _Visit:
-    """A request, as the seller sees it."""
+    """A request, with its product, mode and offers."""
 
     method: str
     url: str
@@ -76,8 +73,8 @@ class _Visit:
 
 
 @define
-class _Noted:
-    """A request while it is being served: with the facts known so far."""
+class _OpenRecord:
+    """The record of a request in progress, updated as facts become known."""
 
     request: PaywallRequest
 
@@ -86,18 +83,18 @@ class Seller:
     """Sells products.
 
     Args:
-        rpc: reaches a node of the chain.
+        rpc: calls a node of the chain.
         fee_payer: pays the fees of sponsored payments.
         usdc_mint: address of the USDC mint.
         recipient: address of the primary recipient of every payment.
-        other_payee: address that `CHANGE_PAYEE` names.
+        other_payee: the recipient in `CHANGE_PAYEE`.
         now_us: the seller's time, in microseconds since 1970.
-        is_late_work: called when work falls due later.
+        on_late_work: called when a payment is held, to be broadcast later.
 
     Attributes:
-        products: what is sold, by path.
-        mode: how it behaves where a product does not say.
-        serves_again: whether a settled payment that is presented again is served again.
+        products: by path.
+        mode: how it behaves, unless a product says otherwise.
+        serves_again: whether a settled payment is served again when it is presented again.
         requests: the newest requests.
     """
 
@@ -110,7 +107,7 @@ class Seller:
         recipient: str,
         other_payee: str,
         now_us: Callable[[], int],
-        is_late_work: Callable[[], None],
+        on_late_work: Callable[[], None],
     ) -> None:
         self.products: dict[str, Product] = {}
         self.mode = Mode.HONEST
@@ -122,16 +119,16 @@ class Seller:
         self._recipient = recipient
         self._other_payee = other_payee
         self._now_us = now_us
-        self._is_late_work = is_late_work
+        self._on_late_work = on_late_work
         self._sales: dict[str, Sale] = {}
         self._checking: set[str] = set()
-        # Payments to broadcast later, by message: when, and what.
+        # Payments to broadcast later, with their due times, by message hash.
         self._late: dict[str, tuple[int, CheckedPayment]] = {}
         self._malformed = 0
 
     @property
     def sales(self) -> list[Sale]:
-        """All payments that were accepted, oldest first."""
+        """All accepted payments, oldest first."""
         return list(self._sales.values())
 
     def capture(self) -> Callable[[], None]:
@@ -143,10 +140,10 @@ class Seller:
 
         return restore
 
-    # --- Late work, as a schedule runs it
+    # --- Scheduled work
 
     async def next_due_us(self) -> int | None:
-        """Return when the next held payment is to be broadcast; None without one."""
+        """Return when the next held payment is to be broadcast, if any."""
         return min((due_us for due_us, _ in self._late.values()), default=None)
 
     async def run_due(self) -> bool:
@@ -155,7 +152,7 @@ class Seller:
         due = [name for name, (due_us, _) in self._late.items() if due_us <= now_us]
         for message_hash in due:
             _, checked = self._late.pop(message_hash)
-            # A payment that expired meanwhile, or a node that does not work: the sale says so.
+            # The sale records the failure if the payment has expired or the node fails.
             with contextlib.suppress(PaymentRefusedError):
                 await self._settle_late(checked)
         return bool(due)
@@ -176,7 +173,7 @@ class Seller:
             reason=None,
             at=from_us(self._now_us()),
         )
-        visit = _Noted(noted)
+        visit = _OpenRecord(noted)
         try:
             reply = await self._reply(visit, headers)
             visit.request = evolve(visit.request, status=reply.status)
@@ -185,7 +182,7 @@ class Seller:
             del self.requests[:-RECORDS_MAX]
         return reply
 
-    async def _reply(self, noted: _Noted, headers: Sequence[tuple[str, str]]) -> Reply:
+    async def _reply(self, noted: _OpenRecord, headers: Sequence[tuple[str, str]]) -> Reply:
         path = urlsplit(noted.request.url).path
         is_collector = path.startswith(f"{COLLECTOR_PATH}/")
         product = self.products.get(path.removeprefix(COLLECTOR_PATH) if is_collector else path)
@@ -226,10 +223,9 @@ class Seller:
             now_us=self._now_us(),
         )
 
-    # --- Asking
+    # --- Challenges
 
     def _ask(self, visit: _Visit, *, error: str | None = None) -> Reply:
-        """Return a 402."""
         challenge = self._challenge(visit, error)
         if visit.mode is Mode.MALFORMED_CHALLENGE:
             self._malformed += 1
@@ -262,7 +258,7 @@ class Seller:
             now_us=visit.now_us,
         )
 
-    # --- Being paid
+    # --- Payments
 
     async def _paid(self, visit: _Visit, presented: Presented) -> Reply:
         terms = visit.terms_of(presented)
@@ -280,7 +276,7 @@ class Seller:
             if visit.mode in _DELAYS:
                 due_us = visit.now_us + _DELAYS[visit.mode] * SECOND_US
                 self._late[checked.message_hash] = (due_us, checked)
-                self._is_late_work()
+                self._on_late_work()
             elif visit.mode not in (*_UNSETTLED, Mode.REDIRECT):
                 sale = await self._settle(checked)
         finally:
@@ -298,9 +294,9 @@ class Seller:
             case Mode.ASK_TWICE | Mode.RAISE_PRICE | Mode.CHANGE_PAYEE:
                 return self._ask_more(visit)
             case Mode.REDIRECT:
-                # The other origin is this seller as well, and takes the payment there for a new one.
+                # The other origin is this seller as well: forget the sale, so that the payment is new there.
                 self._sales.pop(sale.message_hash, None)
-                return Reply(307, [("location", _elsewhere(visit.url))], b"")
+                return Reply(307, [("location", _collector_url(visit.url))], b"")
         return _served(visit, presented, sale)
 
     def _presented_again(self, visit: _Visit, presented: Presented, sale: Sale) -> Reply:
@@ -345,7 +341,7 @@ class Seller:
         await self._settle(checked)
 
     async def _prepare(self, offers: Sequence[Terms]) -> None:
-        """Have SOL for fees, and a token account for everybody who is to be paid."""
+        """Fund the fee payer, and create the missing token accounts of all recipients."""
         await self._fee_payer.ready()
         owners = dict.fromkeys(
             [self._other_payee, *(leg.recipient for terms in offers for leg in terms.legs)]
@@ -392,8 +388,8 @@ def _receipt(visit: _Visit, presented: Presented, sale: Sale) -> tuple[str, str]
     )
 
 
-def _elsewhere(url: str) -> str:
-    """Return the address of the same product on another origin, which reaches this seller too."""
+def _collector_url(url: str) -> str:
+    """Return the URL of the same product on another origin, which also reaches this seller."""
     parts = urlsplit(url)
     if parts.port is None:
         host = _COLLECTOR_HOST

@@ -25,11 +25,10 @@ class ArmedFault:
     """An armed fault.
 
     Attributes:
-        name: its name.
         times: how often it will still happen; None until it is disarmed.
-        seq: its position among all armed faults: later ones have greater numbers.
-        effect: what goes wrong with a request; None for other faults.
-        delay_ms: how long a request is delayed; None if it is not.
+        seq: its position among all armed faults; a later one has a greater number.
+        effect: the effect on a request; None for other faults.
+        delay_ms: how long a request is delayed, if it is.
     """
 
     name: str
@@ -73,11 +72,11 @@ class Faults:
             return
         if not name.startswith(CRASH_AT):
             known = f"{_NAMES}, {HTTP}<method> <path> and {CRASH_AT}<point>"
-            raise _bad_name(f"{shown(name)!r} is no fault; there are {known}")
+            raise _bad_name(f"is unknown: {shown(name)!r}; available: {known}")
         point = name.removeprefix(CRASH_AT)
         if point not in points.POINTS:
             known = ", ".join(sorted(points.POINTS))
-            raise _bad_name(f"{shown(point)!r} is no point to crash at; there are {known}")
+            raise _bad_name(f"has an unknown fault point: {shown(point)!r}; available: {known}")
         if not self._may_crash:
             raise _bad_name(
                 "would kill the process that this server shares with its caller; run the server as a "
@@ -85,7 +84,7 @@ class Faults:
             )
 
     def check(self, name: str, request: SetFault) -> None:
-        """Check that a fault of this name exists, and can happen in this way.
+        """Check that a fault of this name exists and accepts these parameters.
 
         Raises:
             Problem: `invalid_request`.

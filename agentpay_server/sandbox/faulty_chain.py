@@ -1,10 +1,10 @@
 """A chain with the sandbox's faults, on top of any real chain.
 
 A fault changes which responses the service gets, or whether a send arrives, never the effects of a
-transaction. While no fault is armed and no earlier one has pending effects, every call goes straight through.
+transaction. Unless a fault is armed or an earlier one has pending effects, calls pass through unchanged.
 
-No fault gives a response that a real chain could not give: a transaction that has landed is never missing
-above its last valid block height, because that would prove that it never will land.
+No fault gives a response that a real chain could not give. In particular, a landed transaction is never
+missing above its last valid block height, because that would prove that it never lands.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -26,12 +26,12 @@ from agentpay_server.chain.protocol import (
     nothing_booked,
 )
 
-LOOKS_UNTIL_KNOWN: Final = 5
-"""How often a slow chain is asked before it knows a transaction: 0.6 s of a driver's pauses."""
+LOOK_UPS_UNTIL_KNOWN: Final = 5
+"""How many look-ups a slow chain needs to show a transaction: 0.6 s of a driver's pauses."""
 
 
 class ChainFault(StrEnum):
-    """The faults of the chain."""
+    """Faults of the chain."""
 
     DOWN = "chain_down"
     """Calls fail."""
@@ -40,8 +40,10 @@ class ChainFault(StrEnum):
     """A send executes, but its response is lost."""
 
     NEVER_LANDS = "chain_never_lands"
-    """A send is accepted but never executes. Its blockhash expires: at once if the fault has a count, and
-    otherwise when it is disarmed."""
+    """A send is accepted but never executes.
+
+    Its blockhash expires: at once if the fault has a count, otherwise when it is disarmed.
+    """
 
     SLOW = "chain_slow"
     """A transaction is unknown for the first look-ups."""
@@ -51,7 +53,7 @@ class ChainFault(StrEnum):
 class _Hidden:
     """A transaction that a slow chain does not show yet, and the block height it reports meanwhile."""
 
-    looks_left: int
+    look_ups_left: int
     height: int
 
 
@@ -69,14 +71,14 @@ class FaultyChain:
         self._armed: dict[ChainFault, int | None] = {}
         self._hidden: dict[str, _Hidden] = {}
         self._shown: set[str] = set()
-        self._swallowed: set[str] = set()
-        # Whether any of these has content, so that a call costs a single check.
-        self._is_troubled = False
+        self._dropped: set[str] = set()
+        # Whether any of these is non-empty, so that a call needs only one check.
+        self._is_active = False
 
     def arm(self, fault: ChainFault, times: int | None) -> None:
-        """Let a fault happen `times` times from now on; None until it is disarmed."""
+        """Make a fault happen `times` times; None until it is disarmed."""
         self._armed[fault] = times
-        self._is_troubled = True
+        self._is_active = True
 
     def disarm(self, fault: ChainFault) -> None:
         """Disarm a fault."""
@@ -84,7 +86,7 @@ class FaultyChain:
             self._hidden.clear()
         if fault in self._armed:
             self._end(fault)
-        self._note_trouble()
+        self._update_active()
 
     def times(self, fault: ChainFault) -> int | None:
         """Return how often a fault will still happen: None until it is disarmed, 0 if it is not armed."""
@@ -93,12 +95,12 @@ class FaultyChain:
     def capture(self) -> Callable[[], None]:
         """Return a function that restores the armed faults, and pending effects of earlier ones."""
         armed, hidden = self._armed.copy(), _copied(self._hidden)
-        shown, swallowed = self._shown.copy(), self._swallowed.copy()
+        shown, dropped = self._shown.copy(), self._dropped.copy()
 
         def restore() -> None:
             self._armed, self._hidden = armed.copy(), _copied(hidden)
-            self._shown, self._swallowed = shown.copy(), swallowed.copy()
-            self._note_trouble()
+            self._shown, self._dropped = shown.copy(), dropped.copy()
+            self._update_active()
 
         return restore
 
@@ -133,50 +135,50 @@ class FaultyChain:
 
     async def latest_blockhash(self) -> Blockhash:
         """Return a blockhash for a new transaction."""
-        self._take_call()
+        self._check_down()
         return await self.inner.latest_blockhash()
 
     async def block_height(self) -> int:
         """Return the height of the newest block; a slow chain reports an old one."""
-        self._take_call()
+        self._check_down()
         height = await self.inner.block_height()
         return min((hidden.height for hidden in self._hidden.values()), default=height)
 
     async def signature_status(self, signature: str) -> SignatureStatus | None:
         """Return the status of a transaction; None for the first look-ups of a slow one."""
-        self._take_call()
+        self._check_down()
         status = await self.inner.signature_status(signature)
         hidden = self._hidden.get(signature)
         if hidden is None:
             return status
-        hidden.looks_left -= 1
-        if hidden.looks_left == 0:
+        hidden.look_ups_left -= 1
+        if hidden.look_ups_left == 0:
             del self._hidden[signature]
-            # It is slow once, however often it is resent.
+            # It is slow only once, however often it is resent.
             self._shown.add(signature)
-            self._note_trouble()
+            self._update_active()
         return None
 
     async def find_cosigned(
         self, cosigned: Cosigned, *, is_for_proof: bool = False
     ) -> SignatureStatus | None:
         """Return the status of a transaction that another party broadcasts."""
-        self._take_call()
+        self._check_down()
         return await self.inner.find_cosigned(cosigned, is_for_proof=is_for_proof)
 
     async def holds(self, token_account: str, amount_micro: int) -> bool:
         """Return whether a token account holds at least an amount of micro-USDC."""
-        self._take_call()
+        self._check_down()
         return await self.inner.holds(token_account, amount_micro)
 
     async def newest_signature(self, token_account: str) -> str | None:
-        """Return what names the newest transaction of a token account."""
-        self._take_call()
+        """Return the signature of the newest transaction of a token account."""
+        self._check_down()
         return await self.inner.newest_signature(token_account)
 
     async def knows_blocks(self, first_height: int, last_height: int) -> bool:
         """Return whether the chain knows all signatures in the blocks between two heights."""
-        self._take_call()
+        self._check_down()
         return await self.inner.knows_blocks(first_height, last_height)
 
     async def wait_for_notice(self, signature: str, seconds: float) -> None:
@@ -185,23 +187,23 @@ class FaultyChain:
 
     async def send(self, raw: bytes, *, even_if_failing: bool = True) -> None:
         """Send a signed transaction: it executes, is lost, or executes with its response lost."""
-        self._take_call()
-        if not self._is_troubled:
+        self._check_down()
+        if not self._is_active:
             await self.inner.send(raw, even_if_failing=even_if_failing)
             return
         signature = str(VersionedTransaction.from_bytes(raw).signatures[0])
-        if signature in self._swallowed:
+        if signature in self._dropped:
             return
         if ChainFault.NEVER_LANDS in self._armed:
-            self._swallowed.add(signature)
+            self._dropped.add(signature)
             if self._armed[ChainFault.NEVER_LANDS] is not None:
                 self._let_expire()
             self._count(ChainFault.NEVER_LANDS)
             return
         if ChainFault.SLOW in self._armed and signature not in self._hidden.keys() | self._shown:
-            # Read before the send, so that the height reported meanwhile proves nothing about it.
+            # Read before the send, so that the height reported meanwhile proves no expiry.
             height = await self.inner.block_height()
-            self._hidden[signature] = _Hidden(LOOKS_UNTIL_KNOWN, height)
+            self._hidden[signature] = _Hidden(LOOK_UPS_UNTIL_KNOWN, height)
             self._count(ChainFault.SLOW)
         await self.inner.send(raw, even_if_failing=even_if_failing)
         if ChainFault.REPLY_LOST in self._armed:
@@ -210,29 +212,29 @@ class FaultyChain:
 
     async def token_accounts(self, addresses: Sequence[str]) -> list[TokenAccount | None]:
         """Return the USDC token accounts at `addresses`; None for one that is missing or of another mint."""
-        self._take_call()
+        self._check_down()
         return await self.inner.token_accounts(addresses)
 
     async def deposits(
         self, token_account: str, *, after: str | None, booked: Booked = nothing_booked
     ) -> AsyncIterator[DepositBatch]:
         """Yield the deposits of a token account since a cursor."""
-        self._take_call()
+        self._check_down()
         async for batch in self.inner.deposits(token_account, after=after, booked=booked):
             yield batch
 
     async def account_size(self, address: str) -> tuple[int, int] | None:
         """Return lamports and bytes of data of any account; None if it does not exist."""
-        self._take_call()
+        self._check_down()
         return await self.inner.account_size(address)
 
     async def rent_exemption(self, size: int) -> int:
         """Return the lamports that exempt an account of `size` bytes from rent."""
-        self._take_call()
+        self._check_down()
         return await self.inner.rent_exemption(size)
 
-    def _take_call(self) -> None:
-        if self._is_troubled and ChainFault.DOWN in self._armed:
+    def _check_down(self) -> None:
+        if self._is_active and ChainFault.DOWN in self._armed:
             self._count(ChainFault.DOWN)
             raise ChainUnavailableError("the chain is down by a fault of the sandbox")
 
@@ -245,23 +247,23 @@ class FaultyChain:
             self._armed[fault] = times - 1
         else:
             self._end(fault)
-            self._note_trouble()
+            self._update_active()
 
     def _end(self, fault: ChainFault) -> None:
         del self._armed[fault]
         if fault is ChainFault.SLOW:
             self._shown.clear()
-        if fault is ChainFault.NEVER_LANDS and self._swallowed:
+        if fault is ChainFault.NEVER_LANDS and self._dropped:
             self._let_expire()
 
     def _let_expire(self) -> None:
         """Ensure that lost transactions never land; if only time can, keep losing them."""
         if self._expire is not None:
             self._expire()
-            self._swallowed.clear()
+            self._dropped.clear()
 
-    def _note_trouble(self) -> None:
-        self._is_troubled = bool(self._armed or self._hidden or self._swallowed)
+    def _update_active(self) -> None:
+        self._is_active = bool(self._armed or self._hidden or self._dropped)
 
 
 def _copied(hidden: Mapping[str, _Hidden]) -> dict[str, _Hidden]:

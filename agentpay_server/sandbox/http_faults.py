@@ -24,9 +24,10 @@ OPERATIONS: Final = frozenset(
 class HttpFault:
     """A fault of one operation.
 
-    effect: what goes wrong.
-    delay_ms: how long a request is delayed; None if it is not.
-    times: how often it will still happen; None until it is disarmed.
+    Attributes:
+        effect: the effect on a request.
+        delay_ms: how long a request is delayed, if it is.
+        times: how often it will still happen; None until it is disarmed.
     """
 
     effect: HttpEffect

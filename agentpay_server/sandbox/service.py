@@ -69,14 +69,14 @@ class NewTenant(Protocol):
 
     @property
     def key(self) -> str:
-        """The key, which is shown only here."""
+        """The key. It is never shown again."""
         ...
 
 
 class CreateTenant(Protocol):
     """Creates an operator."""
 
-    async def __call__(self, name: str, *, asked_by: Principal) -> NewTenant:
+    async def __call__(self, name: str, *, requested_by: Principal) -> NewTenant:
         """Return a new operator."""
         ...
 
@@ -85,15 +85,15 @@ class ConsoleKeys(Protocol[_Key]):
     """Keeps a browser signed in that advances the clock or restores a snapshot."""
 
     async def postpone(self, principal: Principal, by_us: int) -> None:
-        """Let the console key of a request expire later."""
+        """Postpone the expiry of a request's console key."""
         ...
 
-    async def held(self, principal: Principal) -> _Key | None:
+    async def current_key(self, principal: Principal) -> _Key | None:
         """Return the console key of a request; None for other keys."""
         ...
 
-    async def put_back(self, key: _Key | None, *, at_us: int) -> None:
-        """Store it again, with the time that it had left at `at_us`."""
+    async def restore_key(self, key: _Key | None, *, at_us: int) -> None:
+        """Store the key again, with the time that it had left at `at_us`."""
         ...
 
 
@@ -157,7 +157,7 @@ class Sandbox:
         context, deposits = self._context, self._deposits
 
         def booked(connection: Connection) -> None:
-            # A cluster lists a transaction as irreversible some time after it has landed.
+            # Book it here: a cluster lists it as a deposit only some time after it has landed.
             locked = account_store.existing_account(connection, account.account_id, lock=True)
             book_deposit(
                 connection,
@@ -200,10 +200,10 @@ class Sandbox:
         return Funding(tx_signature=signed.signature, balance_usdc=from_micro(balance_micro))
 
     async def create_operator(self, principal: Principal, request: CreateOperator) -> Operator:
-        """Create another operator, with a key that is shown only here."""
+        """Create another operator; only this response shows its key."""
         self._require_test_chain()
         principal.require_operator("POST /sandbox/operators")
-        operator = await self._create_tenant(request.name, asked_by=principal)
+        operator = await self._create_tenant(request.name, requested_by=principal)
         return Operator(operator_id=operator.operator_id, key=operator.key)
 
     async def create_token_account(self, principal: Principal) -> OutsideTokenAccount:
@@ -362,14 +362,13 @@ class Sandbox:
 
     @contextlib.asynccontextmanager
     async def _signed_in(self, principal: Principal) -> AsyncIterator[None]:
-        """Keep the console key with which the world is restored."""
-        key, at_us = await self._console_keys.held(principal), self._context.clock.now_us()
+        """Keep a console key across the restore that it requests."""
+        key, at_us = await self._console_keys.current_key(principal), self._context.clock.now_us()
         yield
-        # In memory nothing waits here: the next request of the browser finds its key.
-        await self._console_keys.put_back(key, at_us=at_us)
+        # In memory this does not wait, so the browser's next request finds its key.
+        await self._console_keys.restore_key(key, at_us=at_us)
 
     def _armed(self, name: str) -> dict[str, object] | None:
-        """Return the audit trail's view of an armed fault; None if it is not armed."""
         found = (fault for fault in self._faults.armed() if fault.name == name)
         armed = next(found, None)
         return None if armed is None else _audited(armed)
@@ -410,7 +409,7 @@ class Sandbox:
 
 
 def _maybe_minted(what: str) -> Problem:
-    # Not `chain_unavailable`: without a transfer that means that nothing was done, and clients retry.
+    # Not `chain_unavailable`: without a transfer it means that nothing was done, and clients retry.
     return Problem(
         ErrorCode.SERVICE_UNAVAILABLE,
         f"{what}. The money may still be booked: read the balance before you fund again.",
@@ -419,7 +418,6 @@ def _maybe_minted(what: str) -> Problem:
 
 
 def _audited(fault: ArmedFault | SetFault) -> dict[str, object]:
-    """Return the audit trail's view of a fault."""
     return {"times": fault.times, **audit.given(effect=fault.effect, delay_ms=fault.delay_ms)}
 
 

@@ -1,12 +1,12 @@
 """Snapshots: the whole state of a server in memory, captured while idle and restored (interface SB9, SB10).
 
-Captured is what a restart would find, and in addition what a caller could notice: the database with its
-queues, the chain, the clock, the source of randomness, armed faults, receivers within the process. Each such
-part captures itself. Services are not captured but created again, as after a restart. Capturing and restoring
-happen without an await, so that no task sees an intermediate state. Metrics continue to count.
+A snapshot contains the state that a restart would find, and any other state that a caller could notice: the
+database with its queues, the chain, the clock, the source of randomness, armed faults, receivers within the
+process. Each part captures itself. Services are not captured but created again, as after a restart. Capturing
+and restoring happen without an await, so that no task sees an intermediate state. Metrics continue to count.
 
-A server with state elsewhere cannot do this: a directory or a PostgreSQL database has its own tools for
-copies, and an external chain cannot go back.
+A server with external state cannot do this: a directory or a PostgreSQL database has its own backup tools,
+and an external chain cannot be reverted.
 """
 
 from collections import OrderedDict
@@ -28,7 +28,7 @@ from agentpay_server.principals import Principal
 from agentpay_server.randomness import Identifiers
 
 KEPT: Final = 64
-"""How many snapshots a server keeps; the least recently used one is dropped."""
+"""Number of snapshots that a server keeps; the least recently used one is dropped."""
 
 _REST_SECONDS: Final = 5.0
 
@@ -49,9 +49,7 @@ class Snapshot:
     """The state of a server at one moment.
 
     Attributes:
-        snapshot_id: identifier, `snap_…`.
-        operator_id: its operator.
-        seq: its position among all snapshots: later ones have greater numbers.
+        seq: its position among all snapshots; a later one has a greater number.
         taken_us: the server's time at which it was taken.
         restorers: functions that restore the parts.
     """
@@ -69,12 +67,12 @@ class Snapshots:
     Args:
         context: the parts of the server.
         names: generates identifiers; not restored with the rest, so that they stay unique.
-        parts: the parts of the state; None if the server cannot go back.
+        parts: the parts of the state; None if the server cannot take snapshots.
         restarted: starts the server's services after a restore, without waiting.
 
     Attributes:
-        restores: how often a state was restored. Code that awaits in between compares it: earlier results,
-            such as who holds a key, may no longer be true.
+        restores: number of restores so far. Code that awaits compares it, because a restore invalidates
+            earlier results, such as the holder of a key.
     """
 
     def __init__(
@@ -98,7 +96,7 @@ class Snapshots:
         self._start = self._captured()
 
     def include(self, part: Part) -> None:
-        """Add a part to a server that has started and has not done anything yet."""
+        """Add a part to a server that has started and has not handled any request."""
         if self._parts is not None:
             self._parts.append(part)
             self._start.append(part.capture())
@@ -116,7 +114,7 @@ class Snapshots:
                 f"Work was still in progress after {_REST_SECONDS:.0f} seconds, so no snapshot was taken. "
                 "Clear faults that delay settlement, end waiting requests, then retry.",
             )
-        # In memory nothing from here on waits, so the server stays idle.
+        # In memory nothing below waits, so the server stays idle.
         snapshot_id = self._names.new(identifiers.SNAPSHOT)
         await self._record(principal, CREATE_SNAPSHOT, snapshot_id)
         self._taken += 1
@@ -147,7 +145,7 @@ class Snapshots:
         if snapshot is None or snapshot.operator_id != principal.operator_id:
             raise not_found("snapshot", snapshot_id)
         self._kept.move_to_end(snapshot_id)
-        await self._bring_back(snapshot.restorers)
+        await self._restore_all(snapshot.restorers)
         taken_at = format_timestamp(from_us(snapshot.taken_us))
         await self._record(principal, RESTORE_SNAPSHOT, snapshot_id, {"created_at": taken_at})
         return snapshot
@@ -159,17 +157,17 @@ class Snapshots:
             Problem: `not_in_memory`, `not_at_rest`.
         """
         self._require_parts()
-        await self._bring_back(self._start)
+        await self._restore_all(self._start)
         await self._record(principal, RESET, "server")
 
-    async def _bring_back(self, restorers: Sequence[Restore]) -> None:
+    async def _restore_all(self, restorers: Sequence[Restore]) -> None:
         if not await self._context.tasks.cut_off(within_seconds=_REST_SECONDS):
             raise Problem(
                 ErrorCode.NOT_AT_REST,
                 f"Requests kept the server busy for {_REST_SECONDS:.0f} seconds, so nothing was restored. "
                 "End the requests of other threads and processes, then retry.",
             )
-        # From here on nothing waits.
+        # Nothing below waits.
         for restore in restorers:
             restore()
         self.restores += 1

@@ -1,4 +1,4 @@
-"""Access to sessions: operator keys see those of their operator, agent-scoped keys those of their account."""
+"""Access to sessions: operator keys see their operator's, agent-scoped keys their account's."""
 
 from agentpay.contract import identifiers
 from agentpay_server.database.connection import Connection
@@ -24,8 +24,7 @@ def visible(record: SessionRecord | None, principal: Principal, session_id: str)
     """Return a session that was looked up, if a key may see it.
 
     Raises:
-        Problem: `not_found`, the same for a session of another operator, of another account than an
-            agent-scoped key is bound to, and for one that does not exist.
+        Problem: `not_found`, the same for a missing session as for one that the key may not see.
     """
     if (
         record is None

@@ -1,10 +1,8 @@
-"""The records written when the state of a session changes: balances, spends, history and events.
+"""The records of a session's changes: balances, spends, history, events (interface S18, EV1, H2).
 
-See interface S18, EV1, H2.
-
-A cap leaves the balance when the escrow is funded, and counts as reserved until the session is settled. Then
-the charges become a spend at that time, and the rest is returned. The history contains only the settlement:
-until then the money still belongs to the account, in an escrow.
+When the escrow is funded, the cap leaves the balance and counts as reserved. At the settlement the charges
+become a spend, and the rest returns to the balance. The history contains only the settlement: until then the
+money in the escrow still belongs to the account.
 """
 
 import json
@@ -28,7 +26,7 @@ from agentpay_server.webhooks.outbox import NewEvent, Outbox
 
 
 def audited(session: SessionRecord) -> dict[str, object]:
-    """Return the audit trail's view of a session: its request, and its outcome so far."""
+    """Return a session's request, and its outcome so far, for the audit trail."""
     return audit.given(
         account_id=session.account_id,
         to=session.to,
@@ -43,7 +41,7 @@ def audited(session: SessionRecord) -> dict[str, object]:
 
 
 def book_opened(unit: Unit, session: SessionRecord) -> None:
-    """Write the records of a funded escrow."""
+    """Book a funded escrow."""
     opened = NewEvent(
         type=EventType.SESSION_OPENED,
         data=events.SessionOpenedData(
@@ -66,12 +64,7 @@ def book_charged(
 ) -> bool:
     """Write the events of a charge, and return whether there are any.
 
-    Args:
-        connection: the unit's.
-        context: the parts of the server.
-        session: the session after the charge.
-        now_us: the current time.
-        before_micro: its running total before the charge.
+    `session` is its state after the charge; `before_micro` is the running total before it.
     """
     fired = cap_events(session.cap, before_micro=before_micro, after_micro=session.running_total)
     if not fired:
@@ -84,17 +77,11 @@ def book_charged(
 
 
 def book_settled(unit: Unit, tx: ChainTransaction, session: SessionRecord) -> None:
-    """Write everything that a settled session changes, on both sides.
-
-    Args:
-        unit: the unit of work.
-        tx: the settling transaction.
-        session: the settled session.
-    """
+    """Book a settled session on both sides."""
     deposited = deposited_micro(tx)
-    payee_operator = _move(unit, tx, session, deposited)
-    _enter(unit, session, payee_operator, deposited)
-    assert session.settlement_tx_signature is not None  # noqa: S101 - it landed under it
+    payee_operator = _book_balances(unit, tx, session, deposited)
+    _write_history(unit, session, payee_operator, deposited)
+    assert session.settlement_tx_signature is not None  # noqa: S101 - set when it was signed
     settled = NewEvent(
         type=EventType.SESSION_SETTLED,
         data=events.SessionSettledData(
@@ -113,7 +100,7 @@ def book_settled(unit: Unit, tx: ChainTransaction, session: SessionRecord) -> No
 
 
 def book_loss(unit: Unit, tx: ChainTransaction, session: SessionRecord) -> None:
-    """Book a cap that was paid into the escrow of an ended session: an operator must recover it."""
+    """Book a cap that was paid into the escrow of a settled session: an operator must recover it."""
     connection, now_us = unit.connection, unit.now_us
     source = accounts.existing_account(connection, session.account_id, lock=True)
     spent_us, total = max(now_us, source.last_spend_us), source.spent_total + session.cap
@@ -137,12 +124,12 @@ def book_loss(unit: Unit, tx: ChainTransaction, session: SessionRecord) -> None:
 
 
 def detail_of(deposited: int) -> str:
-    """Return the stored detail of a settlement: the surplus that it returns beyond the cap, in micro-USDC."""
+    """Return a settlement's `detail`: the surplus beyond the cap, in micro-USDC."""
     return json.dumps({"deposited": deposited})
 
 
 def deposited_micro(tx: ChainTransaction) -> int:
-    """Return the surplus that a settlement returns beyond the cap: what third parties sent to the escrow."""
+    """Return the surplus of a settlement beyond the cap, which third parties sent to the escrow."""
     return int(json.loads(tx.detail or "{}").get("deposited", 0))
 
 
@@ -170,16 +157,12 @@ def _cap_data(event_type: EventType, session: SessionRecord) -> object:
     )
 
 
-def _move(unit: Unit, tx: ChainTransaction, session: SessionRecord, deposited: int) -> str | None:
-    """Book balances, reservation and spends.
-
-    Returns:
-        The operator of the paid payee, if it is an account of this service.
-    """
+def _book_balances(unit: Unit, tx: ChainTransaction, session: SessionRecord, deposited: int) -> str | None:
+    """Book balances, reservation and spends; return the operator of a paid payee that this service holds."""
     connection, account_id, settled = unit.connection, session.account_id, session.running_total
     payee = session.recipient_account_id if settled else None
     payee_operator = None
-    # Rows are locked in one order, so that two payments in opposite directions never deadlock.
+    # Lock rows in one order, so that two payments in opposite directions never deadlock.
     if payee is not None and payee < account_id:
         payee_operator = accounts.credit(connection, payee, settled)
     total, spent_us = accounts.settle_cap(
@@ -197,8 +180,7 @@ def _move(unit: Unit, tx: ChainTransaction, session: SessionRecord, deposited: i
     return payee_operator
 
 
-def _enter(unit: Unit, session: SessionRecord, payee_operator: str | None, deposited: int) -> None:
-    """Write the history: the settlement, a third party's surplus, and the payee's receipt."""
+def _write_history(unit: Unit, session: SessionRecord, payee_operator: str | None, deposited: int) -> None:
     context = unit.context
     common: dict[str, object] = {
         "status": TransactionStatus.SETTLED.value,

@@ -1,4 +1,4 @@
-"""Statements about the charges of sessions and their idempotency keys."""
+"""SQL statements for the charges of sessions and their idempotency keys."""
 
 from typing import Final
 
@@ -15,8 +15,7 @@ class Chargeable:
     """The data needed to judge a charge.
 
     Attributes:
-        session: the session.
-        policy: its account's policy, as canonical JSON.
+        policy: the account's policy, as canonical JSON.
         charged: the amount already charged under the key; None if there is no such charge.
     """
 
@@ -68,7 +67,7 @@ def charge(connection: Connection, session_id: str, amount: int, *, closes_us: i
         connection: the connection.
         session_id: the session.
         amount: micro-USDC, at least 1.
-        closes_us: when the session closes automatically from now on.
+        closes_us: when the session now closes automatically.
 
     Returns:
         The new running total; None if the session is not open or the cap would be exceeded.
@@ -83,7 +82,7 @@ def insert_charge(
     """Store a charge under its key.
 
     Raises:
-        ConflictError: the key has charged this session before.
+        ConflictError: the key has already charged this session.
     """
     connection.execute(
         _INSERT,

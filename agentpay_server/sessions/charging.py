@@ -1,7 +1,7 @@
-"""Charging a session: one unit of work, in which one statement enforces the cap.
+"""Charging a session: one unit of work, in which one SQL statement enforces the cap.
 
-A repeated key is handled before any other check, so that the replay of an accepted charge never becomes a
-refusal. A refusal stores nothing.
+A repeated key is handled before any other check, so that the replay of an accepted charge is never refused. A
+refusal stores nothing.
 """
 
 import attrs
@@ -20,8 +20,8 @@ from agentpay_server.principals import Principal
 from agentpay_server.sessions import booking
 from agentpay_server.sessions import charge_store as charges
 from agentpay_server.sessions.access import visible
-from agentpay_server.sessions.answers import refused
 from agentpay_server.sessions.charge_store import Chargeable
+from agentpay_server.sessions.responses import refused
 from agentpay_server.sessions.rules import Limits, charge_refusal, charge_verdict, closes_us
 from agentpay_server.sessions.store import SessionRecord
 
@@ -32,24 +32,15 @@ class Charged:
 
     Attributes:
         session: the session after the charge.
-        is_news: whether to wake the schedulers: there is an event to send, or the session closes
-            automatically.
+        must_wake: whether to wake the schedulers: to send an event, or to close the session in time.
     """
 
     session: SessionRecord
-    is_news: bool = False
+    must_wake: bool = False
 
 
 class Charge:
-    """The unit of work that adds to a session's running total.
-
-    Args:
-        context: the parts of the server.
-        principal: the requester.
-        session_id: the session.
-        request: the request.
-        limits: the session's time limits.
-    """
+    """The unit of work that adds to a session's running total."""
 
     def __init__(
         self,
@@ -67,15 +58,14 @@ class Charge:
         self._amount = to_micro(request.amount)
 
     def __call__(self, connection: Connection) -> Charged | None:
-        """Charge, and return the result.
+        """Charge the session.
 
         Returns:
-            None if another transaction has changed the session meanwhile, and the charge must be judged
-            again.
+            None if another unit of work has changed the session meanwhile: the charge must be judged again.
 
         Raises:
             Problem: `not_found`, `idempotency_conflict`, or a refusal; nothing is stored.
-            ConflictError: the key has charged meanwhile.
+            ConflictError: another request has charged under the key meanwhile.
         """
         found = charges.chargeable(connection, self._session_id, self._request.idempotency_key)
         session = visible(None if found is None else found.session, self._principal, self._session_id)
@@ -103,7 +93,7 @@ class Charge:
             return None
         key = self._request.idempotency_key
         charges.insert_charge(connection, self._session_id, key, amount=self._amount, now_us=now_us)
-        # There may have been other charges since the session was read.
+        # Other charges may have been accepted since the session was read.
         before = total - self._amount
         audit.record(
             connection,
@@ -119,8 +109,8 @@ class Charge:
             },
         )
         session = attrs.evolve(session, running_total=total, closes_us=closes)
-        is_told = booking.book_charged(connection, self._context, session, now_us, before_micro=before)
-        return Charged(session, is_news=is_told or closes is not None)
+        has_events = booking.book_charged(connection, self._context, session, now_us, before_micro=before)
+        return Charged(session, must_wake=has_events or closes is not None)
 
     def _refusal(self, found: Chargeable) -> Refusal | None:
         session = found.session

@@ -1,12 +1,11 @@
 """Closing a session: claimed in one commit, its settlement signed in the next, then driven to its outcome.
 
-A closing session either has a settlement in flight, which the engine drives, or a time from which on its
-settlement must be signed (`closes_us`). From the claim on it accepts no charges, however long the chain
-takes: all accepted charges are settled. If the chain does not respond, or the state that a settlement was
-signed for has changed (a third party paid into the escrow, the payee's token account was closed), the chain
-is read again. An obstacle that only others can remove (a frozen token account) leaves it `closing`, with the
-money in its escrow and the reason stored: the next close request retries at once, the scheduler after a
-growing interval.
+A closing session has either a settlement in flight, which the engine drives, or a time at which the
+settlement must be signed (`closes_us`). Once claimed it accepts no charges, so all accepted charges are
+settled. If the chain does not respond, or its state has changed since the settlement was signed (a third
+party paid into the escrow, the payee's token account was closed), the chain is read again. If a token account
+is frozen, the session stays `closing`, with the money in its escrow and the reason stored. The next close
+request then retries at once, the scheduler after a growing interval.
 """
 
 import asyncio
@@ -28,24 +27,24 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.logs import log
 from agentpay_server.money import transactions as chain_transactions
 from agentpay_server.money.broadcast import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS
-from agentpay_server.money.handlers import Again, Handler, SigningInputs, Unit, pending_transaction
+from agentpay_server.money.handlers import Handler, Replacement, SigningInputs, Unit, pending_transaction
 from agentpay_server.money.idempotency import KEY_LIFETIME_US
 from agentpay_server.money.settlement import Settlement
 from agentpay_server.money.transactions import ChainTransaction, Kind
 from agentpay_server.principals import Principal
 from agentpay_server.sessions import booking, store
 from agentpay_server.sessions import settlement_store as settlements
-from agentpay_server.sessions.answers import limits_of, report
 from agentpay_server.sessions.payout import (
     REFUSED_BY_CHAIN,
     TOO_MANY_CREATED,
     Obstacle,
-    Scene,
+    PayoutState,
     look,
     obstacle,
 )
+from agentpay_server.sessions.responses import limits_of, report
 from agentpay_server.sessions.rules import (
-    MOST_PAYEES_CREATED,
+    MAX_PAYEES_CREATED,
     PAYEES_CREATED_WITHIN_US,
     check_transition,
     closed_by,
@@ -54,11 +53,11 @@ from agentpay_server.sessions.rules import (
 )
 from agentpay_server.sessions.store import SessionRecord
 
-# Used if the chain rejected the first settlement although nothing wrong was found before.
+# Failures that a change on chain explains: read the chain again and sign another settlement.
 _CHANGED_SINCE: Final = {FailureReason.ACCOUNT_MISSING, FailureReason.ACCOUNT_FROZEN}
 
-_LEFT_ALONE_US: Final = 5 * SECOND_US
-"""How long a claimed session is left to the process that has claimed it."""
+_CLAIM_US: Final = 5 * SECOND_US
+"""How long other processes leave a claimed session to the process that has claimed it."""
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -78,8 +77,8 @@ class Closing:
 
         Args:
             session_id: the session.
-            deadline: until when to wait, in the event loop's time.
-            principal: the requester; None for an automatic close or recovery.
+            deadline: when to stop waiting, in the event loop's time.
+            principal: the caller; None for an automatic close or recovery.
         """
         fault_point(Operation.SESSION_CLOSE, Step.BEGUN)
         session = await self._claimed(session_id, principal)
@@ -109,7 +108,7 @@ class Closing:
         return asyncio.get_running_loop().time() >= deadline or self._context.tasks.closing.done()
 
     async def _claimed(self, session_id: str, principal: Principal | None) -> SessionRecord:
-        """Return a session, claimed if it was open, or if it was closing and postponed."""
+        """Return a session; claim it first if it is open, or closing and postponed."""
         session = await self._database.read(store.existing_session, session_id)
         is_postponed = session.status == SessionStatus.CLOSING and session.error is not None
         if session.status != SessionStatus.OPEN and not is_postponed:
@@ -119,7 +118,7 @@ class Closing:
         return claimed
 
     def _claim(self, connection: Connection, session_id: str, principal: Principal | None) -> SessionRecord:
-        now_us, sign_us = self._context.clock.now_us(), resumed_us(self._context)
+        now_us, sign_us = self._context.clock.now_us(), takeover_us(self._context)
         if principal is None:
             session = self._claim_due(connection, session_id, now_us, sign_us)
         else:
@@ -138,7 +137,7 @@ class Closing:
             after={
                 "status": session.status,
                 "cap_usdc": audit.usdc(session.cap),
-                # No charges are accepted from now on, so these are settled.
+                # No more charges are accepted, so this amount is final.
                 "settled_usdc": audit.usdc(session.running_total),
                 "returned_usdc": audit.usdc(session.cap - session.running_total),
             },
@@ -165,9 +164,9 @@ class Closing:
         chain = self._context.chain
         try:
             account = await self._database.read(account_store.existing_account, session.account_id)
-            scene = await look(self._context, session, account)
+            state = await look(self._context, session, account)
             blockhash = await chain.latest_blockhash()
-            closing, tx, is_ours = await self._database.run(self._sign, session.session_id, scene, blockhash)
+            closing, tx, is_ours = await self._database.run(self._sign, session.session_id, state, blockhash)
         except ChainUnavailableError:
             return await self._database.read(store.existing_session, session.session_id), None
         if is_ours and closing.error is not None:
@@ -180,19 +179,19 @@ class Closing:
                 "session.payee_recreated",
                 session_id=closing.session_id,
                 account_id=closing.account_id,
-                usdc_token_account=scene.payee.token_account,
+                usdc_token_account=state.payee.token_account,
             )
         return closing, tx
 
     def _sign(
-        self, connection: Connection, session_id: str, scene: Scene, blockhash: Blockhash
+        self, connection: Connection, session_id: str, state: PayoutState, blockhash: Blockhash
     ) -> tuple[SessionRecord, ChainTransaction | None, bool]:
-        """Return the session, its settlement if there is one now, and whether this changed anything."""
+        """Return the session, its settlement if signed now, and whether this call changed anything."""
         session = store.existing_session(connection, session_id, lock=True)
         if session.status != SessionStatus.CLOSING or session.closes_us is None:
             return session, None, False
         now_us = self._context.clock.now_us()
-        found = sign(Unit(connection, self._context, now_us), session, scene, blockhash)
+        found = sign(Unit(connection, self._context, now_us), session, state, blockhash)
         tx = None
         if isinstance(found, Obstacle):
             _postpone(connection, session, found, now_us)
@@ -252,29 +251,31 @@ class SessionSettleHandler(Handler[SessionRecord]):
         subject: SessionRecord,
         failure: Failure,
     ) -> SessionRecord:
-        """Book a settlement that the chain rejected: the session stays closing, and is signed again."""
-        # Reading the chain again shows the reason and the alternative. Once only: a payee that keeps opening
-        # and closing its account would make the treasury pay a fee each time.
-        is_worth_a_look = failure.reason in _CHANGED_SINCE and subject.settlements == 1
-        if failure.reason is FailureReason.ACCOUNT_NOT_EMPTY or is_worth_a_look:
-            settlements.drop_settlement(unit.connection, subject.session_id, sign_us=resumed_us(unit.context))
+        """Book a settlement that the chain rejected: the session stays closing, to be settled later."""
+        # Reading the chain again shows the reason and the alternative. Do so only once: a payee that keeps
+        # opening and closing its account would make the treasury pay a fee each time.
+        may_have_alternative = failure.reason in _CHANGED_SINCE and subject.settlements == 1
+        if failure.reason is FailureReason.ACCOUNT_NOT_EMPTY or may_have_alternative:
+            settlements.drop_settlement(
+                unit.connection, subject.session_id, sign_us=takeover_us(unit.context)
+            )
         else:
             _postpone(unit.connection, subject, REFUSED_BY_CHAIN, unit.now_us)
         return store.existing_session(unit.connection, subject.session_id)
 
-    async def prepare(self, context: Context, subject: SessionRecord) -> Scene:
+    async def prepare(self, context: Context, subject: SessionRecord) -> PayoutState:
         """Read the escrow and the accounts to pay."""
         account = await context.database.read(account_store.existing_account, subject.account_id)
         return await look(context, subject, account)
 
-    def signed_again(
+    def sign_replacement(
         self,
         unit: Unit,
         tx: ChainTransaction,  # noqa: ARG002
         subject: SessionRecord,
         means: SigningInputs,
-    ) -> Again | Obstacle:
-        """Sign again, whatever the current policy is."""
+    ) -> Replacement | Obstacle:
+        """Sign a replacement, whatever the current policy is."""
         session = store.existing_session(unit.connection, subject.session_id, lock=True)
         return sign(unit, session, means.prepared, means.blockhash)
 
@@ -292,7 +293,7 @@ class SessionSettleHandler(Handler[SessionRecord]):
     def landed_late(self, unit: Unit, tx: ChainTransaction) -> str | None:
         """Book a settlement that landed after it was considered expired.
 
-        An escrow cannot be settled twice: one of two settlements lands, and the other fails.
+        An escrow cannot be settled twice: of two settlements one lands, and the other fails.
         """
         session = store.existing_session(unit.connection, tx.subject_id, lock=True)
         if session.status == SessionStatus.CLOSING:
@@ -311,32 +312,34 @@ class SessionSettleHandler(Handler[SessionRecord]):
         report(subject, detail=detail)
 
 
-def resumed_us(context: Context) -> int:
-    """Return from when on other processes sign the settlement of a closing session, if this one does not.
+def takeover_us(context: Context) -> int:
+    """Return when other processes sign the settlement of a closing session, unless this one does first.
 
-    On a manual clock, which belongs to one process, the next advance does.
+    A manual clock belongs to one process: its next advance signs it.
     """
-    return context.clock.now_us() + (0 if context.clock.is_manual else _LEFT_ALONE_US)
+    return context.clock.now_us() + (0 if context.clock.is_manual else _CLAIM_US)
 
 
-def sign(unit: Unit, session: SessionRecord, scene: Scene, blockhash: Blockhash) -> Again | Obstacle:
+def sign(
+    unit: Unit, session: SessionRecord, state: PayoutState, blockhash: Blockhash
+) -> Replacement | Obstacle:
     """Sign the settlement of a closing session, or return the obstacle.
 
     Raises:
-        ChainUnavailableError: the account is blocked.
+        ChainUnavailableError: signing is stopped for the account.
     """
     connection, context, now_us = unit.connection, unit.context, unit.now_us
     legs = settlement(
         cap_micro=session.cap,
         running_total_micro=session.running_total,
-        escrow_micro=scene.escrow.amount_micro,
+        escrow_micro=state.escrow.amount_micro,
     )
-    creates = legs.settled_micro > 0 and scene.payee.new_owner is not None
-    # Locked before the check: two concurrent closings must not both pass it.
+    creates = legs.settled_micro > 0 and state.payee.new_owner is not None
+    # Lock the account before the check: two concurrent closings must not both pass it.
     account = account_store.existing_account(connection, session.account_id, lock=creates)
     if account.stopped_us is not None:
         raise ChainUnavailableError("the account is blocked: nothing is signed for it")
-    found = obstacle(session, legs, scene)
+    found = obstacle(session, legs, state)
     if found is None and creates and not _may_create(connection, account, now_us):
         found = TOO_MANY_CREATED
     if found is not None:
@@ -348,22 +351,22 @@ def sign(unit: Unit, session: SessionRecord, scene: Scene, blockhash: Blockhash)
         account_index=account.key_index,
         session_id=session.session_id,
         number=session.settlements + 1,
-        payee=scene.payee.token_account,
+        payee=state.payee.token_account,
         payee_micro=legs.settled_micro,
-        new_payee_owner=scene.payee.new_owner,
+        new_payee_owner=state.payee.new_owner,
         source=account.usdc_token_account,
         source_micro=legs.account_leg_micro,
     )
     settlements.sign_settlement(
         connection, session.session_id, signed.signature, payee_created_us=now_us if creates else None
     )
-    return Again(signed=signed, detail=booking.detail_of(legs.deposited_micro))
+    return Replacement(signed=signed, detail=booking.detail_of(legs.deposited_micro))
 
 
 def _may_create(connection: Connection, account: AccountRecord, now_us: int) -> bool:
     after_us = now_us - PAYEES_CREATED_WITHIN_US
     created = settlements.payees_created(connection, account.account_id, after_us=after_us)
-    return created < MOST_PAYEES_CREATED
+    return created < MAX_PAYEES_CREATED
 
 
 def _postpone(connection: Connection, session: SessionRecord, found: Obstacle, now_us: int) -> None:

@@ -1,7 +1,7 @@
-"""Opening a session: what it adds to an authorization, and the handler of its transaction.
+"""Opening a session: its part of the authorization, and the handler of its transaction.
 
-The policy check, the reservation of the whole cap, in the balance and in the daily limit, and the signed
-bytes are one commit, in `money/authorization.py`; a refusal stores nothing. Nothing here sends or waits.
+`money/authorization.py` checks the policy, reserves the whole cap in the balance and in the daily limit, and
+stores the signed bytes in one commit. A refusal stores nothing. Nothing here sends or waits.
 """
 
 from typing import Final, NoReturn
@@ -23,21 +23,21 @@ from agentpay_server.crash_points import Operation
 from agentpay_server.database.connection import Connection
 from agentpay_server.money import policy as rules
 from agentpay_server.money.authorization import Decided, Intent, SpendUnit
-from agentpay_server.money.handlers import Again, Handler, SigningInputs, Unit, pending_transaction
-from agentpay_server.money.held_keys import Asked, Held
+from agentpay_server.money.handlers import Handler, Replacement, SigningInputs, Unit, pending_transaction
+from agentpay_server.money.held_keys import Held, RequestedKey
 from agentpay_server.money.idempotency import KEY_LIFETIME_US, KeyHolder
 from agentpay_server.money.policy import Purpose, Refusal, Spend, stored_policy
 from agentpay_server.money.preflight import Preflight
 from agentpay_server.money.transactions import ChainTransaction, Kind
 from agentpay_server.principals import Principal
 from agentpay_server.sessions import booking, store
-from agentpay_server.sessions.answers import limits_of, refused, report
+from agentpay_server.sessions.responses import limits_of, refused, report
 from agentpay_server.sessions.rules import (
     Terms,
     check_transition,
     closes_us,
-    crowd_refusal,
     escalation_refusal,
+    session_limit_refusal,
     verdict_if_equal,
 )
 from agentpay_server.sessions.store import SessionRecord
@@ -54,11 +54,11 @@ _FAILED: Final = Refusal(
 
 
 class NewSession(Intent[SessionRecord]):
-    """A wish to open a session. Storing it raises ConflictError if another request has taken its key.
+    """A requested session. Storing it raises ConflictError if another request has taken its key.
 
     Args:
         context: the parts of the server.
-        principal: the requester.
+        principal: the caller.
         request: the request.
         held: the rows that held the key when the request was judged; an ended session loses the key.
         rent_exempt_lamports: the rent exemption of an escrow.
@@ -78,25 +78,25 @@ class NewSession(Intent[SessionRecord]):
         self._context = context
         self._principal = principal
         self._request = request
-        self._asked = asked_under(principal, request)
+        self._requested_key = requested_key(principal, request)
         self._held = held
         self._rent_exempt_lamports = rent_exempt_lamports
         self._terms = terms_of(request)
-        # An operator who opens a session approves its cap by that.
+        # Opening a session with an operator key approves its cap.
         self.is_approved: bool = not principal.is_agent
 
     @property
     def account_id(self) -> str:
-        """The account that pays."""
+        """The paying account."""
         return self._request.account_id
 
     @property
     def to(self) -> str:
-        """The recipient, as sent."""
+        """The recipient, as the caller named it."""
         return self._request.to
 
     def spend(self, preflight: Preflight) -> Spend:
-        """Return what the policy judges: the whole cap."""
+        """Return the spend that the policy judges: the whole cap."""
         return Spend(
             amount_micro=self._terms.cap_micro,
             to=self._terms.to,
@@ -107,12 +107,12 @@ class NewSession(Intent[SessionRecord]):
         )
 
     def claim(self, connection: Connection) -> bool:
-        """Take the idempotency key."""
-        return store.KEYS.take(connection, self._asked, self._held, self._context.clock.now_us())
+        """Claim the idempotency key."""
+        return store.KEYS.take(connection, self._requested_key, self._held, self._context.clock.now_us())
 
     def is_key_taken(self, connection: Connection) -> bool:
-        """Return whether another request has stored something under the idempotency key."""
-        return store.KEYS.find(connection, self._asked, self._context.clock.now_us()).is_held
+        """Return whether another request holds the idempotency key."""
+        return store.KEYS.find(connection, self._requested_key, self._context.clock.now_us()).is_held
 
     def refused(self, connection: Connection, refusal: Refusal, now_us: int) -> NoReturn:  # noqa: ARG002
         """Raise the refusal: nothing is stored."""
@@ -123,17 +123,17 @@ class NewSession(Intent[SessionRecord]):
         raise refused(escalation_refusal(policy, self._terms.cap_micro), None)
 
     def submitted(self, unit: SpendUnit) -> Decided[SessionRecord]:
-        """Sign the funding of the escrow, store the session and hold its cap.
+        """Sign the funding of the escrow, store the session and reserve its cap.
 
         Raises:
-            Problem: the account has too many sessions.
+            Problem: `too_many_sessions`.
         """
         connection, source, preflight, now_us = unit.connection, unit.source, unit.preflight, unit.now_us
-        # The account is locked: no other session of it can be opened before this one is stored.
+        # The account is locked, so no other session of it can be opened before this one is stored.
         unsettled = store.unsettled(connection, source.account_id)
-        crowd = crowd_refusal(unsettled, self._context.settings.max_open_sessions)
-        if crowd is not None:
-            raise refused(crowd, None)
+        too_many = session_limit_refusal(unsettled, self._context.settings.max_open_sessions)
+        if too_many is not None:
+            raise refused(too_many, None)
         context, request, terms = self._context, self._request, self._terms
         session_id = context.identifiers.new(identifiers.SESSION)
         signed = _signed(
@@ -174,7 +174,7 @@ class NewSession(Intent[SessionRecord]):
             settled_us=None,
             closes_us=None,
             created_us=now_us,
-            claimed_by_operator=self._asked.by_operator,
+            claimed_by_operator=self._requested_key.by_operator,
             recipient_owner=preflight.recipient.owner,
             closed_by=None,
             stuck_reason=None,
@@ -245,17 +245,17 @@ class SessionOpenHandler(Handler[SessionRecord]):
         """Return the rent exemption of an escrow in lamports."""
         return await context.chain.rent_exemption(escrow.ESCROW_BYTES)
 
-    def signed_again(
+    def sign_replacement(
         self,
         unit: Unit,
         tx: ChainTransaction,  # noqa: ARG002
         subject: SessionRecord,
         means: SigningInputs,
-    ) -> Again | Refusal:
-        """Sign again, unless the account is paused now.
+    ) -> Replacement | Refusal:
+        """Sign a replacement, unless the account is now paused.
 
-        It is proved by now that the previous transaction never landed. This matters, because a closed escrow
-        could be created again.
+        It is proved that the previous transaction never landed. Otherwise a closed escrow could be created
+        again.
         """
         refusal = rules.paused_refusal(stored_policy(means.source.policy))
         if refusal is not None:
@@ -269,20 +269,20 @@ class SessionOpenHandler(Handler[SessionRecord]):
             rent_exempt_lamports=means.prepared,
         )
         store.set_signature(unit.connection, subject.session_id, signed.signature)
-        return Again(signed=signed)
+        return Replacement(signed=signed)
 
     def dropped(
         self, unit: Unit, tx: ChainTransaction, subject: SessionRecord, reason: Refusal
     ) -> SessionRecord:
-        """Book a session of an account that was paused before it could be signed again."""
+        """Book a failed session: its account was paused before a replacement could be signed."""
         message = f"{reason.message} The transaction had expired without landing; nothing was moved."
         return self._failed(unit, tx, subject, attrs.evolve(reason, message=message))
 
     def landed_late(self, unit: Unit, tx: ChainTransaction) -> str | None:
         """Book a funding that landed after it was considered expired.
 
-        An existing escrow cannot be created again: one of two openings lands, and the other fails. So usually
-        nothing has moved twice, and the session continues from the one that landed.
+        An existing escrow cannot be created again: of two openings one lands, and the other fails. So usually
+        nothing has moved twice, and the session continues with the one that landed.
         """
         connection, now_us = unit.connection, unit.now_us
         account_store.existing_account(connection, tx.account_id, lock=True)
@@ -293,7 +293,7 @@ class SessionOpenHandler(Handler[SessionRecord]):
             check_transition(session.status, SessionStatus.OPEN)
             account_store.reserve_cap(connection, session.account_id, session.cap)
             booking.book_opened(unit, attrs.evolve(session, tx_signature=tx.signature))
-            # The session is no longer expected: it closes automatically, and the cap is returned.
+            # Callers no longer expect the session: it closes automatically, and the cap is returned.
             store.reopen(
                 connection,
                 session.session_id,
@@ -370,9 +370,9 @@ def _signed(
     )
 
 
-def asked_under(principal: Principal, request: OpenSession) -> Asked:
+def requested_key(principal: Principal, request: OpenSession) -> RequestedKey:
     """Return a request's idempotency key and its scope."""
-    return Asked(
+    return RequestedKey(
         account_id=request.account_id,
         idempotency_key=request.idempotency_key,
         by_operator=not principal.is_agent,
@@ -380,7 +380,7 @@ def asked_under(principal: Principal, request: OpenSession) -> Asked:
 
 
 def terms_of(request: OpenSession) -> Terms:
-    """Return the parameters of a request that must match for its idempotency key."""
+    """Return the request's terms."""
     return Terms(
         account_id=request.account_id,
         to=request.to,
@@ -390,7 +390,7 @@ def terms_of(request: OpenSession) -> Terms:
 
 
 def key_holder_of(record: SessionRecord | None) -> KeyHolder | None:
-    """Return the session that holds a key as the idempotency rule needs it."""
+    """Return a stored session as the holder of an idempotency key."""
     if record is None:
         return None
     return KeyHolder(

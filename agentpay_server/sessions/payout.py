@@ -1,8 +1,8 @@
 """The on-chain data for a settlement: where the payee is paid, and obstacles to paying.
 
-Nothing here signs, stores or sends. The payee is paid at the token account that the session was opened for.
-If that no longer exists, its owner is paid at the owner's associated token account, which the settlement
-creates if needed.
+The payee is paid at the token account that the session was opened for. If that no longer exists, its owner is
+paid at the owner's associated token account, which the settlement creates if needed. Nothing here signs,
+stores or sends.
 """
 
 from typing import Final
@@ -16,16 +16,16 @@ from agentpay_server.chain.instructions import associated_token_address
 from agentpay_server.chain.protocol import ChainUnavailableError, TokenAccount
 from agentpay_server.context import Context
 from agentpay_server.money.policy import Refusal
-from agentpay_server.sessions.rules import MOST_PAYEES_CREATED, Settlement
+from agentpay_server.sessions.rules import MAX_PAYEES_CREATED, Settlement
 from agentpay_server.sessions.store import SessionRecord
 
 
 @frozen(kw_only=True)
-class Scene:
+class PayoutState:
     """The on-chain data for a settlement.
 
     Attributes:
-        escrow: the session's token account, with at least the cap in it.
+        escrow: the session's token account; it holds at least the cap.
         payee: where the payee is paid.
         source: the account's token account; None if it does not exist.
     """
@@ -40,8 +40,7 @@ class Payee:
     """Where a payee is paid.
 
     Attributes:
-        token_account: address of the token account.
-        is_frozen: whether it cannot receive now.
+        is_frozen: whether the token account cannot receive now.
         is_missing: whether it does not exist, and its owner cannot be paid elsewhere.
         new_owner: the owner for whom the settlement creates an associated token account; None if it exists.
     """
@@ -65,12 +64,12 @@ class Obstacle:
     refusal: Refusal
 
 
-async def look(context: Context, session: SessionRecord, account: AccountRecord) -> Scene:
+async def look(context: Context, session: SessionRecord, account: AccountRecord) -> PayoutState:
     """Read the data for a settlement from the chain.
 
     Raises:
-        ChainUnavailableError: it did not respond, or does not show the escrow with the whole cap: a node
-            lags, or a settlement has landed. Neither justifies a (new) settlement. Or the account is blocked.
+        ChainUnavailableError: the chain did not respond; or it does not show the whole cap in the escrow,
+            because a node lags or a settlement has landed; or signing is stopped for the account.
     """
     if account.stopped_us is not None:
         raise ChainUnavailableError("the account is blocked: nothing is signed for it")
@@ -85,29 +84,29 @@ async def look(context: Context, session: SessionRecord, account: AccountRecord)
     held, source, payee, *others = await chain.token_accounts(addresses)
     if held is None or held.amount_micro < session.cap:
         raise ChainUnavailableError(f"the chain does not show the escrow of {session.session_id}")
-    return Scene(
+    return PayoutState(
         escrow=held,
         payee=_payee(session, payee, fallback, others[0] if others else None),
         source=source,
     )
 
 
-def obstacle(session: SessionRecord, legs: Settlement, scene: Scene) -> Obstacle | None:
-    """Return an obstacle to settling, if one is visible; a side that gets nothing cannot be one."""
-    if scene.escrow.is_frozen:
+def obstacle(session: SessionRecord, legs: Settlement, state: PayoutState) -> Obstacle | None:
+    """Return an obstacle to settling, if any. A side that receives nothing cannot be one."""
+    if state.escrow.is_frozen:
         address = session.escrow_token_account
         return _obstacle(ClosingReason.ESCROW_FROZEN, f"The escrow's token account {address} is frozen")
     if legs.settled_micro:
-        whose = f"The payee's token account {scene.payee.token_account}"
-        if scene.payee.is_missing:
-            gone = f"{whose} is gone, and its owner cannot get another one"
+        whose = f"The payee's token account {state.payee.token_account}"
+        if state.payee.is_missing:
+            gone = f"{whose} does not exist, and none can be created for its owner"
             return _obstacle(ClosingReason.PAYEE_MISSING, gone)
-        if scene.payee.is_frozen:
+        if state.payee.is_frozen:
             return _obstacle(ClosingReason.PAYEE_FROZEN, f"{whose} is frozen")
     if legs.account_leg_micro:
-        if scene.source is None:
-            return _obstacle(ClosingReason.ACCOUNT_MISSING, "The account's own token account is gone")
-        if scene.source.is_frozen:
+        if state.source is None:
+            return _obstacle(ClosingReason.ACCOUNT_MISSING, "The account's own token account is missing")
+        if state.source.is_frozen:
             return _obstacle(ClosingReason.ACCOUNT_FROZEN, "The account's own token account is frozen")
     return None
 
@@ -130,7 +129,7 @@ def _payee(
         return Payee(token_account=address, is_missing=True)
     if found is None:
         return Payee(token_account=fallback, new_owner=session.recipient_owner)
-    # An associated token account can be transferred to another owner, who is not the payee.
+    # The ownership of an associated token account may have been transferred away from the payee.
     is_theirs = found.owner == session.recipient_owner
     return Payee(token_account=fallback, is_frozen=found.is_frozen, is_missing=not is_theirs)
 
@@ -156,6 +155,6 @@ REFUSED_BY_CHAIN: Final = Obstacle(
 )
 TOO_MANY_CREATED: Final = _obstacle(
     ClosingReason.PAYEE_MISSING,
-    f"The payee's token account is gone, and within a day {MOST_PAYEES_CREATED} were created for payees of "
-    "this account",
+    f"The payee's token account no longer exists, and the limit of {MAX_PAYEES_CREATED} new ones in 24 "
+    "hours for payees of this account is reached",
 )

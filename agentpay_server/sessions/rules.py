@@ -7,15 +7,15 @@
     open ── closed by a caller or by a time limit ────────► closing
     closing ── the settlement is final on chain ──────────► settled
 
-A refusal stores nothing. `failed` and `settled` are final; the one exception is funding that the chain
-reported as impossible and that landed later. Charges are accepted only while `open`. If a settlement cannot
-be built, the session stays `closing` and its money stays in the escrow; the settlement is retried after one
-minute, then after twice as long each time, up to an hour.
+A refusal stores nothing. `failed` and `settled` are final, except that funding may land although the chain
+reported it as impossible. Charges are accepted only while `open`. If a settlement cannot be built, the
+session stays `closing` and its money stays in the escrow. The settlement is retried after one minute, then
+after twice as long each time, up to an hour.
 
 Charges are numbers in the database. The cap is on chain, in an escrow whose key the server holds. The escrow
-contains the cap, plus anything that third parties sent to it.
+contains the cap, plus any surplus that third parties sent to it.
 
-Nothing here reads a clock. All amounts are micro-USDC, all times microseconds since 1970.
+All amounts are micro-USDC, all times microseconds since 1970.
 """
 
 from typing import Final
@@ -36,11 +36,11 @@ from agentpay_server.money.policy import (
 )
 
 _FIRST_RETRY_US: Final = 60_000_000
-_MOST_DOUBLINGS: Final = 6
+_MAX_DOUBLINGS: Final = 6
 _LONGEST_RETRY_US: Final = 3_600_000_000
 
-MOST_PAYEES_CREATED: Final = 10
-"""For how many sessions of an account per day the treasury pays for a new token account of the payee.
+MAX_PAYEES_CREATED: Final = 10
+"""Daily maximum of payee token accounts that the treasury pays to create, per account.
 
 The owner of a token account receives its rent when closing it. Without a limit, an agent that pays its own
 wallet could drain the treasury's SOL session by session.
@@ -49,7 +49,7 @@ wallet could drain the treasury's SOL session by session.
 PAYEES_CREATED_WITHIN_US: Final = 24 * 3_600_000_000
 
 WARNING_PERCENT: Final = 80
-"""The running total, in percent of the cap, at which a session emits a warning event (interface S11)."""
+"""The running total, in percent of the cap, above which a session emits a warning event (interface S11)."""
 
 TRANSITIONS: Final = frozenset(
     {
@@ -65,10 +65,10 @@ TRANSITIONS: Final = frozenset(
 
 
 def check_transition(before: str | None, after: str) -> None:
-    """Check a change of status. A failure is a bug in the server, never a caller's error.
+    """Check a change of status; `before` is None for a new session.
 
     Raises:
-        ValueError: `before` cannot become `after`. `before` is None for a session that is not stored yet.
+        ValueError: `before` cannot become `after`. This is a bug in the server, never a caller's error.
     """
     if (before, after) not in TRANSITIONS:
         raise ValueError(f"a session does not go from {before} to {after}")
@@ -79,7 +79,7 @@ def check_transition(before: str | None, after: str) -> None:
 
 @frozen(kw_only=True)
 class Terms:
-    """The parameters that must match for two opening requests with one key to be the same request."""
+    """The parameters that make two opening requests under one key the same request."""
 
     account_id: str
     to: str
@@ -88,16 +88,16 @@ class Terms:
 
 
 def verdict_if_equal(status: str) -> Verdict:
-    """Return how to treat a request to open that equals the session, of this status, that holds its key."""
+    """Return how to treat an opening request that equals the session that holds its key."""
     if status == SessionStatus.OPENING:
         return Verdict.RESUME
     return Verdict.RETRY if status == SessionStatus.FAILED else Verdict.REPLAY
 
 
 def escalation_refusal(policy: Policy, cap_micro: int) -> Refusal:
-    """Return the refusal of an agent's session whose cap reaches the approval threshold (interface PO7).
+    """Return the refusal of an agent's session whose cap reaches the escalation threshold (interface PO7).
 
-    Opening it requires an operator key; using one is the approval.
+    Such a session requires an operator key; using one is the approval.
     """
     threshold = policy.escalation_threshold
     assert threshold is not None  # noqa: S101 - without one nothing is escalated
@@ -108,12 +108,10 @@ def escalation_refusal(policy: Policy, cap_micro: int) -> Refusal:
     )
 
 
-def crowd_refusal(unsettled: int, most: int) -> Refusal | None:
-    """Return why an account may not open another session, or None.
+def session_limit_refusal(unsettled: int, most: int) -> Refusal | None:
+    """Return why an account with `unsettled` sessions may not open another one, or None.
 
-    Args:
-        unsettled: its sessions that are opening, open or closing: the treasury has lent rent to each of them.
-        most: the maximum per account.
+    The treasury has lent rent to each unsettled session, so `most` limits their number.
     """
     if unsettled < most:
         return None
@@ -128,14 +126,10 @@ def crowd_refusal(unsettled: int, most: int) -> Refusal | None:
 
 
 def charge_verdict(charged_micro: int | None, amount_micro: int) -> Verdict:
-    """Compare a charge with the one stored under its key. Keys are kept for as long as the session exists.
+    """Compare a charge of `amount_micro` with `charged_micro`, stored under its key, if any.
 
-    A refused charge stores nothing, so its key can be used again. Check this before anything else: the replay
-    of an accepted charge must succeed even if the session has been closed since.
-
-    Args:
-        charged_micro: the amount stored under the key; None if there is no charge.
-        amount_micro: the requested amount.
+    A key lasts as long as its session. A refused charge stores nothing, so its key can be used again. Check
+    this first: the replay of an accepted charge must succeed even if the session has been closed since.
     """
     if charged_micro is None:
         return Verdict.NEW
@@ -148,13 +142,6 @@ def charge_refusal(
     """Return why a charge is refused, or None: the status, paused, `max_single_transfer`, then the cap.
 
     The SQL statement that stores a charge enforces status and cap; this explains why it changed no row.
-
-    Args:
-        policy: the account's policy.
-        status: the session's status.
-        cap_micro: the session's cap.
-        running_total_micro: the sum of all charges so far.
-        amount_micro: the requested amount, at least 1.
     """
     refusal = (
         _unless_open(status, "it accepts no charges; open another one")
@@ -181,15 +168,10 @@ def closing_refusal(status: str) -> Refusal | None:
 
 
 def cap_events(cap_micro: int, *, before_micro: int, after_micro: int) -> tuple[EventType, ...]:
-    """Return the events that a charge emits, in order. Each is emitted once per session.
+    """Return the events that a charge emits, in order.
 
-    An event is emitted when the running total crosses its threshold. The total never falls, so no state is
-    needed.
-
-    Args:
-        cap_micro: the session's cap.
-        before_micro: its running total before the charge.
-        after_micro: its running total after the charge.
+    An event is emitted when the running total crosses its threshold. The total never falls, so each is
+    emitted once per session without further state.
     """
     warning = cap_micro * WARNING_PERCENT
     events: list[EventType] = []
@@ -204,7 +186,7 @@ def _unless_open(status: str, otherwise: str) -> Refusal | None:
     if status == SessionStatus.OPEN:
         return None
     if status == SessionStatus.OPENING:
-        # A temporary refusal with no effect, so a client may retry it automatically.
+        # Temporary, and without effect: a client may retry automatically.
         return Refusal(
             code=ErrorCode.CHAIN_UNAVAILABLE,
             message="The session is still opening: the funding of its escrow is not final, and nothing was "
@@ -221,13 +203,13 @@ def _unless_open(status: str, otherwise: str) -> Refusal | None:
 
 @frozen(kw_only=True)
 class Settlement:
-    """How the content of an escrow is distributed. The parts add up to exactly what it holds.
+    """How the content of an escrow is distributed. The parts add up to exactly its content.
 
     Attributes:
         settled_micro: the sum of all charges, paid to the payee.
-        returned_micro: the rest of the cap, returned to the account. `settled + returned = cap`.
-        deposited_micro: the surplus that third parties sent to the escrow, also paid to the account and
-            booked there as a deposit.
+        returned_micro: the rest of the cap, returned to the account.
+        deposited_micro: the surplus from third parties, also paid to the account and booked there as a
+            deposit.
     """
 
     settled_micro: int
@@ -236,7 +218,7 @@ class Settlement:
 
     @property
     def account_leg_micro(self) -> int:
-        """The amount of the settling transaction's transfer to the account."""
+        """The amount that the settlement transfers to the account."""
         return self.returned_micro + self.deposited_micro
 
 
@@ -251,8 +233,8 @@ def settlement(*, cap_micro: int, running_total_micro: int, escrow_micro: int) -
             again.
 
     Raises:
-        ValueError: the charges exceed the cap, or the escrow holds less than the cap. Both are bugs; nothing
-            is settled until they are understood.
+        ValueError: the charges exceed the cap, or the escrow holds less than the cap. Both are bugs: nothing
+            is settled.
     """
     if not 0 <= running_total_micro <= cap_micro <= escrow_micro:
         raise ValueError(
@@ -270,8 +252,8 @@ class Limits:
     """After how long a session closes automatically, so that no escrow is forgotten.
 
     Attributes:
-        idle_us: microseconds since the last charge, or since opening, at least 1; None means no limit.
-        lifetime_us: microseconds since opening, at least 1; None means no limit.
+        idle_us: microseconds since the last charge, or since opening, at least 1; None: no limit.
+        lifetime_us: microseconds since opening, at least 1; None: no limit.
     """
 
     idle_us: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
@@ -279,13 +261,7 @@ class Limits:
 
 
 def closes_us(limits: Limits, *, opened_us: int, charged_us: int | None) -> int | None:
-    """Return when an open session closes automatically; None without limits.
-
-    Args:
-        limits: the session's time limits.
-        opened_us: when it was opened.
-        charged_us: when it was last charged; None if never.
-    """
+    """Return when an open session closes automatically; None without limits."""
     active_us = opened_us if charged_us is None else max(opened_us, charged_us)
     moments = (
         None if limits.idle_us is None else active_us + limits.idle_us,
@@ -295,22 +271,12 @@ def closes_us(limits: Limits, *, opened_us: int, charged_us: int | None) -> int 
 
 
 def closed_by(limits: Limits, *, opened_us: int, now_us: int) -> ClosingReason:
-    """Return which time limit closed a session.
-
-    Args:
-        limits: the session's time limits.
-        opened_us: when it was opened.
-        now_us: when it is closed.
-    """
+    """Return which time limit closed a session."""
     if limits.lifetime_us is not None and opened_us + limits.lifetime_us <= now_us:
         return ClosingReason.LIFETIME
     return ClosingReason.IDLE
 
 
 def retry_us(put_offs: int) -> int:
-    """Return for how many microseconds a settlement that could not be built is postponed.
-
-    Args:
-        put_offs: how often it has been postponed already.
-    """
-    return min(_FIRST_RETRY_US << min(put_offs, _MOST_DOUBLINGS), _LONGEST_RETRY_US)
+    """Return how many microseconds to wait before a settlement that was postponed `put_offs` times."""
+    return min(_FIRST_RETRY_US << min(put_offs, _MAX_DOUBLINGS), _LONGEST_RETRY_US)

@@ -1,7 +1,7 @@
-"""Closes sessions automatically: at the end of their idle limit or of their lifetime, by the server's clock.
+"""Closes sessions automatically: at their idle limit or lifetime, by the server's clock.
 
 The settlement is the same as for a caller's close. Sessions that a process has claimed but not signed,
-because the chain was away or the process died, are due here as well.
+because the chain was unavailable or the process died, are due here as well.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from agentpay_server.tasks import all_ended
 
 _BATCH: Final = 100
 _WAIT_SECONDS: Final = 5.0
-"""How long the next run waits for a chain that does not respond; running closings continue."""
+"""How long a run waits for an unresponsive chain; running closings continue."""
 
 
 class SessionSchedule:
@@ -32,7 +32,7 @@ class SessionSchedule:
             self._close(session_id)
 
     async def next_due_us(self) -> int | None:
-        """Return when the next session is due that is not being closed here; None without one."""
+        """Return when the next session is due that this process is not closing already, if any."""
         due = await self._due(1)
         return due[0][1] if due else None
 

@@ -1,8 +1,8 @@
 """Sessions: a cap in escrow, charged in small amounts, settled in one transaction (interface S1 to S18).
 
-The order of checks is that of transfers (interface R17): the account, idempotency, paused, recipient, the
-rest of the policy, balance. This module reads data and waits; `opening.py`, `charging.py` and `closing.py`
-decide and book, and `money/settlement.py` drives signed transactions.
+Checks run in the order of transfers (interface R17): the account, idempotency, paused, recipient, the rest of
+the policy, balance. This module reads data and waits; `opening.py`, `charging.py` and `closing.py` decide and
+book.
 """
 
 from attrs import frozen
@@ -35,10 +35,10 @@ from agentpay_server.money.transactions import Kind
 from agentpay_server.principals import Principal
 from agentpay_server.sessions import store
 from agentpay_server.sessions.access import own_session
-from agentpay_server.sessions.answers import limits_of, refused, shown, stopped, unresolved
 from agentpay_server.sessions.charging import Charge
 from agentpay_server.sessions.closing import Closing
-from agentpay_server.sessions.opening import NewSession, asked_under, key_holder_of, terms_of
+from agentpay_server.sessions.opening import NewSession, key_holder_of, requested_key, terms_of
+from agentpay_server.sessions.responses import limits_of, refused, shown, stopped, unresolved
 from agentpay_server.sessions.rules import closing_refusal
 from agentpay_server.sessions.store import SessionRecord
 
@@ -47,7 +47,7 @@ from agentpay_server.sessions.store import SessionRecord
 class _View:
     """The stored data for a request: the accounts, the rows that hold its key, and whether it pays an escrow.
 
-    An escrow is a token account too, but one that will be closed permanently: a payment to it could be stuck.
+    An escrow is a token account that will be closed: a payment to it could be stuck.
     """
 
     parties: Parties
@@ -72,15 +72,15 @@ class Sessions:
         """Put a session's cap into escrow, or refuse with a reason.
 
         Returns:
-            The open session. A key that was used before returns the current state of its session.
+            The open session; for a key that was used before, the current state of its session.
 
         Raises:
             Problem: `not_found` of the account, `idempotency_conflict`, `invalid_request` for a cap below the
-                minimum, a 402, `too_many_sessions`, `invalid_recipient`, `chain_unavailable`: without a
-                session nothing was done, with one its outcome is not known.
+                minimum, a 402, `too_many_sessions`, `invalid_recipient`, `chain_unavailable`. Without a
+                session nothing was done; with one its outcome is not known.
         """
         principal.require_account(request.account_id, "POST /sessions")
-        # If a caller disconnects, nothing is cancelled.
+        # A caller that disconnects cancels nothing.
         return await self._context.tasks.complete(self._open(principal, request))
 
     async def charge(self, principal: Principal, session_id: str, request: ChargeSession) -> Session:
@@ -93,7 +93,7 @@ class Sessions:
         charge = self._charge(principal, session_id, request)
         if self._database.is_inline:
             return await charge
-        # If a caller disconnects during the commit, schedulers are still notified.
+        # The schedulers are notified even if the caller disconnects during the commit.
         return await self._context.tasks.complete(charge)
 
     async def _charge(self, principal: Principal, session_id: str, request: ChargeSession) -> Session:
@@ -103,21 +103,21 @@ class Sessions:
             try:
                 charged = await self._database.run(unit)
             except ConflictError:
-                # The same key has charged meanwhile: judge again, by the stored charge.
+                # Another request has charged under the key: judge again, by the stored charge.
                 continue
             if charged is None:
                 continue
             fault_point(Operation.SESSION_CHARGE, Step.BOOKED)
-            if charged.is_news:
+            if charged.must_wake:
                 self._context.wakeup.set()
             return shown(charged.session)
 
     async def close(self, principal: Principal, session_id: str) -> Session:
-        """Pay the charges, return the rest, close the escrow; closing again returns the same.
+        """Pay the charges, return the rest, and close the escrow. Closing again returns the same.
 
         Raises:
-            Problem: `not_found`, `session_closed` of one that failed, `transfer_failed` while the money
-                cannot reach a token account, `chain_unavailable` while it is not settled.
+            Problem: `not_found`; `session_closed` if its opening failed; `transfer_failed` while a token
+                account cannot be paid; `chain_unavailable` while it is not settled.
         """
         return await self._context.tasks.complete(self._close(principal, session_id))
 
@@ -130,7 +130,7 @@ class Sessions:
         return shown(await self._database.read(own_session, principal, session_id))
 
     async def list(self, principal: Principal, query: ListSessions) -> PageBody[Session]:
-        """Return a page of sessions, newest first: an agent-scoped key sees those of its account.
+        """Return a page of sessions, newest first; for an agent-scoped key, only those of its account.
 
         Raises:
             Problem: `forbidden` for another account, `invalid_request` for a cursor of another list.
@@ -167,7 +167,7 @@ class Sessions:
                 decided = await self._decided(principal, request, view, deadline)
                 if decided is None:
                     continue
-                session = await self._brought_on(decided, deadline)
+                session = await self._driven(decided, deadline)
             else:
                 if judged is Verdict.CONFLICT:
                     raise conflict()
@@ -182,8 +182,8 @@ class Sessions:
                 raise stopped(session)
             return shown(session)
 
-    async def _brought_on(self, decided: Decided[SessionRecord], deadline: float) -> SessionRecord:
-        """Return a session that was just decided about, at the end of its opening or at the deadline."""
+    async def _driven(self, decided: Decided[SessionRecord], deadline: float) -> SessionRecord:
+        """Drive the opening of a session; return it at its end, or as it is at the deadline."""
         if decided.tx is None:
             return decided.record
         opened = await self._settlement.settle(decided.tx, decided.record, is_new=True, deadline=deadline)
@@ -195,10 +195,10 @@ class Sessions:
     async def _decided(
         self, principal: Principal, request: OpenSession, view: _View, deadline: float
     ) -> Decided[SessionRecord] | None:
-        """Decide about a new session; None means that the request must start over.
+        """Decide about a new session; None if the request must start over.
 
-        The minimum cap is a setting that may have changed, so it is not checked for a session that exists
-        under the key.
+        The minimum cap is a setting that may have changed, so it is not checked when the key's session
+        exists.
         """
         smallest = self._context.settings.min_session_cap_usdc
         if request.cap_usdc < smallest:
@@ -232,6 +232,6 @@ def _view(connection: Connection, principal: Principal, request: OpenSession, no
     source, recipient = account_store.parties(connection, request.account_id, request.to)
     if source is None or source.operator_id != principal.operator_id:
         raise not_found("account", request.account_id)
-    held = store.KEYS.find(connection, asked_under(principal, request), now_us)
+    held = store.KEYS.find(connection, requested_key(principal, request), now_us)
     is_to_escrow = store.is_escrow(connection, request.to)
     return _View(parties=Parties(source=source, recipient=recipient), held=held, is_to_escrow=is_to_escrow)

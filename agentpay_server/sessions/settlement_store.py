@@ -1,4 +1,4 @@
-"""Statements about the closing of sessions: the claim to close, the settling transaction, the end."""
+"""SQL statements for the closing of sessions: the claim, the settling transaction, the end."""
 
 from typing import Final
 
@@ -13,16 +13,16 @@ _CLAIM_CLOSING: Final = (
     update(sessions)
     .where(OF_SESSION, IS_OPEN)
     .values(status=SessionStatus.CLOSING.value, closes_us=bindparam("sign_us"))
-    # SQLite has no booleans, and only the results of a SELECT are converted.
+    # SQLite has no booleans, and SQLAlchemy converts them only in the results of a SELECT.
     .returning(
         *(type_coerce(each, Integer) if isinstance(each.type, Boolean) else each for each in sessions.columns)
     )
 )
-# A charge may have postponed the time limit since the session was found due.
+# A charge may have extended the time limit since the session was found due.
 _CLAIM_DUE: Final = _CLAIM_CLOSING.where(sessions.c.closes_us <= bindparam("now_us")).values(
     closed_by=bindparam("closed_by")
 )
-_CLAIM_PUT_OFF: Final = (
+_CLAIM_POSTPONED: Final = (
     update(sessions)
     .where(OF_SESSION, IS_CLOSING, sessions.c.closes_us.is_not(None))
     .values(error=null(), message=null(), closes_us=bindparam("sign_us"))
@@ -37,7 +37,7 @@ _SIGN_SETTLEMENT: Final = (
         settlement_tx_signature=bindparam("settlement_tx_signature"),
         settlements=sessions.c.settlements + 1,
         payee_created_us=bindparam("payee_created_us"),
-        # It may have been postponed meanwhile.
+        # Another process may have postponed it meanwhile.
         closes_us=null(),
     )
 )
@@ -50,7 +50,7 @@ _DROP_SETTLEMENT: Final = (
         closes_us=bindparam("sign_us"),
     )
 )
-_PUT_OFF: Final = _DROP_SETTLEMENT.values(
+_POSTPONE: Final = _DROP_SETTLEMENT.values(
     error=bindparam("error"),
     message=bindparam("message"),
     stuck_reason=bindparam("stuck_reason"),
@@ -75,7 +75,7 @@ _PAYEES_CREATED: Final = select(func.count()).where(
 
 
 def payees_created(connection: Connection, account_id: str, *, after_us: int) -> int:
-    """Return for how many of an account's sessions since a time a token account was created for the payee."""
+    """Return how many of an account's settlements since `after_us` created a payee's token account."""
     values = {"account_id": account_id, "after_us": after_us}
     return int(connection.execute(_PAYEES_CREATED, values).scalar_one())
 
@@ -94,14 +94,9 @@ def claim_closing(connection: Connection, session_id: str, *, sign_us: int) -> S
 def claim_due(
     connection: Connection, session_id: str, *, now_us: int, closed_by: str, sign_us: int
 ) -> SessionRecord | None:
-    """Set an open session that is due to close automatically to closing, as `claim_closing` does.
+    """Set an open session to closing if its time limit has passed at `now_us`; see `claim_closing`.
 
-    Args:
-        connection: the connection.
-        session_id: the session.
-        now_us: the time at which it must be due.
-        closed_by: which time limit closes it.
-        sign_us: when its settlement is signed, by the server that finds it due.
+    `closed_by` is the time limit that closes it.
     """
     values = {"of_session": session_id, "now_us": now_us, "closed_by": closed_by, "sign_us": sign_us}
     row = connection.execute(_CLAIM_DUE, values).one_or_none()
@@ -109,9 +104,9 @@ def claim_due(
 
 
 def claim_postponed(connection: Connection, session_id: str, *, sign_us: int) -> bool:
-    """Schedule the retry of a closing session whose settlement was postponed, from `sign_us` on."""
+    """Schedule the retry of a postponed settlement, from `sign_us` on."""
     values = {"of_session": session_id, "sign_us": sign_us}
-    return connection.execute(_CLAIM_PUT_OFF, values).rowcount == 1
+    return connection.execute(_CLAIM_POSTPONED, values).rowcount == 1
 
 
 def set_settled(
@@ -132,11 +127,7 @@ def sign_settlement(
 ) -> None:
     """Store the transaction that settles a closing session.
 
-    Args:
-        connection: the connection.
-        session_id: the session.
-        tx_signature: the transaction's signature.
-        payee_created_us: the current time if it creates a token account for the payee.
+    `payee_created_us` is the current time if the transaction creates the payee's token account.
     """
     values = {
         "of_session": session_id,
@@ -160,15 +151,9 @@ def postpone(
     message: str,
     stuck_reason: str,
 ) -> None:
-    """Store that a closing session cannot be settled for now, and release it.
+    """Store why a closing session cannot be settled now, and when to retry (`closes_us`).
 
-    Args:
-        connection: the connection.
-        session_id: the session.
-        closes_us: when it is retried automatically.
-        error: the code of the obstacle.
-        message: the sentence that explains it.
-        stuck_reason: the public code of the condition that it waits for.
+    `stuck_reason` is the public code of the condition.
     """
     values = {
         "of_session": session_id,
@@ -177,4 +162,4 @@ def postpone(
         "stuck_reason": stuck_reason,
         "sign_us": closes_us,
     }
-    connection.execute(_PUT_OFF, values)
+    connection.execute(_POSTPONE, values)

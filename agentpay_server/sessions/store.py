@@ -1,6 +1,6 @@
-"""Statements about sessions and their idempotency keys.
+"""SQL statements for sessions and their idempotency keys.
 
-Statements about charges are in `charge_store.py`, those about closing in `settlement_store.py`.
+`charge_store.py` has those for charges, `settlement_store.py` those for closing.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from agentpay_server.money.held_keys import HeldKeys
 
 @frozen
 class SessionRecord:
-    """A row of `sessions`, column by column."""
+    """A row of `sessions`."""
 
     seq: int
     session_id: str
@@ -156,7 +156,7 @@ def insert_session(connection: Connection, record: SessionRecord) -> None:
 
 
 def session(connection: Connection, session_id: str, *, lock: bool = False) -> SessionRecord | None:
-    """Return a session; with `lock`, no other transaction can change it until this one ends."""
+    """Return a session; with `lock`, locked until the unit of work ends."""
     row = connection.execute(_BY_ID_LOCKED if lock else _BY_ID, {"session_id": session_id}).one_or_none()
     return None if row is None else SessionRecord(*row)
 
@@ -174,7 +174,7 @@ def is_escrow(connection: Connection, address: str) -> bool:
     return connection.execute(_BY_ESCROW, {"address": address}).scalar_one_or_none() is not None
 
 
-# --- Changes of status. Each returns whether it happened: another server may have been faster.
+# --- Changes of status. Each returns False if another server was faster.
 
 
 def set_open(
@@ -234,14 +234,9 @@ def set_signature(connection: Connection, session_id: str, tx_signature: str) ->
 def page(
     connection: Connection, operator_id: str, before: int, count: int, filters: Mapping[str, object]
 ) -> list[SessionRecord]:
-    """Return sessions of an operator, newest first, below a sequence number.
+    """Return an operator's sessions below a sequence number, newest first.
 
-    Args:
-        connection: the connection.
-        operator_id: the operator.
-        before: the sequence number.
-        count: the most to return.
-        filters: required values of `account_id`, `status` and `idempotency_key`.
+    `filters` are required values of `account_id`, `status` and `idempotency_key`.
     """
     values = {"operator_id": operator_id, "before": before, "count": count, **filters}
     statement = _PAGES[tuple(name for name in _FILTERS if name in filters)]
@@ -249,15 +244,12 @@ def page(
 
 
 def unsettled(connection: Connection, account_id: str) -> int:
-    """Return how many sessions of an account are opening, open or closing.
-
-    With the account locked, none is added.
-    """
+    """Return how many sessions of an account are unsettled; none is added while it is locked."""
     return int(connection.execute(_UNSETTLED, {"account_id": account_id}).scalar_one())
 
 
 def due(connection: Connection, count: int) -> list[tuple[str, int]]:
-    """Return up to `count` sessions with an automatic close or settlement, and its time, earliest first."""
+    """Return up to `count` sessions to close or settle automatically, each with its time, earliest first."""
     return [(row[0], int(row[1])) for row in connection.execute(_DUE, {"count": count})]
 
 

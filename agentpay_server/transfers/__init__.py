@@ -1,1 +1,1 @@
-"""Transfers: from a request to money moved, refused or certainly not moved."""
+"""Transfers: a request either moves money, is refused, or certainly moves nothing."""

@@ -1,14 +1,14 @@
-"""Transfers pending approval: listed, approved, rejected, or expired (interface AP1 to AP5).
+"""Transfers pending approval: list, approve, reject, expire (interface AP1 to AP5).
 
     pending_approval ── approved, the policy allows it ─────────► submitted, as any other transfer
     pending_approval ── approved, the policy refuses it ────────► rejected, with the rule's own error
-    pending_approval ── approved, funds, chain or recipient ────► stays, and can be approved again
-    pending_approval ── approved, of a payment behind HTTP 402 ─► approved, and signed when asked for again
+    pending_approval ── approved, funds, chain or recipient fail ► unchanged, and can be approved again
+    pending_approval ── approved, for a payment (HTTP 402) ─────► approved, signed at the payer's next request
     pending_approval ── rejected by an operator ────────────────► rejected, escalation_rejected
-    pending_approval ── no decision within the time ────────────► rejected, escalation_expired
+    pending_approval ── no decision in time ────────────────────► rejected, escalation_expired
 
-Each of these checks and changes the transfer in one unit of work, so only one decision takes effect: others
-find that the transfer is no longer pending. A pending transfer reserves nothing.
+Each decision checks and changes the transfer in one unit of work, so only one decision takes effect: the
+others find that the transfer is no longer pending. A pending transfer reserves nothing.
 """
 
 from collections.abc import Sequence
@@ -40,36 +40,30 @@ from agentpay_server.money.idempotency import KEY_LIFETIME_US
 from agentpay_server.money.policy import Refusal
 from agentpay_server.principals import Principal
 from agentpay_server.transfers import booking, store
-from agentpay_server.transfers.answers import answered, shown
 from agentpay_server.transfers.creation import terms_of_record
 from agentpay_server.transfers.execution import Execution
-from agentpay_server.transfers.intents import Decision, TransferIntent, waits_until_us
+from agentpay_server.transfers.intents import Decision, TransferIntent, approval_deadline_us
 from agentpay_server.transfers.reporting import report
+from agentpay_server.transfers.responses import final_response, shown
 from agentpay_server.transfers.rules import check_transition, is_approvable
 from agentpay_server.transfers.service import own_transfer
 from agentpay_server.transfers.store import TransferRecord
 
 _BATCH: Final = 100
-_NOBODY_APPROVED: Final = "No operator approved this transfer"
+_NOT_APPROVED: Final = "No operator has approved this transfer"
 
 
 class ApprovedTransfer(TransferIntent):
-    """A transfer that an operator approves, judged by the policy in force except for escalation.
-
-    Args:
-        context: the parts of the server.
-        principal: who approves it.
-        pending: the pending transfer.
-    """
+    """A transfer that an operator approves: judged by the policy in force, but not escalated again."""
 
     operation = Operation.APPROVE
     is_approved = True
-    again = "approve the transfer again"
+    retry_hint = "approve the transfer again"
 
     def __init__(self, context: Context, principal: Principal, pending: TransferRecord) -> None:
         terms = terms_of_record(pending)
         if pending.payment_digest is not None:
-            # A payment's terms say what is paid for, so require_memo does not refuse a missing memo.
+            # A payment's terms say what it is for, so require_memo accepts it without a memo.
             terms = attrs.evolve(terms, memo=terms.memo or pending.to)
         super().__init__(context, transfer_id=pending.transfer_id, terms=terms)
         self._principal = principal
@@ -81,9 +75,9 @@ class ApprovedTransfer(TransferIntent):
         return waiting is not None and _is_approvable(waiting, self._context.clock.now_us())
 
     def refused(self, connection: Connection, refusal: Refusal, now_us: int) -> Decided[TransferRecord]:
-        """Store the transfer as rejected, unless only its funds are missing."""
+        """Store the transfer as rejected, unless only funds are missing."""
         if refusal.code == ErrorCode.INSUFFICIENT_BALANCE:
-            # No rule of the policy is violated: it stays pending, and can be approved again.
+            # No policy rule is violated: the transfer stays pending, and can be approved again.
             raise Problem(
                 refusal.code,
                 refusal.message,
@@ -93,10 +87,10 @@ class ApprovedTransfer(TransferIntent):
         return super().refused(connection, refusal, now_us)
 
     def submitted(self, unit: SpendUnit) -> Decided[TransferRecord]:
-        """Submit a transfer; approve a payment, which is signed when it is asked for again."""
+        """Submit a transfer. Mark a payment as approved: it is signed at the payer's next request."""
         if self._pending.payment_digest is None:
             return super().submitted(unit)
-        # No caller waits for it now, and a transaction signed for the old challenge would expire unused.
+        # The payer is not waiting now: a transaction for the old challenge would expire unused.
         recipient = attrs.evolve(unit.preflight.recipient, account_id=None)
         decision = Decision(status=TransferStatus.APPROVED, recipient=recipient)
         return Decided(record=self._store(unit.connection, decision, unit.now_us))
@@ -105,8 +99,8 @@ class ApprovedTransfer(TransferIntent):
         pending = self._pending
         decided = attrs.evolve(pending, **decision.columns(now_us))
         if decision.status == TransferStatus.APPROVED:
-            decided = attrs.evolve(decided, approval_expires_us=waits_until_us(self._context, now_us))
-        _move_on(connection, pending, decided)
+            decided = attrs.evolve(decided, approval_expires_us=approval_deadline_us(self._context, now_us))
+        _decide(connection, pending, decided)
         _audit(connection, self._principal, APPROVE_TRANSFER.name, decided, now_us)
         return decided
 
@@ -132,10 +126,7 @@ class Approvals:
         return listing.page(rows, query.limit, seq=lambda row: row.seq, item=self._listed)
 
     async def approve(self, principal: Principal, transfer_id: str) -> Transfer:
-        """Check the policy in force again, execute, and respond like `POST /v1/transfers`.
-
-        Returns:
-            The transfer, settled.
+        """Judge by the policy in force, execute, and respond like `POST /v1/transfers`.
 
         Raises:
             Problem: `not_found`, `not_pending`; `policy_violation` or `account_paused` with the transfer,
@@ -154,13 +145,10 @@ class Approvals:
                 continue
             if decided.tx is None:
                 fault_point(Operation.APPROVE, Step.BOOKED)
-            return answered(await self._execution.brought_on(decided, deadline), self._chain)
+            return final_response(await self._execution.driven(decided, deadline), self._chain)
 
     async def reject(self, principal: Principal, transfer_id: str, request: RejectTransfer) -> Transfer:
-        """Reject a transfer; this is final.
-
-        Returns:
-            The transfer, rejected.
+        """Reject a transfer permanently, and return it.
 
         Raises:
             Problem: `not_found`, `not_pending`.
@@ -168,22 +156,22 @@ class Approvals:
         transfer, is_rejected = await self._database.run(self._reject, principal, transfer_id, request.reason)
         if not is_rejected:
             raise _not_pending(await self._expired(transfer))
-        self._tell(transfer)
+        self._report_ended(transfer)
         return shown(transfer, self._chain)
 
     async def next_due_us(self) -> int | None:
-        """Return when the next pending transfer expires; None without one."""
+        """Return when the next pending transfer expires, if any."""
         return await self._database.read(store.next_expiry_us)
 
     async def run_due(self) -> bool:
         """Reject one batch of expired transfers, and return whether there were any."""
         expired = await self._database.run(self._expire_due)
-        self._tell(*expired)
+        self._report_ended(*expired)
         return bool(expired)
 
     def _listed(self, record: TransferRecord) -> PendingTransfer:
         transfer = shown(record, self._chain)
-        assert record.approval_expires_us is not None  # noqa: S101 - what waits was given its time
+        assert record.approval_expires_us is not None  # noqa: S101 - set when it became pending
         return PendingTransfer(
             **{field.name: getattr(transfer, field.name) for field in attrs.fields(Transfer)},
             category=record.category,
@@ -192,15 +180,15 @@ class Approvals:
         )
 
     async def _expired(self, transfer: TransferRecord) -> TransferRecord:
-        """Return a transfer that may not be approved any more; if it has just expired, reject it."""
+        """Return a transfer that can no longer be approved; reject it if it has just expired."""
         if transfer.status != TransferStatus.PENDING_APPROVAL:
             return transfer
         transfer, is_ours = await self._database.run(self._expire, transfer.transfer_id)
         if is_ours:
-            self._tell(transfer)
+            self._report_ended(transfer)
         return transfer
 
-    def _tell(self, *ended: TransferRecord) -> None:
+    def _report_ended(self, *ended: TransferRecord) -> None:
         self._context.wakeup.set()
         for transfer in ended:
             report(self._context, transfer)
@@ -210,7 +198,7 @@ class Approvals:
     def _reject(
         self, connection: Connection, principal: Principal, transfer_id: str, reason: str | None
     ) -> tuple[TransferRecord, bool]:
-        """Reject a transfer if it is pending; return it, and whether this changed it."""
+        """Reject a transfer if it is pending; return it, and whether this call changed it."""
         pending, now_us = own_transfer(connection, principal, transfer_id, lock=True), self._now_us()
         if not _is_approvable(pending, now_us):
             return pending, False
@@ -220,7 +208,7 @@ class Approvals:
         return rejected, True
 
     def _expire(self, connection: Connection, transfer_id: str) -> tuple[TransferRecord, bool]:
-        """Reject a transfer if it has expired; return it, and whether this changed it."""
+        """Reject a transfer if it has expired; return it, and whether this call changed it."""
         transfer, now_us = store.existing_transfer(connection, transfer_id, lock=True), self._now_us()
         is_waiting = transfer.status in (TransferStatus.PENDING_APPROVAL, TransferStatus.APPROVED)
         if not is_waiting or _is_approvable(transfer, now_us):
@@ -235,11 +223,11 @@ class Approvals:
         ]
 
     def _end_expired(self, connection: Connection, pending: TransferRecord, now_us: int) -> TransferRecord:
-        assert pending.approval_expires_us is not None  # noqa: S101 - what waits was given its time
+        assert pending.approval_expires_us is not None  # noqa: S101 - set when it became pending
         until = format_timestamp(from_us(pending.approval_expires_us))
         is_approved = pending.status == TransferStatus.APPROVED
-        what = "This payment was approved, and not asked for again" if is_approved else _NOBODY_APPROVED
-        message = f"{what} until {until}; ask again under a new idempotency_key."
+        what = "This payment was approved, but not requested again" if is_approved else _NOT_APPROVED
+        message = f"{what}, and the time for it ended at {until}. Request it under a new idempotency_key."
         rejected = self._end(connection, pending, RejectionReason.ESCALATION_EXPIRED, message, now_us)
         server = audit.Server(pending.operator_id)
         _audit(connection, server, audit.APPROVAL_EXPIRED, rejected, now_us, before=pending.status)
@@ -260,7 +248,7 @@ class Approvals:
             message=message,
             key_expires_us=now_us + KEY_LIFETIME_US,
         )
-        _move_on(connection, pending, rejected)
+        _decide(connection, pending, rejected)
         booking.book_rejection(connection, self._context, rejected, now_us, code=reason, message=message)
         return rejected
 
@@ -272,10 +260,10 @@ def _is_approvable(transfer: TransferRecord, now_us: int) -> bool:
     return is_approvable(transfer.status, transfer.approval_expires_us, now_us)
 
 
-def _move_on(connection: Connection, pending: TransferRecord, decided: TransferRecord) -> None:
+def _decide(connection: Connection, pending: TransferRecord, decided: TransferRecord) -> None:
     check_transition(pending.status, decided.status)
     is_moved = store.decide(connection, decided)
-    assert is_moved  # noqa: S101 - the row has been locked since it was seen to wait
+    assert is_moved  # noqa: S101 - the row is locked since it was read as pending
 
 
 def _audit(

@@ -1,7 +1,4 @@
-"""The records written when the state of a transfer changes: balances, history and events.
-
-See interface T13, T14, H2, EV1, EV4.
-"""
+"""The records of a transfer's changes: balances, history, events (interface T13, T14, H2, EV1, EV4)."""
 
 from decimal import Decimal
 
@@ -35,14 +32,7 @@ def book_rejection(
 ) -> None:
     """Write the history entry and the event of a rejected or failed transfer.
 
-    Args:
-        connection: the unit's.
-        context: the parts of the server.
-        transfer: the transfer in its final state.
-        now_us: the current time.
-        code: the error code.
-        message: the sentence that explains it.
-        before: events of the same commit that come first.
+    `transfer` is in its final state; the events in `before` come first.
     """
     entries.insert_entries(
         connection,
@@ -77,7 +67,7 @@ def book_rejection(
 
 
 def audited(transfer: TransferRecord) -> dict[str, object]:
-    """Return the audit trail's view of a transfer: its request, and its outcome so far."""
+    """Return a transfer's request, and its outcome so far, for the audit trail."""
     return audit.given(
         account_id=transfer.account_id,
         to=transfer.to,
@@ -108,7 +98,7 @@ def initiated(transfer: TransferRecord) -> NewEvent:
 
 def settled(transfer: TransferRecord) -> NewEvent:
     """Return the event that a transfer is final on chain."""
-    assert transfer.tx_signature is not None  # noqa: S101 - it landed under it
+    assert transfer.tx_signature is not None  # noqa: S101 - set when it was signed
     assert transfer.settled_us is not None  # noqa: S101 - set by the caller
     return NewEvent(
         type=EventType.TRANSFER_SETTLED,
@@ -142,7 +132,7 @@ def book_settled(
     transfer: TransferRecord,
     *,
     is_initiated: bool,
-    is_told: bool = True,
+    emits_settled: bool = True,
     is_received: bool = False,
 ) -> None:
     """Write everything that a settled transfer changes, on both sides.
@@ -150,18 +140,20 @@ def book_settled(
     Args:
         unit: the unit of work.
         transfer: the transfer in its final state.
-        is_initiated: whether `transfer.initiated` is written already.
-        is_told: whether the transfer settles with it, and events report that.
-        is_received: whether a recipient of this service has already booked it as a deposit.
+        is_initiated: whether `transfer.initiated` is already written.
+        emits_settled: whether to write `transfer.settled`.
+        is_received: whether the recipient's account has already booked it as a deposit.
     """
     payee = None if is_received else transfer.recipient_account_id
     outbox = _outbox(unit.connection, unit.context, transfer, unit.now_us)
     if not is_initiated:
         outbox.add(initiated(transfer))
-    if is_told:
+    if emits_settled:
         outbox.add(settled(transfer))
-    payee_operator = _move(outbox, unit, transfer, payee)
-    _enter(unit.connection, unit.context, transfer, unit.now_us, payee=payee, payee_operator=payee_operator)
+    payee_operator = _book_balances(outbox, unit, transfer, payee)
+    _write_history(
+        unit.connection, unit.context, transfer, unit.now_us, payee=payee, payee_operator=payee_operator
+    )
     outbox.write()
 
 
@@ -170,7 +162,7 @@ def spend_late(unit: Unit, tx: ChainTransaction, amount: int) -> None:
     connection = unit.connection
     source = accounts.existing_account(connection, tx.account_id, lock=True)
     if tx.released_us is not None:
-        # It was released, and counts again as of the time when it was spent.
+        # It was released. It counts again, at its original time.
         chain_transactions.set_released(connection, tx, None)
         accounts.reserve_again(connection, source.account_id, amount)
         return
@@ -183,7 +175,7 @@ def spend_late(unit: Unit, tx: ChainTransaction, amount: int) -> None:
 def record_events(
     connection: Connection, context: Context, transfer: TransferRecord, now_us: int, *new_events: NewEvent
 ) -> None:
-    """Write events about a transfer, in order, into the outbox."""
+    """Write events about a transfer to the outbox, in order."""
     outbox = _outbox(connection, context, transfer, now_us)
     for event in new_events:
         outbox.add(event)
@@ -200,10 +192,10 @@ def _outbox(connection: Connection, context: Context, transfer: TransferRecord, 
     )
 
 
-def _move(outbox: Outbox, unit: Unit, transfer: TransferRecord, payee: str | None) -> str | None:
-    """Book the balances of both sides, and return the operator of a payee of this service."""
+def _book_balances(outbox: Outbox, unit: Unit, transfer: TransferRecord, payee: str | None) -> str | None:
+    """Book the balances of both sides; return the payee's operator if this service holds the payee."""
     payee_operator = None
-    # Rows are locked in one order, so that two transfers in opposite directions never deadlock.
+    # Lock rows in one order, so that two transfers in opposite directions never deadlock.
     if payee is not None and payee < transfer.account_id:
         payee_operator = accounts.credit(outbox.connection, payee, transfer.amount)
     low_balance.spent(outbox, unit, transfer.account_id, transfer.amount)
@@ -212,7 +204,7 @@ def _move(outbox: Outbox, unit: Unit, transfer: TransferRecord, payee: str | Non
     return payee_operator
 
 
-def _enter(
+def _write_history(
     connection: Connection,
     context: Context,
     transfer: TransferRecord,
@@ -221,7 +213,6 @@ def _enter(
     payee: str | None,
     payee_operator: str | None,
 ) -> None:
-    """Write the history: an entry for the source, and one for a payee of this service."""
     common: dict[str, object] = {
         "status": TransactionStatus.SETTLED.value,
         "amount": transfer.amount,

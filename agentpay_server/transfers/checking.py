@@ -1,6 +1,6 @@
 """Predicts the outcome of a transfer by the rules of `money/authorization.py` (interface B4).
 
-Nothing is created, locked, claimed, reserved, signed or stored.
+It creates, locks, claims, reserves, signs and stores nothing.
 """
 
 from agentpay.contract.policies import Policy
@@ -21,7 +21,7 @@ from agentpay_server.principals import Principal
 from agentpay_server.transfers.intents import spend_of
 from agentpay_server.transfers.rules import Terms
 
-_AGAIN = "check it again"
+_RETRY_HINT = "check it again"
 
 
 class Checks:
@@ -61,9 +61,9 @@ class Checks:
         policy, now_us = stored_policy(source.policy), self._context.clock.now_us()
         refusal = rules.paused_refusal(policy)
         if refusal is None:
-            assert preflight is not None  # noqa: S101 - without it the account is paused, which is a refusal
+            assert preflight is not None  # noqa: S101 - None only for a paused account, refused above
             unit = SpendUnit(connection=connection, source=source, preflight=preflight, now_us=now_us)
-            refusal = refusal_of(unit, spend_of(terms, preflight), again=_AGAIN, is_last_look=True)
+            refusal = refusal_of(unit, spend_of(terms, preflight), retry_hint=_RETRY_HINT, is_last_look=True)
         would, error, message = Outcome.SETTLE, None, None
         if refusal is not None:
             would, error, message = Outcome.REJECT, refusal.code.value, refusal.message
@@ -71,7 +71,7 @@ class Checks:
             would, message = Outcome.ESCALATE, _escalated(policy, terms)
         limit = None if policy.max_daily_spend is None else to_micro(policy.max_daily_spend)
         spent = spending.against_daily_limit(connection, source, max(now_us, source.last_spend_us))
-        # A transfer that is rejected or waits for approval counts toward no limit.
+        # A rejected transfer or one pending approval counts toward no limit.
         moved = terms.amount_micro if would is Outcome.SETTLE else 0
         left = remaining(limit_micro=limit, spent_micro=spent + moved)
         return TransferCheck(

@@ -1,7 +1,4 @@
-"""New transfers: claimed and stored under their idempotency key.
-
-See interface T4, I1 to I9.
-"""
+"""New transfers: claimed and stored under their idempotency key (interface T4, I1 to I9)."""
 
 from typing import ClassVar
 
@@ -12,11 +9,11 @@ from agentpay.contract.usdc import to_micro
 from agentpay_server import audit
 from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
-from agentpay_server.money.held_keys import Asked, Held
+from agentpay_server.money.held_keys import Held, RequestedKey
 from agentpay_server.money.idempotency import KeyHolder
 from agentpay_server.principals import Principal
 from agentpay_server.transfers import booking, store
-from agentpay_server.transfers.intents import Decision, TransferIntent, waits_until_us
+from agentpay_server.transfers.intents import Decision, TransferIntent, approval_deadline_us
 from agentpay_server.transfers.rules import Terms, check_transition, verdict_if_equal
 from agentpay_server.transfers.store import TransferRecord
 
@@ -24,12 +21,7 @@ from agentpay_server.transfers.store import TransferRecord
 class NewSpend(TransferIntent):
     """A new transfer or payment. Storing it raises ConflictError if another request has taken its key.
 
-    Args:
-        context: the parts of the server.
-        principal: who asks.
-        terms: the terms of the transfer.
-        asked: the idempotency key of the request.
-        held: the transfer that held that key when the request was read; an ended transfer loses it.
+    `held` are the rows that held the key when the request was judged; an ended transfer loses the key.
     """
 
     action: ClassVar[str]
@@ -40,28 +32,28 @@ class NewSpend(TransferIntent):
         context: Context,
         principal: Principal,
         terms: Terms,
-        asked: Asked,
+        requested: RequestedKey,
         held: Held[TransferRecord],
     ) -> None:
         transfer_id = context.identifiers.new(identifiers.TRANSFER)
         super().__init__(context, transfer_id=transfer_id, terms=terms)
         self._principal = principal
-        self._asked = asked
+        self._requested_key = requested
         self._held = held
 
     def claim(self, connection: Connection) -> bool:
-        """Take the idempotency key."""
-        return store.KEYS.take(connection, self._asked, self._held, self._context.clock.now_us())
+        """Claim the idempotency key."""
+        return store.KEYS.take(connection, self._requested_key, self._held, self._context.clock.now_us())
 
     def is_key_taken(self, connection: Connection) -> bool:
-        """Return whether another request has stored something under the idempotency key."""
-        return store.KEYS.find(connection, self._asked, self._context.clock.now_us()).is_held
+        """Return whether another request holds the idempotency key."""
+        return store.KEYS.find(connection, self._requested_key, self._context.clock.now_us()).is_held
 
     def _store(self, connection: Connection, decision: Decision, now_us: int) -> TransferRecord:
         check_transition(None, decision.status)
         terms, approval_expires_us = self._terms, None
         if decision.status == TransferStatus.PENDING_APPROVAL:
-            approval_expires_us = waits_until_us(self._context, now_us)
+            approval_expires_us = approval_deadline_us(self._context, now_us)
         record = TransferRecord(
             seq=0,
             transfer_id=self._transfer_id,
@@ -72,9 +64,9 @@ class NewSpend(TransferIntent):
             amount=terms.amount_micro,
             memo=terms.memo,
             category=terms.category,
-            idempotency_key=self._asked.idempotency_key,
-            held_key=self._asked.idempotency_key,
-            claimed_by_operator=self._asked.by_operator,
+            idempotency_key=self._requested_key.idempotency_key,
+            held_key=self._requested_key.idempotency_key,
+            claimed_by_operator=self._requested_key.by_operator,
             settled_us=None,
             created_us=now_us,
             approval_expires_us=approval_expires_us,
@@ -94,14 +86,14 @@ class NewSpend(TransferIntent):
 
 
 class NewTransfer(NewSpend):
-    """What `POST /v1/transfers` asks for."""
+    """A new transfer, requested by `POST /v1/transfers`."""
 
     action: ClassVar[str] = CREATE_TRANSFER.name
 
 
-def asked_under(principal: Principal, request: CreateTransfer) -> Asked:
+def requested_key(principal: Principal, request: CreateTransfer) -> RequestedKey:
     """Return a request's idempotency key and its scope."""
-    return Asked(
+    return RequestedKey(
         account_id=request.from_,
         idempotency_key=request.idempotency_key,
         by_operator=not principal.is_agent,
@@ -109,7 +101,7 @@ def asked_under(principal: Principal, request: CreateTransfer) -> Asked:
 
 
 def terms_of(request: CreateTransfer) -> Terms:
-    """Return the parameters of a request that must match for its idempotency key."""
+    """Return the request's terms."""
     return Terms(
         account_id=request.from_,
         to=request.to,
@@ -120,7 +112,7 @@ def terms_of(request: CreateTransfer) -> Terms:
 
 
 def terms_of_record(record: TransferRecord) -> Terms:
-    """Return the parameters that a stored transfer was created with."""
+    """Return the terms that a stored transfer was created with."""
     return Terms(
         account_id=record.account_id,
         to=record.to,
@@ -132,7 +124,7 @@ def terms_of_record(record: TransferRecord) -> Terms:
 
 
 def key_holder_of(record: TransferRecord | None) -> KeyHolder | None:
-    """Return the transfer that holds a key as the idempotency rule needs it."""
+    """Return a stored transfer as the holder of an idempotency key."""
     if record is None:
         return None
     return KeyHolder(

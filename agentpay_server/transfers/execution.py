@@ -1,8 +1,7 @@
-"""Executing a transfer: decide about it, then drive the signed transaction.
+"""Executes a new or approved transfer: authorizes it, then drives its signed transaction.
 
-Used for new and approved transfers. `service.py` and `approvals.py` handle requests and responses,
-`intents.py` says what a decision stores, `settling.py` books the outcome, and `money/settlement.py` drives
-signed transactions.
+`service.py` and `approvals.py` handle requests and responses, `intents.py` stores the decision, `settling.py`
+books the outcome.
 """
 
 from agentpay_server.context import Context
@@ -17,7 +16,7 @@ from agentpay_server.transfers.store import TransferRecord
 
 
 class Execution:
-    """Decides about transfers, and drives the accepted ones to their outcome."""
+    """Authorizes transfers, and drives the accepted ones to their outcome."""
 
     def __init__(self, context: Context, settlement: Settlement, authorizer: Authorizer) -> None:
         self._context = context
@@ -32,18 +31,13 @@ class Execution:
     async def decided(
         self, intent: TransferIntent, parties: Parties, deadline: float
     ) -> Decided[TransferRecord] | None:
-        """Decide about a transfer in one unit of work.
-
-        Args:
-            intent: the transfer.
-            parties: the accounts, as just read.
-            deadline: until when to wait for the balance to be certain.
+        """Decide about a transfer, and log a decision that is final.
 
         Returns:
             The transfer, or None if the request must start over.
 
         Raises:
-            Problem: `invalid_recipient`, `chain_unavailable`, or what the intent raises; nothing was done.
+            Problem: see `Authorizer.authorize`.
         """
         decided = await self._authorizer.authorize(intent, parties, deadline)
         self._context.wakeup.set()
@@ -51,7 +45,7 @@ class Execution:
             report(self._context, decided.record)
         return decided
 
-    async def brought_on(self, decided: Decided[TransferRecord], deadline: float) -> TransferRecord:
+    async def driven(self, decided: Decided[TransferRecord], deadline: float) -> TransferRecord:
         """Drive a transfer that was just decided; return it at its end, or as it is at the deadline."""
         transfer, tx = decided.record, decided.tx
         if tx is None:
@@ -71,5 +65,5 @@ class Execution:
         try:
             return await self._database.read(store.existing_transfer, transfer.transfer_id)
         except DatabaseUnavailableError:
-            # The transfer is stored: report it as in progress rather than an unknown outcome.
+            # The transfer is stored: report it as in progress instead of failing.
             return transfer

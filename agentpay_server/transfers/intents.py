@@ -1,8 +1,7 @@
 """Authorization of transfers: how a decision is stored, signed and reserved.
 
-`money/authorization.py` decides, in one unit of work. A new transfer (`creation.py`) and an approved one
-(`approvals.py`) differ in how they are claimed and stored, and in that an approved one is not escalated.
-Nothing here sends or waits.
+`money/authorization.py` decides. New transfers (`creation.py`) and approved ones (`approvals.py`) are claimed
+and stored differently, and only new ones are escalated. Nothing here sends or waits.
 """
 
 from abc import abstractmethod
@@ -33,10 +32,8 @@ class Decision:
     """The decision about a transfer.
 
     Attributes:
-        status: the transfer's status now.
-        recipient: the recipient, unless it is refused.
-        refusal: why it is refused, if it is.
-        tx_signature: of its transaction, if money may leave.
+        recipient: None if the transfer is refused.
+        tx_signature: None unless the transfer is submitted.
     """
 
     status: TransferStatus
@@ -59,13 +56,7 @@ class Decision:
 
 
 class TransferIntent(Intent[TransferRecord]):
-    """A wish to transfer. New and approved transfers differ in how they are claimed and stored.
-
-    Args:
-        context: the parts of the server.
-        transfer_id: identifier of the transfer.
-        terms: the requested parameters.
-    """
+    """A requested transfer, new or approved."""
 
     operation = Operation.TRANSFER
 
@@ -76,20 +67,20 @@ class TransferIntent(Intent[TransferRecord]):
 
     @property
     def account_id(self) -> str:
-        """The account that pays."""
+        """The paying account."""
         return self._terms.account_id
 
     @property
     def to(self) -> str:
-        """The recipient, as sent."""
+        """The recipient, as the caller named it."""
         return self._terms.to
 
     def spend(self, preflight: Preflight) -> Spend:
-        """Return what the policy judges."""
+        """Return the spend that the policy judges."""
         return spend_of(self._terms, preflight)
 
     def submitted(self, unit: SpendUnit) -> Decided[TransferRecord]:
-        """Sign the transfer, store it and hold its amount."""
+        """Sign the transfer, store it and reserve its amount."""
         signed = self._signed(unit)
         decision = Decision(
             status=TransferStatus.SUBMITTED,
@@ -113,17 +104,17 @@ class TransferIntent(Intent[TransferRecord]):
         decision = Decision(status=TransferStatus.PENDING_APPROVAL, recipient=unit.preflight.recipient)
         transfer = self._store(unit.connection, decision, unit.now_us)
         threshold = policy.escalation_threshold
-        assert threshold is not None  # noqa: S101 - it is what the decision was for
+        assert threshold is not None  # noqa: S101 - only a threshold escalates
         escalated = booking.escalated(transfer, threshold)
         booking.record_events(unit.connection, self._context, transfer, unit.now_us, escalated)
         return Decided(record=transfer)
 
     @abstractmethod
     def _store(self, connection: Connection, decision: Decision, now_us: int) -> TransferRecord:
-        """Store the decided transfer, and who asked for it in the audit trail."""
+        """Store the decided transfer and its audit record."""
 
     def _signed(self, unit: SpendUnit) -> ChainTransaction:
-        """Return the transaction, signed, without what it takes from the account."""
+        """Return the signed transaction; `SpendUnit.hold` sets its amount."""
         source, preflight = unit.source, unit.preflight
         signed = signed_transfer(
             self._context,
@@ -145,7 +136,7 @@ class TransferIntent(Intent[TransferRecord]):
 
 
 def spend_of(terms: Terms, preflight: Preflight, purpose: Purpose = Purpose.TRANSFER) -> Spend:
-    """Return what the policy judges of a transfer."""
+    """Return the spend that the policy judges for a transfer."""
     return Spend(
         amount_micro=terms.amount_micro,
         to=terms.to,
@@ -157,6 +148,6 @@ def spend_of(terms: Terms, preflight: Preflight, purpose: Purpose = Purpose.TRAN
     )
 
 
-def waits_until_us(context: Context, now_us: int) -> int:
-    """Return until when a transfer waits that begins to wait now."""
+def approval_deadline_us(context: Context, now_us: int) -> int:
+    """Return when a transfer that becomes pending now expires."""
     return now_us + round(context.settings.approval_ttl_seconds * SECOND_US)

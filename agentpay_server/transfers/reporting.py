@@ -1,4 +1,4 @@
-"""Metrics and logs about decided and ended transfers, after the commit."""
+"""Metrics and logs of decided and ended transfers, written after the commit."""
 
 import logging
 
@@ -13,10 +13,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 def report(context: Context, transfer: TransferRecord, *, spent_us: int | None = None) -> None:
     """Count and log a transfer that this process has decided or ended.
 
-    Args:
-        context: the parts of the server.
-        transfer: its current state.
-        spent_us: when it was spent, for an ended one.
+    `spent_us`, for an ended transfer, is the time at which it was spent.
     """
     context.metrics.transfers[transfer.status, transfer.error or ""] += 1
     duration_us = None

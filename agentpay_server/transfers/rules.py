@@ -5,17 +5,16 @@
     (none) ── policy allows ──────────────────────────────► submitted
     pending_approval ── approved ─────────────────────────► submitted
     pending_approval ── refused, rejected or expired ─────► rejected
-    pending_approval ── approved, of a payment ───────────► approved
-    approved ── asked for again ──────────────────────────► submitted
+    pending_approval ── approved, for a payment ──────────► approved
+    approved ── requested again by the payer ─────────────► submitted
     approved ── refused or expired ───────────────────────► rejected
     submitted ── final on chain ──────────────────────────► settled
     submitted ── can no longer land ──────────────────────► failed
     failed ── landed after all ───────────────────────────► settled
 
-`settled`, `rejected` and `failed` are final; the one exception is a transaction that the chain reported as
-impossible and that landed later. Money moves only in `submitted`. One transfer of an account holds a key at a
-time, until 24 hours after it became final; an unresolved transfer holds its key until it is resolved
-(interface I1 to I9).
+`settled`, `rejected` and `failed` are final, except that a transaction may land although the chain reported
+it as impossible. Money moves only in `submitted`. One transfer of an account holds a key at a time, until 24
+hours after it became final; a transfer that is not final holds its key (interface I1 to I9).
 """
 
 from typing import Final
@@ -45,10 +44,10 @@ TRANSITIONS: Final = frozenset(
 
 
 def check_transition(before: str | None, after: str) -> None:
-    """Check a change of status. A failure is a bug in the server, never a caller's error.
+    """Check a change of status; `before` is None for a new transfer.
 
     Raises:
-        ValueError: `before` cannot become `after`. `before` is None for a transfer that is not stored yet.
+        ValueError: `before` cannot become `after`. This is a bug in the server, never a caller's error.
     """
     if (before, after) not in TRANSITIONS:
         raise ValueError(f"a transfer does not go from {before} to {after}")
@@ -79,12 +78,7 @@ class Terms:
 
 
 def verdict_if_equal(status: str, error: str | None) -> Verdict:
-    """Return how to treat a request that equals the transfer that holds its key.
-
-    Args:
-        status: the transfer's status.
-        error: the code of its refusal or failure.
-    """
+    """Return how to treat a request that equals the transfer that holds its key."""
     if status == TransferStatus.SUBMITTED:
         return Verdict.RESUME
     if status == TransferStatus.FAILED or error == ErrorCode.INSUFFICIENT_BALANCE:

@@ -1,8 +1,7 @@
-"""Transfers: from a request to money moved, refused or certainly not moved (interface T1 to T15).
+"""Transfers: create, read and list (interface T1 to T15).
 
-The order is that of interface R17: `from`, idempotency, paused, recipient, the rest of the policy, balance.
-This module checks the idempotency key and builds the response; `execution.py` decides about the transfer and
-drives it.
+Checks run in the order of interface R17: `from`, idempotency, paused, recipient, the rest of the policy,
+balance. This module checks the idempotency key and builds the response; `execution.py` does the rest.
 """
 
 import asyncio
@@ -22,19 +21,19 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.errors import not_found
 from agentpay_server.money.authorization import Parties
-from agentpay_server.money.held_keys import Asked, Held
+from agentpay_server.money.held_keys import Held, RequestedKey
 from agentpay_server.money.idempotency import Verdict, conflict, verdict
 from agentpay_server.principals import Principal
 from agentpay_server.randomness import earliest_identifier
 from agentpay_server.transfers import store
-from agentpay_server.transfers.answers import answered, shown
-from agentpay_server.transfers.creation import NewTransfer, asked_under, key_holder_of, terms_of
+from agentpay_server.transfers.creation import NewTransfer, key_holder_of, requested_key, terms_of
 from agentpay_server.transfers.execution import Execution
+from agentpay_server.transfers.responses import final_response, shown
 from agentpay_server.transfers.rules import Terms
 from agentpay_server.transfers.store import TransferRecord
 
 _CLOCKS_APART_US: Final = HOUR_US
-"""Tolerated clock difference between servers, so that a list since a time is complete."""
+"""Tolerated clock difference between servers: a list since a time misses no transfer within it."""
 
 
 @frozen(kw_only=True)
@@ -53,9 +52,9 @@ class Transfers:
         self._database = context.database
         self._chain = context.chain
         self._execution = execution
-        # Requests in progress in this process, by account and key. Only the database decides; this avoids
-        # deciding again for concurrent duplicates.
-        self._under_way: dict[tuple[str, Asked], tuple[Terms, asyncio.Task[Transfer]]] = {}
+        # Requests in progress in this process. Concurrent duplicates share one task, which saves work; the
+        # database still decides.
+        self._running: dict[tuple[str, RequestedKey], tuple[Terms, asyncio.Task[Transfer]]] = {}
 
     async def create(self, principal: Principal, request: CreateTransfer) -> Transfer:
         """Move USDC, or refuse with a reason (interface T1, T6 to T9, PO6, I1 to I9).
@@ -65,7 +64,7 @@ class Transfers:
 
         Raises:
             Problem: `not_found` of `from`, `idempotency_conflict`, a 402 with the transfer,
-                `invalid_recipient`, `chain_unavailable`: without a transfer nothing was done, with one its
+                `invalid_recipient`, `chain_unavailable`. Without a transfer nothing was done; with one its
                 outcome is not known yet.
             DatabaseUnavailableError: the decision may or may not be stored; a retry with the same key finds
                 out.
@@ -73,18 +72,18 @@ class Transfers:
         principal.require_account(request.from_, "POST /v1/transfers")
         if request.memo == "":
             request = attrs.evolve(request, memo=None)
-        # Requests with agent-scoped and with operator keys do not share, because they see different keys
+        # Agent-scoped and operator keys see different idempotency keys, so their requests do not share a task
         # (interface I9).
-        name, terms = (principal.operator_id, asked_under(principal, request)), terms_of(request)
-        running = self._under_way.get(name)
+        name, terms = (principal.operator_id, requested_key(principal, request)), terms_of(request)
+        running = self._running.get(name)
         if running is None or running[0] != terms:
             task = self._context.tasks.start(self._create(principal, request, terms))
             if running is not None:
                 # Different parameters: compare with the stored transfer.
                 return await asyncio.shield(task)
-            running = self._under_way[name] = (terms, task)
-            task.add_done_callback(lambda _: self._under_way.pop(name))
-        # If a caller disconnects, nothing is cancelled, and a duplicate gets the same result.
+            running = self._running[name] = (terms, task)
+            task.add_done_callback(lambda _: self._running.pop(name))
+        # Shielded: a caller that disconnects cancels nothing, and a duplicate gets the same result.
         return await asyncio.shield(running[1])
 
     async def _create(self, principal: Principal, request: CreateTransfer, terms: Terms) -> Transfer:
@@ -97,12 +96,12 @@ class Transfers:
                 key_holder_of(holder), terms, now_us, is_held_elsewhere=view.held.is_held_elsewhere
             )
             if judged in (Verdict.NEW, Verdict.RETRY):
-                asked = asked_under(principal, request)
-                intent = NewTransfer(self._context, principal, terms, asked, view.held)
+                requested = requested_key(principal, request)
+                intent = NewTransfer(self._context, principal, terms, requested, view.held)
                 decided = await self._execution.decided(intent, view.parties, deadline)
                 if decided is None:
                     continue
-                transfer = await self._execution.brought_on(decided, deadline)
+                transfer = await self._execution.driven(decided, deadline)
             else:
                 if judged is Verdict.CONFLICT:
                     raise conflict()
@@ -110,20 +109,19 @@ class Transfers:
                 transfer = holder
                 if transfer.status == TransferStatus.SUBMITTED:
                     transfer = await self._execution.resumed(transfer, deadline)
-            return answered(transfer, self._chain, is_replay=judged is Verdict.REPLAY)
+            return final_response(transfer, self._chain, is_replay=judged is Verdict.REPLAY)
 
     async def get(self, principal: Principal, transfer_id: str) -> Transfer:
         """Return one transfer (interface T5).
 
         Raises:
-            Problem: `not_found`, also for a transfer of another operator or of another account than an
-                agent-scoped key is bound to.
+            Problem: `not_found`, also for a transfer that the key may not see.
         """
         record = await self._database.read(own_transfer, principal, transfer_id)
         return shown(record, self._chain)
 
     async def list(self, principal: Principal, query: ListTransfers) -> PageBody[Transfer]:
-        """Return a page of transfers, newest first: an agent-scoped key sees those of its account.
+        """Return a page of transfers, newest first; for an agent-scoped key, only those of its account.
 
         Raises:
             Problem: `forbidden` for another account, `invalid_request` for a cursor of another list.
@@ -151,7 +149,7 @@ class Transfers:
 def own_transfer(
     connection: Connection, principal: Principal, transfer_id: str, *, lock: bool = False
 ) -> TransferRecord:
-    """Return a transfer that a key may see; with `lock`, no other transaction can change it meanwhile.
+    """Return a transfer that a key may see; with `lock`, locked until the unit of work ends.
 
     Raises:
         Problem: `not_found`.
@@ -174,5 +172,5 @@ def _view(connection: Connection, principal: Principal, request: CreateTransfer,
     source, recipient = account_store.parties(connection, request.from_, request.to)
     if source is None or source.operator_id != principal.operator_id:
         raise not_found("account", request.from_)
-    held = store.KEYS.find(connection, asked_under(principal, request), now_us)
+    held = store.KEYS.find(connection, requested_key(principal, request), now_us)
     return _View(parties=Parties(source=source, recipient=recipient), held=held)

@@ -1,7 +1,6 @@
-"""The handler of transfers: books the outcomes of their transactions: settled, failed, or signed again.
+"""The handler that books the outcomes of transfers: settled, failed, or replaced.
 
-A reservation is released in two places: when the money has left the balance, and when it is certain that it
-never will.
+A reservation is released in two cases: the money has left the balance, or it certainly never will.
 """
 
 from typing import Final
@@ -18,7 +17,7 @@ from agentpay_server.crash_points import Operation
 from agentpay_server.database.connection import Connection
 from agentpay_server.money import entries
 from agentpay_server.money import policy as rules
-from agentpay_server.money.handlers import Again, Handler, SigningInputs, Unit
+from agentpay_server.money.handlers import Handler, Replacement, SigningInputs, Unit
 from agentpay_server.money.idempotency import KEY_LIFETIME_US
 from agentpay_server.money.policy import Refusal, stored_policy
 from agentpay_server.money.transactions import ChainTransaction, Kind
@@ -45,7 +44,7 @@ _FAILURES: Final = {
     ),
     FailureReason.ACCOUNT_MISSING: Refusal(
         code=ErrorCode.TRANSFER_FAILED,
-        message="The recipient's token account was gone when the transaction reached the chain; nothing was "
+        message="The recipient's token account did not exist when the chain executed it; nothing was "
         "moved. Retry with the same key once it exists.",
     ),
 }
@@ -58,7 +57,7 @@ class TransferHandler(Handler[TransferRecord]):
     announces = True
 
     def operation(self, subject: TransferRecord) -> Operation:
-        """Return the purpose, which differs for approved transfers."""
+        """Return the purpose: approved transfers have their own."""
         return Operation.TRANSFER if subject.approval_expires_us is None else Operation.APPROVE
 
     def load(self, connection: Connection, subject_id: str) -> TransferRecord:
@@ -66,7 +65,7 @@ class TransferHandler(Handler[TransferRecord]):
         return store.existing_transfer(connection, subject_id)
 
     def announced(self, unit: Unit, tx: ChainTransaction, subject: TransferRecord) -> None:
-        """Write `transfer.initiated`: it was sent and is not final yet."""
+        """Write `transfer.initiated`."""
         sent = attrs.evolve(subject, tx_signature=tx.signature)
         booking.record_events(unit.connection, unit.context, sent, unit.now_us, booking.initiated(sent))
 
@@ -83,14 +82,14 @@ class TransferHandler(Handler[TransferRecord]):
         """Book a transfer that the chain rejected."""
         return self._failed(unit, tx, subject, _FAILURES.get(failure.reason, _OTHER))
 
-    def signed_again(
+    def sign_replacement(
         self,
         unit: Unit,
         tx: ChainTransaction,  # noqa: ARG002
         subject: TransferRecord,
         means: SigningInputs,
-    ) -> Again | Refusal:
-        """Sign again, unless the account is paused now."""
+    ) -> Replacement | Refusal:
+        """Sign a replacement, unless the account is now paused."""
         refusal = rules.paused_refusal(stored_policy(means.source.policy))
         if refusal is not None:
             return refusal
@@ -106,27 +105,26 @@ class TransferHandler(Handler[TransferRecord]):
             memo=subject.memo,
         )
         store.set_signature(unit.connection, subject.transfer_id, signed.signature)
-        return Again(signed=signed)
+        return Replacement(signed=signed)
 
     def dropped(
         self, unit: Unit, tx: ChainTransaction, subject: TransferRecord, reason: Refusal
     ) -> TransferRecord:
-        """Book a transfer of an account that was paused before it could be signed again."""
+        """Book a failed transfer: its account was paused before a replacement could be signed."""
         message = f"{reason.message} The transaction had expired without landing; nothing was moved."
         return self._failed(unit, tx, subject, attrs.evolve(reason, message=message))
 
     def landed_late(self, unit: Unit, tx: ChainTransaction) -> str | None:
-        """Book the effects of a transaction that landed after it was considered expired.
+        """Book a transaction that landed after it was considered expired.
 
-        The money has moved, whatever the transfer's status: it is booked and counted. A transfer that is
-        still in progress or failed settles with it; one that another transaction has settled has been paid
-        twice.
+        The money has moved, whatever the transfer's status: it is booked and counted. A transfer that is in
+        progress or failed becomes settled. A transfer that another transaction has settled was paid twice.
         """
         connection = unit.connection
         is_received = _is_received(
             connection, store.existing_transfer(connection, tx.subject_id), tx.signature
         )
-        # Accounts are locked before transfers.
+        # `_is_received` has locked the accounts: they are locked before transfers.
         transfer = store.existing_transfer(connection, tx.subject_id, lock=True)
         settled = _settled(transfer, tx, unit.now_us)
         is_initiated = tx.announced_us is not None
@@ -138,7 +136,7 @@ class TransferHandler(Handler[TransferRecord]):
             unit,
             settled,
             is_initiated=is_initiated,
-            is_told=transfer.status != TransferStatus.SETTLED,
+            emits_settled=transfer.status != TransferStatus.SETTLED,
             is_received=is_received,
         )
         if transfer.status != TransferStatus.SETTLED:
@@ -207,7 +205,7 @@ def _settled(transfer: TransferRecord, tx: ChainTransaction, now_us: int) -> Tra
 def _is_received(connection: Connection, transfer: TransferRecord, signature: str) -> bool:
     """Lock the accounts of both sides, and return whether the recipient has booked it as a deposit."""
     recipient = transfer.recipient_account_id
-    # In one order, as for settlements between two accounts.
+    # Lock them in one order, so that two transfers in opposite directions never deadlock.
     for account_id in sorted({transfer.account_id, recipient or transfer.account_id}):
         account_store.account(connection, account_id, lock=True)
     return recipient is not None and entries.is_deposit_booked(connection, recipient, signature)

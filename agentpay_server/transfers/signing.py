@@ -1,4 +1,4 @@
-"""Signing the transaction of a transfer. It must be stored before it is sent."""
+"""Signs the transaction of a transfer. It must be stored before it is sent."""
 
 from agentpay_server.accounts.store import AccountRecord
 from agentpay_server.chain import transactions
@@ -16,17 +16,7 @@ def signed_transfer(
     amount_micro: int,
     memo: str | None,
 ) -> SignedTransaction:
-    """Return the transaction that moves a transfer's amount.
-
-    Args:
-        context: the parts of the server.
-        source: the account that pays.
-        blockhash: a recent one, to sign with.
-        transfer_id: identifier of the transfer.
-        recipient: the token account to pay.
-        amount_micro: micro-USDC.
-        memo: the caller's memo.
-    """
+    """Return the transaction that moves a transfer's amount to `recipient`, a token account."""
     return transactions.transfer(
         context.signer,
         blockhash,

@@ -1,4 +1,4 @@
-"""Statements about transfers and the idempotency keys that they hold."""
+"""SQL statements for transfers and the idempotency keys that they hold."""
 
 from collections.abc import Mapping
 from itertools import combinations
@@ -16,7 +16,7 @@ from agentpay_server.money.held_keys import HeldKeys
 
 @frozen
 class TransferRecord:
-    """A row of `transfers`, column by column."""
+    """A row of `transfers`."""
 
     seq: int
     transfer_id: str
@@ -94,8 +94,8 @@ _PENDING_PAGE: Final = (
     .order_by(transfers.c.seq.desc())
     .limit(bindparam("count"))
 )
-# Identifiers begin with their creation time, so the last possible identifier of a time separates transfers
-# created before it from later ones, without a scan.
+# Identifiers begin with their creation time. So the last possible identifier of a time separates earlier
+# transfers from later ones, without a scan.
 _LAST_BEFORE: Final = (
     select(transfers.c.seq)
     .where(transfers.c.transfer_id < bindparam("before_id"))
@@ -124,7 +124,7 @@ _PAGES: Final[dict[tuple[str, ...], Select[Any]]] = {
     for names in combinations(_FILTERS, count)
 }
 _DUE: Final = func.min(transfers.c.approval_expires_us)
-# Each uses a separate index.
+# Each subquery uses its own partial index.
 _NEXT_EXPIRIES: Final = select(
     select(_DUE).where(_IS_PENDING).scalar_subquery(), select(_DUE).where(_IS_APPROVED).scalar_subquery()
 )
@@ -148,7 +148,7 @@ def insert_transfer(connection: Connection, record: TransferRecord) -> None:
 
 
 def transfer(connection: Connection, transfer_id: str, *, lock: bool = False) -> TransferRecord | None:
-    """Return a transfer; with `lock`, no other transaction can change it until this one ends."""
+    """Return a transfer; with `lock`, locked until the unit of work ends."""
     row = connection.execute(_BY_ID_LOCKED if lock else _BY_ID, {"transfer_id": transfer_id}).one_or_none()
     return None if row is None else TransferRecord(*row)
 
@@ -164,15 +164,15 @@ def existing_transfer(connection: Connection, transfer_id: str, *, lock: bool = 
 def waiting(connection: Connection, transfer_id: str) -> TransferRecord | None:
     """Lock and return a transfer that is pending approval; None if it is not.
 
-    Transfers in other states are not locked, to avoid deadlocks: settling one locks the transfer before its
-    account, while approving one locks the account first.
+    Transfers in other states are not locked, to avoid deadlocks: settling locks the transfer before its
+    account, while approving locks the account first.
     """
     row = connection.execute(_WAITING, {"transfer_id": transfer_id}).one_or_none()
     return None if row is None else TransferRecord(*row)
 
 
 def approved(connection: Connection, transfer_id: str) -> TransferRecord | None:
-    """Lock and return a payment that is approved and not signed; None if it is not, or not any more."""
+    """Lock and return a payment that is approved and not signed yet; None if it is not."""
     row = connection.execute(_APPROVED, {"transfer_id": transfer_id}).one_or_none()
     return None if row is None else TransferRecord(*row)
 
@@ -183,14 +183,9 @@ def set_signature(connection: Connection, transfer_id: str, tx_signature: str) -
 
 
 def finish(connection: Connection, end: TransferRecord, *, before: str) -> None:
-    """Set a transfer to the final state that `end` describes.
+    """Set a transfer with status `before` to the final state `end`.
 
     Its transaction has left `pending` in the same commit, so no other driver can do the same.
-
-    Args:
-        connection: the connection.
-        end: the transfer in its final state.
-        before: its status until now.
 
     Raises:
         ValueError: its status is not `before`.
@@ -210,10 +205,10 @@ def finish(connection: Connection, end: TransferRecord, *, before: str) -> None:
 
 
 def decide(connection: Connection, decided: TransferRecord) -> bool:
-    """Make of a transfer that waits, for approval or for its payer, what `decided` describes, but its terms.
+    """Store the decision about a transfer that is pending approval or approved; its terms do not change.
 
     Returns:
-        False if the transfer is no longer pending approval; nothing was changed.
+        False if the transfer is in another state; nothing was changed.
     """
     values = {
         "of_transfer": decided.transfer_id,
@@ -231,7 +226,7 @@ def decide(connection: Connection, decided: TransferRecord) -> bool:
 
 
 def pending_page(connection: Connection, operator_id: str, before: int, count: int) -> list[TransferRecord]:
-    """Return an operator's transfers that are pending approval, newest first, below a sequence number."""
+    """Return an operator's transfers pending approval below a sequence number, newest first."""
     values = {"operator_id": operator_id, "before": before, "count": count}
     return [TransferRecord(*row) for row in connection.execute(_PENDING_PAGE, values)]
 
@@ -239,16 +234,11 @@ def pending_page(connection: Connection, operator_id: str, before: int, count: i
 def page(
     connection: Connection, operator_id: str, before: int, count: int, filters: Mapping[str, object]
 ) -> list[TransferRecord]:
-    """Return transfers of an operator, newest first, below a sequence number.
+    """Return an operator's transfers below a sequence number, newest first.
 
-    Args:
-        connection: the connection.
-        operator_id: the operator.
-        before: the sequence number.
-        count: the most to return.
-        filters: required values of `account_id`, `status` and `idempotency_key`, and `since_us`, the time
-            after which they were created. `since_us` requires `before_id`, an upper bound for older
-            identifiers.
+    `filters` are required values of `account_id`, `status` and `idempotency_key`, and `since_us`, an
+    exclusive lower bound of the creation time. `since_us` requires `before_id`, an upper bound of older
+    identifiers.
     """
     statement = _PAGES[tuple(name for name in _FILTERS if name in filters)]
     values = {"operator_id": operator_id, "before": before, "count": count, **filters}
@@ -256,15 +246,15 @@ def page(
 
 
 def next_expiry_us(connection: Connection) -> int | None:
-    """Return when the next transfer that waits has waited too long; None if none waits."""
+    """Return when the next pending or approved transfer expires, if any."""
     (due,) = connection.execute(_NEXT_EXPIRIES)
     return min((expires_us for expires_us in due if expires_us is not None), default=None)
 
 
 def expired(connection: Connection, now_us: int, count: int) -> list[TransferRecord]:
-    """Lock and return up to `count` transfers of each kind that have waited too long: for approval, or since.
+    """Lock and return up to `count` pending and `count` approved transfers that have expired.
 
-    Rows that another transaction has locked are being decided there, and are skipped.
+    Locked rows are skipped: another transaction is deciding about them.
     """
     values = {"now_us": now_us, "count": count}
     return [TransferRecord(*row) for waiting in _EXPIRED for row in connection.execute(waiting, values)]

@@ -1,4 +1,4 @@
-"""Listing and replaying events and their deliveries (interface W12). `sender.py` makes the attempts."""
+"""Lists and replays events and their deliveries (interface W12). `sender.py` makes the attempts."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -34,7 +34,7 @@ from agentpay_server.webhooks.outbox import new_delivery
 from agentpay_server.webhooks.rules import DeliveryStatus
 
 REPLAYED_AT_ONCE: Final = 1000
-"""How many deliveries one request replays: each is a row in one transaction."""
+"""Maximum number of deliveries that one request replays: each is a row in one transaction."""
 
 
 class Deliveries:
@@ -90,14 +90,14 @@ class Deliveries:
         """Create new deliveries of an event, with the same body and identifier.
 
         Raises:
-            Problem: `not_found`: no such event; `invalid_request`: unknown webhook.
+            Problem: `not_found` of the event; `invalid_request` for an unknown webhook.
         """
         rows = await self._context.database.run(self._replay, principal, event_id, request)
         self._context.wakeup.set()
         return PageBody(data=tuple(_delivery(row, []) for row in rows), cursor="", has_more=False)
 
     async def replay_since(self, principal: Principal, request: ReplayDeliveries) -> ReplayedDeliveries:
-        """Start new deliveries of all events since a moment whose newest delivery ended with a status.
+        """Create new deliveries of the events since a time whose newest delivery has a given status.
 
         Raises:
             Problem: `invalid_request` for an unknown webhook.
@@ -189,7 +189,6 @@ class Deliveries:
 
 
 def _filters(query: ListEvents | ListDeliveries, *names: str) -> dict[str, object]:
-    """Return the values of filters that are given, as the statements take them."""
     values = {name: getattr(query, name) for name in names}
     values |= {
         f"{name}_us": None if moment is None else to_us(moment)

@@ -1,4 +1,4 @@
-"""Statements about deliveries and their attempts."""
+"""SQL statements for deliveries and their attempts."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -22,14 +22,14 @@ from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import FunctionElement
 
 from agentpay_server.database import time_bounds
-from agentpay_server.database.connection import PLANNED_EACH_TIME, Connection
+from agentpay_server.database.connection import UNCACHED_PLAN, Connection
 from agentpay_server.database.tables import deliveries, delivery_attempts, events, webhooks
 from agentpay_server.webhooks.rules import DeliveryStatus, NextStep
 
 
 @frozen
 class DeliveryRecord:
-    """A row of `deliveries`, column by column."""
+    """A row of `deliveries`."""
 
     seq: int
     delivery_id: str
@@ -46,7 +46,7 @@ class DeliveryRecord:
 
 @frozen
 class AttemptRecord:
-    """A row of `delivery_attempts`, column by column."""
+    """A row of `delivery_attempts`."""
 
     delivery_id: str
     attempt: int
@@ -59,7 +59,7 @@ class AttemptRecord:
 
 @frozen
 class DueDelivery:
-    """A delivery that is due, with all data needed to send it; its secrets are still sealed."""
+    """A delivery that is due, with the data needed to send it; its secrets are still sealed."""
 
     delivery_id: str
     webhook_id: str
@@ -74,26 +74,26 @@ class DueDelivery:
 
 
 _INSERT: Final = insert(deliveries)
-# True for every row: the condition makes the engines use the index on `seq`, newest first.
+# Always true: the condition makes the engines use the index on `seq`.
 _NEWEST: Final = (
     select(deliveries).where(deliveries.c.seq > 0).order_by(deliveries.c.seq.desc()).limit(bindparam("count"))
 )
 _INSERT_ATTEMPT: Final = insert(delivery_attempts)
 TO_ONE_ENDPOINT_AT_ONCE: Final = 8
-"""How many concurrent attempts one endpoint may have: a slow endpoint delays only its own deliveries."""
+"""Maximum concurrent attempts to one endpoint: a slow endpoint delays only its own deliveries."""
 
 OF_ONE_OPERATOR_AT_ONCE: Final = 32
-"""How many concurrent attempts one operator may have: its slow endpoints delay no other operator's."""
+"""Maximum concurrent attempts of one operator: its slow endpoints delay no other operator's."""
 
 
 class _Among(FunctionElement[Any]):
     """Whether a column has one of the values of a correlated subquery.
 
     SQLite uses an index for a correlated IN. PostgreSQL before 17 would run the subquery for every row of the
-    table, and gets an array instead.
+    table, so it gets an array instead.
     """
 
-    # Untyped: SQLite has no booleans and would compare the result with 1, which prevents the use of an index.
+    # Untyped: SQLAlchemy would compare a boolean with 1 on SQLite, which prevents the use of an index.
     inherit_cache = True
 
 
@@ -131,13 +131,13 @@ _TO_SEND: Final = (
 _OLDEST: Final = _TO_SEND.where(deliveries.c.due_us <= bindparam("now_us"), _IS_FREE).order_by(
     deliveries.c.due_us, deliveries.c.seq
 )
-# First the oldest few deliveries of each endpoint, counting those being sent, with an index look-up per
-# endpoint: the cost of a claim does not grow with the backlog. Of these, the first few of each operator,
-# again counting those being sent. Then round-robin: the first of every operator comes before the second of
-# any.
+# Take the oldest few deliveries of each endpoint, including those being sent, with one index look-up per
+# endpoint: the cost of a claim does not grow with the backlog. Of these take the first few of each operator,
+# again including those being sent. Order them round-robin: the first of every operator comes before the
+# second of any.
 _one = deliveries.alias("one")
 _waiting = deliveries.alias("waiting")
-# By `seq`, which SQLite looks up directly: joined by the webhook, it would scan every delivery ever created.
+# Join by `seq`, which SQLite looks up directly. Joined by the webhook, it would scan all deliveries.
 _first_few = (
     select(_waiting.c.seq)
     .where(_waiting.c.webhook_id == webhooks.c.webhook_id, _waiting.c.due_us <= bindparam("now_us"))
@@ -164,8 +164,8 @@ _FAIR: Final = (
     _TO_SEND.join(_CANDIDATES, _CANDIDATES.c.seq == deliveries.c.seq)
     .where(_CANDIDATES.c.place <= OF_ONE_OPERATOR_AT_ONCE, _IS_FREE)
     .order_by(_CANDIDATES.c.place, deliveries.c.due_us, deliveries.c.seq)
-    # The best way depends on how many deliveries wait at how many endpoints.
-    .execution_options(**PLANNED_EACH_TIME)
+    # The best plan depends on the numbers of waiting deliveries and endpoints.
+    .execution_options(**UNCACHED_PLAN)
 )
 _NEXT_DUE: Final = (
     select(deliveries.c.due_us)
@@ -209,7 +209,7 @@ _PAGE: Final = (
     .order_by(deliveries.c.seq.desc())
     .limit(bindparam("count"))
 )
-# Of a few events: sorted, since walking along all deliveries in their order would find them late.
+# For a filter that matches few rows: sort them, because a scan by `seq` would find them late.
 _place = deliveries.c.seq + 0
 _PAGE_OF_FEW: Final = (
     select(deliveries)
@@ -221,7 +221,7 @@ _FILTERS: Final[Mapping[str, tuple[ColumnElement[Any], ...]]] = {
     "status": (deliveries.c.status == bindparam("status"),),
     "event_id": (deliveries.c.event_id == bindparam("event_id"),),
     "webhook_id": (deliveries.c.webhook_id == bindparam("webhook_id"),),
-    # A transfer has a few events.
+    # A transfer has few events.
     "transfer_id": (
         deliveries.c.event_id.in_(
             select(events.c.event_id).where(
@@ -253,7 +253,7 @@ _REPLAYABLE: Final = (
     .order_by(deliveries.c.seq)
     .limit(bindparam("count"))
 )
-# A constant in the text, as in the partial index: with a parameter, that index is not used.
+# A literal in the SQL text, as in the partial index: with a parameter the index would not be used.
 _REPLAYABLE_BY_STATUS: Final = {
     status: _REPLAYABLE.where(deliveries.c.status == literal_column(f"'{status}'"))
     for status in (DeliveryStatus.UNDELIVERED, DeliveryStatus.DELIVERED)
@@ -274,37 +274,32 @@ def insert_deliveries(connection: Connection, rows: Sequence[dict[str, object]])
 def due(
     connection: Connection, now_us: int, real_now_us: int, count: int, *, is_fair: bool
 ) -> list[DueDelivery]:
-    """Return deliveries that are due and not leased.
+    """Return up to `count` deliveries that are due at `now_us` and not leased at `real_now_us`.
 
-    Args:
-        connection: within a transaction.
-        now_us: the server's time.
-        real_now_us: real time, for leases.
-        count: the most to return.
-        is_fair: whether endpoints and operators take turns; otherwise the longest due come first.
+    With `is_fair`, endpoints and operators take turns; otherwise the longest due come first.
     """
     values = {"now_us": now_us, "real_now_us": real_now_us, "count": count}
     return [DueDelivery(*row) for row in connection.execute(_FAIR if is_fair else _OLDEST, values)]
 
 
 def next_due_us(connection: Connection, real_now_us: int) -> int | None:
-    """Return when the next delivery without a lease is due; None without one."""
+    """Return when the next unleased delivery is due, if any."""
     value = connection.execute(_NEXT_DUE, {"real_now_us": real_now_us}).scalar_one_or_none()
     return None if value is None else int(value)
 
 
 def lease(connection: Connection, delivery_id: str, until_us: int) -> None:
-    """Lease a delivery until a time, in real time rather than the server's."""
+    """Lease a delivery until a real time, not the server's."""
     connection.execute(_LEASE, {"of_delivery": delivery_id, "until_us": until_us})
 
 
 def free_all(connection: Connection) -> None:
-    """Void all leases: their holders no longer run."""
+    """Void all leases."""
     connection.execute(_FREE_ALL, {})
 
 
 def finish_attempt(connection: Connection, attempt: AttemptRecord, step: NextStep) -> bool:
-    """Store an attempt and the next step; False if it was stored before or the delivery was abandoned."""
+    """Store an attempt and the next step; False if it was already stored or the delivery was abandoned."""
     values = {
         "of_delivery": attempt.delivery_id,
         "attempts_before": attempt.attempt - 1,
@@ -342,15 +337,10 @@ def attempts(connection: Connection, delivery_id: str) -> list[AttemptRecord]:
 def page(
     connection: Connection, operator_id: str, before: int, count: int, filters: Mapping[str, object]
 ) -> list[DeliveryRecord]:
-    """Return deliveries of an operator, newest first, below a sequence number.
+    """Return an operator's deliveries below a sequence number, newest first.
 
-    Args:
-        connection: within a transaction.
-        operator_id: the operator.
-        before: the sequence number.
-        count: the most to return.
-        filters: values of `status`, `event_id`, `webhook_id` and `transfer_id`, and times as `since_us` and
-            `until_us`.
+    `filters` are values of `status`, `event_id`, `webhook_id` and `transfer_id`, and times as `since_us` and
+    `until_us`.
     """
     statement = _page_by(*(name for name in _FILTERS if name in filters))
     values = {"operator_id": operator_id, "before": before, "count": count, **filters}
@@ -373,13 +363,7 @@ def replayable(
 ) -> list[DeliveryRecord]:
     """Return deliveries with a final status, each the newest of its event to its webhook, in order.
 
-    Args:
-        connection: within a transaction.
-        operator_id: whose.
-        status: what became of them.
-        since_us: after when they were created.
-        count: at most how many.
-        webhook_id: to which webhook; None is to any that is not deleted.
+    They were created after `since_us`. `webhook_id` is None for all webhooks that are not deleted.
     """
     statement = _REPLAYABLE_BY_STATUS[status]
     values: dict[str, object] = {"operator_id": operator_id, "since_us": since_us, "count": count}

@@ -1,4 +1,4 @@
-"""Statements about the outbox. An event is stored in the same commit as the change that it reports."""
+"""SQL statements for the outbox. An event is stored in the same commit as the change that it reports."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -14,7 +14,7 @@ from agentpay_server.database.tables import events
 
 @frozen
 class EventRecord:
-    """A row of `events`, column by column."""
+    """A row of `events`."""
 
     seq: int
     event_id: str
@@ -34,7 +34,7 @@ _PAGE: Final = (
     .order_by(events.c.seq.desc())
     .limit(bindparam("count"))
 )
-# True for every row: the condition makes the engines use the index on `seq`, newest first.
+# Always true: the condition makes the engines use the index on `seq`.
 _NEWEST: Final = (
     select(events).where(events.c.seq > 0).order_by(events.c.seq.desc()).limit(bindparam("count"))
 )
@@ -79,14 +79,9 @@ def event(connection: Connection, event_id: str) -> EventRecord | None:
 def page(
     connection: Connection, operator_id: str, before: int, count: int, filters: Mapping[str, object]
 ) -> list[EventRecord]:
-    """Return events of an operator, newest first, below a sequence number.
+    """Return an operator's events below a sequence number, newest first.
 
-    Args:
-        connection: within a transaction.
-        operator_id: whose.
-        before: the sequence number.
-        count: at most how many.
-        filters: values of `type`, `account_id` and `transfer_id`, and times as `since_us` and `until_us`.
+    `filters` are values of `type`, `account_id` and `transfer_id`, and times as `since_us` and `until_us`.
     """
     statement = _page_by(*(name for name in _FILTERS if name in filters))
     values = {"operator_id": operator_id, "before": before, "count": count, **filters}
@@ -99,7 +94,7 @@ def newest(connection: Connection, count: int) -> list[EventRecord]:
 
 
 def last_seq(connection: Connection) -> int:
-    """Return the sequence number of the newest event of all operators; 0 without one."""
+    """Return the sequence number of the newest event of all operators; 0 if no event exists."""
     row = connection.execute(_NEWEST, {"count": 1}).one_or_none()
     return 0 if row is None else EventRecord(*row).seq
 
@@ -112,6 +107,6 @@ def after(connection: Connection, seq: int, count: int) -> list[EventRecord]:
 def between(
     connection: Connection, operator_id: str, after_seq: int, until_seq: int, count: int
 ) -> list[EventRecord]:
-    """Return events of an operator above a sequence number and up to another, in order."""
+    """Return an operator's events above one sequence number and up to another, in order."""
     values = {"operator_id": operator_id, "after": after_seq, "until": until_seq, "count": count}
     return [EventRecord(*row) for row in connection.execute(_BETWEEN, values)]

@@ -1,10 +1,8 @@
-"""Posting an event to an endpoint: the request, its result, and which addresses are allowed.
+"""Posts events to endpoints: requests, results, and allowed addresses (interface W4, W5, W8, W9).
 
-See interface W4, W5, W8, W9.
-
-Redirects are not followed. Each name is resolved once, by `LookUps`, and the connection is made to the
-resolved address. So the address that was checked (if money is real) is the one connected to, and no name is
-resolved on the event loop's own threads.
+Redirects are not followed. `LookUps` resolves each name once, and the connection goes to the resolved
+address. So the checked address (if money is real) is the one connected to, and no name is resolved on the
+event loop's own threads.
 """
 
 import asyncio
@@ -24,24 +22,23 @@ from agentpay.contract.printable import printable
 from agentpay_server.webhooks.look_ups import LookUps
 from agentpay_server.webhooks.rules import TIMEOUT_SECONDS
 
-_ANSWER_MAX_BYTES: Final = 64 * 1024
+_RESPONSE_MAX_BYTES: Final = 64 * 1024
 EXCERPT_BYTES: Final = 1024
-"""How much of a response is kept for the operator."""
+"""Number of bytes of a response that are kept for the operator."""
 
 _DRAIN_SECONDS: Final = 1.0
 _CONNECTIONS: Final = 256
 _ADDRESSES_MAX: Final = 4
-"""The largest number of addresses to try for one name."""
+"""Maximum number of addresses to try for one name."""
 
 
 @frozen(kw_only=True)
-class Answer:
+class PostResult:
     """The result of a post.
 
     Attributes:
         status_code: the HTTP status; None if no response arrived.
         error: why no response arrived; None if one did.
-        duration_ms: the duration in milliseconds.
         excerpt: the start of the body as text that is safe to print; None for an empty one.
     """
 
@@ -80,14 +77,10 @@ class HttpPoster:
 
     async def post(
         self, url: str, headers: Mapping[str, str], body: bytes, *, operator_id: str = ""
-    ) -> Answer:
+    ) -> PostResult:
         """Post `body` and return the result; a receiver cannot cause an exception.
 
-        Args:
-            url: of the receiver.
-            headers: of the request.
-            body: of the request.
-            operator_id: the operator whose limit on look-ups applies.
+        `operator_id` is the operator whose limit on look-ups applies.
         """
         loop = asyncio.get_running_loop()
         started = loop.time()
@@ -95,19 +88,19 @@ class HttpPoster:
         self._posts += 1
         try:
             async with asyncio.timeout(TIMEOUT_SECONDS):
-                answer = await self._sent(url, headers, body, operator_id)
-            # The status line is the result; errors while reading the body do not change it.
-            status_code = answer.status_code
-            start = await _drained(answer)
+                response = await self._sent(url, headers, body, operator_id)
+            # The status decides; an error while reading the body does not change the result.
+            status_code = response.status_code
+            start = await _drained(response)
         except TimeoutError:
             error = f"no answer within {TIMEOUT_SECONDS:.0f} s"
         except _ForbiddenAddressError as refusal:
             error = str(refusal)
         except (httpx.HTTPError, httpx.InvalidURL, OSError, UnicodeError) as failure:
-            error = no_answer(failure)
+            error = no_response(failure)
         finally:
             self._posts -= 1
-        return Answer(
+        return PostResult(
             status_code=status_code,
             error=error,
             duration_ms=int((loop.time() - started) * 1000),
@@ -146,13 +139,13 @@ class HttpPoster:
             raise OSError("the name has no address")
         *others, last = addresses[:_ADDRESSES_MAX]
         for address in others:
-            # Nothing was sent if no connection was made, so the next address can be tried.
+            # Without a connection nothing was sent, so the next address can be tried.
             with contextlib.suppress(httpx.ConnectError, httpx.ConnectTimeout):
                 return await client.send(_pinned(request, target, address, len(addresses)), stream=True)
         return await client.send(_pinned(request, target, last, 1), stream=True)
 
     async def _addresses(self, target: httpx.URL, operator_id: str) -> list[str]:
-        # Not `host`, which is decoded: Python would encode some names in punycode to another name.
+        # Not `host`, which httpx decodes: Python would re-encode some punycode names to other names.
         host = target.raw_host.decode("ascii")
         with contextlib.suppress(ValueError):
             return [str(ipaddress.ip_address(host))]
@@ -165,12 +158,12 @@ class HttpPoster:
             follow_redirects=False,
             trust_env=False,
             timeout=TIMEOUT_SECONDS,
-            # Kept-alive connections are pooled by address: one would also be used for another name at that
+            # Connections are pooled by address. A kept-alive one would also serve another name at that
             # address, whose certificate was never checked.
             limits=httpx.Limits(
                 max_connections=_CONNECTIONS, max_keepalive_connections=0 if scheme == "https" else None
             ),
-            # Cookies of one receiver must not be sent to the next.
+            # Do not send one receiver's cookies to another.
             cookies=CookieJar(DefaultCookiePolicy(allowed_domains=())),
             mounts=self._mounts,
         )
@@ -182,25 +175,25 @@ def _ssl_context() -> ssl.SSLContext:
     return httpx.create_ssl_context(trust_env=False)
 
 
-async def _drained(answer: httpx.Response) -> bytes:
+async def _drained(response: httpx.Response) -> bytes:
     """Read the rest of a response, up to a limit, so that its connection can be reused; return its start."""
     start = b""
     with contextlib.suppress(Exception):
         try:
             async with asyncio.timeout(_DRAIN_SECONDS):
                 read = 0
-                async for chunk in answer.aiter_raw():
+                async for chunk in response.aiter_raw():
                     read += len(chunk)
                     start += chunk[: EXCERPT_BYTES - len(start)]
-                    if read > _ANSWER_MAX_BYTES:
+                    if read > _RESPONSE_MAX_BYTES:
                         break
         finally:
-            await answer.aclose()
-    return b"" if "content-encoding" in answer.headers else start
+            await response.aclose()
+    return b"" if "content-encoding" in response.headers else start
 
 
 def _text(start: bytes) -> str | None:
-    """Return the start of a body as text that acts on no terminal; its lines stay lines."""
+    """Return the start of a body as text without control characters, except for line breaks."""
     lines = start.decode("utf-8", "replace").split("\n")
     return "\n".join(printable(line) for line in lines) or None
 
@@ -224,6 +217,6 @@ def _pinned(request: httpx.Request, target: httpx.URL, address: str, addresses: 
     return pinned
 
 
-def no_answer(failure: BaseException) -> str:
+def no_response(failure: BaseException) -> str:
     """Describe a failure by its type only: its text may contain addresses of the operator's network."""
     return f"no answer: {type(failure).__name__}"

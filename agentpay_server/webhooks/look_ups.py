@@ -1,8 +1,8 @@
 """DNS look-ups for webhooks, on dedicated threads, with a limit for each operator.
 
-The system's resolver blocks (for half a minute if a name server does not respond) and cannot be cancelled.
-The event loop's own threads resolve the names of the chain and the database, so names that customers chose
-are not resolved there. A look-up occupies its slot until its thread ends, even after its caller gave up.
+The system's resolver blocks, for half a minute if a name server does not respond, and cannot be cancelled.
+The event loop's own threads resolve the names of the chain and the database, so they do not resolve names
+that customers chose. A look-up occupies its slot until its thread ends, even if its caller has timed out.
 """
 
 import asyncio
@@ -17,10 +17,10 @@ LookUp = Callable[[str, int], list[str]]
 """Returns the IP addresses of a host and port, best first, or raises `OSError`."""
 
 AT_ONCE: Final = 64
-"""The largest number of concurrent look-ups."""
+"""Maximum number of concurrent look-ups."""
 
 OF_ONE_OPERATOR_AT_ONCE: Final = 4
-"""The largest number for one operator, so that its slow name servers delay only its own deliveries."""
+"""Maximum number for one operator, so that its slow name servers delay only its own deliveries."""
 
 
 def system_look_up(host: str, port: int) -> list[str]:
@@ -48,12 +48,7 @@ class LookUps:
         self._places_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def addresses(self, host: str, port: int, *, operator_id: str) -> list[str]:
-        """Return the IP addresses of a host, best first.
-
-        Args:
-            host: a name in ASCII.
-            port: where it will be connected to.
-            operator_id: the operator whose limit applies.
+        """Return the IP addresses of a host, an ASCII name, best first.
 
         Raises:
             OSError: the name does not resolve.
@@ -89,7 +84,7 @@ class LookUps:
     def _start(self, host: str, port: int, end: Callable[[list[str], BaseException | None], None]) -> None:
         """Resolve a name on a new thread, then call `end` on the event loop.
 
-        The thread is a daemon: at exit, the process would wait for the threads of a pool.
+        The thread is a daemon; at exit, the process would wait for the threads of a pool.
         """
         loop = asyncio.get_running_loop()
 

@@ -1,7 +1,6 @@
 """The outbox: events and their deliveries, written in the same commit as the change that they report.
 
-Both are either committed with that change or not at all. So a webhook receives every event that is committed
-after its registration, and none from before.
+So a webhook receives every event that is committed after its registration, and none from before.
 """
 
 from attrs import frozen
@@ -30,18 +29,7 @@ class NewEvent:
 
 
 class Outbox:
-    """The events of one unit of work about one account, in order.
-
-    Args:
-        connection: the unit's.
-        context: the parts of the server.
-        operator_id: the account's operator.
-        account_id: the account that the events are about.
-        now_us: the time of the events.
-
-    Attributes:
-        connection: the unit's.
-    """
+    """The events of one unit of work about one account, in order."""
 
     def __init__(
         self, connection: Connection, context: Context, *, operator_id: str, account_id: str, now_us: int
@@ -58,7 +46,7 @@ class Outbox:
         self._deliveries: list[dict[str, object]] = []
 
     def add(self, event: NewEvent) -> None:
-        """Add an event for every webhook that is subscribed to its type and account."""
+        """Add an event, for every webhook that is subscribed to its type and account."""
         subscriptions = [s for s in self._subscriptions if s.wants(event.type, self._account_id)]
         self._add(event, subscriptions)
 
@@ -82,7 +70,7 @@ class Outbox:
                 type=EventType.BALANCE_LOW_THRESHOLD,
                 data=BalanceLowThresholdData(
                     account_id=self._account_id,
-                    # Money that is spent before its deposit is booked is missing from the books until then.
+                    # Spent before its deposit is booked, money can make the booked balance negative.
                     balance_usdc=from_micro(max(after_micro, 0)),
                     usdc_token_account=account.usdc_token_account,
                 ),
@@ -98,7 +86,7 @@ class Outbox:
 
     def _add(self, event: NewEvent, subscriptions: list[Subscription]) -> None:
         event_id, event_type = self._ids.new(identifiers.EVENT), event.type.value
-        # The envelope of `contract.events.Event`, serialised without creating an instance.
+        # The envelope of `contract.events.Event`, serialized without creating an instance.
         data = codec.unstructure(event.data)
         envelope = {"id": event_id, "type": event_type, "created_at": self._created_at, "data": data}
         self._events.append(

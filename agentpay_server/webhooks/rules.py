@@ -1,10 +1,10 @@
-"""Subscriptions and the states of a delivery: pure rules (interface W3, W6 to W8, W11, EV4).
+"""Subscriptions and the states of a delivery (interface W3, W6 to W8, W11, EV4). Pure functions.
 
 A delivery sends one event to one endpoint, and is retried until it is received or all attempts have failed:
 
     pending ── 2xx ─────────────────────────► delivered
     pending ── anything else ───────────────► retrying ── 2xx ────────────────► delivered
-                                              retrying ── the last try fails ─► undelivered
+                                              retrying ── last attempt fails ─► undelivered
 
 The first attempt is due at once; the others 30 s, 5 min, 30 min and 2 h after the previous failure. All
 attempts send the same bytes. `delivered` and `undelivered` are final; a replay is a new delivery of the same
@@ -27,7 +27,6 @@ class Subscription:
     """The subscription of a webhook.
 
     Attributes:
-        webhook_id: the webhook.
         events: names of the subscribed event types.
         account_ids: the subscribed accounts; empty means all accounts of the operator.
         low_balance_micro: micro-USDC below which a balance is low; None means never.
@@ -45,7 +44,7 @@ class Subscription:
     def wants_drop(self, account_id: str, *, before_micro: int, after_micro: int) -> bool:
         """Return whether a change of balance goes from at or above the threshold to below it.
 
-        Only the crossing counts: while the balance stays below, no further event is sent. No state is needed.
+        Only the crossing counts: while the balance stays below, no further event is sent.
         """
         threshold = self.low_balance_micro
         return (
@@ -62,7 +61,7 @@ TIMEOUT_SECONDS: Final = ATTEMPT_TIMEOUT_SECONDS
 """How long to wait for a receiver's response."""
 
 LEASE_US: Final = 60 * SECOND_US
-"""How long, in real time, an attempt in progress keeps other servers from starting the same one."""
+"""How long, in real time, an attempt in progress prevents other servers from starting the same one."""
 
 
 class DeliveryStatus(StrEnum):
@@ -83,18 +82,12 @@ class NextStep:
 
 
 def is_received(status_code: int | None) -> bool:
-    """Return whether a response means that the event was received: only 2xx does. None is no response."""
+    """Return whether a response, None for no response, means that the event was received: only 2xx does."""
     return status_code is not None and 200 <= status_code <= 299
 
 
 def after_attempt(attempt: int, status_code: int | None, ended_us: int) -> NextStep:
-    """Return the next step after an attempt.
-
-    Args:
-        attempt: its number, from 1.
-        status_code: the response's status, None without a response.
-        ended_us: when it ended.
-    """
+    """Return the next step after an attempt, counted from 1. Without a response, `status_code` is None."""
     if is_received(status_code):
         return NextStep(status=DeliveryStatus.DELIVERED)
     if attempt > len(RETRY_DELAYS_US):

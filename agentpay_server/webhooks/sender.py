@@ -1,11 +1,12 @@
-"""Sending events: deliveries are claimed, signed, posted, and their results stored (interface W5 to W11).
+"""Sends events: claims deliveries, signs and posts them, and stores the results (interface W5 to W11).
 
 A delivery is leased, in a committed transaction, before it is posted; the result is stored afterwards. If the
 process dies in between, the lease expires and the attempt is repeated. So every event is sent at least once,
 always with the same identifier.
 
-On a running clock attempts run concurrently, with limits in total and per endpoint, so that a slow receiver
-delays only its own. On a manual clock they run one after another, in the order in which they fell due.
+On a running clock attempts run concurrently, with limits in total, per operator and per endpoint, so that a
+slow receiver delays only its own. On a manual clock they run one after another, in the order in which they
+fell due.
 """
 
 import asyncio
@@ -22,7 +23,7 @@ from agentpay_server.logs import log
 from agentpay_server.vault import VaultError
 from agentpay_server.webhooks import delivery_store as store
 from agentpay_server.webhooks.delivery_store import AttemptRecord, DueDelivery
-from agentpay_server.webhooks.http import Answer, HttpPoster, no_answer
+from agentpay_server.webhooks.http import HttpPoster, PostResult, no_response
 from agentpay_server.webhooks.rules import LEASE_US, after_attempt
 from agentpay_server.webhooks.service import SealedSecret, sealed_secrets
 
@@ -40,11 +41,11 @@ class WebhookSender:
     def __init__(self, context: Context, poster: HttpPoster) -> None:
         self._context = context
         self._poster = poster
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._attempts: set[asyncio.Task[None]] = set()
 
     async def next_due_us(self) -> int | None:
         """Return when the next unleased attempt is due; None without one, or if the limit is reached."""
-        if len(self._under_way) >= ATTEMPTS_AT_ONCE:
+        if len(self._attempts) >= ATTEMPTS_AT_ONCE:
             return None
         return await self._context.database.read(store.next_due_us, real_now_us())
 
@@ -52,10 +53,10 @@ class WebhookSender:
         """Start due attempts up to the limit; on a manual clock, also wait for their end."""
         if self._context.clock.is_manual:
             return await self._run_in_order()
-        claimed = await self.claim(ATTEMPTS_AT_ONCE - len(self._under_way))
+        claimed = await self.claim(ATTEMPTS_AT_ONCE - len(self._attempts))
         for delivery in claimed:
             task = self._context.tasks.start(self._attempt(delivery))
-            self._under_way.add(task)
+            self._attempts.add(task)
             task.add_done_callback(self._ended)
         return bool(claimed)
 
@@ -69,17 +70,17 @@ class WebhookSender:
     async def attempt(self, delivery: DueDelivery) -> None:
         """Make one attempt at a claimed delivery, and store its result."""
         at_us, attempt = self._context.clock.now_us(), delivery.attempts + 1
-        answer = await self._answer(delivery, attempt, at_us)
+        result = await self._post(delivery, attempt, at_us)
         record = AttemptRecord(
             delivery.delivery_id,
             attempt,
             at_us,
-            answer.status_code,
-            answer.error,
-            answer.duration_ms,
-            answer.excerpt,
+            result.status_code,
+            result.error,
+            result.duration_ms,
+            result.excerpt,
         )
-        step = after_attempt(attempt, answer.status_code, self._context.clock.now_us())
+        step = after_attempt(attempt, result.status_code, self._context.clock.now_us())
         await self._context.database.run(store.finish_attempt, record, step)
         log(
             logger,
@@ -89,13 +90,13 @@ class WebhookSender:
             event_id=delivery.event_id,
             webhook_id=delivery.webhook_id,
             attempt=attempt,
-            status=answer.status_code,
+            status=result.status_code,
             delivery_status=step.status.value,
-            duration_ms=answer.duration_ms,
+            duration_ms=result.duration_ms,
         )
 
     async def free_all(self) -> None:
-        """Void all leases, where no other process can hold any: their holders no longer run."""
+        """Void all leases. Only for a caller that knows that no other process can hold any."""
         await self._context.database.run(store.free_all)
 
     async def _run_in_order(self) -> bool:
@@ -108,19 +109,19 @@ class WebhookSender:
     async def _attempt(self, delivery: DueDelivery) -> None:
         try:
             await self.attempt(delivery)
-        except Exception as error:  # noqa: BLE001 - whatever it is, other deliveries go on
-            # Its lease expires, and the attempt is repeated.
+        except Exception as error:  # noqa: BLE001 - other deliveries continue
+            # The lease expires, and the attempt is repeated.
             log(logger, logging.ERROR, "delivery.failed", exception=error, delivery_id=delivery.delivery_id)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._under_way.discard(task)
+        self._attempts.discard(task)
         self._context.wakeup.set()
 
-    async def _answer(self, delivery: DueDelivery, attempt: int, at_us: int) -> Answer:
+    async def _post(self, delivery: DueDelivery, attempt: int, at_us: int) -> PostResult:
         """Post a delivery and return the result. Only a cancellation of this task is raised.
 
         An attempt without a stored result is repeated whenever its lease expires, without limit. So every
-        exception of any library is stored as a failed attempt, and the operator can see it.
+        exception is stored as a failed attempt, which the operator can see.
         """
         started = time.monotonic()
         try:
@@ -128,8 +129,8 @@ class WebhookSender:
             headers = self._headers(delivery, body, attempt, at_us)
             return await self._poster.post(delivery.url, headers, body, operator_id=delivery.operator_id)
         except VaultError:
-            # Sealed under another key, or damaged. It can be replayed after the key is restored.
-            return Answer(status_code=None, error=UNSIGNED, duration_ms=0)
+            # Sealed under another key, or damaged. Operators can replay it once the key is restored.
+            return PostResult(status_code=None, error=UNSIGNED, duration_ms=0)
         except (Exception, asyncio.CancelledError) as failure:
             task = asyncio.current_task()
             if isinstance(failure, asyncio.CancelledError) and (task is None or task.cancelling()):
@@ -142,7 +143,7 @@ class WebhookSender:
                 delivery_id=delivery.delivery_id,
             )
             duration_ms = int((time.monotonic() - started) * 1000)
-            return Answer(status_code=None, error=no_answer(failure), duration_ms=duration_ms)
+            return PostResult(status_code=None, error=no_response(failure), duration_ms=duration_ms)
 
     def _claim(self, connection: Connection, count: int) -> list[DueDelivery]:
         now_us, clock = real_now_us(), self._context.clock

@@ -1,4 +1,4 @@
-"""Webhooks: registering, listing, deleting, rotating secrets (interface W1 to W4, W12)."""
+"""Webhooks: register, list, delete, rotate secrets (interface W1 to W4, W12)."""
 
 import json
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ class Secrets:
 
     Attributes:
         current: for the contract's signature header.
-        next: for the second signature header, while a rotation overlaps; None otherwise.
+        next: for the second signature header, while a rotation overlaps.
     """
 
     current: SealedSecret
@@ -64,21 +64,21 @@ class Secrets:
 
 
 def secret_place(webhook_id: str) -> Place:
-    """Return where the secret of a webhook is stored, as its seal names it."""
+    """Return the place of a webhook's secret, as its seal names it."""
     return Place(table="webhooks", column="secret", row=webhook_id)
 
 
 def next_secret_place(webhook_id: str) -> Place:
-    """Return where the secret is stored that becomes current when a rotation ends."""
+    """Return the place of the secret that becomes current when a rotation ends."""
     return Place(table="webhooks", column="next_secret", row=webhook_id)
 
 
 def sealed_secrets(
     webhook_id: str, secret: bytes, next_secret: bytes | None, next_secret_us: int | None, now_us: int
 ) -> Secrets:
-    """Return the sealed secrets that sign at `now_us`. The next one becomes current when the overlap ends.
+    """Return the sealed secrets that sign at `now_us` (interface W12).
 
-    See interface W12.
+    The next one becomes current when the overlap ends.
     """
     first = SealedSecret(sealed=secret, place=secret_place(webhook_id))
     if next_secret is None or next_secret_us is None:
@@ -96,7 +96,7 @@ class Webhooks:
         self._context = context
 
     async def create(self, principal: Principal, request: CreateWebhook) -> Webhook:
-        """Register an endpoint; its secret is shown only here (interface W1, W2).
+        """Register an endpoint; only this response shows its secret (interface W1, W2).
 
         Raises:
             Problem: `invalid_request`: events may not be posted to the URL, or an account is unknown.
@@ -240,19 +240,18 @@ class Webhooks:
 
 
 def _audited(webhook: Webhook | RegisteredWebhook) -> dict[str, object]:
-    """Return the audit trail's view of a webhook: its registration, without secrets."""
     values = codec.unstructure(webhook)
     return {name: values[name] for name in ("url", "events", "account_ids", "low_balance_threshold_usdc")}
 
 
 def _moved(vault: Vault, secret: SealedSecret, place: Place) -> bytes | None:
-    """Return a secret resealed for the place of the current one; None if it does not open."""
+    """Return a secret resealed for another place; None if it does not open."""
     if secret.place == place:
         return secret.sealed
     try:
         return vault.seal(secret.opened(vault), place)
     except VaultError:
-        # It no longer signs anything, so no overlap is needed.
+        # The old secret cannot sign any more, so no overlap is needed.
         return None
 
 

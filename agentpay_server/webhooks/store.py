@@ -1,4 +1,4 @@
-"""Statements about registered webhooks."""
+"""SQL statements for registered webhooks."""
 
 import json
 from typing import Final
@@ -13,7 +13,7 @@ from agentpay_server.webhooks.rules import Subscription
 
 @frozen
 class WebhookRecord:
-    """A row of `webhooks`, column by column."""
+    """A row of `webhooks`."""
 
     seq: int
     webhook_id: str
@@ -57,7 +57,7 @@ _DELETE: Final = (
     .where(webhooks.c.webhook_id == bindparam("of_webhook"), _LIVE)
     .values(deleted_us=bindparam("now_us"), next_secret=null())
 )
-# Including deleted ones: their sealed secrets must stay secret too.
+# Includes deleted webhooks: their sealed secrets must stay secret too.
 _SEALED: Final = select(webhooks.c.webhook_id, webhooks.c.secret, webhooks.c.next_secret).order_by(
     webhooks.c.seq
 )
@@ -78,12 +78,12 @@ _SET_SECRETS: Final = (
 
 
 def insert_webhook(connection: Connection, **values: object) -> None:
-    """Store a webhook. Columns that `values` leaves out are NULL."""
+    """Store a webhook. A column that `values` omits is NULL."""
     connection.execute(_INSERT, values)
 
 
 def webhook(connection: Connection, webhook_id: str, *, lock: bool = False) -> WebhookRecord | None:
-    """Return a webhook that is not deleted; with `lock`, no other transaction can change it meanwhile."""
+    """Return a webhook that is not deleted; with `lock`, locked until the unit of work ends."""
     row = connection.execute(_BY_ID_LOCKED if lock else _BY_ID, {"webhook_id": webhook_id}).one_or_none()
     return None if row is None else WebhookRecord(*row)
 
@@ -95,7 +95,7 @@ def of_operator(connection: Connection, operator_id: str) -> list[WebhookRecord]
 
 
 def page(connection: Connection, operator_id: str, before: int, count: int) -> list[WebhookRecord]:
-    """Return webhooks of an operator, newest first, below a sequence number."""
+    """Return an operator's webhooks below a sequence number, newest first."""
     values = {"operator_id": operator_id, "before": before, "count": count}
     return [WebhookRecord(*row) for row in connection.execute(_PAGE, values)]
 
@@ -114,7 +114,7 @@ def sealed(connection: Connection) -> list[tuple[str, bytes, bytes | None]]:
 
 
 def reseal(connection: Connection, webhook_id: str, *, secret: bytes, next_secret: bytes | None) -> None:
-    """Store the same secrets of a webhook, sealed again."""
+    """Store a webhook's secrets, resealed."""
     values = {"of_webhook": webhook_id, "secret": secret, "next_secret": next_secret}
     connection.execute(_RESEAL, values)
 

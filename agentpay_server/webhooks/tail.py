@@ -2,8 +2,8 @@
 
 One poll of the outbox serves all streams of a process; without streams it is not polled. Events are sent in
 the order of `seq`, so that a stream can resume from one number. A missing number may belong to a transaction
-that has not committed yet, so later events wait for it. They wait only briefly, because a transaction that
-was rolled back leaves a permanent gap.
+that has not committed yet, so later events wait for it; but only briefly, because a rollback leaves a
+permanent gap.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from agentpay_server.principals import Principal
 from agentpay_server.webhooks import event_store as store
 from agentpay_server.webhooks.event_store import EventRecord
 
-LOOK_SECONDS: Final = 0.5
+POLL_SECONDS: Final = 0.5
 """Pause between two polls of the outbox."""
 
 GAP_SECONDS: Final = 2.0
@@ -32,10 +32,10 @@ HEARTBEAT_SECONDS: Final = 15.0
 
 STREAMS_OF_ONE_OPERATOR: Final = 10
 
-_LOOK_MAX: Final = 500
+_POLL_MAX: Final = 500
 _PAGE: Final = 100
-_BEHIND_MAX: Final = 1000
-"""Largest number of events queued for a slow reader; beyond it the stream ends, and the reader resumes."""
+_QUEUE_MAX: Final = 1000
+"""Maximum number of events queued for a slow reader; beyond it the stream ends, and the reader resumes."""
 
 _RETRY: Final = b"retry: 2000\n\n"
 _HEARTBEAT: Final = b": \n\n"
@@ -57,10 +57,10 @@ class EventTail:
         self._is_closed = False
 
     async def stream(self, principal: Principal, last_event_id: str | None) -> AsyncGenerator[bytes]:
-        """Return the events of an operator from now on, or after one of them, as server-sent events.
+        """Return an operator's events from now on, or after `last_event_id`, as server-sent events.
 
         Raises:
-            Problem: `rate_limited`: the operator has too many streams open.
+            Problem: `rate_limited`: the operator has too many open streams.
         """
         operator_id = principal.operator_id
         stream = _Stream()
@@ -76,7 +76,7 @@ class EventTail:
             stream.end()
         try:
             after = None if last_event_id is None else await self._seq_of(operator_id, last_event_id)
-            joined = await self._joined()
+            joined = await self._join()
         except BaseException:
             self._leave(operator_id, stream)
             raise
@@ -85,7 +85,7 @@ class EventTail:
         else:
             begin = _RETRY
         sent = self._sent(operator_id, stream, begin, after, joined)
-        # It has begun, so that closing it takes the stream out.
+        # Start the generator, so that closing it runs its `finally`.
         await anext(sent)
         return sent
 
@@ -111,7 +111,7 @@ class EventTail:
                     break
                 after = rows[-1].seq
                 yield b"".join(map(_printed, rows))
-            # Events up to `joined` were read from the database above.
+            # The loop above has sent the events up to `joined`.
             while (news := await stream.next(HEARTBEAT_SECONDS)) is not None:
                 yield b"".join(_printed(row) for row in news if row.seq > joined) or _HEARTBEAT
         finally:
@@ -128,8 +128,8 @@ class EventTail:
         row = await self._context.database.read(store.event, event_id)
         return row.seq if row is not None and row.operator_id == operator_id else None
 
-    async def _joined(self) -> int:
-        """Return the number up to which events were sent, and start following later ones."""
+    async def _join(self) -> int:
+        """Return the number up to which events were sent, and follow later ones."""
         async with self._starting:
             if self._position is None:
                 self._position = await self._context.database.read(store.last_seq)
@@ -140,20 +140,20 @@ class EventTail:
         try:
             while self._streams:
                 try:
-                    is_more = await self._look()
-                except Exception as error:  # noqa: BLE001 - the database may be back at the next look
+                    is_more = await self._poll()
+                except Exception as error:  # noqa: BLE001 - the next poll may succeed
                     log(logger, logging.ERROR, "work.failed", exception=error, worker=type(self).__name__)
                     is_more = False
-                await asyncio.sleep(0 if is_more else LOOK_SECONDS)
+                await asyncio.sleep(0 if is_more else POLL_SECONDS)
         finally:
             self._position = None
             self._gaps.clear()
             self._end_streams()
 
-    async def _look(self) -> bool:
+    async def _poll(self) -> bool:
         """Send events committed since the last poll; return whether more may be available at once."""
-        assert self._position is not None  # noqa: S101 - set before the first look
-        rows = await self._context.database.read(store.after, self._position, _LOOK_MAX)
+        assert self._position is not None  # noqa: S101 - set before the first poll
+        rows = await self._context.database.read(store.after, self._position, _POLL_MAX)
         settled = self._settled(rows)
         if not settled:
             return False
@@ -164,11 +164,11 @@ class EventTail:
         for operator_id, theirs in by_operator.items():
             for stream in self._streams.get(operator_id, ()):
                 stream.put(theirs)
-        return len(settled) == _LOOK_MAX
+        return len(settled) == _POLL_MAX
 
     def _settled(self, rows: list[EventRecord]) -> list[EventRecord]:
         """Return the events before the first number that may still be committed."""
-        assert self._position is not None  # noqa: S101 - set before the first look
+        assert self._position is not None  # noqa: S101 - set before the first poll
         now, expected = asyncio.get_running_loop().time(), self._position + 1
         noticed, self._gaps, count = self._gaps, {}, len(rows)
         for place, row in enumerate(rows):
@@ -189,9 +189,9 @@ class _Stream:
         self._is_over = False
 
     def put(self, rows: list[EventRecord]) -> None:
-        """Add events; end the stream of a reader that has too many unread."""
+        """Add events; end the stream if its reader has too many unread."""
         self._waiting += rows
-        if len(self._waiting) > _BEHIND_MAX:
+        if len(self._waiting) > _QUEUE_MAX:
             self._is_over = True
         self._changed.set()
 

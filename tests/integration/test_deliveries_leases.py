@@ -388,7 +388,7 @@ async def test_two_dispatchers_never_attempt_the_same_delivery_at_once(seed):
         workers = [WebhookSender(shared, poster) for _ in range(2)]
 
         async def work(worker):
-            while await worker.next_due_us() is not None or worker._under_way:
+            while await worker.next_due_us() is not None or worker._attempts:
                 await worker.run_due()
                 await asyncio.sleep(0)
 
@@ -468,7 +468,7 @@ async def test_a_claim_is_limited_per_operator():
 async def test_a_busy_operator_does_not_delay_others():
     async with runtime_on(MemoryDatabase(), Receiver()) as runtime:
         await with_events(runtime, 30)
-        other = await runtime.services.keys.create_operator("b", asked_by=runtime.principal)
+        other = await runtime.services.keys.create_operator("b", requested_by=runtime.principal)
         principal = Principal(operator_id=other.operator_id, key_id=other.key_id)
         await with_events(runtime, 1, principal)
 

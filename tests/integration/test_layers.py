@@ -19,7 +19,12 @@ LAYERS: list[list[str]] = [
     ["agentpay_server.embedded"],
     ["agentpay_server.http", "agentpay_server.dashboard", "agentpay_server.clients"],
     ["agentpay_server.server"],
-    ["agentpay_server.storage", "agentpay_server.identity", "agentpay_server.resealing"],
+    [
+        "agentpay_server.chain_opening",
+        "agentpay_server.storage",
+        "agentpay_server.identity",
+        "agentpay_server.resealing",
+    ],
     ["agentpay_server.config"],
     ["agentpay_server.sandbox"],
     # Features.

@@ -20,7 +20,7 @@ PATH = "/console/stream"
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tail, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(tail, "POLL_SECONDS", 0.01)
 
 
 @pytest.fixture

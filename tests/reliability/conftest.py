@@ -25,7 +25,7 @@ def anyio_backend() -> tuple[str, dict[str, Any]]:
 @pytest.fixture(autouse=True)
 def _no_deadlocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a deadlock on PostgreSQL fail the test: all units lock in one order, so none can happen."""
-    monkeypatch.setattr(postgres, "_GIVEN_UP", postgres._GIVEN_UP - {"40P01"})
+    monkeypatch.setattr(postgres, "_ABORTED", postgres._ABORTED - {"40P01"})
 
 
 @pytest.fixture

@@ -119,7 +119,7 @@ async def test_a_transfer_driven_by_another_process_is_not_booked_as_a_deposit(w
     world.chain.black_holes.add("*")
     answer = asyncio.ensure_future(world.transfer("key", source, to, "4"))
     await asyncio.sleep(1)
-    world.runtime.services.settlement._under_way.clear()
+    world.runtime.services.settlement._driven_signatures.clear()
     await world.chain.inner.send(world.chain.sent[-1][1])
     await world.advance()
     assert world.chain.calls.count("deposits") == 2  # One for the funding, one for the new report.

@@ -11,7 +11,7 @@ from worlds import Answer, World, drive
 from agentpay_server.chain import transactions
 from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS
 from agentpay_server.database import tables
-from agentpay_server.sandbox.faulty_chain import LOOKS_UNTIL_KNOWN, ChainFault, FaultyChain
+from agentpay_server.sandbox.faulty_chain import LOOK_UPS_UNTIL_KNOWN, ChainFault, FaultyChain
 
 pytestmark = pytest.mark.anyio
 
@@ -56,7 +56,7 @@ async def test_the_block_height_is_frozen_while_a_transaction_is_hidden(world: W
     height = await chain.block_height()
     await chain.send(raw)
     world.chain.inner.expire_blockhash()
-    for _ in range(LOOKS_UNTIL_KNOWN):
+    for _ in range(LOOK_UPS_UNTIL_KNOWN):
         assert await chain.block_height() == height
         assert await chain.signature_status(signature) is None
     assert await chain.block_height() == height + BLOCKHASH_LIFE_BLOCKS + 1

@@ -153,14 +153,14 @@ def an_expired_transaction_is_signed_again_by_every_driver(patch: Patch) -> None
         stored = chain_transactions.pending(connection, tx.kind, tx.subject_id)
         return again(self, connection, stored or tx, subject, blockhash, prepared)
 
-    found = engine.Settlement._found
+    found = engine.Settlement._current
 
     def unchanged(self, connection, tx):
         current = found(self, connection, tx)
         return current if isinstance(current, engine.Ended) else tx
 
     patch(engine.Settlement, "_replace", careless)
-    patch(engine.Settlement, "_found", unchanged)
+    patch(engine.Settlement, "_current", unchanged)
 
 
 @planted
@@ -187,20 +187,20 @@ def what_a_dead_server_drove_is_left(patch: Patch) -> None:
     async def nobody(self):
         return []
 
-    patch(RecoverySchedule, "_taken_up", nobody)
+    patch(RecoverySchedule, "_recover", nobody)
 
 
 @planted
 def a_worker_ends_at_its_first_error(patch: Patch) -> None:
     async def serve(self, worker, changed):
         now = asyncio.get_running_loop().time
-        self._looks_at[worker] = now()
+        self._next_checks[worker] = now()
         while True:
             changed.clear()
             seconds = await self._turn(worker)
-            self._looks_at[worker] = now() + seconds
+            self._next_checks[worker] = now() + seconds
             await schedule._wait(changed, seconds)
-            self._looks_at[worker] = now()
+            self._next_checks[worker] = now()
 
     async def run(self):
         await asyncio.gather(
@@ -262,7 +262,7 @@ def an_approved_transfer_can_be_approved_again(patch: Patch) -> None:
     )
     patch(
         approvals,
-        "_move_on",
+        "_decide",
         lambda connection, pending, decided: _overwrite(connection, decided),
     )
     patch(approvals.ApprovedTransfer, "claim", lambda self, connection: True)
@@ -320,13 +320,13 @@ def a_daily_limit_is_off_by_one(patch: Patch) -> None:
 def what_is_approved_has_no_limits(patch: Patch) -> None:
     real = authorization.refusal_of
 
-    def lenient(unit, spend, *, again, is_last_look):
-        if again == approvals.ApprovedTransfer.again:
+    def lenient(unit, spend, *, retry_hint, is_last_look):
+        if retry_hint == approvals.ApprovedTransfer.retry_hint:
             policy = attrs.evolve(
                 stored_policy(unit.source.policy), max_daily_spend=None, max_single_transfer=None
             )
             unit = attrs.evolve(unit, source=attrs.evolve(unit.source, policy=canonical_policy(policy)))
-        return real(unit, spend, again=again, is_last_look=is_last_look)
+        return real(unit, spend, retry_hint=retry_hint, is_last_look=is_last_look)
 
     patch(authorization, "refusal_of", lenient)
 
@@ -534,7 +534,7 @@ def the_audit_trail_forgets_transfers(patch: Patch) -> None:
 
 @planted
 def an_unknown_outcome_is_told_as_a_failure(patch: Patch) -> None:
-    answered = transfer_service.answered
+    answered = transfer_service.final_response
 
     def certain(record, chain):
         if record.status == "submitted":
@@ -543,7 +543,7 @@ def an_unknown_outcome_is_told_as_a_failure(patch: Patch) -> None:
             )
         return answered(record, chain)
 
-    patch(transfer_service, "answered", certain)
+    patch(transfer_service, "final_response", certain)
 
 
 @planted

@@ -50,7 +50,7 @@ def a_payment_expires_before_that_is_proved(patch: Patch) -> None:
         if self._context.clock.now_us() < tx.created_us + _IMPATIENT_US:
             return await look_at(self, tx)
         subject = await self._database.read(self._handlers[tx.kind].load, tx.subject_id)
-        booked = await self._database.run(self._given_up, tx, subject)
+        booked = await self._database.run(self._expire, tx, subject)
         return booked.following.subject if isinstance(booked.following, Ended) else None
 
     patch(Settlement, "look_at", impatient)
@@ -87,10 +87,10 @@ def a_payment_is_found_by_what_it_takes_from(patch: Patch) -> None:
 
 @planted
 def an_operator_s_key_is_held_for_each_account_alone(patch: Patch) -> None:
-    asked = service._asked
+    asked = service._requested_key
     patch(
         service,
-        "_asked",
+        "_requested_key",
         lambda principal, request: attrs.evolve(asked(principal, request), by_operator=False),
     )
 

@@ -6,9 +6,7 @@ asks for, up to the price of the plan.
 
 import asyncio
 import base64
-import json
-import sys
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import httpx
@@ -17,6 +15,7 @@ from mpp.client import Mpp
 from mpp.errors import PaymentOutcomeUnknownError
 from mpp.methods import Method
 from mpp.runtime import ClientMethod, CredentialParams
+from purchasing import SECONDS, buy, read_plan
 from pydantic import BaseModel
 from solders.hash import Hash
 from solders.instruction import AccountMeta, Instruction
@@ -87,35 +86,12 @@ class Solana:
 
 
 async def main() -> None:
-    plan = json.loads(Path(sys.argv[1]).read_text())
-    done = Path(plan["done"])
+    plan = read_plan()
     charge = Method(name="solana", intent="charge", request_model=Anything, payload_model=Anything)
     method = ClientMethod(method=charge, create_credential=Solana(plan).credential)
-
-    def note(text: str) -> None:
-        with done.open("a") as file:
-            file.write(f"{text}\n")
-
-    lines = done.read_text().splitlines() if done.exists() else []
     async with Mpp(methods=[method]) as mpp:
-        for name, path in plan["purchases"]:
-            if f"{name} served" in lines or f"{name} unserved" in lines:
-                continue
-            is_served = False
-            for _ in range(lines.count(f"{name} asked"), plan["tries"]):
-                note(f"{name} asked")
-                try:
-                    response = await mpp.fetch(plan["shop"] + path, timeout=70)
-                    is_served = response.status_code == 200
-                except PaymentOutcomeUnknownError as error:
-                    sys.stderr.write(f"{name} {error!r}\n")
-                    # "Do not blindly retry."
-                    break
-                except Exception as error:  # noqa: BLE001 - whatever it raises, the agent has no resource
-                    sys.stderr.write(f"{name} {error!r}\n")
-                if is_served:
-                    break
-            note(f"{name} {'served' if is_served else 'unserved'}")
+        # pympp documents for this error: "Do not blindly retry."
+        await buy(plan, partial(mpp.fetch, timeout=SECONDS), final=(PaymentOutcomeUnknownError,))
 
 
 asyncio.run(main())

@@ -1,4 +1,4 @@
-"""Add a column to every table, and a table: changes that servers of the previous release can work with."""
+"""Add a column to every table, and a table: changes that servers of the previous release tolerate."""
 
 import sqlalchemy
 from alembic import op
@@ -20,5 +20,5 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Never."""
+    """Not supported."""
     raise NotImplementedError

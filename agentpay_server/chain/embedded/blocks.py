@@ -1,10 +1,8 @@
-"""The blocks of the embedded chain: its height, and which blockhashes are valid.
+"""The blocks of the embedded chain: its height, and which blockhashes are valid. No I/O.
 
-A block takes 0.4 s of the server's clock, with or without transactions. Heights and blockhashes are computed
-rather than produced, so a manual clock that jumps by days costs no more than one that is paused. No I/O.
-
-A blockhash is derived from the chain's name, its height, and how often the chain had been restored to a
-snapshot by then. So blockhashes from before a restore are never valid after it.
+A block takes 0.4 s of the server's clock. Heights and blockhashes are computed, not produced, so a manual
+clock can jump by days at no cost. A blockhash is derived from the chain's name, its height and the number of
+restores so far. So a blockhash that was issued after a snapshot is invalid once the snapshot is restored.
 """
 
 import hashlib
@@ -18,13 +16,13 @@ from solders.hash import Hash
 from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS
 
 BLOCK_US: Final = 400_000
-"""How long a block takes, in microseconds of the server's clock."""
+"""Duration of a block, in microseconds of the server's clock."""
 
 TRANSACTIONS_PER_BLOCK: Final = 1_000
-"""Maximum transactions per block, which limits what must be remembered while blockhashes are valid."""
+"""Maximum per block. Bounds the messages to remember while their blockhashes are valid."""
 
 FIRST_SLOT: Final = 435_888_000
-"""The slot of the first block: like a day on the real chain, not its beginning."""
+"""The slot of the first block: realistic for a running chain."""
 
 
 def slot_at(height: int) -> int:
@@ -33,20 +31,15 @@ def slot_at(height: int) -> int:
 
 
 @frozen
-class Standing:
-    """The position of block production.
-
-    Attributes:
-        height: of the newest block.
-        since_us: when that block began, in microseconds since the epoch.
-    """
+class BlockPosition:
+    """The height of the newest block, and when it began, in microseconds since the epoch."""
 
     height: int
     since_us: int
 
 
 class Blocks:
-    """The blocks of one chain. Heights never decrease, even if the clock does.
+    """The blocks of one chain. Heights never decrease, not even when the clock is set back.
 
     Args:
         genesis: identifies the chain.
@@ -58,7 +51,7 @@ class Blocks:
         self._now_us = now_us
         self._height = 0
         self._since_us = now_us()
-        # From which height on blockhashes include which number of restores.
+        # Parallel lists: from each first height on, blockhashes include that number of restores.
         self._first_heights = [0]
         self._forks = [0]
         self._restores = 0
@@ -78,9 +71,9 @@ class Blocks:
             self._since_us += count * BLOCK_US
         return self._height
 
-    def standing(self) -> Standing:
-        """Return the position of block production, to be stored."""
-        return Standing(self.height(), self._since_us)
+    def position(self) -> BlockPosition:
+        """Return the current position, for the ledger."""
+        return BlockPosition(self.height(), self._since_us)
 
     def latest(self) -> tuple[int, Hash]:
         """Return the height of the newest block and its blockhash."""
@@ -91,14 +84,13 @@ class Blocks:
         return self._latest
 
     def height_of(self, blockhash: Hash) -> int | None:
-        """Return the height of a valid blockhash's block; None for an expired or unknown one."""
+        """Return the height of a blockhash's block; None if it is expired or unknown."""
         newest = self.height()
         oldest = max(newest - BLOCKHASH_LIFE_BLOCKS, 0)
         found = self._known.get(blockhash)
         if found is None:
-            # Only requested blockhashes are cached. Computing a whole window takes a fraction of a
-            # millisecond, and
-            # is rarely needed, such as at the first look-up after a restart.
+            # Only requested blockhashes are cached. Computing the whole window takes under a millisecond and
+            # is rarely needed, for example at the first lookup after a restart.
             missing = set(range(oldest, newest + 1)) - set(self._known.values())
             for height in missing:
                 self._remember(self._hash(height), height)
@@ -106,7 +98,7 @@ class Blocks:
         return found if found is not None and oldest <= found <= newest else None
 
     def land(self) -> int:
-        """Put a transaction into the newest block, and return its height; a full block ends."""
+        """Count a transaction in the newest block and return its height. A full block ends."""
         height = self.height()
         at, count = self._landed
         self._landed = height, count + 1 if at == height else 1
@@ -115,19 +107,19 @@ class Blocks:
         return height
 
     def begin(self, count: int = 1) -> None:
-        """Begin `count` blocks ahead of time."""
+        """Begin `count` blocks now."""
         self._height = self.height() + count
 
-    def resume(self, standing: Standing) -> None:
-        """Continue after `standing`, and after every block so far, with a new block."""
-        if standing.height >= self.height():
-            self._height, self._since_us = standing.height, standing.since_us
+    def resume(self, position: BlockPosition) -> None:
+        """Begin a new block, above both `position` and the current height."""
+        if position.height >= self.height():
+            self._height, self._since_us = position.height, position.since_us
         self.begin()
 
     def capture(self) -> Callable[[], None]:
-        """Begin a block, and return a function that restores the previous block and begins another one.
+        """Begin a block, and return a function that restores the current state and begins another block.
 
-        Blockhashes from before the capture are valid again after a restore; later ones never are.
+        A restore makes blockhashes from before the capture valid again; later ones stay invalid.
         """
         height, since_us = self.height(), self._since_us
         first_heights, forks = self._first_heights.copy(), self._forks.copy()

@@ -1,17 +1,16 @@
 """The embedded chain: LiteSVM, a Solana virtual machine inside the process, behind the `Chain` protocol.
 
-It runs the real System, Token, Token-2022 and Memo programs, and has a USDC mint at the mainnet address,
-under an authority of the server. A send executes at once, and its outcome is final. The chain is bound to the
+It runs the real System, Token, Token-2022 and Memo programs. Its USDC mint has the mainnet address, and the
+server holds the mint authority. A send executes at once, and its outcome is final. The chain is bound to the
 thread that created it.
 
 `blocks.py` decides which blockhashes are valid; the machine's own check is off. A message executes at most
-once (`seen_messages.py`). A message that is refused before it executes is barred permanently.
+once (`seen_messages.py`); one that was refused before execution never executes.
 
-Without a ledger, nothing outlives the process, and no coroutine here ever suspends. With a ledger, a call
-returns only information that the ledger holds: in turns, the machine executes the transactions that were sent
-meanwhile, their page is written, and callers wait for the end of the turn. If a page cannot be written, the
-machine is ahead of the
-ledger: it is discarded and rebuilt from the ledger.
+Without a ledger, the chain ends with the process, and its coroutines never suspend. With a ledger, a call
+returns only what the ledger holds. Callers share turns: in each, the machine executes all transactions sent
+by then, and their page is written. If a write fails, the machine is ahead of the ledger, so it is discarded
+and rebuilt from the ledger.
 """
 
 import asyncio
@@ -30,7 +29,7 @@ from solders.transaction_status import TransactionErrorFieldless
 
 from agentpay_server.chain.clusters import explorer_url
 from agentpay_server.chain.embedded import machines
-from agentpay_server.chain.embedded.blocks import FIRST_SLOT, Blocks, Standing, slot_at
+from agentpay_server.chain.embedded.blocks import FIRST_SLOT, BlockPosition, Blocks, slot_at
 from agentpay_server.chain.embedded.deposits import DepositListener, RecentCredits, deposits_of
 from agentpay_server.chain.embedded.executed import Executed, History, execute
 from agentpay_server.chain.embedded.persistence import ChainState, Credit, Draft, ForeignLedgerError, Ledger
@@ -43,9 +42,9 @@ from agentpay_server.chain.embedded.seen_messages import (
 from agentpay_server.chain.embedded.virtual_machine import (
     account_at,
     accounts_of,
-    bring_back,
     first_accounts,
     has_lookups,
+    restore_accounts,
     serialized,
     set_accounts,
     set_clock,
@@ -66,7 +65,7 @@ from agentpay_server.chain.protocol import (
 from agentpay_server.chain.signing import transaction_of
 from agentpay_server.crash_points import ChainPoint, chain_fault_point
 
-_REMEMBERED_STATUSES: Final = 4_096  # In memory, if there is a ledger, which has all of them.
+_REMEMBERED_STATUSES: Final = 4_096  # In memory, where a ledger has all of them.
 _CREDITS_PER_BATCH: Final = 100
 _LOCAL_RPC_URL: Final = "http://localhost:8899"
 _REFUSED: Final = SignatureStatus(is_final=False, is_refused=True)
@@ -79,12 +78,9 @@ logger: logging.Logger = logging.getLogger(__name__)
 class EmbeddedChain:
     """A chain within the process.
 
-    Attributes:
-        history: its newest transactions.
-
-    A transaction can land for 150 blocks after that of its blockhash, so "unknown, and the height is above
-    the last valid one" proves that it never will. This holds across restarts: a chain that is rebuilt from
-    its ledger continues above every reported height.
+    A transaction can land for 150 blocks after the block of its blockhash. So "unknown, and the height is
+    above the last valid one" proves that it will never land. This also holds across restarts: a chain rebuilt
+    from its ledger continues above every reported height.
     """
 
     def __init__(
@@ -95,33 +91,33 @@ class EmbeddedChain:
         Args:
             treasury: address that starts with SOL for all fees and rents.
             mint_authority: address that may mint and freeze the USDC of this chain.
-            now_us: the time of each transaction, in microseconds since the epoch.
-            ledger: stores the chain, and restores it; None keeps it in memory.
+            now_us: the clock, in microseconds since the epoch.
+            ledger: where the chain is stored and restored from; None keeps it in memory.
         """
         self._owner_thread = get_ident()
         self._treasury = treasury
         self._mint_authority = mint_authority
         self._now_us = now_us
-        self._svm = machines.take()
+        self._svm = machines.acquire()
         self._slot = FIRST_SLOT
         self._genesis = hashlib.sha256(f"{treasury} {mint_authority}".encode()).hexdigest()
         self._blocks = Blocks(self._genesis, now_us)
-        # The height that the ledger must hold before it is reported to callers.
-        self._told = self._blocks.standing()
-        # LiteSVM forgets messages; executed ones must stay known, and must never execute again.
+        # The newest position that callers were reported. The ledger must hold it before a call returns it.
+        self._reported = self._blocks.position()
+        # LiteSVM forgets messages, and an executed one must never execute again.
         self._statuses: dict[str, SignatureStatus] = {}
         self._names: dict[Hash, str] = {}
         self._seen = SeenMessages()
         self.history: History = History()
         self._ledger = ledger
-        # Whether the machine differs from the ledger: before it is first read, and after a page was lost.
-        self._is_astray = ledger is not None
+        # Whether the machine may differ from the ledger: until the first read, and after a failed write.
+        self._is_stale = ledger is not None
         self._turns = asyncio.Lock()
         self._sent: list[VersionedTransaction] = []
         self._written: ChainState | None = None
         self._draft = Draft()
         self._unwritten: list[Executed] = []
-        # Without a ledger: deposits that no caller has acknowledged yet.
+        # Without a ledger: the deposits that no caller has acknowledged.
         self._recent_credits = RecentCredits()
         self._listener: DepositListener | None = None
         self._observer: Callable[[VersionedTransaction, SignatureStatus], None] | None = None
@@ -130,7 +126,7 @@ class EmbeddedChain:
             set_accounts(self._svm, self._first_accounts())
 
     async def restore(self) -> None:
-        """Restore the chain from its ledger now rather than at the first call; do nothing without one.
+        """Restore the chain from its ledger now rather than at the first call. No-op without a ledger.
 
         Raises:
             ForeignLedgerError: the ledger belongs to a chain with other keys.
@@ -152,9 +148,9 @@ class EmbeddedChain:
         self._observer = observer
 
     def release(self) -> None:
-        """Release the machine for the next chain of this process; this one cannot be used any more."""
+        """Return the machine to the pool. The chain is unusable afterwards."""
         self._check_thread()
-        machines.give_back(self._svm)
+        machines.release(self._svm)
         del self._svm
 
     @property
@@ -189,16 +185,16 @@ class EmbeddedChain:
     async def latest_blockhash(self) -> Blockhash:
         """Return the blockhash of the newest block."""
         await self._settled()
-        # Not written to the ledger: a restart computes it again, and no proof depends on it.
+        # The ledger does not need it: a restart computes it again, and no proof depends on it.
         height, blockhash = self._blocks.latest()
         return Blockhash(value=str(blockhash), last_valid_block_height=height + BLOCKHASH_LIFE_BLOCKS)
 
     async def block_height(self) -> int:
         """Return the height of the newest block."""
-        # A reported height may prove an expiry, so no restart may go back behind it.
-        self._told = told = self._blocks.standing()
+        # A reported height may prove an expiry, so a restart must continue above it.
+        self._reported = reported = self._blocks.position()
         await self._settled()
-        return told.height
+        return reported.height
 
     async def signature_status(self, signature: str) -> SignatureStatus | None:
         """Return the status of a transaction, however old; None if it never landed."""
@@ -217,7 +213,7 @@ class EmbeddedChain:
         *,
         is_for_proof: bool = False,  # noqa: ARG002 - it is, always
     ) -> SignatureStatus | None:
-        """Return what became of a message, under whatever name; None when it never landed."""
+        """Return the outcome of a message, whatever its signatures; None if it never landed."""
         await self._settled()
         message_hash = Hash.from_string(cosigned.message_hash)
         name = self._names.get(message_hash)
@@ -239,7 +235,7 @@ class EmbeddedChain:
         return (0 if account is None else account.amount_micro) >= amount_micro
 
     async def newest_signature(self, token_account: str) -> str | None:  # noqa: ARG002
-        """Return None: a message is found without a history."""
+        """Return None: `find_cosigned` finds a message without a history."""
         return None
 
     async def knows_blocks(self, first_height: int, last_height: int) -> bool:  # noqa: ARG002
@@ -247,22 +243,22 @@ class EmbeddedChain:
         return True
 
     async def wait_for_notice(self, signature: str, seconds: float) -> None:  # noqa: ARG002
-        """Wait for `seconds`: transactions execute at once, so no notification follows later."""
+        """Wait for `seconds`: transactions execute at once, so none is notified later."""
         await asyncio.sleep(seconds)
 
     async def close(self) -> None:
-        """Do nothing: stored data is written already, the rest ends with the process."""
+        """Do nothing: the ledger is already written."""
 
     async def send(self, raw: bytes, *, even_if_failing: bool = True) -> None:  # noqa: ARG002
-        """Execute a transaction, unless its message was executed before or its blockhash is not valid.
+        """Execute a transaction, unless its message was executed before or its blockhash is invalid.
 
-        A transaction that is refused before it executes, because a signature or the fee is missing, is
-        barred: its message never executes. A failure is final, whatever `even_if_failing` is, because nothing
-            is undone here.
+        If the machine refuses it before execution, because a signature or the fee is missing, its message is
+        barred permanently. A failure is final, whatever `even_if_failing` is, because this chain has no
+        forks.
 
         Raises:
             TransactionTooLargeError: `raw` is larger than a packet.
-            ValueError: `raw` is not a transaction, or one that takes accounts from a look-up table.
+            ValueError: `raw` is not a transaction, or it uses address lookup tables.
             ChainUnavailableError: the ledger does not respond; whether the transaction landed is unknown.
         """
         self._check_thread()
@@ -283,7 +279,7 @@ class EmbeddedChain:
     async def deposits(
         self, token_account: str, *, after: str | None, **_: object
     ) -> AsyncIterator[DepositBatch]:
-        """Yield the deposits since a cursor, which is a slot, except those of the service itself."""
+        """Yield the deposits after a cursor, which is a slot."""
         await self._settled()
         slot = 0 if after is None else int(after)
         self._recent_credits.forget(token_account, slot)
@@ -294,7 +290,7 @@ class EmbeddedChain:
                 return
 
     async def account_size(self, address: str) -> tuple[int, int] | None:
-        """Return lamports and bytes of data of any account; None if it does not exist."""
+        """Return the lamports and data size in bytes of any account; None if it does not exist."""
         await self._settled()
         account = account_at(self._svm, address)
         return None if account is None else (account.lamports, len(account.data))
@@ -311,13 +307,13 @@ class EmbeddedChain:
 
     @property
     def slot(self) -> int:
-        """The slot of the newest block. It proves nothing: a restart may go back behind it."""
+        """The slot of the newest block. A restart may continue below it, so it proves nothing."""
         return slot_at(self._blocks.height())
 
-    async def look(self, look: Callable[[LiteSVM], T]) -> T:
-        """Run `look` on the machine, which it must not change, and return its result."""
+    async def read(self, query: Callable[[LiteSVM], T]) -> T:
+        """Run a read-only query on the machine and return its result."""
         await self._settled()
-        return look(self._svm)
+        return query(self._svm)
 
     async def is_blockhash_valid(self, blockhash: Hash) -> bool:
         """Return whether a transaction with a blockhash can land now."""
@@ -327,10 +323,10 @@ class EmbeddedChain:
     async def simulate(
         self, transaction: VersionedTransaction, *, with_signatures: bool, with_blockhash: bool
     ) -> SimulatedTransactionInfo | FailedTransactionMetadata | TransactionErrorFieldless:
-        """Simulate a transaction without changing anything, and return the result.
+        """Simulate a transaction without side effects.
 
         Args:
-            transaction: the transaction.
+            transaction: the transaction to simulate.
             with_signatures: whether its signatures must be valid.
             with_blockhash: whether its blockhash must be valid.
         """
@@ -352,15 +348,15 @@ class EmbeddedChain:
         """Expire all blockhashes: transactions that were signed before and have not landed never will."""
         self._check_thread()
         self._blocks.begin(BLOCKHASH_LIFE_BLOCKS + 1)
-        self._told = self._blocks.standing()
+        self._reported = self._blocks.position()
 
     def capture(self) -> Callable[[], None]:
-        """Begin a block, and return a function that restores the chain's current state and memory.
+        """Begin a block, and return a function that restores the chain's current state.
 
         Transactions signed before can still land after a restore; those signed later cannot.
 
         Raises:
-            RuntimeError: it has a ledger, which cannot go back.
+            RuntimeError: the chain has a ledger, which is append-only.
         """
         self._check_thread()
         if self._ledger is not None:
@@ -372,10 +368,10 @@ class EmbeddedChain:
 
         def restore() -> None:
             self._check_thread()
-            bring_back(self._svm, accounts)
+            restore_accounts(self._svm, accounts)
             self._statuses, self._names = statuses.copy(), names.copy()
-            for bring_part_back in restorers:
-                bring_part_back()
+            for restore_part in restorers:
+                restore_part()
             self._slot = slot
 
         return restore
@@ -392,24 +388,23 @@ class EmbeddedChain:
         self._set_clock()
         executed = execute(self._svm, transaction, height=self._blocks.height(), time_us=self._now_us())
         if executed is None:
-            # On a real chain the height rises until the transaction expires. This chain's clock may stand
-            # still, and
-            # its callers would wait forever.
+            # On a real chain the height rises until the transaction expires. Here the clock may be paused,
+            # and callers would wait forever.
             self._bar(transaction, message_hash, None)
         else:
             self._record(executed, message_hash)
 
     def _bar(self, transaction: VersionedTransaction, message_hash: Hash, seen: SeenMessage | None) -> None:
-        """Never execute a message, and report that to callers that wait for this signature."""
+        """Bar a message from executing, and report it as refused under this signature."""
         signature = str(transaction.signatures[0])
         if seen is not None and signature in seen.refused:
             return
         if signature in self._statuses or not is_signed_by_payer(transaction):
-            # If another message has this signature, that one would be considered expired.
+            # A copied signature would make the message that it belongs to look refused.
             return
         self._seen.refused(message_hash, self._blocks.height(), signature)
         self._note(signature, self._seen.get(message_hash), _REFUSED)
-        # So that a replacement is a different message even if the clock is paused.
+        # A replacement then gets another blockhash, and is another message, even while the clock is paused.
         self._blocks.begin()
 
     def _record(self, executed: Executed, message_hash: Hash) -> None:
@@ -427,13 +422,13 @@ class EmbeddedChain:
         self._blocks.land()
 
     def _note(self, signature: str, seen: SeenMessage | None, status: SignatureStatus) -> None:
-        """Store the status of a transaction, also on the page that is written next."""
+        """Store a transaction's status in memory and on the next page."""
         self._statuses[signature] = status
         if seen is not None:
             self._names[seen.message_hash] = signature
         if self._ledger is None:
             return
-        self._told = self._blocks.standing()
+        self._reported = self._blocks.position()
         self._draft.statuses[signature] = status
         if seen is not None:
             self._draft.seen[signature] = seen
@@ -443,7 +438,7 @@ class EmbeddedChain:
             del self._names[next(iter(self._names))]
 
     def _journal(self, executed: Executed) -> None:
-        """Store the deposits of a transaction."""
+        """Journal a transaction's deposits."""
         if executed.error is not None:
             return
         before, after = usdc_held(executed.before, self.usdc_mint), usdc_held(executed.after, self.usdc_mint)
@@ -453,7 +448,7 @@ class EmbeddedChain:
                 self._draft.credits.append(credit)
                 continue
             self._recent_credits.add(credit)
-            self._tell(deposit)
+            self._notify(deposit)
 
     async def _credits(self, token_account: str, slot: int) -> Sequence[Credit]:
         if self._ledger is None:
@@ -463,7 +458,7 @@ class EmbeddedChain:
         except Exception as error:
             raise ChainUnavailableError("the ledger of the chain cannot be read") from error
 
-    def _tell(self, deposit: Deposit | None) -> None:
+    def _notify(self, deposit: Deposit | None) -> None:
         if self._listener is not None:
             self._listener.arrived(deposit)
 
@@ -471,10 +466,10 @@ class EmbeddedChain:
         """Wait until the ledger holds everything that the machine has executed.
 
         Raises:
-            ChainUnavailableError: it does not respond.
+            ChainUnavailableError: the ledger does not respond.
         """
         self._check_thread()
-        if self._ledger is not None and (self._is_astray or self._turns.locked() or self._has_unwritten()):
+        if self._ledger is not None and (self._is_stale or self._turns.locked() or self._has_unwritten()):
             await self._turn(self._ledger)
 
     async def _turn(self, ledger: Ledger) -> None:
@@ -485,16 +480,16 @@ class EmbeddedChain:
         """
         async with self._turns:
             try:
-                if self._is_astray:
+                if self._is_stale:
                     await self._restore(ledger)
                 sent, self._sent = self._sent, []
-                # Until the ledger confirms the page, it is unknown whether it was written.
-                self._is_astray = True
+                # Until the ledger confirms the page, its outcome is unknown.
+                self._is_stale = True
                 for transaction in sent:
                     self._execute(transaction)
                 if self._has_unwritten():
                     await self._write_page(ledger)
-                self._is_astray = False
+                self._is_stale = False
             except ForeignLedgerError:
                 raise
             except Exception as error:
@@ -511,15 +506,15 @@ class EmbeddedChain:
         for transaction in executed:
             self.history.add(transaction)
         for credit in page.credits:
-            self._tell(credit.deposit)
+            self._notify(credit.deposit)
 
     async def _restore(self, ledger: Ledger) -> None:
         """Rebuild the machine from the ledger, in a new block.
 
-        Writing its page ensures that no earlier page can still be written.
+        Writing a page for the new block makes every earlier write fail that is still in progress.
         """
         found = await ledger.read()
-        self._svm = machines.take()
+        self._svm = machines.acquire()
         self._statuses, self._names, self._draft, self._unwritten = {}, {}, Draft(), []
         if found is None:
             self._written, self._slot = None, FIRST_SLOT
@@ -533,25 +528,25 @@ class EmbeddedChain:
                 )
             self._slot = self._written.slot
             since_us = self._written.height_since_us or self._now_us()
-            self._blocks.resume(Standing(self._written.height, since_us))
+            self._blocks.resume(BlockPosition(self._written.height, since_us))
             oldest = self._written.height - BLOCKHASH_LIFE_BLOCKS
             self._seen.load(await ledger.seen(from_height=oldest))
             set_accounts(self._svm, accounts)
-        self._told = self._blocks.standing()
+        self._reported = self._blocks.position()
         if not len(self.history):
-            self.history.first_height = self._told.height
+            self.history.first_height = self._reported.height
         self._set_clock()
         await self._write_page(ledger)
-        self._is_astray = False
-        # The page with the unknown outcome may have been written after all.
-        self._tell(None)
+        self._is_stale = False
+        # The page with the unknown outcome may have been written, with deposits.
+        self._notify(None)
 
     def _state(self) -> ChainState:
         return ChainState(
             genesis=self._genesis,
             slot=self._slot,
-            height=self._told.height,
-            height_since_us=self._told.since_us,
+            height=self._reported.height,
+            height_since_us=self._reported.since_us,
         )
 
     def _has_unwritten(self) -> bool:

@@ -1,7 +1,6 @@
-"""The deposits of transactions, and the in-memory journal of the embedded chain. Pure.
+"""Deposits of transactions, and the in-memory journal of the embedded chain. Pure.
 
-A deposit is the difference between the balances of a token account after and before a transaction. The owners
-of the accounts are not known here.
+A deposit is an increase of a token account's balance by a transaction.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,12 +16,12 @@ class DepositListener(Protocol):
     """Receives notifications of deposits. Must not wait."""
 
     def arrived(self, deposit: Deposit | None) -> None:
-        """Process a deposit from the journal. None means that some may not have been reported."""
+        """Process a deposit. None means that some deposits may have been missed."""
         ...
 
 
 def deposits_of(signature: str, before: Mapping[str, int], after: Mapping[str, int]) -> list[Deposit]:
-    """Return a transaction's deposits, from the micro-USDC of token accounts before and after it."""
+    """Return a transaction's deposits, given the micro-USDC of token accounts before and after it."""
     changes = {
         token_account: after.get(token_account, 0) - before.get(token_account, 0)
         for token_account in {**before, **after}
@@ -43,8 +42,8 @@ def deposits_of(signature: str, before: Mapping[str, int], after: Mapping[str, i
 class RecentCredits:
     """The journal of a chain without a ledger: deposits that no caller has acknowledged.
 
-    Many belong to token accounts that are never read, so the number is limited: beyond some thousands the
-    oldest are dropped.
+    Many token accounts are never read, so the journal is bounded: beyond 16,384 credits, the oldest are
+    dropped.
     """
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
-"""The history of the embedded chain: its newest transactions, with everything that an RPC node reports.
+"""The embedded chain's newest transactions, with everything that an RPC node reports. In memory only.
 
-It is in memory and ends with the process. The status of each signature is stored elsewhere, without a limit.
+The status of every signature is stored elsewhere, without a limit.
 """
 
 from collections import deque
@@ -20,7 +20,7 @@ from agentpay_server.chain.embedded.virtual_machine import failure_of, read_only
 from agentpay_server.chain.protocol import SignatureStatus
 
 HISTORY_LENGTH: Final = 5_000
-"""How many transactions are kept, at about 5 KB each."""
+"""Maximum number of transactions kept, at about 5 KB each."""
 
 _SUCCEEDED: Final = SignatureStatus(is_final=True)
 _NO_SIGNATURE: Final = Signature.default()
@@ -32,15 +32,12 @@ class Executed:
 
     Attributes:
         signature: base58 text of its first signature.
-        transaction: the transaction.
-        height: of its block.
-        time_us: the server's time, in microseconds since the epoch.
+        height: block height.
         error: why it failed, as the machine reports it; None if it succeeded.
-        status: its status.
-        meta: logs, compute units, fee and inner instructions.
-        before: its writable accounts before it; None for a missing one.
-        after: the same after it.
-        read_only_lamports: the balances of its read-only accounts.
+        status: the status that callers get.
+        before: its writable accounts before execution; None for a missing one.
+        after: the same accounts after execution.
+        read_only_lamports: lamports of its read-only accounts.
     """
 
     signature: str
@@ -68,7 +65,7 @@ def execute(
     # The machine reports a refusal under the default signature, which an unsigned transaction has too.
     if meta.signature() != signature or signature == _NO_SIGNATURE:
         return None
-    # A failed transaction was charged its fee and rolled back, and nothing on this chain undoes that.
+    # A failed transaction has paid its fee and was rolled back, which is final on this chain.
     status = (
         _SUCCEEDED
         if failed is None
@@ -92,13 +89,13 @@ class History:
     """The newest transactions of a chain, oldest first.
 
     Attributes:
-        first_height: all transactions from this block height on are included.
+        first_height: the history is complete from this block height on.
     """
 
     def __init__(self) -> None:
         self.first_height: int = 0
         self._executed: dict[str, Executed] = {}
-        # By address; built at the first query for one.
+        # Transactions by address; built at the first query.
         self._by_address: dict[Pubkey, deque[Executed]] | None = None
         self._listeners: list[Callable[[Executed], None]] = []
 
@@ -113,7 +110,7 @@ class History:
             listener(executed)
 
     def get(self, signature: str) -> Executed | None:
-        """Return a transaction; None if it is unknown or forgotten."""
+        """Return a transaction; None if it is not in the history."""
         return self._executed.get(signature)
 
     def of_address(self, address: Pubkey) -> Iterator[Executed]:

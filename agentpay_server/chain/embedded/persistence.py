@@ -1,8 +1,8 @@
 """The persistence of the embedded chain: the ledger protocol and its types.
 
-The virtual machine lives in memory and executes first. The effects of a transaction are then written as one
-page, and only after that are they reported. If a process dies before the page is written, the memory is lost
-with it: the transaction has not happened. `chain/embedded/store.py` stores the pages.
+The virtual machine executes in memory first. The effects are then written as one page, and reported only
+after that. If the process dies before the page is written, the transaction has not happened, because memory
+is lost too. `store.py` implements the protocol.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from agentpay_server.chain.protocol import Deposit, SignatureStatus
 
 
 class LedgerMovedError(Exception):
-    """The ledger is not at the position where the writer left it: another process has continued it."""
+    """The ledger is not where this writer left it: another process has written to it."""
 
 
 class ForeignLedgerError(Exception):
@@ -25,12 +25,11 @@ class ForeignLedgerError(Exception):
 
 @frozen(kw_only=True)
 class ChainState:
-    """The position of a chain.
+    """The position of a chain: its slot, and the height of its newest block.
 
     Attributes:
-        genesis: identifies the chain; derived from the keys that it began with.
-        slot: how many transactions it has processed.
-        height: of its newest block.
+        genesis: identifies the chain; derived from its treasury and mint authority.
+        slot: grows by one with each transaction.
         height_since_us: when that block began, in microseconds since the epoch; 0 if unknown.
     """
 
@@ -45,8 +44,7 @@ class Credit:
     """A credit of a token account.
 
     Attributes:
-        slot: of its transaction; each slot has one transaction.
-        deposit: the deposit.
+        slot: the slot of its transaction. Each slot has one transaction.
     """
 
     slot: int
@@ -59,10 +57,10 @@ class Page:
 
     Attributes:
         before: the chain's position at the previous page; None for the first page.
-        after: its position now.
-        accounts: the changed accounts, by address, in Solana's serialisation; None for a deleted one.
-        statuses: the statuses of transactions, by signature.
-        seen: their messages, by signature.
+        after: the chain's position after this page.
+        accounts: the changed accounts, by address, in Solana's serialization; None for a deleted one.
+        statuses: transaction statuses by signature.
+        seen: the messages of those transactions, by signature.
         credits: the credits of token accounts, in order.
     """
 
@@ -103,7 +101,7 @@ class Ledger(Protocol):
         ...
 
     async def seen(self, *, from_height: int) -> Sequence[SeenMessage]:
-        """Return the messages that landed or were refused from a height on, oldest first."""
+        """Return the messages that landed or were refused at or above a height, oldest first."""
         ...
 
     async def status(self, signature: str) -> SignatureStatus | None:
@@ -111,7 +109,7 @@ class Ledger(Protocol):
         ...
 
     async def name_of(self, message_hash: Hash) -> str | None:
-        """Return the signature under which a message landed or was refused; None if it never was."""
+        """Return the signature under which a message landed or was refused; None if neither."""
         ...
 
     async def credits(self, token_account: str, *, after_slot: int, count: int) -> Sequence[Credit]:

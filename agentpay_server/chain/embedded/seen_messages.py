@@ -1,8 +1,8 @@
-"""The messages that the embedded chain has executed, or refused permanently.
+"""The messages that the embedded chain has executed or permanently refused. No I/O.
 
-A message is the part of a transaction that its signatures sign. Like a cluster, the chain executes a message
-at most once, whatever its signatures are: a fee payer can sign one message in many valid ways. A message is
-remembered for as long as its blockhash may be valid. No I/O.
+A message is the part of a transaction that is signed. Like a cluster, the chain executes a message at most
+once, whatever its signatures: a fee payer can sign one message in many valid ways. A message is remembered
+while its blockhash may be valid.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,8 +23,7 @@ class SeenMessage:
     """A message that a chain has seen.
 
     Attributes:
-        message_hash: identifies the message.
-        height: of the block in which it landed, or was refused.
+        height: the block in which it landed or was refused.
         refused: the first signatures with which it was refused; empty if it landed.
     """
 
@@ -39,7 +38,7 @@ def message_hash_of(transaction: VersionedTransaction) -> Hash:
 
 
 def is_signed_by_payer(transaction: VersionedTransaction) -> bool:
-    """Return whether the first signature, the transaction's identity, is a valid one of its fee payer."""
+    """Return whether the first signature, which identifies the transaction, is the fee payer's and valid."""
     message = transaction.message
     return transaction.signatures[0].verify(message.account_keys[0], to_bytes_versioned(message))
 
@@ -48,7 +47,7 @@ class SeenMessages:
     """The messages whose blockhashes may still be valid."""
 
     def __init__(self) -> None:
-        # In the order of heights.
+        # Ordered by height.
         self._seen: dict[Hash, SeenMessage] = {}
 
     def get(self, message_hash: Hash) -> SeenMessage | None:
@@ -61,13 +60,13 @@ class SeenMessages:
         self._forget_before(height - BLOCKHASH_LIFE_BLOCKS)
 
     def refused(self, message_hash: Hash, height: int, signature: str) -> None:
-        """Record that a message can never land, for callers that ask about `signature`."""
+        """Record that a message can never land, and the signature under which it was refused."""
         known = self._seen.get(message_hash)
         signatures = _NO_SIGNATURES if known is None else known.refused
         self._seen[message_hash] = SeenMessage(message_hash, height, signatures | {signature})
 
     def load(self, seen: Iterable[SeenMessage]) -> None:
-        """Load the messages of a ledger, oldest first, replacing all others."""
+        """Replace all messages by those of a ledger, oldest first."""
         self._seen = {}
         for message in seen:
             known = self._seen.get(message.message_hash)

@@ -19,7 +19,7 @@ _STATE: Final = select(
 _BEGIN: Final = insert(chain_state)
 _MOVE: Final = (
     update(chain_state)
-    # Only the process that has written the previous page may continue.
+    # Only the process that wrote the previous page may write the next one.
     .where(
         chain_state.c.genesis == bindparam("of_genesis"),
         chain_state.c.slot == bindparam("from_slot"),
@@ -69,33 +69,29 @@ _REFUSED_REASON: Final = "refused"
 
 
 class DatabaseLedger:
-    """Stores the pages of one chain in a database.
-
-    Args:
-        database: runs the units of work; has the chain's tables.
-    """
+    """Stores the pages of one chain in a database that has the chain's tables."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def read(self) -> tuple[ChainState, Mapping[str, bytes]] | None:
-        """Return the chain's position and all its accounts, consistently; None if it never began."""
+        """See `Ledger.read`."""
         return await self._database.read(_read)
 
     async def seen(self, *, from_height: int) -> Sequence[SeenMessage]:
-        """Return the messages that landed or were refused from a height on, oldest first."""
+        """See `Ledger.seen`."""
         return await self._database.read(_seen, from_height)
 
     async def status(self, signature: str) -> SignatureStatus | None:
-        """Return the status of a transaction; None if no page contains it."""
+        """See `Ledger.status`."""
         return await self._database.read(_status, signature)
 
     async def name_of(self, message_hash: Hash) -> str | None:
-        """Return the signature under which a message landed or was refused; None if it never was."""
+        """See `Ledger.name_of`."""
         return await self._database.read(_name_of, message_hash)
 
     async def credits(self, token_account: str, *, after_slot: int, count: int) -> Sequence[Credit]:
-        """Return up to `count` credits of a token account after a slot, oldest first."""
+        """See `Ledger.credits`."""
         return await self._database.read(_credits, token_account, after_slot, count)
 
     async def write(self, page: Page) -> None:
@@ -185,13 +181,13 @@ def _write(connection: Connection, page: Page) -> None:
             raise LedgerMovedError(f"the ledger is not at slot {before.slot}, height {before.height}")
     if page.accounts:
         connection.execute(_REMOVE_ACCOUNT, [{"of_address": address} for address in page.accounts])
-    standing = [
+    present = [
         {"address": address, "account": account}
         for address, account in page.accounts.items()
         if account is not None
     ]
-    if standing:
-        connection.execute(_INSERT_ACCOUNT, standing)
+    if present:
+        connection.execute(_INSERT_ACCOUNT, present)
     if page.statuses:
         connection.execute(
             _INSERT_SIGNATURE,

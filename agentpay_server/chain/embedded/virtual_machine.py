@@ -1,6 +1,6 @@
-"""The virtual machine of the embedded chain: creating it, setting and reading accounts, restoring a state.
+"""LiteSVM, the virtual machine of the embedded chain: create it, read and set accounts, restore a state.
 
-The chain decides what is executed, under which blockhashes, and what is remembered.
+The chain decides what executes, which blockhashes are valid, and what is remembered.
 """
 
 from collections.abc import Mapping
@@ -34,8 +34,8 @@ _NO_ACCOUNT: Final = Account(0, b"", SYSTEM_PROGRAM)
 
 
 def new_machine() -> LiteSVM:
-    """Return a machine with Solana's programs; its caller checks blockhashes."""
-    # The machine's own check knows a single sequence of blockhashes from its start, and cannot go back.
+    """Return a machine with Solana's programs. The caller checks blockhashes."""
+    # The machine's own check knows a single sequence of blockhashes, which cannot be restored.
     return LiteSVM().with_transaction_history(HISTORY_TRANSACTIONS).with_blockhash_check(check=False)
 
 
@@ -44,11 +44,11 @@ def accounts_of(machine: LiteSVM) -> dict[Pubkey, Account]:
     return {address: account for program in _PROGRAMS for address, account in _owned(machine, program)}
 
 
-def bring_back(machine: LiteSVM, accounts: Mapping[Pubkey, Account]) -> None:
-    """Replace all accounts of a machine, and make it forget executed transactions.
+def restore_accounts(machine: LiteSVM, accounts: Mapping[Pubkey, Account]) -> None:
+    """Replace all accounts of a machine, and clear its record of executed transactions.
 
-    The caller must remember the messages that were executed before the accounts were read, because the
-    machine would execute them again. Later ones may be executed again, because their effects are undone.
+    The caller must bar the messages that executed before the accounts were read, because the machine would
+    execute them again. Later messages may execute again: their effects are undone.
     """
     present = accounts_of(machine)
     for address, account in accounts.items():
@@ -63,7 +63,7 @@ def bring_back(machine: LiteSVM, accounts: Mapping[Pubkey, Account]) -> None:
 def first_accounts(
     machine: LiteSVM, *, treasury: str, usdc_mint: str, mint_authority: str
 ) -> dict[str, bytes | None]:
-    """Return a chain's initial accounts as Solana serialises them, by address: SOL for fees, and a mint."""
+    """Return a new chain's accounts by address, serialized: a treasury with SOL, and the USDC mint."""
     authority = Pubkey.from_string(mint_authority)
     mint = bytes(Mint(authority, 0, USDC_DECIMALS, is_initialized=True, freeze_authority=authority))
     rent = machine.minimum_balance_for_rent_exemption(len(mint))
@@ -81,7 +81,7 @@ def set_accounts(machine: LiteSVM, accounts: Mapping[str, bytes | None]) -> None
 
 
 def set_clock(machine: LiteSVM, slot: int, now_us: int) -> None:
-    """Set the slot and the time, in microseconds since the epoch."""
+    """Set the slot and the time."""
     machine.set_clock(
         Clock(
             slot=slot,
@@ -94,7 +94,7 @@ def set_clock(machine: LiteSVM, slot: int, now_us: int) -> None:
 
 
 def account_at(machine: LiteSVM, address: str) -> Account | None:
-    """Return the account at an address; None if it is missing or the text is not an address."""
+    """Return an account; None if it is missing or `address` is not an address."""
     try:
         pubkey = Pubkey.from_string(address)
     except ValueError:
@@ -103,7 +103,7 @@ def account_at(machine: LiteSVM, address: str) -> Account | None:
 
 
 def token_account_at(machine: LiteSVM, address: str, usdc_mint: str) -> TokenAccount | None:
-    """Return the USDC token account at an address; None if it is missing or of another mint."""
+    """Return a USDC token account; None if it is missing or of another mint."""
     account = account_at(machine, address)
     if account is None:
         return None
@@ -111,7 +111,7 @@ def token_account_at(machine: LiteSVM, address: str, usdc_mint: str) -> TokenAcc
 
 
 def failure_of(transaction: VersionedTransaction, result: FailedTransactionMetadata) -> Failure:
-    """Return why an executed transaction has failed."""
+    """Return why an executed transaction failed."""
     error = result.err()
     logs = result.meta().logs()
     reason = FailureReason.OTHER
@@ -125,7 +125,7 @@ def failure_of(transaction: VersionedTransaction, result: FailedTransactionMetad
 
 
 def writable_accounts(transaction: VersionedTransaction) -> list[Pubkey]:
-    """Return the accounts that a transaction may have changed, including the payer of its fee."""
+    """Return the accounts that a transaction may change, including the fee payer."""
     header, keys = transaction.message.header, transaction.message.account_keys
     signers = header.num_required_signatures
     return [
@@ -135,7 +135,7 @@ def writable_accounts(transaction: VersionedTransaction) -> list[Pubkey]:
 
 
 def has_lookups(transaction: VersionedTransaction) -> bool:
-    """Return whether a transaction takes accounts from look-up tables, which this chain does not have."""
+    """Return whether a transaction uses address lookup tables, which this chain does not support."""
     message = transaction.message
     return isinstance(message, MessageV0) and bool(message.address_table_lookups)
 
@@ -147,7 +147,7 @@ def read_only_accounts(transaction: VersionedTransaction) -> list[Pubkey]:
 
 
 def serialized(accounts: Mapping[Pubkey, Account | None]) -> dict[str, bytes | None]:
-    """Return accounts in the form that `set_accounts` takes."""
+    """Serialize accounts for `set_accounts`."""
     return {
         str(address): bytes(account) if account is not None and account.lamports else None
         for address, account in accounts.items()
@@ -155,12 +155,12 @@ def serialized(accounts: Mapping[Pubkey, Account | None]) -> dict[str, bytes | N
 
 
 def changed_accounts(machine: LiteSVM, transaction: VersionedTransaction) -> dict[str, bytes | None]:
-    """Return the accounts that a transaction may have changed, in the form that `set_accounts` takes."""
+    """Return the accounts that a transaction may have changed, serialized for `set_accounts`."""
     return serialized({address: machine.get_account(address) for address in writable_accounts(transaction)})
 
 
 def usdc_held(accounts: Mapping[Pubkey, Account | None], usdc_mint: str) -> dict[str, int]:
-    """Return the micro-USDC in each token account among accounts."""
+    """Return the micro-USDC of each token account among `accounts`."""
     found = (
         read_token_account(str(address), program=str(account.owner), data=account.data, usdc_mint=usdc_mint)
         for address, account in accounts.items()

@@ -38,7 +38,7 @@ class AccountMethods(MethodGroup):
     async def _balance(self, params: Params) -> Json:
         wanted = params.address(0)
         self.check(params.options(1))
-        return self.in_context(await self.chain.look(lambda svm: svm.get_balance(wanted) or 0))
+        return self.in_context(await self.chain.read(lambda svm: svm.get_balance(wanted) or 0))
 
     async def _account_info(self, params: Params) -> Json:
         return self.in_context((await self._accounts([params.address(0)], params.options(1)))[0])
@@ -53,16 +53,16 @@ class AccountMethods(MethodGroup):
         self.check(options)
         form = account_form(options, default)
 
-        def look(svm: LiteSVM) -> list[Json]:
+        def read(svm: LiteSVM) -> list[Json]:
             return [account_json(svm.get_account(each), form, decimals_on(svm)) for each in addresses]
 
-        return await self.chain.look(look)
+        return await self.chain.read(read)
 
     async def _token_account_balance(self, params: Params) -> Json:
         wanted = params.address(0)
         self.check(params.options(1))
 
-        def look(svm: LiteSVM) -> Json:
+        def read(svm: LiteSVM) -> Json:
             account = svm.get_account(wanted)
             if account is None:
                 raise invalid_params("could not find account")
@@ -71,20 +71,20 @@ class AccountMethods(MethodGroup):
                 raise invalid_params("not a Token account")
             return parsed.token_amount(held.amount, decimals_on(svm)(held.mint))
 
-        return self.in_context(await self.chain.look(look))
+        return self.in_context(await self.chain.read(read))
 
     async def _token_supply(self, params: Params) -> Json:
         wanted = params.address(0)
         self.check(params.options(1))
 
-        def look(svm: LiteSVM) -> Json:
+        def read(svm: LiteSVM) -> Json:
             account = svm.get_account(wanted)
             issued = None if account is None else parsed.mint(account)
             if issued is None:
                 raise invalid_params("could not find mint")
             return parsed.token_amount(issued.supply, issued.decimals)
 
-        return self.in_context(await self.chain.look(look))
+        return self.in_context(await self.chain.read(read))
 
     async def _token_accounts_by_owner(self, params: Params) -> Json:
         owner, kind, options = params.address(0), params.options(1), params.options(2)
@@ -116,7 +116,7 @@ class AccountMethods(MethodGroup):
         self.check(options)
         form = account_form(options)
 
-        def look(svm: LiteSVM) -> list[Json]:
+        def read(svm: LiteSVM) -> list[Json]:
             accounts = [found for program in programs for found in svm.get_program_accounts(program)]
             return [
                 {"pubkey": str(at), "account": account_json(account, form, decimals_on(svm))}
@@ -124,7 +124,7 @@ class AccountMethods(MethodGroup):
                 if account.lamports and matches(account)
             ]
 
-        return await self.chain.look(look)
+        return await self.chain.read(read)
 
 
 def _filter(value: Json) -> Callable[[Account], bool]:

@@ -1,4 +1,4 @@
-"""Base58 of any bytes, in Bitcoin's alphabet. Its cost grows with the square of the length: bound that."""
+"""Base58 in Bitcoin's alphabet. Its cost is quadratic in the length, so callers bound the length."""
 
 from typing import Final
 
@@ -20,7 +20,7 @@ def decode(text: str) -> bytes:
     """Decode base58 text.
 
     Raises:
-        ValueError: it has a character that is not in base58.
+        ValueError: a character is not in base58.
     """
     number = 0
     for character in text:

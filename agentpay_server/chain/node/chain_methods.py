@@ -102,7 +102,7 @@ class ChainMethods(MethodGroup):
         height = slot - FIRST_SLOT
         if not self.chain.history.first_height <= height <= await self.chain.block_height():
             raise RpcError(BLOCK_NOT_AVAILABLE, f"Block not available for slot {slot}")
-        # Hashes and times of blocks are not stored: a blockhash is the latest one while it is handed out.
+        # The chain does not store the hashes and times of blocks.
         return {"blockHeight": height, "parentSlot": max(slot - 1, FIRST_SLOT), "blockTime": None}
 
     async def _genesis_hash(self, _params: Params) -> Json:
@@ -138,7 +138,7 @@ class ChainMethods(MethodGroup):
 
 
 def _fee(message: Message | MessageV0) -> int:
-    """Return the fee of a transaction with this message."""
+    """Return the fee in lamports of a transaction with this message."""
     limit, price, count = None, 0, 0
     for step in message.instructions:
         data = bytes(step.data)

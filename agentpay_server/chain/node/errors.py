@@ -16,13 +16,7 @@ CONTEXT_SLOT_NOT_REACHED: Final = -32016
 
 
 class RpcError(Exception):
-    """An error response to a call.
-
-    Attributes:
-        code: the error code.
-        message: the description.
-        data: additional data, as JSON; None for none.
-    """
+    """An error response to a call: Solana's code, a message, and additional JSON data or None."""
 
     def __init__(self, code: int, message: str, data: object = None) -> None:
         super().__init__(code, message, data)
@@ -35,5 +29,5 @@ class RpcError(Exception):
 
 
 def invalid_params(message: str) -> RpcError:
-    """Return the error of a call whose parameters are wrong."""
+    """Return the error of a call with invalid parameters."""
     return RpcError(INVALID_PARAMS, f"Invalid params: {message}")

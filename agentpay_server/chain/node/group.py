@@ -12,7 +12,7 @@ from agentpay_server.chain.node.errors import CONTEXT_SLOT_NOT_REACHED, RpcError
 from agentpay_server.chain.node.params import Options, Params
 
 VERSION = "3.0.0"
-"""The version of Solana that this node corresponds to."""
+"""The Solana version that this node emulates."""
 
 Json = Any
 
@@ -20,11 +20,7 @@ Method = Callable[[Params], Awaitable[Json]]
 
 
 class MethodGroup:
-    """A group of methods.
-
-    Args:
-        chain: the chain that they read.
-    """
+    """A group of methods that read or change a chain."""
 
     def __init__(self, chain: EmbeddedChain) -> None:
         self.chain = chain
@@ -35,7 +31,7 @@ class MethodGroup:
         raise NotImplementedError
 
     def check(self, options: Options) -> None:
-        """Refuse options that the current state cannot satisfy."""
+        """Validate the common options: the commitment, and the minimum context slot."""
         options.commitment()
         least = options.count("minContextSlot")
         if least is not None and least > self.chain.slot:
@@ -46,12 +42,12 @@ class MethodGroup:
             )
 
     def in_context(self, value: Json) -> Json:
-        """Return a value together with the slot that it is from."""
+        """Return a value with its context: the slot that it is from."""
         return {"context": {"slot": self.chain.slot, "apiVersion": VERSION}, "value": value}
 
 
 def decimals_on(svm: LiteSVM) -> parsed.Decimals:
-    """Return a function that returns the decimals of a mint, 0 for a missing one."""
+    """Return a function from a mint to its decimals; 0 if the mint is missing."""
 
     def decimals(mint: Pubkey) -> int:
         account = svm.get_account(mint)

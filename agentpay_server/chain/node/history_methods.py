@@ -1,7 +1,6 @@
 """Methods of the RPC node about past transactions.
 
-All of them are final. Transactions older than the chain's history are unknown, as on a node that has
-forgotten them; `getFirstAvailableBlock` returns where it begins.
+All of them are final. Older transactions than `getFirstAvailableBlock` are unknown, as on a node that prunes.
 """
 
 from collections.abc import Mapping
@@ -35,8 +34,8 @@ class HistoryMethods(MethodGroup):
     async def _signature_statuses(self, params: Params) -> Json:
         signatures = params.signatures(0, most=_MOST_SIGNATURES)
         params.options(1)
-        # Wait until everything that was executed is stored.
-        await self.chain.look(lambda _: None)
+        # Wait until the ledger holds every executed transaction.
+        await self.chain.read(lambda _: None)
         found = [self.chain.history.get(signature) for signature in signatures]
         return self.in_context([None if executed is None else _status(executed) for executed in found])
 
@@ -46,20 +45,20 @@ class HistoryMethods(MethodGroup):
         encoding = options.choice("encoding", rendering.TRANSACTION_ENCODINGS, "json")
         most_version = options.count("maxSupportedTransactionVersion", most=255)
 
-        def look(svm: LiteSVM) -> Json:
+        def read(svm: LiteSVM) -> Json:
             executed = self.chain.history.get(signature)
             if executed is None:
                 return None
             return rendering.transaction_json(executed, encoding, most_version, decimals_on(svm))
 
-        return await self.chain.look(look)
+        return await self.chain.read(read)
 
     async def _signatures_for_address(self, params: Params) -> Json:
         wanted, options = params.address(0), params.options(1)
         self.check(options)
         limit = options.count("limit", least=1, most=_MOST_LINES) or _MOST_LINES
         before, until = options.signature("before"), options.signature("until")
-        await self.chain.look(lambda _: None)
+        await self.chain.read(lambda _: None)
         lines: list[Json] = []
         is_reached = before is None
         for executed in self.chain.history.of_address(wanted):

@@ -1,7 +1,7 @@
 """The RPC node: dispatches calls to methods by name.
 
-It follows Solana's node in everything that clients rely on: names, defaults, error codes, and `null` for
-missing accounts and transactions.
+It matches Solana's node in what clients rely on: names, defaults, error codes, and `null` for missing
+accounts and transactions.
 """
 
 from collections.abc import Mapping
@@ -23,11 +23,8 @@ class Node:
     """Handles calls. Bound to the thread of the chain.
 
     Args:
-        chain: the chain.
+        chain: the chain to serve.
         airdrop: sends lamports from the treasury; None to refuse airdrops.
-
-    Attributes:
-        chain: the chain.
     """
 
     def __init__(self, chain: EmbeddedChain, airdrop: Airdrop | None = None) -> None:

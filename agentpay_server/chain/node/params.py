@@ -1,6 +1,6 @@
 """Parsing and validating the parameters of a call. Pure functions.
 
-As in Solana's node, a missing parameter and null are the same, and unknown options are ignored.
+As in Solana's node, null counts as missing, and unknown options are ignored.
 """
 
 from collections.abc import Collection, Sequence
@@ -20,18 +20,18 @@ _MAX_U64: Final = 2**64 - 1
 
 
 class Options:
-    """An object of options; null values count as missing."""
+    """An object of options."""
 
     def __init__(self, values: dict[str, Any], name: str = "options") -> None:
         self._values = {key: value for key, value in values.items() if value is not None}
         self._name = name
 
     def text(self, key: str, default: str | None = None) -> str | None:
-        """Return a text."""
+        """Return a string."""
         return _optional(self._values.get(key), str, key) if key in self._values else default
 
     def choice(self, key: str, choices: Collection[str], default: str) -> str:
-        """Return one of some texts."""
+        """Return one of `choices`."""
         found = self.text(key, default) or default
         if found not in choices:
             raise invalid_params(f"{key} {found!r} is unknown, expected one of {', '.join(sorted(choices))}")
@@ -82,7 +82,7 @@ class Params:
         return self._values[index] if index < len(self._values) else None
 
     def text(self, index: int) -> str:
-        """Return a text."""
+        """Return a string."""
         return _exactly(self.get(index), str, f"parameter {index + 1}")
 
     def address(self, index: int) -> Pubkey:
@@ -110,7 +110,7 @@ class Params:
         return Options(_optional(self.get(index), dict, f"parameter {index + 1}") or {})
 
     def options_or_encoding(self, index: int) -> Options:
-        """Return an object of options; a text instead of it is the encoding."""
+        """Return an object of options; a string in its place is the encoding."""
         found = self.get(index)
         return Options({"encoding": found}) if isinstance(found, str) else self.options(index)
 
@@ -131,7 +131,7 @@ def address(value: object) -> Pubkey:
 
 
 def signature_text(value: object) -> str:
-    """Return `value` if it is the text of a signature."""
+    """Return `value` if it is a signature in base58."""
     text = _exactly(value, str, "a signature")
     try:
         return str(Signature.from_string(text))

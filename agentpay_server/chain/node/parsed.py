@@ -1,6 +1,6 @@
-"""Accounts and instructions in the encoding `jsonParsed`, for the programs that payments use. Pure functions.
+"""The encoding `jsonParsed` of accounts and instructions, for the programs that payments use. Pure functions.
 
-Others are returned unparsed, as a node does for unknown programs.
+Other programs' are returned unparsed, as a node does for unknown programs.
 """
 
 import struct

@@ -30,12 +30,12 @@ Json = dict[str, Any]
 
 @frozen(kw_only=True)
 class AccountForm:
-    """The requested format of accounts.
+    """The requested format of account data.
 
     Attributes:
-        encoding: of their data.
-        offset: the first byte of the data to return; None for all of it.
-        length: how many bytes.
+        encoding: one of `ACCOUNT_ENCODINGS`.
+        offset: the first byte to return; None for all data.
+        length: number of bytes.
     """
 
     encoding: str
@@ -44,7 +44,7 @@ class AccountForm:
 
 
 def account_form(options: Options, default: str = "binary") -> AccountForm:
-    """Return the format that the options of a call request."""
+    """Return the format that a call's options request."""
     part = options.options("dataSlice")
     offset, length = None, 0
     if part is not None:
@@ -55,7 +55,7 @@ def account_form(options: Options, default: str = "binary") -> AccountForm:
 
 
 def account_json(account: Account | None, form: AccountForm, decimals: Decimals) -> Json | None:
-    """Return an account as JSON, None for a missing one.
+    """Return an account as JSON; None if it is missing.
 
     Raises:
         RpcError: its data is too long for the encoding.
@@ -86,7 +86,7 @@ def _data(account: Account, form: AccountForm, decimals: Decimals) -> object:
             )
         text = base58.encode(data)
         return text if form.encoding == "binary" else [text, "base58"]
-    # None of the compressions is in the standard library; clients need the other fields, not the data.
+    # Python 3.11 has no zstd, so `base64+zstd` is sent uncompressed and labelled so.
     return [base64.b64encode(data).decode("ascii"), "base64"]
 
 
@@ -106,7 +106,7 @@ def transaction_json(executed: Executed, encoding: str, most_version: int | None
 
 
 def version_json(transaction: VersionedTransaction, most_version: int | None) -> Json:
-    """Return the version of a transaction as a member, if requested.
+    """Return the member `version` of a transaction, if requested.
 
     Raises:
         RpcError: the caller does not support it.
@@ -123,7 +123,7 @@ def version_json(transaction: VersionedTransaction, most_version: int | None) ->
 
 
 def memo_text(transaction: VersionedTransaction) -> str | None:
-    """Return the memos of a transaction in the format of an address's history; None without one."""
+    """Return a transaction's memos in the format of an address's history; None if it has none."""
     message = transaction.message
     memos = [
         bytes(step.data)
@@ -136,7 +136,7 @@ def memo_text(transaction: VersionedTransaction) -> str | None:
 def inner_instructions(
     meta: TransactionMetadata, keys: Sequence[Pubkey], encoding: str = "jsonParsed"
 ) -> list[Json]:
-    """Return the instructions that a transaction's programs called."""
+    """Return the instructions that a transaction's programs invoked."""
     return [
         {
             "index": index,
@@ -172,16 +172,16 @@ def _encoded(transaction: VersionedTransaction, encoding: str) -> object:
         return text if encoding == "binary" else [text, "base58"]
     message = transaction.message
     header, keys = message.header, message.account_keys
-    told: Json = {}
+    rendered: Json = {}
     if encoding == "json":
-        told["header"] = {
+        rendered["header"] = {
             "numRequiredSignatures": header.num_required_signatures,
             "numReadonlySignedAccounts": header.num_readonly_signed_accounts,
             "numReadonlyUnsignedAccounts": header.num_readonly_unsigned_accounts,
         }
-        told["accountKeys"] = [str(key) for key in keys]
+        rendered["accountKeys"] = [str(key) for key in keys]
     else:
-        told["accountKeys"] = [
+        rendered["accountKeys"] = [
             {
                 "pubkey": str(key),
                 "signer": index < header.num_required_signatures,
@@ -190,11 +190,11 @@ def _encoded(transaction: VersionedTransaction, encoding: str) -> object:
             }
             for index, key in enumerate(keys)
         ]
-    told["recentBlockhash"] = str(message.recent_blockhash)
-    told["instructions"] = [_instruction(step, keys, encoding, 1) for step in message.instructions]
+    rendered["recentBlockhash"] = str(message.recent_blockhash)
+    rendered["instructions"] = [_instruction(step, keys, encoding, 1) for step in message.instructions]
     if isinstance(message, MessageV0):
-        told["addressTableLookups"] = []
-    return {"signatures": [str(signature) for signature in transaction.signatures], "message": told}
+        rendered["addressTableLookups"] = []
+    return {"signatures": [str(signature) for signature in transaction.signatures], "message": rendered}
 
 
 def _is_writable(transaction: VersionedTransaction, index: int) -> bool:
@@ -217,15 +217,15 @@ def _instruction(
             "stackHeight": stack_height,
         }
     program, accounts = keys[step.program_id_index], [str(keys[index]) for index in step.accounts]
-    told: Json = {"programId": str(program), "stackHeight": stack_height}
+    rendered: Json = {"programId": str(program), "stackHeight": stack_height}
     found = parsed.parsed_instruction(program, accounts, data)
-    return {**told, **(found or {"accounts": accounts, "data": base58.encode(data)})}
+    return {**rendered, **(found or {"accounts": accounts, "data": base58.encode(data)})}
 
 
 def _meta(executed: Executed, encoding: str, decimals: Decimals) -> Json:
     keys, meta = executed.transaction.message.account_keys, executed.meta
     error = None if executed.error is None else error_json(executed.error)
-    told: Json = {
+    rendered: Json = {
         "err": error,
         "status": status_json(error),
         "fee": meta.fee(),
@@ -239,13 +239,13 @@ def _meta(executed: Executed, encoding: str, decimals: Decimals) -> Json:
         "computeUnitsConsumed": meta.compute_units_consumed(),
     }
     if encoding != "jsonParsed":
-        told["loadedAddresses"] = {"writable": [], "readonly": []}
+        rendered["loadedAddresses"] = {"writable": [], "readonly": []}
     returned = return_data(meta)
-    return told if returned is None else {**told, "returnData": returned}
+    return rendered if returned is None else {**rendered, "returnData": returned}
 
 
 def status_json(error: object) -> Json:
-    """Return the status in the older format, before `err` existed."""
+    """Return the status in the legacy format that preceded `err`."""
     return {"Ok": None} if error is None else {"Err": error}
 
 
@@ -280,7 +280,7 @@ def _token_balances(
 
 
 def read_transaction(text: str, encoding: str) -> VersionedTransaction:
-    """Parse an encoded transaction; it need not be signed.
+    """Parse an encoded transaction, signed or not.
 
     Raises:
         RpcError: it is malformed.

@@ -9,7 +9,7 @@ from agentpay.contract.json_text import InvalidJsonError
 from agentpay_server.chain.node.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, RpcError
 
 MOST_CALLS: Final = 100
-"""The most calls in one request."""
+"""Maximum number of calls in one batch."""
 
 _MAX_ID_CHARACTERS: Final = 256
 
@@ -19,11 +19,11 @@ class RpcCall:
     """A call.
 
     Attributes:
-        id: the caller's id; any JSON value allowed there.
-        method: the method.
-        params: its parameters, in order.
+        id: the caller's id for the call.
+
+
         is_notification: whether the caller wants no response.
-        error: what is wrong with it; None if it is valid.
+        error: why it is invalid; None if it is valid.
     """
 
     id: object
@@ -35,19 +35,14 @@ class RpcCall:
 
 @frozen
 class RpcRequest:
-    """The calls of one request.
-
-    Attributes:
-        calls: the calls.
-        is_batch: whether the responses are returned as a list.
-    """
+    """The calls of one request. If `is_batch`, the responses are returned as a list."""
 
     calls: tuple[RpcCall, ...]
     is_batch: bool
 
 
 def read_request(body: bytes) -> RpcRequest:
-    """Parse the calls in a body; an invalid body becomes a single refused call."""
+    """Parse the calls in a body. An invalid body yields a single call with an error."""
     try:
         content = json_text.parse_request_json(body)
     except InvalidJsonError as error:
@@ -66,10 +61,10 @@ def answer(call: RpcCall, result: object) -> dict[str, object]:
 
 def refusal(call: RpcCall, error: RpcError) -> dict[str, object]:
     """Return the response to a refused call."""
-    told: dict[str, object] = {"code": error.code, "message": error.message}
+    body: dict[str, object] = {"code": error.code, "message": error.message}
     if error.data is not None:
-        told["data"] = error.data
-    return {"jsonrpc": "2.0", "error": told, "id": call.id}
+        body["data"] = error.data
+    return {"jsonrpc": "2.0", "error": body, "id": call.id}
 
 
 def _refused(error: RpcError) -> RpcRequest:

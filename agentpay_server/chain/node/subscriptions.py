@@ -1,6 +1,6 @@
-"""Subscriptions to the RPC node over a WebSocket: to the status of a transaction, to slots.
+"""Subscriptions of one WebSocket connection to the RPC node: to a transaction's status, to slots.
 
-Independent of sockets: messages arrive as calls, and are sent by a callable that never waits.
+Messages arrive as calls, and are sent by a callable that never blocks.
 """
 
 import asyncio
@@ -16,26 +16,21 @@ from agentpay_server.chain.node.requests import RpcCall
 from agentpay_server.chain.node.transaction_errors import error_json
 
 MOST_SUBSCRIPTIONS: Final = 10_000
-"""The most subscriptions of one connection: clients seldom cancel those for signatures."""
+"""Maximum per connection: clients seldom cancel subscriptions to signatures."""
 
 _SLOT_SECONDS: Final = 0.1
 
-Tell = Callable[[dict[str, Any]], None]
+Send = Callable[[dict[str, Any]], None]
 """Sends a message to the client."""
 
 
 class Subscriptions:
-    """The subscriptions of one connection.
+    """The subscriptions of one connection; `send` sends a message to the client."""
 
-    Args:
-        node: the node.
-        tell: sends a message.
-    """
-
-    def __init__(self, node: Node, tell: Tell) -> None:
+    def __init__(self, node: Node, send: Send) -> None:
         self._node = node
         self._chain = node.chain
-        self._tell = tell
+        self._send = send
         self._numbers = itertools.count(1)
         self._signatures: dict[int, str] = {}
         self._numbers_of: dict[str, list[int]] = {}
@@ -78,16 +73,16 @@ class Subscriptions:
         self._signatures[number] = signature
         self._numbers_of.setdefault(signature, []).append(number)
 
-        def tell_if_executed() -> None:
+        def notify_if_executed() -> None:
             executed = self._chain.history.get(signature)
             if executed is not None:
                 self._executed(executed)
 
-        return number, tell_if_executed
+        return number, notify_if_executed
 
     def _subscribe_to_slots(self) -> int:
         number = self._number()
-        self._slots[number] = asyncio.get_running_loop().create_task(self._tell_slots(number))
+        self._slots[number] = asyncio.get_running_loop().create_task(self._notify_of_slots(number))
         return number
 
     def _number(self) -> int:
@@ -115,13 +110,13 @@ class Subscriptions:
         return True
 
     def _executed(self, executed: Executed) -> None:
-        # There is one notification per signature; it ends the subscription.
+        # The first notification of a signature ends its subscription.
         for number in list(self._numbers_of.get(executed.signature, ())):
             self._end_signature(number)
             error = None if executed.error is None else error_json(executed.error)
             self._notify("signatureNotification", number, self._in_context({"err": error}))
 
-    async def _tell_slots(self, number: int) -> None:
+    async def _notify_of_slots(self, number: int) -> None:
         slot = self._chain.slot
         while True:
             await asyncio.sleep(_SLOT_SECONDS)
@@ -130,7 +125,7 @@ class Subscriptions:
                 self._notify("slotNotification", number, {"parent": parent, "root": slot, "slot": slot})
 
     def _notify(self, method: str, number: int, result: object) -> None:
-        self._tell({"jsonrpc": "2.0", "method": method, "params": {"result": result, "subscription": number}})
+        self._send({"jsonrpc": "2.0", "method": method, "params": {"result": result, "subscription": number}})
 
     def _in_context(self, value: object) -> dict[str, object]:
         return {"context": {"slot": self._chain.slot}, "value": value}

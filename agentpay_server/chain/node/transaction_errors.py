@@ -1,6 +1,6 @@
-"""Why a transaction failed, as a node says it in JSON and in words. Pure functions.
+"""Why a transaction failed, in a node's JSON and in its error texts. Pure functions.
 
-The JSON of solders has another form than that of a node, which clients cannot read.
+The JSON that solders produces differs from a node's, and clients cannot parse it.
 """
 
 from typing import Final
@@ -58,7 +58,7 @@ _INSTRUCTION_WORDS: Final = {
 
 
 def error_json(error: TransactionErrorType) -> object:
-    """Return an error as a node says it, such as `{"InstructionError": [1, {"Custom": 1}]}`."""
+    """Return an error in a node's JSON, such as `{"InstructionError": [1, {"Custom": 1}]}`."""
     if isinstance(error, TransactionErrorInstructionError):
         return {"InstructionError": [error.index, _instruction_error_json(error.err)]}
     if isinstance(error, TransactionErrorDuplicateInstruction):
@@ -71,7 +71,7 @@ def error_json(error: TransactionErrorType) -> object:
 
 
 def error_words(error: TransactionErrorType) -> str:
-    """Return an error in the words of a node."""
+    """Return an error in a node's words."""
     if isinstance(error, TransactionErrorInstructionError):
         cause = error.err
         if isinstance(cause, InstructionErrorCustom):

@@ -1,4 +1,4 @@
-"""Methods of the RPC node that take transactions."""
+"""Methods of the RPC node that send or simulate transactions."""
 
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
@@ -32,7 +32,7 @@ _MOST_AIRDROP_LAMPORTS: Final = 10**15
 
 
 class TransactionMethods(MethodGroup):
-    """Transactions to send, and to try."""
+    """Sends and simulates transactions, and requests airdrops."""
 
     def __init__(self, chain: EmbeddedChain, airdrop: Airdrop | None) -> None:
         super().__init__(chain)
@@ -40,7 +40,7 @@ class TransactionMethods(MethodGroup):
 
     @property
     def methods(self) -> Mapping[str, Method]:
-        """The methods by their names."""
+        """The methods by name."""
         return {
             "requestAirdrop": self._request_airdrop,
             "sendTransaction": self._send_transaction,
@@ -61,25 +61,27 @@ class TransactionMethods(MethodGroup):
             addresses = [address(item) for item in accounts.items("addresses", most=most)]
         if with_signatures and not _is_signed(transaction):
             raise RpcError(SIGNATURE_FAILURE, "Transaction signature verification failure")
-        told, error, after = await self._simulated(transaction, with_blockhash=not replaces)
-        meta: TransactionMetadata | None = told.pop("meta")
+        response, error, after = await self._simulated(transaction, with_blockhash=not replaces)
+        meta: TransactionMetadata | None = response.pop("meta")
         if options.flag("innerInstructions") and meta is not None:
-            told["innerInstructions"] = rendering.inner_instructions(meta, transaction.message.account_keys)
+            response["innerInstructions"] = rendering.inner_instructions(
+                meta, transaction.message.account_keys
+            )
         if accounts is not None and error is None:
             form = account_form(accounts, "base64")
 
-            def look(svm: LiteSVM) -> list[Json]:
+            def read(svm: LiteSVM) -> list[Json]:
                 found = [after[each] if each in after else svm.get_account(each) for each in addresses]
                 return [account_json(account, form, decimals_on(svm)) for account in found]
 
-            told["accounts"] = await self.chain.look(look)
+            response["accounts"] = await self.chain.read(read)
         if replaces:
             blockhash = await self.chain.latest_blockhash()
-            told["replacementBlockhash"] = {
+            response["replacementBlockhash"] = {
                 "blockhash": blockhash.value,
                 "lastValidBlockHeight": blockhash.last_valid_block_height,
             }
-        return self.in_context(told)
+        return self.in_context(response)
 
     async def _send_transaction(self, params: Params) -> Json:
         text, options = params.text(0), params.options(1)
@@ -88,25 +90,25 @@ class TransactionMethods(MethodGroup):
         transaction = rendering.read_transaction(text, _encoding(options))
         signature, is_signed = str(transaction.signatures[0]), _is_signed(transaction)
         if options.flag("skipPreflight"):
-            # As a node does it: what can never land is taken and dropped.
+            # Like a node, accept a transaction that can never land, and drop it.
             if is_signed and not has_lookups(transaction):
                 await self.chain.send(bytes(transaction))
             return signature
         if not is_signed:
             raise RpcError(SIGNATURE_FAILURE, "Transaction signature verification failure")
-        told, error, _ = await self._simulated(transaction, with_blockhash=True)
+        response, error, _ = await self._simulated(transaction, with_blockhash=True)
         if error is not None:
-            del told["meta"]
+            del response["meta"]
             message = f"Transaction simulation failed: {error_words(error)}"
-            raise RpcError(PREFLIGHT_FAILURE, message, told)
+            raise RpcError(PREFLIGHT_FAILURE, message, response)
         await self.chain.send(bytes(transaction))
         return signature
 
     async def _simulated(
         self, transaction: VersionedTransaction, *, with_blockhash: bool
     ) -> tuple[dict[str, Json], TransactionErrorType | None, Mapping[Pubkey, Account]]:
-        """Return how a transaction would fare: as JSON, its error, and the accounts after it."""
-        # Signatures are verified before: that of the machine stops at the first one that is missing.
+        """Simulate a transaction; return the result as JSON, the error, and the accounts afterwards."""
+        # Callers verify signatures, because the machine's check stops at the first missing one.
         result = await self.chain.simulate(transaction, with_signatures=False, with_blockhash=with_blockhash)
         error: TransactionErrorType | None = None
         meta: TransactionMetadata | None = None
@@ -117,7 +119,7 @@ class TransactionMethods(MethodGroup):
             error = result
         else:
             meta, after = result.meta(), dict(result.post_accounts())
-        told: dict[str, Json] = {
+        response: dict[str, Json] = {
             "accounts": None,
             "err": None if error is None else error_json(error),
             "fee": None if meta is None else meta.fee(),
@@ -129,7 +131,7 @@ class TransactionMethods(MethodGroup):
             "returnData": None if meta is None else rendering.return_data(meta),
             "unitsConsumed": 0 if meta is None else meta.compute_units_consumed(),
         }
-        return told, error, after
+        return response, error, after
 
     async def _request_airdrop(self, params: Params) -> Json:
         wanted, lamports = params.address(0), params.count(1, most=_MOST_AIRDROP_LAMPORTS)

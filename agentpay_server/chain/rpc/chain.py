@@ -3,23 +3,20 @@
 The rules:
 
 1. A missing status counts only from a node whose position is at least the last reported block height: there
-may be
-   many nodes behind one URL, and one that lags has not seen what has landed.
+   may be many nodes behind one URL, and one that lags has not seen what has landed.
 2. Heights, blockhashes and statuses are requested once for all callers that need them at about the same time.
-A height
-   may be slightly old, which is on the safe side; a status is never older than the call for it.
+   A height may be slightly old, which is on the safe side; a status is never older than the call for it.
 3. Heights, slots and last valid heights are claims, and checked for plausibility before use (`tips.py`).
 4. The node's cluster is checked again every half minute and after each outage. Responses of another cluster
-are
-   ignored.
+   are ignored.
 
-`client.py` handles failures of calls, `replies.py` checks the format of responses.
+`client.py` handles failures of calls, `replies.py` checks the format of responses, `history.py` reads the
+history of accounts.
 """
 
 import asyncio
 import base64
-import itertools
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, Final
 
 from attrs import evolve
@@ -33,7 +30,6 @@ from agentpay_server.chain.protocol import (
     Booked,
     ChainUnavailableError,
     Cosigned,
-    Deposit,
     DepositBatch,
     Failure,
     SignatureStatus,
@@ -43,8 +39,8 @@ from agentpay_server.chain.protocol import (
 from agentpay_server.chain.rpc import blocks, replies
 from agentpay_server.chain.rpc.client import RpcCaller, RpcRefusalError
 from agentpay_server.chain.rpc.cosigned import CosignedSearch
-from agentpay_server.chain.rpc.deposits import read_deposit
 from agentpay_server.chain.rpc.fees import Budgets
+from agentpay_server.chain.rpc.history import AccountHistory
 from agentpay_server.chain.rpc.polling import MAX_SIGNATURES, Poller, Recent
 from agentpay_server.chain.rpc.replies import ChainAccount, Simulation, Status, malformed
 from agentpay_server.chain.rpc.settings import RpcSettings
@@ -56,14 +52,8 @@ _IDENTITY_SECONDS: Final = 30.0
 _RENT_SECONDS: Final = 600.0
 _MAX_ACCOUNTS: Final = 100
 _READS_AT_ONCE: Final = 2  # With more concurrent requests, fewer would be shared.
-_MAX_HISTORY_LINES: Final = 1_000
-_DEPOSIT_BATCH: Final = 100
-# Foreign transactions may have any version; the balances by account, which are read, are alike in all.
-_ANY_VERSION: Final = 255
 _MAX_DETAIL: Final = 500
-_NO_OPTIONS: Final[Mapping[str, object]] = {}
 _CONFIRMED: Final = {"commitment": "confirmed"}
-_FINALIZED: Final = {"commitment": "finalized"}
 
 
 class RpcChain:
@@ -90,6 +80,9 @@ class RpcChain:
         self._rents: dict[int, Recent[int]] = {}
         self._statuses = Poller(self._fetch_statuses, settings.status_interval_seconds, most=MAX_SIGNATURES)
         self._account_reads = Poller(self._fetch_accounts, 0, most=_MAX_ACCOUNTS, at_once=_READS_AT_ONCE)
+        self._history = AccountHistory(
+            self._call, self._tips, usdc_mint=cluster.usdc_mint, is_emulator=is_emulator
+        )
         self._cosigned = CosignedSearch(self._call)
         self._notices = Notices(settings.websocket_url, settings.finality.value)
 
@@ -162,13 +155,8 @@ class RpcChain:
         self, cosigned: Cosigned, *, is_for_proof: bool = False
     ) -> SignatureStatus | None:
         """Return the status of a transaction whose fee another party pays (see `Chain`)."""
-        source = cosigned.token_account
-        if is_for_proof:
-            lines = await self._proved_history(source, cosigned.after)
-        else:
-            options = {"limit": _MAX_HISTORY_LINES} | ({"until": cosigned.after} if cosigned.after else {})
-            reply = await self._call("getSignaturesForAddress", source, {**options, **_CONFIRMED})
-            lines = replies.read_history(reply)
+        read = self._history.proved if is_for_proof else self._history.newest
+        lines = await read(cosigned.token_account, cosigned.after)
         name = await self._cosigned.name(cosigned, lines, must_read=is_for_proof)
         status = None if name is None else await self.signature_status(name)
         if status is None:
@@ -196,8 +184,7 @@ class RpcChain:
 
     async def newest_signature(self, token_account: str) -> str | None:
         """Return what names the newest transaction of a token account that cannot be undone."""
-        page = await self._history_page(token_account, {"limit": 1})
-        return page[0].signature if page and page[0].finalized else None
+        return await self._history.newest_signature(token_account)
 
     async def knows_blocks(self, first_height: int, last_height: int) -> bool:
         """Return whether the node knows all signatures in the blocks from one height to another."""
@@ -280,21 +267,11 @@ class RpcChain:
 
         return await self._rents.setdefault(size, Recent(fetch, _RENT_SECONDS)).get()
 
-    async def deposits(
+    def deposits(
         self, token_account: str, *, after: str | None, booked: Booked = nothing_booked
     ) -> AsyncIterator[DepositBatch]:
-        """Yield the deposits since a cursor, which is a signature (see `DepositSource`)."""
-        history = await self._history(token_account, after)
-        known = await booked() if history else ()
-        for start in range(0, len(history), _DEPOSIT_BATCH):
-            lines = history[start : start + _DEPOSIT_BATCH]
-            found = [
-                await self._deposit(line.signature, token_account)
-                for line in lines
-                if not line.failed and line.signature not in known
-            ]
-            deposits = tuple(deposit for deposit in found if deposit is not None)
-            yield DepositBatch(deposits=deposits, cursor=lines[-1].signature)
+        """Return the deposits since a cursor, which is a signature (see `DepositSource`)."""
+        return self._history.deposits(token_account, after=after, booked=booked)
 
     async def close(self) -> None:
         """Close every connection; waiting callers get an error."""
@@ -374,84 +351,6 @@ class RpcChain:
         options = {"encoding": "base64", "commitment": self._settings.finality.value}
         reply = await self._call("getMultipleAccounts", list(addresses), options)
         return replies.read_accounts(reply, len(addresses))
-
-    async def _history(self, token_account: str, after: str | None) -> list[replies.HistoryLine]:
-        """Return the irreversible transactions of an account since a cursor, oldest first."""
-        lines = await self._whole_history(token_account, after)
-        # Not every node applies the commitment. Lines after a reversible one must wait for it.
-        return list(itertools.takewhile(lambda line: line.finalized, reversed(lines)))
-
-    async def _proved_history(self, token_account: str, after: str | None) -> list[replies.HistoryLine]:
-        """Return an account's transactions since a cursor, of a node that has seen the last reported height.
-
-        Lines that the node calls reversible are not left out: what is missing here counts as proved absent.
-        """
-        # Emulators take it for a filter and leave out what is older; none of their nodes lags behind another.
-        slot = (await self._tips.tip()).slot
-        at_tip = _NO_OPTIONS if self._is_emulator else {"minContextSlot": slot}
-        if not self._is_emulator:
-            # The index of accounts may lag behind the node's own blocks. A node returns a block only once its
-            # transactions are in the index, and refuses it until then.
-            await blocks.read_height(self._call, slot)
-        lines = await self._whole_history(token_account, after, at_tip)
-        if lines and after is None:
-            await self._check_joins(token_account, lines[-1].signature, None)
-        if not lines:
-            # A node whose index of accounts is empty or behind returns the same as one with nothing new.
-            page = await self._history_page(token_account, {"limit": 1, **at_tip})
-            if after is None or [line.signature for line in page] != [after]:
-                raise ChainUnavailableError("a node does not know the history of an account that has one")
-        return lines
-
-    async def _whole_history(
-        self, token_account: str, after: str | None, more: Mapping[str, object] = _NO_OPTIONS
-    ) -> list[replies.HistoryLine]:
-        """Return the transactions of an account since a cursor that the node reports, newest first."""
-        lines: list[replies.HistoryLine] = []
-        seen: set[str] = set()
-        while True:
-            # A node that does not know a page's start may return an empty page, as at the end of the history:
-            # every page but the first begins with the last line of the previous page.
-            overlap = lines[-1:]
-            options: dict[str, object] = {"limit": _MAX_HISTORY_LINES, **more}
-            options |= {"until": after} if after else {}
-            options |= {"before": lines[-2].signature} if overlap else {}
-            page = await self._history_page(token_account, options)
-            if overlap and [line.signature for line in page[:1]] != [overlap[0].signature]:
-                raise ChainUnavailableError("a node does not know the history that another node has reported")
-            new = page[len(overlap) :]
-            if not seen.isdisjoint(line.signature for line in new):
-                raise malformed("a history that repeats itself")
-            lines += new
-            seen |= {line.signature for line in new}
-            if len(page) < _MAX_HISTORY_LINES:
-                break
-        if after and lines:
-            await self._check_joins(token_account, lines[-1].signature, after)
-        return lines
-
-    async def _history_page(
-        self, token_account: str, options: dict[str, object]
-    ) -> list[replies.HistoryLine]:
-        """Return a page of an account's history, newest first."""
-        reply = await self._call("getSignaturesForAddress", token_account, {**options, **_FINALIZED})
-        return replies.read_history(reply)
-
-    async def _check_joins(self, token_account: str, oldest: str, after: str | None) -> None:
-        """Raise unless the line before the oldest one is the cursor, so that none is missing in between.
-
-        Without a cursor, nothing may be before it.
-
-        A node that has forgotten the cursor, or does not know it yet, returns what it has.
-        """
-        page = await self._history_page(token_account, {"limit": 1, "before": oldest})
-        if [line.signature for line in page] != ([] if after is None else [after]):
-            raise ChainUnavailableError("a node's history does not go back to where it was read last")
-
-    async def _deposit(self, signature: str, token_account: str) -> Deposit | None:
-        options = {"encoding": "jsonParsed", "maxSupportedTransactionVersion": _ANY_VERSION, **_FINALIZED}
-        reply = await self._call("getTransaction", signature, options)
-        return read_deposit(reply, signature=signature, token_account=token_account, usdc_mint=self.usdc_mint)
 
 
 def _transaction_error(refusal: RpcRefusalError) -> object:

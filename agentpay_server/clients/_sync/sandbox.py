@@ -1,5 +1,5 @@
 # Generated from _async by scripts/unasync.py. Edit that one.
-"""The sandbox as a resource: test money, tenants, outside recipients, the clock, faults, snapshots."""
+"""The sandbox client: test money, tenants, outside recipients, the clock, faults, snapshots."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -51,21 +51,21 @@ class SandboxClock(Resource):
         days: float = 0,
         **options: Unpack[CallOptions],
     ) -> datetime:
-        """Advance a manual clock, and return when everything that fell due has run, in order.
+        """Advance a manual clock, and return once everything that falls due has run, in order.
 
         Args:
-            seconds: by how much to advance; a total of 0 runs what is due now.
-            minutes: added to it.
-            hours: added to it.
-            days: added to it.
+            seconds: added to the duration; a total of 0 runs what is due now.
+            minutes: added to the duration.
+            hours: added to the duration.
+            days: added to the duration.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
             The server's new time, in UTC.
 
         Raises:
-            ConflictError: the clock is not manual; or another advance is waiting for an event receiver, which
-                may be the caller.
+            ConflictError: the clock is not manual, or another advance waits for an event receiver, which may
+                be the caller.
             InvalidRequestError: the duration is negative, or more than ten years.
         """
         duration = timedelta(seconds=seconds, minutes=minutes, hours=hours, days=days)
@@ -78,8 +78,8 @@ class SandboxClock(Resource):
         """Advance a manual clock to a time, as `advance` does.
 
         Args:
-            moment: with a UTC offset, or as ISO 8601 text such as `2026-01-31T12:00:00Z`; the current time
-                runs what is due now.
+            moment: a time with a UTC offset, or ISO 8601 text such as `2026-01-31T12:00:00Z`; the current
+                time runs what is due now.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
@@ -88,7 +88,7 @@ class SandboxClock(Resource):
         Raises:
             ValueError: the time is in the past, has no UTC offset, or is invalid text.
             ConflictError: as for `advance`.
-            InvalidRequestError: it is more than ten years ahead.
+            InvalidRequestError: the time is more than ten years ahead.
         """
         target = _moment(moment)
         now = self.now(**options)
@@ -105,10 +105,10 @@ class Sandbox(Resource):
     """
 
     def __init__(self, client: AgentPay) -> None:
-        """Use the sandbox of a server.
+        """Create a client of a server's sandbox.
 
         Args:
-            client: a client of the server, with an operator key; its connections and settings are used.
+            client: a client of the server with an operator key, whose connections and settings are used.
         """
         caller = client._caller  # noqa: SLF001 - the sandbox is a part of the client
         super().__init__(caller)
@@ -117,7 +117,7 @@ class Sandbox(Resource):
     def fund(
         self, account_id: str, amount: Decimal | int | str, **options: Unpack[CallOptions]
     ) -> Funding:
-        """Mint test USDC to an account; it appears in the history as a deposit.
+        """Mint test USDC to an account. It appears in the history as a deposit.
 
         Args:
             account_id: the account, `acct_…`.
@@ -141,7 +141,7 @@ class Sandbox(Resource):
         return account
 
     def create_operator(self, name: str, **options: Unpack[CallOptions]) -> Operator:
-        """Create another tenant.
+        """Create another operator, with its own accounts and keys.
 
         Args:
             name: display label, 1 to 100 characters.
@@ -167,17 +167,17 @@ class Sandbox(Resource):
 
         Args:
             name: `chain_down`, `chain_reply_lost`, `chain_never_lands`, `chain_slow`; requests of one
-                operation, such as `http:POST /v1/transfers` or `http:GET /v1/accounts/{account_id}`; or, on
-                a server with a separate process, `crash_at:<point>`.
+                operation, such as `http:POST /v1/transfers` or `http:GET /v1/accounts/{account_id}`; or, on a
+                server with a separate process, `crash_at:<point>`.
             times: how often, 1 to 1,000; None until it is disarmed.
-            effect: the effect on a request: `delay`, `internal_error`, `reset` (the connection is dropped,
-                nothing is done), `reply_lost` (everything is done, the connection is dropped instead of
-                responding). Only for request faults.
+            effect: the effect on a request: `delay`, `internal_error`, `reset` (dropped before it is
+                processed), `reply_lost` (processed, then dropped without a response). Only for request
+                faults.
             delay_ms: how long `delay` delays each request, 1 to 60,000 milliseconds of real time.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Raises:
-            InvalidRequestError: the fault does not exist; the message lists the available ones.
+            InvalidRequestError: the fault does not exist. The message lists the available ones.
             ValueError: the effect does not exist.
         """
         body = SetFault(times=times, effect=None if effect is None else HttpEffect(effect), delay_ms=delay_ms)
@@ -255,11 +255,11 @@ class Sandbox(Resource):
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:
-            The snapshot, which can be restored any number of times. A server keeps 64; the least recently
-            used one is dropped.
+            The snapshot, which can be restored any number of times. A server keeps the 64 most recently used.
 
         Raises:
-            ConflictError: part of the server's state is not in memory, or money stays in flight.
+            ConflictError: part of the server's state is not in memory, or money is still in flight after the
+                wait.
         """
         snapshot: Snapshot = self._call(prepare(sandbox.CREATE_SNAPSHOT), options)
         return snapshot
@@ -279,12 +279,12 @@ class Sandbox(Resource):
     def restore(self, snapshot: Snapshot | str, **options: Unpack[CallOptions]) -> None:
         """Restore a snapshot, for all tenants. Everything created after the snapshot is gone.
 
-        That includes accounts, keys, webhooks and inboxes. Work in progress is cancelled, and its callers get
-        no response. The same operations give the same results after each restore: on a server with a seed,
-        even the same identifiers and signatures.
+        That includes accounts, keys, webhooks and inboxes. Work in progress is cancelled without a response.
+        On a server with a seed, the same operations give the same identifiers and signatures after each
+        restore.
 
         Args:
-            snapshot: from `snapshot`, or its identifier.
+            snapshot: the snapshot or its identifier.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Raises:

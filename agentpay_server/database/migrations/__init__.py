@@ -1,7 +1,7 @@
-"""Migrations: a stored database is brought to the tables of this version when a server starts on it.
+"""Migrations: a starting server upgrades its database to this version's schema.
 
-`versions/` holds the steps, one module each, the same for both engines. A database that a newer version has
-laid out is refused: this one would not know what it means.
+`versions/` holds the migrations, one module each, for both engines. A database of a newer version is refused,
+because this version does not know its schema.
 """
 
 import os
@@ -17,25 +17,25 @@ from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.database.runner import NewerSchemaError, OlderSchemaError
 
 if TYPE_CHECKING:
-    # PostgreSQL's driver is a separate extra: a server on files runs without it.
+    # PostgreSQL's driver is an optional extra.
     from agentpay_server.database.postgres import PostgresDatabase
 
 HEAD: Final = "0011"
-"""The newest step."""
+"""The newest migration."""
 
 _DEVELOPMENT: Final = frozenset(f"{number:04}" for number in range(1, 8))
-"""Steps of versions that were never released. Nothing leads from their tables to those of this one."""
+"""Migrations of versions that were never released. There is no upgrade from them."""
 
 _FILE_VERSION_TABLE: Final = "alembic_version"
 
 
 @frozen
 class Release:
-    """A version of the server, as far as its tables go.
+    """The migrations of a version of the server.
 
     Attributes:
-        head: its newest step.
-        folders: where its steps are.
+        head: the newest migration.
+        folders: the directories of its migrations.
     """
 
     head: str
@@ -51,18 +51,17 @@ async def upgrade(
     only_if_empty: bool = False,
     release: Release = THIS_RELEASE,
 ) -> None:
-    """Bring a database to the tables of this version: from nothing, or from those of an older one.
+    """Upgrade an empty or older database to this version's schema.
 
     Args:
-        database: the database.
-        only_if_empty: whether to refuse those of an older one, since older servers may be at work on them.
-        release: the version; only simulations pass another one.
+        database: the database to upgrade.
+        only_if_empty: refuse an older schema, because older servers may still use it.
+        release: the target version; only simulations pass another one.
 
     Raises:
-        NewerSchemaError: a newer version has laid it out.
-        OlderSchemaError: an older version has laid it out, and `only_if_empty`; or one from before the first
-            release.
-        DatabaseUnavailableError: there is no answer.
+        NewerSchemaError: the schema is of a newer version.
+        OlderSchemaError: `only_if_empty`, and the schema is older; or it precedes the first release.
+        DatabaseUnavailableError: the database does not respond.
     """
     if isinstance(database, FileDatabase | MemoryDatabase):
         await database.with_driver(lambda driver: _upgrade_driver(driver, release))
@@ -73,7 +72,7 @@ async def upgrade(
 def _upgrade_driver(driver: Any, release: Release) -> None:  # noqa: ANN401 - a sqlite3.Connection, whatever it is to SQLAlchemy
     engine = create_engine("sqlite://", creator=lambda: driver, poolclass=StaticPool)
     with engine.connect() as connection:
-        # By hand, as everywhere in this file's transactions; the driver's own control is off.
+        # The driver's own transaction control is off.
         driver.execute("BEGIN IMMEDIATE")
         _upgrade(connection, release)
         connection.commit()
@@ -83,7 +82,7 @@ def _upgrade(connection: Connection, release: Release, *, only_if_empty: bool = 
     version_table = _FILE_VERSION_TABLE
     if connection.dialect.name == "postgresql":
         version_table = postgres_schema.VERSION_TABLE
-        is_laid_out = postgres_schema.check_ours(connection)
+        is_laid_out = postgres_schema.check_contents(connection)
     else:
         is_laid_out = inspect(connection).has_table(version_table)
     found = None
@@ -92,7 +91,7 @@ def _upgrade(connection: Connection, release: Release, *, only_if_empty: bool = 
         found = connection.execute(version).scalar_one_or_none()
     if found == release.head:
         return
-    # Only here: a start on a database that is up to date does without Alembic.
+    # Imported late: a start on an up-to-date database does not need Alembic.
     from alembic import command  # noqa: PLC0415
     from alembic.config import Config  # noqa: PLC0415
     from alembic.script import ScriptDirectory  # noqa: PLC0415

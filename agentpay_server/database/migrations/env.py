@@ -1,4 +1,4 @@
-"""Alembic's way in: runs the steps on the connection that it is handed, in the transaction that it is in."""
+"""Alembic's entry point: runs the migrations on the given connection, within its transaction."""
 
 from typing import Any
 

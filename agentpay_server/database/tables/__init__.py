@@ -1,7 +1,7 @@
 """The tables, for SQLite and PostgreSQL alike.
 
-Amounts are integers of micro-USDC, times integers of microseconds since 1970. `seq` orders rows by insertion;
-cursors refer to it. Columns have the names of the contract where possible.
+Amounts are integers of micro-USDC, times (`_us`) are microseconds since the epoch. `seq` orders rows by
+insertion, and cursors refer to it. Columns have the interface's names where possible.
 """
 
 from agentpay_server.database.tables.base import metadata

@@ -12,7 +12,7 @@ chain_state: Final = Table(
     Column("genesis", Text, primary_key=True),
     Column("slot", BigInteger, nullable=False),
     Column("height", BigInteger, nullable=False),
-    # When the block at that height began; NULL in rows of versions whose heights did not follow the clock.
+    # When the block at that height began; NULL in rows of older versions.
     Column("height_since_us", BigInteger),
 )
 
@@ -20,7 +20,7 @@ chain_accounts: Final = Table(
     "chain_accounts",
     metadata,
     Column("address", Text, primary_key=True),
-    # The account in Solana's serialisation; a deleted one has no row.
+    # The account in Solana's serialization; a deleted one has no row.
     Column("account", LargeBinary, nullable=False),
     sqlite_with_rowid=False,
 )
@@ -29,14 +29,14 @@ chain_signatures: Final = Table(
     "chain_signatures",
     metadata,
     Column("signature", Text, primary_key=True),
-    # Why it moved nothing; NULL if it succeeded; `refused` if it was never executed and never will be.
+    # Why it failed; NULL if it succeeded; `refused` if it never executed and never will.
     Column("failure_reason", Text),
     Column("failure_detail", Text),
-    # The hash of the signed message, and its block height: no message is executed twice. NULL in rows of
-    # versions that did not store them, whose blockhashes have expired.
+    # The hash of the signed message, and its block height: no message executes twice. NULL in rows of older
+    # versions, whose blockhashes have expired.
     Column("message_hash", LargeBinary),
     Column("height", BigInteger),
-    # To look up the messages with valid blockhashes.
+    # Finds the messages whose blockhashes may be valid.
     Index("ix_chain_signatures_height", "height"),
     Index("ix_chain_signatures_message", "message_hash"),
     sqlite_with_rowid=False,

@@ -19,7 +19,7 @@ accounts: Final = Table(
     Column("key_index", BigInteger, nullable=False, unique=True),
     Column("chain_address", Text, nullable=False),
     Column("usdc_token_account", Text, nullable=False, unique=True),
-    # The policy as canonical JSON; `paused` repeats one of its fields, for filters.
+    # The policy as canonical JSON. `paused` copies one of its fields, for filters.
     Column("policy", Text, nullable=False),
     Column("paused", Boolean, nullable=False),
     Column("policy_version", BigInteger, nullable=False),
@@ -27,21 +27,20 @@ accounts: Final = Table(
     # Running total of the account's spends, and the time of the newest (money/spending.py).
     Column("spent_total", BigInteger, nullable=False),
     Column("last_spend_us", BigInteger, nullable=False),
-    # The booked balance, which every settled movement changes in its own commit.
+    # The booked balance. Every settled movement changes it in its own commit.
     Column("balance", BigInteger, nullable=False),
-    # The amount that signed transfers and session openings, not final yet, may still take from the balance.
+    # The amount that signed transfers and session openings that are not final may still debit.
     Column("in_flight", BigInteger, nullable=False),
-    # How far the token account's on-chain history was scanned for deposits; NULL: never.
+    # How far the token account's on-chain history was scanned for deposits; NULL if never.
     Column("deposit_cursor", Text),
-    # Running total of everything that was ever in flight: the difference of two values is what was added.
+    # Running total of every amount that went in flight: the difference of two values is what was added.
     Column("in_flight_total", BigInteger, nullable=False),
-    # The caps of all unsettled sessions: they count against the daily limit in full.
+    # The caps of all unsettled sessions, which count against the daily limit in full.
     Column("session_reserved", BigInteger, nullable=False),
     Column("created_us", BigInteger, nullable=False),
-    # How much has left the balance since `balance.low_threshold` was last checked.
+    # The amount debited since `balance.low_threshold` was last checked.
     Column("unjudged_spend", BigInteger, nullable=False, server_default="0"),
-    # Since when the account is blocked, because a transaction landed that had been considered
-    # expired.
+    # Since when signing is stopped, because a transaction landed that had been considered expired.
     Column("stopped_us", BigInteger),
     Index("ix_accounts_operator", "operator_id", "seq"),
     Index("ix_accounts_operator_paused", "operator_id", "paused", "seq"),
@@ -62,7 +61,7 @@ policy_records: Final = Table(
     # The version on chain, 0 before the first write has landed.
     Column("written_version", BigInteger, nullable=False),
     Column("tx_signature", Text),
-    # When the record must be written again; NULL if the chain has the newest version.
+    # When the record must be written; NULL if the chain has the newest version.
     Column("due_us", BigInteger),
     Column("failures", Integer, nullable=False),
 )

@@ -30,39 +30,38 @@ sessions: Final = Table(
     Column("recipient_token_account", Text, nullable=False),
     Column("category", Text),
     Column("cap", BigInteger, nullable=False),
-    # The sum of the charges: never above the cap, and settled once the session is no longer open.
+    # The sum of the charges, at most the cap. It is what the settlement pays.
     Column("running_total", BigInteger, nullable=False),
     Column("idempotency_key", Text, nullable=False),
-    # As for transfers: the key while this session holds it, and until when.
+    # The idempotency key while this session holds it, and until when, as in `transfers`.
     Column("held_key", Text),
     Column("key_expires_us", BigInteger),
     Column("status", Text, nullable=False),
-    # Why it failed; for a closing one, why its settlement was refused.
+    # Why it failed; while it is closing, why its settlement failed.
     Column("error", Text),
     Column("message", Text),
     Column("escrow_token_account", Text, nullable=False, unique=True),
     Column("tx_signature", Text, nullable=False),
     Column("settlement_tx_signature", Text, unique=True),
-    # How many settlements were signed: each is a different transaction, even with the same amounts.
+    # Number of signed settlements. Each is a different transaction, even with the same amounts.
     Column("settlements", Integer, nullable=False),
-    # How often its settlement was impossible: the retry interval grows each time.
+    # How often its settlement was deferred: the retry interval grows each time.
     Column("put_offs", Integer, nullable=False),
     Column("opened_us", BigInteger),
     Column("settled_us", BigInteger),
-    # When an open session closes automatically, NULL without a limit; when the settlement of a closing one
-    # must be signed (again), NULL once it is.
+    # While open: when it closes automatically; NULL without a limit. While closing: when its settlement is
+    # signed (again); NULL once signed.
     Column("closes_us", BigInteger),
     Column("created_us", BigInteger, nullable=False),
-    # Whether it carries the operator's claim to its key (money/held_keys.py).
+    # Whether it holds the operator's claim to its key (money/held_keys.py).
     Column("claimed_by_operator", Boolean, nullable=False),
-    # The owner of the payee's token account, who is paid if the account no longer exists. NULL for sessions
-    # opened before this was stored.
+    # The owner of the payee's token account, to recreate it if it is closed. NULL in older rows.
     Column("recipient_owner", Text),
-    # Which time limit has closed it (`ClosingReason`); NULL if a caller has, or if it is not closed.
+    # Which time limit closed it (`ClosingReason`); NULL if a caller closed it, or if it is open.
     Column("closed_by", Text),
     # The obstacle to its settlement (`ClosingReason`); NULL without one.
     Column("stuck_reason", Text),
-    # When its settlement was signed, if that creates a token account for the payee; else NULL.
+    # When a settlement that creates the payee's token account was signed; NULL if none was.
     Column("payee_created_us", BigInteger),
     UniqueConstraint("account_id", "held_key"),
     Index("ix_sessions_operator", "operator_id", "seq"),

@@ -29,15 +29,15 @@ api_keys: Final = Table(
     seq(),
     Column("key_id", Text, nullable=False, unique=True),
     Column("operator_id", Text, nullable=False),
-    # NULL for an operator key; the bound account of an agent-scoped one.
+    # The account of an agent key; NULL for an operator key.
     Column("account_id", Text),
     Column("name", Text),
-    # The SHA-256 of the key: the key itself is shown once and never stored.
+    # The SHA-256 of the key, which is shown once and never stored.
     Column("digest", Text, nullable=False, unique=True),
     Column("created_us", BigInteger, nullable=False),
     Column("revoked_us", BigInteger),
-    # operator; agent; lent, an operator key for one run of a server; or console, the key of a browser that
-    # signed in.
+    # `operator`; `agent`; `lent`: an operator key for one run of a server; `console`: the key of a signed-in
+    # browser.
     Column("kind", Text, nullable=False),
     # NULL for a key that does not expire.
     Column("expires_us", BigInteger),
@@ -48,7 +48,7 @@ api_keys: Final = Table(
 sign_in_codes: Final = Table(
     "sign_in_codes",
     metadata,
-    # The SHA-256 of the code: the code itself is shown once and never stored.
+    # The SHA-256 of the code, which is shown once and never stored.
     Column("digest", Text, primary_key=True),
     Column("operator_id", Text, nullable=False),
     Column("expires_us", BigInteger, nullable=False),

@@ -33,8 +33,8 @@ transfers: Final = Table(
     Column("memo", Text),
     Column("category", Text),
     Column("idempotency_key", Text, nullable=False),
-    # The idempotency key while this transfer holds it, else NULL; and until when
-    # (NULL: not yet final).
+    # The idempotency key while this transfer holds it, otherwise NULL; and until when, NULL before it is
+    # final.
     Column("held_key", Text),
     Column("key_expires_us", BigInteger),
     Column("status", Text, nullable=False),
@@ -46,9 +46,9 @@ transfers: Final = Table(
     Column("created_us", BigInteger, nullable=False),
     # Until when an operator may approve it; NULL for a transfer that never needed approval.
     Column("approval_expires_us", BigInteger),
-    # Whether it carries the operator's claim to its key (money/held_keys.py).
+    # Whether it holds the operator's claim to its key (money/held_keys.py).
     Column("claimed_by_operator", Boolean, nullable=False),
-    # Of a payment behind HTTP 402: what its challenge asks for, as a digest. NULL for any other transfer.
+    # A digest of the challenge's terms, for a payment behind HTTP 402; NULL for other transfers.
     Column("payment_digest", Text),
     UniqueConstraint("account_id", "held_key"),
     Index("ix_transfers_operator", "operator_id", "seq"),
@@ -105,7 +105,7 @@ payments: Final = Table(
     "payments",
     metadata,
     seq(),
-    # The transfer that it is.
+    # A payment is also a transfer.
     Column("transfer_id", Text, nullable=False, unique=True),
     Column("operator_id", Text, nullable=False),
     Column("account_id", Text, nullable=False),
@@ -115,10 +115,10 @@ payments: Final = Table(
     Column("url", Text),
     Column("recipient", Text, nullable=False),
     Column("fee_payer", Text),
-    # What was signed, from then on: the bytes as they were handed out, the blockhash, a number that no other
-    # payment of the account has under it, and until about when they can land. The bytes are kept after the
-    # end: the same key presents them again for a day, also if an expired payment has landed late. By then
-    # they are worth nothing to anybody.
+    # Set when the payment is signed: the bytes as handed out, their blockhash, a nonce that is unique per
+    # account and blockhash, and about when they expire. The bytes are kept after the payment's end, because
+    # the same key returns them again for a day, even if an expired payment landed late. They have no value by
+    # then.
     Column("raw", LargeBinary),
     Column("blockhash", Text),
     Column("nonce", BigInteger),
@@ -127,7 +127,7 @@ payments: Final = Table(
     Column("outcome_status", BigInteger),
     Column("outcome_receipt", Text),
     Column("outcome_duration_ms", BigInteger),
-    # Two equal payments are two transactions.
+    # Makes equal payments different transactions.
     UniqueConstraint("account_id", "blockhash", "nonce"),
     CheckConstraint(
         "(raw IS NULL) = (blockhash IS NULL) AND (raw IS NULL) = (nonce IS NULL) "
@@ -159,38 +159,38 @@ chain_transactions: Final = Table(
     "chain_transactions",
     metadata,
     seq(),
-    # The identity of a signed transaction, one row each. Accounts that were provisioned together share one.
+    # Identifies the transaction. Accounts that were provisioned together share one, with a row each.
     Column("signature", Text, nullable=False),
     # `Kind`, and its subject: a transfer_id, a session_id or an account_id.
     Column("kind", Text, nullable=False),
     Column("subject_id", Text, nullable=False),
-    # The account whose keys have signed it, and how much of its balance it takes: in flight while pending.
+    # The account whose key signed it, and how much of its balance it debits: in flight while pending.
     Column("account_id", Text, nullable=False),
     Column("held", BigInteger, nullable=False),
-    # The account of this service that is credited when it is booked; NULL without one.
+    # The account of this service that it credits when it settles; NULL without one.
     Column("credits_account_id", Text),
-    # For the daily limit: its time, and the account's running total with it. NULL if it does not count.
+    # For the daily limit: its time, and the account's running total including it. NULL if it does not count.
     Column("spent_us", BigInteger),
     Column("spent_total", BigInteger),
-    # A copy of `spent_us` once it is proved that the spend never happened. A separate column, because SQLite
-    # would read the whole window to find the rows of some states.
+    # A copy of `spent_us`, set once the spend is proved never to have happened. A separate column, because
+    # SQLite would read the whole window to find rows by state.
     Column("released_us", BigInteger),
     # `State`.
     Column("state", Text, nullable=False),
-    # The bytes, as long as they may have to be (re)sent. They are stored before they are first sent.
+    # The bytes, while they may have to be (re)sent. They are stored before the first send.
     Column("raw", LargeBinary),
     Column("last_valid_block_height", BigInteger, nullable=False),
     # JSON of its handler, specific to this transaction.
     Column("detail", Text),
-    # When the event that it was sent was emitted, before its outcome.
+    # When the event that reports the submission was emitted, before the outcome.
     Column("announced_us", BigInteger),
-    # How much of a confirmed one is in flight again because it disappeared; 0 otherwise.
+    # The amount in flight again because the transaction was reorganized away; 0 otherwise.
     Column("reserved", BigInteger, nullable=False),
     Column("created_us", BigInteger, nullable=False),
     Column("ended_us", BigInteger),
     # Until when, in real time, a pending one is leased to a process.
     Column("leased_until_us", BigInteger, nullable=False),
-    # Of a payment: its name on chain, once it is known. Who pays the fee gives it.
+    # The signature that identifies a payment on chain, once known: that of the fee payer.
     Column("chain_signature", Text),
     UniqueConstraint("signature", "subject_id"),
     CheckConstraint(
@@ -205,9 +205,9 @@ _IS_PENDING: Final = chain_transactions.c.state == "pending"
 _IS_CONFIRMED: Final = chain_transactions.c.state == "confirmed"
 _IS_EXPIRED: Final = chain_transactions.c.state == "expired"
 
-# All but one are partial: they contain rows in flight or watched, not history.
+# Partial: most of these indexes contain only rows in flight or watched, not history.
 Index(
-    # A subject has only one transaction in flight.
+    # At most one transaction of a subject is in flight.
     "ux_chain_transactions_pending",
     chain_transactions.c.subject_id,
     chain_transactions.c.kind,

@@ -14,10 +14,10 @@ events: Final = Table(
     Column("operator_id", Text, nullable=False),
     Column("account_id", Text, nullable=False),
     Column("type", Text, nullable=False),
-    # The serialised envelope: every delivery attempt sends exactly these bytes.
+    # The serialized envelope. Every delivery attempt sends exactly these bytes.
     Column("body", Text, nullable=False),
     Column("created_us", BigInteger, nullable=False),
-    # The transfer or payment that it is about; NULL for others.
+    # The transfer or payment that it reports; NULL without one.
     Column("transfer_id", Text),
     Index("ix_events_operator", "operator_id", "seq"),
     Index("ix_events_account", "operator_id", "account_id", "seq"),
@@ -44,8 +44,8 @@ webhooks: Final = Table(
     Column("events", Text, nullable=False),
     Column("account_ids", Text, nullable=False),
     Column("low_balance_threshold", BigInteger),
-    # Sealed for table, column and webhook. While a rotation overlaps, the next secret is stored in addition,
-    # until the time at which it becomes the current one.
+    # Sealed for table, column and webhook. During a rotation's overlap, also the next secret and when it
+    # becomes the current one.
     Column("secret", LargeBinary, nullable=False),
     Column("next_secret", LargeBinary),
     Column("next_secret_us", BigInteger),
@@ -73,7 +73,7 @@ deliveries: Final = Table(
     Column("status", Text, nullable=False),
     # The number of finished attempts.
     Column("attempts", Integer, nullable=False),
-    # When the next attempt is due, by the server's clock; NULL without one.
+    # When the next attempt is due, by the server's clock; NULL if none is.
     Column("due_us", BigInteger),
     # Until when, in real time, the running attempt is leased.
     Column("leased_until_us", BigInteger, nullable=False),

@@ -1,7 +1,7 @@
-"""The two OpenAPI documents: the contract's operations under `/v1`, and the extensions.
+"""The two OpenAPI documents: the interface's operations under `/v1`, and the extensions.
 
-Both contain all information of the endpoint table: which keys may call, the request, every status with its
-body and headers, and links to follow-up operations. The first also describes the webhooks.
+Both are generated from the endpoint tables: keys, requests, every status with its body and headers, and links
+to follow-up operations. The first also describes the webhooks.
 """
 
 import json
@@ -55,10 +55,16 @@ _TAGS: Final = {
     "whoami": "The key of a request.",
     "sessions": "Pre-authorized spending with a cap, settled in one batch.",
 }
+_PATH_WORDS: Final = {
+    "name": "The name of the fault, such as `chain_down`; percent-encoded.",
+    "origin": "The origin of the seller, such as `https://api.example.com`; percent-encoded.",
+}
+"""What a path parameter means, if it is not the identifier of an object."""
+
 _SCOPES: Final = {
     Scope.OPERATOR: "Operator key only.",
-    Scope.OPERATOR_KEY: "Operator key only, and not one of a console that signed in by a link.",
-    Scope.ACCOUNT: "Operator key, or an agent-scoped key of that account.",
+    Scope.OPERATOR_KEY: "Operator key only; a console key, which a sign-in link gives, is refused.",
+    Scope.ACCOUNT: "Operator key, or an agent-scoped key for its own account.",
     Scope.NO_KEY: "No key.",
 }
 _REPEATS: Final = {
@@ -79,7 +85,7 @@ _DELIVERY_HEADERS: Final = (
     (
         Header(
             name=NEXT_SIGNATURE_HEADER,
-            meaning="The same with the next secret, while a rotation overlaps.",
+            meaning="The same digest, made with the new secret while a rotation overlaps.",
             example="a90c" * 16,
             keywords={"type": "string", "pattern": "^[0-9a-f]{64}$"},
         ),
@@ -111,7 +117,7 @@ def document(endpoints: Iterable[Endpoint], *, extensions: bool) -> dict[str, An
 
     Args:
         endpoints: all endpoints of the server.
-        extensions: describe the extensions (everything outside `/v1`) instead of `/v1`.
+        extensions: whether to describe the extensions instead of `/v1`.
     """
     chosen = [endpoint for endpoint in endpoints if endpoint.is_extension is extensions]
     return _Printer(chosen).document(_EXTENSIONS if extensions else _V1, has_webhooks=not extensions)
@@ -206,7 +212,8 @@ class _Printer:
                     "name": name,
                     "in": "path",
                     "required": True,
-                    "description": f"The `{name}` of the {name.removesuffix('_id').replace('_', ' ')}.",
+                    "description": _PATH_WORDS.get(name)
+                    or f"The `{name}` of the {name.removesuffix('_id')}.",
                     "schema": schema,
                     "example": self._examples.of(schema, name),
                 }
@@ -325,6 +332,6 @@ def _path_parameters(endpoint: Endpoint) -> list[str]:
 
 def _number(value: object) -> float | int:
     if isinstance(value, Decimal):
-        # For generic JSON readers: an ordinary JSON number, with at most 15 digits here.
+        # As an ordinary JSON number for generic readers; it has at most 15 digits.
         return int(value) if value == value.to_integral_value() else float(value)
     raise TypeError(f"{type(value).__name__} has no JSON form")

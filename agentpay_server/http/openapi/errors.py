@@ -14,7 +14,7 @@ from agentpay.contract.schemas import IDENTIFIERS, Schema, Schemas, field_words
 from agentpay_server.http.openapi.parts import Headers, json_content
 
 _NAMED_BY_CODES = 3
-"""The largest number of codes in the name of a response; those of a payment are more, and have one name."""
+"""Maximum number of codes that name a response. With more, its name is the status phrase."""
 
 
 _NO_FIELDS: Final[Mapping[str, Schema]] = {}
@@ -39,7 +39,7 @@ class Errors:
             schema = self._body(status, codes, subject)
             name = _name(status, codes)
             if self._schemas.components.get(name, schema) != schema:
-                # The same name for a different set of codes: add the operation's name.
+                # Another set of codes has this name: add the operation's.
                 name += f"Of{_camel(endpoint.name)}"
             unresolved = subject if status == 503 and subject is not None and subject.unknown else None
             answer = self._answer(name, schema, codes, unresolved)
@@ -57,8 +57,7 @@ class Errors:
         words = [f"`{code.value}`: {MEANINGS[code]}" for code in codes]
         if unresolved is not None:
             unknown = self._unknown_outcome(unresolved)
-            # The more specific choice comes first: a client may decode the first that has its required
-            # fields.
+            # The more specific choice first, because a client may decode the first that fits.
             content = {"anyOf": [self._schemas.add(_unknown_name(unresolved), unknown), content]}
             examples["outcome_unknown"] = error_example(ErrorCode.CHAIN_UNAVAILABLE, unknown)
             words.append(

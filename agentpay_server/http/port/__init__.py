@@ -1,1 +1,1 @@
-"""Listening sockets: accepting connections, their deadlines, and the checks before a request is served."""
+"""Listening sockets: connections, their deadlines, and checks that precede the application."""

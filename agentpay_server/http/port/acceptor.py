@@ -1,8 +1,8 @@
-"""Accepting connections up to a limit, and pausing at the limit.
+"""Accepts connections up to a limit, and pauses at the limit.
 
-asyncio's own servers have no limit. When the process runs out of file descriptors, they log one traceback for
-each place in the backlog, every second. An `Acceptor` stops accepting until there is room, lets new
-connections wait in the kernel's backlog, and logs one line a minute.
+asyncio's own servers have no limit. Out of file descriptors, they log one traceback a second for each place
+in the backlog. An `Acceptor` stops accepting until there is room, leaves new connections in the kernel's
+backlog, and logs one line a minute.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from agentpay_server.http.port.connections import Connections
 from agentpay_server.logs import log
 
 _PAUSE_SECONDS: Final = 1.0
-"""How long to pause before retrying when no connection closes earlier."""
+"""Pause before retrying, unless a connection closes earlier."""
 
 _LINE_SECONDS: Final = 60.0
 
@@ -24,14 +24,14 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Acceptor:
-    """Accepts connections on a listening socket; closes the socket when it is closed.
+    """Accepts connections on a listening socket, which it closes in the end.
 
-    It has the methods of `asyncio.Server` that uvicorn calls.
+    Has the methods of `asyncio.Server` that uvicorn calls.
 
     Args:
         sock: a listening socket.
         connections: the open connections, and their limit.
-        protocol: makes the protocol of a new connection.
+        protocol: creates the protocol of a new connection.
     """
 
     def __init__(
@@ -61,8 +61,8 @@ class Acceptor:
             except ConnectionAbortedError:
                 continue
             except OSError as error:
-                # In practice: the process or the system has no free file descriptor.
-                self._tell(type(error).__name__ if error.errno is None else f"errno {error.errno}")
+                # In practice, no file descriptor is free.
+                self._log_full(type(error).__name__ if error.errno is None else f"errno {error.errno}")
                 self._connections.make_room()
                 await self._connections.changed(within_seconds=_PAUSE_SECONDS)
                 continue
@@ -70,10 +70,10 @@ class Acceptor:
                 await self._connect(accepted)
 
     async def _connect(self, accepted: socket.socket) -> None:
-        """Serve a connection once there is room for it; later ones wait in the backlog."""
+        """Serve a connection once there is room. Later ones wait in the backlog."""
         try:
             while self._connections.is_full:
-                self._tell("max_connections")
+                self._log_full("max_connections")
                 if not self._connections.make_room():
                     await self._connections.changed(within_seconds=_PAUSE_SECONDS)
             await self._loop.connect_accepted_socket(self._protocol, accepted)
@@ -81,7 +81,7 @@ class Acceptor:
             accepted.close()
             raise
 
-    def _tell(self, reason: str) -> None:
+    def _log_full(self, reason: str) -> None:
         """Log that the limit is reached, at most once a minute."""
         now = self._loop.time()
         if now < self._next_line_at:
@@ -97,7 +97,7 @@ class Acceptor:
         )
 
     def _ended(self, accepting: asyncio.Task[None]) -> None:
-        # Not earlier: the event loop watches the socket until the task has ended.
+        # Only now, because the event loop watches the socket until the task ends.
         self._socket.close()
         with contextlib.suppress(asyncio.CancelledError):
             if (error := accepting.exception()) is not None:

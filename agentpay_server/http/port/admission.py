@@ -1,8 +1,8 @@
-"""Checks of a request from a socket, before anything else is decided about it (interface R19).
+"""Checks of a request from a socket, before the application sees it (interface R19).
 
-Its framing must be unambiguous, its target a path or an absolute URL, and its host one that the port accepts.
-A request that fails is marked; the application then refuses it, so that its response, log line and metric are
-like those of any other refusal. In-process requests have no framing and no host, and skip these checks.
+The framing must be unambiguous, the target a path or an absolute URL, and the host one that the port accepts.
+A request that fails is marked, and the application refuses it, so that its response, log line and metric are
+like those of any other refusal. In-process requests skip these checks.
 """
 
 import re
@@ -17,24 +17,24 @@ from agentpay_server.http.hosts import Hosts, host_of
 from agentpay_server.http.requests import REFUSED
 
 HEAD_MAX_BYTES: Final = 16 * 1024
-"""How large a request line with all its headers may be."""
+"""Maximum size of the request line and all headers."""
 
 TARGET: Final = "agentpay.target"
-"""ASGI scope key of the request target, set by a parser whose path and query do not hold all of it."""
+"""ASGI scope key of the whole request target, set by a parser whose path and query may lack parts of it."""
 
 _ABSOLUTE: Final = re.compile(rb"https?://([^/?#]*)([^?#]*)(?:\?([^#]*))?", re.IGNORECASE)
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-"""Methods that change nothing, which a page of any origin may try."""
+"""Methods that change nothing, and are allowed from any origin."""
 
 _SAME_SITES: Final = frozenset({b"same-origin", b"none"})
-"""Values of Sec-Fetch-Site for requests by a page of this server, and by the user."""
+"""Values of Sec-Fetch-Site for requests of this server's pages and of the user."""
 
 _OTHER_FORMS: Final = frozenset({"CONNECT", "OPTIONS"})
 """Methods whose target may be neither a path nor a URL (RFC 9112, 3.2.3 and 3.2.4)."""
 
 
 def malformed() -> Problem:
-    """A 400 for bytes that are no request, or that two readers could split differently."""
+    """Return a 400 for bytes that are not a request, or that two parsers could frame differently."""
     message = (
         f"must be well-formed HTTP/1.1 with one Host, at most {HEAD_MAX_BYTES} bytes of request line and "
         "headers, and a body framed by Content-Length or by Transfer-Encoding, not by both"
@@ -43,11 +43,10 @@ def malformed() -> Problem:
 
 
 def admit(scope: Scope, hosts: Hosts) -> bool:
-    """Check a request, and replace an absolute target by its path; a fault is put under `REFUSED`.
+    """Check a request, store a fault under `REFUSED`, and replace an absolute target by its path.
 
     Returns:
-        Whether the connection can be reused. If the framing is ambiguous, so is the start of the next
-        request.
+        Whether the connection can be reused: after ambiguous framing, the next request's start is unknown.
     """
     if not _is_framed(scope):
         scope[REFUSED] = malformed()
@@ -74,7 +73,7 @@ def _is_framed(scope: Scope) -> bool:
             lengths += 1
     if version == "1.1":
         return hosts == 1 and not (codings and lengths) and size <= HEAD_MAX_BYTES
-    # HTTP/1.0 does not define Transfer-Encoding, so the end of such a body is unknown.
+    # HTTP/1.0 has no Transfer-Encoding, so the end of such a body is unknown.
     return version == "1.0" and hosts <= 1 and not codings and size <= HEAD_MAX_BYTES
 
 
@@ -91,7 +90,7 @@ def _authority(scope: Scope) -> str | None:
     """Replace an absolute target by its path, and return the requested host with its port.
 
     Raises:
-        Problem: `invalid_request`: the target has no form that the method allows.
+        Problem: `invalid_request`: the target's form is invalid for the method.
     """
     host = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), None)
     target = _target(scope)
@@ -101,7 +100,7 @@ def _authority(scope: Scope) -> str | None:
     if absolute is not None:
         authority, path, query = absolute.groups()
         _set_path(scope, path or b"/", query or b"")
-        # The Host header is ignored then (RFC 9112, 3.2.2).
+        # An absolute target overrides the Host header (RFC 9112, 3.2.2).
         return str(authority.decode("latin-1"))
     if scope["method"] in _OTHER_FORMS:
         _set_path(scope, target, b"")
@@ -118,7 +117,7 @@ def _check_host(authority: str | None, hosts: Hosts) -> None:
     """Refuse a host that the port does not accept.
 
     Args:
-        authority: the host with its port; None for HTTP/1.0 without one, which browsers do not send.
+        authority: the host with its port; None for HTTP/1.0 without one, which no browser sends.
         hosts: the accepted hosts.
 
     Raises:
@@ -138,12 +137,12 @@ def _check_host(authority: str | None, hosts: Hosts) -> None:
 
 
 def _check_origin(scope: Scope, authority: str | None) -> None:
-    """Refuse a write that a page of another origin asks a browser to send.
+    """Refuse a write that a page of another origin sends.
 
-    A browser says so itself: in Sec-Fetch-Site, or else in Origin. Programs send neither.
+    Browsers report the origin in Sec-Fetch-Site or in Origin. Programs send neither.
 
     Args:
-        scope: the request.
+        scope: the request's ASGI scope.
         authority: its host with the port.
 
     Raises:

@@ -1,9 +1,8 @@
 """The open connections of one port, and which of them wait for their peers.
 
-A connection whose request is being served is never dropped. A connection that waits for its peer (for a
-request, for the rest of a request, or for the peer to read a response) can be dropped: a retry restores
-everything it held. At the limit, the connection that has waited longest is dropped for each new one, so that
-slow and silent peers cannot keep others out, however many there are.
+A connection with a request in service is never dropped. One that waits for its peer (to send a request or the
+rest of one, or to read a response) can be dropped, because a retry loses nothing. At the limit, each new
+connection replaces the one that has waited longest, so slow or silent peers cannot lock others out.
 """
 
 import asyncio
@@ -23,10 +22,10 @@ _OTHER_DESCRIPTORS: Final = 400
 
 
 class Peer(Protocol):
-    """A connection that can be counted and dropped."""
+    """A connection of the port."""
 
     def drop(self) -> None:
-        """End it at once."""
+        """Close it at once."""
         ...
 
 
@@ -34,15 +33,15 @@ class Connections:
     """Counts connections, and makes room for new ones.
 
     Args:
-        limit: the largest number of connections.
-        metrics: counts them too.
+        limit: maximum number of connections.
+        metrics: receives the counts.
     """
 
     def __init__(self, limit: int, metrics: Metrics) -> None:
         self.limit: int = limit
         self._metrics = metrics
         self._open: set[Peer] = set()
-        # The connection that has waited longest comes first.
+        # Ordered by the start of the wait.
         self._waiting: dict[Peer, None] = {}
         self._changed = asyncio.Event()
 
@@ -67,7 +66,7 @@ class Connections:
         self._changed.set()
 
     def waits(self, connection: Peer) -> None:
-        """Note that a connection waits for its peer from now on."""
+        """Note that a connection now waits for its peer."""
         self._waiting.pop(connection, None)
         if connection in self._open:
             self._waiting[connection] = None
@@ -78,7 +77,7 @@ class Connections:
         self._waiting.pop(connection, None)
 
     def make_room(self) -> bool:
-        """Drop the connection that has waited longest for its peer; return False if none waits."""
+        """Drop the connection that has waited longest for its peer. Return False if none waits."""
         longest = next(iter(self._waiting), None)
         if longest is None:
             return False
@@ -89,11 +88,11 @@ class Connections:
         return True
 
     def count_dropped(self, reason: str) -> None:
-        """Count a connection that was ended because of its peer."""
+        """Count a connection that was dropped because of its peer."""
         self._metrics.connections_dropped[reason] += 1
 
     async def changed(self, *, within_seconds: float) -> None:
-        """Return when a connection closes or begins to wait for its peer, or after a time."""
+        """Return once a connection closes or starts to wait for its peer, or after a timeout."""
         self._changed.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_seconds):
@@ -105,9 +104,9 @@ class Connections:
 
 
 def connection_limit(wanted: int) -> int:
-    """Return `wanted`, or fewer if the process may open too few files for that many.
+    """Return `wanted`, or fewer if the process may not open enough files.
 
-    The database and the chain need file descriptors too, so connections must not use them up.
+    Reserves file descriptors for the database and the chain.
     """
     if resource is None:
         return wanted
@@ -124,6 +123,6 @@ def raise_descriptor_limit(connections: int) -> None:
     needed = connections + _OTHER_DESCRIPTORS
     allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     if soft != resource.RLIM_INFINITY and soft < allowed:
-        # macOS reports an unlimited hard limit, and refuses values above the kernel's own.
+        # macOS reports an unlimited hard limit, but refuses values above the kernel's.
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))

@@ -9,7 +9,7 @@ from agentpay_server.http.port.admission import HEAD_MAX_BYTES, TARGET
 from agentpay_server.http.port.guarded import Guarded
 
 _AHEAD_MAX: Final = 128
-"""How many pipelined requests may wait for the one that is being served."""
+"""Maximum number of pipelined requests that wait for the one in service."""
 
 
 class GuardedHttptools(Guarded, HttpToolsProtocol):
@@ -25,7 +25,7 @@ class GuardedHttptools(Guarded, HttpToolsProtocol):
         """Parse the data, and refuse a head that grows too large."""
         was_in_head = self._reads_head
         super().data_received(data)
-        # Not counted: a head that began in this data, whose size the read size limits.
+        # A head that began in this data is not counted: the read size limits it.
         self._head_bytes = self._head_bytes + len(data) if was_in_head and self._reads_head else 0
         if self._head_bytes > HEAD_MAX_BYTES and not self._is_refused:
             self.send_400_response("")
@@ -36,7 +36,7 @@ class GuardedHttptools(Guarded, HttpToolsProtocol):
         self._reads_head, self._field_bytes = True, 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a field of the head; trailer fields count toward the limit and are dropped."""
+        """Keep a field of the head. Trailer fields are dropped, but count toward the limit."""
         self._field_bytes += len(name) + len(value)
         if self._field_bytes > HEAD_MAX_BYTES:
             raise httptools.HttpParserError("too many fields")
@@ -44,13 +44,13 @@ class GuardedHttptools(Guarded, HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Serve a request, or queue it behind the previous one."""
+        """Serve a request, or queue it behind earlier ones."""
         if len(self.pipeline) >= _AHEAD_MAX:
             raise httptools.HttpParserError("too many requests ahead")
         self._reads_head, self._reads_body = False, True
         self.scope[TARGET] = self.url
         if not self.url.startswith(b"/"):
-            # `admit` reads the whole target; the base class would fail on some forms of it.
+            # `admit` reads the whole target. The base class would fail on some of its forms.
             self.url = b"/"
         super().on_headers_complete()
         parser: Any = self.parser

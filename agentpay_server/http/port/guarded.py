@@ -27,20 +27,21 @@ from uvicorn.server import ServerState
 
 from agentpay.contract.errors import ErrorCode
 from agentpay_server.errors import Problem
-from agentpay_server.http.errors import Headers
 from agentpay_server.http.hosts import Hosts
 from agentpay_server.http.port.admission import admit, malformed
 from agentpay_server.http.port.connections import Connections
 from agentpay_server.http.requests import DROP, REFUSED, SHARE
+from agentpay_server.http.responses import Headers
 from agentpay_server.settings import Settings
 
 Refusal = Callable[[Problem], tuple[int, Headers, bytes]]
 
 _LINGER_SECONDS: Final = 2.0
-"""How long a refused peer may keep sending. Closed earlier, the connection could be reset, and the peer would
-not read the refusal."""
+"""How long a refused peer may keep sending. An earlier close could reset the connection before the peer has
+read the refusal.
+"""
 
-# uvicorn warns about each malformed request, which the application already logs.
+# Silences uvicorn's warnings about malformed requests, which the application logs.
 _LOGGER: Final = logging.getLogger("uvicorn.error.connections")
 _LOGGER.setLevel(logging.ERROR)
 
@@ -64,11 +65,10 @@ class Port:
 
     Attributes:
         app: serves requests.
-        refusal: returns status, headers and body of a refusal that is no response to a request, and counts
-            and logs it.
+        refusal: counts and logs a refusal of malformed HTTP; returns its status, headers and body.
         hosts: the accepted hosts.
         connections: the open connections.
-        seconds: the deadline of each kind of wait; no entry where the application has a deadline.
+        seconds: the deadline of each kind of wait, unless the application bounds it.
     """
 
     app: ASGIApp
@@ -79,7 +79,7 @@ class Port:
 
     @property
     def share(self) -> int:
-        """How many requests of one operator may be in service at once, so that others can connect."""
+        """Maximum number of one operator's requests in service, so that others can connect."""
         return max(self.connections.limit * 3 // 4, 1)
 
 
@@ -196,24 +196,24 @@ class Guarded(_Parser):
         self.transport.abort()
 
     def _leave(self) -> None:
-        """Leave the connection to a WebSocket, which the application bounds."""
+        """Hand the connection to a WebSocket, which the application bounds."""
         self._is_websocket = True
         self._await(None)
         self._port.connections.closed(self)
 
     def _should_upgrade_to_ws(self) -> bool:
-        """Return whether to upgrade; a host that the port does not accept is refused as for any request."""
+        """Return whether to upgrade. An unaccepted host is refused like for any other request."""
         if not super()._should_upgrade_to_ws():
             return False
         scope: Scope = dict(self.scope)
         return admit(scope, self._port.hosts) and REFUSED not in scope
 
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's own text
-        """Refuse malformed data; uvicorn calls this, and would respond in plain text."""
+        """Refuse malformed data, for which uvicorn would respond in plain text."""
         self._refuse(malformed())
 
     def _served(self) -> Any:  # noqa: ANN401 - uvicorn's RequestResponseCycle
-        """Return the request in service, else the last one; None before the first."""
+        """Return the request in service, or the last one; None before the first."""
         raise NotImplementedError
 
     def _is_in_body(self) -> bool:
@@ -227,7 +227,7 @@ class Guarded(_Parser):
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if self._is_refused:
-            # Its body was found to be malformed in the meantime.
+            # The body turned out to be malformed in the meantime.
             return
         scope[DROP] = self.transport.abort
         scope[SHARE] = self._port.share
@@ -253,7 +253,7 @@ class Guarded(_Parser):
         self._await(wait)
 
     def _await(self, wait: Wait | None) -> None:
-        """Start a wait, or none; a wait of the same kind keeps its deadline."""
+        """Start a wait, or none. A wait of the same kind keeps its deadline."""
         if wait is self._wait:
             return
         self._wait = wait
@@ -284,7 +284,7 @@ class Guarded(_Parser):
             self.transport.abort()
 
     def _refuse(self, problem: Problem) -> None:
-        """Send a refusal of what cannot be read as a request, and close after the peer has read it."""
+        """Refuse malformed data, and close after the peer has read the refusal."""
         served = self._served()
         if served is not None and not served.response_complete:
             if not served.more_body:
@@ -292,7 +292,7 @@ class Guarded(_Parser):
                 self._refusal = problem
                 self.flow.pause_reading()
                 return
-            # The application waits for a body that cannot be completed, so it gets a disconnect.
+            # The application waits for a body that cannot be completed: report a disconnect.
             served.disconnected = True
             served.message_event.set()
             if served.response_started:

@@ -1,4 +1,4 @@
-"""A port: uvicorn's server with guarded connections and a limit on them."""
+"""A port: uvicorn's server with guarded, limited connections."""
 
 import asyncio
 import logging
@@ -13,11 +13,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentpay.contract.requests import BODY_MAX_BYTES
 from agentpay_server.errors import Problem
-from agentpay_server.http.errors import Headers
 from agentpay_server.http.hosts import Hosts
 from agentpay_server.http.port.acceptor import Acceptor
 from agentpay_server.http.port.connections import Connections, connection_limit
 from agentpay_server.http.port.guarded import Guarded, GuardedH11, Port, seconds_of
+from agentpay_server.http.responses import Headers
 from agentpay_server.logs import log
 from agentpay_server.metrics import Metrics
 from agentpay_server.settings import Settings
@@ -26,7 +26,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 def parser() -> type[Guarded]:
-    """Return the protocol of connections: with httptools if the extra `fast` is installed, else with h11."""
+    """Return the protocol of connections: httptools if the extra `fast` is installed, otherwise h11."""
     if find_spec("httptools") is None:
         return GuardedH11
     from agentpay_server.http.port.fast import GuardedHttptools  # noqa: PLC0415 - an extra's
@@ -38,8 +38,8 @@ class Served(Protocol):
     """An application that a port can serve.
 
     Attributes:
-        settings: its limits on connections and waits.
-        metrics: what the port counts.
+        settings: the limits on connections and waits.
+        metrics: receives the port's counts.
     """
 
     settings: Settings
@@ -50,7 +50,7 @@ class Served(Protocol):
         ...
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
+        """Handle one request."""
         ...
 
 
@@ -58,11 +58,11 @@ class PortServer(uvicorn.Server):
     """Serves an application on listening sockets.
 
     Args:
-        application: the application, whose settings and metrics the port uses.
+        application: the application to serve, whose settings and metrics the port uses.
         hosts: the hosts that the port accepts.
-        shutdown_seconds: how long requests in service may continue when the port closes.
-        app: `application` wrapped in something, if it is.
-        with_websockets: whether `app` takes WebSockets.
+        shutdown_seconds: how long requests in service may continue after the port closes.
+        app: `application` with a wrapper; None for `application` itself.
+        with_websockets: whether `app` accepts WebSockets.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class PortServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 self._port.app,
-                # Explicit, because uvicorn does not recognize a bound method.
+                # uvicorn does not recognize a bound method.
                 interface="asgi3",
                 http=self._parser,
                 ws="websockets-sansio" if with_websockets else "none",
@@ -113,10 +113,10 @@ class PortServer(uvicorn.Server):
             {},
             asyncio.get_running_loop(),
         )
-        # Typed loosely: uvicorn expects `asyncio.Server`, and only closes them.
+        # uvicorn expects `asyncio.Server`, but only closes them.
         self.servers: list[Any] = [Acceptor(sock, self._port.connections, make) for sock in sockets or ()]
         self.started = True
 
     async def shutdown(self, sockets: Sequence[socket.socket] | None = None) -> None:  # noqa: ARG002
-        """Stop gracefully; the acceptors close their own sockets."""
+        """Stop gracefully. The acceptors close their own sockets."""
         await super().shutdown(None)

@@ -1,8 +1,8 @@
-"""Whether a transaction pays the terms of a seller. Pure functions, as strict as the strictest peer.
+"""Checks whether a transaction pays a seller's terms, as strictly as the strictest peer. Pure functions.
 
-x402 demands one order of instructions; MPP demands the transfers and memos of the challenge, and nothing
-besides. Neither accepts a transaction in which the seller's own fee payer takes part: its signature must be
-worth the fee and nothing else.
+x402 requires one order of instructions. MPP requires the transfers and memos of the challenge, and nothing
+else. Neither accepts a transaction in which the seller's fee payer takes part: its signature must pay the fee
+and nothing else.
 """
 
 import struct
@@ -25,15 +25,15 @@ from agentpay_server.chain.instructions import (
 from agentpay_server.chain.signing import transaction_of
 from agentpay_server.payments.terms import Leg, Protocol, Terms
 
-MOST_UNITS: Final = 200_000
-"""The highest compute-unit limit that sellers of MPP take."""
+MAX_UNITS: Final = 200_000
+"""Maximum compute-unit limit that sellers of MPP accept."""
 
-MOST_UNIT_PRICE: Final = 5_000_000
-"""The highest price of a compute unit that sellers pay, in millionths of a lamport."""
+MAX_UNIT_PRICE: Final = 5_000_000
+"""Maximum price of a compute unit that sellers pay, in millionths of a lamport."""
 
 _LIGHTHOUSE: Final = Pubkey.from_string("L2TExMFKdjpN9kozasaurPirfHy9P8sbXoAN1qA3S95")
-_LEAST_STEPS: Final = 3
-_MOST_STEPS: Final = 6
+_MIN_STEPS: Final = 3
+_MAX_STEPS: Final = 6
 _OPTIONAL_STEPS: Final = ("fourth", "fifth", "sixth")
 _INVALID: Final = "invalid_exact_svm_payload"
 
@@ -42,8 +42,8 @@ class PaymentRefusedError(ValueError):
     """A transaction does not pay the terms.
 
     Attributes:
-        reason: a code of x402's.
-        payer: address of the payer, as far as it is known.
+        reason: an x402 error code.
+        payer: address of the payer; empty if unknown.
     """
 
     def __init__(self, reason: str, message: str, payer: str = "") -> None:
@@ -54,12 +54,12 @@ class PaymentRefusedError(ValueError):
 
 @frozen(kw_only=True)
 class CheckedPayment:
-    """A transaction that pays the terms, if the chain takes it.
+    """A transaction that pays the terms, if the chain accepts it.
 
     Attributes:
-        transaction: the transaction; the slot of the seller's fee payer may be empty.
-        message_hash: identifies the signed message, whatever other signatures the transaction carries.
-        payer: address of the owner whose money it is.
+        transaction: the signature slot of the seller's fee payer may be empty.
+        message_hash: identifies the signed message, independent of the signatures.
+        payer: address of the owner who pays.
     """
 
     transaction: VersionedTransaction
@@ -77,21 +77,17 @@ class _Step:
 
 
 def check_payment(raw: bytes, terms: Terms, *, fee_payers: Collection[str]) -> CheckedPayment:
-    """Return the transaction in `raw`, if it pays `terms`.
+    """Return the transaction in `raw`, if it pays `terms`, whose mint is an address.
 
-    Whether its signatures are valid and the payer has the money, only a simulation tells.
-
-    Args:
-        raw: the transaction as the payer presented it.
-        terms: the terms; the mint by its address.
-        fee_payers: addresses that the seller signs with.
+    Only a simulation shows whether its signatures are valid and the payer has the money. `fee_payers` are the
+    addresses that the seller signs with.
 
     Raises:
         PaymentRefusedError: it pays something else, or does more than pay.
     """
     try:
         transaction = transaction_of(raw)
-    except Exception:  # noqa: BLE001 - solders has several kinds of it
+    except Exception:  # noqa: BLE001 - solders raises several types
         raise PaymentRefusedError(
             f"{_INVALID}_transaction_could_not_be_decoded", "the transaction cannot be decoded"
         ) from None
@@ -155,13 +151,13 @@ def _is_transfer(step: _Step) -> bool:
 
 def _check_x402(steps: Sequence[_Step], terms: Terms) -> None:
     (leg,) = terms.legs
-    if not _LEAST_STEPS <= len(steps) <= _MOST_STEPS:
+    if not _MIN_STEPS <= len(steps) <= _MAX_STEPS:
         raise PaymentRefusedError(
             f"{_INVALID}_transaction_instructions_length",
-            f"the transaction has {len(steps)} instructions; {_LEAST_STEPS} to {_MOST_STEPS} are accepted",
+            f"the transaction has {len(steps)} instructions; {_MIN_STEPS} to {_MAX_STEPS} are accepted",
         )
     _check_budget(steps[0], steps[1])
-    transfer, optional = steps[2], steps[_LEAST_STEPS:]
+    transfer, optional = steps[2], steps[_MIN_STEPS:]
     if not _is_transfer(transfer):
         raise PaymentRefusedError(
             f"{_INVALID}_no_transfer_instruction", "the third instruction is not a checked transfer"
@@ -191,9 +187,9 @@ def _check_budget(limit: _Step, price: _Step) -> None:
         raise PaymentRefusedError(
             f"{prefix}_price_instruction", "the second instruction must set the compute-unit price"
         )
-    if _unit_price(price) > MOST_UNIT_PRICE:
+    if _unit_price(price) > MAX_UNIT_PRICE:
         raise PaymentRefusedError(
-            f"{prefix}_price_instruction_too_high", f"the compute-unit price is above {MOST_UNIT_PRICE}"
+            f"{prefix}_price_instruction_too_high", f"the compute-unit price is above {MAX_UNIT_PRICE}"
         )
 
 
@@ -247,11 +243,11 @@ def _check_extra(step: _Step) -> None:
         raise PaymentRefusedError("payment_invalid", f"unexpected instruction of {step.program}")
     if step.data[:1] == b"\x02" and len(step.data) == 5:
         (units,) = struct.unpack_from("<I", step.data, 1)
-        if units > MOST_UNITS:
-            raise PaymentRefusedError("payment_invalid", f"the compute-unit limit is above {MOST_UNITS}")
+        if units > MAX_UNITS:
+            raise PaymentRefusedError("payment_invalid", f"the compute-unit limit is above {MAX_UNITS}")
     elif step.data[:1] == b"\x03" and len(step.data) == 9:
-        if _unit_price(step) > MOST_UNIT_PRICE:
-            raise PaymentRefusedError("payment_invalid", f"the compute-unit price is above {MOST_UNIT_PRICE}")
+        if _unit_price(step) > MAX_UNIT_PRICE:
+            raise PaymentRefusedError("payment_invalid", f"the compute-unit price is above {MAX_UNIT_PRICE}")
     else:
         raise PaymentRefusedError("payment_invalid", "unsupported instruction of the compute budget")
 

@@ -1,7 +1,7 @@
 """A seller's own key: pays the fees of the payments that it receives, and broadcasts them.
 
-It reaches the chain as any seller does, by the methods of an RPC node. It gives itself test SOL when it has
-little left, so it works only on test chains.
+It uses the methods of an RPC node. It requests test SOL when it has little left, so it works only on test
+chains.
 """
 
 import asyncio
@@ -28,19 +28,19 @@ Rpc = Callable[..., Awaitable[Any]]
 CONFIRM_SECONDS: Final = 30.0
 """How long a seller waits for a broadcast transaction."""
 
-_LEAST_LAMPORTS: Final = 1_000_000_000
-_AIRDROP_LAMPORTS: Final = 10 * _LEAST_LAMPORTS
+_MIN_LAMPORTS: Final = 1_000_000_000
+_AIRDROP_LAMPORTS: Final = 10 * _MIN_LAMPORTS
 _PAUSE_SECONDS: Final = 0.2
 _BASE64: Final = {"encoding": "base64"}
 _CONFIRMED: Final = ("confirmed", "finalized")
 
 
 class NotConfirmedError(Exception):
-    """A broadcast transaction has not landed yet; whether it will is unknown."""
+    """A broadcast transaction has not landed yet, and may or may not land."""
 
 
 class FailedOnChainError(Exception):
-    """A transaction landed, failed, and moved nothing.
+    """A transaction landed and failed; it moved nothing.
 
     Attributes:
         error: the error as the node reports it.
@@ -56,7 +56,7 @@ class SimulationFailedError(Exception):
 
 
 def rpc_of(node: Node) -> Rpc:
-    """Return what calls a node in this process, on the thread that owns its chain."""
+    """Return a function that calls a node in this process, on the thread that owns its chain."""
 
     async def call(method: str, *params: Any) -> Any:  # noqa: ANN401 - JSON
         return await node.result(RpcCall(None, method, params))
@@ -65,20 +65,15 @@ def rpc_of(node: Node) -> Rpc:
 
 
 def keypair_of(*names: str) -> Keypair:
-    """Return the key that follows from names: the same in every process, and known to everybody.
+    """Return the key derived from names: the same in every process, and known to everyone.
 
-    It must hold nothing but test SOL, which anybody can have.
+    It must hold only test SOL, which is free.
     """
     return Keypair.from_seed(hashlib.sha256("\n".join(("agentpay test seller", *names)).encode()).digest())
 
 
 class FeePayer:
-    """A key with the SOL to pay fees.
-
-    Args:
-        keypair: the key.
-        rpc: reaches a node of a test chain.
-    """
+    """A key with the SOL to pay fees."""
 
     def __init__(self, keypair: Keypair, rpc: Rpc) -> None:
         self._keypair = keypair
@@ -87,22 +82,22 @@ class FeePayer:
         self.address: str = str(keypair.pubkey())
 
     async def ready(self) -> None:
-        """Take test SOL from the node, if little is left.
+        """Request test SOL from the node, if little is left.
 
         Raises:
-            RpcError: the node gives none.
+            RpcError: the node refuses.
             NotConfirmedError: it did not arrive in time.
         """
-        if await self._lamports() >= _LEAST_LAMPORTS:
+        if await self._lamports() >= _MIN_LAMPORTS:
             return
         async with self._airdrops:
-            # Another task may have waited for the same.
-            if await self._lamports() < _LEAST_LAMPORTS:
+            # Another task may have requested it meanwhile.
+            if await self._lamports() < _MIN_LAMPORTS:
                 signature = await self._rpc("requestAirdrop", self.address, _AIRDROP_LAMPORTS)
                 await self.confirmed(signature)
 
     async def create_token_accounts(self, owners: Iterable[str], mint: str) -> None:
-        """Create the associated token accounts of owners, at the cost of this key; repeatable.
+        """Create the associated token accounts of owners, at the cost of this key. Repeatable.
 
         Raises:
             RpcError: the node refuses.
@@ -133,24 +128,26 @@ class FeePayer:
         return VersionedTransaction.populate(message, signatures)
 
     async def simulate(self, transaction: VersionedTransaction) -> None:
-        """Do nothing if a signed transaction would land now.
+        """Check that a signed transaction would land now.
 
         Raises:
-            SimulationFailedError: it would not: a signature or money is missing, or it has landed already.
-            RpcError: the node does not work.
+            SimulationFailedError: it would not: a signature or money is missing, or it has already landed.
+            RpcError: the node fails.
         """
         try:
-            told = await self._rpc("simulateTransaction", _text(transaction), {**_BASE64, "sigVerify": True})
+            response = await self._rpc(
+                "simulateTransaction", _text(transaction), {**_BASE64, "sigVerify": True}
+            )
         except RpcError as error:
             raise SimulationFailedError(error.message) from None
-        if told["value"]["err"] is not None:
-            raise SimulationFailedError(str(told["value"]["err"]))
+        if response["value"]["err"] is not None:
+            raise SimulationFailedError(str(response["value"]["err"]))
 
     async def broadcast(self, transaction: VersionedTransaction) -> str:
         """Send a signed transaction, and return its signature.
 
         Raises:
-            RpcError: the node does not take it.
+            RpcError: the node refuses it.
         """
         signature: str = await self._rpc(
             "sendTransaction", _text(transaction), {**_BASE64, "skipPreflight": True}
@@ -158,11 +155,11 @@ class FeePayer:
         return signature
 
     async def confirmed(self, signature: str, *, within_seconds: float = CONFIRM_SECONDS) -> None:
-        """Return once a transaction has landed.
+        """Wait until a transaction has landed.
 
         Raises:
             FailedOnChainError: it landed and failed.
-            NotConfirmedError: it has not landed within the time.
+            NotConfirmedError: it has not landed in time.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + within_seconds

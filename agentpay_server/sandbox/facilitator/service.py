@@ -1,7 +1,7 @@
 """The local facilitator: verifies and settles x402 payments on a test chain, for sellers that run offline.
 
-It takes and returns what the facilitators of the field do, in versions 2 and 1 of x402, so that sellers'
-packages use it unchanged. It signs with its own key, which pays fees and nothing else.
+It has the interface of public facilitators, in versions 2 and 1 of x402, so that sellers' packages use it
+unchanged. It signs with its own key, which pays fees and nothing else.
 """
 
 import base64
@@ -32,7 +32,7 @@ Json = dict[str, Any]
 
 
 class InvalidRequestError(ValueError):
-    """A request is not one of x402's; the message names the field."""
+    """A request is no x402 request; the message names the field."""
 
 
 @frozen
@@ -49,11 +49,7 @@ class _Request:
 
 
 class Facilitator:
-    """Verifies and settles payments for sellers.
-
-    Args:
-        fee_payer: signs and broadcasts.
-    """
+    """Verifies and settles payments for sellers; `fee_payer` signs and broadcasts."""
 
     def __init__(self, fee_payer: FeePayer) -> None:
         self._fee_payer = fee_payer
@@ -75,7 +71,7 @@ class Facilitator:
         """Return whether a payment would settle now.
 
         Raises:
-            InvalidRequestError: `content` is no request of x402.
+            InvalidRequestError: `content` is no x402 request.
         """
         try:
             checked = self._checked(_read(content))
@@ -90,10 +86,10 @@ class Facilitator:
         return {"isValid": True, "payer": checked.payer}
 
     async def settle(self, content: object) -> Json:
-        """Verify a payment, broadcast it, and return what became of it.
+        """Verify a payment, broadcast it, and return the outcome.
 
         Raises:
-            InvalidRequestError: `content` is no request of x402.
+            InvalidRequestError: `content` is no x402 request.
         """
         request = _read(content)
         try:
@@ -144,8 +140,8 @@ class Facilitator:
     async def _settled(self, checked: CheckedPayment) -> str:
         """Broadcast a payment that has not landed, and return its signature.
 
-        Of two requests for one payment, one settles: while it does, the other is refused here; later, the
-        simulation says that the payment has landed.
+        Of two requests for one payment, one settles: the other is refused here while it does, and later by
+        the simulation, because the payment has landed.
         """
         if checked.message_hash in self._settling:
             raise PaymentRefusedError("duplicate_settlement", "this payment is being settled", checked.payer)
@@ -196,10 +192,10 @@ def _decoded(text: str) -> bytes:
 
 
 def _terms(request: _Request) -> Terms:
-    """Return what a seller asked for.
+    """Return the terms that a seller asks for.
 
     Raises:
-        PaymentRefusedError: its requirements cannot be met by any payment.
+        PaymentRefusedError: no payment can meet its requirements.
     """
     requirements = request.requirements
     try:

@@ -7,7 +7,7 @@ from solders.pubkey import Pubkey
 from agentpay_server.chain import instructions, transactions
 from agentpay_server.chain.custody import TREASURY
 from agentpay_server.chain.protocol import Deposit
-from agentpay_server.chain.rpc import chain as rpc_chain
+from agentpay_server.chain.rpc import history
 
 pytestmark = pytest.mark.anyio
 
@@ -73,8 +73,8 @@ async def test_only_irreversible_deposits_are_reported(world: RpcWorld) -> None:
 async def test_a_long_history_is_read_in_resumable_batches(
     world: RpcWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(rpc_chain, "_MAX_HISTORY_LINES", 3)
-    monkeypatch.setattr(rpc_chain, "_DEPOSIT_BATCH", 2)
+    monkeypatch.setattr(history, "_MAX_LINES", 3)
+    monkeypatch.setattr(history, "_DEPOSIT_BATCH", 2)
     address = await world.account(1)
     signed = [
         transactions.mint(

@@ -24,12 +24,13 @@ from agentpay_server import AgentPayServer
 from agentpay_server.chain import transactions
 from agentpay_server.chain.custody import TREASURY, spending_key
 from agentpay_server.chain.instructions import MEMO_PROGRAM, USDC_MINTS, associated_token_address
+from agentpay_server.chain_opening import ClusterError
 from agentpay_server.cli.rpc_options import FEE_PAYER_VARIABLE
 from agentpay_server.config import ServerConfig
 from agentpay_server.contract import sandbox
 from agentpay_server.identity import ForeignChainError
 from agentpay_server.money import transactions as chain_transactions
-from agentpay_server.server import ClusterError, start_server
+from agentpay_server.server import start_server
 from agentpay_server.settings import Settings
 from agentpay_server.storage import open_storage
 

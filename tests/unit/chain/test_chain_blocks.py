@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from solders.hash import Hash
 
-from agentpay_server.chain.embedded.blocks import BLOCK_US, FIRST_SLOT, Blocks, Standing, slot_at
+from agentpay_server.chain.embedded.blocks import BLOCK_US, FIRST_SLOT, BlockPosition, Blocks, slot_at
 
 
 class Clock:
@@ -70,16 +70,16 @@ def test_chains_with_different_names_have_different_blockhashes(clock: Clock) ->
 def test_resuming_continues_with_a_new_block(blocks: Blocks, clock: Clock) -> None:
     clock.now_us += 20 * BLOCK_US
     seen = blocks.latest()
-    standing = blocks.standing()
+    position = blocks.position()
     after = Blocks("genesis", clock)
-    after.resume(standing)
+    after.resume(position)
     assert after.height() == 21
     assert after.latest() != seen
     assert after.height_of(seen[1]) == 20
     # A clock that was set back between the two.
     clock.now_us -= 10**12
     later = Blocks("genesis", clock)
-    later.resume(standing)
+    later.resume(position)
     assert later.height() == 21
     clock.now_us += BLOCK_US
     assert later.height() == 22
@@ -88,13 +88,13 @@ def test_resuming_continues_with_a_new_block(blocks: Blocks, clock: Clock) -> No
 def test_resuming_from_a_lower_height_keeps_the_reported_height(blocks: Blocks, clock: Clock) -> None:
     clock.now_us += 20 * BLOCK_US
     assert blocks.height() == 20
-    blocks.resume(Standing(3, clock.now_us))
+    blocks.resume(BlockPosition(3, clock.now_us))
     assert blocks.height() == 21
 
 
 def test_restored_copies_of_one_state_share_only_past_blockhashes(blocks: Blocks, clock: Clock) -> None:
     shared = blocks.latest()[1]
-    bring_back = blocks.capture()
+    restore = blocks.capture()
     start_us = clock.now_us
     futures = []
     for _ in range(4):
@@ -105,7 +105,7 @@ def test_restored_copies_of_one_state_share_only_past_blockhashes(blocks: Blocks
             clock.now_us += BLOCK_US
         futures.append(hashes)
         assert all(blocks.height_of(blockhash) is not None for blockhash in (*hashes, shared))
-        bring_back()
+        restore()
         assert all(blocks.height_of(blockhash) is None for each in futures for blockhash in each)
         assert blocks.height_of(shared) == 0
     assert len(set().union(*futures)) == 20
@@ -133,8 +133,8 @@ def test_the_valid_window_always_equals_the_latest_blockhashes(steps: list[tuple
         elif step == "capture":
             captured = blocks.capture(), dict(handed), clock.now_us
         elif captured is not None:
-            bring_back, handed_then, now_us = captured
-            bring_back()
+            restore, handed_then, now_us = captured
+            restore()
             clock.now_us, before = now_us, 0
             abandoned |= handed.keys() - handed_then.keys()
             handed = dict(handed_then)

@@ -44,7 +44,7 @@ def test_releasing_a_chain_empties_its_machine() -> None:
     machine = world.svm
     world.chain.release()
     assert machine.get_account(address) is None
-    assert machines.take() is machine
+    assert machines.acquire() is machine
     assert not machines.accounts_of(machine)
     assert machine.get_account(Pubkey.from_string(world.usdc)) is None
 

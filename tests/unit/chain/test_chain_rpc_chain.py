@@ -439,7 +439,7 @@ async def test_deposits_are_reported_only_up_to_the_first_reversible_transaction
 
 
 async def test_a_node_that_pages_in_a_circle_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentpay_server.chain.rpc.chain._MAX_HISTORY_LINES", 2)
+    monkeypatch.setattr("agentpay_server.chain.rpc.history._MAX_LINES", 2)
     signatures = [str(Keypair().sign_message(bytes([n]))) for n in range(2)]
     node, pages = FakeNode(), [signatures, signatures[::-1]]
     node.answers["getSignaturesForAddress"] = lambda *params: [

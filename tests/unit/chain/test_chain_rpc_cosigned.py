@@ -133,7 +133,7 @@ class Ledger(FakeNode):
 
 @pytest.fixture
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentpay_server.chain.rpc.chain._MAX_HISTORY_LINES", 3)
+    monkeypatch.setattr("agentpay_server.chain.rpc.history._MAX_LINES", 3)
 
 
 every_search = pytest.mark.parametrize("is_for_proof", [False, True], ids=["search", "proof"])

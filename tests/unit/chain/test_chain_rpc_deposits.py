@@ -38,7 +38,7 @@ class Ledger:
 
 @pytest.fixture(autouse=True)
 def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("agentpay_server.chain.rpc.chain._MAX_HISTORY_LINES", 3)
+    monkeypatch.setattr("agentpay_server.chain.rpc.history._MAX_LINES", 3)
 
 
 async def told(*nodes: Ledger, after: str | None = None) -> list[str]:

@@ -10,8 +10,9 @@ from challenge_world import b64, b64url, mpp, mpp_request, v1_body, v2_challenge
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from agentpay.contract.usdc import MAX_MICRO
 from agentpay_server.payments.rules import payable, read_challenge, wrap
-from agentpay_server.payments.terms import MOST_MICRO, Offer, UnreadableChallengeError
+from agentpay_server.payments.terms import Offer, UnreadableChallengeError
 
 CHALLENGES = 20_000
 some = settings(max_examples=2_000, database=None)
@@ -38,8 +39,8 @@ def offers_or_one_error(headers: list[tuple[str, str]], body: bytes) -> None:
         return
     for offer in found:
         terms = offer.terms
-        assert all(1 <= leg.amount_micro <= MOST_MICRO for leg in terms.legs)
-        assert 1 <= terms.amount_micro <= MOST_MICRO
+        assert all(1 <= leg.amount_micro <= MAX_MICRO for leg in terms.legs)
+        assert 1 <= terms.amount_micro <= MAX_MICRO
         assert len(terms.digest(origin="https://a.example", memo=None)) == 64
         name, value = wrap(offer, b"x", payment_id="txn_1")
         assert f"{name}: {value}".isascii()

@@ -27,7 +27,7 @@ from agentpay_server.chain.parsing import movements
 from agentpay_server.chain.protocol import SignatureStatus, SignedTransaction
 from agentpay_server.chain.signing import TransactionTooLargeError
 from agentpay_server.payments.building import (
-    MOST_UNITS,
+    MAX_UNITS,
     FeePayerRefusedError,
     PreparedPayment,
     base_units,
@@ -186,7 +186,7 @@ def test_the_unit_limit_suffices_and_a_nonce_makes_equal_payments_distinct(
     assert world.held(world.payer) == 0
     (executed, *_) = list(world.chain.history.of_address(Pubkey.from_string(world.payer)))
     memo = "txn_1" if terms is PLAIN else None
-    assert executed.meta.compute_units_consumed() < base_units(terms, memo) <= MOST_UNITS
+    assert executed.meta.compute_units_consumed() < base_units(terms, memo) <= MAX_UNITS
 
 
 def test_x402_payments_have_one_memo_and_mpp_payments_one_per_leg(world: World) -> None:
@@ -227,7 +227,7 @@ def test_a_fee_payer_that_is_our_address_or_part_of_the_payment_is_refused(world
 
 def test_a_payment_beyond_the_transaction_limits_is_refused_unsigned(world: World) -> None:
     with pytest.raises(TransactionTooLargeError, match="compute units"):
-        world.built(PLAIN, nonce=MOST_UNITS)
+        world.built(PLAIN, nonce=MAX_UNITS)
     long = Leg(recipient=SELLER, amount_micro=1, memo="x" * 256)
     with pytest.raises(TransactionTooLargeError):
         world.built(evolve(SPLITTING, legs=(long, long)))

@@ -1,4 +1,4 @@
-"""An index of the deliveries that were given up, which the console counts."""
+"""Index of undelivered deliveries, which the console counts."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,7 +8,7 @@ down_revision = "0008"
 
 
 def upgrade() -> None:
-    """An index of the deliveries that were given up, which the console counts."""
+    """Index of undelivered deliveries, which the console counts."""
     where = sa.text("status = 'undelivered'")
     op.create_index(
         "ix_deliveries_undelivered",

@@ -1,4 +1,4 @@
-"""Keys that expire and sign-in codes; events by transfer and by time; what receivers responded."""
+"""Expiring keys and sign-in codes; events by transfer and by time; excerpts of receivers' responses."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -13,7 +13,7 @@ _TRANSFER_ID = {
 
 
 def upgrade() -> None:
-    """Keys that expire and sign-in codes; events by transfer and by time; what receivers responded."""
+    """Expiring keys and sign-in codes; events by transfer and by time; excerpts of receivers' responses."""
     op.add_column("api_keys", sa.Column("expires_us", sa.BigInteger(), nullable=True))
     op.create_table(
         "sign_in_codes",

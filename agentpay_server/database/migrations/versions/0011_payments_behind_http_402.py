@@ -1,4 +1,4 @@
-"""Payments behind HTTP 402, the origins that are pinned, and how a payment is found on chain."""
+"""Payments behind HTTP 402, pinned origins, and the signatures under which payments landed."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -7,7 +7,7 @@ from agentpay.contract.usdc import from_micro
 from agentpay_server.clock import from_us
 from agentpay_server.errors import Problem
 from agentpay_server.payments.store import PaymentRecord
-from agentpay_server.transfers.answers import decided_at, refused
+from agentpay_server.transfers.responses import decided_at, refused
 from agentpay_server.transfers.store import TransferRecord
 
 _ENDED = {ErrorCode.PAYMENT_EXPIRED.value, ErrorCode.PAYMENT_FAILED.value}
@@ -72,7 +72,7 @@ def problem_of(transfer: TransferRecord, *, is_replay: bool = False) -> Problem:
 
 
 def conflict(transfer_id: str | None) -> Problem:
-    """Return the error for a key that is held by another transfer or by other terms."""
+    """Return the error for a key that another transfer, or other terms, hold."""
     return Problem(
         ErrorCode.IDEMPOTENCY_CONFLICT,
         "This idempotency_key was used for a payment on other terms, or for a transfer. Retry with the same "

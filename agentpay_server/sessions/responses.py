@@ -1,4 +1,4 @@
-"""Sessions as shown to callers, their error responses, and their log lines."""
+"""Sessions as callers see them, their error responses, and their log lines."""
 
 import logging
 import math
@@ -62,14 +62,17 @@ def refused(refusal: Refusal, session: SessionRecord | None) -> Problem:
 
 
 def unresolved(record: SessionRecord) -> Problem:
-    """Return the answer while the end of an opening or of a settlement is not known."""
+    """Return the response while the outcome of an opening or of a settlement is unknown."""
     if record.status == SessionStatus.OPENING:
         message = (
             "The session is opening and its outcome is not known yet. Retry with the same idempotency_key, "
             "or read the session. Never open another under another key."
         )
     else:
-        message = "The session is closing and takes no more charges; it is not settled yet. Close it again."
+        message = (
+            "The session is closing and not settled yet. The server settles it; close it again to get the "
+            "result."
+        )
     return Problem(
         ErrorCode.CHAIN_UNAVAILABLE,
         message,
@@ -105,7 +108,7 @@ def report(record: SessionRecord, *, detail: str | None = None) -> None:
 
 
 def limits_of(context: Context) -> Limits:
-    """Return the time limits of sessions: forgotten ones would cost SOL on a public cluster."""
+    """Return the time limits of sessions. On a public cluster a forgotten session would tie up SOL."""
     settings = context.settings
     idle_seconds = settings.session_idle_seconds
     if idle_seconds is None and not context.chain.is_test_chain:

@@ -1,7 +1,4 @@
-"""Transfers as shown to callers: their current state, and the response to a create request.
-
-See interface T2, T4, T5, AP2.
-"""
+"""Transfers as callers see them, and the response to a create request (interface T2, T4, T5, AP2)."""
 
 from datetime import datetime
 from typing import Final
@@ -37,16 +34,13 @@ def shown(record: TransferRecord, chain: Chain) -> Transfer:
     )
 
 
-def answered(record: TransferRecord, chain: Chain, *, is_replay: bool = False) -> Transfer:
-    """Return a transfer that is settled or pending approval.
+def final_response(record: TransferRecord, chain: Chain, *, is_replay: bool = False) -> Transfer:
+    """Return a transfer that is settled, approved or pending approval.
 
-    Args:
-        record: the transfer.
-        chain: the chain, for the link to its transaction.
-        is_replay: whether an earlier request under its idempotency key had this outcome.
+    `is_replay` tells whether an earlier request under its idempotency key had this outcome.
 
     Raises:
-        Problem: it was refused, failed, or its outcome is not known yet.
+        Problem: it was refused, has failed, or its outcome is not known yet.
     """
     if record.status in (TransferStatus.SETTLED, TransferStatus.PENDING_APPROVAL, TransferStatus.APPROVED):
         return shown(record, chain)
@@ -80,6 +74,5 @@ def decided_at(record: TransferRecord) -> datetime | None:
 
 
 def _code(error: str | None) -> ErrorCode:
-    # To the caller, the rejection by an operator and the expiry count as policy violations
-    # (interface AP4).
+    # Callers see a rejection by an operator, or an expiry, as a policy violation (interface AP4).
     return ErrorCode.POLICY_VIOLATION if error in _REASONS else ErrorCode(error or ErrorCode.TRANSFER_FAILED)

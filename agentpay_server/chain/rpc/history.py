@@ -1,0 +1,162 @@
+"""The history of a token account as nodes report it: its transactions, and the deposits among them.
+
+There may be many nodes behind one URL, and a node may not know all that another one has reported. A gap in a
+history would be a lost deposit, or a payment that seems absent, so pages that are read in several calls must
+join.
+"""
+
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Final
+
+from agentpay_server.chain.protocol import (
+    Booked,
+    ChainUnavailableError,
+    Deposit,
+    DepositBatch,
+    nothing_booked,
+)
+from agentpay_server.chain.rpc import blocks
+from agentpay_server.chain.rpc.deposits import read_deposit
+from agentpay_server.chain.rpc.replies import HistoryLine, malformed, read_history
+from agentpay_server.chain.rpc.tips import Tips
+
+_MAX_LINES: Final = 1_000
+"""The most transactions that a node returns in one page."""
+
+_DEPOSIT_BATCH: Final = 100
+# Foreign transactions may have any version; the balances by account, which are read, are alike in all.
+_ANY_VERSION: Final = 255
+_CONFIRMED: Final = {"commitment": "confirmed"}
+_FINALIZED: Final = {"commitment": "finalized"}
+_NO_OPTIONS: Final[Mapping[str, object]] = {}
+
+Call = Callable[..., Awaitable[object]]
+
+
+class AccountHistory:
+    """Reads the transactions of token accounts.
+
+    Args:
+        call: calls a method of the node with parameters, and returns its result.
+        tips: the position of the cluster.
+        usdc_mint: the only mint whose deposits count.
+        is_emulator: whether the endpoint emulates a cluster, as one honest node.
+    """
+
+    def __init__(self, call: Call, tips: Tips, *, usdc_mint: str, is_emulator: bool) -> None:
+        self._call = call
+        self._tips = tips
+        self._usdc_mint = usdc_mint
+        self._is_emulator = is_emulator
+
+    async def newest(self, token_account: str, after: str | None) -> list[HistoryLine]:
+        """Return an account's newest transactions since a cursor, reversible ones too, newest first.
+
+        One page of what one node reports: enough to find a transaction, and no proof that there is none.
+        """
+        return await self._page(token_account, {"limit": _MAX_LINES, **_until(after), **_CONFIRMED})
+
+    async def newest_signature(self, token_account: str) -> str | None:
+        """Return what names the newest transaction of an account that cannot be undone."""
+        page = await self._page(token_account, {"limit": 1, **_FINALIZED})
+        return page[0].signature if page and page[0].finalized else None
+
+    async def proved(self, token_account: str, after: str | None) -> list[HistoryLine]:
+        """Return an account's transactions since a cursor, of a node that has seen the last reported height.
+
+        Lines that the node calls reversible are not left out: what is missing here counts as proved absent.
+
+        Raises:
+            ChainUnavailableError: no node responds that proves that it knows the whole history.
+        """
+        # Emulators take it for a filter and leave out what is older; none of their nodes lags behind another.
+        slot = (await self._tips.tip()).slot
+        at_tip = _NO_OPTIONS if self._is_emulator else {"minContextSlot": slot}
+        if not self._is_emulator:
+            # The index of accounts may lag behind the node's own blocks. A node returns a block only once its
+            # transactions are in the index, and refuses it until then.
+            await blocks.read_height(self._call, slot)
+        lines = await self._whole(token_account, after, at_tip)
+        if lines and after is None:
+            await self._check_joins(token_account, lines[-1].signature, None)
+        if not lines:
+            # A node whose index of accounts is empty or behind returns the same as one with nothing new.
+            page = await self._page(token_account, {"limit": 1, **at_tip, **_FINALIZED})
+            if after is None or [line.signature for line in page] != [after]:
+                raise ChainUnavailableError("a node does not know the history of an account that has one")
+        return lines
+
+    async def deposits(
+        self, token_account: str, *, after: str | None, booked: Booked = nothing_booked
+    ) -> AsyncIterator[DepositBatch]:
+        """Yield the deposits since a cursor, which is a signature (see `DepositSource`)."""
+        history = await self._irreversible(token_account, after)
+        known = await booked() if history else ()
+        for start in range(0, len(history), _DEPOSIT_BATCH):
+            lines = history[start : start + _DEPOSIT_BATCH]
+            found = [
+                await self._deposit(line.signature, token_account)
+                for line in lines
+                if not line.failed and line.signature not in known
+            ]
+            deposits = tuple(deposit for deposit in found if deposit is not None)
+            yield DepositBatch(deposits=deposits, cursor=lines[-1].signature)
+
+    async def _irreversible(self, token_account: str, after: str | None) -> list[HistoryLine]:
+        """Return the irreversible transactions of an account since a cursor, oldest first."""
+        lines = await self._whole(token_account, after)
+        # Not every node applies the commitment. Lines after a reversible one must wait for it.
+        return list(itertools.takewhile(lambda line: line.finalized, reversed(lines)))
+
+    async def _whole(
+        self, token_account: str, after: str | None, more: Mapping[str, object] = _NO_OPTIONS
+    ) -> list[HistoryLine]:
+        """Return the transactions of an account since a cursor that the node reports, newest first."""
+        lines: list[HistoryLine] = []
+        seen: set[str] = set()
+        while True:
+            # A node that does not know a page's start may return an empty page, as at the end of the history:
+            # every page but the first begins with the last line of the previous page.
+            overlap = lines[-1:]
+            options: dict[str, object] = {"limit": _MAX_LINES, **more, **_until(after), **_FINALIZED}
+            options |= {"before": lines[-2].signature} if overlap else {}
+            page = await self._page(token_account, options)
+            if overlap and [line.signature for line in page[:1]] != [overlap[0].signature]:
+                raise ChainUnavailableError("a node does not know the history that another node has reported")
+            new = page[len(overlap) :]
+            if not seen.isdisjoint(line.signature for line in new):
+                raise malformed("a history that repeats itself")
+            lines += new
+            seen |= {line.signature for line in new}
+            if len(page) < _MAX_LINES:
+                break
+        if after and lines:
+            await self._check_joins(token_account, lines[-1].signature, after)
+        return lines
+
+    async def _check_joins(self, token_account: str, oldest: str, after: str | None) -> None:
+        """Raise unless the line before the oldest one is the cursor, so that none is missing in between.
+
+        Without a cursor, nothing may be before it.
+
+        A node that has forgotten the cursor, or does not know it yet, returns what it has.
+        """
+        page = await self._page(token_account, {"limit": 1, "before": oldest, **_FINALIZED})
+        if [line.signature for line in page] != ([] if after is None else [after]):
+            raise ChainUnavailableError("a node's history does not go back to where it was read last")
+
+    async def _page(self, token_account: str, options: Mapping[str, object]) -> list[HistoryLine]:
+        """Return a page of an account's history, newest first."""
+        return read_history(await self._call("getSignaturesForAddress", token_account, dict(options)))
+
+    async def _deposit(self, signature: str, token_account: str) -> Deposit | None:
+        options = {"encoding": "jsonParsed", "maxSupportedTransactionVersion": _ANY_VERSION, **_FINALIZED}
+        reply = await self._call("getTransaction", signature, options)
+        return read_deposit(
+            reply, signature=signature, token_account=token_account, usdc_mint=self._usdc_mint
+        )
+
+
+def _until(after: str | None) -> dict[str, object]:
+    return {"until": after} if after else {}

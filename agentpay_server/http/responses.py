@@ -1,0 +1,118 @@
+"""Responses over ASGI: success, problems, streams of a body, and connections closed without one.
+
+See interface E1, E4, I10, R11, R18.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from typing import Final
+
+from attrs import field, frozen
+from starlette.types import Receive, Scope, Send
+
+from agentpay.contract import codec, json_text
+from agentpay.contract.errors import ErrorCode
+from agentpay.contract.fields import format_timestamp
+from agentpay_server.errors import Problem
+from agentpay_server.http.requests import DROP, JSON_TYPE
+
+_STREAM_TYPE: Final = b"text/event-stream; charset=utf-8"
+_NO_STORE: Final = (b"cache-control", b"no-store")
+
+Header = tuple[bytes, bytes]
+Headers = list[Header]
+
+
+@frozen(kw_only=True)
+class Reply:
+    """A successful response: a status, a model or a stream as its body, and additional headers."""
+
+    status: int
+    model: object = None
+    headers: tuple[Header, ...] = field(default=())
+    stream: AsyncGenerator[bytes] | None = None
+
+
+def rendered(problem: Problem, request_id: str) -> tuple[int, Headers, bytes]:
+    """Return status, headers and body of a problem."""
+    headers: Headers = []
+    if problem.code is ErrorCode.UNAUTHORIZED:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if problem.retry_after_seconds is not None:
+        headers.append((b"retry-after", str(problem.retry_after_seconds).encode("ascii")))
+    if problem.decided_at is not None:
+        headers.append((b"idempotency-replayed", format_timestamp(problem.decided_at).encode("ascii")))
+    if problem.allow:
+        headers.append((b"allow", ", ".join(problem.allow).encode("ascii")))
+    body = json_text.print_json(codec.unstructure(problem.body(request_id)))
+    return problem.http_status, headers, body
+
+
+def internal_error(request_id: str) -> bytes:
+    """Return the body of a 500."""
+    message = f"The server failed. Report request {request_id} to its operators."
+    return json_text.print_json({"error": "internal_error", "message": message, "request_id": request_id})
+
+
+async def send_reply(send: Send, receive: Receive, reply: Reply) -> None:
+    """Send a success; a stream until it ends or the caller goes away."""
+    if reply.stream is not None:
+        await _respond_in_pieces(send, receive, reply.stream)
+        return
+    body = b"" if reply.model is None else json_text.print_json(codec.unstructure(reply.model))
+    await respond(send, reply.status, body, reply.headers)
+
+
+async def respond(
+    send: Send, status: int, body: bytes, headers: Sequence[Header] = (), content_type: bytes = JSON_TYPE
+) -> None:
+    """Send a complete response, which caches must not store unless its headers say otherwise."""
+    lines = list(headers)
+    if body:
+        lines.append((b"content-type", content_type))
+    if not any(name == b"cache-control" for name, _ in headers):
+        lines.append(_NO_STORE)
+    if status not in (204, 304):
+        lines.append((b"content-length", str(len(body)).encode("ascii")))
+    await send({"type": "http.response.start", "status": status, "headers": lines})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def drop(scope: Scope, receive: Receive) -> bool:
+    """Close a connection without a response; return False if the port of the request cannot."""
+    close = scope.get(DROP)
+    if close is None:
+        return False
+    close()
+    await _gone(receive)
+    return True
+
+
+async def _respond_in_pieces(send: Send, receive: Receive, pieces: AsyncGenerator[bytes]) -> None:
+    """Send a body piece by piece, until it ends or the caller goes away."""
+    headers = [(b"content-type", _STREAM_TYPE), _NO_STORE, (b"x-accel-buffering", b"no")]
+    async with contextlib.aclosing(pieces):
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        sending = asyncio.ensure_future(_send_pieces(send, pieces))
+        leaving = asyncio.ensure_future(_gone(receive))
+        try:
+            await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+        finally:
+            for task in (sending, leaving):
+                task.cancel()
+            await asyncio.wait((sending, leaving))
+
+
+async def _send_pieces(send: Send, pieces: AsyncGenerator[bytes]) -> None:
+    async for piece in pieces:
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _gone(receive: Receive) -> None:
+    """Return once the caller has gone away."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
