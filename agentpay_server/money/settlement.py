@@ -180,7 +180,7 @@ class Settlement:
         return sum([await self.look_at(tx) is not None for tx in waiting])
 
     async def look_at(self, tx: ChainTransaction) -> Any | None:  # noqa: ANN401
-        """Check a transaction that others broadcast once, and book its outcome if it has one.
+        """Check once a transaction that others broadcast, and book its outcome if it has one.
 
         Returns:
             Its subject if it has ended; None if its outcome is unknown.
@@ -446,7 +446,7 @@ class Settlement:
                 replaced = store.replace(connection, expired, following)
             except ConflictError:
                 # The same bytes as before: the node reported another last valid height for an old blockhash.
-                raise ChainUnavailableError("the chain offered the blockhash of what has expired") from None
+                raise ChainUnavailableError("the chain offered an expired blockhash again") from None
             return _Booked(replaced, expired, unit.afterwards)
         return self._dropped(unit, expired, subject, replacement)
 

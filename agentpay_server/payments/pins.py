@@ -36,7 +36,7 @@ def pin_refusal(pin: Pin | None, terms: Terms) -> Refusal | None:
 
 def _reason(pin: Pin, terms: Terms) -> str | None:
     if pin.blocked:
-        return f"The origin {pin.origin} is blocked: an operator has ruled out every payment to it."
+        return f"The origin {pin.origin} is blocked: an operator has forbidden payments to it."
     if pin.max_amount is not None and terms.amount_micro > pin.max_amount:
         return (
             f"max_amount of the pin of {pin.origin} is {usdc_text(pin.max_amount)} USDC and this payment "
@@ -45,8 +45,8 @@ def _reason(pin: Pin, terms: Terms) -> str | None:
     for leg in terms.legs:
         if pin.recipients is not None and leg.recipient not in pin.recipients:
             return (
-                f"recipients of the pin of {pin.origin} does not include {shown(leg.recipient)}, whom its "
-                "challenge asks to pay."
+                f"recipients of the pin of {pin.origin} does not include {shown(leg.recipient)}, a recipient "
+                "of its challenge."
             )
     return None
 

@@ -155,6 +155,6 @@ REFUSED_BY_CHAIN: Final = Obstacle(
 )
 TOO_MANY_CREATED: Final = _obstacle(
     ClosingReason.PAYEE_MISSING,
-    f"The payee's token account is gone, and within a day {MAX_PAYEES_CREATED} were created for payees of "
-    "this account",
+    f"The payee's token account is gone, and {MAX_PAYEES_CREATED} were already created for payees of this "
+    "account within a day",
 )

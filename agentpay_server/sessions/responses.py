@@ -69,7 +69,7 @@ def unresolved(record: SessionRecord) -> Problem:
             "or read the session. Never open another under another key."
         )
     else:
-        message = "The session is closing and takes no more charges; it is not settled yet. Close it again."
+        message = "The session is closing and accepts no charges; it is not settled yet. Close it again."
     return Problem(
         ErrorCode.CHAIN_UNAVAILABLE,
         message,

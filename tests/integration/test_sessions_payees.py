@@ -220,7 +220,7 @@ def test_at_most_ten_payee_token_accounts_a_day_are_recreated_per_account(desk: 
             payee.comes_back(number + 1)
         payee.empties(desk.payer.usdc_token_account)
     assert [answer.status_code for answer in answers] == [200] * 10 + [402] * 2
-    assert "within a day 10 were created" in answers[-1].json()["message"]
+    assert "10 were already created for payees" in answers[-1].json()["message"]
     assert shown(desk, waiting[-1])["closing_reason"] == "payee_missing"
     payee.closes()
     desk.server.sandbox.clock.advance(hours=25)
