@@ -1,8 +1,8 @@
 """Spend USDC from software agents under rules: the client of the agent payment account service.
 
-`AgentPay` and `AsyncAgentPay` are the clients, `agentpay.errors` holds what they raise, `agentpay.webhooks`
-verifies what the service delivers, `agentpay.testing` makes all of these for unit tests. Names are loaded
-on first use, so that unused parts of the package cost nothing.
+`AgentPay` and `AsyncAgentPay` are the clients, `agentpay.errors` has their exceptions, `agentpay.webhooks`
+verifies deliveries, and `agentpay.testing` creates objects for unit tests. Names are loaded on first use, so
+that unused parts cost nothing.
 """
 
 from importlib import import_module
@@ -440,7 +440,7 @@ _HOMES = {
 
 
 if not TYPE_CHECKING:
-    # Type checkers take a module with `__getattr__` for one that has every name.
+    # Type checkers assume that a module with `__getattr__` has every name.
     def __getattr__(name: str) -> object:
         if name in ("errors", "payments", "testing", "webhooks"):
             return import_module(f"agentpay.{name}")

@@ -6,7 +6,7 @@ from agentpay._loading import load
 
 
 def main() -> None:
-    """Run the command line, or print in one line which extra is missing."""
+    """Run the command line, or print one line that names the missing extra."""
     try:
         cli = load("agentpay.cli", part="the command line", extra="cli")
     except ModuleNotFoundError as missing:

@@ -1,7 +1,7 @@
-"""Checks arguments for a wrong type before anything is sent; the error says what to pass instead.
+"""Checks the types of arguments before anything is sent. The error says what to pass instead.
 
-The most common mistakes are an object instead of its identifier and a UUID instead of a string, for which the
-service could only report invalid JSON. Values are checked by the service.
+The most common mistakes are an object instead of its identifier and a UUID instead of a string. The service
+checks values.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ _WORDS: Final[dict[type, str]] = {
     int: "an integer",
     datetime: "a datetime with a UTC offset",
 }
-"""The checked types other than text, as messages name them."""
+"""The checked types other than strings, as messages name them."""
 
 
 def check_text(argument: str, value: object) -> str:
@@ -64,7 +64,7 @@ def check_query(kind: type[Request], query: Mapping[str, object]) -> None:
     """
     for name, wanted, _ in _fields(kind):  # type: ignore[arg-type]  # mypy/issues/11470
         value = query.get(name)
-        # A time may also be given as the text that the service takes.
+        # A time may also be a string in the service's format.
         if value is not None and not (wanted is datetime and isinstance(value, str)):
             _check(name, wanted, value)
 
@@ -83,7 +83,7 @@ def _fields(body: type) -> tuple[tuple[str, type, bool], ...]:
     for attribute in attrs.fields(body):
         arguments = get_args(attribute.type) if get_origin(attribute.type) in (Union, UnionType) else ()
         kinds = [_plain(kind) for kind in arguments or (attribute.type,)]
-        # Names of a closed set are text to callers.
+        # Callers may pass plain strings for the names of a closed set.
         kinds = [str if isinstance(kind, type) and issubclass(kind, str) else kind for kind in kinds]
         found += [
             (attribute.name, kind, NoneType in kinds) for kind in (str, *_WORDS, tuple) if kind in kinds
@@ -100,7 +100,7 @@ def _plain(annotation: Any) -> Any:  # noqa: ANN401 - any type annotation
 
 
 def _identifier(argument: str) -> str | None:
-    """Return the name of the identifier that an argument takes; None if it takes none."""
+    """Return the kind of identifier that an argument takes, or None."""
     name = argument.partition("[")[0]
     if name in _ACCOUNTS or name in ("allowed_counterparties", "account_ids"):
         return "account_id"

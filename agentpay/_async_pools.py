@@ -23,8 +23,8 @@ C = TypeVar("C")
 LANE_CONNECTIONS: Final = 4
 """Connections of one HTTP client.
 
-For each request, httpcore looks at every pair of a client's idle connections. With 100 of them, this takes
-longer than the request; if fewer are kept, most requests open a new one.
+For each request, httpcore checks every pair of a client's idle connections. With 100 of them, this takes
+longer than the request. If fewer are kept, most requests open a new one.
 """
 
 
@@ -54,14 +54,14 @@ class AsyncPool(Generic[C]):
         return self._ended.is_set()
 
     async def open(self) -> None:
-        """Let the event loop know what to close when it ends."""
+        """Register the connections to close when the event loop ends."""
         await anext(self._keeper)
 
     async def enter(self, timeout: float | None) -> Lane[C] | None:
-        """Wait until a request may be sent, then expect `leave`; None when `timeout` seconds pass before.
+        """Wait until a request may be sent; `leave` must follow. None after `timeout` seconds.
 
         Raises:
-            ConfigurationError: no further connections can be made with the environment's settings.
+            ConfigurationError: no connection can be created with the environment's settings.
         """
         try:
             self._free.acquire_nowait()
@@ -80,7 +80,7 @@ class AsyncPool(Generic[C]):
         return lane
 
     def _lane(self) -> Lane[C]:
-        """Return the first client with a free connection: few requests at a time need one client."""
+        """Return the first client with a free connection, so that few concurrent requests use one client."""
         for lane in self._lanes:
             if lane.users < LANE_CONNECTIONS:
                 return lane
@@ -89,7 +89,7 @@ class AsyncPool(Generic[C]):
         return lane
 
     async def leave(self, lane: Lane[C]) -> None:
-        """Let the next request be sent."""
+        """Allow the next request."""
         lane.users -= 1
         self._users -= 1
         self._free.release()
@@ -111,7 +111,7 @@ class AsyncPool(Generic[C]):
 async def _kept(
     lanes: list[Lane[C]], close: Callable[[C], Awaitable[None]], ended: anyio.Event
 ) -> AsyncGenerator[None, None]:
-    """Close the clients when this generator ends; an event loop that ends does that to all that are left."""
+    """Close the clients when this generator ends. An ending event loop closes its open generators."""
     try:
         yield
     finally:
@@ -133,7 +133,7 @@ class AsyncPools(Generic[C]):
         self._make = make
         self._close = close
         self._pools: ByProcess[dict[object, AsyncPool[C]]] = ByProcess(dict)
-        # A discarded SDK client is part of a reference cycle. Referenced from outside of it, its pools stay
+        # A discarded SDK client is part of a reference cycle. This reference from outside keeps its pools
         # intact until their event loops close them.
         weakref.finalize(self, _drop, self._pools).atexit = False
 
@@ -161,7 +161,7 @@ class AsyncPools(Generic[C]):
     async def close(self) -> None:
         """Close the connections of this event loop.
 
-        Those of other loops are dropped: only their own loops can close them, and will.
+        Those of other loops are dropped: their own loops close them.
         """
         pool = self._pools.get().pop(_running_loop(), None)
         _drop(self._pools)

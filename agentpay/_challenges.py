@@ -1,8 +1,8 @@
 """Extracts the challenge of a seller's 402 from the response of any HTTP library.
 
-Nothing is decided here. Only header fields with a challenge are sent to the service, and the body only if it
-may be one of x402 version 1, so that cookies and pages stay with the caller. A URL is sent without its query,
-which may contain secrets.
+Only header fields with a challenge are sent to the service, and the body only if it may be a challenge of
+x402 version 1, so that cookies and pages stay with the caller. A URL is sent without its query, which may
+contain secrets.
 """
 
 import re
@@ -17,7 +17,7 @@ BODY_MAX_BYTES: Final = 32 * 1024
 """The largest body of a 402 that is read. A challenge is far smaller."""
 
 HEADERS_MAX_CHARACTERS: Final = 32 * 1024
-"""How long all challenges in header fields may be together."""
+"""The maximum total length of challenges in header fields."""
 
 URL_MAX_CHARACTERS: Final = 2_048
 
@@ -73,13 +73,12 @@ def challenge_of(
         origin: the seller; by default that of `url`.
         url: the URL that returned 402.
         method: the HTTP method of the request.
-        headers: of the response.
-        body: of the response; one larger than `BODY_MAX_BYTES` is not a challenge.
+        headers: the response's headers.
+        body: the response's body; one larger than `BODY_MAX_BYTES` is not a challenge.
 
     Raises:
-        TypeError: something is missing, or not of a type that it can have; the message says what to pass.
-        ValueError: the response is not a 402, its challenge is too large, or the address is not one of http
-            or https.
+        TypeError: an argument is missing or has a wrong type; the message says what to pass.
+        ValueError: the response is not a 402, its challenge is too large, or the URL is not http or https.
     """
     if response is not None:
         status = getattr(response, "status_code", getattr(response, "status", 402))
@@ -95,7 +94,7 @@ def challenge_of(
         )
     return Challenge(
         origin=origin_of(str(url)) if origin is None else origin,
-        url=None if url is None else _taken_apart(str(url))[1],
+        url=None if url is None else _split_url(str(url))[1],
         method=method,
         headers=challenge_headers(headers),
         body=challenge_body(body),
@@ -103,17 +102,17 @@ def challenge_of(
 
 
 def origin_of(url: str) -> str:
-    """Return scheme, host and port of an address in their normal form.
+    """Return scheme, host and port of a URL in their normal form.
 
     Raises:
-        ValueError: it is not http or https.
+        ValueError: the URL is not http or https.
     """
-    return _taken_apart(url)[0]
+    return _split_url(url)[0]
 
 
 @lru_cache(maxsize=128)
-def _taken_apart(url: str) -> tuple[str, str | None]:
-    """Return the origin of an address, and the address without what may be secret; None if it is too long."""
+def _split_url(url: str) -> tuple[str, str | None]:
+    """Return the origin of a URL, and the URL without secrets; None if it is too long."""
     parts = urlsplit(url)
     host = parts.hostname
     if parts.scheme not in _DEFAULT_PORTS or not host:
@@ -129,10 +128,10 @@ def _taken_apart(url: str) -> tuple[str, str | None]:
 
 
 def challenge_headers(headers: Pairs) -> tuple[tuple[str, str], ...]:
-    """Return the fields that hold challenges, each as it came.
+    """Return the fields with challenges, unchanged.
 
     Raises:
-        ChallengeTooLargeError: they are too long together.
+        ChallengeTooLargeError: their total length is too large.
     """
     given: Any = headers
     for name in ("multi_items", "items"):
@@ -165,17 +164,17 @@ def challenge_body(body: bytes | str | None) -> str | None:
 def _method_of(response: object) -> str | None:
     try:
         method = getattr(getattr(response, "request", response), "method", None)
-    except RuntimeError:  # httpx, of a response that was made by hand
+    except RuntimeError:  # httpx raises this for a response without a request.
         return None
     return method if isinstance(method, str) else None
 
 
 def _content_of(response: object) -> bytes | None:
-    """Return the body, where it has been read."""
+    """Return the body if it has been read."""
     for name in ("content", "data"):
         try:
             content = getattr(response, name, None)
-        except RuntimeError:  # httpx, of a streaming response
+        except RuntimeError:  # httpx raises this for a streaming response.
             raise TypeError("the response was not read: call response.read() first, or pass body=") from None
         if isinstance(content, bytes):
             return content

@@ -25,7 +25,7 @@ from agentpay.contract.printable import printable
 from agentpay.errors import AgentPayError, ConfigurationError
 
 BODY_MAX_BYTES: Final = 16 * 1024 * 1024
-"""The largest response body that is read, in bytes. A full page of the contract is far smaller."""
+"""The largest response body that is read, in bytes. A full page is far smaller."""
 
 LEAST_LEFT: Final = 0.1
 """The part of the timeout that must remain after waiting for a connection, or the request is not sent."""
@@ -115,7 +115,7 @@ class Edge:
         self._first_process: int | None = None
         # Parsing a URL is most of the cost of a request, and the same few paths recur.
         self._url = lru_cache(maxsize=_URLS_KEPT)(lambda target: self._library.URL(base_url + target))
-        # The defaults of a given client apply where the contract does not decide.
+        # The defaults of a given client apply where the interface does not decide.
         self._defaults = self._library.Headers(given.headers if given is not None else None)
         self._defaults.update(
             {
@@ -145,7 +145,7 @@ class Edge:
         return Attempt(request, call.headers, timeout, call.ends_at)
 
     def warn_if_exposed(self) -> None:
-        """Warn, once, before a key is sent where others can read it."""
+        """Warn, once, before a key is sent in readable form."""
         if self._is_exposed:
             _exposure.warn(self._base_url)
             self._is_exposed = False

@@ -1,4 +1,4 @@
-"""Server-sent events, sans-IO: pieces of a response become events (the format is that of WHATWG HTML, 9.2).
+"""Server-sent events, sans-IO: chunks of a response become events (format: WHATWG HTML, 9.2).
 
 The service sends one line of JSON for each event. Comments, which keep the connection alive, are skipped.
 """
@@ -21,10 +21,10 @@ class EventReader:
         self._data: list[str] = []
 
     def feed(self, piece: bytes) -> list[Event]:
-        """Return the events that a piece of the response completes.
+        """Return the events that a chunk of the response completes.
 
         Raises:
-            DecodingError: it is not a stream of events.
+            DecodingError: the response is not a stream of events.
         """
         *lines, self._rest = (self._rest + piece).split(b"\n")
         if len(self._rest) > _LINE_MAX:
@@ -35,7 +35,7 @@ class EventReader:
         if not line:
             name, data = self._name, "\n".join(self._data)
             self._name, self._data = "", []
-            # An event with a name, such as `reset`, is about the stream.
+            # A named event, such as `reset`, is about the stream itself.
             return _event(data) if data and not name else None
         field, _, value = line.decode("utf-8", "replace").partition(":")
         value = value.removeprefix(" ")

@@ -1,8 +1,8 @@
-"""Fetching a page that a model named: no private address, no redirect, no more than a bounded body.
+"""Fetching a page that a model named: no private address, no redirect, a bounded body.
 
-The name is resolved here and the connection goes to the address that was checked, so that a name which
-resolves differently a moment later reaches nothing. Proxies of the environment are not used: they would
-resolve the name themselves.
+The name is resolved here, and the connection goes to the checked address, so that a name which later resolves
+differently reaches nothing. Proxies of the environment are not used, because they would resolve the name
+themselves.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from agentpay.contract.addresses import is_public
 from agentpay.contract.printable import printable
 
 BODY_MAX_BYTES: Final = 256 * 1024
-"""The most of a body that is read, in bytes, before and after decompression."""
+"""Maximum number of bytes read from a body, before and after decompression."""
 
 CONNECT_SECONDS: Final = 10.0
 _GZIP_BITS: Final = 31
@@ -41,25 +41,25 @@ _DECIDED: Final = frozenset(
         "x-payment",
     }
 )
-"""Header fields that a model must not set: they would redirect the request, or stand in for a payment."""
+"""Header fields that a model must not set: they would redirect the request, or replace a payment."""
 
 
 class FetchRefusedError(Exception):
-    """The page is not fetched: nothing was sent. The message says why."""
+    """The page was not fetched, and nothing was sent. The message says why."""
 
 
 class FetchFailedError(Exception):
-    """No whole response came; the request may have been sent."""
+    """No complete response arrived. The request may have been sent."""
 
 
 @frozen(kw_only=True)
 class Target:
-    """Where a request goes.
+    """The target of a request.
 
     Attributes:
-        url: the address as a whole.
-        origin: scheme, host and port in one form.
-        host: the host as it is resolved.
+        url: the whole URL.
+        origin: normalized scheme, host and port.
+        host: the host to resolve.
         port: the port.
         is_private_allowed: whether the configuration of the tools allows this origin to be private.
     """
@@ -71,10 +71,10 @@ class Target:
     is_private_allowed: bool
 
     def redirected(self, location: str, private_origins: Iterable[str]) -> "Target":
-        """Return where a redirect leads, which must be the same origin.
+        """Return the target of a redirect, which must have the same origin.
 
         Raises:
-            FetchRefusedError: it is another one.
+            FetchRefusedError: the origin differs.
         """
         target = target_of(urljoin(self.url, location), private_origins)
         if target.origin != self.origin:
@@ -87,7 +87,7 @@ class Target:
 
 @frozen(kw_only=True)
 class Request:
-    """A request for a page. Headers were checked."""
+    """A request for a page, with checked headers."""
 
     target: Target
     method: str = "GET"
@@ -107,8 +107,8 @@ class Page:
     Attributes:
         status: HTTP status.
         headers: names in lower case, and values.
-        body: the first `BODY_MAX_BYTES` of the body at most.
-        is_truncated: whether there was more.
+        body: at most the first `BODY_MAX_BYTES` of the body.
+        is_truncated: whether the body was longer.
     """
 
     status: int
@@ -122,19 +122,19 @@ class Page:
 
 
 def origin_of(url: str) -> str:
-    """Return scheme, host and port of an address, in one form.
+    """Return normalized scheme, host and port of a URL.
 
     Raises:
-        FetchRefusedError: it is not one of http or https, or has a user name.
+        FetchRefusedError: it is not http or https, or has a user name.
     """
     return target_of(url, (), is_any=True).origin
 
 
 def private_origin(text: str) -> str:
-    """Return an origin of a setting in its one form, with a port of `*` for any.
+    """Return the normalized form of a configured origin; port `*` means any.
 
     Raises:
-        ValueError: it is no origin.
+        ValueError: it is not an origin.
     """
     is_any_port = text.endswith(":*")
     try:
@@ -147,15 +147,15 @@ def private_origin(text: str) -> str:
 
 
 def target_of(url: str, private_origins: Iterable[str], *, is_any: bool = False) -> Target:
-    """Return where an address leads.
+    """Return the target of a URL.
 
     Args:
-        url: the address.
-        private_origins: origins that may be private, and need no https; a port of `*` is any.
+        url: the URL.
+        private_origins: origins that may be private and need no https; port `*` means any.
         is_any: whether every origin is one of them.
 
     Raises:
-        FetchRefusedError: it is no address of https, or of http where that is allowed.
+        FetchRefusedError: the URL is not https, or http where that is allowed.
     """
     scheme, host, port = _parts(url)
     port = _DEFAULT_PORTS[scheme] if port is None else port
@@ -169,7 +169,7 @@ def target_of(url: str, private_origins: Iterable[str], *, is_any: bool = False)
 
 
 def _parts(url: str) -> tuple[str, str, int | None]:
-    """Return scheme, host and port of an address."""
+    """Return scheme, host and port of a URL."""
     with contextlib.suppress(ValueError):
         parts = urlsplit(url)
         host, port = parts.hostname or "", parts.port
@@ -187,7 +187,7 @@ def checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
     """Return the headers of a model's request.
 
     Raises:
-        FetchRefusedError: one of them is decided by the tool, or cannot be sent.
+        FetchRefusedError: a field is reserved for the tool, or cannot be sent.
     """
     for name, value in (headers or {}).items():
         if name.lower() in _DECIDED:
@@ -206,7 +206,7 @@ class Fetcher:
 
         Raises:
             FetchRefusedError: the name resolves to a private address; nothing was sent.
-            FetchFailedError: no response came.
+            FetchFailedError: no response arrived.
         """
         address = _checked(_resolved(request.target), request.target)
         reading = _Reading(request)
@@ -231,7 +231,7 @@ class AsyncFetcher:
 
         Raises:
             FetchRefusedError: the name resolves to a private address; nothing was sent.
-            FetchFailedError: no response came.
+            FetchFailedError: no response arrived.
         """
         import anyio.to_thread  # noqa: PLC0415 - the sync tools do not need it
 
@@ -260,10 +260,10 @@ def _resolved(target: Target) -> list[str]:
 
 
 def _checked(addresses: list[str], target: Target) -> str:
-    """Return the address to connect to: every one of a name must be public.
+    """Return the address to connect to. All addresses of the name must be public.
 
     Raises:
-        FetchRefusedError: one is private.
+        FetchRefusedError: an address is private.
     """
     if not addresses or (not target.is_private_allowed and not all(map(is_public, addresses))):
         raise FetchRefusedError(
@@ -279,7 +279,7 @@ def _sent(request: Request, address: str) -> dict[str, Any]:
     path = parts.path or "/"
     return {
         "method": request.method,
-        # The address that was checked, under the name that was asked for.
+        # Connects to the checked address under the requested name.
         "url": f"{parts.scheme}://{literal}:{request.target.port}{path}"
         + (f"?{parts.query}" if parts.query else ""),
         "headers": {
@@ -297,7 +297,7 @@ def _seconds(request: Request) -> tuple[float, float]:
 
 
 class _Reading:
-    """The body as it comes, up to a size and a time."""
+    """Reads a body up to a size and a deadline."""
 
     def __init__(self, request: Request) -> None:
         self._ends_at = time.monotonic() + request.read_seconds + CONNECT_SECONDS
@@ -324,5 +324,5 @@ class _Reading:
 
 
 def _failed(error: Exception, request: Request) -> FetchFailedError:
-    # Its text may hold the address of the page with a secret in it.
+    # Its text may contain the page's URL with a secret.
     return FetchFailedError(f"no response came from {request.target.origin} ({type(error).__name__})")

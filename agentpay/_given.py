@@ -1,6 +1,6 @@
 """HTTP clients and transports passed by the caller: which are accepted, and the library of each.
 
-httpx and its successor httpx2 are distinguished by class names, so that neither is imported to recognise the
+httpx and its successor httpx2 are distinguished by class names, so that neither is imported to recognize the
 other.
 """
 
@@ -99,7 +99,7 @@ class AsyncTransport(Protocol):
 
 
 def library_of(http_client: object, transport: object, *, is_async: bool) -> ModuleType | None:
-    """Return the library of a given client or transport; httpx unless it is recognised as httpx2's.
+    """Return the library of a given client or transport; httpx unless it is recognized as httpx2's.
 
     Args:
         http_client: the caller's `http_client`, or None.

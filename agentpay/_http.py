@@ -45,7 +45,7 @@ if TYPE_CHECKING:
         def __call__(self, request: Any) -> Any: ...  # noqa: ANN401
 
 
-_PLAINLY: Final[Mapping[str, Any]] = {"stream": True, "auth": None, "follow_redirects": False}
+_SEND_OPTIONS: Final[Mapping[str, Any]] = {"stream": True, "auth": None, "follow_redirects": False}
 """Arguments of `send`: no authentication or redirects by the HTTP library, and the body is read here."""
 
 # With as many idle connections allowed as connections in total, httpcore's bookkeeping takes cubic time.
@@ -76,7 +76,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def page_client(connect_seconds: float, read_seconds: float) -> httpx.Client:
-    """Return a client for pages that strangers name: no proxies, no redirects, nothing kept."""
+    """Return a client for pages of third parties: no proxies, no redirects, no stored state."""
     return httpx.Client(**_page_options(connect_seconds, read_seconds))
 
 
@@ -142,7 +142,7 @@ class Http(Edge):
             return self._exchange(self._transport.handle_request, attempt)
         if self._given is not None:
             self._check_process()
-            return self._exchange(partial(self._given.send, **_PLAINLY), attempt)
+            return self._exchange(partial(self._given.send, **_SEND_OPTIONS), attempt)
         pool = self._pools.current()
         started = self.monotonic()
         if not pool.enter(attempt.timeout):
@@ -151,7 +151,7 @@ class Http(Edge):
             attempt = attempt._replace(waited=self.monotonic() - started)
             if attempt.is_too_late:
                 return _failures.no_connection(attempt.request, attempt.timeout)
-            return self._exchange(partial(pool.client.send, **_PLAINLY), attempt)
+            return self._exchange(partial(pool.client.send, **_SEND_OPTIONS), attempt)
         finally:
             pool.leave()
 
@@ -212,12 +212,12 @@ class Http(Edge):
         if self._transport is not None:
             return self._transport.handle_request(built)
         if self._given is not None:
-            return self._given.send(built, **_PLAINLY)
+            return self._given.send(built, **_SEND_OPTIONS)
         pool = self._pools.current()
         if not pool.enter(attempt.timeout):
             raise _failures.no_connection(attempt.request, attempt.timeout)
         opened.callback(pool.leave)
-        return pool.client.send(built, **_PLAINLY)
+        return pool.client.send(built, **_SEND_OPTIONS)
 
     def renew(self) -> None:
         """Use new connections from now on, because the existing ones mix up their responses."""
@@ -277,7 +277,7 @@ class AsyncHttp(Edge):
             return await self._exchange(self._transport.handle_async_request, attempt)
         if self._given is not None:
             self._check_process()
-            return await self._exchange(partial(self._given.send, **_PLAINLY), attempt)
+            return await self._exchange(partial(self._given.send, **_SEND_OPTIONS), attempt)
         pool = await self._pools.current()
         started = self.monotonic()
         lane = await pool.enter(attempt.timeout)
@@ -287,7 +287,7 @@ class AsyncHttp(Edge):
             attempt = attempt._replace(waited=self.monotonic() - started)
             if attempt.is_too_late:
                 return _failures.no_connection(attempt.request, attempt.timeout)
-            return await self._exchange(partial(lane.client.send, **_PLAINLY), attempt)
+            return await self._exchange(partial(lane.client.send, **_SEND_OPTIONS), attempt)
         finally:
             await pool.leave(lane)
 
@@ -357,13 +357,13 @@ class AsyncHttp(Edge):
         if self._transport is not None:
             return await self._transport.handle_async_request(built)
         if self._given is not None:
-            return await self._given.send(built, **_PLAINLY)
+            return await self._given.send(built, **_SEND_OPTIONS)
         pool = await self._pools.current()
         lane = await pool.enter(attempt.timeout)
         if lane is None:
             raise _failures.no_connection(attempt.request, attempt.timeout)
         opened.push_async_callback(pool.leave, lane)
-        return await lane.client.send(built, **_PLAINLY)
+        return await lane.client.send(built, **_SEND_OPTIONS)
 
     async def renew(self) -> None:
         """Use new connections from now on, because the existing ones mix up their responses."""

@@ -1,6 +1,6 @@
-"""Requests and responses of a caller's own client, of httpx or httpx2: read in part, and given a header.
+"""Requests and responses of a caller's own httpx or httpx2 client: partial reading, and an added header.
 
-Classes are made for the library in use, so that neither is needed for the other's sake.
+Classes are created for the library in use, so that neither library imports the other.
 """
 
 import contextlib
@@ -14,12 +14,12 @@ from agentpay._challenges import BODY_MAX_BYTES
 from agentpay._given import LIBRARIES
 from agentpay.contract.bodies import Body, BodyError
 
-# Messages are of either library, so that their classes are not named.
+# Messages are of either library, so they have no static type.
 # ruff: noqa: ANN401
 
 
 def auth_class(kind: type) -> type:
-    """Return a class as a subclass of what every loaded HTTP library takes for `auth`."""
+    """Return a class as a subclass of every loaded HTTP library's `Auth`."""
     loaded = (sys.modules[name].Auth for name in LIBRARIES if name in sys.modules)
     return _mixed(kind, *dict.fromkeys(base for base in loaded if not issubclass(kind, base)))
 
@@ -44,7 +44,7 @@ def _library_of(kind: type) -> ModuleType:
 
 
 def presenting(headers: Any, name: str, value: str) -> Any:
-    """Return headers with a field that copies of them lack: libraries build a redirect from a copy."""
+    """Return headers with a field that copies lack, because libraries build redirects from a copy."""
     base = _of_library(headers, "Headers")
     made = _mixed(_Presenting, base)(headers)
     made.presented = (name, value)
@@ -52,7 +52,7 @@ def presenting(headers: Any, name: str, value: str) -> Any:
 
 
 class _Presenting:
-    """Headers that show a field, `presented`, which a copy does not have."""
+    """Headers with a field, `presented`, that copies lack."""
 
     presented: tuple[str, str]
 
@@ -74,7 +74,7 @@ class _Presenting:
 
     @property
     def raw(self) -> list[tuple[bytes, bytes]]:
-        """Every field, as it is sent."""
+        """Every field, as sent."""
         name, value = self.presented
         plain: list[tuple[bytes, bytes]] = super().raw  # type: ignore[misc]
         return [*plain, (name.encode("ascii"), value.encode("ascii"))]
@@ -94,7 +94,7 @@ for _name in ("__len__", "__eq__"):
 
 
 class _Replayed:
-    """A body whose beginning was read before."""
+    """A body whose beginning has already been read."""
 
     def __init__(self, stream: Any, chunks: list[bytes], rest: Any) -> None:
         self._stream = stream
@@ -104,11 +104,11 @@ class _Replayed:
 
     @property
     def elapsed(self) -> Any:
-        """The iterator that httpx2 uses."""
+        """The iterator's timing, which httpx2 uses."""
         return getattr(self._stream, "elapsed", None)
 
     def cut(self) -> bool:
-        """Leave the rest unread, and return whether there is any."""
+        """Leave the rest unread, and return whether a rest exists."""
         if self._rest is None:
             return False
         self._chunks, self._is_cut = [], True
@@ -138,9 +138,9 @@ class _Replayed:
 
 
 def peek(response: Any) -> bytes | None:
-    """Return the body, and leave the response as if unread; None if it is too large or not readable.
+    """Return the body and leave the response as if unread; None if the body is too large or unreadable.
 
-    At most `BODY_MAX_BYTES` are read, and one chunk.
+    Reads at most `BODY_MAX_BYTES` and one chunk.
     """
     if response.is_stream_consumed:
         return _read_before(response)
@@ -159,7 +159,7 @@ def peek(response: Any) -> bytes | None:
 
 
 async def apeek(response: Any) -> bytes | None:
-    """Return what `peek` does, of a response of an async client."""
+    """Do the same as `peek`, for an async response."""
     if response.is_stream_consumed:
         return _read_before(response)
     stream, chunks, size = response.stream, [], 0
@@ -177,9 +177,9 @@ async def apeek(response: Any) -> bytes | None:
 
 
 def drop(response: Any) -> None:
-    """Leave the rest of a peeked body unread: libraries read each response in their history to its end."""
+    """Leave the rest of a peeked body unread. Libraries otherwise read it when they keep the response."""
     if isinstance(response.stream, _Replayed) and response.stream.cut():
-        # A part of a compressed body cannot be decompressed.
+        # A truncated compressed body cannot be decompressed.
         with contextlib.suppress(KeyError):
             del response.headers["content-encoding"]
 

@@ -36,8 +36,8 @@ class ByProcess(Generic[C]):
         process = os.getpid()
         value = self._values.get(process)
         if value is None:
-            # An atomic step instead of a lock: another thread may have held the lock at the fork, and does
-            # not exist in the child.
+            # An atomic operation instead of a lock, which a thread that does not exist in the child may have
+            # held at the fork.
             value = self._values.setdefault(process, self._make())
             for other in [other for other in self._values if other != process]:
                 _inherited.append(self._values.pop(other, None))

@@ -22,7 +22,7 @@ class RawResponse(Generic[T_co]):
 
     Attributes:
         status: HTTP status, a success.
-        headers: header fields; look-ups ignore case.
+        headers: header fields; lookups ignore case.
         body: the whole body. Not in `repr`, because it may contain a secret.
         retries_made: how many attempts failed before.
     """

@@ -183,7 +183,7 @@ def _expected(
     query: Mapping[str, object] | None,
     body: Request | None,
 ) -> tuple[tuple[str, object], ...]:
-    """Return what the response must repeat from the request; filters that are not set are left out."""
+    """Return the values that the response must repeat from the request."""
     given = {**(path or {}), **(query or {})}
     asked = (
         (attribute, given[name] if name in given else getattr(body, name, None))
@@ -275,8 +275,8 @@ def read(request: PreparedRequest, reply: Reply, *, now: float) -> Any:  # noqa:
     )
 
 
-_TIDIED: Final = frozenset({"name", "url"})
-"""Attributes that a service may normalise, by trimming a name or adding the slash that ends a URL."""
+_NORMALIZED: Final = frozenset({"name", "url"})
+"""Attributes that a service may normalize: it trims a name, and adds the slash that ends a URL."""
 
 
 def _mismatch(request: PreparedRequest, reply: Reply, answer: object) -> errors.AnswerMismatchError | None:
@@ -298,7 +298,7 @@ def _mismatch(request: PreparedRequest, reply: Reply, answer: object) -> errors.
 
 
 def _tidied(attribute: str, value: object) -> object:
-    if attribute not in _TIDIED or not isinstance(value, str):
+    if attribute not in _NORMALIZED or not isinstance(value, str):
         return value
     return "".join(filter(str.isalnum, unicodedata.normalize("NFKC", value).casefold()))
 

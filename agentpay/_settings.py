@@ -255,8 +255,7 @@ def _checked_base_url(base_url: str | Address | None) -> str:
         _ = parts.port  # raises if invalid
     except ValueError:
         raise invalid from None
-    # Checked here because a label that is too long for DNS would fail at the first call, with an error of
-    # Python.
+    # Checked here: a label that is too long for DNS would fail at the first call with an error of Python.
     labels = (parts.hostname or "").removesuffix(".").split(".")
     if (
         parts.scheme not in ("http", "https")

@@ -3,12 +3,11 @@
     http = httpx.Client(auth=PaymentAuth(agentpay_client, account_id=bot, max_amount="0.05"))
     http.get("https://api.example.com/forecast")  # pays at most 0.05 USDC, once
 
-The flow is one generator, which two drivers serve. It knows no protocol of payment: the service reads the
-challenge, decides under the policy, signs, and returns the header that presents the payment. The rules here:
+The flow is one generator with two drivers, independent of payment protocols: the service reads the challenge,
+decides under the policy, signs, and returns the header that presents the payment. The rules:
 
 - The key belongs to the request, not to the challenge, and a key has at most one signature. A request that is
-retried
-  with its key presents the same payment.
+  retried with its key presents the same payment.
 - A second 402 ends in `PaymentRefusedError`. Nothing is paid twice, and nothing is retried here.
 - A 402 without a challenge, after a redirect, or of the payment service itself is returned unchanged.
 - An `Authorization` of the request is never replaced, and no redirect carries the payment.
@@ -83,7 +82,7 @@ class PaymentRecord:
 
 
 class _Peek(NamedTuple):
-    """Read the body if it is small, and leave the response as if unread."""
+    """Read the body if it is small, leaving the response as if unread."""
 
     response: Any
     is_refusal: bool = False
@@ -116,8 +115,8 @@ _Step: TypeAlias = _Peek | _Authorize | _Report | _Send
 class PaymentAuth(Auth):
     """An `auth` of httpx and httpx2 that pays the amount that a server requests with HTTP 402.
 
-    A `Client` needs one with `AgentPay`, an `AsyncClient` one with `AsyncAgentPay`. It has no state of
-    requests, so one can be used by any number of clients, threads and tasks.
+    For a `Client` of httpx, create it with an `AgentPay`; for an `AsyncClient`, with an `AsyncAgentPay`. It
+    stores no state of requests, so one auth can be used by any number of clients, threads and tasks.
 
     The response of a paid request has a `PaymentRecord` under `response.extensions["payment"]`. So has the
     request, before it is sent with its payment: if the reply is lost, the HTTP library raises its error, and
@@ -235,7 +234,7 @@ class PaymentAuth(Auth):
 
     @staticmethod
     def _unpaid(request: Any) -> Any:  # noqa: ANN401 - a request of either library
-        """Return a request as it was before it presented a payment, for sending it again."""
+        """Return a request as it was before it presented a payment."""
         if "payment" in request.extensions:
             request.headers = request.headers.copy()
             request.extensions = {
@@ -284,14 +283,14 @@ class PaymentAuth(Auth):
             )
 
     def _declined(self, request: Any, response: Any) -> str | None:  # noqa: ANN401 - as above
-        """Return why a 402 is not paid, whatever it contains; None if it may be paid."""
+        """Return why a 402 must not be paid, whatever its challenge; None if it may be paid."""
         headers = request.headers
         if response.history:
-            return "the request was redirected, and who redirects is not who asks for money"
+            return "the request was redirected, so the seller may not be the one that was called"
         if any(name in headers for name in _PRESENTED) or _is_payment(headers.get("authorization", "")):
             return "the request presents another payment already"
         if origin_of(str(request.url)) == origin_of(self._client.base_url):
-            return "the 402 is one of the payment service, which refuses a payment so"
+            return "the 402 came from the payment service itself, which refuses payments with this status"
         return None
 
     def _challenge(self, request: Any, response: Any) -> Generator[_Step, Any, Challenge | None]:  # noqa: ANN401
@@ -323,7 +322,7 @@ class PaymentAuth(Auth):
         }
 
     def _present(self, request: Any, record: PaymentRecord) -> None:  # noqa: ANN401 - as above
-        """Add the payment to a request, such that redirects do not carry it."""
+        """Add the payment to a request so that redirects do not carry it."""
         assert record.payment is not None  # noqa: S101 - it was authorized
         assert record.payment.header is not None  # noqa: S101 - and signed
         header = record.payment.header
@@ -337,7 +336,9 @@ class PaymentAuth(Auth):
         request.extensions = extensions
 
 
-_OWN_AUTHORIZATION: Final = "the seller wants its payment in the header Authorization, which the request has"
+_OWN_AUTHORIZATION: Final = (
+    "the seller expects the payment in the header Authorization, which the request uses already"
+)
 
 
 def _note(response: Any, record: PaymentRecord) -> None:  # noqa: ANN401 - a response of either library

@@ -155,7 +155,7 @@ def payment_outcome(**fields: Any) -> PaymentOutcome:  # noqa: ANN401
 
 
 def pinned_origin(**fields: Any) -> PinnedOrigin:  # noqa: ANN401
-    """Return the recorded details of a seller, as operators see them."""
+    """Return an operator's pin of a seller."""
     return _made(PinnedOrigin, {}, fields)
 
 
@@ -334,7 +334,7 @@ class SignedDelivery(NamedTuple):
         return read_event(self.body)
 
     def __repr__(self) -> str:
-        # Without the signature: with it, anyone who reads a log could pass for the service.
+        # Without the signature, with which a reader of a log could impersonate the service.
         return f"SignedDelivery(body={self.body!r}, headers=<hidden>)"
 
 

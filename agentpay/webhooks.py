@@ -101,7 +101,7 @@ Headers = Mapping[str, Any] | Mapping[bytes, Any] | _HasItems | Iterable[tuple[s
 
 
 class WebhookSecrets:
-    """The hidden secrets of a webhook; several during a rotation.
+    """The secrets of a webhook, hidden from `repr`; several during a rotation.
 
     Create it once if you handle many deliveries; every function here accepts it instead of the plain secret.
 
@@ -113,7 +113,7 @@ class WebhookSecrets:
     __slots__ = ("_fault", "_keys")
 
     def __init__(self, secret: "Secret") -> None:
-        # Nothing is raised here: the traceback would contain the argument.
+        # Nothing is raised here, because the traceback would contain the argument.
         self._fault: str | None = None
         if isinstance(secret, str):
             self._keys: tuple[bytes, ...] = (self._key(secret),)
@@ -254,7 +254,7 @@ def unwrap(
         TypeError: `payload` or `signature_or_headers` has a wrong type.
         ValueError: `tolerance` is shorter than the retries take, or `now` has no UTC offset.
     """
-    # Wrapped at once, here and above, so that no traceback with locals shows it.
+    # Wrapped at once, so that no traceback with locals shows it.
     secret = _hidden(secret)
     seconds = None if tolerance is None else check_tolerance(tolerance)
     event = _reader()(secret.authenticate(payload, signature_or_headers))
@@ -271,7 +271,7 @@ def _reader() -> Callable[[bytes], AnyEvent]:
 
 
 def preload() -> None:
-    """Import now what the first `unwrap` would import, so that the first delivery does not wait for it."""
+    """Import the codec now, so that the first delivery does not wait for it."""
     _reader()
 
 
@@ -354,7 +354,7 @@ def _add(found: dict[str, bytes], header: str, value: object) -> None:
             value = value[0]
     if header in found or isinstance(value, list):
         raise WebhookSignatureError(
-            f"more than one {header}: the service sends one, so something on the way has changed it"
+            f"more than one {header}: the service sends one, so a proxy may have changed the request"
         )
     found[header] = _digest(value)
 
@@ -372,7 +372,7 @@ def _advice(offered: list[bytes]) -> str:
         return f"{SIGNATURE_HEADER} is not 64 hex digits: reject the request if it is not from the service"
     return (
         "the signature does not match this payload and secret. If the request is from the service: pass the "
-        "raw body, not JSON printed again, and this webhook's secret, or a list during a rotation"
+        "raw body, not JSON serialized again, and this webhook's secret, or a list during a rotation"
     )
 
 

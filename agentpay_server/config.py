@@ -56,7 +56,7 @@ class ServerConfig:
             operator's.
         operator_key: a key of the first operator; None creates one at the first start on the data.
         lend_key: whether to create a key for this run if none is given and the first is no longer known.
-        may_crash: whether the sandbox may kill the process, which requires a process of its own.
+        may_crash: whether the sandbox may kill the process, because it serves nothing else.
         mounts: transports for event receivers within the process, by URL prefix.
         wrap_chain: wraps the chain before the services use it.
         edge: connections to the outside.

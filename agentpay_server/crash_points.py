@@ -3,8 +3,8 @@
 All operations pass the same steps, so that a test can enumerate the points. An unarmed point costs one
 comparison. The process dies by SIGKILL: nothing is flushed or released.
 
-        AGENTPAY_SERVER_CRASH_AT=transfer.sent dies when a transfer was sent to the chain
-        AGENTPAY_SERVER_CRASH_AT=transfer.sent@3 dies at the third
+    AGENTPAY_SERVER_CRASH_AT=transfer.sent      dies when a transfer was sent to the chain
+    AGENTPAY_SERVER_CRASH_AT=transfer.sent@3    dies at the third
 """
 
 import os

@@ -1,7 +1,6 @@
 """The persistent identity of a server: the seed of its keys, its chain, its manual clock, its starts.
 
-It is in the database, so the database alone determines a server's identity. The seed is sealed: the database
-contains no usable key.
+All of it is in the database. The seed is sealed: the database contains no usable key.
 """
 
 from typing import Final

@@ -1,6 +1,6 @@
 """Pytest fixtures: a payment service for each test, isolated, real and fast.
 
-        def test_my_agent_pays(agentpay_server, agentpay_account):
+    def test_my_agent_pays(agentpay_server, agentpay_account):
         run_my_agent(agentpay_server.client(), agentpay_account.account_id)
         assert agentpay_server.events.one(type="transfer.settled").data.amount_usdc == 5
 

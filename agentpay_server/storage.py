@@ -79,8 +79,8 @@ async def open_storage(config: ServerConfig) -> Storage:
     """Open the database of a server and migrate it to this version.
 
     Args:
-        config: the server's configuration. Without an encryption key in its settings, the environment
-            variable AGENTPAY_SERVER_ENCRYPTION_KEY has it, as 64 hexadecimal digits.
+        config: the server's configuration. An encryption key that its settings lack is read from the
+            environment variable AGENTPAY_SERVER_ENCRYPTION_KEY, as 64 hexadecimal digits.
 
     Raises:
         StartRefusedError: another server uses the database, a newer version migrated it, the key is missing,
@@ -223,8 +223,8 @@ def _key_in(directory: Path, *, may_make: bool) -> bytes:
     except FileNotFoundError:
         if not may_make:
             raise EncryptionKeyError(
-                f"{path} is missing, but the data next to it is encrypted with it: restore it, or set "
-                f"{KEY_VARIABLE} to it"
+                f"{path} is missing, but the data next to it is encrypted with its key: restore the file, or "
+                f"set {KEY_VARIABLE} to the key"
             ) from None
         key = os.urandom(KEY_BYTES)
     # Write a temporary file and rename it, so that an aborted start leaves no partial key.

@@ -92,7 +92,7 @@ class Tasks:
             self.closing.set_result(None)
 
     async def stop(self, *, within_seconds: float) -> None:
-        """Cancel loops, wait for running tasks, and cancel those that do not finish in time.
+        """Cancel loops, wait for running tasks, and cancel tasks that do not finish in time.
 
         A later start resumes them from the database.
         """

@@ -1,4 +1,4 @@
-"""The session tools: what `AsyncAgentTools` does with sessions and charges, by their references."""
+"""The session tools: operations of `AsyncAgentTools` on sessions and charges, by reference."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
@@ -19,7 +19,7 @@ from agentpay.tools.results import SessionResult
 
 
 class AsyncSessionCalls:
-    """Opens, charges and closes sessions by reference. Nothing raises: it may have been done."""
+    """Opens, charges and closes sessions by reference. Nothing raises once it may have had an effect."""
 
     def __init__(self, client: AsyncAgentPay, account_id: Callable[[], Awaitable[str]]) -> None:
         self._client = client
@@ -49,7 +49,7 @@ class AsyncSessionCalls:
         return reports.session_of(charged, ref, charge_ref=charge_ref, money_moved="yes")
 
     async def close(self, ref: str) -> SessionResult:
-        """Return the session of a reference, settled or on its way."""
+        """Settle the session of a reference, and return it."""
         try:
             session = await self._found(ref)
             if session is None:

@@ -1,8 +1,8 @@
-"""The tools that a model calls: pay, look, and meter, over a client with an agent-scoped key.
+"""The tools that a model calls, over a client with an agent-scoped key.
 
-Nothing that a model sends can raise once a payment may have been submitted: whatever fails is reported as
-`unknown`, with the reference to repeat. A reference is the idempotency key, and is looked up before it is
-paid, so that it still identifies its purchase after the service has forgotten the key.
+Once a payment may have been submitted, nothing raises: a failure is reported as `unknown`, with the reference
+to repeat. A reference is the idempotency key. It is looked up before it is paid, so that it still identifies
+its purchase after the service has forgotten the key.
 """
 
 import logging
@@ -54,10 +54,10 @@ class AsyncAgentTools:
     """The tools of one account, as typed functions: the same operations and results as over MCP.
 
     Every method takes and returns plain JSON values. Amounts are strings of USDC. Refusals are results, not
-    exceptions; after a payment may have been submitted nothing raises.
+    exceptions. Once a payment may have been submitted, nothing raises.
 
     Args:
-        client: a client with an agent-scoped key. It stays the caller's to close.
+        client: a client with an agent-scoped key. The caller closes it.
         private_origins: origins such as `http://127.0.0.1:8000`, or `http://127.0.0.1:*` for every port, that
             `fetch_paid` may fetch although they are private or not https. By default it fetches only public
             addresses over https.
@@ -123,7 +123,7 @@ class AsyncAgentTools:
             code = error.code if isinstance(error, APIError) else None
             return _error(code or "unavailable", error, "Nothing was done. Try again later.")
         except Exception as error:
-            # No exception may reach a model as the end of a payment: the methods that pay have caught theirs.
+            # Methods that pay catch their own exceptions, so nothing was paid here.
             logger.exception("%s failed", name)
             return _error("internal_error", error, "Nothing was paid by this call.")
 
@@ -235,7 +235,7 @@ class AsyncAgentTools:
             if wait_seconds and not transfer.is_final:
                 transfer = await self._waited(transfer, wait_seconds)
             result = self._report(transfer, payment_ref)
-        except Exception as error:  # noqa: BLE001 - what cannot be read is unknown
+        except Exception as error:  # noqa: BLE001 - an unreadable payment is unknown
             result = self._unknown(payment_ref, error)
         return await self._with_remaining(result)
 
@@ -360,7 +360,7 @@ class AsyncAgentTools:
         account_id = await self.account_id()
         earlier = await self._found(ref)
         if earlier is not None and str(earlier.status) == "settled":
-            # The service forgets a key 24 hours after its transfer has settled; a purchase stays paid.
+            # The service forgets a key 24 hours after its transfer has settled, but the purchase stays paid.
             result = self._report(earlier, ref)
             if reports.is_same(earlier, to=to, amount_usdc=amount_usdc, memo=memo):
                 return result
@@ -446,7 +446,7 @@ class AsyncAgentTools:
         if result["status"] in ("unknown", None):
             return result
         try:
-            # One look: a report must not wait for what is only useful.
+            # One attempt: a report must not wait for optional information.
             budget = await self._client.accounts.budget(await self.account_id(), max_retries=0, timeout=5.0)
         except Exception:  # noqa: BLE001 - the payment is what counts
             return result

@@ -1,9 +1,9 @@
 # Generated from _async by scripts/unasync.py. Edit that one.
-"""The tool `fetch_paid`: a page, and its 402 paid at most once for each reference.
+"""The tool `fetch_paid`: fetches a page, and pays its 402 at most once for each reference.
 
-The service reads the challenge, decides and signs. A reference is the idempotency key, so there is one signed
-payment for it, which is presented again and never replaced while it may land. What this module adds is where
-a request may go, and what the model reads.
+The service reads the challenge, decides and signs. A reference is the idempotency key, so it has one signed
+payment, which is presented again and never replaced while it may land. This module restricts where a request
+may go, and what the model reads.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -80,7 +80,7 @@ class PaidFetches:
         self._fetcher = Fetcher()
 
     def fetch(self, ref: str, wanted: Wanted) -> FetchResult:
-        """Return a page and what became of its payment.
+        """Return a page and the outcome of its payment.
 
         Raises:
             Exception: of any kind. The payment may have been presented.
@@ -103,7 +103,7 @@ class PaidFetches:
         problem = self._problem(payment, request, earlier, wanted.max_usdc)
         if problem is None:
             return self._presented(ref, request, payment)
-        # The signed bytes are only in this process, and they expire: nothing can move.
+        # Only this process has the signed bytes, and they expire: no money can move.
         return self._unfetched(ref, earlier, "rejected", problem, page)
 
     def _request(self, wanted: Wanted) -> Request:
@@ -144,8 +144,8 @@ class PaidFetches:
     def _problem(
         self, payment: Payment, request: Request, earlier: Transfer | None, max_usdc: str
     ) -> str | None:
-        """Return why a signed payment is not presented, though the service signed it; None if it is."""
-        assert payment.header is not None  # noqa: S101 - looked at before
+        """Return why a signed payment must not be presented; None if it may."""
+        assert payment.header is not None  # noqa: S101 - checked before
         if payment.amount_usdc > to_decimal(max_usdc):
             return f"the payment is {payment.amount_usdc} USDC, more than max_usdc"
         if payment.origin != request.target.origin:
@@ -154,13 +154,13 @@ class PaidFetches:
             return f"the payment would be presented in the header {payment.header.name}"
         is_paid = earlier is not None and str(earlier.status) == "settled"
         if earlier is not None and is_paid and payment.transfer_id != earlier.transfer_id:
-            # The service forgets a key 24 hours after its payment has settled; a purchase stays paid.
+            # The service forgets a key 24 hours after its payment has settled, but the purchase stays paid.
             return "this payment_ref was paid before, and is not paid again"
         return None
 
     def _presented(self, ref: str, request: Request, payment: Payment) -> FetchResult:
-        """Send the request with its payment, once, and report what became of both."""
-        assert payment.header is not None  # noqa: S101 - looked at before
+        """Send the request with its payment once, and report both outcomes."""
+        assert payment.header is not None  # noqa: S101 - checked before
         paid = Request(
             target=request.target,
             method=request.method,

@@ -1,5 +1,5 @@
 # Generated from _async by scripts/unasync.py. Edit that one.
-"""The session tools: what `AgentTools` does with sessions and charges, by their references."""
+"""The session tools: operations of `AgentTools` on sessions and charges, by reference."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -20,7 +20,7 @@ from agentpay.tools.results import SessionResult
 
 
 class SessionCalls:
-    """Opens, charges and closes sessions by reference. Nothing raises: it may have been done."""
+    """Opens, charges and closes sessions by reference. Nothing raises once it may have had an effect."""
 
     def __init__(self, client: AgentPay, account_id: Callable[[], str]) -> None:
         self._client = client
@@ -50,7 +50,7 @@ class SessionCalls:
         return reports.session_of(charged, ref, charge_ref=charge_ref, money_moved="yes")
 
     def close(self, ref: str) -> SessionResult:
-        """Return the session of a reference, settled or on its way."""
+        """Settle the session of a reference, and return it."""
         try:
             session = self._found(ref)
             if session is None:

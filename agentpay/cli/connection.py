@@ -32,7 +32,7 @@ _ADVICE: Final[Mapping[type[errors.APIError], str]] = {
     errors.ServiceUnavailableError: "Check whether it was done, then try again",
     errors.ServerError: "Try again in a moment",
 }
-"""Advice for people, in place of an exception's own, which is for programs. Empty: nothing to add."""
+"""Advice for people, instead of an exception's own for programmers. Empty for none."""
 
 
 @frozen(kw_only=True)
@@ -114,8 +114,8 @@ def takes_address(command: _Command) -> _Command:
             "--key",
             envvar=KEY_VARIABLE,
             show_envvar=True,
-            help="Operator key. Prefer the variable or a profile: other users of the machine may see command "
-            "lines.",
+            help="Operator key or agent key. Prefer the variable or a profile: other users of the machine "
+            "may see command lines.",
         ),
         click.option(
             "--url",

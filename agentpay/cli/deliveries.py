@@ -122,7 +122,7 @@ def _replay(server: AgentPay, output: Output, posts: "Callable[[], Iterable[_Pos
             try:
                 created += server.console.events.replay(post.event_id, webhook_id=post.webhook_id)
             except (errors.NotFoundError, errors.InvalidRequestError) as error:
-                # One event or webhook was deleted since; the others can still be sent.
+                # An event or webhook was deleted in the meantime. The others can still be replayed.
                 details = "".join(f"; {fault.field} {fault.message}" for fault in error.details)
                 refused.append(f"{post.event_id}: {error.message.rstrip('.')}{details}")
             except errors.AgentPayError:

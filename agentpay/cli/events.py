@@ -1,4 +1,4 @@
-"""`agentpay events`: recorded events, and sending them again."""
+"""`agentpay events`: listing and replaying recorded events."""
 
 from typing import cast
 

@@ -1,7 +1,7 @@
 """`agentpay listen`: printing events as they happen, and optionally forwarding them.
 
-It polls the console's list of events and registers no webhook. So it leaves nothing behind, and works with a
-server that cannot reach this machine. Events from before its start are not shown.
+It polls the console's list of events and registers no webhook, so it works with a server that cannot reach
+this machine. Events from before its start are not shown.
 """
 
 import asyncio
@@ -41,8 +41,15 @@ SECRET_VARIABLE: Final = "AGENTPAY_WEBHOOK_SECRET"  # noqa: S105 - the name of o
 
 _PAGE: Final = 100
 _TYPE_WIDTH: Final = max(map(len, EventType))
-_TELLING: Final = ("amount_usdc", "balance_usdc", "settled_usdc", "cap_usdc", "transfer_id", "session_id")
-"""Data of an event worth a place on its line, in order."""
+_FIELDS: Final = (
+    "amount_usdc",
+    "balance_usdc",
+    "settled_usdc",
+    "cap_usdc",
+    "transfer_id",
+    "session_id",
+)
+"""Fields of an event that are shown on its line, in order."""
 
 
 @click.command()
@@ -203,7 +210,7 @@ class Listener:
                             forwarder.start(event)
 
     async def _look(self, feed: "_Feed") -> list[Event]:
-        """Return new events; retries for as long as the server does not respond."""
+        """Return new events. Retries while the server does not respond."""
         is_reported = False
         while True:
             try:
@@ -253,7 +260,7 @@ class Listener:
             return [event.id, *shown]
         words: list[object] = [event.id]
         width = len("00:00:00 ") + _TYPE_WIDTH + 1 + len(event.id)
-        for name in _TELLING:
+        for name in _FIELDS:
             if name in data:
                 word = str(data[name]) + (" USDC" if name.endswith("_usdc") else "")
                 width += 1 + len(word)
@@ -303,7 +310,7 @@ class _Feed:
         while known is not None and page.has_more and page.data and page.data[-1].id not in known:
             page = await page.next_page()
             seen += page.data
-        # Only this window: older events are never read again.
+        # Only this window, because older events are never read again.
         self._known = {event.id for event in seen}
         return [] if known is None else [event for event in reversed(seen) if event.id not in known]
 

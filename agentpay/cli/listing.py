@@ -51,7 +51,7 @@ class Listing:
 
         Args:
             output: where to print.
-            items: reads the list; called at each look.
+            items: reads the list; called at each refresh.
             columns: the columns for people.
             empty: text to print for an empty list.
         """
@@ -86,7 +86,7 @@ class Listing:
     def _looks(
         self, items: Callable[[], Iterable[object]], output: Output
     ) -> Iterator[tuple[list[object], str | None]]:
-        """Yield the list at each look, and the trouble that keeps it from being read."""
+        """Yield the list at each refresh, and the error if it cannot be read."""
         found: list[object] = []
         trouble: str | None = None
         while True:

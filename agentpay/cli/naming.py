@@ -12,7 +12,7 @@ from agentpay.contract.identifiers import ACCOUNT, KEY, WEBHOOK, is_public_key
 
 _SHOWN_MAX: Final = 5
 _NAMED_MAX: Final = 1000
-"""The largest number of accounts that are read to show names in lists."""
+"""Maximum number of accounts read to show names in lists."""
 
 
 def find_account(server: AgentPay, output: Output, given: str) -> str:
@@ -26,6 +26,20 @@ def find_account(server: AgentPay, output: Output, given: str) -> str:
     with output.progress(f"Looking up {given}"):
         found = [each.account_id for each in _accounts(server) if given in (each.name, each.handle)]
     return _only(found, f"account named {given!r}", "accounts list", output)
+
+
+def find_account_or_own(server: AgentPay, output: Output, given: str | None) -> str:
+    """Return the identifier of a given account; without one, of the account that an agent key is bound to.
+
+    Raises:
+        RefusedError: no account or several have this name, or an operator key is used without an account.
+    """
+    if given is not None:
+        return find_account(server, output, given)
+    account_id = server.whoami().account_id
+    if account_id is None:
+        raise RefusedError("an operator key has many accounts: name one.", output, error="no_account")
+    return account_id
 
 
 def find_payee(server: AgentPay, output: Output, given: str) -> str:

@@ -70,7 +70,7 @@ class Output:
         width = max(len(name) for name, _ in rows)
         self._out.print(Text(title, style="italic"))
         for name, item in rows:
-            # Not wrapped here, so that a terminal copies a long value as one word.
+            # Not wrapped, so that a long value can be copied from a terminal.
             line = Text.assemble((f"{printable(name):<{width}}  ", "dim"), styled(_shown(name, item)))
             self._out.print(line, soft_wrap=True)
 
@@ -85,7 +85,7 @@ class Output:
             self.note("Store it now: it is shown only once.")
 
     def done(self, field: str, identifier: str, status: str) -> None:
-        """Report the new status of something that is not printed itself, such as a revoked key.
+        """Report the new status of an object that is not printed, such as a revoked key.
 
         Args:
             field: name of its identifier in JSON, such as `key_id`.
@@ -126,7 +126,7 @@ class Output:
     def redrawn(
         self, columns: Sequence[Column], *, empty: str, is_wide: bool
     ) -> Iterator[Callable[[Sequence[object], str], None]]:
-        """Let the block draw a list again and again in the same place, with a line of text below it."""
+        """Let the block redraw a list in the same place, with a line of text below it."""
         with Live(console=self._out, auto_refresh=False) as live:
 
             def draw(models: Sequence[object], below: str) -> None:

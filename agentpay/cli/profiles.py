@@ -46,7 +46,7 @@ class Config:
     Attributes:
         profiles: the services by name.
         current: name of the service that commands use by default; None for none.
-        listen_secret: the secret that `listen` signs with; None before one was asked for.
+        listen_secret: the secret that `listen` signs with; None before it is created.
     """
 
     profiles: dict[str, Profile] = field(factory=dict)
@@ -77,7 +77,7 @@ def read_config() -> Config:
     """Return the content of the file; an empty config if there is no file.
 
     Raises:
-        ConfigError: the file cannot be read, or is not what `write_config` writes.
+        ConfigError: the file cannot be read or is malformed.
     """
     path = config_path()
     try:
@@ -103,8 +103,8 @@ def write_config(config: Config) -> Path:
     path = config_path()
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # Replaced in one step, so that a reader sees the old file or the new one. The temporary file is
-        # created with mode 0600, before anything is written.
+        # Replaced atomically, so that a reader sees the old file or the new one. The temporary file is
+        # created with mode 0600.
         with _replacement(path) as file:
             file.write(_text_of(config))
     except OSError as error:

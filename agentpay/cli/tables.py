@@ -1,9 +1,8 @@
 """Lists for people: one line per item, identifiers whole, names before identifiers.
 
-On a narrow terminal, text is shortened with an ellipsis, optional columns before required ones, and the
-optional columns that still do not fit are left out. Identifiers, amounts and times are never cut; of a
-payee's address on chain, the ends are shown. Where output is not a terminal, nothing is cut and no column
-is left out.
+On a narrow terminal, text is shortened with an ellipsis, in optional columns first, and optional columns that
+still do not fit are left out. Identifiers, amounts and times are never cut; of a payee's on-chain address,
+the ends are shown. If the output is not a terminal, nothing is cut or left out.
 """
 
 import re
@@ -23,7 +22,7 @@ from agentpay.contract.printable import printable
 _GAP: Final = "  "
 _TEXT_MINIMUM: Final = 10
 _REQUIRED_TEXT: Final = 16
-"""Cells that the text of a required column keeps where they all fit with it; most names are shorter."""
+"""Minimum width of text in required columns, if all of them fit. Most names are shorter."""
 _ADDRESS: Final = re.compile(r"[1-9A-HJ-NP-Za-km-z]{32,44}", re.ASCII)
 _RELATIVE_SECONDS: Final = 7 * 24 * 3600
 
@@ -133,7 +132,7 @@ def amount(value: Decimal) -> str:
 
 
 def relative(moment: datetime, now: datetime) -> str:
-    """Return a moment as a distance from now, such as `5m ago`; further than a week, its date."""
+    """Return a time relative to now, such as `5m ago`; beyond a week, its date."""
     seconds = (now - moment).total_seconds()
     if abs(seconds) > _RELATIVE_SECONDS:
         return f"{moment.astimezone(UTC):%Y-%m-%d}"
@@ -159,7 +158,7 @@ def _brief(text: Text) -> Text:
 
 
 def _fitted(columns: Sequence[Column], natural: Mapping[str, int], width: int) -> dict[str, int]:
-    """Return the columns to show and their widths: the required ones, then each optional one that fits."""
+    """Return the columns to show and their widths: required ones, then each optional one that fits."""
     required = [column for column in columns if column.show is not Show.IF_IT_FITS]
     kept = _REQUIRED_TEXT if _total(_least(required, natural, _REQUIRED_TEXT)) <= width else _TEXT_MINIMUM
     least = _least(required, natural, kept)

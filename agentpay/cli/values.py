@@ -1,4 +1,4 @@
-"""Types of options and arguments: seconds, amounts, labels, identifiers, event types, moments."""
+"""Types of options and arguments: seconds, amounts, labels, identifiers, event types, times."""
 
 import math
 import re
@@ -103,7 +103,7 @@ class Label(Parsed[str]):
 
 
 class Moment(Parsed[datetime]):
-    """A moment, as the service prints it: `2026-01-31T12:00:00Z`."""
+    """A time in the service's format: `2026-01-31T12:00:00Z`."""
 
     def __init__(self) -> None:
         super().__init__("time", parse_timestamp)

@@ -1,8 +1,8 @@
-"""The network addresses that strangers may name: only public ones, for webhooks (interface W4) and tools.
+"""The network addresses that third parties may name: only public ones, for webhooks (interface W4) and tools.
 
-The address is checked when the connection is made, not when the name is given: a name may resolve to a
-public address at first and to a private one later. An IPv4-mapped address is checked as its IPv4 address;
-translated and tunnelled addresses are refused.
+The address is checked when the connection is made, not when the name is given: a name may resolve to a public
+address at first and to a private one later. An IPv4-mapped address is checked as its IPv4 address; translated
+and tunnelled addresses are refused.
 
 The ranges are those of the IANA registries of special-purpose addresses. They are listed here because the
 tables of `ipaddress` differ between patch releases of Python. AS112 and AMT ranges are routed but included,

@@ -12,7 +12,7 @@ _GZIP_BITS: Final = 31
 
 
 class BodyError(Exception):
-    """The body is refused; the message continues a sentence that begins with "the response"."""
+    """The body is refused. The message continues a sentence that begins with "the response"."""
 
 
 class Body:

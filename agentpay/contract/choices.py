@@ -1,4 +1,4 @@
-"""Literal types of the closed sets of strings, so that type checkers find a misspelt status or event type.
+"""Literal types of the closed sets of strings, so that type checkers find a misspelled status or event type.
 
 At run time they are plain strings, and open: a newer value that this version does not know is kept unchanged.
 The modules of the models have the same sets as enums for the server; a test compares each pair.

@@ -52,7 +52,7 @@ def text(*, minimum: int = 0, maximum: int, trim: bool = False, control: bool = 
     def parse(value: object) -> str:
         if not isinstance(value, str):
             raise ValueError("must be a string")
-        # Before trimming: some control characters are white space, and would be removed unnoticed.
+        # Before trimming, which would silently remove control characters that are white space.
         if not control and any(ord(character) < 32 or 127 <= ord(character) < 160 for character in value):
             raise ValueError("must not contain control characters")
         result = value.strip() if trim else value
@@ -123,8 +123,8 @@ def parse_timestamp(value: object) -> datetime:
     """
     if not isinstance(value, str):
         raise ValueError("must be an ISO 8601 string")
-    # `fromisoformat` also accepts dates without a time, week dates, and blanks as separators. The wire
-    # format is recognised first, in a third of the time.
+    # `fromisoformat` also accepts dates without a time, week dates, and spaces as separators. The wire format
+    # is matched first, in a third of the time.
     is_of_wire = len(value) == 24 and value[7:20:3] == "-T::." and value[23] == "Z"
     if not is_of_wire and not _MOMENT.match(value):
         raise ValueError("must be an ISO 8601 timestamp such as 2026-01-31T12:00:00Z")

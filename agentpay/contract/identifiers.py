@@ -1,7 +1,7 @@
 """The formats of identifiers and on-chain addresses.
 
 An identifier is a prefix and opaque text. Clients never parse it; the server refuses malformed ones before
-any look-up (interface R13).
+any lookup (interface R13).
 """
 
 import re

@@ -33,7 +33,7 @@ def function_tools(
 def _tool(
     tools: AsyncAgentTools | AgentTools, spec: ToolSpec, needs_approval: NeedsApproval
 ) -> StructuredTool:
-    # A tool is async or not, as the tools of the account are: LangChain says so itself if it is called wrong.
+    # The tools are async if the account's are. LangChain reports a call of the wrong kind.
     if isinstance(tools, AsyncAgentTools):
         asynchronous = tools
 

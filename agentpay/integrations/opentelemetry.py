@@ -64,7 +64,7 @@ def instrument(
 
 @contextlib.contextmanager
 def _harmless() -> Iterator[None]:
-    """Log errors of the recording: a call that moves money must not fail because it could not be recorded."""
+    """Log errors of the recording, which must not make a call fail that moves money."""
     try:
         yield
     except Exception:  # noqa: BLE001 - of any kind
@@ -113,7 +113,7 @@ class _Watch:
             self._span = observer.tracer.start_span(
                 f"agentpay.{name}", kind=SpanKind.CLIENT, attributes=self._attributes
             )
-            # So that spans of the HTTP library are its children.
+            # Makes spans of the HTTP library its children.
             self._token = context.attach(trace.set_span_in_context(self._span))
             _PROPAGATOR.inject(self.headers)
 

@@ -1,4 +1,4 @@
-"""Paying with pympp: its clients keep their transport, and payments have our keys and our policy.
+"""Paying with pympp: its clients keep their transport, and the service signs under its policy.
 
     mpp = Mpp(runtime=AgentPayRuntime(agentpay_client, account_id=bot, max_amount="0.05"))
     await mpp.fetch("https://api.example.com/forecast")
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["AgentPayRuntime"]
 
 _request: ContextVar[Any] = ContextVar("agentpay_pympp_request", default=None)
-"""The request that is about to be paid: pympp does not tell its methods."""
+"""The request that is about to be paid, which pympp does not pass to its methods."""
 
 _PARAMETERS: Final = (
     "id",
@@ -91,7 +91,7 @@ class AgentPayRuntime(PaymentRuntime):
         *,
         event_payload: dict[str, Any] | None = None,
     ) -> Credential:
-        """Create a credential, as `PaymentRuntime` does, with the request at hand."""
+        """Create a credential as `PaymentRuntime` does, with the request in a context variable."""
         token = _request.set((event_payload or {}).get("request"))
         try:
             return await super().create_credential(challenge, method, event_payload=event_payload)
@@ -121,7 +121,7 @@ class AgentPayRuntime(PaymentRuntime):
 
 
 def _as_sent(challenge: Challenge) -> str:
-    """Return a challenge as its seller wrote it: its `request` is covered by the seller's signature."""
+    """Return a challenge exactly as the seller wrote it, because the seller's signature covers `request`."""
     echo = challenge.to_echo()
     given = [(name, getattr(echo, name)) for name in (*_PARAMETERS, "header")]
     fields = (f'{name}="{_escaped(value)}"' for name, value in given if value is not None)

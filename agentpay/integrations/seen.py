@@ -8,7 +8,7 @@ from threading import Lock
 from typing import Final, Protocol
 
 DEFAULT_MAX_EVENTS: Final = 100_000
-"""About 20 MB; ten deliveries a second for the 2 h 35 min 30 s over which the service retries."""
+"""About 20 MB: ten deliveries a second for the 2 h 35 min 30 s of retries."""
 
 
 class SeenEvents(Protocol):

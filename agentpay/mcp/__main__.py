@@ -1,7 +1,7 @@
 """`agentpay-mcp`: serve the tools of one account over stdio, or over streamable HTTP with a bearer token.
 
-Exit codes: 0 when the host closes the connection, 1 when the extra is not installed or the port is taken,
-2 when the configuration is invalid, an operator key above all. One sentence on standard error says why.
+Exit codes: 0: the host closed the connection; 1: the extra is not installed or the port is in use; 2: the
+configuration is invalid, for example an operator key. One sentence on standard error says why.
 """
 
 # The extra need not be installed where types are checked.
@@ -35,7 +35,7 @@ from agentpay.tools import AsyncAgentTools
 ORIGINS_VARIABLE = "AGENTPAY_MCP_PRIVATE_ORIGINS"
 TOKEN_VARIABLE = "AGENTPAY_MCP_TOKEN"  # noqa: S105 - the name of a variable
 START_SECONDS = 10.0
-"""Longest wait for the service at the start, in seconds. After that, the first call asks again."""
+"""Maximum wait for the service at the start, in seconds. After that, the first call retries."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -107,7 +107,7 @@ def _private_origins(options: argparse.Namespace) -> list[str]:
     """Return the origins that the server's options and environment allow to be private.
 
     Raises:
-        ConfigurationError: one is no origin.
+        ConfigurationError: a value is not an origin.
     """
     listed = os.environ.get(ORIGINS_VARIABLE, "").split(",")
     try:
@@ -119,10 +119,10 @@ def _private_origins(options: argparse.Namespace) -> list[str]:
 
 
 async def _check_key(tools: AsyncAgentTools, client: AsyncAgentPay) -> None:
-    """Refuse a key that is not an agent's.
+    """Refuse a key that is not an agent key.
 
     Raises:
-        ConfigurationError: it is an operator key, is not valid, or the service cannot say.
+        ConfigurationError: it is an operator key, is invalid, or the service cannot identify it.
     """
     if os.environ.get("AGENTPAY_API_KEY", "").startswith(("ap_operator_", "ap_console_")):
         raise ConfigurationError(OPERATOR_KEY)  # even while the service does not respond

@@ -1,7 +1,7 @@
 """The MCP server: a thin layer over `AsyncAgentTools` that lists the tools, calls them and asks for approval.
 
-What a tool does and says is in `agentpay.tools`. A refusal is a result; `isError` marks calls with invalid
-arguments and reads that failed, after which nothing was paid.
+`agentpay.tools` has the tools and their texts. A refusal is a result; `isError` marks calls with invalid
+arguments and failed reads, neither of which pays.
 """
 
 # The extra need not be installed where types are checked.
@@ -25,13 +25,13 @@ from agentpay._version import __version__
 from agentpay.tools import INSTRUCTIONS, TOOLS, AsyncAgentTools, ToolSpec
 
 ASK_SECONDS: Final = 30.0
-"""Longest wait for a person to answer a request for approval, in seconds; the payment then stays pending."""
+"""Maximum wait for a person's approval, in seconds. After that, the payment stays pending."""
 
 PATH: Final = "/mcp"
 
 _APPROVAL: Final = "approval"
 _STATELESS_SINCE: Final = "2026-07-28"
-"""From this protocol version, a server asks by an interim result, and the host repeats the call."""
+"""From this protocol version on, a server asks by an interim result, and the host repeats the call."""
 
 
 def server(tools: AsyncAgentTools) -> Server[Any]:
@@ -52,7 +52,7 @@ def server(tools: AsyncAgentTools) -> Server[Any]:
         if params.name not in TOOLS:
             raise MCPError(types.INVALID_PARAMS, f"unknown tool; available: {', '.join(TOOLS)}")
         result = await tools.call(params.name, params.arguments)
-        # Only where a payment is asked for: a model may look at one many times.
+        # Only for calls that request a payment, because a model may read one many times.
         if TOOLS[params.name].moves_money and result.get("approval_url"):
             asked = await _asked(context, params, result)
             if isinstance(asked, types.InputRequiredResult):
@@ -78,9 +78,10 @@ def bearer_app(
 
     Args:
         mcp_server: the server.
-        token: what `Authorization: Bearer` must carry.
-        host: where it listens. On a loopback address, Host and Origin of requests must be loopback names.
-        allowed_hosts: further values of Host, such as `tools.example.com`, or `tools.example.com:*`.
+        token: the required bearer token.
+        host: the address of the port. On a loopback address, Host and Origin of requests must be loopback
+            names.
+        allowed_hosts: additional values of Host, such as `tools.example.com` or `tools.example.com:*`.
     """
     names = [*_LOOPBACK, *allowed_hosts] if host in _LOOPBACK_ADDRESSES or allowed_hosts else []
     security = TransportSecuritySettings(
@@ -98,7 +99,7 @@ _LOOPBACK: Final = ("127.0.0.1:*", "localhost:*", "[::1]:*", "127.0.0.1", "local
 
 
 class _Bearer:
-    """Responds with 401 to a request without the token, before reading anything of it."""
+    """Responds 401 to a request without the token, before reading its body."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
         self._app = app
@@ -149,10 +150,10 @@ async def _asked(
     params: types.CallToolRequestParams,
     result: Mapping[str, Any],
 ) -> types.InputRequiredResult | bool:
-    """Ask a person to open the page of the approval, where the host can show one.
+    """Ask a person to open the approval page, if the host can show one.
 
     Returns:
-        The request that a host of the newer protocol must respond to first; else whether a person was asked.
+        With a host of the newer protocol, the request for it; otherwise whether a person was asked.
     """
     capabilities = context.session.client_capabilities
     elicitation = None if capabilities is None else capabilities.elicitation

@@ -55,7 +55,7 @@ _HOMES = {
 
 
 if not TYPE_CHECKING:
-    # Late, since the classes import parts of this package.
+    # Imported late, because the classes import parts of this package.
     def __getattr__(name: str) -> object:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

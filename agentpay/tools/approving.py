@@ -1,6 +1,6 @@
-"""Which calls a host asks a person about before it makes them: the same rule in every framework.
+"""Which calls need a person's approval in the host: the same rule for every framework.
 
-It comes before the tool and in addition to the service's own approvals, which no host can skip.
+It applies before the tool runs, in addition to the service's own approvals, which no host can skip.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from agentpay.tools.specs import TOOLS
 
 NeedsApproval: TypeAlias = bool | Callable[[str, Mapping[str, Any]], bool]
-"""Whether a person must approve a call: always, never, or by the name of the tool and its arguments.
+"""Whether a person must approve a call: always, never, or by the tool's name and arguments.
 
 It is asked of tools that can spend, and of no others.
 """

@@ -1,7 +1,7 @@
-"""Arguments of a tool against its JSON Schema: the few keywords that the tools use, and no more.
+"""Validates a tool's arguments against its JSON Schema, for the few keywords that the tools use.
 
-A model may send anything. What does not fit is refused before anything else happens, with one sentence that
-names the argument.
+A model may send anything. An invalid argument is refused before anything else happens, with one sentence that
+names it.
 """
 
 import re
@@ -19,7 +19,7 @@ def checked(name: str, arguments: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the arguments of a tool. Optional null values are left out.
 
     Raises:
-        ToolInputError: there is no such tool, or an argument is missing, unknown or invalid.
+        ToolInputError: the tool is unknown, or an argument is missing, unknown or invalid.
     """
     spec = TOOLS.get(name)
     if spec is None:
@@ -65,7 +65,7 @@ def _string_problem(schema: Mapping[str, Any], value: object) -> str | None:
         return "must not contain lone surrogates"
     if "enum" in schema and value not in schema["enum"]:
         return f"must be one of {', '.join(schema['enum'])}"
-    # `fullmatch`: `$` would let a line end pass.
+    # `fullmatch`, because `$` also matches before a final line end.
     if "pattern" in schema and not re.fullmatch(schema["pattern"].strip("^$"), value, re.ASCII):
         return f"must match {schema['pattern']}"
     if len(value) > schema.get("maxLength", len(value)):

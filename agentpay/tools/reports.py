@@ -1,6 +1,6 @@
-"""The results of the tools, built from what the service said or from what went wrong. No I/O.
+"""The results of the tools, built from the service's responses and errors. No I/O.
 
-Every status has its next step here, in words for a model.
+Every status has its next step, in words for a model.
 """
 
 import logging
@@ -58,7 +58,7 @@ def idempotency_key(ref: str) -> str:
 
 
 def payment_of(transfer: Transfer, ref: str, *, base_url: str, **changes: Any) -> PaymentResult:  # noqa: ANN401
-    """Return the result of a payment as the service shows it."""
+    """Return the result for a payment that the service has recorded."""
     status: Any = str(transfer.status)
     reason = transfer.message
     if status == "approved":
@@ -89,7 +89,7 @@ def payment_of(transfer: Transfer, ref: str, *, base_url: str, **changes: Any) -
 def payment_without_transfer(
     ref: str, status: PaymentStatus | None, *, to: str | None, amount_usdc: str | None, reason: str
 ) -> PaymentResult:
-    """Return the result of a payment of which the service shows nothing."""
+    """Return the result for a payment without a record at the service."""
     return PaymentResult(
         status=status,
         money_moved="no" if status is None else _MOVED.get(status, "unknown"),
@@ -107,7 +107,7 @@ def payment_without_transfer(
 
 
 def other_use(earlier: PaymentResult, *, to: str, amount_usdc: str) -> PaymentResult:
-    """Return the result of a call whose reference was used for another payment: what it already paid."""
+    """Return the result of a call whose reference was used for another payment."""
     done = {"yes": "already paid", "unknown": "is already used to pay"}.get(
         earlier["money_moved"], "is already used for a request to pay"
     )
@@ -125,7 +125,7 @@ def other_use(earlier: PaymentResult, *, to: str, amount_usdc: str) -> PaymentRe
 
 
 def refusal(error: AgentPayError | ValueError) -> dict[str, Any]:
-    """Return what a refusal changes in a result: the reason, and whether to try again."""
+    """Return the fields of a result that a refusal sets: the reason, and whether to retry."""
     may_retry = not isinstance(error, APIError) or error.code not in ("policy_violation", "account_paused")
     step = _REFUSED
     if isinstance(error, InsufficientBalanceError):
@@ -138,13 +138,13 @@ def refusal(error: AgentPayError | ValueError) -> dict[str, Any]:
 
 
 def reason_of(error: Exception) -> str:
-    """Return a sentence that says what went wrong, for a model."""
+    """Return a sentence for a model that describes an error."""
     if isinstance(error, APIError) and error.code is not None:
         details = "; ".join(f"{fault.field} {fault.message}" for fault in error.details)
         return f"{error.code}: {error.message}" + (f" ({details})" if details else "")
     if isinstance(error, AgentPayError | ValueError):
         return str(error)
-    # The text of an exception of another kind may show anything.
+    # The text of any other exception may contain secrets.
     return f"Unexpected {type(error).__name__}; the log has details."
 
 
@@ -156,7 +156,7 @@ def logged_reason(error: Exception) -> str:
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether the service has refused a request, or the client: it did nothing and will do nothing."""
+    """Return whether the service or the client has refused a request, which then has no effect."""
     if isinstance(error, APIError):
         return error.status < 500 and error.status != 408 and error.code is not None
     return isinstance(error, ValueError) and not isinstance(error, AgentPayError)
@@ -192,7 +192,7 @@ def ref_of(key: str | None) -> str | None:
 
 
 def session_of(session: Session, ref: str, **changes: Any) -> SessionResult:  # noqa: ANN401
-    """Return the result of a session as the service shows it."""
+    """Return the result for a session that the service has recorded."""
     status: Any = str(session.status)
     result = SessionResult(
         status=status,
@@ -216,7 +216,7 @@ def session_of(session: Session, ref: str, **changes: Any) -> SessionResult:  # 
 def session_without_record(
     ref: str, status: SessionStatusOrRefusal, *, reason: str, charge_ref: str | None = None
 ) -> SessionResult:
-    """Return the result of a session of which the service shows nothing."""
+    """Return the result for a session without a record at the service."""
     return SessionResult(
         status=status,
         money_moved=_MOVED.get(status, "unknown"),
@@ -251,25 +251,25 @@ _SESSION_STEPS: Final = {
 
 
 def newest_that_counts(transfers: Iterable[Transfer]) -> Transfer | None:
-    """Return the transfer of a reference: one that moved or may move money, else the newest."""
+    """Return the transfer of a reference: one that moved or may move money, otherwise the newest."""
     found = list(transfers)
     alive = [each for each in found if str(each.status) not in ("rejected", "failed")]
     return next(iter(alive or found), None)
 
 
 def is_same(transfer: Transfer, *, to: str, amount_usdc: str, memo: str | None) -> bool:
-    """Whether a transfer is what a call asks for, as far as the record shows."""
+    """Return whether a transfer matches a call, as far as the record shows."""
     is_amount = transfer.amount_usdc == Decimal(amount_usdc)
     return is_amount and transfer.to == to and (transfer.memo or None) == (memo or None)
 
 
 def approval_url(base_url: str, transfer_id: str) -> str:
-    """Return the page of the operator's console on which a transfer is approved."""
+    """Return the URL of the console's page on which a transfer is approved."""
     return f"{base_url}/dashboard#/transfers/{transfer_id}"
 
 
 def padded(amount_usdc: str | None) -> str | None:
-    """Return an amount of an argument with 6 decimals, as results have it."""
+    """Return an argument's amount with 6 decimals, as in results."""
     return None if amount_usdc is None else format_string(Decimal(amount_usdc))
 
 

@@ -1,6 +1,6 @@
-"""The types of what the tools return: plain JSON objects, the same for every framework.
+"""The types of the tools' results: plain JSON objects, the same for every framework.
 
-A result describes the reference, not the attempt: what became of the payment or the session that it names.
+A result describes the payment or session of a reference, not the attempt.
 """
 
 from typing import Literal, TypedDict

@@ -14,7 +14,7 @@ from agentpay.contract.fields import CATEGORY_MAX_CHARACTERS
 from agentpay.tools.results import PaymentResult
 
 REF_PATTERN: Final = "^[A-Za-z0-9._:-]{8,120}$"
-"""A reference: 8 to 120 characters, so that `mcp:` before it fits into an idempotency key."""
+"""A reference: 8 to 120 characters, so that `mcp:` and the reference fit into an idempotency key."""
 
 KEY_PREFIX: Final = "mcp:"
 """The prefix of an idempotency key before the reference."""
@@ -85,7 +85,8 @@ PAYMENT_RESULT: Final[Mapping[str, Any]] = MappingProxyType(
             "money_moved": {"enum": ["yes", "no", "unknown"]},
             "may_retry_with_same_ref": {"type": "boolean"},
         },
-        # The other fields are strings or null. They are not described one by one: a model reads this thrice.
+        # The other fields are strings or null. They have no descriptions, because a model reads this schema
+        # three times.
         "required": sorted(PaymentResult.__annotations__),
     }
 )

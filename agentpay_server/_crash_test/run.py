@@ -286,7 +286,7 @@ class CrashTest:
     # --- Results
 
     def _undecided(self, servers: list[ServerProcess], account_id: str) -> int:
-        """Wait until every payment has settled or failed. Return the number of those that have not."""
+        """Wait until every payment has settled or failed. Return the number of payments that have not."""
         deadline = time.monotonic() + _END_SECONDS
         with self._client(servers[0]) as client:
             while True:

@@ -386,7 +386,7 @@ class Cluster:
 
         Args:
             slots: maximum number of slots to roll back.
-            relands: returns the seconds after which a transaction lands again by itself; None for never.
+            relands: returns the seconds after which a transaction lands again automatically; None for never.
         """
         height = self.height(self.slot())
         fork = max(self.slot() - min(slots, FINALIZED_SLOTS - 1), self._kept_for_owed())

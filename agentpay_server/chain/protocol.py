@@ -239,7 +239,7 @@ class Chain(Protocol):
     async def newest_signature(self, token_account: str) -> str | None:
         """Return the signature of the newest irreversible transaction of a token account.
 
-        None if there is none, or if the chain finds a message without it.
+        None without a transaction, or if the chain finds a message without it.
         """
         ...
 

@@ -2,11 +2,11 @@
 
 Usage:
 
-        database = FileDatabase(directory / "store.sqlite3") # opened and locked; DatabaseInUseError if taken
-        await database.create_missing(metadata) # or `await migrations.upgrade(database)`
-        await database.run(unit, ...) # BEGIN IMMEDIATE, unit, COMMIT: on disk when it returns
-        await database.read(unit, ...) # one consistent state of the database; changes are rolled back
-        await database.close() # after all queued units
+    database = FileDatabase(directory / "store.sqlite3")  # opened and locked; DatabaseInUseError if taken
+    await database.create_missing(metadata)  # or `await migrations.upgrade(database)`
+    await database.run(unit, ...)  # BEGIN IMMEDIATE, unit, COMMIT: on disk when it returns
+    await database.read(unit, ...)  # one consistent state of the database; changes are rolled back
+    await database.close()  # after all queued units
 
 Any event loop and any thread may use it. A file belongs to one `FileDatabase` at a time, across processes:
 SQLite holds the lock, and the process releases it however it ends.

@@ -99,7 +99,7 @@ class Session:
                 await self.execute("ROLLBACK")
             raise
         committing()
-        # PostgreSQL answers COMMIT of an aborted transaction with ROLLBACK.
+        # PostgreSQL responds to COMMIT of an aborted transaction with ROLLBACK.
         if await self.execute("COMMIT") != "COMMIT":
             raise UndoneError("a unit of work continued after its transaction was aborted")
         return result
@@ -222,7 +222,7 @@ class _Rows:
         return iter(cast("list[Row]", self._records))
 
     def one_or_none(self) -> Row | None:
-        """Return the only row, or None if there is none.
+        """Return the only row, or None without one.
 
         Raises:
             ValueError: there is more than one.

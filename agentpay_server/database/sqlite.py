@@ -56,7 +56,7 @@ class SqliteRows:
         return iter(self._cursor) if self._convert is None else map(self._convert, self._cursor)
 
     def one_or_none(self) -> Row | None:
-        """Return the only row, or None if there is none.
+        """Return the only row, or None without one.
 
         Raises:
             ValueError: there is more than one.

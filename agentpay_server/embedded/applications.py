@@ -52,7 +52,7 @@ def application(app: Callable[..., Any], path: str) -> Application:
     """Wrap an application for posting to it.
 
     Args:
-        app: an ASGI 3 or WSGI application, told apart by the number of arguments.
+        app: an ASGI 3 or WSGI application, distinguished by the number of arguments.
         path: the application's path for deliveries.
 
     Raises:

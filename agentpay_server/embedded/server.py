@@ -63,7 +63,7 @@ class AgentPayServer:
 
     Use it as a context manager, sync or async:
 
-            with AgentPayServer() as server:
+        with AgentPayServer() as server:
             client = server.client()
             account = client.accounts.create(name="Research bot")
             server.sandbox.fund(account.account_id, "100")

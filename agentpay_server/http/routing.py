@@ -66,7 +66,7 @@ METHODS_OF: Final = _methods_of(BOUND_ENDPOINTS)
 def _routers() -> Mapping[str, Router]:
     """Return the routers, by path family, for any server.
 
-    A router tries its routes one by one, so each family has a router of its own.
+    A router tries its routes one by one, so each family has its own router.
     """
     families: dict[str, list[Route]] = defaultdict(list)
     for path, methods in METHODS_OF.items():

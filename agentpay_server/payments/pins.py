@@ -46,7 +46,7 @@ def _reason(pin: Pin, terms: Terms) -> str | None:
         if pin.recipients is not None and leg.recipient not in pin.recipients:
             return (
                 f"recipients of the pin of {pin.origin} does not include {shown(leg.recipient)}, a recipient "
-                "of its challenge."
+                "of the challenge."
             )
     return None
 

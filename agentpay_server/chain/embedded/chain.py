@@ -511,7 +511,7 @@ class EmbeddedChain:
     async def _restore(self, ledger: Ledger) -> None:
         """Rebuild the machine from the ledger, in a new block.
 
-        Writing a page for the new block fails every earlier write that may still be under way.
+        Writing a page for the new block makes every earlier write fail that is still in progress.
         """
         found = await ledger.read()
         self._svm = machines.acquire()

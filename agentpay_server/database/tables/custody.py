@@ -29,7 +29,7 @@ accounts: Final = Table(
     Column("last_spend_us", BigInteger, nullable=False),
     # The booked balance. Every settled movement changes it in its own commit.
     Column("balance", BigInteger, nullable=False),
-    # What signed transfers and session openings that are not final may still debit.
+    # The amount that signed transfers and session openings that are not final may still debit.
     Column("in_flight", BigInteger, nullable=False),
     # How far the token account's on-chain history was scanned for deposits; NULL if never.
     Column("deposit_cursor", Text),
@@ -38,7 +38,7 @@ accounts: Final = Table(
     # The caps of all unsettled sessions, which count against the daily limit in full.
     Column("session_reserved", BigInteger, nullable=False),
     Column("created_us", BigInteger, nullable=False),
-    # What was debited since `balance.low_threshold` was last checked.
+    # The amount debited since `balance.low_threshold` was last checked.
     Column("unjudged_spend", BigInteger, nullable=False, server_default="0"),
     # Since when signing is stopped, because a transaction landed that had been considered expired.
     Column("stopped_us", BigInteger),

@@ -184,7 +184,7 @@ chain_transactions: Final = Table(
     Column("detail", Text),
     # When the event that reports the submission was emitted, before the outcome.
     Column("announced_us", BigInteger),
-    # What is in flight again because the transaction was reorganized away; 0 otherwise.
+    # The amount in flight again because the transaction was reorganized away; 0 otherwise.
     Column("reserved", BigInteger, nullable=False),
     Column("created_us", BigInteger, nullable=False),
     Column("ended_us", BigInteger),

@@ -68,7 +68,7 @@ class Port:
         refusal: counts and logs a refusal of malformed HTTP; returns its status, headers and body.
         hosts: the accepted hosts.
         connections: the open connections.
-        seconds: the deadline of each kind of wait, except those that the application bounds.
+        seconds: the deadline of each kind of wait, unless the application bounds it.
     """
 
     app: ASGIApp
@@ -183,7 +183,7 @@ class Guarded(_Parser):
         self._look()
 
     def shutdown(self) -> None:
-        """Close once the request in service, if any, is answered."""
+        """Close once the request in service, if any, has its response."""
         if self._is_refused:
             self.transport.abort()
         else:
