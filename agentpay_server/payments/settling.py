@@ -17,7 +17,7 @@ from agentpay_server.transfers.store import TransferRecord
 EXPIRED: Final = Refusal(
     code=ErrorCode.PAYMENT_EXPIRED,
     message="This payment did not land on chain in time, and nothing was moved. A new "
-    "purchase takes a new idempotency_key.",
+    "purchase needs a new idempotency_key.",
 )
 _FAILED: Final = "The chain refused this payment when the seller broadcast it: {}. Nothing was moved. A new "
 _REASONS: Final = {
