@@ -99,7 +99,7 @@ async def test_a_payment_that_lands_in_the_last_possible_block_settles(market: M
 
 
 async def test_a_payment_that_no_index_lists_does_not_expire_and_settles_when_one_does(
-    market: Market,
+    market: Market, caplog: pytest.LogCaptureFixture
 ) -> None:
     payer = await market.world.account("10")
     transfer_id, transaction = await market.paid(payer)
@@ -113,6 +113,8 @@ async def test_a_payment_that_no_index_lists_does_not_expire_and_settles_when_on
 
     # It was paid. A release would let the account spend the amount twice.
     assert (await market.status(transfer_id), await market.reserved(payer)) == (("submitted", None), PRICE)
+    doubts = [line.msg.fields for line in caplog.records if "transaction.expiry_doubted" in line.getMessage()]
+    assert [(doubt["subject"], doubt["account_id"]) for doubt in doubts] == [(transfer_id, payer.account_id)]
     cluster.unlisted.clear()
     await asyncio.sleep(FINALITY_SECONDS)
     assert await market.status(transfer_id) == ("settled", None)
