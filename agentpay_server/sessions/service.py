@@ -216,7 +216,7 @@ class Sessions:
         if refusal is not None:
             raise refused(refusal, session)
         if session.status != SessionStatus.SETTLED:
-            session = await self._closing.closed(session_id, self._authorizer.deadline(), principal=principal)
+            session = await self._closing.closed(session, self._authorizer.deadline(), principal=principal)
         if session.status == SessionStatus.SETTLED:
             return shown(session)
         raise unresolved(session) if session.error is None else stopped(session)
