@@ -129,7 +129,7 @@ class AgentPayError(Exception):
 
 
 class ConfigurationError(AgentPayError, ValueError):
-    """The client cannot be created from these settings, or not used here; the message names the setting."""
+    """The client cannot be created or used with these settings; the message names the setting."""
 
 
 class InsecureConnectionWarning(UserWarning):
@@ -514,7 +514,7 @@ class InsufficientBalanceError(TransferRejectedError):
 
 
 class TransferFailedError(TransferRejectedError):
-    """The transfer was submitted but did not land on chain, and can no longer land (`transfer_failed`)."""
+    """The chain did not execute the transaction, or a session cannot settle now (`transfer_failed`)."""
 
     advice = "No money moved. Call again with the same idempotency key for a new attempt"
 
@@ -562,7 +562,7 @@ class InvalidRecipientError(APIError):
 
 
 class UnpayableChallengeError(APIError):
-    """The 402 that was to be paid cannot be: it is not readable, or offers nothing payable (status 422).
+    """The 402 cannot be paid: its challenge is unreadable, or offers nothing payable (status 422).
 
     Codes `unreadable_challenge` and `nothing_payable`. Nothing was stored, and the key is free.
     """

@@ -115,8 +115,8 @@ _Step: TypeAlias = _Peek | _Authorize | _Report | _Send
 class PaymentAuth(Auth):
     """An `auth` of httpx and httpx2 that pays the amount that a server requests with HTTP 402.
 
-    A `Client` needs one with `AgentPay`, an `AsyncClient` one with `AsyncAgentPay`. It has no state of
-    requests, so one can be used by any number of clients, threads and tasks.
+    For a `Client` of httpx, create it with an `AgentPay`; for an `AsyncClient`, with an `AsyncAgentPay`. It
+    stores no state of requests, so one auth can be used by any number of clients, threads and tasks.
 
     The response of a paid request has a `PaymentRecord` under `response.extensions["payment"]`. So has the
     request, before it is sent with its payment: if the reply is lost, the HTTP library raises its error, and
@@ -286,11 +286,11 @@ class PaymentAuth(Auth):
         """Return why a 402 must not be paid, whatever its challenge; None if it may be paid."""
         headers = request.headers
         if response.history:
-            return "the request was redirected, and who redirects is not who asks for money"
+            return "the request was redirected, so the seller may not be the one that was called"
         if any(name in headers for name in _PRESENTED) or _is_payment(headers.get("authorization", "")):
             return "the request presents another payment already"
         if origin_of(str(request.url)) == origin_of(self._client.base_url):
-            return "the 402 is one of the payment service, which refuses a payment so"
+            return "the 402 came from the payment service itself, which refuses payments with this status"
         return None
 
     def _challenge(self, request: Any, response: Any) -> Generator[_Step, Any, Challenge | None]:  # noqa: ANN401
@@ -336,7 +336,9 @@ class PaymentAuth(Auth):
         request.extensions = extensions
 
 
-_OWN_AUTHORIZATION: Final = "the seller wants its payment in the header Authorization, which the request has"
+_OWN_AUTHORIZATION: Final = (
+    "the seller expects the payment in the header Authorization, which the request uses already"
+)
 
 
 def _note(response: Any, record: PaymentRecord) -> None:  # noqa: ANN401 - a response of either library

@@ -155,7 +155,7 @@ def payment_outcome(**fields: Any) -> PaymentOutcome:  # noqa: ANN401
 
 
 def pinned_origin(**fields: Any) -> PinnedOrigin:  # noqa: ANN401
-    """Return the recorded details of a seller, as operators see them."""
+    """Return an operator's pin of a seller."""
     return _made(PinnedOrigin, {}, fields)
 
 

@@ -101,7 +101,7 @@ Headers = Mapping[str, Any] | Mapping[bytes, Any] | _HasItems | Iterable[tuple[s
 
 
 class WebhookSecrets:
-    """The hidden secrets of a webhook; several during a rotation.
+    """The secrets of a webhook, hidden from `repr`; several during a rotation.
 
     Create it once if you handle many deliveries; every function here accepts it instead of the plain secret.
 
@@ -354,7 +354,7 @@ def _add(found: dict[str, bytes], header: str, value: object) -> None:
             value = value[0]
     if header in found or isinstance(value, list):
         raise WebhookSignatureError(
-            f"more than one {header}: the service sends one, so something on the way has changed it"
+            f"more than one {header}: the service sends one, so a proxy may have changed the request"
         )
     found[header] = _digest(value)
 
@@ -372,7 +372,7 @@ def _advice(offered: list[bytes]) -> str:
         return f"{SIGNATURE_HEADER} is not 64 hex digits: reject the request if it is not from the service"
     return (
         "the signature does not match this payload and secret. If the request is from the service: pass the "
-        "raw body, not JSON printed again, and this webhook's secret, or a list during a rotation"
+        "raw body, not JSON serialized again, and this webhook's secret, or a list during a rotation"
     )
 
 

@@ -55,8 +55,7 @@ class Principal:
         if self.is_console:
             raise Problem(
                 ErrorCode.FORBIDDEN,
-                f"{operation} is not allowed with the key of a console that signed in by a link; it requires "
-                "an operator key.",
+                f"{operation} is not allowed with a console key; it requires an operator key.",
             )
 
     def require_account(self, account_id: str, operation: str) -> None:

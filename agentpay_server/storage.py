@@ -217,8 +217,8 @@ def _key_in(directory: Path, *, may_make: bool) -> bytes:
     except FileNotFoundError:
         if not may_make:
             raise EncryptionKeyError(
-                f"{path} is missing, but the data next to it is encrypted with it: restore it, or set "
-                f"{KEY_VARIABLE} to it"
+                f"{path} is missing, but the data next to it is encrypted with its key: restore the file, or "
+                f"set {KEY_VARIABLE} to the key"
             ) from None
         key = os.urandom(KEY_BYTES)
     # Write a temporary file and rename it, so that an aborted start leaves no partial key.

@@ -1,4 +1,4 @@
-"""Approval by a person: an agent requests more than it may spend without one, and an operator decides.
+"""Approval by a person: an agent requests more than it may spend without approval, and an operator decides.
 
     python examples/approval_flow.py
 
@@ -84,7 +84,7 @@ def decide() -> None:
                     else:
                         client.console.approvals.reject(waiting.transfer_id, reason="Ask legal first")
                 except (TransferRejectedError, InvalidRecipientError, ConflictError) as refusal:
-                    # It was decided meanwhile, or still waits for money; then it is listed again.
+                    # Another decision came first; or money is missing, and the transfer is listed again.
                     print(f"operator: {refusal.message}")
             time.sleep(LOOK_EVERY_SECONDS)
 

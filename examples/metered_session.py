@@ -1,8 +1,8 @@
-"""An agent pays for inference by the call: a cap in escrow, a charge per call, one settlement.
+"""An agent pays for inference per call: a cap in escrow, a charge for each call, one settlement.
 
     python examples/metered_session.py
 
-The operator receives signed webhooks about it, as from a remote service.
+The operator receives signed webhooks about the session, as from a remote service.
 """
 
 from decimal import Decimal
@@ -21,7 +21,7 @@ def main() -> None:
         provider = client.accounts.create(name="Inference provider")
         server.sandbox.fund(bot.account_id, "20")
         client.policies.update(bot.account_id, max_single_transfer="1", categories=["inference"])
-        # Without `session.cap_reached`, which fires only if the charges add up to the cap exactly.
+        # Not `session.cap_reached`: it fires only if the charges add up to the cap exactly.
         inbox = server.webhook_inbox(events=["session.opened", "session.cap_warning", "session.settled"])
 
         print("The agent, with a key for its own account, puts 2 USDC into escrow for the provider")

@@ -2,9 +2,10 @@
 
     python examples/resume_payment.py
 
-It follows three rules. It stores an order, whose name is its idempotency key, on disk before it pays. An
-order with an unknown outcome stays open. It retries open orders under the same key, never under a new one; if
-the key may have expired (24 hours after the transfer ended), it searches the account's history first.
+The agent follows three rules. It stores an order on disk before it pays; the order's name is the idempotency
+key. It keeps an order open while the outcome is unknown. It retries open orders under the same key, never
+under a new one. If the key may have expired (24 hours after the transfer ended), it searches the account's
+history first.
 """
 
 import sqlite3
@@ -108,7 +109,7 @@ class Buyer:
         return outcome
 
     def _look_up(self, order: Order, now: datetime) -> str | None:
-        """Return the outcome of an order from the history; None if its key is valid or it was never paid."""
+        """Return the outcome from the history; None if the key is still valid or there is no entry."""
         if now - order.placed_at < KEY_IS_VALID_FOR:
             return None
         since = order.placed_at - timedelta(hours=1)
@@ -117,7 +118,7 @@ class Buyer:
                 outcome = f"{entry.status} as {entry.transfer_id}"
                 self.journal.conclude(order.name, outcome)
                 return outcome
-        return None  # never received, or still in flight: then the key has not expired
+        return None  # the service never received it, or it is in flight and its key is still valid
 
 
 def main() -> None:

@@ -189,7 +189,7 @@ def crashes() -> str:
         ("before the first commit", "nothing", "nothing", "creates the transfer"),
         ("after it, before sending", "signed bytes, reservation", "sends the bytes", "resumes the transfer"),
         ("after sending", "the same", "asks for the signature", "resumes the transfer"),
-        ("after the bytes landed", "the same", "finds it, commits the end", "returns the transfer"),
+        ("after the bytes landed", "the same", "finds it, commits", "returns the transfer"),
         ("after the second commit", "everything", "posts the events", "returns the transfer"),
     )
     parts = []
@@ -224,7 +224,7 @@ def house() -> str:
         ]
     bottom = 16 + 56 * len(floors)
     parts.append(words(width / 2, bottom + 10, "A part imports only what is below it.", kind="s"))
-    return svg("The house: what is built on what.", width, bottom + 26, parts)
+    return svg("The parts of the packages: each imports only what is below it.", width, bottom + 26, parts)
 
 
 DIAGRAMS: dict[str, Callable[[], str]] = {

@@ -33,8 +33,8 @@ class AsyncAccounts(AsyncResource):
 
         Args:
             name: display label, 1 to 100 characters; not unique.
-            metadata: arbitrary key-value pairs, any JSON, at most 16 KiB; stored, never returned. A float is
-                sent as the decimal that Python prints for it.
+            metadata: arbitrary key-value pairs, any JSON, at most 16 KiB; only `console.accounts` returns it.
+                A float is sent as the decimal that Python prints for it.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Returns:

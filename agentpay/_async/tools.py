@@ -54,10 +54,10 @@ class AsyncAgentTools:
     """The tools of one account, as typed functions: the same operations and results as over MCP.
 
     Every method takes and returns plain JSON values. Amounts are strings of USDC. Refusals are results, not
-    exceptions; after a payment may have been submitted nothing raises.
+    exceptions. Once a payment may have been submitted, nothing raises.
 
     Args:
-        client: a client with an agent-scoped key. It stays the caller's to close.
+        client: a client with an agent-scoped key. The caller closes it.
         private_origins: origins such as `http://127.0.0.1:8000`, or `http://127.0.0.1:*` for every port, that
             `fetch_paid` may fetch although they are private or not https. By default it fetches only public
             addresses over https.

@@ -194,12 +194,12 @@ class AsyncTransfers(AsyncResource):
 
         Args:
             transfer_id: the transfer, `txn_…`.
-            timeout: seconds to wait in all, from 0 (one look); None means no limit. The last request may take
+            timeout: seconds to wait in all, from 0 (one read); None means no limit. The last request may take
                 up to 5 seconds more for each step of its exchange.
-            poll_interval: longest pause before the second look, in seconds, above 0. It grows by half with
-                each look, up to 5 s. Each pause is random, between half of it and all, and at least as long
-                as the service asks for.
-            max_retries: how many temporary failures in a row do not end the wait; None means any number.
+            poll_interval: maximum pause before the second read, in seconds, above 0. The maximum grows by
+                half with each read, up to 5 s. Each pause is random, from half of the maximum to the maximum,
+                and at least as long as the service asks for.
+            max_retries: how many temporary failures in a row are tolerated; None means any number.
             deadline: the same as `timeout`; the shorter of the two counts.
             extra_headers: additional header fields of each request.
 

@@ -124,7 +124,7 @@ class AccountDetails(Resource):
     def allow_signing(self, account_id: str, **options: Unpack[CallOptions]) -> AccountDetail:
         """Unblock an account that was blocked because one of its transactions landed too late.
 
-        Compare its history with the chain before: the log and the audit trail name the transactions. An
+        First compare its history with the chain: the log and the audit trail name the transactions. An
         account that is not blocked stays unchanged.
 
         Args:
@@ -191,7 +191,7 @@ class Console(Resource):
         deliveries: deliveries of events, with every attempt.
         audit: the audit trail.
         requests: requests that the server has responded to.
-        origins: recorded details of sellers, which their challenges are checked against.
+        origins: pins of sellers, which override what their challenges claim.
     """
 
     __module__ = "agentpay"
@@ -229,7 +229,7 @@ class Console(Resource):
             last_event_id: yield what was recorded after this event, `evt_…`; by default from now on. After an
                 unknown one, from now on too.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`. Keep the
-                timeout above 15 seconds, after which the server shows that it is alive.
+                timeout above 15 seconds: without events the server sends a comment every 15 seconds.
 
         Raises:
             RateLimitedError: this operator has 10 streams open at this server.
@@ -245,7 +245,7 @@ class Console(Resource):
     def sign_in(self, code: str, **options: Unpack[CallOptions]) -> ConsoleKey:
         """Exchange the code of a sign-in link for a key of the console (interface CO18).
 
-        It needs no key: the one of this client is not looked at.
+        It needs no key: the key of this client is ignored.
 
         Args:
             code: what follows `#code=` in the link.

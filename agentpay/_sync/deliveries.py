@@ -210,14 +210,14 @@ class Deliveries(Resource):
         status: Literal["undelivered", "delivered"] = "undelivered",
         **options: Unpack[CallOptions],
     ) -> ReplayedDeliveries:
-        """Deliver once more what was created since a moment and ended with a status (interface CO22).
+        """Replay the deliveries that were created after a time and have a status (interface CO22).
 
-        The newest delivery of each event to each webhook counts, so calling it again does not repeat what
-        is being delivered.
+        Only the newest delivery of each event to each webhook counts, so a second call does not replay
+        deliveries that are still in progress.
 
         Args:
             since: only deliveries created after this moment, with a UTC offset.
-            webhook_id: only deliveries to this webhook, `wh_…`; None is every one that is not deleted.
+            webhook_id: only deliveries to this webhook, `wh_…`; None means every webhook that is not deleted.
             status: `undelivered`, or `delivered` for a receiver that has lost what it received.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 

@@ -38,7 +38,10 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "keys": ("agentpay.cli.keys:keys", "Manage agent keys."),
     "operator-keys": ("agentpay.cli.operator_keys:operator_keys", "Manage your operator keys."),
-    "whoami": ("agentpay.cli.identity:whoami", "Show which key commands use, and whether its money is real."),
+    "whoami": (
+        "agentpay.cli.identity:whoami",
+        "Show the key that commands use, and whether its money is real.",
+    ),
     "profiles": ("agentpay.cli.profile_commands:profiles", "Store named services with their URL and key."),
     "completion": ("agentpay.cli.completion:completion", "Print the completion script of a shell."),
 }
@@ -98,7 +101,7 @@ def main() -> None:
     """Operate a running agent payment account service.
 
     Set its URL with --url or AGENTPAY_BASE_URL, and your key with --key or AGENTPAY_API_KEY, or store both
-    with agentpay profiles add. Accounts are given by identifier, or by name or handle where it is unique.
+    with agentpay profiles add. Give an account by its identifier, or by a unique name or handle.
 
     Exit codes: 0 success, 1 refused, failed or not reachable, 2 usage error, 3 outcome unknown, 130
     interrupted.

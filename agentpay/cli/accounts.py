@@ -9,13 +9,13 @@ import click
 from agentpay import AgentPay, errors
 from agentpay.cli.connection import RefusedError, program, takes_server
 from agentpay.cli.listing import Listing, takes_listing
-from agentpay.cli.naming import AccountNames, find_account, find_payee
+from agentpay.cli.naming import AccountNames, find_account, find_account_or_own, find_payee
 from agentpay.cli.output import Output
 from agentpay.cli.tables import Column, Show, amount
 from agentpay.cli.values import Label, LimitOrNone, Usdc
 from agentpay.contract.accounts import AccountStatus
 
-ACCOUNT_HELP: Final = "Account: identifier, or name or handle where it is unique."
+ACCOUNT_HELP: Final = "Account: an identifier, or a unique name or handle."
 
 _COLUMNS: Final = [
     Column("name", lambda account: account.name, is_text=True),
@@ -71,7 +71,7 @@ def list_accounts(*, server: AgentPay, output: Output, listing: Listing, status:
 def get_account(*, server: AgentPay, output: Output, account: str) -> None:
     """Show an account, its live balance and its policy.
 
-    ACCOUNT is an identifier, or a name or handle where it is unique.
+    ACCOUNT is an identifier, or a unique name or handle.
     """
     account_id = find_account(server, output, account)
     with output.progress("Reading"):
@@ -146,8 +146,8 @@ def set_policy(
 ) -> None:
     """Show the policy of an account, or change fields of it.
 
-    Only the fields that you pass are changed. Pass none to remove a limit. The change takes effect at the
-    next transfer.
+    Only the fields that you pass are changed. To remove a limit, pass the word none as its value. The change
+    takes effect at the next transfer.
     """
     if allowed and allow_any:
         raise click.UsageError("pass either --allow or --allow-any.")
@@ -176,7 +176,7 @@ def budget(*, server: AgentPay, output: Output, account: str | None) -> None:
 
     ACCOUNT may be omitted with an agent key, which has one account.
     """
-    account_id = own_account(server, output) if account is None else find_account(server, output, account)
+    account_id = find_account_or_own(server, output, account)
     with output.progress("Reading"):
         found = server.accounts.budget(account_id)
     if output.is_json or output.is_quiet:
@@ -188,18 +188,6 @@ def budget(*, server: AgentPay, output: Output, account: str | None) -> None:
     )
     output.line(f"{name} may spend now:", state)
     output.record(found, "Budget")
-
-
-def own_account(server: AgentPay, output: Output) -> str:
-    """Return the account that the key is bound to.
-
-    Raises:
-        RefusedError: it is an operator key.
-    """
-    account_id = server.whoami().account_id
-    if account_id is None:
-        raise RefusedError("an operator key has many accounts: name one.", output, error="no_account")
-    return account_id
 
 
 def _most(found: Any) -> Decimal:  # noqa: ANN401 - a budget

@@ -114,8 +114,8 @@ def takes_address(command: _Command) -> _Command:
             "--key",
             envvar=KEY_VARIABLE,
             show_envvar=True,
-            help="Operator key. Prefer the variable or a profile: other users of the machine may see command "
-            "lines.",
+            help="Operator key or agent key. Prefer the variable or a profile: other users of the machine "
+            "may see command lines.",
         ),
         click.option(
             "--url",

@@ -10,5 +10,5 @@ from agentpay.cli.output import Output
 @click.command()
 @takes_server
 def whoami(*, server: AgentPay, output: Output) -> None:
-    """Show which key commands use, and whether its money is real."""
+    """Show the key that commands use, and whether its money is real."""
     output.record(server.whoami(), "Key")

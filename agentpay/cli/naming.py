@@ -28,6 +28,20 @@ def find_account(server: AgentPay, output: Output, given: str) -> str:
     return _only(found, f"account named {given!r}", "accounts list", output)
 
 
+def find_account_or_own(server: AgentPay, output: Output, given: str | None) -> str:
+    """Return the identifier of a given account; without one, of the account that an agent key is bound to.
+
+    Raises:
+        RefusedError: no account or several have this name, or an operator key is used without an account.
+    """
+    if given is not None:
+        return find_account(server, output, given)
+    account_id = server.whoami().account_id
+    if account_id is None:
+        raise RefusedError("an operator key has many accounts: name one.", output, error="no_account")
+    return account_id
+
+
 def find_payee(server: AgentPay, output: Output, given: str) -> str:
     """Return a recipient: an on-chain address as it is, an account by identifier, name or handle."""
     return given if is_public_key(given) else find_account(server, output, given)

@@ -5,10 +5,9 @@ from decimal import Decimal
 import click
 
 from agentpay import AgentPay
-from agentpay.cli.accounts import own_account
 from agentpay.cli.connection import takes_server
 from agentpay.cli.listing import Listing, takes_listing
-from agentpay.cli.naming import AccountNames, find_account, find_payee
+from agentpay.cli.naming import AccountNames, find_account, find_account_or_own, find_payee
 from agentpay.cli.output import Output
 from agentpay.cli.tables import Column, Show
 from agentpay.cli.values import Identifier, Usdc
@@ -45,7 +44,7 @@ def open_session(
     idempotency_key: str | None,
 ) -> None:
     """Open a session: put its cap into escrow."""
-    account_id = own_account(server, output) if payer is None else find_account(server, output, payer)
+    account_id = find_account_or_own(server, output, payer)
     to = find_payee(server, output, payee)
     with output.progress(f"Funding the escrow with {cap} USDC"):
         session = server.sessions.open(

@@ -7,10 +7,9 @@ from typing import Any, Final
 import click
 
 from agentpay import AgentPay
-from agentpay.cli.accounts import own_account
 from agentpay.cli.connection import takes_server
 from agentpay.cli.listing import Listing, takes_listing
-from agentpay.cli.naming import AccountNames, find_account, find_payee
+from agentpay.cli.naming import AccountNames, find_account, find_account_or_own, find_payee
 from agentpay.cli.output import Output
 from agentpay.cli.tables import Column, Show
 from agentpay.cli.values import Identifier, Moment, Usdc
@@ -85,7 +84,7 @@ def check_transfer(
 ) -> None:
     """Show what a transfer would do. Nothing is paid or reserved.
 
-    It would settle, wait for approval or be rejected.
+    The result is that it would settle, wait for approval or be rejected.
     """
     from_, to = _ends(server, output, payer, payee)
     with output.progress("Checking"):
@@ -145,5 +144,4 @@ def list_transfers(
 
 
 def _ends(server: AgentPay, output: Output, payer: str | None, payee: str) -> tuple[str, str]:
-    from_ = own_account(server, output) if payer is None else find_account(server, output, payer)
-    return from_, find_payee(server, output, payee)
+    return find_account_or_own(server, output, payer), find_payee(server, output, payee)

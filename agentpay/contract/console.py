@@ -277,7 +277,7 @@ LIST_AGENT_KEYS: Final = Endpoint(
     repeat=Repeat.ALWAYS,
     query=ListAgentKeys,
     responses={200: PageBody[AgentKey]},
-    summary="List the live agent-scoped keys, newest first.",
+    summary="List the valid agent-scoped keys, newest first.",
 )
 REVOKE_AGENT_KEY: Final = Endpoint(
     name="console.agent_keys.revoke",
@@ -318,7 +318,7 @@ ALLOW_SIGNING: Final = Endpoint(
     repeat=Repeat.ALWAYS,
     responses={200: AccountDetail},
     errors=(ErrorCode.CHAIN_UNAVAILABLE,),
-    summary="Unblock an account, once its history was compared with the chain.",
+    summary="Unblock an account after its history has been compared with the chain.",
     echoes={"account_id": "account_id"},
 )
 LIST_AUDIT: Final = Endpoint(

@@ -199,7 +199,7 @@ class ReplayEvent(Request):
 
 
 class ReplayableStatus(StrEnum):
-    """The result of a replay of deliveries."""
+    """The status of the deliveries to replay."""
 
     UNDELIVERED = "undelivered"
     DELIVERED = "delivered"
@@ -307,9 +307,9 @@ REPLAY_DELIVERIES: Final = Endpoint(
     repeat=Repeat.IF_NOT_PROCESSED,
     request=ReplayDeliveries,
     responses={202: ReplayedDeliveries},
-    summary="Deliver once more what was created since a moment and ended with a status.",
-    description="The newest delivery of each event to each webhook counts. So an event that was replayed "
-    "before is not replayed again, unless that failed too.",
+    summary="Replay the deliveries that were created after a time and have a status.",
+    description="Only the newest delivery of each event to each webhook counts. So an event that was "
+    "replayed before is not replayed again, unless that replay failed too.",
 )
 STREAM_EVENTS: Final = Endpoint(
     name="console.stream",

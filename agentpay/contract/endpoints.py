@@ -156,8 +156,9 @@ CREATE_ACCOUNT: Final = Endpoint(
     echoes={"name": "name"},
     errors=(ErrorCode.CHAIN_UNAVAILABLE,),
     summary="Provision an account.",
-    description="The account and its USDC token account are on chain when this returns, with the defaults of "
-    "the policy and a balance of `0.000000`. `metadata` is stored and never used; it is not returned.",
+    description="The account and its USDC token account are on chain when this returns, with the default "
+    "policy and a balance of `0.000000`. `metadata` is stored and never used; no operation of `/v1` "
+    "returns it.",
 )
 LIST_ACCOUNTS: Final = Endpoint(
     name="accounts.list",

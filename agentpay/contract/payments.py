@@ -320,16 +320,16 @@ AUTHORIZE_PAYMENT: Final = Endpoint(
     subject=Subject(kind="transfer", refused=("rejected", "approved"), is_named_by_conflicts=True),
     echoes={"account_id": "account_id", "origin": "origin"},
     summary="Pay a seller's 402: decide, sign, and return the header that presents the payment.",
-    description="The first payable offer of the challenge is paid: MPP before x402 version 2 before version "
-    "1.\n\n"
-    "It is subject to the account's policy like any transfer, and to the pin of its origin.\n\n"
-    "Signed bytes are handed out at most once for a key: the same key with equal terms gives the same "
-    "transaction again, wrapped for the challenge at hand (`is_replay`). Other terms are 409 "
+    description="The first payable offer of the challenge is paid, in the order MPP, x402 version 2, x402 "
+    "version 1.\n\n"
+    "The payment is subject to the account's policy like any transfer, and to the pin of its origin.\n\n"
+    "At most one transaction is signed for a key: the same key with equal terms returns the same "
+    "transaction, in a header for the new challenge (`is_replay`). Other terms are 409 "
     "`idempotency_conflict`. The key of a payment that has expired is 409 `payment_expired`, and that of one "
     "that failed on chain 409 `payment_failed`: a new purchase takes a new key. Each 409 names the "
     "`transfer_id`.\n\n"
-    "At or above `escalation_threshold` the answer is 202 without a header. Once an operator has approved "
-    "the payment, the same key with a fresh challenge of equal terms signs it.\n\n"
+    "At or above `escalation_threshold` the response is 202 without a header. Once an operator has approved "
+    "the payment, a request with the same key and a fresh challenge on equal terms signs it.\n\n"
     "Emits `transfer.initiated` when the header is handed out, then `transfer.settled` or "
     "`transfer.rejected`; or `escalation.required`.",
 )
@@ -355,7 +355,8 @@ LIST_PAYMENTS: Final = Endpoint(
     errors=(ErrorCode.FORBIDDEN,),
     echoes={"account_id": "account_id", "origin": "origin", "transfer_id": "transfer_id"},
     summary="List payments of every status, newest first.",
-    description="With an agent-scoped key: those of its account. The page of a `transfer_id` that is not a "
+    description="With an agent-scoped key, only those of its account. The "
+    "page of a `transfer_id` that is not a "
     "payment is empty.",
 )
 REPORT_OUTCOME: Final = Endpoint(

@@ -32,7 +32,8 @@ class ConsoleKey(Model):
 
     Attributes:
         key_id: identifier, `key_…`.
-        key: the key. It can do what an operator key can, except create and revoke operator keys.
+        key: the key. It can do what an operator key can, except create sign-in codes and create or revoke
+            operator keys.
         expires_at: when it expires, UTC: 12 hours after the sign-in.
     """
 
@@ -66,7 +67,8 @@ SIGN_IN: Final = Endpoint(
     responses={201: ConsoleKey},
     summary="Exchange the code of a sign-in link for a console key.",
     description="A code works once, within 10 minutes. An invalid, expired or used one is 401. The key "
-    "expires after 12 hours and can do what an operator key can, except create and revoke operator keys.",
+    "expires after 12 hours. It can do what an operator key can, except create sign-in codes and create or "
+    "revoke operator keys.",
 )
 CREATE_SIGN_IN_CODE: Final = Endpoint(
     name="console.sign_in_code",

@@ -156,7 +156,7 @@ LIST_TRANSFERS: Final = Endpoint(
     errors=(ErrorCode.FORBIDDEN,),
     echoes={"from_": "account_id", "idempotency_key": "idempotency_key"},
     summary="List transfers of every status, newest first.",
-    description="With an agent-scoped key: those of its account.",
+    description="With an agent-scoped key, only transfers of its account.",
 )
 
 CHECK_TRANSFER: Final = Endpoint(

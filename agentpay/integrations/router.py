@@ -56,7 +56,7 @@ class WebhookRouter:
     The response is 200 before the handlers run, so the service does not retry an event whose handler fails.
     Failures are logged and the event is released: if you replay it from the dashboard, all its handlers run
     again. A process that dies after the response loses the event in the same way. If that is not acceptable,
-    let the handler only store the event, or use `unwrap` and respond once the work is done.
+    use `unwrap`, and respond once the event is stored or the work is done.
 
     Args:
         secret: the webhook's secret, or a list of valid ones during a rotation.

@@ -37,7 +37,7 @@ _PURCHASES_PER_SECOND: Final = 4
     "--purchases",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Stop early when each agent has tried N purchases.  [default: more than fit into the time]",
+    help="Stop early when each agent has tried N purchases.  [default: unlimited]",
 )
 @click.option(
     "--servers",
@@ -60,8 +60,8 @@ _PURCHASES_PER_SECOND: Final = 4
 @click.option(
     "--peers",
     is_flag=True,
-    help="Also run @x402/fetch (npm), x402 and pympp (PyPI) against such sellers and kills. They are "
-    "downloaded at the first use, which needs Node and npm.",
+    help="Also run @x402/fetch (npm), x402 and pympp (PyPI) against the same kinds of sellers and kills. "
+    "They are downloaded at the first use, which needs Node and npm.",
 )
 @takes_json
 def crash_test(

@@ -9,9 +9,9 @@ import httpx
 
 from agentpay import AgentPay
 from agentpay.cli.connection import RefusedError, takes_server
+from agentpay.cli.naming import find_account_or_own
 from agentpay.cli.output import Output
-from agentpay.cli.values import Identifier, Usdc
-from agentpay.contract.identifiers import ACCOUNT
+from agentpay.cli.values import Usdc
 from agentpay.contract.printable import printable
 from agentpay.payments import READ_TIMEOUT_SECONDS
 
@@ -20,14 +20,7 @@ _SHOWN_CHARACTERS: Final = 2_000
 
 @click.command()
 @click.argument("resource", metavar="URL")
-@click.option(
-    "--account",
-    "account_id",
-    type=Identifier(ACCOUNT),
-    required=True,
-    metavar="ACCOUNT_ID",
-    help="Account that pays.",
-)
+@click.option("--account", "payer", metavar="ACCOUNT", help="Account that pays. Default: the agent key's.")
 @click.option("--max-amount", type=Usdc(), metavar="USDC", help="Most to pay. Default: the policy decides.")
 @click.option("--method", default="GET", show_default=True, help="HTTP method of the request.")
 @click.option(
@@ -40,7 +33,7 @@ def pay(
     server: AgentPay,
     output: Output,
     resource: str,
-    account_id: str,
+    payer: str | None,
     max_amount: Decimal | None,
     method: str,
     payment_key: str | None,
@@ -51,6 +44,7 @@ def pay(
     chain, not from the seller's response.
     """
     chosen_key = payment_key or str(uuid.uuid4())
+    account_id = find_account_or_own(server, output, payer)
     with httpx.Client(timeout=READ_TIMEOUT_SECONDS, trust_env=False) as http:
         asked = _sent(http, output, method, resource)
         if asked.status_code != 402:

@@ -239,10 +239,11 @@ def serve(
 ) -> None:
     """Run a server.
 
-    Once it accepts requests, it prints one JSON line on standard output: base_url; operator_key, the new key,
-    null if you passed one, or absent if an earlier start created it; console_url, a link that signs in to the
-    operator console once; and with --chain-rpc, rpc_url and facilitator_url. On a terminal, export lines to
-    paste follow on standard error. SIGTERM or SIGINT stops it gracefully; a second signal ends it at once.
+    Once it accepts requests, it prints one JSON line on standard output, with base_url, operator_key,
+    console_url (a link that signs in to the operator console once) and, with --chain-rpc, rpc_url and
+    facilitator_url. operator_key is the new key; it is null if you passed a key, and absent if an earlier
+    start created it. On a terminal, it also prints shell lines to paste, on standard error. SIGTERM or SIGINT
+    stops it gracefully; a second signal ends it at once.
     """
     if not _is_loopback(host) and not (allow_remote and operator_key):
         raise click.UsageError(

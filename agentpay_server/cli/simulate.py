@@ -78,8 +78,8 @@ def simulate(
     """Simulate servers under faults on virtual time, from a seed.
 
     Servers, SDK and SQLite are real; cluster, network and time are simulated. The command uses no network. A
-    seed always gives the same run. If a run breaks a rule, the command reduces it, prints its timeline and
-    exits with code 1.
+    seed always gives the same run. If a run breaks a rule, the command searches for a smaller run that breaks
+    it too, prints the timeline of that run and exits with code 1.
     """
     from agentpay_server._simulation.plan import drawn  # noqa: PLC0415 - loaded for this command alone
     from agentpay_server._simulation.world import simulate as run  # noqa: PLC0415

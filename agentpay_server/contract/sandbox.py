@@ -222,7 +222,7 @@ CREATE_OPERATOR: Final = Endpoint(
     repeat=Repeat.IF_NOT_PROCESSED,
     request=CreateOperator,
     responses={201: Operator},
-    summary="Create another tenant.",
+    summary="Create another operator.",
 )
 CREATE_TOKEN_ACCOUNT: Final = Endpoint(
     name="sandbox.token_accounts.create",

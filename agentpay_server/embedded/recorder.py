@@ -59,7 +59,7 @@ class Records(list[T]):
             return found[0]
         wanted = ", ".join(f"{name}={value!r}" for name, value in fields.items()) or "no conditions"
         shown = "\n".join(f"  {_short(repr(record))}" for record in (found or self)[-20:]) or "  nothing"
-        raise AssertionError(f"{len(found)} records with {wanted}, not one; there is:\n{shown}")
+        raise AssertionError(f"expected 1 record with {wanted}, found {len(found)}; the records:\n{shown}")
 
 
 @frozen(kw_only=True)

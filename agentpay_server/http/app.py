@@ -215,8 +215,8 @@ class Application:
         if self._in_service[operator_id] >= share:
             raise Problem(
                 ErrorCode.RATE_LIMITED,
-                f"This operator has {share} requests in service, which is the limit. Retry when one of them "
-                "has its response.",
+                f"This operator has {share} requests in progress, which is the limit. Retry when one of them "
+                "has ended.",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         self._in_service[operator_id] += 1

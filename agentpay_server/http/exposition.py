@@ -75,7 +75,7 @@ class Exposition(Collector):
         if self._treasury_sol is not None:
             yield GaugeMetricFamily(
                 "agentpay_treasury_sol",
-                "SOL of the treasury, which pays every fee and lends every rent.",
+                "SOL of the treasury, which pays all fees and lends the rent of accounts and escrows.",
                 value=float(self._treasury_sol),
             )
 
@@ -83,7 +83,7 @@ class Exposition(Collector):
         lag_us = 0 if queue.oldest_due_us is None else self._now_us - queue.oldest_due_us
         yield GaugeMetricFamily(
             "agentpay_delivery_lag_seconds",
-            "How long the delivery that is longest due has waited.",
+            "How long the oldest due delivery has waited.",
             value=lag_us / SECOND_US,
         )
         depth = GaugeMetricFamily(

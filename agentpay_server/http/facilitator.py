@@ -67,7 +67,7 @@ class FacilitatorHttp:
         except InvalidJsonError as error:
             await _respond(send, 400, {"error": f"The body {error}."})
         except InvalidRequestError as error:
-            await _respond(send, 400, {"error": f"Not a request of x402: {error}."})
+            await _respond(send, 400, {"error": f"Not an x402 request: {error}."})
         except Exception as error:  # noqa: BLE001 - a fault of the server, whatever it is
             log(logger, logging.ERROR, "facilitator.failed", exception=error)
             await _respond(send, 500, {"error": "The facilitator failed; the log of the server says why."})

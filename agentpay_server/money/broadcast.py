@@ -217,7 +217,7 @@ class Broadcaster:
             if await chain.knows_blocks(first_block, signed.last_valid_block_height):
                 return Expired.EXPIRED, False
             # Only a node with a longer history can tell.
-            log(logger, logging.WARNING, "transaction.forgotten", signature=signed.signature)
+            log(logger, logging.WARNING, "transaction.forgotten", tx_signature=signed.signature)
             return None, False
         if status.is_refused:
             return Expired.EXPIRED, False

@@ -147,7 +147,7 @@ class Settlement:
                 # The state of an earlier transaction of the subject is unknown: keep driving.
                 pass
             except Exception as error:  # noqa: BLE001 - it may have been sent: keep driving
-                log(logger, logging.ERROR, "driver.repeats", exception=error, signature=tx.signature)
+                log(logger, logging.ERROR, "driver.repeats", exception=error, tx_signature=tx.signature)
         return await self._awaited(self.drive(tx, subject), deadline)
 
     async def finish(self, kind: Kind, subject_id: str, deadline: float) -> Any | None:  # noqa: ANN401
@@ -291,7 +291,7 @@ class Settlement:
                     subject = cast("S", await self._database.read(handler.load, tx.subject_id))
                 following = await self._drive_once(tx, subject, is_new=is_new)
             except Exception as error:  # noqa: BLE001 - no error is an outcome: keep driving
-                log(logger, logging.ERROR, "driver.repeats", exception=error, signature=tx.signature)
+                log(logger, logging.ERROR, "driver.repeats", exception=error, tx_signature=tx.signature)
             else:
                 if isinstance(following, Ended):
                     self._stop_tracking(tx)
@@ -446,7 +446,7 @@ class Settlement:
                 replaced = store.replace(connection, expired, following)
             except ConflictError:
                 # The same bytes as before: the node reported another last valid height for an old blockhash.
-                raise ChainUnavailableError("the chain offered the blockhash of what has expired") from None
+                raise ChainUnavailableError("the chain offered the expired blockhash again") from None
             return _Booked(replaced, expired, unit.afterwards)
         return self._dropped(unit, expired, subject, replacement)
 

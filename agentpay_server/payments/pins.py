@@ -45,8 +45,8 @@ def _reason(pin: Pin, terms: Terms) -> str | None:
     for leg in terms.legs:
         if pin.recipients is not None and leg.recipient not in pin.recipients:
             return (
-                f"recipients of the pin of {pin.origin} does not include {shown(leg.recipient)}, whom its "
-                "challenge asks to pay."
+                f"recipients of the pin of {pin.origin} does not include {shown(leg.recipient)}, a recipient "
+                "of the challenge."
             )
     return None
 

@@ -16,14 +16,14 @@ from agentpay_server.transfers.store import TransferRecord
 
 EXPIRED: Final = Refusal(
     code=ErrorCode.PAYMENT_EXPIRED,
-    message="The seller did not broadcast this payment while it could land; nothing was moved. A new "
+    message="This payment did not land on chain in time, and nothing was moved. A new "
     "purchase takes a new idempotency_key.",
 )
 _FAILED: Final = "The chain refused this payment when the seller broadcast it: {}. Nothing was moved. A new "
 _REASONS: Final = {
     FailureReason.INSUFFICIENT_FUNDS: "the balance had fallen below the amount",
-    FailureReason.ACCOUNT_FROZEN: "a token account of it was frozen",
-    FailureReason.ACCOUNT_MISSING: "a token account of it was gone",
+    FailureReason.ACCOUNT_FROZEN: "one of its token accounts was frozen",
+    FailureReason.ACCOUNT_MISSING: "one of its token accounts did not exist",
 }
 
 

@@ -42,7 +42,7 @@ class Mode(StrEnum):
     """Redirects the paid request to another origin, which settles any payment that arrives there."""
 
     WRONG_NETWORK = "wrong_network"
-    """Asks for money of mainnet."""
+    """Asks for USDC on mainnet."""
 
     WRONG_MINT = "wrong_mint"
     """Asks for a token that is not USDC."""

@@ -72,11 +72,11 @@ class Faults:
             return
         if not name.startswith(CRASH_AT):
             known = f"{_NAMES}, {HTTP}<method> <path> and {CRASH_AT}<point>"
-            raise _bad_name(f"{shown(name)!r} is no fault; there are {known}")
+            raise _bad_name(f"is unknown: {shown(name)!r}; available: {known}")
         point = name.removeprefix(CRASH_AT)
         if point not in points.POINTS:
             known = ", ".join(sorted(points.POINTS))
-            raise _bad_name(f"{shown(point)!r} is no point to crash at; there are {known}")
+            raise _bad_name(f"has an unknown fault point: {shown(point)!r}; available: {known}")
         if not self._may_crash:
             raise _bad_name(
                 "would kill the process that this server shares with its caller; run the server as a "

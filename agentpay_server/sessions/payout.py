@@ -99,13 +99,13 @@ def obstacle(session: SessionRecord, legs: Settlement, state: PayoutState) -> Ob
     if legs.settled_micro:
         whose = f"The payee's token account {state.payee.token_account}"
         if state.payee.is_missing:
-            gone = f"{whose} is gone, and its owner cannot get another one"
+            gone = f"{whose} does not exist, and none can be created for its owner"
             return _obstacle(ClosingReason.PAYEE_MISSING, gone)
         if state.payee.is_frozen:
             return _obstacle(ClosingReason.PAYEE_FROZEN, f"{whose} is frozen")
     if legs.account_leg_micro:
         if state.source is None:
-            return _obstacle(ClosingReason.ACCOUNT_MISSING, "The account's own token account is gone")
+            return _obstacle(ClosingReason.ACCOUNT_MISSING, "The account's own token account is missing")
         if state.source.is_frozen:
             return _obstacle(ClosingReason.ACCOUNT_FROZEN, "The account's own token account is frozen")
     return None
@@ -155,6 +155,6 @@ REFUSED_BY_CHAIN: Final = Obstacle(
 )
 TOO_MANY_CREATED: Final = _obstacle(
     ClosingReason.PAYEE_MISSING,
-    f"The payee's token account is gone, and within a day {MAX_PAYEES_CREATED} were created for payees of "
-    "this account",
+    f"The payee's token account no longer exists, and the limit of {MAX_PAYEES_CREATED} new ones in 24 "
+    "hours for payees of this account is reached",
 )

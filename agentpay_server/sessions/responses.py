@@ -69,7 +69,10 @@ def unresolved(record: SessionRecord) -> Problem:
             "or read the session. Never open another under another key."
         )
     else:
-        message = "The session is closing and takes no more charges; it is not settled yet. Close it again."
+        message = (
+            "The session is closing and not settled yet. The server settles it; close it again to get the "
+            "result."
+        )
     return Problem(
         ErrorCode.CHAIN_UNAVAILABLE,
         message,

@@ -50,7 +50,7 @@ from agentpay_server.transfers.service import own_transfer
 from agentpay_server.transfers.store import TransferRecord
 
 _BATCH: Final = 100
-_NOT_APPROVED: Final = "No operator approved this transfer"
+_NOT_APPROVED: Final = "No operator has approved this transfer"
 
 
 class ApprovedTransfer(TransferIntent):
@@ -226,8 +226,8 @@ class Approvals:
         assert pending.approval_expires_us is not None  # noqa: S101 - set when it became pending
         until = format_timestamp(from_us(pending.approval_expires_us))
         is_approved = pending.status == TransferStatus.APPROVED
-        what = "This payment was approved, and not asked for again" if is_approved else _NOT_APPROVED
-        message = f"{what} until {until}; ask again under a new idempotency_key."
+        what = "This payment was approved, but not requested again" if is_approved else _NOT_APPROVED
+        message = f"{what}, and the time for it ended at {until}. Request it under a new idempotency_key."
         rejected = self._end(connection, pending, RejectionReason.ESCALATION_EXPIRED, message, now_us)
         server = audit.Server(pending.operator_id)
         _audit(connection, server, audit.APPROVAL_EXPIRED, rejected, now_us, before=pending.status)

@@ -44,7 +44,7 @@ _FAILURES: Final = {
     ),
     FailureReason.ACCOUNT_MISSING: Refusal(
         code=ErrorCode.TRANSFER_FAILED,
-        message="The recipient's token account was gone when the transaction reached the chain; nothing was "
+        message="The recipient's token account did not exist when the chain executed it; nothing was "
         "moved. Retry with the same key once it exists.",
     ),
 }

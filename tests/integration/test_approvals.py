@@ -475,7 +475,7 @@ def test_the_key_of_an_expired_transfer_returns_the_reason(
     server.sandbox.clock.advance(DAY_SECONDS)
     body = refused(money.post(http, money.order(payer, payee.account_id, "25")), "policy_violation")
     assert body["transfer_id"] == waiting.transfer_id
-    assert body["message"].startswith("No operator approved this transfer until")
+    assert body["message"].startswith("No operator has approved this transfer, and the time for it ended at ")
 
 
 @pytest.mark.parametrize("how", ["approve", "reject", "expire"])

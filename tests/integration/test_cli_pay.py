@@ -1,4 +1,4 @@
-"""`agentpay-server pay`: one 402 paid from the command line, with the exchange in sight."""
+"""`agentpay-server pay`: pays one 402 from the command line and shows the exchange."""
 
 from collections.abc import Iterator
 
@@ -41,6 +41,18 @@ def test_pay_pays_once_and_shows_the_exchange(
     assert (again.exit_code, "presents the same payment" in again.stderr) == (1, True)
     assert str(client.accounts.balance(account_id).balance_usdc) == "0.750000"
     assert len(paywall.sales) == 1
+
+
+def test_pay_takes_the_account_by_name_or_from_an_agent_key(
+    commands: CommandLine, server: AgentPayServer, funded: Funded, paywall: Paywall
+) -> None:
+    account = funded("1")
+    url = f"{paywall.base_url}/forecast"
+    assert commands.run("pay", url, "--account", account.name).exit_code == 0
+    key = server.console.agent_keys.create(account_id=account.account_id, name="Buyer").key
+    assert commands.run("pay", url, "--key", key).exit_code == 0
+    assert "name one" in commands.refused("pay", url)
+    assert [sale.path for sale in paywall.sales] == ["/forecast", "/forecast"]
 
 
 def test_pay_reports_why_it_does_not_pay(commands: CommandLine, funded: Funded, paywall: Paywall) -> None:

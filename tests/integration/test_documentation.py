@@ -164,7 +164,7 @@ def test_the_text_for_language_models_is_current(monkeypatch: pytest.MonkeyPatch
 
 # They need packages that cannot be installed here: tests/peers and the tests marked `validator` run them in
 # separate environments.
-_PROGRAMS_OF_OTHERS = {"test-x402-server.md": {"js", "py"}, "local-validator.md": {"js"}}
+_PROGRAMS_OF_OTHERS = {"test-x402-server.md": {"js", "py"}, "seller.md": {"py"}, "local-validator.md": {"js"}}
 
 
 @every_document
@@ -172,6 +172,15 @@ def test_code_blocks_are_python_or_console(path: Path) -> None:
     # Other names would not be collected.
     may = {"python", "console", *_PROGRAMS_OF_OTHERS.get(path.name, ())}
     assert {language for _, language, _ in _FENCE.findall(path.read_text("utf-8"))} <= may
+
+
+def test_the_seller_tutorial_has_the_program_that_runs_with_the_package_x402() -> None:
+    tutorial, guide = (
+        [code for _, language, code in _FENCE.findall((DOCS / page).read_text("utf-8")) if language == "py"]
+        for page in ("tutorial/seller.md", "how-to/test-x402-server.md")
+    )
+    assert len(tutorial) == 1
+    assert tutorial[0] in guide
 
 
 def commands(group: click.Group) -> dict[str, click.Command]:

@@ -207,9 +207,9 @@ def test_records_are_plain_lists(server: AgentPayServer, paid: str) -> None:
 def test_a_missing_record_lists_the_existing_ones(server: AgentPayServer, paid: str) -> None:
     with pytest.raises(AssertionError) as none:
         server.events.one(type="session.opened")
-    assert "0 records with type='session.opened', not one; there is:" in str(none.value)
+    assert "expected 1 record with type='session.opened', found 0; the records:" in str(none.value)
     assert "transfer.settled" in str(none.value)
-    with pytest.raises(AssertionError, match=r"3 records with no conditions, not one"):
+    with pytest.raises(AssertionError, match=r"expected 1 record with no conditions, found 3"):
         server.events.one()
     with pytest.raises(AssertionError, match="nothing"):
         server.deliveries.one()

@@ -471,7 +471,7 @@ def test_an_approved_payment_that_is_not_requested_again_expires(
 
     ended = get(http, payment)
     assert (ended["status"], ended["error"]) == ("rejected", "escalation_expired")
-    assert "approved, and not asked for again" in ended["message"]
+    assert "approved, but not requested again" in ended["message"]
 
 
 # --- Challenges that are not paid

@@ -136,7 +136,7 @@ def signature_text(value: object) -> str:
     try:
         Signature.from_string(text)
     except ValueError:
-        raise malformed("a signature that is none") from None
+        raise malformed("a signature that is not valid base58") from None
     return text
 
 
@@ -146,7 +146,7 @@ def read_hash(reply: object) -> str:
     try:
         Hash.from_string(text)
     except (ParseHashError, ValueError):
-        raise malformed("a hash that is none") from None
+        raise malformed("a hash that is not valid base58") from None
     return text
 
 
@@ -155,7 +155,7 @@ def read_blockhash(reply: object) -> tuple[str, int]:
     value = member(reply, "value", dict)
     height = count(value, "lastValidBlockHeight")
     if height > _MAX_STORED:
-        raise malformed("a block height that is never reached")
+        raise malformed("a block height that is too large")
     return read_hash(value.get("blockhash")), height
 
 
@@ -202,7 +202,7 @@ def read_slots(reply: object) -> list[int]:
     lines: list[object] = exactly(reply, list, "slots")
     slots = [read_slot(line) for line in lines]
     if any(slot >= following for slot, following in pairwise(slots)):
-        raise malformed("slots that do not rise")
+        raise malformed("slots that are not ascending")
     return slots
 
 
@@ -268,10 +268,10 @@ def _status(line: object) -> Status:
 def _error(line: object) -> object:
     """Return a transaction's error, which must be present even if it is null."""
     if not isinstance(line, dict) or "err" not in line:
-        raise malformed("no word on whether it failed")
+        raise malformed("no err field")
     error = line["err"]
     if error is not None and not (isinstance(error, str | dict) and error):
-        raise malformed("an error that is none")
+        raise malformed("an error that is neither a string nor an object")
     return error
 
 
@@ -289,7 +289,7 @@ def _account(line: object) -> ChainAccount:
 def _lines(reply: object, wanted: int) -> list[object]:
     lines: list[object] = member(reply, "value", list)
     if len(lines) != wanted:
-        raise malformed(f"{len(lines)} lines to {wanted} questions")
+        raise malformed(f"{len(lines)} results for {wanted} requested items")
     return lines
 
 

@@ -170,4 +170,4 @@ class Tips:
         now = asyncio.get_running_loop().time()
         if now >= self._doubted_at + _QUIET_SECONDS:
             self._doubted_at = now
-            logger.warning("%s told %d, which does not fit %s: it is not believed", method, told, expected)
+            logger.warning("%s returned %d, which does not fit %s: ignored", method, told, expected)

@@ -88,7 +88,7 @@ class Notices:
                         connected.hear(message)
             except (OSError, ValueError, WebSocketException) as error:
                 # The error's text may contain the URL, where providers put their keys.
-                logger.info("the websocket of the chain is not there: %s", type(error).__name__)
+                logger.info("the WebSocket of the chain is not available: %s", type(error).__name__)
             finally:
                 self._connected = None
             await asyncio.sleep(pause_seconds)

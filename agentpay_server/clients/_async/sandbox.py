@@ -140,7 +140,7 @@ class AsyncSandbox(AsyncResource):
         return account
 
     async def create_operator(self, name: str, **options: Unpack[CallOptions]) -> Operator:
-        """Create another tenant.
+        """Create another operator, with its own accounts and keys.
 
         Args:
             name: display label, 1 to 100 characters.

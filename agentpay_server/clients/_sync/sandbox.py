@@ -141,7 +141,7 @@ class Sandbox(Resource):
         return account
 
     def create_operator(self, name: str, **options: Unpack[CallOptions]) -> Operator:
-        """Create another tenant.
+        """Create another operator, with its own accounts and keys.
 
         Args:
             name: display label, 1 to 100 characters.

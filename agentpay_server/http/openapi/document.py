@@ -55,10 +55,16 @@ _TAGS: Final = {
     "whoami": "The key of a request.",
     "sessions": "Pre-authorized spending with a cap, settled in one batch.",
 }
+_PATH_WORDS: Final = {
+    "name": "The name of the fault, such as `chain_down`; percent-encoded.",
+    "origin": "The origin of the seller, such as `https://api.example.com`; percent-encoded.",
+}
+"""What a path parameter means, if it is not the identifier of an object."""
+
 _SCOPES: Final = {
     Scope.OPERATOR: "Operator key only.",
-    Scope.OPERATOR_KEY: "Operator key only, and not one of a console that signed in by a link.",
-    Scope.ACCOUNT: "Operator key, or an agent-scoped key of that account.",
+    Scope.OPERATOR_KEY: "Operator key only; a console key, which a sign-in link gives, is refused.",
+    Scope.ACCOUNT: "Operator key, or an agent-scoped key for its own account.",
     Scope.NO_KEY: "No key.",
 }
 _REPEATS: Final = {
@@ -79,7 +85,7 @@ _DELIVERY_HEADERS: Final = (
     (
         Header(
             name=NEXT_SIGNATURE_HEADER,
-            meaning="The same with the next secret, while a rotation overlaps.",
+            meaning="The same digest, made with the new secret while a rotation overlaps.",
             example="a90c" * 16,
             keywords={"type": "string", "pattern": "^[0-9a-f]{64}$"},
         ),
@@ -201,7 +207,8 @@ class _Printer:
                     "name": name,
                     "in": "path",
                     "required": True,
-                    "description": f"The `{name}` of the {name.removesuffix('_id').replace('_', ' ')}.",
+                    "description": _PATH_WORDS.get(name)
+                    or f"The `{name}` of the {name.removesuffix('_id')}.",
                     "schema": schema,
                     "example": self._examples.of(schema, name),
                 }
