@@ -151,7 +151,7 @@ _MODELS: Final[Mapping[str, Mapping[str, Any]]] = {
     "TransferCheck": {
         "would": "escalate",
         "error": None,
-        "message": "escalation_threshold is 10.000000 USDC and this transfer asks for 12.500000 USDC: it "
+        "message": "escalation_threshold is 10.000000 USDC and this transfer requests 12.500000 USDC: it "
         "would wait for an operator's approval.",
     },
     "SetFault": {"times": 1, "effect": "delay"},

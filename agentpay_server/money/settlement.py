@@ -180,7 +180,7 @@ class Settlement:
         return sum([await self.look_at(tx) is not None for tx in waiting])
 
     async def look_at(self, tx: ChainTransaction) -> Any | None:  # noqa: ANN401
-        """Check a transaction that others broadcast once, and book its outcome if it has one.
+        """Check once a transaction that others broadcast, and book its outcome if it has one.
 
         Returns:
             Its subject if it has ended; None if its outcome is unknown.

@@ -390,7 +390,7 @@ def free_all(connection: Connection) -> None:
 
 
 def confirmed_after(connection: Connection, signature: str, count: int) -> list[ChainTransaction]:
-    """Return up to `count` of them, ordered by signature, above a given one; "" for the first."""
+    """Return up to `count` confirmed transactions, ordered by signature, above a given one; "" for all."""
     return [
         _record(row) for row in connection.execute(_CONFIRMED_AFTER, {"after": signature, "count": count})
     ]

@@ -387,5 +387,5 @@ def _listed(row: KeyRecord) -> OperatorKey:
 
 def _operator_key(key: str) -> str:
     if digest_of(key) is None or not key.startswith(f"ap_{KeyKind.OPERATOR}_"):
-        raise ValueError("an operator key is ap_operator_ and 49 characters with a matching checksum")
+        raise ValueError("an operator key is ap_operator_ followed by 49 characters with a matching checksum")
     return key

@@ -104,7 +104,7 @@ def build_payment(
     units = base_units(terms, own_memo) + nonce
     if units > MAX_UNITS:
         raise TransactionTooLargeError(
-            f"the payment would ask for {units} compute units, the limit is {MAX_UNITS}: shorten its memos"
+            f"the payment needs {units} compute units, the limit is {MAX_UNITS}: shorten its memos"
         )
     source = Pubkey.from_string(associated_token_address(str(owner), usdc_mint))
     steps: list[Instruction] = [set_compute_unit_limit(units), set_compute_unit_price(_UNIT_PRICE)]
@@ -151,7 +151,7 @@ def _signed(
     size = 1 + count * _SIGNATURE_BYTES + len(payload)
     if size > MAX_TRANSACTION_BYTES:
         raise TransactionTooLargeError(
-            f"the transaction takes {size} bytes, the limit is {MAX_TRANSACTION_BYTES}: it has too many legs"
+            f"the transaction has {size} bytes, the limit is {MAX_TRANSACTION_BYTES}: it has too many legs"
         )
     signers = [str(address) for address in message.account_keys[:count]]
     signatures = [

@@ -99,7 +99,7 @@ def address(holder: Mapping[str, Any], key: str) -> str:
         # Normalized, so that equal addresses are equal texts.
         return str(Pubkey.from_string(found))
     except ValueError:
-        raise UnreadableChallengeError(f"{key} is not an address of Solana") from None
+        raise UnreadableChallengeError(f"{key} is not a Solana address") from None
 
 
 def amount_micro(holder: Mapping[str, Any], key: str) -> int:

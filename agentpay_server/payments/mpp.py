@@ -116,7 +116,7 @@ def _skipped(value: str, position: int) -> int:
 def _add(parameters: dict[str, str], found: "re.Match[str]") -> None:
     name = found[1].lower()
     if name in parameters:
-        raise UnreadableChallengeError("a parameter of a challenge is given twice")
+        raise UnreadableChallengeError("a challenge repeats a parameter")
     parameters[name] = found[3] if found[2] is None else _unescaped(found[2])
 
 
@@ -184,7 +184,7 @@ def _check_token(details: Mapping[str, Any]) -> None:
     """Refuse decimals or a token program that USDC does not have."""
     decimals = fields.optional(details, "decimals", int)
     if decimals not in (None, _USDC_DECIMALS):
-        raise UnreadableChallengeError(f"decimals must be {_USDC_DECIMALS}, as those of USDC are")
+        raise UnreadableChallengeError(f"decimals must be {_USDC_DECIMALS}, as for USDC")
     program = fields.text(details, "tokenProgram")
     if program not in (None, _TOKEN_PROGRAM):
         raise UnreadableChallengeError("tokenProgram must be that of USDC")

@@ -36,7 +36,7 @@ def pin_refusal(pin: Pin | None, terms: Terms) -> Refusal | None:
 
 def _reason(pin: Pin, terms: Terms) -> str | None:
     if pin.blocked:
-        return f"The origin {pin.origin} is blocked: an operator has ruled out every payment to it."
+        return f"The origin {pin.origin} is blocked: an operator has forbidden payments to it."
     if pin.max_amount is not None and terms.amount_micro > pin.max_amount:
         return (
             f"max_amount of the pin of {pin.origin} is {usdc_text(pin.max_amount)} USDC and this payment "

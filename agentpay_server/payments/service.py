@@ -166,8 +166,8 @@ class Payments:
         if not payable:
             raise Problem(
                 ErrorCode.NOTHING_PAYABLE,
-                "This 402 offers nothing that can be paid here: no USDC on this network, nothing still "
-                "valid, or nothing up to max_amount.",
+                "No offer of this 402 can be paid: each is in another token, on another network, expired, "
+                "or above max_amount.",
             )
         return payable
 

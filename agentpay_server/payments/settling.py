@@ -17,7 +17,7 @@ from agentpay_server.transfers.store import TransferRecord
 EXPIRED: Final = Refusal(
     code=ErrorCode.PAYMENT_EXPIRED,
     message="This payment did not land on chain in time, and nothing was moved. A new "
-    "purchase takes a new idempotency_key.",
+    "purchase needs a new idempotency_key.",
 )
 _FAILED: Final = "The chain refused this payment when the seller broadcast it: {}. Nothing was moved. A new "
 _REASONS: Final = {
@@ -52,7 +52,7 @@ class PaymentHandler(TransferHandler):
     ) -> TransferRecord:
         """Book a payment that the chain refused."""
         reason = _REASONS.get(failure.reason, "the transaction failed")
-        message = f"{_FAILED.format(reason)}purchase takes a new idempotency_key."
+        message = f"{_FAILED.format(reason)}purchase needs a new idempotency_key."
         return self._failed(unit, tx, subject, Refusal(code=ErrorCode.PAYMENT_FAILED, message=message))
 
     def sign_replacement(

@@ -146,7 +146,7 @@ def sign(connection: Connection, record: PaymentRecord) -> None:
         "expires_us": record.expires_us,
     }
     if connection.execute(_SIGN, values).rowcount != 1:
-        raise ValueError(f"{record.transfer_id} is signed already")
+        raise ValueError(f"{record.transfer_id} is already signed")
 
 
 def payment(connection: Connection, transfer_id: str) -> PaymentRecord | None:

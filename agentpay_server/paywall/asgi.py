@@ -55,7 +55,7 @@ class SellerApp:
         except LostReplyError:
             if not await drop(scope, receive) and WHOLE not in scope:
                 # Not our port or transport: other ASGI servers end the connection on an error.
-                raise ConnectionResetError("the seller dropped the connection, as lose_reply says") from None
+                raise ConnectionResetError("the seller dropped the connection (mode lose_reply)") from None
             return
         except (RpcError, NotConfirmedError, FailedOnChainError) as error:
             content = json_text.print_json({"error": "chain_unavailable", "message": str(error)})

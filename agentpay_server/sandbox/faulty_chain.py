@@ -208,7 +208,7 @@ class FaultyChain:
         await self.inner.send(raw, even_if_failing=even_if_failing)
         if ChainFault.REPLY_LOST in self._armed:
             self._count(ChainFault.REPLY_LOST)
-            raise ChainUnavailableError("the chain's response was lost by a fault of the sandbox")
+            raise ChainUnavailableError("sandbox fault: the chain's response was lost")
 
     async def token_accounts(self, addresses: Sequence[str]) -> list[TokenAccount | None]:
         """Return the USDC token accounts at `addresses`; None for one that is missing or of another mint."""
@@ -236,7 +236,7 @@ class FaultyChain:
     def _check_down(self) -> None:
         if self._is_active and ChainFault.DOWN in self._armed:
             self._count(ChainFault.DOWN)
-            raise ChainUnavailableError("the chain is down by a fault of the sandbox")
+            raise ChainUnavailableError("sandbox fault: the chain is down")
 
     def _count(self, fault: ChainFault) -> None:
         """Count an occurrence of a fault; the last one disarms it."""

@@ -397,7 +397,7 @@ class Sandbox:
             signed, operation=operation, is_new=True, patience_seconds=patience_seconds
         )
         if not isinstance(outcome, Landed):
-            raise ChainUnavailableError(f"a transaction of the sandbox did not land: {outcome}")
+            raise ChainUnavailableError(f"a sandbox transaction did not land: {outcome}")
 
     def _require_test_chain(self) -> None:
         if not self._context.chain.is_test_chain:

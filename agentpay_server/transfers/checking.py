@@ -86,7 +86,7 @@ def _escalated(policy: Policy, terms: Terms) -> str:
     threshold = policy.escalation_threshold
     assert threshold is not None  # noqa: S101 - without one nothing is escalated
     return (
-        f"escalation_threshold is {format_string(threshold)} USDC and this transfer asks for "
+        f"escalation_threshold is {format_string(threshold)} USDC and this transfer requests "
         f"{rules.usdc_text(terms.amount_micro)} USDC: it would wait for an operator's approval."
     )
 

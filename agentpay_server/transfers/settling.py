@@ -94,7 +94,7 @@ class TransferHandler(Handler[TransferRecord]):
         if refusal is not None:
             return refusal
         if subject.recipient_token_account is None:
-            raise ValueError(f"the recipient of {subject.transfer_id} was not looked up")
+            raise ValueError(f"{subject.transfer_id} has no recipient token account")
         signed = signed_transfer(
             unit.context,
             means.source,

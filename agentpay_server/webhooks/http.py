@@ -133,7 +133,7 @@ class HttpPoster:
         addresses = await self._addresses(target, operator_id)
         if self._public_only and not (addresses and all(is_public(address) for address in addresses)):
             raise _ForbiddenAddressError(
-                "refused: the endpoint's name leads to an address that is not public"
+                "refused: the endpoint's name resolves to an address that is not public"
             )
         if not addresses:
             raise OSError("the name has no address")

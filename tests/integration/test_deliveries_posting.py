@@ -351,7 +351,7 @@ async def test_a_name_with_any_address_that_is_not_public_is_refused(monkeypatch
     answered = await post_once("https://hooks.example/", public_only=True)
 
     assert answered.status_code is None
-    assert answered.error == "refused: the endpoint's name leads to an address that is not public"
+    assert answered.error == "refused: the endpoint's name resolves to an address that is not public"
     assert resolver.asked == ["hooks.example"]
 
 
@@ -363,7 +363,7 @@ async def test_a_private_address_in_the_url_is_refused(host):
     with Receiver() as receiver:
         answered = await post_once(f"https://{host}:{receiver.port}/", public_only=True)
 
-        assert answered.error == "refused: the endpoint's name leads to an address that is not public"
+        assert answered.error == "refused: the endpoint's name resolves to an address that is not public"
         assert receiver.posts == []
 
 

@@ -94,7 +94,7 @@ def test_the_message_of_an_escalation_names_the_threshold(client: AgentPay, paye
     assert client.transfers.check(from_=payer, to=payee, amount=25) == TransferCheck(
         would="escalate",
         error=None,
-        message="escalation_threshold is 20.000000 USDC and this transfer asks for 25.000000 USDC: it would "
+        message="escalation_threshold is 20.000000 USDC and this transfer requests 25.000000 USDC: it would "
         "wait for an operator's approval.",
         remaining_usdc=None,
     )

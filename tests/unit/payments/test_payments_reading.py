@@ -212,7 +212,7 @@ def request_with(**fields: Any) -> tuple[str, str]:
         (request_with(details={"feePayer": "yes"}), "feePayer"),
         (request_with(details={"feePayerKey": None}), "feePayerKey"),
         (request_with(currency="EURC"), "currency"),
-        (("WWW-Authenticate", mpp()[1] + ', id="other"'), "twice"),
+        (("WWW-Authenticate", mpp()[1] + ', id="other"'), "repeats"),
         (("WWW-Authenticate", 'Payment id="never closed'), "WWW-Authenticate"),
         (("WWW-Authenticate", "=x"), "WWW-Authenticate"),
         (("WWW-Authenticate", "Payment " + "a" * 70_000), "longer"),
