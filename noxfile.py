@@ -22,6 +22,8 @@ fuzz                                 coverage-guided fuzzing of the readers of 4
 
 import os
 import shutil
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import nox
@@ -31,6 +33,9 @@ nox.options.sessions = ["lint", "unasync", "types", "tests", "stores", "simulate
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = False
+
+# A machine may set it: then each of the hundreds of processes that tests start compiles all that it imports.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 PYPROJECT = nox.project.load_toml("pyproject.toml")
 CODE = [
@@ -93,6 +98,22 @@ def install(session: nox.Session, *groups: str) -> None:
     session.install("-e", ".[server,postgres]", *nox.project.dependency_groups(PYPROJECT, *groups))
 
 
+def run_beside_each_other(session: nox.Session, *sequences: Sequence[Sequence[str]]) -> None:
+    """Run sequences of commands that use one core each beside each other.
+
+    The last line of each command's output is shown, or all of it if the command fails.
+    """
+
+    def run(sequence: Sequence[Sequence[str]]) -> None:
+        for command in sequence:
+            output = str(session.run(*command, silent=True))
+            session.log("%s: %s", " ".join(command), output.strip().rpartition("\n")[2])
+
+    with ThreadPoolExecutor(os.cpu_count()) as workers:
+        for running in [workers.submit(run, sequence) for sequence in sequences]:
+            running.result()
+
+
 @nox.session
 def quickstart(session: nox.Session) -> None:
     """Run the quickstart in an environment with only the extra `server`."""
@@ -128,17 +149,22 @@ def check_console(session: nox.Session) -> None:
 def types(session: nox.Session) -> None:
     """Check types strictly, and the completeness of the public API's types."""
     install(session, "types", "test", "frameworks")
-    session.run("mypy")
-    session.run("pyright")
-    # Where an error must be reported, the file ignores it, and an ignore that is not needed is an error.
-    session.run("mypy", "tests/typing/objects.py")
-    session.run("pyright", "--project", "tests/typing")
     check_console(session)
-    for package in ("agentpay", "agentpay_server"):
-        # --ignoreexternal: the types of httpx and of the standard library are incomplete.
-        session.run("pyright", "--verifytypes", package, "--ignoreexternal", silent=True)
-    # Users copy code from the documentation: it must pass their type checkers.
-    session.run("python", "scripts/doc_types.py")
+    # The first run may install the program.
+    session.run("pyright", "--version", silent=True)
+    # --ignoreexternal: the types of httpx and of the standard library are incomplete.
+    complete = [
+        ("pyright", "--verifytypes", package, "--ignoreexternal")
+        for package in ("agentpay", "agentpay_server")
+    ]
+    run_beside_each_other(
+        session,
+        # Where an error must be reported, the file ignores it, and an ignore that is not needed is an error.
+        [("mypy",), ("mypy", "tests/typing/objects.py")],
+        [("pyright",), ("pyright", "--project", "tests/typing"), *complete],
+        # Users copy code from the documentation: it must pass their type checkers.
+        [("python", "scripts/doc_types.py")],
+    )
 
 
 def install_browser(session: nox.Session) -> None:
@@ -219,13 +245,16 @@ def stores(session: nox.Session) -> None:
 
 @nox.session
 def simulate(session: nox.Session) -> None:
-    """Simulate servers under faults with new seeds for a minute, or with the given arguments.
+    """Simulate servers under faults with new seeds on two cores for half a minute, or with given arguments.
 
-    In the second half of the minute, RPC nodes also lie. `nox -s simulate -- --for 3600` runs for an hour.
+    On one core, RPC nodes also lie. `nox -s simulate -- --for 3600` runs for an hour.
     """
     install(session)
-    for arguments in [session.posargs] if session.posargs else [["--for", "30"], ["--for", "30", "--lies"]]:
-        session.run("agentpay-server", "simulate", *arguments)
+    command = ["agentpay-server", "simulate"]
+    if session.posargs:
+        session.run(*command, *session.posargs)
+        return
+    run_beside_each_other(session, [[*command, "--for", "30"]], [[*command, "--for", "30", "--lies"]])
 
 
 @nox.session
