@@ -22,7 +22,7 @@ class SystemRandomness:
     """The operating system's source, suitable for secrets."""
 
     def randbytes(self, count: int, /) -> bytes:
-        """Return `count` random bytes."""
+        """See `Randomness`."""
         return secrets.token_bytes(count)
 
 

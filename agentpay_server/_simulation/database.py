@@ -155,7 +155,7 @@ class DatabaseLink:
     async def run(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run a unit in one transaction and return its result after the commit."""
+        """See `Database.run`."""
         faults, server = self._faults, self._server
         await self._travel()
         if self._may_die("kill.before commit"):
@@ -175,12 +175,12 @@ class DatabaseLink:
     async def read(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run a read-only unit."""
+        """See `Database.read`."""
         await self._travel()
         return self._shared.read(unit, args, kwargs)
 
     async def create_missing(self, tables: MetaData) -> None:
-        """Create tables that are missing."""
+        """See `Database.create_missing`."""
         self._shared.create_missing(tables)
 
     async def close(self) -> None:

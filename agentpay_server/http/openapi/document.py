@@ -59,7 +59,7 @@ _PATH_WORDS: Final = {
     "name": "The name of the fault, such as `chain_down`; percent-encoded.",
     "origin": "The origin of the seller, such as `https://api.example.com`; percent-encoded.",
 }
-"""What a path parameter means, if it is not the identifier of an object."""
+"""Descriptions of the path parameters that are not identifiers of objects."""
 
 _SCOPES: Final = {
     Scope.OPERATOR: "Operator key only.",
