@@ -34,8 +34,6 @@ async def never() -> NoReturn:
 
 
 class _Handle(asyncio.TimerHandle):
-    """A scheduled callback."""
-
     __slots__ = ("_due", "arguments", "call", "context")
 
     def __init__(
@@ -67,7 +65,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         order: random order of callbacks that belong to no actor.
 
     Attributes:
-        turns: number of callbacks run.
         on_task: called with each new task and its actor.
         on_exception: called with asyncio's reports, such as of an exception that was never retrieved.
     """

@@ -161,8 +161,7 @@ class PostgresDatabase:
     async def hold_alone(self, lost: Callable[[], None] = lambda: None) -> None:
         """Acquire exclusive use of this schema until `close`, against all servers that do the same.
 
-        Args:
-            lost: called if exclusive use is lost. Running units are then aborted, and later ones refused.
+        If it is lost, running units are aborted, later ones refused, and `lost` is called.
 
         Raises:
             DatabaseInUseError: another server holds the schema.

@@ -323,13 +323,7 @@ class EmbeddedChain:
     async def simulate(
         self, transaction: VersionedTransaction, *, with_signatures: bool, with_blockhash: bool
     ) -> SimulatedTransactionInfo | FailedTransactionMetadata | TransactionErrorFieldless:
-        """Simulate a transaction without side effects.
-
-        Args:
-            transaction: the transaction to simulate.
-            with_signatures: whether its signatures must be valid.
-            with_blockhash: whether its blockhash must be valid.
-        """
+        """Simulate a transaction without side effects. Optionally verify its signatures and its blockhash."""
         await self._settled()
         if has_lookups(transaction):
             return TransactionErrorFieldless.AddressLookupTableNotFound
@@ -438,7 +432,6 @@ class EmbeddedChain:
             del self._names[next(iter(self._names))]
 
     def _journal(self, executed: Executed) -> None:
-        """Journal a transaction's deposits."""
         if executed.error is not None:
             return
         before, after = usdc_held(executed.before, self.usdc_mint), usdc_held(executed.after, self.usdc_mint)
