@@ -155,7 +155,7 @@ class PaymentIntent(TransferIntent):
             )
         except (FeePayerRefusedError, TransactionTooLargeError) as error:
             raise Problem(ErrorCode.NOTHING_PAYABLE, f"This 402 is not paid: {error}.") from None
-        # If the service pays the fee, its own signature is the first, which names the transaction on chain.
+        # If the service pays the fee, its own signature is the first and names the transaction on chain.
         name = None if terms.fee_payer is not None else str(Signature.from_bytes(prepared.raw[1:65]))
         self._signature = self._record(
             raw=prepared.raw,

@@ -65,12 +65,12 @@ class Outbox:
             ):
                 continue
             account = accounts.account(self.connection, self._account_id)
-            assert account is not None  # noqa: S101 - its balance has just changed
+            assert account is not None  # noqa: S101 - accounts are never deleted
             low = NewEvent(
                 type=EventType.BALANCE_LOW_THRESHOLD,
                 data=BalanceLowThresholdData(
                     account_id=self._account_id,
-                    # Spent before its deposit is booked, money can make the booked balance negative.
+                    # A spend may be booked before the deposit that funds it: the balance may be negative.
                     balance_usdc=from_micro(max(after_micro, 0)),
                     usdc_token_account=account.usdc_token_account,
                 ),

@@ -534,14 +534,14 @@ def the_audit_trail_forgets_transfers(patch: Patch) -> None:
 
 @planted
 def an_unknown_outcome_is_told_as_a_failure(patch: Patch) -> None:
-    answered = transfer_service.final_response
+    response = transfer_service.final_response
 
-    def certain(record, chain):
+    def certain(record, chain, **rest):
         if record.status == "submitted":
             raise Problem(
                 ErrorCode.TRANSFER_FAILED, "It failed.", transfer_id=record.transfer_id, status="failed"
             )
-        return answered(record, chain)
+        return response(record, chain, **rest)
 
     patch(transfer_service, "final_response", certain)
 
