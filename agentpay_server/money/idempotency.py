@@ -106,7 +106,7 @@ async def perform(
     Args:
         clock: the clock.
         terms: the requested parameters.
-        read: reads what is stored, given the current time.
+        read: reads the stored data for the request, given the current time.
         key_holder: describes the record that holds a key.
         decide: decides about a new request and brings it on; None if stored data has changed since it was
             read, and the request must start over.

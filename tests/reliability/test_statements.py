@@ -32,7 +32,7 @@ TRANSFER = [
     COMMIT,
     # The outcome.
     "UPDATE chain_transactions",  # leaves `pending`, if no other server was faster
-    "SELECT webhooks",  # who is told
+    "SELECT webhooks",  # who is notified
     "UPDATE accounts",  # the two sides, in the order in which all transactions lock accounts
     "UPDATE accounts",
     "INSERT entries",
@@ -58,7 +58,7 @@ OPENING = [
     COMMIT,
     # The outcome.
     "UPDATE chain_transactions",  # leaves `pending`, if no other server was faster
-    "SELECT webhooks",  # who is told
+    "SELECT webhooks",  # who is notified
     "UPDATE accounts",  # the cap has left the balance
     "INSERT events",
     "UPDATE sessions",
@@ -77,7 +77,7 @@ CHARGE = [
 CLOSE = [
     "SELECT api_keys",
     "SELECT sessions",  # the caller's
-    # The claim, in a commit of its own: charges end at once, however long the chain takes to respond.
+    # The claim, in a separate commit: charges end at once, however long the chain takes to respond.
     "UPDATE sessions",
     "INSERT audit",
     COMMIT,
@@ -94,7 +94,7 @@ CLOSE = [
     "UPDATE accounts",
     "UPDATE chain_transactions",  # counts as spent, after what the account has spent until then
     "INSERT entries",
-    "SELECT webhooks",  # who is told
+    "SELECT webhooks",  # who is notified
     "INSERT events",
     "UPDATE sessions",
     COMMIT,
