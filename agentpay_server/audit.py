@@ -92,14 +92,8 @@ def record(
 ) -> None:
     """Write one entry.
 
-    Args:
-        connection: the unit of work's.
-        actor: the author of the change.
-        action: the name of the endpoint, or one of `UNPROMPTED`.
-        subject: identifier of the changed object.
-        now_us: the current time.
-        before: JSON values, never secrets; None if not applicable.
-        after: like `before`.
+    `action` is the name of the endpoint, or one of `UNPROMPTED`; `subject` identifies the changed object.
+    `before` and `after` are JSON values, never secrets; None if not applicable.
     """
     store.insert_entry(
         connection,

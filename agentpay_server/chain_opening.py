@@ -1,7 +1,6 @@
 """Opens the chain of a server, an embedded one or a cluster, and the keys that sign for it.
 
-Refuses a cluster that the configuration must not be used with, and a chain that the database does not belong
-to.
+Refuses a cluster that is dangerous with the configuration, and a chain that the database does not belong to.
 """
 
 from typing import TYPE_CHECKING
@@ -37,13 +36,9 @@ class ClusterAwayError(ClusterError):
 async def open_custody(
     database: Database, vault: Vault, randomness: Randomness, rpc: RpcSettings | None
 ) -> Custody:
-    """Return the signing keys of a server. Their seed is generated and stored at the first start.
+    """Return the signing keys of a server. Their seed is generated, sealed and stored at the first start.
 
-    Args:
-        database: where the sealed seed is stored.
-        vault: seals it.
-        randomness: generates it.
-        rpc: how to use a cluster, with its given keys; None for an embedded chain.
+    With `rpc`, keys that its settings give are used; None means an embedded chain.
 
     Raises:
         WrongKeyError: the seed was sealed with another key.
@@ -54,13 +49,7 @@ async def open_custody(
 async def open_chain(
     config: ServerConfig, storage: Storage, custody: Custody, source: Randomness
 ) -> "EmbeddedChain | RpcChain":
-    """Open the chain of a server; the caller closes it.
-
-    Args:
-        config: says which.
-        storage: where an embedded chain is stored, and which chain the accounts are on.
-        custody: the keys of the treasury and of test money.
-        source: generates the identity of a new embedded chain.
+    """Open the chain of a server. The caller closes it.
 
     Raises:
         StartRefusedError: the database belongs to another chain; or the cluster must not be used with this
@@ -92,7 +81,7 @@ async def _embedded_chain(
 async def _cluster(
     rpc: RpcSettings, config: ServerConfig, storage: Storage, custody: Custody, source: Randomness
 ) -> "RpcChain":
-    # Only a server on a cluster has to load what speaks to one: a fifth of the time of a start.
+    # Imported late: only a server on a cluster needs it, and it takes a fifth of a start.
     from agentpay_server.chain.rpc.client import EndpointRefusesError  # noqa: PLC0415
     from agentpay_server.chain.rpc.connecting import connect  # noqa: PLC0415
 
@@ -113,7 +102,7 @@ async def _cluster(
         raise ClusterAwayError(message) from error
     try:
         _check_use(chain, storage, config.clock, source)
-        # Before anything is signed for it.
+        # Before anything is signed for the cluster.
         await identity.check_genesis(storage.database, chain.genesis_hash)
         await identity.check_mint(storage.database, chain.usdc_mint)
     except BaseException:

@@ -47,11 +47,11 @@ class SystemClock:
 
     @property
     def is_manual(self) -> bool:
-        """False."""
+        """See `Clock`."""
         return False
 
     def now_us(self) -> int:
-        """Return microseconds since 1970, UTC."""
+        """See `Clock`."""
         return MACHINE_NOW_US.get()()
 
 
@@ -69,11 +69,11 @@ class ManualClock:
 
     @property
     def is_manual(self) -> bool:
-        """True."""
+        """See `Clock`."""
         return True
 
     def now_us(self) -> int:
-        """Return microseconds since 1970, UTC."""
+        """See `Clock`."""
         return self._now_us
 
     def move_to(self, now_us: int) -> None:

@@ -44,12 +44,10 @@ class ServerConfig:
     """The configuration of a server.
 
     Attributes:
-        settings: limits, timeouts and choices.
         data_dir: a directory for all data, created if missing.
         database_url: a PostgreSQL database for all data, `postgresql://…`. With neither, data is in memory.
         database_schema: the schema for all tables, created if missing.
         rpc: the Solana cluster; None for an embedded chain.
-        clock: the server's clock.
         seed: makes identifiers, keys and signatures repeatable, except the keys that hold money on a cluster.
             None uses the operating system's randomness; public clusters require it.
         seeded_port_keys: whether all API keys are derived from the seed; False limits that to the first
@@ -59,7 +57,6 @@ class ServerConfig:
         may_crash: whether the sandbox may kill the process, because it serves nothing else.
         mounts: transports for event receivers within the process, by URL prefix.
         wrap_chain: wraps the chain before the services use it.
-        edge: connections to the outside.
 
     Raises:
         ValueError: both a data_dir and a database_url; one of them without `seeded_port_keys`; or an invalid

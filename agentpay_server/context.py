@@ -18,14 +18,8 @@ class Context:
     """The shared parts, created once in `server.py`.
 
     Attributes:
-        database: runs units of work.
-        signer: holds the signing keys.
-        randomness: source of keys.
-        identifiers: source of identifiers.
-        tasks: the server's background tasks.
         wakeup: notifies schedulers that a due time has changed.
         vault: seals stored secrets.
-        metrics: counters and histograms.
         is_cluster: whether the chain is a cluster, where deposits are booked some time after they arrive.
     """
 

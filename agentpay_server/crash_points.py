@@ -132,7 +132,7 @@ def armed() -> str | None:
 
 
 def disarm() -> None:
-    """Disarm the point."""
+    """Disarm the armed point."""
     _Armed.point = None
 
 

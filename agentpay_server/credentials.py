@@ -70,7 +70,6 @@ def _checksum(body: str) -> str:
 
 
 def _base62(number: int, width: int) -> str:
-    """Return `number` in base 62 with `width` digits."""
     digits = []
     for _ in range(width):
         number, digit = divmod(number, 62)

@@ -17,10 +17,7 @@ class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
         code: the error code; it determines the HTTP status.
         message: what happened and what to do, in one or two sentences.
         details: all faults of an invalid request.
-        transfer_id: the transfer, if it is stored.
         session_id: the session; None for a refused session that was never stored.
-        status: the transfer's or session's status.
-        retry_after_seconds: pause before a retry.
         decided_at: when it was decided, if this is a replay for its idempotency key.
         allow: the methods of the path, for a 405.
     """

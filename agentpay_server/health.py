@@ -26,7 +26,6 @@ class Queue:
 
     Attributes:
         oldest_due_us: when the oldest due delivery became due; None if none is due.
-        transfers_submitted: transfers whose transaction is in flight.
         stopped_accounts: accounts for which nothing is signed until an operator reviews them.
     """
 

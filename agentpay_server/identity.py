@@ -52,12 +52,7 @@ async def custody_seed(database: Database, vault: Vault, randomness: Randomness)
 
 
 async def embedded_genesis(ledger: Database | None, randomness: Randomness) -> str:
-    """Return the permanent identity of the embedded chain.
-
-    Args:
-        ledger: where the chain is stored; None for a chain in memory, which is new at each start.
-        randomness: generates the identity of a new chain.
-    """
+    """Return the permanent identity of the embedded chain; a chain in memory is new at each start."""
     genesis = randomness.randbytes(16).hex()
     return genesis if ledger is None else await run_again_if_late(ledger, _known_or, _CHAIN, genesis)
 

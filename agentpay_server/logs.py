@@ -54,15 +54,10 @@ class Event:
 def log(
     logger: logging.Logger, level: int, event: str, *, exception: BaseException | None = None, **fields: Field
 ) -> None:
-    """Log an event.
+    """Log an event, `thing.happened`, with its fields; None values are left out.
 
-    Args:
-        logger: the module's logger.
-        level: a level of `logging`.
-        event: the event's name, `thing.happened`.
-        exception: an exception to log with it. If it has an `outage`, the event is `<outage>.unavailable`
-            instead, without a traceback, at most once a second.
-        fields: the event's fields; None values are left out.
+    If `exception` has an `outage`, the event is `<outage>.unavailable` instead, without a traceback, at most
+    once a second.
     """
     outage = getattr(exception, "outage", None)
     if outage is not None:
@@ -105,13 +100,7 @@ def _log_outage(logger: logging.Logger, level: int, event: str, detail: str) -> 
 
 @contextmanager
 def logging_to(stream: TextIO, style: LogFormat, level: int = logging.INFO) -> Iterator[None]:
-    """Print the server's events and its libraries' warnings to a stream.
-
-    Args:
-        stream: the stream to print to.
-        style: the format of the lines.
-        level: the lowest level of the server's events to print.
-    """
+    """Print the server's events from a level on, and its libraries' warnings, to a stream."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if style is LogFormat.JSON else TextFormatter())
     root, ours = logging.getLogger(), logging.getLogger(ROOT)

@@ -12,13 +12,7 @@ SETTLEMENT_BOUNDS_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.
 
 
 class Histogram:
-    """A histogram.
-
-    Attributes:
-        bounds: upper bounds of the buckets, ascending and inclusive.
-        counts: number of values per bucket; the last one is above all bounds.
-        total: sum of all values.
-    """
+    """A histogram. `bounds` are ascending and inclusive; the last of `counts` is above all bounds."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
@@ -35,10 +29,8 @@ class Metrics:
     """The counts of one server since its start.
 
     Attributes:
-        requests: responses, by route template, method and status.
         transfers: transfers decided or ended by this server, by outcome and error code.
         settlement_seconds: from acceptance to finality, by the server's clock.
-        connections: open connections of all ports.
         connections_dropped: connections closed because of their peers, by reason: `slow` (a deadline passed)
             or `crowded` (replaced by a new connection).
     """

@@ -11,10 +11,7 @@ class Principal:
     """The holder of a key, for one request.
 
     Attributes:
-        operator_id: the operator that the key belongs to.
-        key_id: the key's identifier.
         account_id: the account that an agent key is bound to; None for an operator key.
-        request_id: the request's identifier, for the audit trail.
         is_console: whether it is a console key: an operator key that cannot manage operator keys.
     """
 

@@ -22,7 +22,7 @@ class SystemRandomness:
     """The operating system's source, suitable for secrets."""
 
     def randbytes(self, count: int, /) -> bytes:
-        """Return `count` random bytes."""
+        """See `Randomness`."""
         return secrets.token_bytes(count)
 
 
@@ -36,12 +36,10 @@ class SeededRandomness(random.Random):
 
 
 def randomness(seed: int | None, *, start: int = 0, stream: str = "") -> Randomness:
-    """Return the system's source, or a repeatable one for tests.
+    """Return the system's source, or for a seed a repeatable one, for tests.
 
-    Args:
-        seed: the seed; None for the system's source.
-        start: number of earlier starts with this seed: restarts must not repeat identifiers and nonces.
-        stream: names an independent source.
+    `start` is the number of earlier starts with this seed: restarts must not repeat identifiers and nonces.
+    `stream` names an independent source.
     """
     if seed is None:
         return SystemRandomness()

@@ -25,10 +25,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 def opened_seed(connection: Connection, vault: Vault, sealed: bytes) -> str:
     """Return the custody seed. If an earlier version sealed it, reseal all ciphertexts.
 
-    Args:
-        connection: the unit of work's, in which the row of the seed is locked.
-        vault: the server's vault.
-        sealed: the stored seed.
+    The row of the seed is locked in this unit of work.
 
     Raises:
         VaultError: the seed was sealed with another key.

@@ -67,9 +67,7 @@ class Scheduler:
     """Runs all work that is due.
 
     Args:
-        clock: the server's clock.
         scheduled: the kinds of work, in their order if several are due at the same time.
-        wakeup: notifies that a due time has changed.
         note_time: stores the time that a manual clock is about to reach, so that a restart cannot set it
             back.
         waits_outside: returns whether work waits for an external receiver, which may call the server.
@@ -105,9 +103,6 @@ class Scheduler:
 
     async def advance(self, duration_us: int) -> None:
         """Advance a manual clock, and return once everything that falls due has run, in order.
-
-        Args:
-            duration_us: microseconds; 0 runs what is due now.
 
         Raises:
             Problem: `clock_not_manual`; `clock_moving` while another advance waits for an event receiver,

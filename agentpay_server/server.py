@@ -76,35 +76,13 @@ if TYPE_CHECKING:
 class Services:
     """Every service of a server, and its scheduled work.
 
-    Created at the start, and again when the server restores a snapshot: anything that services remember is
-    then lost, as in a restart. Creating them has no side effects.
+    Created at the start, and again when the server restores a snapshot, which discards all that services
+    remember, like a restart. Creating them has no side effects.
 
     Attributes:
-        tasks: running tasks.
-        keys: operators and API keys.
-        sign_ins: links to the console, and the keys that browsers get for them.
-        accounts: accounts and balances.
-        policies: policies.
-        transfers: transfers.
-        checks: what would become of transfers.
-        approvals: transfers that wait for an operator.
-        payments: payments behind HTTP 402.
-        payment_watch: finds out what became of them.
-        origins: what operators have pinned of sellers.
-        sessions: sessions.
-        history: history entries.
-        webhooks: registered endpoints.
-        deliveries: events and their deliveries.
-        sender: sends deliveries.
+        payment_watch: determines the outcomes of payments.
         tail: sends events to streams as they are committed.
-        deposits: deposits.
-        settlement: drivers of signed transactions.
-        audit: the audit trail.
-        sandbox: test features.
-        treasury: the source of fees and rents.
-        overview: counts for the console.
         requests: the newest requests, which restoring a snapshot does not undo.
-        schedule: due work.
     """
 
     def __init__(self, server: "Server") -> None:
@@ -135,7 +113,7 @@ class Services:
         self.sender: WebhookSender = WebhookSender(context, server.poster)
         self.tail: EventTail = EventTail(context)
         self.audit: AuditTrail = AuditTrail(context)
-        # Without the sandbox's faults: an automatic check must not use up one of them.
+        # Without the sandbox's faults, which an automatic check must not use up.
         self.treasury: Treasury = Treasury(context, server.chain)
         self.overview: Overview = Overview(context, self.treasury)
         self.requests: RequestLog = server.requests
@@ -145,7 +123,7 @@ class Services:
         self._deposit_schedule = DepositSchedule(self.deposits, clock=clock, look_every_us=look_every_us)
         scheduled: list[Scheduled] = [
             self._recovery_schedule,
-            # Record the debit of a payment before the deposit that it makes.
+            # Record the debit of a payment before its deposit.
             self.payment_watch,
             self._deposit_schedule,
             self._session_schedule,
@@ -181,11 +159,11 @@ class Services:
         )
 
     async def recover(self, *, is_alone: bool) -> None:
-        """Resume at once, whatever the clock says, all work of an earlier process.
+        """Resume all work of an earlier process at once, whatever the clock's time.
 
         Args:
             is_alone: whether no other process can be using the database, so that every existing lease is
-                void. Otherwise leases may belong to running servers, and expire on their own.
+                void. Otherwise leases may belong to running servers, and expire automatically.
         """
         if is_alone:
             await self.sender.free_all()
@@ -204,22 +182,17 @@ class Services:
 class Server:
     """An assembled server, without access from outside.
 
-    It stays the same when a snapshot is restored, but its services do not, so read `services` at each call.
+    Restoring a snapshot replaces its services, so read `services` at each call.
 
     Attributes:
-        config: its configuration.
-        context: the parts that all services share.
-        storage: where everything is stored.
-        chain: the chain that executes: an embedded one, or a cluster.
+        chain: the embedded chain or the cluster, without faults.
         poster: posts events to endpoints.
-        arrivals: where there may be deposits that are not booked.
-        added_work: due work that joined the server after its start.
+        arrivals: the token accounts that may have unbooked deposits.
+        added_work: work that is added after the start.
         http_faults: the sandbox's faults of requests.
         faults: all of the sandbox's faults.
-        snapshots: takes and restores snapshots.
         requests: the newest requests of each operator.
-        services: its services.
-        operator: the operator that it was first started with.
+        operator: the first operator.
     """
 
     operator: FirstOperator
@@ -246,17 +219,17 @@ class Server:
         self.requests: RequestLog = RequestLog()
         self.services: Services = Services(self)
         if isinstance(chain, EmbeddedChain):
-            # Not bound to one `Services`: later ones must be notified too.
+            # Not bound to one `Services`, because later ones must be notified too.
             chain.listen(self)
             chain.history.listen(self._executed)
 
     @property
     def principal(self) -> Principal:
-        """The first operator, for operations that are called in process."""
+        """The first operator, for operations in process."""
         return Principal(operator_id=self.operator.operator_id, key_id=self.operator.key_id)
 
     def arrived(self, deposit: Deposit | None) -> None:
-        """Process a report of the chain; None means that there may be unreported deposits."""
+        """Process a reported deposit. None means that some may be unreported."""
         self.services.deposits.arrived(deposit)
 
     def _executed(self, executed: Executed) -> None:
@@ -271,7 +244,7 @@ class Server:
         services, config = self.services, self.config
         await services.recover(is_alone=self.storage.is_alone)
         if self.context.clock.is_manual:
-            # Nothing else looks for deposits from before the start until the clock is advanced.
+            # Until the clock is advanced, nothing else finds deposits from before the start.
             await services.book_arrivals()
         # The last step that can fail, so that a created key is never lost in a failed start.
         self.operator = await services.keys.first_operator(
@@ -284,8 +257,8 @@ class Server:
         """Finish or suspend running work, and close the database.
 
         Args:
-            within_seconds: how long running work may continue; None uses the setting. Work that is not
-                finished by then is stored, and resumed at the next start.
+            within_seconds: how long running work may continue; None uses the setting. The next start resumes
+                unfinished work.
         """
         if within_seconds is None:
             within_seconds = self.context.settings.shutdown_seconds
@@ -310,7 +283,7 @@ class Server:
         self._run_schedule()
 
     def _parts(self) -> list[Part] | None:
-        """Return all parts of a snapshot; None if the database or the chain cannot go back."""
+        """Return all parts of a snapshot; None if the database or the chain cannot be restored."""
         database, chain, context = self.storage.database, self.chain, self.context
         if not (isinstance(database, MemoryDatabase) and isinstance(chain, EmbeddedChain)):
             return None
@@ -326,10 +299,10 @@ class Server:
 
 
 async def start_server(config: ServerConfig, storage: Storage | None = None) -> Server:
-    """Assemble a server on the running event loop; from now on it is bound to that loop's thread.
+    """Assemble a server on the running event loop. It is bound to that loop's thread.
 
     Args:
-        config: its configuration.
+        config: the server's configuration.
         storage: an open storage, which is closed when the server stops. Its settings override those of
             `config`.
 
@@ -342,7 +315,7 @@ async def start_server(config: ServerConfig, storage: Storage | None = None) -> 
         storage = storage or await open_storage(config)
         opened.push_async_callback(storage.close)
         tasks = Tasks()
-        # If the start fails, everything that it has started is stopped.
+        # If the start fails, stop everything that was started.
         opened.push_async_callback(partial(tasks.stop, within_seconds=0))
         server = await _put_together(config, storage, tasks, opened)
         await server.begin()
@@ -357,7 +330,7 @@ async def _put_together(
     clock, rpc, edge = config.clock, config.rpc, config.edge
     source = edge.randomness(config.seed, start=await identity.count_start(database))
     vault = Vault(settings.encryption_key or source.randbytes(KEY_BYTES), edge.entropy)
-    # Stored before the cluster is known: keys for a cluster must never depend on a seed.
+    # Stored before the cluster is known, because keys for a cluster must never depend on a seed.
     custody = await open_custody(database, vault, source if rpc is None else edge.entropy, rpc)
     if isinstance(clock, ManualClock):
         await identity.restore_clock(database, clock)

@@ -51,9 +51,7 @@ class Storage:
     """The open, migrated storage of a server. The opener closes it or passes it to a server.
 
     Attributes:
-        database: the server's database.
         ledger: where the embedded chain is stored; None if it ends with the process.
-        settings: the settings, with the encryption key.
         is_alone: whether the server has exclusive use of the database, by a lock. With an embedded chain it
             must; servers on a cluster may share a PostgreSQL database.
         lost: set if that lock is lost with its connection to PostgreSQL. The server must then stop, because
@@ -108,12 +106,8 @@ async def open_database(
     """Open a server's database without the server. The caller closes it.
 
     It opens no secrets, so it needs no encryption key. It creates a missing directory and missing tables. It
-    does not migrate PostgreSQL tables of another version, because servers may be using them.
-
-    Args:
-        data_dir: the server's directory, which no server may be using.
-        database_url: the server's PostgreSQL database, which servers may be using.
-        database_schema: the schema of the tables.
+    does not migrate PostgreSQL tables of another version, because servers may be using them. No server may be
+    using `data_dir`.
 
     Raises:
         StartRefusedError: a server uses the directory, or the database is of another version.

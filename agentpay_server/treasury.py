@@ -44,9 +44,7 @@ class Funds:
 class Treasury:
     """Reads the treasury's balance once a minute in real time, and logs a warning if it is low.
 
-    Args:
-        context: the server's shared parts.
-        chain: the chain without the sandbox's faults.
+    `chain` is the chain without the sandbox's faults.
     """
 
     def __init__(self, context: Context, chain: Chain) -> None:
@@ -101,11 +99,7 @@ class Treasury:
 
 
 def transfer_fee(blockhash: Blockhash) -> int:
-    """Return the maximum cost of a transfer with a blockhash, in lamports.
-
-    Args:
-        blockhash: has the compute budget.
-    """
+    """Return the maximum cost of a transfer with a blockhash, in lamports."""
     fee = _SIGNATURE_LAMPORTS * _TRANSFER_SIGNATURES
     budget = blockhash.compute_budget
     if budget is None:

@@ -35,12 +35,7 @@ class Place:
 
 
 class Vault:
-    """Seals and opens secrets. Its `repr` shows nothing, and it cannot be pickled.
-
-    Args:
-        key: 32 secret bytes.
-        entropy: source of nonces; the operating system's if None.
-    """
+    """Seals and opens secrets with a key of 32 bytes. Its `repr` shows nothing, and it cannot be pickled."""
 
     def __init__(self, key: bytes, entropy: Randomness | None = None) -> None:
         if len(key) != KEY_BYTES:

@@ -70,15 +70,9 @@ class Landed:
 
 
 class ChainNode:
-    """A running chain with its RPC node.
+    """A running chain with its RPC node, at `speed` seconds per real second.
 
-    Args:
-        speed: the chain's seconds per real second.
-
-    Attributes:
-        url: URL of its JSON-RPC endpoint.
-        clock: the chain's clock.
-        environment: environment variables with the keys that a server on the chain needs.
+    `environment` has the variables with the keys that a server on the chain needs.
     """
 
     def __init__(self, *, speed: int) -> None:

@@ -38,14 +38,7 @@ _LATEST_SECONDS: Final = 30.0
 
 @frozen(kw_only=True)
 class Peer:
-    """Another project's client.
-
-    Attributes:
-        name: package and version.
-        packages: the packages of its environment.
-        program: the file of the program that buys with it.
-        protocol: the payment protocol.
-    """
+    """Another project's client: its packages, the program that buys with it, and its payment protocol."""
 
     name: str
     packages: tuple[str, ...]
@@ -80,15 +73,12 @@ class PeerLine:
     """Results of a client.
 
     Attributes:
-        client: package and version.
-        purchases: number of purchases tried.
         asked: number of calls of the client.
         served: purchases that obtained the resource.
         settled: purchases paid, according to the chain.
         twice: purchases paid more than once, according to the chain.
         twice_in_a_call: those paid more often than the client was called for them.
         settled_usdc: USDC debited from its wallet, according to the chain.
-        kills: number of kills of its agent.
     """
 
     client: str

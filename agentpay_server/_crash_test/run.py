@@ -44,8 +44,6 @@ class Plan:
     Attributes:
         seed: determines modes, protocols and kills.
         seconds: duration of purchases and kills.
-        agents: number of agent processes.
-        purchases: number of purchases per agent.
         servers: number of server processes; more than one requires PostgreSQL.
         database_url: PostgreSQL database to use; None for an SQLite file.
         keep: a new directory for data, logs and journals; None for a temporary one.
@@ -87,14 +85,11 @@ class Verdict:
     """The verdict of a crash test.
 
     Attributes:
-        lines: results by mode.
         cap_usdc: the daily limit of the account.
         settled_usdc: USDC debited from the account, according to the chain.
         over_cap_usdc: the excess over the limit.
         undecided: payments without an outcome in time.
         differing: payments whose status at the service differs from the chain.
-        kills: number of processes killed.
-        seconds: duration of the test.
     """
 
     lines: tuple[Line, ...]

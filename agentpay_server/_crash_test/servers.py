@@ -18,16 +18,7 @@ class CannotStartError(Exception):
 
 
 class ServerProcess:
-    """A server on a fixed port.
-
-    Args:
-        options: options of `agentpay-server serve`, except the port.
-        environment: additional environment variables.
-        log: the file for its log.
-
-    Attributes:
-        url: the server's URL.
-    """
+    """A server on a fixed port; `options` are those of `agentpay-server serve`, except the port."""
 
     def __init__(self, options: Sequence[str], environment: dict[str, str], log: Path) -> None:
         with socket.socket() as sock:

@@ -55,10 +55,7 @@ class SimulatedClient(AsyncAgentPay):
 class Worker(Actor):
     """An actor that makes calls, one by one, until the work is over.
 
-    Args:
-        world: the simulation.
-        name: the actor's name.
-        think_seconds: the average pause between two calls.
+    `think_seconds` is the average pause between two calls.
     """
 
     def __init__(self, world: "World", name: str, think_seconds: float) -> None:

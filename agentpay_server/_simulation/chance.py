@@ -23,7 +23,6 @@ class Actor:
     """The owner of running code: one life of a server, an agent, an operator.
 
     Attributes:
-        name: name in the timeline.
         order: random order of its callbacks among those of others.
         is_dead: whether none of its code may run any more.
     """

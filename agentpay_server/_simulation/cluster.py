@@ -56,8 +56,6 @@ class Described:
 
     Attributes:
         signature: its first signature, by the fee payer.
-        signatures: all signatures.
-        message: hash of its message.
         subject: the transfer or session in its memo, or its payment; None without one.
         kind: `transfer`, `payment`, `opening`, `closing`, or `other`.
         source: token account that the first movement debits, if any.
@@ -80,13 +78,10 @@ class Landed:
     """A transaction in a block.
 
     Attributes:
-        slot: slot of its block.
         error: in JSON-RPC form; None if it succeeded.
 
-        keys: addresses of its accounts.
         before: balances of its USDC accounts before it.
         after: balances of its USDC accounts after it.
-        logs: logs of its programs.
         undo: its writable accounts before it.
     """
 
@@ -130,13 +125,7 @@ class Cluster:
     """Executes transactions, and keeps the complete history.
 
     Args:
-        plan: the run.
-        chance: the seed's random streams.
-        loop: provides the time.
-        faults: decides which faults strike.
-        timeline: records what happens.
         wall_us: true time at the start of the simulation, in microseconds since 1970.
-        watcher: observes transactions.
     """
 
     def __init__(
@@ -215,10 +204,7 @@ class Cluster:
     ) -> None:
         """Create the treasury, the mint and the accounts of third parties, once.
 
-        Args:
-            treasury: address of the service's fee payer.
-            mint_authority: address that mints USDC.
-            sellers: each seller's owner and fee payer.
+        `sellers` are each seller's owner and fee payer.
         """
         if self._versions:
             return

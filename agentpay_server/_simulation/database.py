@@ -35,7 +35,7 @@ _WAIT_SECONDS: Final = 0.05
 
 
 class _UndoneError(Exception):
-    """Makes a runner roll back."""
+    pass
 
 
 class SharedDatabase:
@@ -43,8 +43,6 @@ class SharedDatabase:
 
     Attributes:
         signatures: committed strings that have the length of a signature.
-        units: number of units run.
-        release: the release of the schema.
         changes: the life that is migrating the schema, and has locked it.
     """
 
@@ -112,14 +110,7 @@ class SharedDatabase:
 class DatabaseLink:
     """The connection of one life of a server to the database.
 
-    Args:
-        shared: the database.
-        server: name of the server.
-        chance: the seed's random streams.
-        faults: decides which faults strike.
-        timeline: records what happens.
-        may_die: kills the server at a place with some probability; returns whether it did.
-        life: the server's life.
+    `may_die` kills the server at a place with some probability, and returns whether it did.
     """
 
     is_inline: ClassVar[bool] = False
@@ -164,7 +155,7 @@ class DatabaseLink:
     async def run(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run a unit in one transaction and return its result after the commit."""
+        """See `Database.run`."""
         faults, server = self._faults, self._server
         await self._travel()
         if self._may_die("kill.before commit"):
@@ -184,12 +175,12 @@ class DatabaseLink:
     async def read(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run a read-only unit."""
+        """See `Database.read`."""
         await self._travel()
         return self._shared.read(unit, args, kwargs)
 
     async def create_missing(self, tables: MetaData) -> None:
-        """Create tables that are missing."""
+        """See `Database.create_missing`."""
         self._shared.create_missing(tables)
 
     async def close(self) -> None:

@@ -118,11 +118,8 @@ async def _under_way(
 ) -> list[tuple[str, str]]:
     """Return what is in flight, of all subjects sent to the cluster or named in a response.
 
-    Args:
-        world: the simulation.
-        client: a client of the service.
-        done: the subjects that have ended; updated.
-        counts: whether to include the servers' counts of transfers, once no more are requested.
+    Adds the subjects that have ended to `done`. With `counts`, includes the servers' counts of transfers:
+    only once no more are requested.
     """
     judges = world.judges
     names = {subject for subject, _ in judges.subjects} | set(judges.keys) | set(world.sessions)
@@ -155,7 +152,6 @@ async def _transfers_in_flight(server: "Server") -> int:
 
 
 async def _operations(server: "Server", path: str) -> tuple[int, bytes]:
-    """Return a server's response to an operations request."""
     life = server.life
     if life is None or life.app is None:
         return 503, b"it is not up"
@@ -174,7 +170,6 @@ async def _status(world: "World", client: SimulatedClient, name: str) -> str:
 
 
 async def _close_sessions(world: "World", client: SimulatedClient) -> None:
-    """Close every session, and check its result."""
     names = {subject for subject, kind in world.judges.subjects if kind == "opening"} | set(world.sessions)
     for name in sorted(names):
         began = world.loop.time()
@@ -346,7 +341,6 @@ async def _judge_audit(world: "World", client: SimulatedClient) -> None:
 
 
 async def _judge_health(world: "World") -> None:
-    """Check that every server is ready."""
     for server in world.servers:
         status, text = await _operations(server, "/readyz")
         if status != 200:

@@ -14,7 +14,6 @@ class Faults:
 
     Attributes:
         are_on: whether faults are enabled.
-        counts: number of strikes by kind.
         struck: the name of each strike, in order, as in `Plan.without`.
     """
 

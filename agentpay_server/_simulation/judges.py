@@ -39,7 +39,6 @@ class Asked:
     """The requests and responses of an idempotency key.
 
     Attributes:
-        account_id: the paying account.
         terms: recipient and amount of each request.
         transfers: the transfers in responses, with their newest status.
     """
@@ -53,17 +52,13 @@ class Judges:
     """Observes the cluster's edge and the responses to agents.
 
     Args:
-        violate: reports a violation.
         is_stored: returns whether a commit contains a signature.
         now: seconds since the start of the simulation.
 
     Attributes:
-        asked: requests by key.
         keys: key by transfer, for transfers in responses.
         prices: accounts and prices of payment requests, by key.
-        told: newest response by transfer.
         subjects: sent transactions by transfer or session, and kind.
-        landed: successful transactions by subject and kind.
         limits: an account's limits, by token account.
         escrows: token accounts that openings fund.
         paused_since: since when an account is certainly paused, by identifier.
@@ -198,10 +193,7 @@ class Judges:
     def answered(self, transfer: Transfer, asked_at: float, asked_micro: int | None = None) -> None:
         """Check a response about a transfer.
 
-        Args:
-            transfer: the response.
-            asked_at: when the request was sent.
-            asked_micro: the requested amount; None for a read.
+        `asked_at` is when the request was sent, `asked_micro` its amount; None for a read.
         """
         transfer_id, status = transfer.transfer_id, str(transfer.status)
         if asked_micro is not None and to_micro(transfer.amount_usdc) != asked_micro:

@@ -34,8 +34,6 @@ async def never() -> NoReturn:
 
 
 class _Handle(asyncio.TimerHandle):
-    """A scheduled callback."""
-
     __slots__ = ("_due", "arguments", "call", "context")
 
     def __init__(
@@ -67,7 +65,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         order: random order of callbacks that belong to no actor.
 
     Attributes:
-        turns: number of callbacks run.
         on_task: called with each new task and its actor.
         on_exception: called with asyncio's reports, such as of an exception that was never retrieved.
     """
@@ -109,7 +106,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         *args: *Ts,
         context: Context | None = None,
     ) -> asyncio.Handle:
-        """Run a callback at the current time. A simulation has a single thread."""
+        """See `call_soon`. A simulation has a single thread."""
         return self.call_soon(callback, *args, context=context)
 
     def call_later(
@@ -142,7 +139,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     # --- Futures and tasks
 
     def create_future(self) -> asyncio.Future[Any]:
-        """Return a new future of this loop."""
+        """See `AbstractEventLoop`."""
         return asyncio.Future(loop=self)
 
     def create_task(
@@ -152,7 +149,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         context: Context | None = None,
         **options: Any,  # noqa: ANN401 - whatever a task takes
     ) -> asyncio.Task[T]:
-        """Run a coroutine in a task."""
+        """See `AbstractEventLoop`."""
         task: asyncio.Task[T] = asyncio.Task(coro, loop=self, context=context, **options)
         self.on_task(task, ACTOR.get() if context is None else context.get(ACTOR))
         return task
@@ -235,11 +232,11 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             self.create_task(generator.aclose())
 
     def is_running(self) -> bool:
-        """Return whether it is running."""
+        """See `AbstractEventLoop`."""
         return self._is_running
 
     def is_closed(self) -> bool:
-        """Return whether it was closed."""
+        """See `AbstractEventLoop`."""
         return self._is_closed
 
     def close(self) -> None:

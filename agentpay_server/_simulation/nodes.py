@@ -32,7 +32,6 @@ class Node:
     """One node.
 
     Attributes:
-        name: name in the timeline.
         behind: number of slots behind the newest one.
         stuck_at: the slot at which it is stuck, if it is.
         lies_until: until when its reported numbers are wrong by `lie`.

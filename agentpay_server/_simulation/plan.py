@@ -89,11 +89,9 @@ class Skew:
         hot: share of the work on the first account; the rest is spread evenly.
         sessions: share of the work with sessions.
         purchases: share of the other work with sellers that respond 402.
-        agent_keys: whether agents use agent keys instead of the operator's.
         think_seconds: average pause of an agent between two calls.
         skips_every: one slot in so many has no block; 0 means that all have one.
         sticky_seconds: how long a server's calls of a method go to one node; 0 means any node.
-        slot_seconds: duration of a slot.
     """
 
     repeats: float = 0.3
@@ -113,14 +111,10 @@ class Plan:
     """All parameters of a run.
 
     Attributes:
-        seed: determines all randomness.
         minutes: simulated minutes of work and faults.
-        servers: number of servers on the database.
-        agents: number of agents.
         odds: probability of each kind of fault; missing kinds never strike.
         every_seconds: average pause between scheduled faults, by kind.
 
-        accounts: number of accounts.
         without: actors, kinds of faults, single strikes and calls to leave out; see `shrinking.py`.
     """
 
@@ -152,8 +146,8 @@ def drawn(
 
     Args:
         seed: determines everything that is not given.
-        minutes: simulated minutes of work and faults.
-        servers: number of servers; None for 1 to 5, by the seed.
+        minutes: simulated.
+        servers: None for 1 to 5, by the seed.
         agents: number of agents.
         lies: whether nodes lie about heights and slots.
         strength: multiplies the frequency of every fault; 0 means no faults.

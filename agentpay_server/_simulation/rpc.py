@@ -23,17 +23,7 @@ _NODE_IS_BEHIND = -32005
 class RpcLink:
     """The connection between a server and the nodes, across the server's lives.
 
-    Args:
-        plan: the run.
-        server: name of the server.
-        chance: the seed's random streams.
-        loop: provides the time.
-        nodes: the nodes.
-        faults: decides which faults strike.
-        timeline: records what happens.
-
-    Attributes:
-        down_until: until when all calls fail.
+    All calls fail until `down_until`.
     """
 
     def __init__(
@@ -59,11 +49,7 @@ class RpcLink:
     ) -> object:
         """Return the result of a call.
 
-        Args:
-            method: the JSON-RPC method.
-            params: the method's parameters.
-            timeout_seconds: the caller's timeout.
-            may_die: kills the caller at a place with some probability; returns whether it did.
+        `may_die` kills the caller at a place with some probability, and returns whether it did.
 
         Raises:
             RpcRefusalError: a node returned an error.

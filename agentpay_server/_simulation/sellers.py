@@ -54,17 +54,7 @@ class Purchase:
 
 
 class Seller:
-    """A seller behind HTTP 402.
-
-    Args:
-        world: the simulation.
-        number: number of the seller, from 1.
-
-    Attributes:
-        name: name in the timeline, and as an actor of faults.
-        owner: key of the payee.
-        fee_payer: key that pays the fees of sponsored payments.
-    """
+    """A seller behind HTTP 402. `fee_payer` pays the fees of sponsored payments."""
 
     def __init__(self, world: "World", number: int) -> None:
         self.name = f"shop{number}"
@@ -160,9 +150,7 @@ class Seller:
     ) -> VersionedTransaction:
         """Return a transaction with this seller's signature if it is the fee payer.
 
-        Args:
-            transaction: the transaction as handed out.
-            other: draws a different valid signature, which a key holder can always produce.
+        `other` draws a different valid signature, which a key holder can always produce.
         """
         message, signatures = transaction.message, list(transaction.signatures)
         if message.account_keys[0] != self.fee_payer.pubkey():

@@ -39,14 +39,7 @@ class ConnectionLostError(ConnectionError):
 
 @define
 class MachineClock:
-    """The clock of a machine, which drifts and jumps.
-
-    Attributes:
-        wall_us: true time at the start of the simulation, in microseconds since 1970.
-        now: seconds since the start of the simulation.
-        offset_us: how far the clock is ahead, in microseconds.
-        drift: how much faster it runs, as a fraction.
-    """
+    """The clock of a machine: `offset_us` ahead of true time, and faster by the fraction `drift`."""
 
     wall_us: int
     now: Callable[[], float]
@@ -63,7 +56,6 @@ class Life(Actor):
     """One life of a server, from its start to its end.
 
     Attributes:
-        context: the context of its code.
         app: handles requests, once it has started.
         answering: exchanges that wait for its responses.
     """
@@ -99,14 +91,7 @@ class Life(Actor):
 class Server:
     """A simulated server: its machine and its consecutive lives.
 
-    Args:
-        world: the simulation.
-        number: number of the server, from 1.
-
-    Attributes:
-        name: name in the timeline, and as an actor of faults.
-        life: the current or last life.
-        release: the release of its next life.
+    `life` is the current or last one; `release` is that of the next.
     """
 
     def __init__(self, world: "World", number: int, link: RpcLink, receivers: Receivers) -> None:
@@ -246,8 +231,6 @@ class Server:
 
 
 class _Caller:
-    """Makes the RPC calls of one server."""
-
     def __init__(self, server: Server, timeout_seconds: float) -> None:
         self._server = server
         self._timeout_seconds = timeout_seconds

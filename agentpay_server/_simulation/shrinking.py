@@ -16,17 +16,7 @@ _SECONDS_AFTER: float = 1.0
 
 
 class Shrinker:
-    """Minimizes one failing run.
-
-    Args:
-        outcome: outcome of the failing run.
-        seconds: processor time to spend, in seconds.
-        told: called with each smaller failing run.
-
-    Attributes:
-        outcome: outcome of the smallest failing run so far.
-        runs: number of runs tried.
-    """
+    """Minimizes one failing run within `seconds` of processor time. `outcome` is the smallest so far."""
 
     def __init__(
         self, outcome: Outcome, *, seconds: float = 60.0, told: Callable[[Outcome], None] | None = None

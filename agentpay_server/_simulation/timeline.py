@@ -15,13 +15,7 @@ _STORY: Final = frozenset(
 
 
 class Timeline:
-    """Records what happens.
-
-    Args:
-        now: seconds since the start of the simulation.
-        keeps_all: whether to keep minor lines too.
-        keeps: whether to keep lines at all.
-    """
+    """Records what happens. It keeps lines only with `keeps`, and minor ones only with `keeps_all`."""
 
     def __init__(self, now: Callable[[], float], *, keeps: bool = True, keeps_all: bool = False) -> None:
         self._now = now
@@ -32,13 +26,7 @@ class Timeline:
         self.counts: Counter[str] = Counter()
 
     def note(self, kind: str, who: str, *what: object) -> None:
-        """Record something that happened.
-
-        Args:
-            kind: kind of the note.
-            who: the actor.
-            what: the details.
-        """
+        """Record something that happened."""
         line = f"{self._now():12.6f} {kind:9} {who:12} {' '.join(map(str, what))}"
         self._digest.update(line.encode())
         self.counts[kind] += 1

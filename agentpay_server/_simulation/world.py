@@ -54,13 +54,7 @@ _EVENTS: Final[tuple[tuple[EventType, ...], ...]] = (
 
 @frozen(kw_only=True)
 class Violation:
-    """A violation of a rule.
-
-    Attributes:
-        what: the rule.
-        details: the objects involved.
-        at_seconds: seconds since the start of the simulation.
-    """
+    """A violation of a rule, `at_seconds` after the start of the simulation."""
 
     what: str
     details: str
@@ -75,18 +69,11 @@ class Outcome:
     """The result of a run.
 
     Attributes:
-        digest: see `Timeline.digest`.
-        seconds: duration in simulated seconds.
-        cpu_seconds: processor time used, in seconds.
         calls: the calls made, as in `Plan.without`.
         struck: the faults that struck, as in `Plan.without`.
-        faults: number of strikes by kind.
         crashes: number of kills of servers.
-        landed: number of landings.
-        units: number of units of work run.
         work_began_seconds: start of work and faults, in simulated seconds.
         settled_seconds: time from the end of the faults until nothing was in flight.
-        lines: lines of the timeline.
     """
 
     plan: Plan
@@ -122,7 +109,6 @@ class World:
     """A run and all its parts.
 
     Args:
-        plan: the plan to run.
         keeps: whether to keep the lines of the timeline.
         keeps_all: whether to keep minor lines too.
         stops_early: whether the first violation ends the run.

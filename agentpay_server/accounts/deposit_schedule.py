@@ -15,13 +15,7 @@ RETRY_US: Final = 5 * SECOND_US
 
 
 class DepositSchedule:
-    """Books deposits on schedule.
-
-    Args:
-        deposits: books them.
-        clock: the server's clock.
-        look_every_us: how often to scan every account; None if the chain reports all deposits.
-    """
+    """Books deposits on schedule. `look_every_us` is None if the chain reports all deposits."""
 
     def __init__(self, deposits: Deposits, *, clock: Clock, look_every_us: int | None = None) -> None:
         self._deposits = deposits

@@ -48,7 +48,6 @@ class _Look:
     Attributes:
         also: additional writes for the commit of the next batch.
         batches_left: how many more batches to book in this scan.
-        is_done: whether all deposits are booked.
     """
 
     also: Callable[[Connection], None] | None

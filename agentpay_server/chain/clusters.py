@@ -25,13 +25,7 @@ class ClusterRefusedError(Exception):
 
 @frozen(kw_only=True)
 class Cluster:
-    """A Solana cluster.
-
-    Attributes:
-        genesis_hash: base58 hash of its first block.
-        name: `mainnet-beta`, `devnet` or `testnet`; None for a private cluster.
-        usdc_mint: address of the USDC mint.
-    """
+    """A Solana cluster. `name` is `mainnet-beta`, `devnet` or `testnet`; None for a private one."""
 
     genesis_hash: str
     name: str | None

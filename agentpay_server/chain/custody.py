@@ -21,9 +21,7 @@ _CACHED_KEYS: Final = 1024  # Deriving a key takes as long as two signatures.
 class KeyPath(NamedTuple):
     """Identifies a key by the two variable levels of its derivation path.
 
-    Attributes:
-        account: 0 for the service's own roles, otherwise the account's index. Indexes are never reused.
-        change: number of the key within the account.
+    `account` is 0 for the service's own roles, otherwise the account's index, which is never reused.
     """
 
     account: int

@@ -31,13 +31,7 @@ ESCROW_BYTES: Final = TOKEN_ACCOUNT_BYTES
 
 
 def escrow_address(signer: Signer, *, account_index: int, session_id: str) -> str:
-    """Return the address of a session's escrow, whether or not it exists.
-
-    Args:
-        signer: holds the keys.
-        account_index: the session's account.
-        session_id: identifier of the session, at most 32 characters.
-    """
+    """Return the address of a session's escrow, whether or not it exists."""
     return str(_escrow(_authority(signer, account_index), session_id))
 
 
@@ -54,15 +48,8 @@ def open_escrow(
 ) -> SignedTransaction:
     """Build the transaction that creates a session's escrow and pays the cap into it.
 
-    Args:
-        signer: holds the keys.
-        blockhash: a recent one.
-        usdc_mint: address of the USDC mint.
-        account_index: the session's account; its spending key pays.
-        session_id: identifier of the session, at most 32 characters; also in the memo.
-        source: the account's token account.
-        cap_micro: micro-USDC to pay in, at least 1.
-        rent_exempt_lamports: the rent exemption of `ESCROW_BYTES` bytes.
+    The account's spending key pays `cap_micro`, at least 1, from its token account `source`.
+    `rent_exempt_lamports` is the rent exemption of `ESCROW_BYTES` bytes.
     """
     treasury = Pubkey.from_string(signer.address(TREASURY))
     authority = _authority(signer, account_index)
@@ -109,20 +96,9 @@ def settle_escrow(
     A transfer of 0 is left out, so that a payee who is owed nothing cannot block the settlement. The chain
     rejects the transaction unless the two amounts add up to the escrow's balance.
 
-    Args:
-        signer: holds the keys.
-        blockhash: a recent one.
-        usdc_mint: address of the USDC mint.
-        account_index: the session's account.
-        session_id: identifier of the session; also in the memo.
-        number: number of this settlement of the session, from 1. In the memo from 2 on, because a settlement
-            after a rejected one must be a different transaction.
-        payee: the payee's token account.
-        payee_micro: micro-USDC for the payee, from 0.
-        new_payee_owner: the owner of `payee`, to create that associated token account if it is missing, at
-            the treasury's expense; None if it exists.
-        source: the account's token account, which receives the rest.
-        source_micro: micro-USDC for the account, from 0.
+    `number` counts the session's settlements from 1. It is in the memo from 2 on, because a settlement after
+    a rejected one must be a different transaction. `new_payee_owner` creates the payee's associated token
+    account if it is missing, at the treasury's expense; None if `payee` exists.
     """
     treasury = Pubkey.from_string(signer.address(TREASURY))
     mint = Pubkey.from_string(usdc_mint)

@@ -17,14 +17,7 @@ from agentpay_server.chain.protocol import FailureReason, TokenAccount
 
 
 def read_token_account(address: str, *, program: str, data: bytes, usdc_mint: str) -> TokenAccount | None:
-    """Return the USDC token account at an address; None if the account is anything else.
-
-    Args:
-        address: the account's address.
-        program: the program that owns the account, in base58.
-        data: the account's data.
-        usdc_mint: the mint to accept.
-    """
+    """Return the USDC token account in `data`; None if `program` or the mint is another one."""
     if program != str(TOKEN_PROGRAM):
         return None
     try:
@@ -59,10 +52,8 @@ _REASONS: Final[dict[int | str, FailureReason]] = {
 def failure_reason(program: str, error: int | str) -> FailureReason:
     """Return why an instruction failed.
 
-    Args:
-        program: address of the called program. Only the Token program's codes are mapped: in other programs
-            the same numbers mean something else, such as a treasury short of SOL.
-        error: the program's error code, or the name of a general instruction error.
+    Only the Token program's error codes are mapped: in other programs the same numbers mean something else,
+    such as a treasury short of SOL.
     """
     if program != _TOKEN_PROGRAM:
         return FailureReason.OTHER

@@ -30,11 +30,8 @@ _KEYS_BYTES: Final = 64  # The update authority and the mint.
 class PolicyRecord:
     """The content of an account's policy record.
 
-    Attributes:
-        account_id: the account that the policy governs.
-        policy_version: number of the account's policy, from 1.
-        policy_sha256: hex digest of the policy as RFC 8785 JSON.
-        policy: the policy as RFC 8785 JSON; None if it is not on chain.
+    `policy_sha256` is the hex digest of the policy as RFC 8785 JSON; `policy` is that JSON, None if it is not
+    on chain.
     """
 
     account_id: str

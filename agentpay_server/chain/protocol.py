@@ -63,7 +63,6 @@ class Blockhash:
     """A recent blockhash, and the compute budget of transactions that use it.
 
     Attributes:
-        value: base58 text.
         last_valid_block_height: a transaction with this blockhash can land up to this block height.
         compute_budget: None to include none.
     """
@@ -78,7 +77,6 @@ class TokenAccount:
     """The state of a USDC token account on chain.
 
     Attributes:
-        address: its address.
         owner: the address that may spend from it.
         amount_micro: micro-USDC held.
         is_frozen: whether the mint's freeze authority has frozen it.
@@ -285,7 +283,6 @@ class Deposit:
     """A transaction that increased the USDC of a token account.
 
     Attributes:
-        signature: base58 text of the transaction's signature.
         token_account: the account that received.
         amount_micro: the increase in micro-USDC, at least 1.
         sender: the token account that was debited, if there is exactly one.

@@ -37,11 +37,7 @@ def sign_transaction(
 ) -> SignedTransaction:
     """Return `instructions` as one transaction, signed by the treasury, which pays, and by `cosigners`.
 
-    Args:
-        signer: holds the keys.
-        blockhash: a recent one; sets the transaction's expiry and compute budget.
-        instructions: executed in order, atomically.
-        cosigners: the other keys that must sign.
+    `blockhash` sets its expiry and compute budget.
 
     Raises:
         TransactionTooLargeError: it exceeds `MAX_TRANSACTION_BYTES`; nothing was signed.

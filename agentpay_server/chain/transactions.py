@@ -44,13 +44,8 @@ MemoMode = Literal["id", "full"]
 def memo_text(transfer_id: str, caller_memo: str | None, mode: MemoMode = "id") -> str:
     """Return the memo of a transfer (interface T10).
 
-    It starts with the transfer's id, so that equal transfers are different transactions.
-
-    Args:
-        transfer_id: the transfer's id.
-        caller_memo: the caller's memo, which may be private; None or empty for none.
-        mode: `id` keeps the caller's memo private; `full` publishes it, or `sha256:` and its hex digest if it
-            is too long.
+    It starts with the transfer's id, so that equal transfers are different transactions. The mode `id` keeps
+    the caller's memo private; `full` publishes it, or `sha256:` and its hex digest if it is too long.
     """
     if mode == "id" or not caller_memo:
         return transfer_id
@@ -71,17 +66,9 @@ def transfer(
     amount_micro: int,
     memo: str,
 ) -> SignedTransaction:
-    """Build a transfer from an account's token account.
+    """Build a transfer of `amount_micro`, at least 1, from an account's token account.
 
-    Args:
-        signer: holds the keys.
-        blockhash: a recent one.
-        usdc_mint: address of the USDC mint.
-        account_index: the account whose spending key signs.
-        source: the account's token account.
-        recipient: the token account to pay.
-        amount_micro: micro-USDC to move, at least 1.
-        memo: see `memo_text`.
+    The spending key of `account_index` signs. `memo` comes from `memo_text`.
 
     Raises:
         TransactionTooLargeError: the memo exceeds `MAX_MEMO_BYTES`.
@@ -107,16 +94,12 @@ def provision_accounts(
 ) -> SignedTransaction:
     """Build the transaction that funds accounts' authorities and creates their token accounts.
 
-    See interface A10. Repeatable: it creates only missing token accounts, and only tops up lamports.
+    See interface A10. Repeatable: it creates only missing token accounts, and only tops up lamports. The
+    compute limit of `blockhash` applies per account.
 
-    Args:
-        signer: holds the keys.
-        blockhash: a recent one; its compute limit applies per account.
-        usdc_mint: address of the USDC mint.
-        present_lamports: by account index, the lamports at the account's authority address, 0 if it does not
-            exist; at most `MOST_PROVISIONED` accounts.
-        rent_exempt_lamports: target lamports of each authority: the rent exemption of 0 bytes, or 0 for no
-            funding.
+    `present_lamports` has, by account index, the lamports at each authority's address, 0 if it does not
+    exist; at most `MOST_PROVISIONED`. Each is topped up to `rent_exempt_lamports`, the rent exemption of 0
+    bytes, or 0 for no funding.
 
     Raises:
         TransactionTooLargeError: too many accounts.
@@ -151,15 +134,9 @@ def create_token_account(
 def mint(
     signer: Signer, blockhash: Blockhash, *, usdc_mint: str, token_account: str, amount_micro: int, memo: str
 ) -> SignedTransaction:
-    """Build the transaction that mints test USDC.
+    """Build the transaction that mints test USDC, at least 1 micro-USDC.
 
-    Args:
-        signer: holds the keys.
-        blockhash: a recent one.
-        usdc_mint: address of a mint whose authority is the test mint authority.
-        token_account: receives the new money.
-        amount_micro: micro-USDC to mint, at least 1.
-        memo: must be unique, because equal transactions with one blockhash are one transaction.
+    The memo must be unique, because equal transactions with one blockhash are one transaction.
     """
     create = instructions.mint_to_checked(
         mint=Pubkey.from_string(usdc_mint),
@@ -173,15 +150,7 @@ def mint(
 def airdrop(
     signer: Signer, blockhash: Blockhash, *, recipient: str, lamports: int, memo: str
 ) -> SignedTransaction:
-    """Build a transfer of SOL from the treasury.
-
-    Args:
-        signer: holds the keys.
-        blockhash: a recent one.
-        recipient: the address to fund.
-        lamports: the amount in lamports.
-        memo: must be unique, as for `mint`.
-    """
+    """Build a transfer of SOL from the treasury. The memo must be unique, as for `mint`."""
     treasury = Pubkey.from_string(signer.address(TREASURY))
     give = instructions.transfer_lamports(treasury, Pubkey.from_string(recipient), lamports)
     return sign_transaction(signer, blockhash, [give, instructions.memo(memo)])
@@ -202,13 +171,8 @@ def write_policy_record(
     over 700 in an update, 52 fewer with a compute budget. Otherwise the field is removed, so that an old
     policy never appears with a newer digest.
 
-    Args:
-        signer: holds the keys.
-        blockhash: a recent one.
-        account_index: the account. The record's address is that of its `record_key`.
-        record: the new content.
-        present: the record's current lamports and data size in bytes; None if it does not exist.
-        rent_exempt_lamports: the rent exemption of `record.size` bytes.
+    `present` has the record's current lamports and data size in bytes; None if it does not exist.
+    `rent_exempt_lamports` is the rent exemption of `record.size` bytes.
     """
     address = Pubkey.from_string(signer.address(record_key(account_index)))
     authority = Pubkey.from_string(signer.address(POLICY_AUTHORITY))

@@ -182,7 +182,6 @@ class _Stop:
             signal.signal(number, handler)
 
     def rest(self, seconds: float) -> None:
-        """Sleep for `seconds`, or until a stop is requested."""
         with contextlib.suppress(_StopRequested):
             self._is_resting = True
             try:
@@ -200,7 +199,7 @@ class _Stop:
 
 
 class _StopRequested(BaseException):
-    """A stop was requested while the demo sleeps."""
+    pass
 
 
 def _introduce(

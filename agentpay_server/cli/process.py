@@ -65,11 +65,8 @@ class Announcement:
     """The line that a server prints once it accepts requests.
 
     Attributes:
-        base_url: URL of the server.
         operator_key: key of the first operator, if this start created it.
         is_key_given: whether the user passed the key, which is then not printed.
-        rpc_url: URL of the embedded chain's JSON-RPC; None if it is not served.
-        facilitator_url: URL of the x402 facilitator, served with the JSON-RPC.
         console_url: link that signs in to the console once; None if the console is not served.
     """
 
@@ -275,7 +272,6 @@ class _Server(PortServer):
                 signal.signal(number, handler if self._ends_at is None else signal.SIG_DFL)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - a signal handler
-        """Start to stop."""
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         self._ends_at = self._loop.time() + self._wait_seconds
@@ -293,7 +289,6 @@ class _Server(PortServer):
         self._owner.context.tasks.close()
 
     def remaining_seconds(self) -> float:
-        """Return how many seconds work in progress may still take."""
         return self._wait_seconds if self._ends_at is None else max(self._ends_at - self._loop.time(), 0.0)
 
     def _begin_to_stop(self, name: str) -> None:

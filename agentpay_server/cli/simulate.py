@@ -136,7 +136,6 @@ class _Progress:
         self._is_terminal = sys.stderr.isatty()
 
     def __call__(self, world: "World") -> None:
-        """Show the progress of a world."""
         seconds, calls, faults, crashes, landed = self._ended
         self.seconds, self.calls = seconds + world.loop.time(), calls + len(world.calls)
         self.faults, self.crashes = faults + len(world.faults.struck), crashes + world.crashes
@@ -144,7 +143,6 @@ class _Progress:
         self._draw()
 
     def ended(self, outcome: "Outcome") -> None:
-        """Count a run that has ended."""
         seconds, calls, faults, crashes, landed = self._ended
         self._ended = (
             seconds + outcome.seconds,
@@ -157,14 +155,12 @@ class _Progress:
         self.cpu_seconds += outcome.cpu_seconds
 
     def line(self) -> str:
-        """Return all counts."""
         return (
             f"{_clock(self.seconds)} simulated, {self.calls} operations, {self.faults} faults, "
             f"{self.crashes} crashes, {self.landed} landings, violations: 0"
         )
 
     def close(self) -> None:
-        """Clear the line."""
         if self._is_terminal:
             click.echo("\r\x1b[2K", nl=False, err=True)
 

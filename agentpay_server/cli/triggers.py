@@ -44,16 +44,9 @@ class Trace:
 
 
 class Stage:
-    """A server, and the account to cause events for.
+    """A server, and the account to cause events for. `say` is called with a description of each action.
 
-    Args:
-        server: a client of the server.
-        account_id: the account to cause events for.
-        amount_usdc: amount to move or request; None for 1 USDC, or less if the policy allows less.
-        say: called with a description of each action.
-
-    Attributes:
-        account: state of the account at the start.
+    `amount_usdc` is the amount to move or request; None for 1 USDC, or less if the policy allows less.
     """
 
     def __init__(

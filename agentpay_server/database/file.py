@@ -49,8 +49,6 @@ _MAX_GROUP: Final = 64
 
 
 class _Kind(Enum):
-    """How a job is run."""
-
     READ = "read"
     WRITE = "write"
     EXCLUSIVE = "exclusive"
@@ -102,7 +100,7 @@ class FileDatabase:
     async def run(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run `unit(connection, ...)` in one transaction and return its result once it is on disk.
+        """See `Database.run`: returns once the commit is on disk.
 
         Raises:
             DatabaseUnavailableError: the disk is full or fails; nothing is committed.
@@ -113,7 +111,7 @@ class FileDatabase:
     async def read(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run a read-only `unit(connection, ...)`; no other unit runs meanwhile.
+        """See `Database.read`. No other unit runs meanwhile.
 
         Raises:
             DatabaseUnavailableError: the disk fails.
@@ -140,7 +138,7 @@ class FileDatabase:
         return cast("T", result)
 
     async def create_missing(self, tables: MetaData) -> None:
-        """Create the tables and indexes that are missing."""
+        """See `Database.create_missing`."""
         await self._on_thread(_Kind.EXCLUSIVE, lambda: create_missing(self._driver, tables))
 
     async def with_driver(self, work: Callable[[sqlite3.Connection], T]) -> T:

@@ -36,7 +36,7 @@ class MemoryDatabase:
     async def run(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run `unit(connection, ...)` in one transaction and return its result after the commit."""
+        """See `Database.run`."""
         self._check_thread()
         self._driver.execute("BEGIN IMMEDIATE")
         try:
@@ -50,12 +50,12 @@ class MemoryDatabase:
     async def read(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run a read-only `unit(connection, ...)`; no other unit runs meanwhile."""
+        """See `Database.read`. No other unit runs meanwhile."""
         self._check_thread()
         return unit(self._connection, *args, **kwargs)
 
     async def create_missing(self, tables: MetaData) -> None:
-        """Create the tables and indexes that are missing."""
+        """See `Database.create_missing`."""
         self._check_thread()
         create_missing(self._driver, tables)
 

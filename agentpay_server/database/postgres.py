@@ -99,9 +99,7 @@ class PostgresDatabase:
     async def run(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run `unit(connection, ...)` in one transaction and return its result after the commit.
-
-        If the caller is cancelled, a unit that has begun still runs to its commit.
+        """See `Database.run`. If the caller is cancelled, a unit that has begun still runs to its commit.
 
         Raises:
             DatabaseUnavailableError: the database did not respond; the unit may or may not be committed.
@@ -112,7 +110,7 @@ class PostgresDatabase:
     async def read(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run a read-only `unit(connection, ...)` on one state of the database.
+        """See `Database.read`.
 
         A single SELECT sees one state even without a transaction, which saves two statements. So a unit first
         runs without one. If it has several statements, it is run again in a transaction, as all later runs
@@ -126,7 +124,7 @@ class PostgresDatabase:
         return await self._shielded(self._read(kind, lambda c: unit(c, *args, **kwargs)))
 
     async def create_missing(self, tables: MetaData) -> None:
-        """Create the tables and indexes that are missing."""
+        """See `Database.create_missing`."""
         await self.lay_out(tables.create_all)
 
     async def lay_out(self, work: Callable[[sqlalchemy.Connection], T]) -> T:
@@ -161,8 +159,7 @@ class PostgresDatabase:
     async def hold_alone(self, lost: Callable[[], None] = lambda: None) -> None:
         """Acquire exclusive use of this schema until `close`, against all servers that do the same.
 
-        Args:
-            lost: called if exclusive use is lost. Running units are then aborted, and later ones refused.
+        If it is lost, running units are aborted, later ones refused, and `lost` is called.
 
         Raises:
             DatabaseInUseError: another server holds the schema.

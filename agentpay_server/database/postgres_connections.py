@@ -48,11 +48,7 @@ _CUSTOM_PLAN: Final = "SET LOCAL plan_cache_mode = force_custom_plan"
 
 
 def session_settings(schema: str) -> dict[str, str]:
-    """Return the settings of every connection.
-
-    Args:
-        schema: the only schema on the search path besides PostgreSQL's own.
-    """
+    """Return the settings of every connection: only `schema` and PostgreSQL's own are on the search path."""
     return {**_SETTINGS, "search_path": f'"{schema}"'}
 
 
@@ -83,12 +79,9 @@ class Session:
     async def in_transaction(
         self, begin: str, unit: Callable[[Connection], T], committing: Callable[[], None]
     ) -> T:
-        """Run `unit` in a transaction and return its result after the commit.
+        """Run `unit` in a transaction, and return its result after the commit.
 
-        Args:
-            begin: the statement that begins the transaction.
-            unit: the unit of work.
-            committing: called just before COMMIT is sent.
+        `begin` is the statement that begins it; `committing` is called just before COMMIT is sent.
         """
         await self.execute(begin)
         try:
@@ -158,20 +151,13 @@ class Session:
 
 
 class _Connection:
-    """Runs statements within a unit of work."""
-
     def __init__(self, session: Session) -> None:
         self._session = session
 
     def execute(
         self, statement: Executable, parameters: Parameters | Sequence[Parameters] | None = None, /
     ) -> "_Rows":
-        """Run a statement; with a sequence of parameters, once for each of them.
-
-        Raises:
-            ConflictError: a row would violate a constraint. The transaction is aborted.
-            KeyError: a parameter is missing.
-        """
+        """See `Connection.execute`. A conflict aborts the transaction."""
         try:
             if isinstance(parameters, Sequence):
                 prepared = _PREPARER.prepared(statement, parameters[0])
@@ -205,7 +191,7 @@ class _SingleStatementConnection(_Connection):
 
 
 class _Rows:
-    """The result of a statement."""
+    """See `Rows`."""
 
     __slots__ = ("_records", "_status")
 
@@ -215,53 +201,35 @@ class _Rows:
 
     @property
     def rowcount(self) -> int:
-        """Number of rows that the statement matched."""
         return int(self._status.rpartition(" ")[2])
 
     def __iter__(self) -> Iterator[Row]:
         return iter(cast("list[Row]", self._records))
 
     def one_or_none(self) -> Row | None:
-        """Return the only row, or None without one.
-
-        Raises:
-            ValueError: there is more than one.
-        """
         if len(self._records) > 1:
             raise ValueError("the statement returned more than one row")
         return cast("Row", self._records[0]) if self._records else None
 
     def scalars(self) -> Iterator[Any]:
-        """Return the first column of every row."""
         return (row[0] for row in self._records)
 
     def scalar_one(self) -> Any:  # noqa: ANN401 - whatever the column holds
-        """Return the only column of the only row.
-
-        Raises:
-            ValueError: there is no row, or more than one.
-        """
         row = self.one_or_none()
         if row is None:
             raise ValueError("the statement returned no row")
         return row[0]
 
     def scalar_one_or_none(self) -> Any | None:  # noqa: ANN401 - whatever the column holds
-        """Return the only column of the only row, or None if there is no row."""
         row = self.one_or_none()
         return None if row is None else row[0]
 
 
 class Pool:
-    """The connections of one server, opened on demand and kept open.
+    """The connections of one server, opened on demand and kept open; callers wait if `size` are in use.
 
     asyncpg's own pool resets every returned connection, and so discards its prepared statements. Units never
     change session state, so no reset is needed.
-
-    Args:
-        url: the database.
-        size: maximum number of connections; further callers wait for one.
-        schema: the schema that holds all tables.
     """
 
     def __init__(self, url: URL, size: int, *, schema: str) -> None:

@@ -20,7 +20,6 @@ class Prepared:
     """A statement in the form that a driver takes.
 
     Attributes:
-        text: the SQL, with the driver's placeholders.
         names: the parameters in the order of the placeholders.
         constants: parameters that the statement itself sets.
         convert: converts a row from the driver's types to the tables'; None if they are equal.
@@ -42,9 +41,7 @@ class Prepared:
 class Preparer:
     """Compiles statements for one engine, and caches them.
 
-    Args:
-        dialect: the engine's dialect, with positional parameters.
-        converter: returns `Prepared.convert` for a SELECT.
+    `dialect` has positional parameters; `converter` returns `Prepared.convert` for a SELECT.
     """
 
     def __init__(

@@ -39,7 +39,7 @@ _PREPARER: Final = Preparer(_DIALECT, _converter)
 
 
 class SqliteRows:
-    """The result of a statement on SQLite."""
+    """See `Rows`."""
 
     __slots__ = ("_convert", "_cursor")
 
@@ -49,18 +49,14 @@ class SqliteRows:
 
     @property
     def rowcount(self) -> int:
-        """Number of rows that the statement changed."""
+        """See `Rows`."""
         return self._cursor.rowcount
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self._cursor) if self._convert is None else map(self._convert, self._cursor)
 
     def one_or_none(self) -> Row | None:
-        """Return the only row, or None without one.
-
-        Raises:
-            ValueError: there is more than one.
-        """
+        """See `Rows`."""
         row: Row | None = self._cursor.fetchone()
         if row is None:
             return None
@@ -69,32 +65,24 @@ class SqliteRows:
         return row if self._convert is None else self._convert(row)
 
     def scalars(self) -> Iterator[Any]:
-        """Return the first column of every row."""
+        """See `Rows`."""
         return (row[0] for row in self)
 
     def scalar_one(self) -> Any:  # noqa: ANN401 - whatever the column holds
-        """Return the only column of the only row.
-
-        Raises:
-            ValueError: there is no row, or more than one.
-        """
+        """See `Rows`."""
         row = self.one_or_none()
         if row is None:
             raise ValueError("the statement returned no row")
         return row[0]
 
     def scalar_one_or_none(self) -> Any | None:  # noqa: ANN401 - whatever the column holds
-        """Return the only column of the only row, or None if there is no row."""
+        """See `Rows`."""
         row = self.one_or_none()
         return None if row is None else row[0]
 
 
 class SqliteConnection:
-    """Runs Core statements on a sqlite3 connection, within its current transaction.
-
-    Args:
-        driver: a connection without its own transaction control (`isolation_level=None`).
-    """
+    """Runs Core statements on a sqlite3 connection without its own transaction control."""
 
     def __init__(self, driver: sqlite3.Connection) -> None:
         self._driver = driver
@@ -102,7 +90,7 @@ class SqliteConnection:
     def execute(
         self, statement: Executable, parameters: Parameters | Sequence[Parameters] | None = None, /
     ) -> SqliteRows:
-        """Run a statement; with a sequence of parameters, once for each of them.
+        """See `Connection.execute`.
 
         Raises:
             ConflictError: a row would violate a constraint.

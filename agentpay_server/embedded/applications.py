@@ -239,5 +239,4 @@ class _Wsgi:
     def settle(self, timeout: float) -> None:
         self._work.settle(timeout)
 
-    def close(self) -> None:
-        """Do nothing."""
+    def close(self) -> None: ...

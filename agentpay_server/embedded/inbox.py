@@ -37,7 +37,6 @@ class Receipt:
         event: the verified event; None if the signature or the payload was invalid.
         attempt: number of the attempt, from 1.
         status_code: the response's status; None if the connection was dropped.
-        body: the raw body.
         headers: the headers; lookups ignore case.
     """
 

@@ -39,12 +39,8 @@ class OwnerThread:
     def call(self, work: Coroutine[Any, Any, T], *, timeout: float | None = None) -> T:
         """Run `work` on the thread and wait for its result.
 
-        Args:
-            work: the coroutine to run.
-            timeout: seconds to wait before `work` is cancelled; None means no limit.
-
         Raises:
-            TimeoutError: `work` took longer than `timeout`.
+            TimeoutError: `work` took longer than `timeout` seconds, and was cancelled.
             RuntimeError: called on this thread, which would deadlock, or after the stop, or cancelled by it.
         """
         if self.is_current:
@@ -88,8 +84,7 @@ class OwnerThread:
     def stop(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
         """Refuse new calls, let running ones finish, run `last` and end the thread. Idempotent.
 
-        Args:
-            last: run after all calls have ended. Calls that take longer than five seconds are cancelled.
+        Calls that take longer than five seconds are cancelled.
 
         Raises:
             RuntimeError: called on this thread, which would deadlock.

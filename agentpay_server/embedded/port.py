@@ -16,14 +16,9 @@ _TURNS_TO_CLOSE: Final = 3
 
 
 class Listener:
-    """Serves an application on a socket until it is closed.
+    """Serves an application on a listening socket until it is closed.
 
-    Args:
-        application: the application, whose settings and metrics the port uses.
-        app: `application` in its wrappers.
-        sock: a listening socket.
-        allowed_hosts: hosts to accept in addition to loopback names.
-        with_websockets: whether `app` supports WebSockets.
+    `app` is the application in its wrappers. `allowed_hosts` are accepted in addition to loopback names.
 
     Raises:
         ValueError: one of `allowed_hosts` is not a host.
@@ -78,7 +73,6 @@ class _Server(PortServer):
         self._stopping = asyncio.Event()
 
     def stop(self) -> None:
-        """Begin to stop."""
         self.should_exit = True
         self._stopping.set()
 
@@ -102,11 +96,7 @@ class _Server(PortServer):
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """Return a listening socket.
-
-    Args:
-        host: address to bind.
-        port: port to bind; 0 selects a free one.
+    """Return a listening socket. Port 0 selects a free one.
 
     Raises:
         OSError: the address cannot be bound.

@@ -95,7 +95,6 @@ class _Positions:
         return number
 
     def of_attempt(self, event_id: str, at: datetime) -> int:
-        """Return the number of the record that a delivery attempt follows."""
         return self._at(at, after=self._of_events.get(event_id, 0))
 
     def _at(self, moment: datetime, *, after: int) -> int:

@@ -67,14 +67,7 @@ class _Clock(SandboxClock):
 
 
 class World:
-    """A running server, with its clients and ports.
-
-    Args:
-        server: the running server.
-        owner: the server's thread.
-        inboxes: receivers of events within the process.
-        recorder: records requests and transactions for tests.
-    """
+    """A running server, with its clients and ports."""
 
     def __init__(
         self,

@@ -1,10 +1,9 @@
 """The ASGI application: routes of the endpoint tables, and the order of checks (interface R17).
 
-A request is checked in this order: its key, its path and method, the scope of the key, the rate limit, the
-size, the media type and the content of the body, then everything that needs the database. Expected failures
-are a `Problem`, or a database that does not respond, which is a 503; anything else is a bug in the server,
-which is logged and returned as a bare 500. Every response is counted and logged with the template of its
-path, because paths may contain a caller's data.
+The order: key, path and method, scope of the key, rate limit, size, media type and content of the body, then
+everything that needs the database. Expected failures are a `Problem`, or an unresponsive database, which is a
+503. Anything else is a bug, which is logged and returned as a bare 500. Every response is counted and logged
+with the template of its path, because paths may contain a caller's data.
 """
 
 import asyncio
@@ -59,21 +58,21 @@ NO_ROUTE: Final = "none"
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 DOCUMENTS: Final = {"/openapi.json": False, "/openapi-extensions.json": True}
-"""The paths of the OpenAPI documents, which need no key; the values: whether each is of the extensions."""
+"""The paths of the OpenAPI documents, which need no key, and whether each describes the extensions."""
 
 _WITHOUT_KEY: Final = frozenset(
     path
     for path, methods in METHODS_OF.items()
     if all(endpoint.scope is KeyScope.NO_KEY for endpoint in methods.values())
 )
-"""The paths whose endpoints need no key: another method is 405 there, with a key or without."""
+"""The paths whose endpoints need no key. Another method is 405 there, with or without a key."""
 
 _POLLED: Final = "/console/events"
 logger: logging.Logger = logging.getLogger(__name__)
 
 
 class _Trace:
-    """The information on a request, for its log line and metrics."""
+    """Data on a request for its log line and metrics."""
 
     __slots__ = ("error", "request_id", "route", "status", "transfer_id")
 
@@ -91,7 +90,7 @@ class Application:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._identifiers = server.context.identifiers
-        # A separate source, so that requests do not change the identifiers that depend on a seed.
+        # A separate source, so that requests do not change seeded identifiers.
         self._operation_ids = Identifiers(server.context.clock, SystemRandomness())
         self._requests = server.context.metrics.requests
         self.settings: Settings = server.context.settings
@@ -118,7 +117,7 @@ class Application:
             trace = _Trace(self._operation_ids.new(REQUEST_PREFIX), route)
             send = _noted(send, trace)
             await respond(send, answer.status, answer.body, answer.headers, answer.content_type)
-            self._told(trace, scope, start, logging.DEBUG)
+            self._record(trace, scope, start, logging.DEBUG)
             return
         request_id = self._identifiers.new(REQUEST_PREFIX)
         trace = scope["agentpay.trace"] = _Trace(request_id)
@@ -143,7 +142,7 @@ class Application:
             log(logger, logging.ERROR, "database.unavailable", exception=error)
             await _refuse(send, trace, service_unavailable(), request_id)
         except DisconnectedError:
-            # A server that sends nothing closes the connection.
+            # A server closes the connection if the application sends nothing.
             return
         except DroppedError:
             await drop(scope, receive)
@@ -151,17 +150,17 @@ class Application:
             caller = asyncio.current_task()
             if caller is None or caller.cancelling():
                 raise
-            # Work that it awaited was cancelled: by a restore, or because the server stops.
+            # The awaited work was cancelled, by a restore or the server's stop.
             await drop(scope, receive)
         except Exception as error:  # noqa: BLE001 - a fault of the server, whatever it is
             log(logger, logging.ERROR, "request.failed", exception=error)
             await respond(send, 500, internal_error(request_id))
         finally:
-            self._told(trace, scope, start, _level_of(trace))
+            self._record(trace, scope, start, _level_of(trace))
             REQUEST_ID.reset(token)
 
     async def _principal(self, scope: Scope, headers: Mapping[str, str], request_id: str) -> Principal:
-        """Return who asks.
+        """Return the principal of a request.
 
         Raises:
             Problem: `unauthorized`.
@@ -171,7 +170,7 @@ class Application:
         return await authenticated(headers, self._server.services.keys, request_id)
 
     async def _keyless(self, scope: Scope) -> tuple[str, Answer] | None:
-        """Return the response of a path outside the endpoint tables that needs no key, with its route."""
+        """Return the response and route of a path outside the endpoint tables, which needs no key."""
         path = scope["path"]
         if path in self._operations:
             return path, await self._operations.answer(path, scope["method"])
@@ -190,7 +189,7 @@ class Application:
         try:
             status, headers, body = rendered(problem, str(trace.request_id))
             trace.status, trace.error = status, problem.code.value
-            self._told(trace, {"method": NO_ROUTE}, start, logging.INFO)
+            self._record(trace, {"method": NO_ROUTE}, start, logging.INFO)
         finally:
             REQUEST_ID.reset(token)
         headers += [
@@ -202,7 +201,7 @@ class Application:
 
     @contextlib.contextmanager
     def _served(self, scope: Scope) -> Iterator[None]:
-        """Count a request in service, up to its operator's share of the port's connections.
+        """Count a request in service, up to the operator's share of the port's connections.
 
         Raises:
             Problem: `rate_limited`.
@@ -227,8 +226,8 @@ class Application:
             if not self._in_service[operator_id]:
                 del self._in_service[operator_id]
 
-    def _told(self, trace: _Trace, scope: Scope, start: float, level: int) -> None:
-        """Count a finished request, and log it if logging is on."""
+    def _record(self, trace: _Trace, scope: Scope, start: float, level: int) -> None:
+        """Count a finished request, and log it."""
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self._requests[trace.route, method, "none" if trace.status is None else str(trace.status)] += 1
         principal: Principal | None = scope.get("agentpay.principal")
@@ -261,7 +260,7 @@ class Application:
 
 
 def _level_of(trace: _Trace) -> int:
-    """Return the level of a request's log event: `listen` polls the list of events twice a second."""
+    """Return the level of a request's log event: DEBUG for the polling of `listen`."""
     return logging.DEBUG if trace.route == _POLLED and trace.status == 200 else logging.INFO
 
 
@@ -310,7 +309,7 @@ class _Path:
     async def _fail(
         self, fault: HttpFault, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Let a request fail with an armed fault of the sandbox."""
+        """Apply an armed request fault of the sandbox."""
         restores = self._snapshots.restores
         if fault.effect is HttpEffect.RESET:
             raise DroppedError
@@ -339,7 +338,7 @@ class _Path:
             headers, receive, timeout_seconds=self._body_timeout_seconds, is_whole=WHOLE in scope
         )
         if self._snapshots.restores != restores:
-            # Its key was looked up in a state that has been replaced.
+            # The key was looked up in a state that a restore has replaced.
             raise DroppedError
         if endpoint.request is not None:
             require_json(headers)
@@ -365,7 +364,7 @@ def _require_admitted(scope: Scope) -> None:
 
 
 def _require_scope(endpoint: Endpoint, principal: Principal, path: Mapping[str, str]) -> None:
-    """Refuse a key that has no access, by key and route only, before any look-up (interface E9, K5)."""
+    """Refuse a key without access, before any lookup (interface E9, K5)."""
     operation = f"{endpoint.method} {endpoint.path}"
     if endpoint.scope is KeyScope.OPERATOR:
         principal.require_operator(operation)
@@ -376,7 +375,7 @@ def _require_scope(endpoint: Endpoint, principal: Principal, path: Mapping[str, 
 
 
 def _require_plain_path(scope: Scope) -> None:
-    """Refuse an ambiguous path: one with an encoded slash or a control character.
+    """Refuse a path with an encoded slash or a control character.
 
     Raises:
         Problem: `not_found`.
@@ -396,7 +395,7 @@ _FREE_TEXT: Final = tuple(
 
 
 def _headers(scope: Scope) -> dict[str, str]:
-    """Return header fields by lower-case name; repeated ones are joined as in RFC 9110 5.3."""
+    """Return header fields by lower-case name. Repeated ones are joined (RFC 9110, 5.3)."""
     headers: dict[str, str] = {}
     for raw_name, raw_value in scope["headers"]:
         name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
@@ -405,10 +404,7 @@ def _headers(scope: Scope) -> dict[str, str]:
 
 
 def _noted(send: Send, trace: _Trace) -> Send:
-    """Return a `send` that records the status, and adds `X-Request-Id` to the response.
-
-    See interface R16.
-    """
+    """Return a `send` that records the status and adds `X-Request-Id` (interface R16)."""
 
     async def noted(message: Message) -> None:
         if message["type"] == "http.response.start":

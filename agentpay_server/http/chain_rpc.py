@@ -44,12 +44,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class ChainRpc:
-    """The RPC node as an ASGI application.
-
-    Args:
-        node: handles the calls.
-        body_timeout_seconds: timeout for a request's body.
-    """
+    """The RPC node as an ASGI application."""
 
     def __init__(self, node: Node, *, body_timeout_seconds: float) -> None:
         self._node = node
@@ -186,10 +181,7 @@ async def _write(outgoing: "asyncio.Queue[dict[str, Any]]", send: Send) -> None:
 class Mounted:
     """An application that serves the RPC node and the facilitator at their paths.
 
-    Args:
-        rpc: the RPC node.
-        facilitator: the facilitator; None for none.
-        app: handles all other paths; None for 404.
+    `app` handles all other paths; None responds 404.
     """
 
     def __init__(
@@ -245,10 +237,7 @@ def node_of(server: Server) -> Node:
 def mounted(server: Server, node: Node, app: ASGIApp | None = None) -> Mounted:
     """Return an application that serves a node and the facilitator at their paths.
 
-    Args:
-        server: the server that the node belongs to.
-        node: the RPC node.
-        app: handles all other paths; None responds 404.
+    `app` handles all other paths; None responds 404.
     """
     timeout_seconds = server.context.settings.body_timeout_seconds
     facilitator = facilitator_of(node, body_timeout_seconds=timeout_seconds)

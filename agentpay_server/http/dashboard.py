@@ -66,13 +66,7 @@ async def console_url(server: Server, base_url: str) -> str:
 
 
 def answer(path: str, method: str, if_none_match: bytes | None) -> Answer:
-    """Return the response to a request for a file of the console.
-
-    Args:
-        path: one for which `is_dashboard` is true.
-        method: the HTTP method; only GET is allowed.
-        if_none_match: the `If-None-Match` header.
-    """
+    """Return the response to a request for a path of the console."""
     if method != "GET":
         return _refused(ErrorCode.METHOD_NOT_ALLOWED, f"{PATH} supports only GET.", (b"allow", b"GET"))
     file = _files().get(path.removeprefix(PATH).removeprefix("/") or _INDEX)

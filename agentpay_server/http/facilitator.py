@@ -27,12 +27,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class FacilitatorHttp:
-    """The facilitator as an ASGI application, at the paths below `PATH`.
-
-    Args:
-        facilitator: verifies and settles.
-        body_timeout_seconds: timeout for a request's body.
-    """
+    """The facilitator as an ASGI application, at the paths below `PATH`."""
 
     def __init__(self, facilitator: Facilitator, *, body_timeout_seconds: float) -> None:
         self._facilitator = facilitator

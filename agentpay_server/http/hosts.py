@@ -23,9 +23,6 @@ def host_of(authority: str) -> str | None:
     """Return the normalized host of `host[:port]`; None if it is malformed.
 
     Normalizes case, a trailing dot and IPv6 notation; drops the port.
-
-    Args:
-        authority: the value of a Host header, or the authority of a URL.
     """
     return None if len(authority) > _AUTHORITY_MAX else _host_of(authority)
 
@@ -61,11 +58,9 @@ class Hosts:
 
     @classmethod
     def of(cls, address: str, allowed: Iterable[str] = ()) -> Self:
-        """Return the hosts of a port.
+        """Return the hosts of a port that is bound to an IP address.
 
-        Args:
-            address: the IP address that the port is bound to.
-            allowed: names and addresses without ports; IPv6 addresses with or without brackets.
+        `allowed` are names and addresses without ports; IPv6 addresses may have brackets.
 
         Raises:
             ValueError: one of `allowed` is not a host.

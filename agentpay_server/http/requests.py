@@ -42,15 +42,7 @@ class DroppedError(Exception):
 
 @frozen(kw_only=True)
 class Call:
-    """An authenticated, valid request.
-
-    Attributes:
-        principal: the requester.
-        path: path parameters.
-        headers: header fields, with lower-case names.
-        body: the model of the body; None without one.
-        query: the model of the query; None without one.
-    """
+    """An authenticated, valid request. `headers` have lower-case names."""
 
     principal: Principal
     path: Mapping[str, str]

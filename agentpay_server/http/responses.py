@@ -1,7 +1,4 @@
-"""Responses over ASGI: success, problems, streams of a body, and connections closed without one.
-
-See interface E1, E4, I10, R11, R18.
-"""
+"""Responses over ASGI: success, problems, streams, dropped connections (interface E1, E4, I10, R11, R18)."""
 
 import asyncio
 import contextlib
@@ -56,9 +53,9 @@ def internal_error(request_id: str) -> bytes:
 
 
 async def send_reply(send: Send, receive: Receive, reply: Reply) -> None:
-    """Send a success; a stream until it ends or the caller goes away."""
+    """Send a success. A stream is sent until it ends or the caller disconnects."""
     if reply.stream is not None:
-        await _respond_in_pieces(send, receive, reply.stream)
+        await _stream(send, receive, reply.stream)
         return
     body = b"" if reply.model is None else json_text.print_json(codec.unstructure(reply.model))
     await respond(send, reply.status, body, reply.headers)
@@ -67,7 +64,7 @@ async def send_reply(send: Send, receive: Receive, reply: Reply) -> None:
 async def respond(
     send: Send, status: int, body: bytes, headers: Sequence[Header] = (), content_type: bytes = JSON_TYPE
 ) -> None:
-    """Send a complete response, which caches must not store unless its headers say otherwise."""
+    """Send a complete response, by default with `Cache-Control: no-store`."""
     lines = list(headers)
     if body:
         lines.append((b"content-type", content_type))
@@ -80,22 +77,22 @@ async def respond(
 
 
 async def drop(scope: Scope, receive: Receive) -> bool:
-    """Close a connection without a response; return False if the port of the request cannot."""
+    """Close a connection without a response. Return False if the port does not support it."""
     close = scope.get(DROP)
     if close is None:
         return False
     close()
-    await _gone(receive)
+    await _disconnected(receive)
     return True
 
 
-async def _respond_in_pieces(send: Send, receive: Receive, pieces: AsyncGenerator[bytes]) -> None:
-    """Send a body piece by piece, until it ends or the caller goes away."""
+async def _stream(send: Send, receive: Receive, pieces: AsyncGenerator[bytes]) -> None:
+    """Send a streamed body until it ends or the caller disconnects."""
     headers = [(b"content-type", _STREAM_TYPE), _NO_STORE, (b"x-accel-buffering", b"no")]
     async with contextlib.aclosing(pieces):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         sending = asyncio.ensure_future(_send_pieces(send, pieces))
-        leaving = asyncio.ensure_future(_gone(receive))
+        leaving = asyncio.ensure_future(_disconnected(receive))
         try:
             await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
             if sending.done():
@@ -112,7 +109,7 @@ async def _send_pieces(send: Send, pieces: AsyncGenerator[bytes]) -> None:
     await send({"type": "http.response.body", "body": b""})
 
 
-async def _gone(receive: Receive) -> None:
-    """Return once the caller has gone away."""
+async def _disconnected(receive: Receive) -> None:
+    """Return once the caller has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass

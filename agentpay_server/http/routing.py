@@ -51,7 +51,6 @@ class Paths:
 
 
 def _methods_of(endpoints: Iterable[Endpoint]) -> Mapping[str, Mapping[str, Endpoint]]:
-    """Return endpoints by path and method."""
     by_path: dict[str, dict[str, Endpoint]] = defaultdict(dict)
     for endpoint in endpoints:
         by_path[endpoint.path][endpoint.method] = endpoint
@@ -88,7 +87,6 @@ class _Found:
 
 
 def _family(path: str) -> str:
-    """Return the first segment of a path."""
     return path.split("/", 2)[1] if path.startswith("/") else ""
 
 

@@ -50,7 +50,6 @@ class SigningInputs:
 
     Attributes:
         source: the signing account, locked.
-        blockhash: a recent one.
         prepared: the result of `Handler.prepare`.
     """
 

@@ -78,10 +78,8 @@ class RequestedKey:
 class HeldKeys(Generic[Row]):
     """The idempotency keys that the rows of one table hold.
 
-    Args:
-        found_by: the table's statements, from `statements`.
-        record: converts a row to a record.
-        identifier: the record's identifying attribute.
+    `found_by` comes from `statements`; `record` converts a row to a record, whose identifying attribute is
+    `identifier`.
     """
 
     def __init__(

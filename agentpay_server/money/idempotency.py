@@ -37,7 +37,6 @@ class KeyHolder:
     """The row that holds an idempotency key.
 
     Attributes:
-        terms: the parameters it was created with.
         if_equal: how to treat a request with equal parameters.
         key_expires_us: when the key is released; None until the row is final.
     """

@@ -66,7 +66,6 @@ class _Booked(Generic[S]):
     Attributes:
         following: the ended subject, or the transaction to drive next.
         tx: the ended transaction; None if another driver has ended it.
-        afterwards: actions to run after the commit.
     """
 
     following: Ended[S] | ChainTransaction

@@ -66,10 +66,8 @@ class FirstOperator:
 class Keys:
     """Creates, looks up and revokes keys.
 
-    Args:
-        context: the parts of the server.
-        are_all_seeded: whether all keys come from the server's source of randomness, which may be seeded.
-            Otherwise all but the first operator's come from the operating system.
+    With `are_all_seeded`, all keys come from the server's source of randomness, which may be seeded.
+    Otherwise all but the first operator's come from the operating system.
     """
 
     def __init__(self, context: Context, *, are_all_seeded: bool = True) -> None:

@@ -55,8 +55,6 @@ class Purchase:
     Attributes:
         origin: the seller.
         url: requested URL, as the client reports it.
-        memo: the caller's memo.
-        offer: the offer to pay.
         pin: the operator's pin of the origin, as read before the decision; None without a pin.
         token_account: token account of the primary recipient.
     """

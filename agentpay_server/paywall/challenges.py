@@ -41,8 +41,6 @@ class Challenge:
     """The parts of a challenge beyond its terms.
 
     Attributes:
-        url: of the resource.
-        description: text for people.
         category: the seller's category, if any.
         error: why the last payment was refused; None for the first challenge.
         now_us: the seller's time, in microseconds since 1970.

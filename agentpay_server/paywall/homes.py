@@ -30,13 +30,7 @@ class Work(Scheduled, Part, Protocol):
 
 
 class Home(Protocol):
-    """Where a seller runs.
-
-    Attributes:
-        owner: the thread of the seller.
-        clock: the seller's time.
-        usdc_mint: address of the USDC mint.
-    """
+    """Where a seller runs: its thread, its clock and its chain."""
 
     owner: OwnerThread
     clock: Clock
@@ -71,9 +65,7 @@ class Home(Protocol):
 class ServerHome:
     """A seller's home on the thread, the chain and the clock of a server in process.
 
-    Args:
-        server: the server, running.
-        name: of the seller; its keys are derived from it and the chain.
+    The seller's keys are derived from `name` and the chain.
 
     Raises:
         ValueError: the server works on a cluster.

@@ -27,8 +27,6 @@ class ArmedFault:
     Attributes:
         times: how often it will still happen; None until it is disarmed.
         seq: its position among all armed faults; a later one has a greater number.
-        effect: the effect on a request; None for other faults.
-        delay_ms: how long a request is delayed, if it is.
     """
 
     name: str
@@ -39,13 +37,7 @@ class ArmedFault:
 
 
 class Faults:
-    """Arms, lists and disarms faults.
-
-    Args:
-        chain: the chain that can fail.
-        http: the requests that can fail.
-        may_crash: whether the server's process may be killed.
-    """
+    """Arms, lists and disarms faults. `may_crash` tells whether the server's process may be killed."""
 
     def __init__(self, chain: FaultyChain, http: HttpFaults, *, may_crash: bool) -> None:
         self._chain = chain

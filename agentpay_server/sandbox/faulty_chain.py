@@ -60,9 +60,7 @@ class _Hidden:
 class FaultyChain:
     """A `WatchedChain` with faults.
 
-    Args:
-        inner: the chain that executes.
-        expire: expires the valid blockhash of `inner`; None if only time can.
+    `expire` expires the valid blockhash of `inner`, the chain that executes; None if only time can.
     """
 
     def __init__(self, inner: WatchedChain, expire: Callable[[], None] | None = None) -> None:

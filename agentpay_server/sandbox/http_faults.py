@@ -25,8 +25,6 @@ class HttpFault:
     """A fault of one operation.
 
     Attributes:
-        effect: the effect on a request.
-        delay_ms: how long a request is delayed, if it is.
         times: how often it will still happen; None until it is disarmed.
     """
 

@@ -51,7 +51,6 @@ class Snapshot:
     Attributes:
         seq: its position among all snapshots; a later one has a greater number.
         taken_us: the server's time at which it was taken.
-        restorers: functions that restore the parts.
     """
 
     snapshot_id: str

@@ -56,12 +56,7 @@ _FAILED: Final = Refusal(
 class NewSession(Intent[SessionRecord]):
     """A requested session. Storing it raises ConflictError if another request has taken its key.
 
-    Args:
-        context: the parts of the server.
-        principal: the caller.
-        request: the request.
-        held: the rows that held the key when the request was judged; an ended session loses the key.
-        rent_exempt_lamports: the rent exemption of an escrow.
+    `held` are the rows that held the key when the request was judged; an ended session loses the key.
     """
 
     operation = Operation.SESSION_OPEN

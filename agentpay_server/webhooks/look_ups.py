@@ -35,11 +35,7 @@ def system_look_up(host: str, port: int) -> list[str]:
 
 
 class LookUps:
-    """Resolves names. An instance belongs to one event loop.
-
-    Args:
-        look_up: resolves a name; it may block.
-    """
+    """Resolves names by `look_up`, which may block. An instance belongs to one event loop."""
 
     def __init__(self, look_up: LookUp = system_look_up) -> None:
         self._look_up = look_up

@@ -41,9 +41,7 @@ class BlockPosition:
 class Blocks:
     """The blocks of one chain. Heights never decrease, not even when the clock is set back.
 
-    Args:
-        genesis: identifies the chain.
-        now_us: the server's clock, in microseconds since the epoch.
+    `now_us` is the server's clock, in microseconds since the epoch.
     """
 
     def __init__(self, genesis: str, now_us: Callable[[], int]) -> None:

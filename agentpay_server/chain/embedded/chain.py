@@ -160,44 +160,44 @@ class EmbeddedChain:
 
     @property
     def cluster_name(self) -> str:
-        """`embedded`."""
+        """See `Chain`."""
         return "embedded"
 
     @property
     def is_test_chain(self) -> bool:
-        """True: the mint authority is the server's."""
+        """See `Chain`."""
         return True
 
     @property
     def landing_seconds(self) -> float:
-        """0: a send executes at once."""
+        """See `Chain`: 0, because a send executes at once."""
         return 0.0
 
     @property
     def blockhash_life_seconds(self) -> float:
-        """0: its height is always correct."""
+        """See `Chain`: 0, because the height is always correct."""
         return 0.0
 
     def explorer_url(self, signature: str) -> str:
-        """Return the explorer's link for a chain at the usual local address."""
+        """See `Chain`."""
         return explorer_url(signature, _LOCAL_RPC_URL)
 
     async def latest_blockhash(self) -> Blockhash:
-        """Return the blockhash of the newest block."""
+        """See `Chain`."""
         await self._settled()
         # The ledger does not need it: a restart computes it again, and no proof depends on it.
         height, blockhash = self._blocks.latest()
         return Blockhash(value=str(blockhash), last_valid_block_height=height + BLOCKHASH_LIFE_BLOCKS)
 
     async def block_height(self) -> int:
-        """Return the height of the newest block."""
+        """See `Chain`."""
         # A reported height may prove an expiry, so a restart must continue above it.
         self._reported = reported = self._blocks.position()
         await self._settled()
         return reported.height
 
     async def signature_status(self, signature: str) -> SignatureStatus | None:
-        """Return the status of a transaction, however old; None if it never landed."""
+        """See `Chain`: known however old it is."""
         await self._settled()
         status = self._statuses.get(signature)
         if status is None and self._ledger is not None:
@@ -213,7 +213,7 @@ class EmbeddedChain:
         *,
         is_for_proof: bool = False,  # noqa: ARG002 - it is, always
     ) -> SignatureStatus | None:
-        """Return the outcome of a message, whatever its signatures; None if it never landed."""
+        """See `Chain`."""
         await self._settled()
         message_hash = Hash.from_string(cosigned.message_hash)
         name = self._names.get(message_hash)
@@ -229,7 +229,7 @@ class EmbeddedChain:
         return evolve(status, failure=failure, chain_signature=name)
 
     async def holds(self, token_account: str, amount_micro: int) -> bool:
-        """Return whether a token account holds at least an amount of micro-USDC."""
+        """See `Chain`."""
         await self._settled()
         account = self._token_account(token_account)
         return (0 if account is None else account.amount_micro) >= amount_micro
@@ -272,14 +272,14 @@ class EmbeddedChain:
             await self._turn(self._ledger)
 
     async def token_accounts(self, addresses: Sequence[str]) -> list[TokenAccount | None]:
-        """Return the USDC token accounts at `addresses`; None for one that is missing or of another mint."""
+        """See `Chain`."""
         await self._settled()
         return [self._token_account(address) for address in addresses]
 
     async def deposits(
         self, token_account: str, *, after: str | None, **_: object
     ) -> AsyncIterator[DepositBatch]:
-        """Yield the deposits after a cursor, which is a slot."""
+        """See `DepositSource`. The cursor is a slot."""
         await self._settled()
         slot = 0 if after is None else int(after)
         self._recent_credits.forget(token_account, slot)
@@ -290,13 +290,13 @@ class EmbeddedChain:
                 return
 
     async def account_size(self, address: str) -> tuple[int, int] | None:
-        """Return the lamports and data size in bytes of any account; None if it does not exist."""
+        """See `Chain`."""
         await self._settled()
         account = account_at(self._svm, address)
         return None if account is None else (account.lamports, len(account.data))
 
     async def rent_exemption(self, size: int) -> int:
-        """Return the lamports that exempt an account of `size` bytes from rent."""
+        """See `Chain`."""
         await self._settled()
         return self._svm.minimum_balance_for_rent_exemption(size)
 
@@ -323,13 +323,7 @@ class EmbeddedChain:
     async def simulate(
         self, transaction: VersionedTransaction, *, with_signatures: bool, with_blockhash: bool
     ) -> SimulatedTransactionInfo | FailedTransactionMetadata | TransactionErrorFieldless:
-        """Simulate a transaction without side effects.
-
-        Args:
-            transaction: the transaction to simulate.
-            with_signatures: whether its signatures must be valid.
-            with_blockhash: whether its blockhash must be valid.
-        """
+        """Simulate a transaction without side effects. Optionally verify its signatures and its blockhash."""
         await self._settled()
         if has_lookups(transaction):
             return TransactionErrorFieldless.AddressLookupTableNotFound
@@ -438,7 +432,6 @@ class EmbeddedChain:
             del self._names[next(iter(self._names))]
 
     def _journal(self, executed: Executed) -> None:
-        """Journal a transaction's deposits."""
         if executed.error is not None:
             return
         before, after = usdc_held(executed.before, self.usdc_mint), usdc_held(executed.after, self.usdc_mint)

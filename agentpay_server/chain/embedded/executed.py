@@ -31,10 +31,6 @@ class Executed:
     """An executed transaction, successful or not.
 
     Attributes:
-        signature: base58 text of its first signature.
-        height: block height.
-        error: why it failed, as the machine reports it; None if it succeeded.
-        status: the status that callers get.
         before: its writable accounts before execution; None for a missing one.
         after: the same accounts after execution.
         read_only_lamports: lamports of its read-only accounts.

@@ -18,7 +18,7 @@ _spare: deque[LiteSVM] = deque(maxlen=_SPARE_MACHINES)
 
 
 def acquire() -> LiteSVM:
-    """Return a machine that has only Solana's programs."""
+    """Return a machine with only Solana's programs."""
     try:
         return _spare.pop()
     except IndexError:

@@ -41,11 +41,7 @@ class ChainState:
 
 @frozen(kw_only=True)
 class Credit:
-    """A credit of a token account.
-
-    Attributes:
-        slot: the slot of its transaction. Each slot has one transaction.
-    """
+    """A credit of a token account. Each slot has one transaction."""
 
     slot: int
     deposit: Deposit
@@ -59,9 +55,6 @@ class Page:
         before: the chain's position at the previous page; None for the first page.
         after: the chain's position after this page.
         accounts: the changed accounts, by address, in Solana's serialization; None for a deleted one.
-        statuses: transaction statuses by signature.
-        seen: the messages of those transactions, by signature.
-        credits: the credits of token accounts, in order.
     """
 
     before: ChainState | None

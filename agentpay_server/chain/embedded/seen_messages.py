@@ -83,7 +83,6 @@ class SeenMessages:
         return restore
 
     def _forget_before(self, height: int) -> None:
-        """Forget messages whose blockhashes have expired."""
         expired = []
         for message_hash, seen in self._seen.items():
             if seen.height >= height:

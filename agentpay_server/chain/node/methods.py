@@ -20,12 +20,7 @@ from agentpay_server.chain.protocol import ChainUnavailableError
 
 
 class Node:
-    """Handles calls. Bound to the thread of the chain.
-
-    Args:
-        chain: the chain to serve.
-        airdrop: sends lamports from the treasury; None to refuse airdrops.
-    """
+    """Handles calls, on the thread of the chain. Without `airdrop`, it refuses airdrops."""
 
     def __init__(self, chain: EmbeddedChain, airdrop: Airdrop | None = None) -> None:
         self.chain: Final = chain

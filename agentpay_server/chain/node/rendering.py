@@ -30,13 +30,7 @@ Json = dict[str, Any]
 
 @frozen(kw_only=True)
 class AccountForm:
-    """The requested format of account data.
-
-    Attributes:
-        encoding: one of `ACCOUNT_ENCODINGS`.
-        offset: the first byte to return; None for all data.
-        length: number of bytes.
-    """
+    """The requested format of account data: an encoding, and a slice; `offset` None for all data."""
 
     encoding: str
     offset: int | None

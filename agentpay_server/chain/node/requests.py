@@ -16,15 +16,7 @@ _MAX_ID_CHARACTERS: Final = 256
 
 @frozen
 class RpcCall:
-    """A call.
-
-    Attributes:
-        id: the caller's id for the call.
-
-
-        is_notification: whether the caller wants no response.
-        error: why it is invalid; None if it is valid.
-    """
+    """A call. Without `id` in the request it is a notification; `error` says why it is invalid."""
 
     id: object
     method: str = ""

@@ -58,7 +58,7 @@ _INSTRUCTION_WORDS: Final = {
 
 
 def error_json(error: TransactionErrorType) -> object:
-    """Return an error in a node's JSON, such as `{"InstructionError": [1, {"Custom": 1}]}`."""
+    """Return an error in a node's JSON."""
     if isinstance(error, TransactionErrorInstructionError):
         return {"InstructionError": [error.index, _instruction_error_json(error.err)]}
     if isinstance(error, TransactionErrorDuplicateInstruction):

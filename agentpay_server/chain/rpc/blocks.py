@@ -1,8 +1,7 @@
-"""Detects gaps in a node's blocks, which it has after downtime and a restart from a snapshot.
+"""Detects gaps in a node's blocks, which downtime and a restart from a snapshot cause.
 
-Such a node knows the blocks before and after the gap, and responds as if nothing had happened in between.
-Heights reveal the gap because they count blocks: the difference of two heights equals the number of blocks,
-unless some are missing.
+Such a node knows the blocks before and after the gap, and responds as if it were complete. Heights reveal the
+gap because they count blocks: the difference of two heights is the number of blocks between them.
 """
 
 from collections.abc import Awaitable, Callable
@@ -30,11 +29,8 @@ async def read_height(call: Call, slot: int) -> int:
 async def has_all_blocks(call: Call, tip: Epoch, first_height: int, last_height: int) -> bool:
     """Return whether a node has every irreversible block from one height to another.
 
-    Args:
-        call: calls a method of the node with parameters, and returns its result.
-        tip: the node's position, above the last of them.
-        first_height: of the first block.
-        last_height: of the last block.
+    `call` calls a method of the node with parameters. `tip`, the node's position, is above the last of the
+    blocks.
 
     Raises:
         ChainUnavailableError: the node did not respond.
@@ -51,7 +47,7 @@ async def has_all_blocks(call: Call, tip: Epoch, first_height: int, last_height:
 
 async def _slot_of(call: Call, tip: Epoch, height: int) -> int | None:
     """Return the slot of the block at a height; None if the search finds no such block."""
-    # A step of N slots passes at most N blocks, so it never goes too far down.
+    # A step of N slots skips at most N blocks, so it never overshoots.
     slot = tip.slot - (tip.block_height - height)
     for _ in range(_MOST_STEPS):
         if slot < 0:
@@ -64,7 +60,7 @@ async def _slot_of(call: Call, tip: Epoch, height: int) -> int | None:
             return found[0]
         if above < 0:
             return None
-        # Slots may be empty: the next block is then the same as before, and the step must be longer.
+        # Slots may be empty. The next block is then the same one, and the step must be longer.
         slot = min(slot - 1, found[0] - above)
     return None
 

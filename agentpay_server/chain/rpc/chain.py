@@ -1,12 +1,12 @@
-"""A Solana cluster behind the `Chain` protocol: which calls are made, how they are shared, what they prove.
+"""A Solana cluster behind the `Chain` protocol: which calls it makes and shares, and what they prove.
 
 The rules:
 
-1. A missing status counts only from a node whose position is at least the last reported block height: there
-   may be many nodes behind one URL, and one that lags has not seen what has landed.
-2. Heights, blockhashes and statuses are requested once for all callers that need them at about the same time.
-   A height may be slightly old, which is on the safe side; a status is never older than the call for it.
-3. Heights, slots and last valid heights are claims, and checked for plausibility before use (`tips.py`).
+1. A missing status counts only from a node whose position is at least the last reported block height: one URL
+   may serve many nodes, and one that lags has not seen every landing.
+2. Callers that need heights, blockhashes or statuses at about the same time share a request. A height may be
+   slightly old, which is safe; a status is never older than the call for it.
+3. Heights, slots and last valid heights are claims, whose plausibility is checked before use (`tips.py`).
 4. The node's cluster is checked again every half minute and after each outage. Responses of another cluster
    are ignored.
 
@@ -59,12 +59,8 @@ _CONFIRMED: Final = {"commitment": "confirmed"}
 class RpcChain:
     """A cluster, reached over JSON-RPC. Bound to one event loop. Created by `connect`.
 
-    Args:
-        client: calls the endpoint.
-        settings: how to use it.
-        cluster: the expected cluster.
-        is_emulator: whether the endpoint emulates a cluster. An emulator is one honest node, and counts
-            blocks differently.
+    `is_emulator` tells that the endpoint emulates a cluster: an emulator is one honest node, and counts
+    blocks differently.
     """
 
     def __init__(
@@ -88,50 +84,50 @@ class RpcChain:
 
     @property
     def usdc_mint(self) -> str:
-        """Address of the USDC mint of the cluster."""
+        """See `Chain`."""
         return self._cluster.usdc_mint
 
     @property
     def genesis_hash(self) -> str:
-        """The cluster's permanent identity; store it with everything that is signed for it."""
+        """The cluster's permanent identity. Store it with everything that is signed for it."""
         return self._cluster.genesis_hash
 
     @property
     def cluster_name(self) -> str:
-        """The name of a public cluster; `localnet` for any other."""
+        """See `Chain`: `localnet` for any cluster without a public name."""
         return self._cluster.name or "localnet"
 
     @property
     def is_test_chain(self) -> bool:
-        """Whether it is a private cluster; on public ones the sandbox is disabled."""
+        """See `Chain`: true on a private cluster."""
         return not self._cluster.is_public
 
     @property
     def landing_seconds(self) -> float:
-        """How long to wait after a send before asking for the status."""
+        """See `Chain`."""
         seconds = self._settings.landing_seconds
         return self._tips.block_seconds if seconds is None else seconds
 
     @property
     def blockhash_life_seconds(self) -> float:
-        """How long a transaction may land after it was signed, by the observed pace of the cluster."""
+        """See `Chain`: by the observed pace of the cluster."""
         return self._tips.blockhash_life_seconds
 
     def explorer_url(self, signature: str) -> str:
-        """Link to a transaction in a block explorer (interface T11)."""
+        """See `Chain`."""
         return explorer_url(signature, self._cluster.name or self._settings.url)
 
     async def latest_blockhash(self) -> Blockhash:
-        """Return a blockhash for a new transaction, confirmed, at most `blockhash_seconds` old."""
+        """Return a confirmed blockhash for a new transaction, at most `blockhash_seconds` old."""
         blockhash, budget = await self._tips.blockhash(), self._budgets.current()
         return blockhash if budget is None else evolve(blockhash, compute_budget=budget)
 
     async def block_height(self) -> int:
-        """Return the height of a recent block that cannot be undone."""
+        """Return the height of a recent irreversible block."""
         return (await self._tips.tip()).block_height
 
     async def signature_status(self, signature: str) -> SignatureStatus | None:
-        """Return the status of a transaction; None if the chain has not seen it (yet).
+        """Return the status of a transaction; None if the chain has not seen it yet.
 
         It is read after every height that `block_height` returned before this call, from a node whose
         position is at least that height.
@@ -143,7 +139,7 @@ class RpcChain:
             self._tips.check_stands_at_tip(slot)
             return None
         is_irreversible = status.commitment == "finalized"
-        # A failure that disappears with its block could still become a success.
+        # If its block is dropped, a failed transaction may still succeed.
         is_reached = status.commitment == self._settings.finality.value and status.error is None
         is_final = is_irreversible or is_reached
         failure = None
@@ -154,7 +150,7 @@ class RpcChain:
     async def find_cosigned(
         self, cosigned: Cosigned, *, is_for_proof: bool = False
     ) -> SignatureStatus | None:
-        """Return the status of a transaction whose fee another party pays (see `Chain`)."""
+        """See `Chain`."""
         read = self._history.proved if is_for_proof else self._history.newest
         lines = await read(cosigned.token_account, cosigned.after)
         name = await self._cosigned.name(cosigned, lines, must_read=is_for_proof)
@@ -167,9 +163,9 @@ class RpcChain:
         return evolve(status, failure=failure, chain_signature=name)
 
     async def holds(self, token_account: str, amount_micro: int) -> bool:
-        """Return whether a token account holds at least an amount of micro-USDC (see `Chain`)."""
+        """See `Chain`."""
         tip = await self._tips.tip()
-        # With the finality of settlements: what is booked is on chain then, however often an account is paid.
+        # With the finality of settlements, so that everything booked is on chain.
         options = {"encoding": "base64", "commitment": self._settings.finality.value}
         reply = await self._call("getMultipleAccounts", [token_account], options)
         if replies.read_position(reply) < tip.slot:
@@ -183,20 +179,20 @@ class RpcChain:
         return (0 if held is None else held.amount_micro) >= amount_micro
 
     async def newest_signature(self, token_account: str) -> str | None:
-        """Return what names the newest transaction of a token account that cannot be undone."""
+        """See `Chain`."""
         return await self._history.newest_signature(token_account)
 
     async def knows_blocks(self, first_height: int, last_height: int) -> bool:
-        """Return whether the node knows all signatures in the blocks from one height to another."""
-        # The last check before an expiry is accepted, so take the time to verify the node's cluster.
+        """See `Chain`."""
+        # The last check before an expiry is accepted: take the time to verify the node's cluster.
         self._identity.forget()
         first_slot = replies.read_slot(await self._call("getFirstAvailableBlock"))
         if await blocks.read_height(self._call, first_slot) > first_height:
             return False
-        # Emulators of a cluster have no history to lose, and count empty blocks differently.
+        # Emulators have no history to lose, and count empty blocks differently.
         if self._is_emulator:
             return True
-        # Even for new blocks: a block that a node has is below its position, whatever height it reports.
+        # Checked even for new blocks, because a node may report a wrong height.
         return await blocks.has_all_blocks(self._call, await self._tips.tip(), first_height, last_height)
 
     async def wait_for_notice(self, signature: str, seconds: float) -> None:
@@ -204,12 +200,7 @@ class RpcChain:
         await self._notices.wait(signature, seconds)
 
     async def send(self, raw: bytes, *, even_if_failing: bool = True) -> None:
-        """Send a signed transaction. Returning means only that it was handed over.
-
-        Args:
-            raw: the transaction.
-            even_if_failing: whether to send it even if the node expects it to fail: only a failure on chain
-                is final.
+        """See `Chain`.
 
         Raises:
             ChainUnavailableError: the node did not accept it, or it is unknown whether it did.
@@ -218,8 +209,8 @@ class RpcChain:
         """
         transaction = transaction_of(raw)
         signature, shape = str(transaction.signatures[0]), shape_of(transaction.message)
-        # Both before it can land: afterwards a simulation would give another result, and not every node
-        # notifies of past events.
+        # Both before it can land: a later simulation would give another result, and not every node notifies
+        # of past events.
         await self._budgets.learn(shape, raw)
         await self._notices.expect(signature)
         try:
@@ -228,8 +219,8 @@ class RpcChain:
             if _is_duplicate(refusal):
                 return
             if not (even_if_failing and isinstance(_transaction_error(refusal), dict)):
-                # The failure would not be recorded on chain, and should not: this node does not know the
-                # blockhash (yet), or the fee payer has no SOL.
+                # A failure that is never recorded on chain: this node does not know the blockhash yet, or the
+                # fee payer has no SOL.
                 raise
             if "ComputationalBudgetExceeded" in str(_transaction_error(refusal)):
                 self._budgets.forget(shape)
@@ -238,12 +229,12 @@ class RpcChain:
             raise malformed("the signature of another transaction")
 
     async def simulate(self, raw: bytes) -> Simulation:
-        """Return the result of simulating a transaction now, without sending it."""
+        """Simulate a transaction without sending it."""
         options = {"encoding": "base64", "sigVerify": False, "replaceRecentBlockhash": True, **_CONFIRMED}
         return replies.read_simulation(await self._call("simulateTransaction", _base64(raw), options))
 
     async def token_accounts(self, addresses: Sequence[str]) -> list[TokenAccount | None]:
-        """Return the USDC token accounts at `addresses`; None for one that is missing or of another mint."""
+        """See `Chain`."""
         accounts = await self._accounts(addresses)
         return [
             None
@@ -255,12 +246,12 @@ class RpcChain:
         ]
 
     async def account_size(self, address: str) -> tuple[int, int] | None:
-        """Return lamports and bytes of data of any account; None if it does not exist."""
+        """See `Chain`."""
         (account,) = await self._accounts([address])
         return None if account is None else (account.lamports, len(account.data))
 
     async def rent_exemption(self, size: int) -> int:
-        """Return the lamports that exempt an account of `size` bytes from rent."""
+        """See `Chain`."""
 
         async def fetch() -> int:
             return replies.read_lamports(await self._call("getMinimumBalanceForRentExemption", size))
@@ -270,11 +261,11 @@ class RpcChain:
     def deposits(
         self, token_account: str, *, after: str | None, booked: Booked = nothing_booked
     ) -> AsyncIterator[DepositBatch]:
-        """Return the deposits since a cursor, which is a signature (see `DepositSource`)."""
+        """See `DepositSource`. The cursor is a signature."""
         return self._history.deposits(token_account, after=after, booked=booked)
 
     async def close(self) -> None:
-        """Close every connection; waiting callers get an error."""
+        """Close every connection. Waiting callers get an error."""
         self._statuses.close()
         self._account_reads.close()
         self._budgets.close()
@@ -294,7 +285,7 @@ class RpcChain:
         except RpcRefusalError:
             raise
         except ChainUnavailableError:
-            # The next response may come from another cluster.
+            # After an outage, the next response may come from another cluster.
             self._identity.forget()
             raise
 
@@ -338,7 +329,7 @@ class RpcChain:
         wanted = sorted({address for address in addresses if _is_address(address)})
         reads = asyncio.gather(*(self._account_reads.answer(address) for address in wanted))
         try:
-            # Includes the wait for a turn.
+            # The timeout includes the wait for a turn.
             async with asyncio.timeout(self._settings.timeout_seconds):
                 answers = await reads
         except TimeoutError:
@@ -347,7 +338,7 @@ class RpcChain:
         return [found.get(address) for address in addresses]
 
     async def _fetch_accounts(self, addresses: Sequence[str]) -> list[ChainAccount | None]:
-        # With the finality of settlements: amounts that left in a block that is not final are still reserved.
+        # With the finality of settlements: amounts debited in a block that is not final are still reserved.
         options = {"encoding": "base64", "commitment": self._settings.finality.value}
         reply = await self._call("getMultipleAccounts", list(addresses), options)
         return replies.read_accounts(reply, len(addresses))
@@ -358,7 +349,7 @@ def _transaction_error(refusal: RpcRefusalError) -> object:
 
 
 def _is_duplicate(refusal: RpcRefusalError) -> bool:
-    # Some nodes report it only in the message. A wrong guess is harmless: the status decides.
+    # Some nodes report it only in the message. A wrong guess is harmless, because the status decides.
     return _transaction_error(refusal) == "AlreadyProcessed" or "already been processed" in refusal.detail
 
 

@@ -1,7 +1,7 @@
-"""A single JSON-RPC call of any method: returns a result in time, or raises `ChainUnavailableError`.
+"""JSON-RPC calls: each returns a result in time, or raises `ChainUnavailableError`.
 
 Nothing is retried, no exception of an HTTP library escapes, and no error or log line contains the URL, where
-providers put their keys. While an endpoint limits our rate, calls fail here without a request.
+providers put their keys. While the endpoint limits the rate, calls fail without a request.
 """
 
 import asyncio
@@ -22,20 +22,17 @@ _MAX_DETAIL: Final = 300
 _HEADERS: Final = {"Content-Type": "application/json", "Accept-Encoding": "gzip"}
 
 BODY_MAX_BYTES: Final = 16 * 1024 * 1024
-"""The largest reply that is read, in bytes before and after decompression; usual ones are far smaller."""
+"""The largest response that is read, in bytes before and after decompression; usual ones are far smaller."""
 
 
 class EndpointRefusesError(ChainUnavailableError):
-    """The endpoint refuses every request: its key or its path is wrong, and waiting does not help."""
+    """The endpoint refuses every request because its key or path is wrong. Waiting does not help."""
 
 
 class RpcRefusalError(ChainUnavailableError):
-    """The node returned a JSON-RPC error. Callers that do not handle it see an unavailable chain.
+    """The node returned a JSON-RPC error, with its `code`, message and additional data.
 
-    Attributes:
-        code: of the error.
-        detail: the node's message.
-        data: additional data of the node.
+    Callers that do not handle it see an unavailable chain.
     """
 
     def __init__(self, method: str, code: int, detail: str, data: object) -> None:
@@ -60,17 +57,14 @@ class RpcCaller(Protocol):
 class RpcClient:
     """Calls an endpoint. Bound to the event loop on which it is first used.
 
-    Args:
-        url: of the endpoint.
-        timeout_seconds: timeout of a call, including the wait for a connection.
-        max_connections: the most connections.
+    `timeout_seconds` includes the wait for a connection.
     """
 
     def __init__(self, url: str, *, timeout_seconds: float, max_connections: int) -> None:
         self._timeout_seconds = timeout_seconds
         self._quiet_until = 0.0
         self._url = url
-        # No automatic retries: whether to resend a transaction must be decided explicitly.
+        # No automatic retries, because resending a transaction must be an explicit decision.
         self._http = httpx2.AsyncClient(
             timeout=timeout_seconds,
             limits=httpx2.Limits(max_connections=max_connections, max_keepalive_connections=max_connections),
@@ -82,7 +76,7 @@ class RpcClient:
         """Return the result of a call: JSON, unchecked.
 
         Raises:
-            RpcRefusalError: the node answered with an error.
+            RpcRefusalError: the node returned an error.
             ChainUnavailableError: there was no response in time, or it was not JSON-RPC.
         """
         if asyncio.get_running_loop().time() < self._quiet_until:
@@ -100,7 +94,7 @@ class RpcClient:
             failure = ChainUnavailableError(f"{method}: the answer {error}")
         except Exception as error:  # noqa: BLE001 - whatever the libraries below raise is one thing here
             failure = self._unavailable(method, error)
-        # Outside the handlers: the caught exception contains the URL, and would be shown as context.
+        # Outside the handlers, because the caught exception contains the URL and would be shown as context.
         raise failure
 
     async def close(self) -> None:
@@ -137,7 +131,7 @@ class _HideUrl(logging.Filter):
 
 
 def _retry_after_seconds(header: str) -> float:
-    # The header's other form, a date, is ignored: clocks differ.
+    # The header's other form, a date, is ignored, because clocks differ.
     if not (header.isascii() and header.isdigit() and len(header) < 9):
         return _QUIET_SECONDS
     return min(float(header), _LONGEST_QUIET_SECONDS)

@@ -36,13 +36,9 @@ async def connect(
 ) -> RpcChain:
     """Connect to the cluster behind an endpoint, if a server may run on it.
 
-    Args:
-        settings: the endpoint and how to use it.
-        stored_genesis_hash: the genesis hash that the database belongs to; None for a new database, which
-            must store `RpcChain.genesis_hash` before anything is signed.
-        treasury: the address that pays fees and rents; a warning is logged if it has no SOL.
-        mint_authority: the address that mints on a private cluster; a warning is logged if it cannot.
-        make_client: creates the client for the endpoint; None for a client over HTTP.
+    For a new database, `stored_genesis_hash` is None, and the caller must store `RpcChain.genesis_hash`
+    before anything is signed. Warnings are logged if the treasury has no SOL, or if `mint_authority` cannot
+    mint on a private cluster. `make_client` None means a client over HTTP.
 
     Raises:
         ClusterRefusedError: the server must not run on this cluster with these settings.

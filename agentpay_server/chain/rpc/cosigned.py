@@ -1,4 +1,4 @@
-"""Search for a transaction whose fee another party pays: by its message, in its source's history."""
+"""Searches the source's history for a transaction whose fee another party pays, by its message."""
 
 import base64
 import binascii
@@ -14,34 +14,25 @@ from agentpay_server.chain.rpc.replies import HistoryLine, exactly, malformed, m
 _REMEMBERED: Final = 4_096
 _ANY_VERSION: Final = 255
 _SIGNED_VERSIONS: Final = (None, "legacy", 0)
-"""Readable versions; a node that reports none means the first one."""
+"""Readable versions; None if a node reports no version."""
 _UNKNOWN: Final = ("", frozenset[str]())
-"""Marks a transaction that cannot be parsed, such as of a version that the service does not sign."""
+"""Marks a transaction that cannot be parsed, for example because of its version."""
 
 Call = Callable[..., Awaitable[object]]
 
 
 class CosignedSearch:
-    """Reads the messages of transactions, each of them once.
-
-    Args:
-        call: makes a call of the node, given method and parameters.
-    """
+    """Reads the messages of transactions, each of them once. `call` calls a method of the node."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
         self._messages: dict[str, tuple[str, frozenset[str]]] = {}
 
     async def name(self, cosigned: Cosigned, lines: Sequence[HistoryLine], *, must_read: bool) -> str | None:
-        """Return the transaction's first signature if the history contains it; else None.
-
-        Args:
-            cosigned: the transaction.
-            lines: the history.
-            must_read: whether to raise if the node does not return one of the transactions.
+        """Return the transaction's first signature if the history, `lines`, contains it; otherwise None.
 
         Raises:
-            ChainUnavailableError: a node does not respond, or a transaction that must be read is missing.
+            ChainUnavailableError: a node does not respond, or `must_read` and a transaction is missing.
         """
         for line in lines:
             found = await self._message(line.signature)
@@ -50,7 +41,7 @@ class CosignedSearch:
             if found == _UNKNOWN or found is None:
                 continue
             message_hash, signatures = found
-            # Check both: the message is the signed one, and only the service can make this signature of it.
+            # Check both the message and the service's signature, which only the service can produce.
             if message_hash == cosigned.message_hash and cosigned.signature in signatures:
                 return line.signature
         return None
@@ -83,13 +74,13 @@ def _read(reply: object, signature: str) -> tuple[str, frozenset[str]]:
         raise malformed("a transaction that is not base64") from None
     except ValueError:
         if exactly(reply, dict, "transaction").get("version") in _SIGNED_VERSIONS:
-            # Truncated or malformed. It must not be treated as a foreign transaction.
+            # A truncated or malformed transaction must not be treated as a foreign one.
             raise malformed("a transaction that cannot be read") from None
         return _UNKNOWN
     signatures = [str(each) for each in transaction.signatures]
     if not signatures or signatures[0] != signature:
         raise malformed("another transaction than the one that was asked for")
-    # Results are cached. Another message under these signatures would hide a payment permanently.
+    # Results are cached, so a wrong message under these signatures would hide a payment permanently.
     if not all(transaction.verify_with_results()):
         raise malformed("a transaction whose signatures are of another message")
     message_hash = Message.hash_raw_message(to_bytes_versioned(transaction.message))

@@ -1,7 +1,6 @@
-"""Reading deposits from transactions as nodes describe them. Pure functions.
+"""Parses deposits from the transactions that nodes return. Pure functions.
 
-A deposit is the difference between the balances that the chain reports after and before a transaction,
-whatever instructions caused it: transfers, mintings or unknown programs.
+A deposit is an increase of the reported balance by a transaction, whatever instructions caused it.
 """
 
 from typing import Final
@@ -14,13 +13,7 @@ _MAX_U64_DIGITS: Final = 20
 
 
 def read_deposit(reply: object, *, signature: str, token_account: str, usdc_mint: str) -> Deposit | None:
-    """Return the deposit of a transaction, from a `getTransaction` result in the encoding `jsonParsed`.
-
-    Args:
-        reply: the result.
-        signature: the requested transaction.
-        token_account: the account that may have received.
-        usdc_mint: the only mint that counts.
+    """Return a token account's deposit in a `getTransaction` result in the encoding `jsonParsed`.
 
     Raises:
         ChainUnavailableError: the result is about another transaction, or malformed.

@@ -1,8 +1,8 @@
-"""The compute budget of transactions: limits from simulations, and a fixed price or one like the market's.
+"""The compute budget of transactions: limits from simulations, and a fixed or market price.
 
-A transaction of a new shape is simulated before it is first sent; later ones of that shape get a limit of
-what it used, with a margin. So a limit costs one call per shape rather than per transaction, and signed bytes
-never change. Without information, the limit is that of the settings.
+A transaction of a new shape is simulated before it is first sent. Later ones of that shape get a limit of its
+measured use with a margin. So a limit costs one call per shape, and signed bytes never change. Without a
+measurement, the limit is that of the settings.
 """
 
 import asyncio
@@ -17,22 +17,19 @@ from agentpay_server.chain.rpc.settings import RpcSettings
 
 _PRICE_SECONDS: Final = 10.0
 _LEARNED_SECONDS: Final = 3_600.0
-"""How long a shape's measured use is valid: programs are upgraded occasionally."""
+"""How long a shape's measured use is valid, because programs are upgraded occasionally."""
 
 _TRIED_SECONDS: Final = 60.0
-"""How long to wait before simulating a shape again whose simulation gave no result."""
+"""Pause before simulating a shape again after a simulation without a result."""
 
 _MARGIN: Final = 1.5
-"""Margin: transactions of one shape differ slightly in the length of their texts."""
+"""Margin, because transactions of one shape differ slightly in the length of their texts."""
 
 
 class Budgets:
     """Measures what transactions need, and follows market prices.
 
-    Args:
-        settings: the highest limit, and the price or its bounds.
-        simulate: simulates signed bytes without sending them.
-        recent_prices: returns recently paid prices, in micro-lamports per compute unit.
+    `recent_prices` returns recently paid prices, in micro-lamports per compute unit.
     """
 
     def __init__(
@@ -54,11 +51,11 @@ class Budgets:
 
     @property
     def are_said(self) -> bool:
-        """Whether transactions have a compute budget at all."""
+        """Whether transactions have a compute budget."""
         return bool(self._least_price or self._most_price)
 
     def current(self) -> ComputeBudget | None:
-        """Return the compute budget for new transactions; None for none. Never waits for a price."""
+        """Return the compute budget of new transactions, or None. Never waits for a price."""
         if self._most_price:
             self._follow()
         if not self._price:
@@ -70,12 +67,7 @@ class Budgets:
         )
 
     async def learn(self, shape: str | None, raw: bytes) -> None:
-        """Measure the use of a transaction that was not sent yet, unless its shape is known.
-
-        Args:
-            shape: of the transaction; None for one that says nothing about others.
-            raw: its signed bytes.
-        """
+        """Measure the use of a signed transaction before it is sent, unless its shape is known or None."""
         now = asyncio.get_running_loop().time()
         if not self.are_said or shape is None or now < self._again_at.get(shape, -math.inf):
             return
@@ -90,7 +82,7 @@ class Budgets:
             self._again_at[shape] = now + _LEARNED_SECONDS
 
     def forget(self, shape: str | None) -> None:
-        """Discard the measured limit of a shape: one transaction of it needs more."""
+        """Discard the measured limit of a shape after a transaction needed more."""
         if shape is not None:
             self._limits.pop(shape, None)
 
@@ -110,6 +102,6 @@ class Budgets:
             prices = sorted(await self._recent_prices())
         except ChainUnavailableError:
             return
-        # Sufficient for at least three of four slots.
+        # The price that suffices in at least three of four slots.
         others = prices[len(prices) * 3 // 4] if prices else 0
         self._price = min(max(self._least_price, others), self._most_price)

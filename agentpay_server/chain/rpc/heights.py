@@ -1,9 +1,7 @@
-"""Plausibility of a cluster's block heights: a single wrong number of a node proves nothing.
+"""Plausibility of a cluster's block heights: a single wrong number of a node proves nothing. Pure.
 
 A height is a claim of a node. It is compared with earlier claims by the server's own clock: blocks come at a
-pace, which is measured here, and no block comes before its time. Pure: no I/O; the time is a parameter.
-
-The consequences are elsewhere: `chain.py` does not sign with a blockhash whose last valid height is
+measured pace, and none comes early. `chain.py` does not sign with a blockhash whose last valid height is
 implausible, and `money/broadcast.py` accepts no expiry before a blockhash can have expired.
 """
 
@@ -16,7 +14,7 @@ from attrs import frozen
 from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS
 
 MOST_UNFINALIZED_BLOCKS: Final = 150
-"""Maximum blocks between the newest confirmed and the newest finalized one; about 31 on a healthy cluster."""
+"""Maximum blocks between the newest confirmed and finalized ones; about 31 on a healthy cluster."""
 
 _INTERVAL_SECONDS: Final = 4.0
 _INTERVAL_BLOCKS: Final = 8
@@ -27,11 +25,13 @@ _WINDOW_SECONDS: Final = 30.0
 _LEAST_SPAN_SECONDS: Final = 15.0
 _SPACING_SECONDS: Final = 1.0
 _TOLERANCE: Final = 20
-"""How many blocks, or slots, a claim may be ahead of the pace; less than between finalized and confirmed."""
+"""Number of blocks, or slots, that a claim may be ahead of the pace; fewer than between finalized and
+confirmed.
+"""
 
 _TOLERANCE_SECONDS: Final = 1.0
 _LIFE_MARGIN: Final = 1.2
-"""Tolerance of the pace. On a healthy cluster it causes no delay: finality takes as long."""
+"""Tolerance of the pace. On a healthy cluster it causes no delay, because finality takes as long."""
 
 
 @frozen
@@ -43,11 +43,11 @@ class _Claim:
 
 
 class Line:
-    """The claims about a number that rises at a steady pace, such as a block height.
+    """Claims about a number that rises at a steady pace, such as a block height.
 
-    The pace is the average over intervals of some seconds, without the fastest and the slowest of them:
-    however far a node jumps ahead and later back, it affects only two. The line goes through the median of
-    the claims of the last half minute.
+    The pace is the average over intervals of some seconds, without the fastest and the slowest one: a node
+    that jumps ahead and later back affects only these two. The line goes through the median of the claims of
+    the last half minute.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Line:
         return pace if pace > 0 else None
 
     def note(self, value: int, now: float) -> None:
-        """Record a claim, plausible or not: a number that all nodes keep reporting is eventually accepted."""
+        """Record a claim, plausible or not: one that all nodes keep reporting is eventually accepted."""
         claim = _Claim(now, value)
         start = self._interval_start
         if start is None:
@@ -84,7 +84,7 @@ class Line:
         claims = [claim for claim in self._claims if claim.at >= now - _WINDOW_SECONDS]
         if pace is None or not claims or claims[-1].at - claims[0].at < _LEAST_SPAN_SECONDS:
             return None
-        # The lower of two medians: if in doubt, assume it is earlier.
+        # The lower of two medians, to assume less progress if in doubt.
         return median_low(claim.value + int(pace * (now - claim.at)) for claim in claims)
 
     def highest(self, now: float) -> int | None:
@@ -93,7 +93,7 @@ class Line:
         return None if expected is None else expected + self._tolerance()
 
     def lowest(self, now: float) -> int | None:
-        """Return the lowest plausible claim of a node that does not lag; None with too little information."""
+        """Return the lowest plausible claim of a node that does not lag; None if it is unknown."""
         expected = self.expected(now)
         return None if expected is None else expected - self._tolerance()
 
@@ -103,9 +103,9 @@ class Line:
         return highest is None or value <= highest
 
     def believed(self, value: int, now: float) -> int:
-        """Return a number that is safe to act on, given a recorded claim: never more than the claim.
+        """Return a number, at most the claim, that is safe to act on.
 
-        While the pace is unknown, it is the lowest claim of the last half minute.
+        While the pace is unknown, the lowest claim of the last half minute.
         """
         expected = self.expected(now)
         if expected is None:
@@ -113,7 +113,7 @@ class Line:
         return value if self.is_plausible(value, now) else min(value, expected)
 
     def newest_believable(self, now: float) -> int | None:
-        """Return the highest plausible claim of the last half minute; None without any."""
+        """Return the highest plausible claim of the last half minute, or None."""
         values = [claim.value for claim in self._claims if claim.at >= now - _WINDOW_SECONDS]
         return max((value for value in values if self.is_plausible(value, now)), default=None)
 
@@ -122,18 +122,16 @@ class Line:
 
 
 def _is_interval(seconds: float, gained: int) -> bool:
-    """Return whether an interval is so long that one block more or less does not affect the pace."""
+    """Return whether an interval is long enough that one block does not affect the pace."""
     is_long = seconds >= _INTERVAL_SECONDS and abs(gained) >= _INTERVAL_BLOCKS
     return is_long or seconds >= _LONGEST_INTERVAL_SECONDS
 
 
 def has_plausible_life(last_valid_height: int, *, height: int, lowest_height: int | None = None) -> bool:
-    """Return whether a blockhash's last valid height fits the cluster's height, which means that it is new.
+    """Return whether a blockhash's last valid height fits the cluster's height: whether it is new.
 
-    Args:
-        last_valid_height: the last height at which a transaction with it can land.
-        height: of the newest finalized block, read before it.
-        lowest_height: the lowest plausible height of that block, from earlier claims; None if unknown.
+    `height` is that of the newest finalized block, read before the blockhash; `lowest_height` the lowest
+    plausible height of that block, None if unknown.
     """
     known = height if lowest_height is None else max(height, lowest_height)
     ahead = last_valid_height - height

@@ -1,8 +1,7 @@
 """The history of a token account as nodes report it: its transactions, and the deposits among them.
 
-There may be many nodes behind one URL, and a node may not know all that another one has reported. A gap in a
-history would be a lost deposit, or a payment that seems absent, so pages that are read in several calls must
-join.
+One URL may serve many nodes, and a node may lack what another has reported. A gap in a history would be a
+lost deposit, or a payment that seems absent, so pages of several calls must join.
 """
 
 import itertools
@@ -22,10 +21,10 @@ from agentpay_server.chain.rpc.replies import HistoryLine, malformed, read_histo
 from agentpay_server.chain.rpc.tips import Tips
 
 _MAX_LINES: Final = 1_000
-"""The most transactions that a node returns in one page."""
+"""Maximum number of transactions that a node returns in one page."""
 
 _DEPOSIT_BATCH: Final = 100
-# Foreign transactions may have any version; the balances by account, which are read, are alike in all.
+# Foreign transactions may have any version. All versions have the balances by account, which are read.
 _ANY_VERSION: Final = 255
 _CONFIRMED: Final = {"commitment": "confirmed"}
 _FINALIZED: Final = {"commitment": "finalized"}
@@ -35,14 +34,7 @@ Call = Callable[..., Awaitable[object]]
 
 
 class AccountHistory:
-    """Reads the transactions of token accounts.
-
-    Args:
-        call: calls a method of the node with parameters, and returns its result.
-        tips: the position of the cluster.
-        usdc_mint: the only mint whose deposits count.
-        is_emulator: whether the endpoint emulates a cluster, as one honest node.
-    """
+    """Reads the transactions of token accounts and their deposits of one mint."""
 
     def __init__(self, call: Call, tips: Tips, *, usdc_mint: str, is_emulator: bool) -> None:
         self._call = call
@@ -51,37 +43,37 @@ class AccountHistory:
         self._is_emulator = is_emulator
 
     async def newest(self, token_account: str, after: str | None) -> list[HistoryLine]:
-        """Return an account's newest transactions since a cursor, reversible ones too, newest first.
+        """Return an account's newest transactions since a cursor, including reversible ones, newest first.
 
-        One page of what one node reports: enough to find a transaction, and no proof that there is none.
+        One page of one node's report: enough to find a transaction, but no proof of absence.
         """
         return await self._page(token_account, {"limit": _MAX_LINES, **_until(after), **_CONFIRMED})
 
     async def newest_signature(self, token_account: str) -> str | None:
-        """Return what names the newest transaction of an account that cannot be undone."""
+        """Return the signature of an account's newest irreversible transaction."""
         page = await self._page(token_account, {"limit": 1, **_FINALIZED})
         return page[0].signature if page and page[0].finalized else None
 
     async def proved(self, token_account: str, after: str | None) -> list[HistoryLine]:
-        """Return an account's transactions since a cursor, of a node that has seen the last reported height.
+        """Return an account's transactions since a cursor, as of the last reported height or later.
 
-        Lines that the node calls reversible are not left out: what is missing here counts as proved absent.
+        Reversible ones are included, because a missing transaction counts as proved absent.
 
         Raises:
-            ChainUnavailableError: no node responds that proves that it knows the whole history.
+            ChainUnavailableError: no node proves that it knows the whole history.
         """
-        # Emulators take it for a filter and leave out what is older; none of their nodes lags behind another.
+        # Emulators treat it as a filter and leave out older transactions; as a single node they cannot lag.
         slot = (await self._tips.tip()).slot
         at_tip = _NO_OPTIONS if self._is_emulator else {"minContextSlot": slot}
         if not self._is_emulator:
-            # The index of accounts may lag behind the node's own blocks. A node returns a block only once its
-            # transactions are in the index, and refuses it until then.
+            # The index of accounts may lag behind the node's blocks. A node returns a block only once its
+            # transactions are indexed.
             await blocks.read_height(self._call, slot)
         lines = await self._whole(token_account, after, at_tip)
         if lines and after is None:
             await self._check_joins(token_account, lines[-1].signature, None)
         if not lines:
-            # A node whose index of accounts is empty or behind returns the same as one with nothing new.
+            # A node whose index is empty or lags responds like one without new transactions.
             page = await self._page(token_account, {"limit": 1, **at_tip, **_FINALIZED})
             if after is None or [line.signature for line in page] != [after]:
                 raise ChainUnavailableError("a node does not know the history of an account that has one")
@@ -90,7 +82,7 @@ class AccountHistory:
     async def deposits(
         self, token_account: str, *, after: str | None, booked: Booked = nothing_booked
     ) -> AsyncIterator[DepositBatch]:
-        """Yield the deposits since a cursor, which is a signature (see `DepositSource`)."""
+        """See `DepositSource`. The cursor is a signature."""
         history = await self._irreversible(token_account, after)
         known = await booked() if history else ()
         for start in range(0, len(history), _DEPOSIT_BATCH):
@@ -112,12 +104,12 @@ class AccountHistory:
     async def _whole(
         self, token_account: str, after: str | None, more: Mapping[str, object] = _NO_OPTIONS
     ) -> list[HistoryLine]:
-        """Return the transactions of an account since a cursor that the node reports, newest first."""
+        """Return all transactions of an account since a cursor, newest first."""
         lines: list[HistoryLine] = []
         seen: set[str] = set()
         while True:
-            # A node that does not know a page's start may return an empty page, as at the end of the history:
-            # every page but the first begins with the last line of the previous page.
+            # A node that does not know a page's start may return an empty page, as at the end of the history.
+            # So every page but the first begins with the last line of the previous page.
             overlap = lines[-1:]
             options: dict[str, object] = {"limit": _MAX_LINES, **more, **_until(after), **_FINALIZED}
             options |= {"before": lines[-2].signature} if overlap else {}
@@ -136,11 +128,11 @@ class AccountHistory:
         return lines
 
     async def _check_joins(self, token_account: str, oldest: str, after: str | None) -> None:
-        """Raise unless the line before the oldest one is the cursor, so that none is missing in between.
+        """Raise unless the line before the oldest one is the cursor, so that none is missing.
 
-        Without a cursor, nothing may be before it.
+        Without a cursor, the oldest line must be the first of the history.
 
-        A node that has forgotten the cursor, or does not know it yet, returns what it has.
+        A node that does not know the cursor returns an incomplete history.
         """
         page = await self._page(token_account, {"limit": 1, "before": oldest, **_FINALIZED})
         if [line.signature for line in page] != ([] if after is None else [after]):

@@ -1,10 +1,8 @@
-"""Batched requests: the status of all waiting transactions, or the content of many accounts, in one call.
+"""Batched requests: the statuses of all waiting transactions, or many accounts, in one call.
 
-Only few requests are in flight at a time, however many callers wait; later callers join the next request.
-
-Exactly-once depends on the order: a caller that has read a block height and then asks here for a status must
-get one that was read after that height. Therefore a caller joins the next request, never one that is in
-flight.
+Few requests are in flight at a time, however many callers wait. Exactly-once depends on the order: a caller
+that has read a block height and then asks for a status must get one that was read after that height. So a
+caller joins the next request, never one that is in flight.
 """
 
 import asyncio
@@ -17,7 +15,7 @@ from agentpay_server.chain.protocol import ChainUnavailableError
 T = TypeVar("T")
 
 MAX_SIGNATURES: Final = 256
-"""The most signatures that one `getSignatureStatuses` takes."""
+"""Maximum number of signatures in one `getSignatureStatuses`."""
 
 Fetch = Callable[[Sequence[str]], Awaitable[Sequence[T]]]
 
@@ -28,8 +26,7 @@ class Poller(Generic[T]):
     Args:
         fetch: requests at most `most` names, and returns the results in the same order.
         interval_seconds: minimum time between the starts of two requests.
-        most: how many names one request takes.
-        at_once: how many requests may be in flight at a time.
+        at_once: maximum number of requests in flight.
     """
 
     def __init__(self, fetch: Fetch[T], interval_seconds: float, *, most: int, at_once: int = 1) -> None:
@@ -53,11 +50,11 @@ class Poller(Generic[T]):
         answer = self._waiting.get(name)
         if answer is None:
             answer = self._waiting[name] = loop.create_future()
-            # Retrieved here, so that asyncio does not report it as never retrieved if no caller waits.
+            # Retrieved here, so that asyncio does not report it if no caller waits.
             answer.add_done_callback(lambda done: done.cancelled() or done.exception())
         if not self._is_collecting and self._asking < self._at_once:
             self._is_collecting = True
-            # Counted here, because a finished task stays in the set for one turn of the loop.
+            # Counted separately, because a finished task stays in the set for one turn of the loop.
             self._asking += 1
             task = loop.create_task(self._ask_while_anyone_waits())
             self._tasks.add(task)
@@ -85,10 +82,10 @@ class Poller(Generic[T]):
             try:
                 await asyncio.gather(*(self._ask(dict(part)) for part in parts))
             finally:
-                # Tasks cancelled in the turn in which they were started never ran: fail their callers here.
+                # Tasks cancelled in the turn of their start never ran: fail their callers here.
                 _fail(dict(waiting), ChainUnavailableError("the server stops"))
             if not self._waiting or self._is_collecting:
-                # In the same turn that found no waiting caller, so that the next caller starts a new task.
+                # In the turn that found no waiting caller, so that the next caller starts a new task.
                 self._asking -= 1
                 return
 
@@ -99,7 +96,7 @@ class Poller(Generic[T]):
             for answer, status in zip(answers.values(), statuses, strict=True):
                 answer.set_result(status)
         except Exception as caught:  # noqa: BLE001
-            # Any error is passed on to the waiting callers, or they would wait forever.
+            # Pass any error to the waiting callers, which would otherwise wait forever.
             error = caught
         finally:
             _fail(answers, error)
@@ -112,14 +109,9 @@ def _fail(answers: dict[str, asyncio.Future[T]], error: Exception) -> None:
 
 
 class Recent(Generic[T]):
-    """A recent value from the chain, shared by callers. Errors are passed to waiting callers, and not kept.
+    """A recent value from the chain, at most `max_age_seconds` old, shared by callers.
 
-    Args:
-        fetch: requests the value.
-        max_age_seconds: how long after the request it may be used.
-
-    Attributes:
-        max_age_seconds: the same; may be changed at any time.
+    Errors are passed to waiting callers, and not cached.
     """
 
     def __init__(self, fetch: Callable[[], Awaitable[T]], max_age_seconds: float) -> None:
@@ -132,7 +124,7 @@ class Recent(Generic[T]):
     async def get(self) -> T:
         """Return the value. Cancelling one caller does not affect the others."""
         while self._forgotten is not None and not self._forgotten.done():
-            # One request at a time, and the current one started too early for this caller.
+            # One request at a time; the current one started too early for this caller.
             await asyncio.wait({self._forgotten})
         task = self._task
         now = asyncio.get_running_loop().time()

@@ -1,8 +1,8 @@
-"""Validates and parses the results of a node: every field that is used is checked.
+"""Validates and parses the results of a node.
 
-Pure functions from JSON to values. A malformed result counts as no response, and raises
-`ChainUnavailableError`. A missing field is never read as its empty value; in particular, a status without
-`err` is not a success.
+Pure functions from JSON to values, which check every used field. A malformed result counts as no response,
+and raises `ChainUnavailableError`. A missing field is never read as its empty value; in particular, a status
+without `err` is not a success.
 """
 
 import base64
@@ -47,13 +47,7 @@ class Status:
 
 @frozen(kw_only=True)
 class ChainAccount:
-    """An account of any kind.
-
-    Attributes:
-        program: the program that owns it.
-        lamports: its balance.
-        data: its data.
-    """
+    """An account of any kind. `program` owns it."""
 
     program: str
     lamports: int
@@ -62,13 +56,7 @@ class ChainAccount:
 
 @frozen(kw_only=True)
 class HistoryLine:
-    """A transaction in an account's history.
-
-    Attributes:
-        signature: its signature.
-        failed: whether it moved nothing.
-        finalized: whether it is irreversible.
-    """
+    """A transaction in an account's history. `finalized` means irreversible."""
 
     signature: str
     failed: bool
@@ -85,12 +73,7 @@ class Calls:
 
 @frozen(kw_only=True)
 class Simulation:
-    """The result of simulating a transaction.
-
-    Attributes:
-        units_consumed: compute units that it used.
-        error: its error as reported; None if it would succeed.
-    """
+    """The result of simulating a transaction. `error` is None if it would succeed."""
 
     units_consumed: int
     error: object
@@ -178,7 +161,7 @@ def read_statuses(reply: object, wanted: int) -> tuple[int, list[Status | None]]
 
 
 def read_position(reply: object) -> int:
-    """Parse the slot at which a node has answered, of a result that has one."""
+    """Parse the slot of a result with a context."""
     return count(member(reply, "context", dict), "slot")
 
 

@@ -16,7 +16,7 @@ class Finality(StrEnum):
     """Two thirds of the stake have voted for its block, which takes less than a second."""
 
     FINALIZED = "finalized"
-    """Its block can no longer be undone, about 13 seconds later."""
+    """Its block is irreversible, about 13 seconds later."""
 
 
 def _url(*schemes: str) -> Callable[[object, "Attribute[str]", str], None]:
@@ -39,14 +39,14 @@ class RpcSettings:
     """An endpoint, and how to use it.
 
     Attributes:
-        url: of the JSON-RPC endpoint; not in `repr`, because providers put their keys into it.
-        websocket_url: of its websocket; None for none. It only shortens waiting.
+        url: the JSON-RPC endpoint; not in `repr`, because providers put their keys into it.
+        websocket_url: the endpoint's websocket; None for none. It only shortens waiting.
         finality: when a transaction counts as settled.
         allow_mainnet: whether real money is allowed.
         usdc_mint: the mint to use on a cluster without Circle's USDC; None for the same address as on
             mainnet.
         timeout_seconds: timeout of any call, including the wait for a connection.
-        max_connections: the most connections to the endpoint.
+        max_connections: maximum connections to the endpoint.
         blockhash_seconds: how long a blockhash is used for new transactions; None for the time of five
             blocks, at the observed pace of the cluster, and at most 5 s.
         landing_seconds: typical time until a transaction is confirmed: its status is requested no earlier,

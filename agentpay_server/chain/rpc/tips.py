@@ -1,8 +1,7 @@
-"""The position of a cluster, as far as its nodes are plausible: block heights, slots, and new blockhashes.
+"""The plausible position of a cluster: block heights, slots, and new blockhashes.
 
-Each number that a node reports is checked (`heights.py`). An implausible one is requested again, because
-there may be many nodes behind one URL; after some attempts it is replaced by what earlier claims say, or
-refused.
+Each number that a node reports is checked (`heights.py`). An implausible one is requested again, because one
+URL may serve many nodes. After some attempts it is replaced by an estimate from earlier claims, or refused.
 """
 
 import asyncio
@@ -52,10 +51,8 @@ class Reading:
 class Tips:
     """Reads the cluster's position, once for all callers at about the same time.
 
-    Args:
-        call: calls a method of the node with parameters, and returns its result.
-        blockhash_seconds: how long a blockhash is used for new transactions; None for the time of some
-            blocks.
+    `blockhash_seconds` is how long a blockhash is used for new transactions; None for the time of some
+    blocks.
     """
 
     def __init__(self, call: Call, blockhash_seconds: float | None) -> None:
@@ -81,11 +78,11 @@ class Tips:
         return math.inf if pace is None else life_seconds(pace)
 
     async def tip(self) -> Epoch:
-        """Return the newest finalized block that is plausible, at most a moment old."""
+        """Return the newest plausible finalized block, which may be slightly old."""
         return (await self._reading.get()).believed
 
     async def blockhash(self) -> Blockhash:
-        """Return a blockhash for a new transaction, confirmed, and no older than some blocks.
+        """Return a confirmed blockhash for a new transaction, no older than some blocks.
 
         Raises:
             ChainUnavailableError: no node responded, or no blockhash fits the height.
@@ -93,10 +90,10 @@ class Tips:
         return await self._blockhash.get()
 
     def check_stands_at_tip(self, slot: int) -> None:
-        """Raise unless a node at this slot has seen everything that was finalized at the last height.
+        """Raise unless a node at this slot has seen all that was finalized at the last height.
 
         Raises:
-            DoubtfulNodeError: it lags behind that, or reports an implausible slot.
+            DoubtfulNodeError: the node lags, or reports an implausible slot.
         """
         now = asyncio.get_running_loop().time()
         tip, highest = self._slots.newest_believable(now), self._slots.highest(now)
@@ -137,9 +134,9 @@ class Tips:
         return True
 
     async def _fetch_blockhash(self) -> Blockhash:
-        """Return a new blockhash; one that is not new, as far as can be determined, is never signed with.
+        """Return a new blockhash. An apparently old one is never used for signing.
 
-        The height is read first: a node that reports both is at least 150 blocks below the last valid height.
+        The height is read first, so a consistent node's is at least 150 blocks below the last valid height.
         """
         for _ in range(_TRIES):
             reading = await self._reading.get()
@@ -149,12 +146,12 @@ class Tips:
             if self._is_new(last_valid_height, reading.told.block_height):
                 return Blockhash(value=value, last_valid_block_height=last_valid_height)
             self._doubt("getLatestBlockhash", last_valid_height, reading.told.block_height)
-            # It is unknown which of the two was wrong.
+            # Either number may be wrong.
             self._reading.forget()
         raise ChainUnavailableError("the last valid height of the blockhash does not fit the block height")
 
     def _is_new(self, last_valid_height: int, height: int) -> bool:
-        # A node that reports both wrongly, by the same amount, is detected by earlier claims.
+        # Earlier claims reveal a node that reports both numbers wrong by the same amount.
         lowest = self._heights.lowest(asyncio.get_running_loop().time())
         return has_plausible_life(last_valid_height, height=height, lowest_height=lowest)
 

@@ -1,7 +1,7 @@
-"""Notifications of final transactions over a node's websocket. They shorten waiting, and decide nothing.
+"""Notifications of final transactions over a node's websocket. They only shorten waiting.
 
-A notification is only a reason to ask now. Without a websocket, or while it is down, waiting takes its full
-time and nothing else changes.
+A notification is a reason to query the status now. Without a websocket, or while it is down, waiting takes
+its full time and nothing else changes.
 """
 
 import asyncio
@@ -26,12 +26,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Notices:
-    """Wakes callers that wait for transactions.
-
-    Args:
-        url: of the websocket; None for none.
-        commitment: the commitment to be notified of.
-    """
+    """Wakes callers that wait for transactions. Without `url`, it notifies of nothing."""
 
     def __init__(self, url: str | None, commitment: str) -> None:
         self._url = url
@@ -40,7 +35,7 @@ class Notices:
         self._task: asyncio.Task[None] | None = None
 
     async def expect(self, signature: str) -> None:
-        """Subscribe to a transaction, early, so that the notification is not missed."""
+        """Subscribe to a transaction before it is sent, so that no notification is missed."""
         if self._url is not None and self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._stay_connected(self._url))
         connected = self._connected
@@ -51,14 +46,15 @@ class Notices:
         with suppress(WebSocketException, OSError, TimeoutError):
             async with asyncio.timeout(_ASKING_SECONDS):
                 if len(connected.asked) > _MAX_SUBSCRIPTIONS:
-                    # The node keeps subscriptions of transactions that never land. A new connection has none.
+                    # A node keeps the subscriptions of transactions that never land. A new connection drops
+                    # them.
                     await connected.connection.close()
                 await connected.connection.send(request)
 
     async def wait(self, signature: str, seconds: float) -> None:
-        """Return at a notification of a transaction since its subscription, after `seconds` at the latest.
+        """Return once a transaction is notified since its subscription, after `seconds` at the latest.
 
-        A notification ends one wait only: a caller that waits again has already read the status.
+        A notification ends one wait only, because a caller that waits again has read the status.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -100,7 +96,6 @@ class _Connected:
     """A connection with its subscriptions and notifications.
 
     Attributes:
-        connection: to the node.
         asked: the subscribed signatures, each once.
         notices: an event per signature, until a wait for it has ended.
         requests: the signatures by request number, until the node has confirmed the subscription.
@@ -126,7 +121,7 @@ class _Connected:
         return json.dumps({"jsonrpc": "2.0", "id": number, "method": "signatureSubscribe", "params": params})
 
     def hear(self, message: str | bytes) -> None:
-        """Process a message of the node; malformed ones are ignored."""
+        """Process a message of the node. Malformed ones are ignored."""
         try:
             told = json.loads(message)
             if "method" in told:

@@ -59,7 +59,7 @@ _PATH_WORDS: Final = {
     "name": "The name of the fault, such as `chain_down`; percent-encoded.",
     "origin": "The origin of the seller, such as `https://api.example.com`; percent-encoded.",
 }
-"""What a path parameter means, if it is not the identifier of an object."""
+"""Descriptions of the path parameters that are not identifiers of objects."""
 
 _SCOPES: Final = {
     Scope.OPERATOR: "Operator key only.",
@@ -113,12 +113,7 @@ _DELIVERY_HEADERS: Final = (
 
 
 def document(endpoints: Iterable[Endpoint], *, extensions: bool) -> dict[str, Any]:
-    """Return a document as a JSON value, with exact numbers as `Decimal`.
-
-    Args:
-        endpoints: all endpoints of the server.
-        extensions: whether to describe the extensions instead of `/v1`.
-    """
+    """Return the document of `/v1` or of the extensions as a JSON value, with exact numbers as `Decimal`."""
     chosen = [endpoint for endpoint in endpoints if endpoint.is_extension is extensions]
     return _Printer(chosen).document(_EXTENSIONS if extensions else _V1, has_webhooks=not extensions)
 

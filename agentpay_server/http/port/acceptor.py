@@ -27,11 +27,6 @@ class Acceptor:
     """Accepts connections on a listening socket, which it closes in the end.
 
     Has the methods of `asyncio.Server` that uvicorn calls.
-
-    Args:
-        sock: a listening socket.
-        connections: the open connections, and their limit.
-        protocol: creates the protocol of a new connection.
     """
 
     def __init__(

@@ -116,9 +116,7 @@ def _set_path(scope: Scope, raw_path: bytes, query: bytes) -> None:
 def _check_host(authority: str | None, hosts: Hosts) -> None:
     """Refuse a host that the port does not accept.
 
-    Args:
-        authority: the host with its port; None for HTTP/1.0 without one, which no browser sends.
-        hosts: the accepted hosts.
+    HTTP/1.0 without a host (None) is accepted, because no browser sends it.
 
     Raises:
         Problem: `invalid_request`, `misdirected_request`.
@@ -140,10 +138,6 @@ def _check_origin(scope: Scope, authority: str | None) -> None:
     """Refuse a write that a page of another origin sends.
 
     Browsers report the origin in Sec-Fetch-Site or in Origin. Programs send neither.
-
-    Args:
-        scope: the request's ASGI scope.
-        authority: its host with the port.
 
     Raises:
         Problem: `forbidden`.

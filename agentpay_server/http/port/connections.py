@@ -30,12 +30,7 @@ class Peer(Protocol):
 
 
 class Connections:
-    """Counts connections, and makes room for new ones.
-
-    Args:
-        limit: maximum number of connections.
-        metrics: receives the counts.
-    """
+    """Counts connections, and makes room for new ones."""
 
     def __init__(self, limit: int, metrics: Metrics) -> None:
         self.limit: int = limit

@@ -64,10 +64,7 @@ class Port:
     """The state that the connections of one port share.
 
     Attributes:
-        app: serves requests.
         refusal: counts and logs a refusal of malformed HTTP; returns its status, headers and body.
-        hosts: the accepted hosts.
-        connections: the open connections.
         seconds: the deadline of each kind of wait, unless the application bounds it.
     """
 
@@ -217,15 +214,12 @@ class Guarded(_Parser):
         raise NotImplementedError
 
     def _is_in_body(self) -> bool:
-        """Return whether a part of a body has been read."""
         raise NotImplementedError
 
     def _is_in_head(self) -> bool:
-        """Return whether a part of a head has been read."""
         raise NotImplementedError
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
         if self._is_refused:
             # The body turned out to be malformed in the meantime.
             return

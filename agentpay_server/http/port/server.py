@@ -57,12 +57,8 @@ class Served(Protocol):
 class PortServer(uvicorn.Server):
     """Serves an application on listening sockets.
 
-    Args:
-        application: the application to serve, whose settings and metrics the port uses.
-        hosts: the hosts that the port accepts.
-        shutdown_seconds: how long requests in service may continue after the port closes.
-        app: `application` with a wrapper; None for `application` itself.
-        with_websockets: whether `app` accepts WebSockets.
+    Requests in service may continue for `shutdown_seconds` after the port closes. `app` is `application` with
+    a wrapper; None for `application` itself.
     """
 
     def __init__(

@@ -59,7 +59,6 @@ class CheckedPayment:
     Attributes:
         transaction: the signature slot of the seller's fee payer may be empty.
         message_hash: identifies the signed message, independent of the signatures.
-        payer: address of the owner who pays.
     """
 
     transaction: VersionedTransaction

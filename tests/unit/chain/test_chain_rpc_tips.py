@@ -126,7 +126,7 @@ async def test_a_height_that_rose_too_fast_is_requested_again(
     assert await cluster.chain.block_height() == cluster.node.height
     assert cluster.node.calls["getEpochInfo"] == before + 2
     (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
-    assert f"getEpochInfo told {cluster.node.height + by}" in record.getMessage()
+    assert f"getEpochInfo returned {cluster.node.height + by}" in record.getMessage()
     await cluster.pass_time(1, reading=False)
     cluster.tell("getEpochInfo", (HEIGHT, by), (SLOT, by))
     # All of them report the same: earlier claims are used.

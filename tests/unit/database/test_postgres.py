@@ -19,7 +19,7 @@ from agentpay_server.database.postgres import POOL_SIZE, PostgresDatabase
 from agentpay_server.database.postgres_connections import _PREPARER, UndoneError
 from agentpay_server.database.runner import DatabaseInUseError, DatabaseUnavailableError
 from agentpay_server.database.tables import counters
-from agentpay_server.money.held_keys import Asked
+from agentpay_server.money.held_keys import RequestedKey
 from agentpay_server.transfers import store as transfers
 from agentpay_server.webhooks import delivery_store as deliveries
 from agentpay_server.webhooks import event_store as events
@@ -520,7 +520,7 @@ async def test_one_of_racing_claims_of_an_idempotency_key_wins(database, other):
     assert results.count(None) == 1
     assert all(result is None or isinstance(result, ConflictError) for result in results)
     await database.run(put_account)
-    asked = Asked(account_id="acct_1", idempotency_key="key", by_operator=True)
+    asked = RequestedKey(account_id="acct_1", idempotency_key="key", by_operator=True)
     held = await database.read(transfers.KEYS.find, asked, 0)
     assert held.holder_id == held.claim_id == f"txn_{results.index(None)}"
 
