@@ -165,6 +165,7 @@ class ListEventsParams(TypedDict, total=False):
     type: EventType | None
     account_id: str | None
     transfer_id: str | None
+    session_id: str | None
     since: datetime | None
     until: datetime | None
     limit: int | None

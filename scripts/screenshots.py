@@ -58,7 +58,7 @@ def main() -> int:
             tab = context.new_page()
             tab.goto(f"{url}/dashboard#/{page.format(payment=payment)}")
             tab.wait_for_selector(".page:not([aria-busy])")
-            tab.wait_for_selector(".state[data-is=live]")
+            tab.wait_for_selector(".state.live")
             tab.screenshot(path=IMAGES / f"{name}.png", animations="disabled")
             print(f"docs/images/{name}.png")
             context.close()

@@ -99,6 +99,7 @@ class AsyncEvents(AsyncResource):
         type: EventType | None = None,  # noqa: A002 - the name of the query parameter
         account_id: str | None = None,
         transfer_id: str | None = None,
+        session_id: str | None = None,
         since: datetime | None = None,
         until: datetime | None = None,
         limit: int | None = None,
@@ -111,6 +112,7 @@ class AsyncEvents(AsyncResource):
             type: only events of this type, such as `transfer.settled`.
             account_id: only events about this account.
             transfer_id: only events about this transfer or payment, `txn_…`.
+            session_id: only events about this session, `sess_…`.
             since: only events recorded after this moment, with a UTC offset.
             until: only events recorded up to this moment, with a UTC offset.
             limit: events per page, 1 to 100; 20 by default.
@@ -124,6 +126,7 @@ class AsyncEvents(AsyncResource):
             "type": type,
             "account_id": account_id,
             "transfer_id": transfer_id,
+            "session_id": session_id,
             "since": since,
             "until": until,
             "limit": limit,

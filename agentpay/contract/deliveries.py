@@ -104,6 +104,7 @@ class ListEvents(Request):
         type: only events of this type.
         account_id: only events about this account.
         transfer_id: only events about this transfer or payment.
+        session_id: only events about this session.
         since: only events recorded after this moment.
         until: only events recorded up to this moment.
         limit: page size, 1 to 100.
@@ -113,6 +114,7 @@ class ListEvents(Request):
     type: EventType | None = None
     account_id: Annotated[str, text(maximum=128)] | None = None
     transfer_id: Annotated[str, text(maximum=128)] | None = None
+    session_id: Annotated[str, text(maximum=128)] | None = None
     since: Annotated[datetime, Rule(parse_timestamp)] | None = None
     until: Annotated[datetime, Rule(parse_timestamp)] | None = None
     limit: Annotated[int, query_integer(minimum=1, maximum=100)] = 20

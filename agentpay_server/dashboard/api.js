@@ -1,6 +1,6 @@
 // @ts-check
-// The server's API: one key, one fetch, errors with the server's own sentence; and the stream of events.
-// The key is in this tab's sessionStorage and in the Authorization header. There is no cookie.
+// The server's API and its stream of events. The key is in this tab's sessionStorage and in the Authorization
+// header; there is no cookie.
 
 const KEY = "agentpay.key";
 
@@ -19,11 +19,7 @@ export class ApiError extends Error {
   }
 }
 
-let onUnauthorized = () => {};
-
-export const whenUnauthorized = (act) => { onUnauthorized = act; };
-
-/** Send a request; return its response. */
+/** Send a request; return its response. The window gets the event `unauthorized` when the key is refused. */
 export async function send(method, path, { body, signal, headers } = /** @type {any} */ ({})) {
   const held = key.get();
   let response;
@@ -35,53 +31,52 @@ export async function send(method, path, { body, signal, headers } = /** @type {
     });
   } catch (error) {
     if (signal?.aborted) throw error;
-    throw new ApiError(0, { message: method === "GET" ? "The server does not respond." : "The server did not respond. The outcome is unknown until this page shows it." });
+    throw new ApiError(0, { message: `The server does not respond.${method === "GET" ? "" : " The outcome is unknown until this page shows it."}` });
   }
   if (response.ok) return response;
   const problem = await response.json().catch(() => null);
-  if (response.status === 401 && held && held === key.get()) onUnauthorized();
+  if (response.status === 401 && held === key.get()) dispatchEvent(new Event("unauthorized"));
   throw new ApiError(response.status, problem);
 }
 
-/** Read or change something: as `send`, but return what the response holds. */
+/** Send a request; return the content of its response. */
 export async function call(method, path, options = {}) {
   const response = await send(method, path, options);
   return response.status === 204 ? null : response.json();
 }
 
-/** A path with the parameters that have a value. */
 export function at(path, query) {
-  const given = new URLSearchParams(Object.entries(query).filter(([, value]) => value)).toString();
+  const given = String(new URLSearchParams(Object.entries(query).filter(([, value]) => value)));
   return given ? `${path}?${given}` : path;
 }
 
-const FIRST_PAUSE_MS = 500, LONGEST_PAUSE_MS = 15000, POLL_MS = 2000, SILENCE_MS = 40000;
+const FIRST_PAUSE_MS = 500, LONGEST_PAUSE_MS = 15000, POLL_MS = 3000, SILENCE_MS = 40000;
 
 /**
- * Follow what happens until the signal: `onChange` after each change, `onState` with `live` or `reconnecting`.
- * Silent while the page is hidden. After a failure it pauses, longer each time, with jitter. It polls a server
- * that has no stream to give.
+ * Call `onChange` after each change, and `onState` with whether the connection is live, until the signal. Silent
+ * while the page is hidden. Polls a server that has no stream to give.
  */
 export async function follow({ signal, onChange, onState }) {
   const seen = { id: "" };
   let failures = 0;
-  const isLive = () => { failures = 0; onState("live"); };
+  const onNews = () => {
+    failures = 0;
+    onState(true);
+    onChange();
+  };
   while (!signal.aborted) {
     const turn = new AbortController(), end = () => turn.abort();
     for (const [source, event] of [[document, "visibilitychange"], [signal, "abort"]]) source.addEventListener(event, end, { signal: turn.signal });
     try {
-      if (document.hidden) await pause(2 ** 31 - 1, turn.signal);
-      else await listen(seen, turn.signal, () => { isLive(); onChange(); }).catch(async (error) => {
+      if (document.hidden) await pause(LONGEST_PAUSE_MS, turn.signal);
+      else await listen(seen, turn.signal, onNews).catch((error) => {
         if (![404, 429].includes(error.status)) throw error;
-        const newest = (await call("GET", "/console/events?limit=1", { signal: turn.signal })).data[0]?.id;
-        if (failures || newest !== seen.id) onChange();
-        seen.id = newest;
-        isLive();
-        await pause(POLL_MS, turn.signal);
+        onNews();
+        return pause(POLL_MS, turn.signal);
       });
     } catch {
       if (turn.signal.aborted) continue;
-      onState("reconnecting");
+      onState(false);
       await pause(Math.min(LONGEST_PAUSE_MS, FIRST_PAUSE_MS * 2 ** failures) * (0.5 + Math.random() / 2), signal);
       failures += 1;
     } finally {
@@ -90,7 +85,7 @@ export async function follow({ signal, onChange, onState }) {
   }
 }
 
-/** Read the stream, from the last event on, until the server ends it; `onNews` after its start and after events. */
+/** Read the stream from the last event on; call `onNews` after its start and after events. */
 async function listen(seen, signal, onNews) {
   const response = await send("GET", "/console/stream", { signal, headers: seen.id ? { "Last-Event-ID": seen.id } : {} });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
@@ -109,9 +104,11 @@ async function listen(seen, signal, onNews) {
   }
 }
 
-/** Return after a while, or at the signal. */
-export const pause = (ms, signal = undefined) => new Promise((resolve) => {
-  const done = () => { clearTimeout(timer); signal?.removeEventListener("abort", done); resolve(); };
-  const timer = setTimeout(done, ms);
-  signal?.addEventListener("abort", done);
-});
+export async function pause(ms, signal = undefined) {
+  const over = new AbortController();
+  await new Promise((resolve) => {
+    setTimeout(resolve, ms);
+    signal?.addEventListener("abort", resolve, { signal: over.signal });
+  });
+  over.abort();
+}

@@ -48,6 +48,7 @@ S = TypeVar("S")
 
 
 _BATCH: Final = 100
+_MAX_DOUBTED: Final = 10_000
 _LOOKS_AT_ONCE: Final = 8
 """How many payments of an account are checked at once. Payments pile up while servers restart: an expiry is
 accepted only by a server that has run for as long as a transaction may land."""
@@ -91,6 +92,8 @@ class Settlement:
         self._handlers = {handler.kind: handler for handler in handlers}
         self._drivers: dict[tuple[Kind, str], asyncio.Task[Ended[Any]]] = {}
         self._driven_signatures: set[str] = set()
+        # The payments whose doubtful expiry is logged already.
+        self._doubted: set[str] = set()
         self.broadcaster: Broadcaster = Broadcaster(context.chain)
         self._check_earlier: Callable[[str], Awaitable[None]] = _check_nothing
 
@@ -207,7 +210,7 @@ class Settlement:
             )
         except ChainUnavailableError:
             return None
-        self.broadcaster.ages.forget(tx.signature)
+        self._stop_tracking(tx)
         return following.subject if isinstance(following, Ended) else None
 
     async def free_all(self) -> None:
@@ -257,6 +260,7 @@ class Settlement:
 
     def _stop_tracking(self, tx: ChainTransaction) -> None:
         self._driven_signatures.discard(tx.signature)
+        self._doubted.discard(tx.signature)
         self.broadcaster.ages.forget(tx.signature)
 
     def _claim(self, connection: Connection) -> list[ChainTransaction]:
@@ -384,8 +388,21 @@ class Settlement:
             ChainUnavailableError: the expired transaction may be the one that landed.
         """
         source = await self._database.read(account_store.existing_account, tx.account_id)
-        if not await self._chain.holds(source.usdc_token_account, source.balance):
-            raise ChainUnavailableError("an account holds less on chain than is booked")
+        if await self._chain.holds(source.usdc_token_account, source.balance):
+            return
+        if tx.signature not in self._doubted:
+            if len(self._doubted) >= _MAX_DOUBTED:
+                self._doubted.clear()
+            self._doubted.add(tx.signature)
+            log(
+                logger,
+                logging.WARNING,
+                "transaction.expiry_doubted",
+                tx_signature=tx.signature,
+                subject=tx.subject_id,
+                account_id=tx.account_id,
+            )
+        raise ChainUnavailableError("an account holds less on chain than is booked")
 
     async def _after_commit(self, booked: "_Booked[S]", detail: str | None) -> None:
         """Run the actions that follow a commit, such as logging."""

@@ -78,13 +78,13 @@ _RELEASED_BY_MOMENT: Final = (
 _RELEASED: Final = select(func.coalesce(func.sum(table.c.held), 0)).where(
     table.c.account_id == bindparam("account_id"), table.c.released_us > bindparam("start_us")
 )
+_SPENT: Final = select(_TOTAL_BEFORE.scalar_subquery(), _RELEASED.scalar_subquery())
 
 
 def spent(connection: Connection, account: AccountRecord, now_us: int) -> int:
     """Return the micro-USDC that an account has spent within the window that ends at `now_us`."""
     values = {"account_id": account.account_id, "start_us": window_start_us(now_us)}
-    before = connection.execute(_TOTAL_BEFORE, values).scalar_one_or_none()
-    released = connection.execute(_RELEASED, values).scalar_one()
+    ((before, released),) = connection.execute(_SPENT, values)
     return spent_in_window(
         total_micro=account.spent_total, total_before_micro=before or 0, released_micro=int(released)
     )

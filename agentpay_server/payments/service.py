@@ -26,6 +26,7 @@ from agentpay_server.database.pages import List
 from agentpay_server.errors import Problem, not_found
 from agentpay_server.money.authorization import Parties
 from agentpay_server.money.held_keys import Held, RequestedKey
+from agentpay_server.money.idempotency import is_in_force
 from agentpay_server.payments import rules, store
 from agentpay_server.payments.authorizing import ApprovedPayment, NewPayment, Purchase
 from agentpay_server.payments.responses import conflict, problem_of, shown
@@ -173,9 +174,7 @@ class Payments:
 
     def _in_force(self, held: Held[TransferRecord], now_us: int) -> TransferRecord | None:
         holder = held.holder
-        if holder is None or (holder.key_expires_us is not None and holder.key_expires_us <= now_us):
-            return None
-        return holder
+        return holder if holder is not None and is_in_force(holder.key_expires_us, now_us) else None
 
     async def _replayed(self, held: TransferRecord, offer: Offer) -> Payment | None:
         payment = await self._database.read(store.existing_payment, held.transfer_id)

@@ -71,21 +71,21 @@ class Closing:
         self._driver = driver
 
     async def closed(
-        self, session_id: str, deadline: float, *, principal: Principal | None = None
+        self, session: SessionRecord, deadline: float, *, principal: Principal | None = None
     ) -> SessionRecord:
         """Close an open or closing session; return its state after that, or at the deadline.
 
         Args:
-            session_id: the session.
+            session: the session, as just read.
             deadline: when to stop waiting, in the event loop's time.
             principal: the caller; None for an automatic close or recovery.
         """
         fault_point(Operation.SESSION_CLOSE, Step.BEGUN)
-        session = await self._claimed(session_id, principal)
+        session = await self._claimed(session, principal)
         pause = 0.0
         while session.status == SessionStatus.CLOSING and session.error is None:
             if session.closes_us is None:
-                settled = await self._driver.finish(Kind.SESSION_SETTLE, session_id, deadline)
+                settled = await self._driver.finish(Kind.SESSION_SETTLE, session.session_id, deadline)
             else:
                 if pause and self._is_over(deadline):
                     return session
@@ -98,7 +98,7 @@ class Closing:
             if settled is not None:
                 session = settled
                 continue
-            session = await self._database.read(store.existing_session, session_id)
+            session = await self._database.read(store.existing_session, session.session_id)
             if self._is_over(deadline):
                 return session
         return session
@@ -107,13 +107,12 @@ class Closing:
         """Return whether the caller must get a response now; the scheduler continues."""
         return asyncio.get_running_loop().time() >= deadline or self._context.tasks.closing.done()
 
-    async def _claimed(self, session_id: str, principal: Principal | None) -> SessionRecord:
+    async def _claimed(self, session: SessionRecord, principal: Principal | None) -> SessionRecord:
         """Return a session; claim it first if it is open, or closing and postponed."""
-        session = await self._database.read(store.existing_session, session_id)
         is_postponed = session.status == SessionStatus.CLOSING and session.error is not None
         if session.status != SessionStatus.OPEN and not is_postponed:
             return session
-        claimed = await self._database.run(self._claim, session_id, principal)
+        claimed = await self._database.run(self._claim, session.session_id, principal)
         fault_point(Operation.SESSION_CLOSE, Step.CLAIMED)
         return claimed
 
@@ -191,22 +190,20 @@ class Closing:
         if session.status != SessionStatus.CLOSING or session.closes_us is None:
             return session, None, False
         now_us = self._context.clock.now_us()
-        found = sign(Unit(connection, self._context, now_us), session, state, blockhash)
-        tx = None
+        signed, found = sign(Unit(connection, self._context, now_us), session, state, blockhash)
         if isinstance(found, Obstacle):
-            _postpone(connection, session, found, now_us)
-        else:
-            tx = pending_transaction(
-                found.signed,
-                kind=Kind.SESSION_SETTLE,
-                subject_id=session_id,
-                account_id=session.account_id,
-                credits_account_id=session.recipient_account_id,
-                detail=found.detail,
-                now_us=now_us,
-            )
-            chain_transactions.insert_transaction(connection, tx)
-        return store.existing_session(connection, session_id), tx, True
+            return _postponed(connection, session, found, now_us), None, True
+        tx = pending_transaction(
+            found.signed,
+            kind=Kind.SESSION_SETTLE,
+            subject_id=session_id,
+            account_id=session.account_id,
+            credits_account_id=session.recipient_account_id,
+            detail=found.detail,
+            now_us=now_us,
+        )
+        chain_transactions.insert_transaction(connection, tx)
+        return signed, tx, True
 
 
 class SessionSettleHandler(Handler[SessionRecord]):
@@ -256,12 +253,9 @@ class SessionSettleHandler(Handler[SessionRecord]):
         # opening and closing its account would make the treasury pay a fee each time.
         may_have_alternative = failure.reason in _CHANGED_SINCE and subject.settlements == 1
         if failure.reason is FailureReason.ACCOUNT_NOT_EMPTY or may_have_alternative:
-            settlements.drop_settlement(
-                unit.connection, subject.session_id, sign_us=takeover_us(unit.context)
-            )
-        else:
-            _postpone(unit.connection, subject, REFUSED_BY_CHAIN, unit.now_us)
-        return store.existing_session(unit.connection, subject.session_id)
+            sign_us = takeover_us(unit.context)
+            return settlements.drop_settlement(unit.connection, subject.session_id, sign_us=sign_us)
+        return _postponed(unit.connection, subject, REFUSED_BY_CHAIN, unit.now_us)
 
     async def prepare(self, context: Context, subject: SessionRecord) -> PayoutState:
         """Read the escrow and the accounts to pay."""
@@ -277,7 +271,8 @@ class SessionSettleHandler(Handler[SessionRecord]):
     ) -> Replacement | Obstacle:
         """Sign a replacement, whatever the current policy is."""
         session = store.existing_session(unit.connection, subject.session_id, lock=True)
-        return sign(unit, session, means.prepared, means.blockhash)
+        _, found = sign(unit, session, means.prepared, means.blockhash)
+        return found
 
     def dropped(
         self,
@@ -287,8 +282,7 @@ class SessionSettleHandler(Handler[SessionRecord]):
         reason: Obstacle,
     ) -> SessionRecord:
         """Postpone the settlement of a session that cannot be settled now."""
-        _postpone(unit.connection, subject, reason, unit.now_us)
-        return store.existing_session(unit.connection, subject.session_id)
+        return _postponed(unit.connection, subject, reason, unit.now_us)
 
     def landed_late(self, unit: Unit, tx: ChainTransaction) -> str | None:
         """Book a settlement that landed after it was considered expired.
@@ -322,8 +316,8 @@ def takeover_us(context: Context) -> int:
 
 def sign(
     unit: Unit, session: SessionRecord, state: PayoutState, blockhash: Blockhash
-) -> Replacement | Obstacle:
-    """Sign the settlement of a closing session, or return the obstacle.
+) -> tuple[SessionRecord, Replacement | Obstacle]:
+    """Sign the settlement of a closing session, or find the obstacle; return the session with it.
 
     Raises:
         ChainUnavailableError: signing is stopped for the account.
@@ -343,7 +337,7 @@ def sign(
     if found is None and creates and not _may_create(connection, account, now_us):
         found = TOO_MANY_CREATED
     if found is not None:
-        return found
+        return session, found
     signed = escrow.settle_escrow(
         context.signer,
         blockhash,
@@ -357,10 +351,10 @@ def sign(
         source=account.usdc_token_account,
         source_micro=legs.account_leg_micro,
     )
-    settlements.sign_settlement(
+    updated = settlements.sign_settlement(
         connection, session.session_id, signed.signature, payee_created_us=now_us if creates else None
     )
-    return Replacement(signed=signed, detail=booking.detail_of(legs.deposited_micro))
+    return updated, Replacement(signed=signed, detail=booking.detail_of(legs.deposited_micro))
 
 
 def _may_create(connection: Connection, account: AccountRecord, now_us: int) -> bool:
@@ -369,8 +363,8 @@ def _may_create(connection: Connection, account: AccountRecord, now_us: int) -> 
     return created < MAX_PAYEES_CREATED
 
 
-def _postpone(connection: Connection, session: SessionRecord, found: Obstacle, now_us: int) -> None:
-    settlements.postpone(
+def _postponed(connection: Connection, session: SessionRecord, found: Obstacle, now_us: int) -> SessionRecord:
+    return settlements.postpone(
         connection,
         session.session_id,
         closes_us=now_us + retry_us(session.put_offs),

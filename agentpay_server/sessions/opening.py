@@ -384,10 +384,8 @@ def terms_of(request: OpenSession) -> Terms:
     )
 
 
-def key_holder_of(record: SessionRecord | None) -> KeyHolder | None:
+def key_holder_of(record: SessionRecord) -> KeyHolder:
     """Return a stored session as the holder of an idempotency key."""
-    if record is None:
-        return None
     return KeyHolder(
         terms=Terms(
             account_id=record.account_id, to=record.to, cap_micro=record.cap, category=record.category

@@ -50,8 +50,12 @@ class SessionSchedule:
         found = await self._context.database.read(store.due, count + len(self._closes))
         return [due for due in found if due[0] not in self._closes]
 
+    async def _closed(self, session_id: str) -> None:
+        session = await self._context.database.read(store.existing_session, session_id)
+        await self._closing.closed(session, math.inf)
+
     def _close(self, session_id: str) -> "asyncio.Task[Any]":
-        closing = self._context.tasks.start(self._closing.closed(session_id, math.inf))
+        closing = self._context.tasks.start(self._closed(session_id))
         self._closes[session_id] = closing
         closing.add_done_callback(lambda _: self._closes.pop(session_id, None))
         return closing

@@ -28,7 +28,7 @@ from agentpay_server.database.pages import List
 from agentpay_server.errors import chain_unavailable, invalid, not_found
 from agentpay_server.money.authorization import Authorizer, Decided, Parties
 from agentpay_server.money.held_keys import Held
-from agentpay_server.money.idempotency import Verdict, conflict, verdict
+from agentpay_server.money.idempotency import perform
 from agentpay_server.money.preflight import invalid_recipient
 from agentpay_server.money.settlement import Settlement
 from agentpay_server.money.transactions import Kind
@@ -155,32 +155,28 @@ class Sessions:
 
     async def _open(self, principal: Principal, request: OpenSession) -> Session:
         deadline = self._authorizer.deadline()
-        terms = terms_of(request)
-        while True:
-            now_us = self._context.clock.now_us()
-            view = await self._database.read(_view, principal, request, now_us)
-            holder = view.held.holder
-            judged = verdict(
-                key_holder_of(holder), terms, now_us, is_held_elsewhere=view.held.is_held_elsewhere
-            )
-            if judged in (Verdict.NEW, Verdict.RETRY):
-                decided = await self._decided(principal, request, view, deadline)
-                if decided is None:
-                    continue
-                session = await self._driven(decided, deadline)
-            else:
-                if judged is Verdict.CONFLICT:
-                    raise conflict()
-                assert holder is not None  # noqa: S101 - only a held key is judged otherwise
-                session = holder
-                if session.status == SessionStatus.OPENING:
-                    opened = await self._settlement.finish(Kind.SESSION_OPEN, session.session_id, deadline)
-                    session = opened or await self._current(session)
-            if session.status == SessionStatus.OPENING:
-                raise unresolved(session)
-            if session.status == SessionStatus.FAILED:
-                raise stopped(session)
-            return shown(session)
+
+        async def decide(view: _View) -> SessionRecord | None:
+            decided = await self._decided(principal, request, view, deadline)
+            return None if decided is None else await self._driven(decided, deadline)
+
+        async def finish(session: SessionRecord) -> SessionRecord:
+            opened = await self._settlement.finish(Kind.SESSION_OPEN, session.session_id, deadline)
+            return opened or await self._current(session)
+
+        session, _ = await perform(
+            self._context.clock,
+            terms_of(request),
+            read=lambda now_us: self._database.read(_view, principal, request, now_us),
+            key_holder=key_holder_of,
+            decide=decide,
+            finish=finish,
+        )
+        if session.status == SessionStatus.OPENING:
+            raise unresolved(session)
+        if session.status == SessionStatus.FAILED:
+            raise stopped(session)
+        return shown(session)
 
     async def _driven(self, decided: Decided[SessionRecord], deadline: float) -> SessionRecord:
         """Drive the opening of a session; return it at its end, or as it is at the deadline."""
@@ -220,7 +216,7 @@ class Sessions:
         if refusal is not None:
             raise refused(refusal, session)
         if session.status != SessionStatus.SETTLED:
-            session = await self._closing.closed(session_id, self._authorizer.deadline(), principal=principal)
+            session = await self._closing.closed(session, self._authorizer.deadline(), principal=principal)
         if session.status == SessionStatus.SETTLED:
             return shown(session)
         raise unresolved(session) if session.error is None else stopped(session)

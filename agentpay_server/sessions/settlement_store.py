@@ -1,22 +1,26 @@
 """SQL statements for the closing of sessions: the claim, the settling transaction, the end."""
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from sqlalchemy import Boolean, Integer, bindparam, func, null, select, type_coerce, update
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from agentpay.contract.sessions import SessionStatus
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import sessions
 from agentpay_server.sessions.store import IS_CLOSING, IS_OPEN, OF_SESSION, SessionRecord
 
+_UPDATED: Final = tuple(
+    # SQLite has no booleans, and SQLAlchemy converts them only in the results of a SELECT.
+    type_coerce(each, Integer) if isinstance(each.type, Boolean) else each
+    for each in sessions.columns
+)
 _CLAIM_CLOSING: Final = (
     update(sessions)
     .where(OF_SESSION, IS_OPEN)
     .values(status=SessionStatus.CLOSING.value, closes_us=bindparam("sign_us"))
-    # SQLite has no booleans, and SQLAlchemy converts them only in the results of a SELECT.
-    .returning(
-        *(type_coerce(each, Integer) if isinstance(each.type, Boolean) else each for each in sessions.columns)
-    )
+    .returning(*_UPDATED)
 )
 # A charge may have extended the time limit since the session was found due.
 _CLAIM_DUE: Final = _CLAIM_CLOSING.where(sessions.c.closes_us <= bindparam("now_us")).values(
@@ -40,6 +44,7 @@ _SIGN_SETTLEMENT: Final = (
         # Another process may have postponed it meanwhile.
         closes_us=null(),
     )
+    .returning(*_UPDATED)
 )
 _DROP_SETTLEMENT: Final = (
     update(sessions)
@@ -49,6 +54,7 @@ _DROP_SETTLEMENT: Final = (
         payee_created_us=null(),
         closes_us=bindparam("sign_us"),
     )
+    .returning(*_UPDATED)
 )
 _POSTPONE: Final = _DROP_SETTLEMENT.values(
     error=bindparam("error"),
@@ -87,8 +93,7 @@ def claim_closing(connection: Connection, session_id: str, *, sign_us: int) -> S
         The updated session; None if it is not open.
     """
     values = {"of_session": session_id, "sign_us": sign_us}
-    row = connection.execute(_CLAIM_CLOSING, values).one_or_none()
-    return None if row is None else SessionRecord(*row)
+    return _updated(connection, _CLAIM_CLOSING, values)
 
 
 def claim_due(
@@ -99,8 +104,7 @@ def claim_due(
     `closed_by` is the time limit that closes it.
     """
     values = {"of_session": session_id, "now_us": now_us, "closed_by": closed_by, "sign_us": sign_us}
-    row = connection.execute(_CLAIM_DUE, values).one_or_none()
-    return None if row is None else SessionRecord(*row)
+    return _updated(connection, _CLAIM_DUE, values)
 
 
 def claim_postponed(connection: Connection, session_id: str, *, sign_us: int) -> bool:
@@ -124,8 +128,8 @@ def set_settled(
 
 def sign_settlement(
     connection: Connection, session_id: str, tx_signature: str, *, payee_created_us: int | None
-) -> None:
-    """Store the transaction that settles a closing session.
+) -> SessionRecord:
+    """Store the transaction that settles a closing session, and return the session.
 
     `payee_created_us` is the current time if the transaction creates the payee's token account.
     """
@@ -134,12 +138,12 @@ def sign_settlement(
         "settlement_tx_signature": tx_signature,
         "payee_created_us": payee_created_us,
     }
-    connection.execute(_SIGN_SETTLEMENT, values)
+    return _still_closing(connection, _SIGN_SETTLEMENT, values)
 
 
-def drop_settlement(connection: Connection, session_id: str, *, sign_us: int) -> None:
-    """Store that another settlement must be signed, from `sign_us` on."""
-    connection.execute(_DROP_SETTLEMENT, {"of_session": session_id, "sign_us": sign_us})
+def drop_settlement(connection: Connection, session_id: str, *, sign_us: int) -> SessionRecord:
+    """Store that another settlement must be signed, from `sign_us` on, and return the session."""
+    return _still_closing(connection, _DROP_SETTLEMENT, {"of_session": session_id, "sign_us": sign_us})
 
 
 def postpone(
@@ -150,8 +154,8 @@ def postpone(
     error: str,
     message: str,
     stuck_reason: str,
-) -> None:
-    """Store why a closing session cannot be settled now, and when to retry (`closes_us`).
+) -> SessionRecord:
+    """Store why a closing session cannot be settled now, and when to retry (`closes_us`); return the session.
 
     `stuck_reason` is the public code of the condition.
     """
@@ -162,4 +166,20 @@ def postpone(
         "stuck_reason": stuck_reason,
         "sign_us": closes_us,
     }
-    connection.execute(_POSTPONE, values)
+    return _still_closing(connection, _POSTPONE, values)
+
+
+def _updated(
+    connection: Connection, statement: ReturningUpdate[Any], values: Mapping[str, object]
+) -> SessionRecord | None:
+    row = connection.execute(statement, values).one_or_none()
+    return None if row is None else SessionRecord(*row)
+
+
+def _still_closing(
+    connection: Connection, statement: ReturningUpdate[Any], values: Mapping[str, object]
+) -> SessionRecord:
+    session = _updated(connection, statement, values)
+    if session is None:
+        raise ValueError(f"{values['of_session']} is not closing")
+    return session

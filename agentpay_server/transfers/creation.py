@@ -123,10 +123,8 @@ def terms_of_record(record: TransferRecord) -> Terms:
     )
 
 
-def key_holder_of(record: TransferRecord | None) -> KeyHolder | None:
+def key_holder_of(record: TransferRecord) -> KeyHolder:
     """Return a stored transfer as the holder of an idempotency key."""
-    if record is None:
-        return None
     return KeyHolder(
         terms=terms_of_record(record),
         if_equal=verdict_if_equal(record.status, record.error),

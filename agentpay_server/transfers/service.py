@@ -5,6 +5,7 @@ balance. This module checks the idempotency key and builds the response; `execut
 """
 
 import asyncio
+from functools import partial
 from typing import Final
 
 import attrs
@@ -13,7 +14,7 @@ from attrs import frozen
 from agentpay.contract import identifiers
 from agentpay.contract.pages import PageBody
 from agentpay.contract.spending import ListTransfers
-from agentpay.contract.transfers import CreateTransfer, Transfer, TransferStatus
+from agentpay.contract.transfers import CreateTransfer, Transfer
 from agentpay_server.accounts import store as account_store
 from agentpay_server.clock import HOUR_US, end_of_millisecond_us
 from agentpay_server.context import Context
@@ -22,7 +23,7 @@ from agentpay_server.database.pages import List
 from agentpay_server.errors import not_found
 from agentpay_server.money.authorization import Parties
 from agentpay_server.money.held_keys import Held, RequestedKey
-from agentpay_server.money.idempotency import Verdict, conflict, verdict
+from agentpay_server.money.idempotency import perform
 from agentpay_server.principals import Principal
 from agentpay_server.randomness import earliest_identifier
 from agentpay_server.transfers import store
@@ -87,29 +88,22 @@ class Transfers:
         return await asyncio.shield(running[1])
 
     async def _create(self, principal: Principal, request: CreateTransfer, terms: Terms) -> Transfer:
-        deadline = self._execution.deadline()
-        while True:
-            now_us = self._context.clock.now_us()
-            view = await self._database.read(_view, principal, request, now_us)
-            holder = view.held.holder
-            judged = verdict(
-                key_holder_of(holder), terms, now_us, is_held_elsewhere=view.held.is_held_elsewhere
-            )
-            if judged in (Verdict.NEW, Verdict.RETRY):
-                requested = requested_key(principal, request)
-                intent = NewTransfer(self._context, principal, terms, requested, view.held)
-                decided = await self._execution.decided(intent, view.parties, deadline)
-                if decided is None:
-                    continue
-                transfer = await self._execution.driven(decided, deadline)
-            else:
-                if judged is Verdict.CONFLICT:
-                    raise conflict()
-                assert holder is not None  # noqa: S101 - only a held key is judged otherwise
-                transfer = holder
-                if transfer.status == TransferStatus.SUBMITTED:
-                    transfer = await self._execution.resumed(transfer, deadline)
-            return final_response(transfer, self._chain, is_replay=judged is Verdict.REPLAY)
+        deadline, requested = self._execution.deadline(), requested_key(principal, request)
+
+        async def decide(view: _View) -> TransferRecord | None:
+            intent = NewTransfer(self._context, principal, terms, requested, view.held)
+            decided = await self._execution.decided(intent, view.parties, deadline)
+            return None if decided is None else await self._execution.driven(decided, deadline)
+
+        transfer, is_replay = await perform(
+            self._context.clock,
+            terms,
+            read=lambda now_us: self._database.read(_view, principal, request, now_us),
+            key_holder=key_holder_of,
+            decide=decide,
+            finish=partial(self._execution.resumed, deadline=deadline),
+        )
+        return final_response(transfer, self._chain, is_replay=is_replay)
 
     async def get(self, principal: Principal, transfer_id: str) -> Transfer:
         """Return one transfer (interface T5).

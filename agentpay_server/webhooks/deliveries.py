@@ -72,7 +72,7 @@ class Deliveries:
             principal.operator_id,
             before,
             query.limit + 1,
-            _filters(query, "type", "account_id", "transfer_id"),
+            _filters(query, "type", "account_id", "transfer_id", "session_id"),
         )
         return listing.page(rows, query.limit, seq=lambda row: row.seq, item=lambda row: _event(row.body))
 

@@ -24,6 +24,7 @@ class EventRecord:
     body: str
     created_us: int
     transfer_id: str | None
+    session_id: str | None
 
 
 _INSERT: Final = insert(events)
@@ -55,6 +56,7 @@ _FILTERS: Final[Mapping[str, tuple[ColumnElement[Any], ...]]] = {
     "type": (events.c.type == bindparam("type"),),
     "account_id": (events.c.account_id == bindparam("account_id"),),
     "transfer_id": (events.c.transfer_id == bindparam("transfer_id"),),
+    "session_id": (events.c.session_id == bindparam("session_id"),),
     "since_us": time_bounds.after(events),
     "until_us": time_bounds.up_to(events),
 }
@@ -81,7 +83,8 @@ def page(
 ) -> list[EventRecord]:
     """Return an operator's events below a sequence number, newest first.
 
-    `filters` are values of `type`, `account_id` and `transfer_id`, and times as `since_us` and `until_us`.
+    `filters` are values of `type`, `account_id`, `transfer_id` and `session_id`, and times as `since_us` and
+    `until_us`.
     """
     statement = _page_by(*(name for name in _FILTERS if name in filters))
     values = {"operator_id": operator_id, "before": before, "count": count, **filters}

@@ -98,6 +98,7 @@ class Outbox:
                 "body": codec.print_json(envelope).decode("ascii"),
                 "created_us": self._now_us,
                 "transfer_id": data.get("transfer_id"),
+                "session_id": data.get("session_id"),
             }
         )
         for subscription in subscriptions:

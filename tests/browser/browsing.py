@@ -13,6 +13,14 @@ WIDE, NARROW = (1280, 850), (390, 844)
 OTHER_HOST = "console.example"
 """A name that leads to this machine, in this browser."""
 
+MOVE = """async (page) => {
+    const before = location.hash;
+    location.hash = `#/${page}`;
+    if (location.hash === before) return;
+    await new Promise((done) => addEventListener("hashchange", done, { once: true }));
+}"""
+"""Returns once the console has replaced the page that was shown."""
+
 
 @define(slots=False)  # Playwright keeps something on what listens.
 class Console:
@@ -63,7 +71,7 @@ class Console:
 
     def go(self, tab: Page, page: str) -> None:
         """Move a tab to another page, and wait until that has loaded."""
-        tab.evaluate("page => { location.hash = `#/${page}`; }", page)
+        tab.evaluate(MOVE, page)
         self.wait(tab)
 
     def wait(self, tab: Page) -> None:

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 from browsing import OTHER_HOST, Console
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, expect, sync_playwright
 
 from agentpay_server import AgentPayServer
 
 REQUIRED = "AGENTPAY_BROWSER_REQUIRED"
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+# On a busy machine a page may take seconds.
+expect.set_options(timeout=20_000)
 
 
 @pytest.fixture(scope="session")

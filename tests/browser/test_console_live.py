@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from browsing import Console
-from playwright.sync_api import Route, expect
+from playwright.sync_api import Request, Route, expect
 
 from agentpay_server import AgentPayServer
 
@@ -34,18 +34,19 @@ def test_the_event_stream_shows_changes_and_closes_while_the_page_is_hidden(
     expect(tab.locator(".state")).to_have_text("Live")
     tail = server._running.server.services.tail
     assert sum(map(len, tail._streams.values())) == 1
-    asked: list[str] = []
-    tab.on("request", lambda request: asked.append(request.url))
     tab.evaluate(
         "Object.defineProperty(document, 'hidden', {get: () => window.isAway, configurable: true});"
         "window.isAway = true; document.dispatchEvent(new Event('visibilitychange'))"
     )
-    for _ in range(100):
+    for _ in range(1000):
         if not tail._streams:
             break
         tab.wait_for_timeout(20)
     assert not tail._streams
+    asked: list[str] = []
+    tab.on("request", lambda request: asked.append(request.url))
     pay(server, "4")
+    tab.wait_for_timeout(2_500)  # by then it would have read what it was asked to read before
     assert asked == []
     tab.evaluate("window.isAway = false; document.dispatchEvent(new Event('visibilitychange'))")
     expect(tab.locator("[data-row]")).to_contain_text("4.00")
@@ -55,15 +56,19 @@ def test_the_event_stream_shows_changes_and_closes_while_the_page_is_hidden(
 
 def test_without_a_stream_the_page_polls(server: AgentPayServer, console: Console) -> None:
     console.expects_failures = True
+    refused: list[str] = []
+
+    def busy(route: Route) -> None:
+        """Refuse a stream as a server does that has no room for it."""
+        refused.append(route.request.url)
+        route.fulfill(status=429, json={"error": "rate_limited", "message": "no room", "request_id": "req_1"})
+
     tab = console.open("timeline", before=lambda tab: tab.route("**/console/stream", busy))
     expect(tab.locator(".state")).to_have_text("Live")
+    assert refused
+    assert not server._running.server.services.tail._streams
     pay(server, "6")
     expect(tab.locator("[data-row]")).to_contain_text("6.00")
-
-
-def busy(route: Route) -> None:
-    """Refuse a stream as a server does that has no room for it."""
-    route.fulfill(status=429, json={"error": "rate_limited", "message": "no room", "request_id": "req_1"})
 
 
 def test_new_rows_are_held_back_while_a_row_is_open(server: AgentPayServer, console: Console) -> None:
@@ -100,15 +105,20 @@ def test_an_open_row_stays_while_new_events_arrive(server: AgentPayServer, conso
 def test_a_late_response_never_replaces_a_newer_page(server: AgentPayServer, console: Console) -> None:
     pay(server)
     held: list[Route] = []
+    ended: list[Request] = []
     tab = console.open("sessions")
+    for outcome in ("requestfinished", "requestfailed"):
+        tab.on(outcome, lambda request: ended.append(request))  # noqa: PLW0108 - no builtin
     tab.route("**/console/accounts?**", lambda route: held.append(route), times=1)  # noqa: PLW0108 - no builtin
-    with tab.expect_request("**/console/accounts?**"):
+    with tab.expect_request("**/console/accounts?**") as asked:
         tab.evaluate("location.hash = '#/overview'")
     tab.evaluate("location.hash = '#/timeline'")
     expect(tab.get_by_role("heading", name="Timeline")).to_be_visible()
-    for route in held:
-        route.continue_()
+    (route,) = held
+    route.continue_()
     expect(tab.locator("[data-row]")).to_contain_text("1.00")
+    while asked.value not in ended:
+        tab.wait_for_timeout(20)
     expect(tab.get_by_role("heading", name="Overview")).to_have_count(0)
     expect(tab.locator(".tiles")).to_have_count(0)
 

@@ -158,5 +158,5 @@ def test_a_payment_shows_its_exchange(
     ):
         expect(steps).to_contain_text(text)
     for lanes in ("Agent → Shop", "Shop → Agent", "Agent → Server", "Server → Agent", "Facilitator → Chain"):
-        expect(steps.get_by_role("img", name=lanes)).to_be_visible()
+        expect(steps.get_by_role("img", name=lanes).first).to_be_visible()
     expect(steps.locator(".bad")).to_have_count(0)

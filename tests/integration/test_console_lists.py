@@ -102,6 +102,22 @@ def test_a_transfer_has_its_events_and_their_deliveries(day: Day) -> None:
     assert day.listed("/console/deliveries", transfer_id="txn_unknown") == []
 
 
+def test_a_session_has_its_events(server: AgentPayServer, client: AgentPay) -> None:
+    payer, payee = (client.accounts.create(name=name).account_id for name in ("Payer", "Payee"))
+    server.sandbox.fund(payer, 100)
+    opened = [server.sessions.open(account_id=payer, to=payee, cap_usdc="4").session_id for _ in range(2)]
+    server.sessions.close(opened[0])
+    listed = [list(client.console.events.list(session_id=session_id)) for session_id in opened]
+    assert [[event.type for event in events] for events in listed] == [
+        ["session.settled", "session.opened"],
+        ["session.opened"],
+    ]
+    assert {event.data.session_id for event in listed[0]} == {opened[0]}
+    assert list(client.console.events.list(session_id="sess_unknown")) == []
+    stranger = server.client(api_key=server.sandbox.create_operator("Other").key)
+    assert list(stranger.console.events.list(session_id=opened[0])) == []
+
+
 @pytest.mark.parametrize("path", ["/console/events", "/console/deliveries"])
 @pytest.mark.parametrize("moment", ["yesterday", "2026-01-01T00:00:00", ""])
 def test_a_moment_without_an_offset_is_400(day: Day, path: str, moment: str) -> None:
@@ -225,6 +241,7 @@ STATEMENTS = {
         {"ix_events_time", "ix_events_operator"},
     ),
     "event_store.page of a transfer": (event_store._page_by("transfer_id"), {"ix_events_transfer"}),
+    "event_store.page of a session": (event_store._page_by("session_id"), {"ix_events_session"}),
     "event_store.between": (event_store._BETWEEN, {"ix_events_operator"}),
     "event_store.after": (event_store._AFTER, {"INTEGER PRIMARY KEY"}),
     "delivery_store.page within": (

@@ -175,7 +175,7 @@ class Clocked:
 
 
 def row(seq: int) -> tail.EventRecord:
-    return tail.EventRecord(seq, f"evt_{seq}", "op", "acct", "x", "{}", 0, None)
+    return tail.EventRecord(seq, f"evt_{seq}", "op", "acct", "x", "{}", 0, None, None)
 
 
 @pytest.mark.anyio

@@ -99,7 +99,7 @@ async def test_a_payment_that_lands_in_the_last_possible_block_settles(market: M
 
 
 async def test_a_payment_that_no_index_lists_does_not_expire_and_settles_when_one_does(
-    market: Market,
+    market: Market, caplog: pytest.LogCaptureFixture
 ) -> None:
     payer = await market.world.account("10")
     transfer_id, transaction = await market.paid(payer)
@@ -113,6 +113,8 @@ async def test_a_payment_that_no_index_lists_does_not_expire_and_settles_when_on
 
     # It was paid. A release would let the account spend the amount twice.
     assert (await market.status(transfer_id), await market.reserved(payer)) == (("submitted", None), PRICE)
+    doubts = [line.msg.fields for line in caplog.records if "transaction.expiry_doubted" in line.getMessage()]
+    assert [(doubt["subject"], doubt["account_id"]) for doubt in doubts] == [(transfer_id, payer.account_id)]
     cluster.unlisted.clear()
     await asyncio.sleep(FINALITY_SECONDS)
     assert await market.status(transfer_id) == ("settled", None)
@@ -153,6 +155,34 @@ async def test_a_slow_account_history_does_not_delay_other_accounts(
 
     assert await market.status(transfer_id) == ("settled", None)
     assert await market.status(stuck) == ("submitted", None)
+
+
+async def test_expired_payments_of_an_account_are_checked_side_by_side(
+    market: Market, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    payer = await market.world.account("10")
+    paid = [(await market.paid(payer, f"order-{number}"))[0] for number in range(12)]
+    cluster = market.world.cluster
+    answer = cluster.answer
+    reads: list[int] = []
+
+    async def answered(method: str, *params: Any) -> Any:
+        if method != "getSignaturesForAddress":
+            return await answer(method, *params)
+        reads.append(1)
+        await asyncio.sleep(5)
+        highest.append(len(reads))
+        reads.pop()
+        return await answer(method, *params)
+
+    highest = [0]
+    monkeypatch.setattr(cluster, "answer", answered)
+    await market.world.rest()
+    await market.world.rest()
+
+    assert [await market.status(transfer_id) for transfer_id in paid] == [("failed", "payment_expired")] * 12
+    assert await market.reserved(payer) == 0
+    assert 1 < max(highest) <= 8
 
 
 async def test_a_payment_that_lands_after_its_expiry_settles_when_final(market: Market) -> None:

@@ -16,6 +16,7 @@ from agentpay_server.money import transactions as chain_transactions
 from agentpay_server.money.settlement import Settlement
 from agentpay_server.money.transactions import ChainTransaction, Kind
 from agentpay_server.server import HANDLERS
+from agentpay_server.sessions import store as session_store
 from agentpay_server.sessions.closing import Closing
 
 pytestmark = pytest.mark.anyio
@@ -259,7 +260,8 @@ async def test_a_charge_after_a_session_was_found_idle_keeps_it_open() -> None:
         await world.charge("k", session_id, "4")
         context = world.runtime.context
         # As if another server had found it due just before the charge.
-        session = await Closing(context, Settlement(context, HANDLERS)).closed(session_id, 0)
+        stored = await context.database.read(session_store.existing_session, session_id)
+        session = await Closing(context, Settlement(context, HANDLERS)).closed(stored, 0)
         assert session.status == "open"
         assert (await world.charge("l", session_id, "1")).status == 200
         await world.advance(60)
@@ -334,7 +336,8 @@ async def test_two_drivers_of_one_session_book_one_end(world: World) -> None:
     closed = await world.close_session(session_id)
     assert (await other).subject.status == "settled"
     await assert_settled(world, source, to, closed, 4_000_000)
-    assert (await Closing(context, second_process).closed(session_id, 0)).status == "settled"
+    stored = await context.database.read(session_store.existing_session, session_id)
+    assert (await Closing(context, second_process).closed(stored, 0)).status == "settled"
 
 
 async def test_a_transfer_resolves_an_unknown_opening_before_checking_the_balance(world: World) -> None:

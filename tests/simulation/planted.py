@@ -7,6 +7,7 @@ the engine (`Settlement`), the chain over RPC, statements and rules by names tha
 import asyncio
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import ANY
 
 import attrs
 from sqlalchemy import bindparam, update
@@ -223,19 +224,14 @@ def an_idempotency_key_is_not_held(patch: Patch) -> None:
 
 @planted
 def other_parameters_under_a_key_go_unnoticed(patch: Patch) -> None:
-    verdict = transfer_service.verdict
-
-    def lenient(holder, terms, now_us, **elsewhere):
-        equal = None if holder is None else attrs.evolve(holder, terms=terms)
-        return verdict(equal, terms, now_us, **elsewhere)
-
-    patch(transfer_service, "verdict", lenient)
+    key_holder_of = transfer_service.key_holder_of
+    patch(transfer_service, "key_holder_of", lambda record: attrs.evolve(key_holder_of(record), terms=ANY))
 
 
 @planted
 def a_session_is_opened_for_every_request(patch: Patch) -> None:
     insert = session_store.insert_session
-    patch(session_service, "verdict", lambda *_, **__: Verdict.NEW)
+    patch(session_service, "key_holder_of", lambda record: None)
     patch(session_store.KEYS, "take", lambda *_: True)
     patch(session_store, "insert_session", lambda c, record: insert(c, attrs.evolve(record, held_key=None)))
 

@@ -17,8 +17,9 @@ events: Final = Table(
     # The serialized envelope. Every delivery attempt sends exactly these bytes.
     Column("body", Text, nullable=False),
     Column("created_us", BigInteger, nullable=False),
-    # The transfer or payment that it reports; NULL without one.
+    # The transfer or payment that it reports, or the session; NULL without one.
     Column("transfer_id", Text),
+    Column("session_id", Text),
     Index("ix_events_operator", "operator_id", "seq"),
     Index("ix_events_account", "operator_id", "account_id", "seq"),
     Index("ix_events_time", "operator_id", "created_us", "seq"),
@@ -31,6 +32,14 @@ Index(
     events.c.seq,
     sqlite_where=events.c.transfer_id.is_not(None),
     postgresql_where=events.c.transfer_id.is_not(None),
+)
+Index(
+    "ix_events_session",
+    events.c.operator_id,
+    events.c.session_id,
+    events.c.seq,
+    sqlite_where=events.c.session_id.is_not(None),
+    postgresql_where=events.c.session_id.is_not(None),
 )
 
 webhooks: Final = Table(

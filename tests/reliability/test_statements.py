@@ -1,0 +1,168 @@
+"""The statements and commits of the hot paths, each with its reason: none is added unnoticed.
+
+Between a server and PostgreSQL each of them is a round trip.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import stores
+from worlds import World
+
+from agentpay_server.database.memory import MemoryDatabase
+from agentpay_server.database.sqlite import SqliteConnection
+
+pytestmark = pytest.mark.anyio
+
+COMMIT = "COMMIT"
+
+TRANSFER = [
+    "SELECT api_keys",  # a revoked key ends with the next request
+    "SELECT accounts",  # both parties
+    "SELECT transfers",  # what holds the idempotency key
+    # The decision.
+    "SELECT accounts",  # locks the payer
+    "SELECT transfers",  # operator keys: another account may have taken the key since
+    "INSERT transfers",
+    "INSERT audit",
+    "INSERT chain_transactions",  # the signed bytes
+    "UPDATE accounts",  # reserves the amount
+    COMMIT,
+    # The outcome.
+    "UPDATE chain_transactions",  # leaves `pending`, if no other server was faster
+    "SELECT webhooks",  # who is told
+    "UPDATE accounts",  # the two sides, in the order in which all transactions lock accounts
+    "UPDATE accounts",
+    "INSERT entries",
+    "INSERT events",
+    "UPDATE transfers",
+    COMMIT,
+]
+DAILY_LIMIT = "SELECT chain_transactions"  # what was spent within the window
+
+OPENING = [
+    "SELECT api_keys",
+    "SELECT accounts",  # both parties
+    "SELECT sessions",  # what holds the idempotency key
+    "SELECT sessions",  # the payee must not be an escrow
+    # The decision.
+    "SELECT accounts",  # locks the payer
+    "SELECT sessions",  # operator keys: another account may have taken the key since
+    "SELECT sessions",  # how many are unsettled
+    "INSERT sessions",
+    "INSERT chain_transactions",  # the signed bytes
+    "UPDATE accounts",  # reserves the cap
+    "INSERT audit",
+    COMMIT,
+    # The outcome.
+    "UPDATE chain_transactions",  # leaves `pending`, if no other server was faster
+    "SELECT webhooks",  # who is told
+    "UPDATE accounts",  # the cap has left the balance
+    "INSERT events",
+    "UPDATE sessions",
+    COMMIT,
+]
+
+CHARGE = [
+    "SELECT api_keys",
+    "SELECT sessions",  # with the policy, and an earlier charge under the key
+    "UPDATE sessions",  # adds the amount, if the cap allows it
+    "INSERT session_charges",
+    "INSERT audit",
+    COMMIT,
+]
+
+CLOSE = [
+    "SELECT api_keys",
+    "SELECT sessions",  # the caller's
+    # The claim, in a commit of its own: charges end at once, however long the chain takes to respond.
+    "UPDATE sessions",
+    "INSERT audit",
+    COMMIT,
+    "SELECT accounts",  # the token account that gets the rest
+    # The signature.
+    "SELECT sessions",  # locks it: another server may have signed
+    "SELECT accounts",  # an account that was stopped meanwhile signs nothing
+    "UPDATE sessions",
+    "INSERT chain_transactions",  # the signed bytes
+    COMMIT,
+    # The outcome.
+    "UPDATE chain_transactions",  # leaves `pending`, if no other server was faster
+    "UPDATE accounts",  # the two sides, in the order in which all transactions lock accounts
+    "UPDATE accounts",
+    "UPDATE chain_transactions",  # counts as spent, after what the account has spent until then
+    "INSERT entries",
+    "SELECT webhooks",  # who is told
+    "INSERT events",
+    "UPDATE sessions",
+    COMMIT,
+]
+
+
+@pytest.fixture
+def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every statement of the server, and every commit, in order."""
+    stores.memory_only("its connection is watched")
+    seen: list[str] = []
+    execute, run = SqliteConnection.execute, MemoryDatabase.run
+
+    def watched(self: Any, statement: Any, *parameters: Any) -> Any:
+        seen.append(name_of(statement))
+        return execute(self, statement, *parameters)
+
+    async def committing(self: Any, unit: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        result = await run(self, unit, *args, **options)
+        seen.append(COMMIT)
+        return result
+
+    monkeypatch.setattr(SqliteConnection, "execute", watched)
+    monkeypatch.setattr(MemoryDatabase, "run", committing)
+    return seen
+
+
+def name_of(statement: Any) -> str:
+    """Return what a statement does, and to which table first."""
+    text = " ".join(str(statement).split())
+    found = re.match(r"(SELECT|INSERT|UPDATE)(?: INTO| count\(\*\) AS \w+ FROM| \(SELECT)? (\w+)", text)
+    assert found is not None, text
+    return f"{found[1]} {found[2]}"
+
+
+async def test_a_transfer(world: World, statements: list[str]) -> None:
+    source, to = await world.account("10"), await world.account()
+    statements.clear()
+    assert (await world.transfer("one", source, to, "1")).status == 200
+    assert statements == TRANSFER
+
+    await world.policy(source, max_daily_spend=10)
+    await world.rest()
+    statements.clear()
+    assert (await world.transfer("two", source, to, "1")).status == 200
+    before = TRANSFER.index("INSERT transfers")
+    assert statements == [*TRANSFER[:before], DAILY_LIMIT, *TRANSFER[before:]]
+
+
+async def test_an_agents_transfer_reads_the_idempotency_key_once(world: World, statements: list[str]) -> None:
+    source, to = await world.account("10"), await world.account()
+    agent = await world.agent_of(source)
+    body = {"from": source.account_id, "to": to.account_id, "amount": "1", "idempotency_key": "one"}
+    statements.clear()
+    assert (await world.request("POST", "/v1/transfers", body, headers=agent)).status == 200
+    assert statements == [*TRANSFER[:4], *TRANSFER[5:]]
+
+
+async def test_a_session(world: World, statements: list[str]) -> None:
+    source, to = await world.account("10"), await world.account()
+    statements.clear()
+    session_id = await world.opened_session("one", source, to, "5")
+    assert statements == OPENING
+
+    statements.clear()
+    assert (await world.charge("one", session_id, "1")).status == 200
+    assert statements == CHARGE
+
+    statements.clear()
+    assert (await world.close_session(session_id)).status == 200
+    assert statements == CLOSE

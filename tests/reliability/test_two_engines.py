@@ -1,0 +1,167 @@
+"""Two settlement engines drive one transaction at the same time: whatever the order, it ends once.
+
+The invariant: a row of `chain_transactions` leaves `pending` once, and a subject never has two pending rows.
+Triggers of the database record both, so that the record does not depend on what the engines believe.
+"""
+
+import asyncio
+import sqlite3
+from itertools import dropwhile
+
+import chains
+import pytest
+import worlds
+from attrs import evolve, frozen
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from test_settlement_faults import FAULTS
+from worlds import Party, World
+
+from agentpay_server.database import tables
+from agentpay_server.database.connection import ConflictError
+from agentpay_server.money import transactions as chain_transactions
+from agentpay_server.money.settlement import Settlement
+from agentpay_server.money.transactions import ChainTransaction, Kind
+from agentpay_server.server import HANDLERS
+
+pytestmark = pytest.mark.anyio
+
+AMOUNT = 7_000_000
+CHARGED = 3_000_000
+ENDS = ["lands", "refused by the chain", "expired", "expired while paused"]
+
+RECORDER = """
+CREATE TEMP TABLE steps (number INTEGER PRIMARY KEY, subject_id TEXT, signature TEXT, step TEXT);
+CREATE TEMP TRIGGER signs AFTER INSERT ON main.chain_transactions WHEN NEW.state = 'pending' BEGIN
+    INSERT INTO steps (subject_id, signature, step) VALUES (NEW.subject_id, NEW.signature, 'signed');
+END;
+CREATE TEMP TRIGGER ends AFTER UPDATE OF state ON main.chain_transactions WHEN OLD.state = 'pending' BEGIN
+    INSERT INTO steps (subject_id, signature, step) VALUES (NEW.subject_id, NEW.signature, 'ended');
+END;
+"""
+
+
+@frozen
+class Begun:
+    """A transaction that was signed and has not reached the chain."""
+
+    source: Party
+    to: Party
+    tx: ChainTransaction
+
+
+def recorder(world: World) -> sqlite3.Connection:
+    """Return the connection on which the steps of all transactions are recorded."""
+    driver: sqlite3.Connection = world.runtime.storage.database._inner._driver  # type: ignore[attr-defined]
+    return driver
+
+
+def steps_since(world: World, tx: ChainTransaction) -> list[tuple[str, str]]:
+    """Return the recorded steps of a transaction and its replacements, in order."""
+    steps = recorder(world).execute(
+        "SELECT signature, step FROM steps WHERE subject_id = ? ORDER BY number", (tx.subject_id,)
+    )
+    return list(dropwhile(lambda step: step[0] != tx.signature, steps))
+
+
+async def begun(world: World, kind: Kind) -> Begun:
+    source, to = await world.account("10"), await world.account()
+    if kind is Kind.SESSION_SETTLE:
+        session_id = await world.opened_session("key", source, to, "7")
+        assert (await world.charge("charge", session_id, "3")).status == 200
+    world.chain.next_payment(chains.goes_down)
+    if kind is Kind.TRANSFER:
+        unknown = await world.transfer("key", source, to, "7")
+    elif kind is Kind.SESSION_OPEN:
+        unknown = await world.open_session("key", source, to, "7")
+    else:
+        unknown = await world.close_session(session_id)
+    assert unknown.status == 503
+    subject_id = unknown.body["transfer_id" if kind is Kind.TRANSFER else "session_id"]
+    tx = await world.runtime.context.database.read(chain_transactions.pending, kind, subject_id)
+    assert tx is not None
+    # The engine of the server itself would be a third one.
+    world.runtime.services.settlement.stop_driving(kind, subject_id)
+    world.chain.clear()
+    return Begun(source, to, evolve(tx, leased_until_us=0))
+
+
+async def comes_about(world: World, end: str, one: Begun) -> None:
+    if end == "refused by the chain":
+        world.freeze(one.source)
+    elif end == "expired":
+        world.chain.inner.expire_blockhash()
+    elif end == "expired while paused":
+        await world.policy(one.source, paused=True)
+        await world.rest()
+        world.chain.inner.expire_blockhash()
+
+
+async def assert_booked_once(world: World, one: Begun, *, has_landed: bool) -> None:
+    (account,) = await world.rows(tables.accounts, account_id=one.source.account_id)
+    assert account["in_flight"] == 0
+    if one.tx.kind is Kind.TRANSFER:
+        end = "settled" if has_landed else "rejected"
+        assert await world.event_types(one.tx.subject_id) == ["transfer.initiated", f"transfer.{end}"]
+        moved, reserved, received = AMOUNT * has_landed, 0, AMOUNT * has_landed
+    elif one.tx.kind is Kind.SESSION_OPEN:
+        moved, reserved, received = AMOUNT * has_landed, AMOUNT * has_landed, 0
+    else:
+        # The cap left with the opening; the settlement pays the charges, and returns the rest.
+        moved = CHARGED if has_landed else AMOUNT
+        reserved, received = AMOUNT * (not has_landed), CHARGED * has_landed
+    assert (account["balance"], account["session_reserved"]) == (10_000_000 - moved, reserved)
+    assert (world.balance(one.source), world.balance(one.to)) == (10_000_000 - moved, received)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    kind=st.sampled_from([Kind.TRANSFER, Kind.SESSION_OPEN, Kind.SESSION_SETTLE]),
+    end=st.sampled_from(ENDS),
+    faults=st.dictionaries(st.integers(1, 20), st.sampled_from(sorted(FAULTS)), max_size=4),
+    order=st.integers(0, 2**32),
+)
+def test_two_engines_end_a_transaction_once_in_any_order(
+    kind: Kind, end: str, faults: dict[int, str], order: int
+) -> None:
+    async def test() -> None:
+        async with worlds.world(interrupted=order, store="memory") as world:
+            recorder(world).executescript(RECORDER)
+            one = await begun(world, kind)
+            await comes_about(world, end, one)
+            for site, fault in faults.items():
+                world.chain.at(site, FAULTS[fault])
+            context = world.runtime.context
+            drivers = [Settlement(context, HANDLERS).drive(one.tx) for _ in range(2)]
+            await world.rest()
+            world.chain.clear()
+            first, second = await asyncio.gather(*drivers)
+            assert first.subject == second.subject
+
+            steps = steps_since(world, one.tx)
+            signatures = [signature for signature, _ in steps[::2]]
+            assert steps == [(each, step) for each in signatures for step in ("signed", "ended")]
+            assert len(set(signatures)) == len(signatures)
+            landed = set(signatures) & set(world.chain.landed())
+            assert landed <= {signatures[-1]}
+            await assert_booked_once(world, one, has_landed=bool(landed))
+
+    worlds.run(test)
+
+
+@pytest.mark.parametrize("kind", [Kind.TRANSFER, Kind.SESSION_OPEN, Kind.SESSION_SETTLE])
+async def test_the_database_refuses_a_second_pending_transaction_of_a_subject(
+    world: World, kind: Kind
+) -> None:
+    first = (await begun(world, kind)).tx
+    second = evolve(first, signature="another signature", held=0, spent_us=None, spent_total=None)
+    database = world.runtime.context.database
+    with pytest.raises(ConflictError):
+        await database.run(chain_transactions.insert_transaction, second)
+    assert await database.read(chain_transactions.pending, kind, first.subject_id) is not None
+    # Once the first one has ended, another may follow.
+    await database.run(chain_transactions.expire, first, 0)
+    await database.run(chain_transactions.insert_transaction, second)
+    following = await database.read(chain_transactions.pending, kind, first.subject_id)
+    assert following is not None
+    assert following.signature == second.signature
