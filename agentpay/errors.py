@@ -11,7 +11,7 @@
       |   - TransferOutcomeUnknownError     the transfer
       |   - SessionOutcomeUnknownError      the opening, or the charge, of a session
       |   - PaymentOutcomeUnknownError      the signing of a payment behind HTTP 402
-      + PaymentRefusedError                 the seller still says 402 to its payment
+      + PaymentRefusedError                 the seller responded 402 to the payment
       + PaymentPendingApprovalError         an operator must approve the payment first
       + WaitTimeoutError (TimeoutError)     the transfer was not final in time
       + WebhookError                        a webhook delivery must not be processed
@@ -183,7 +183,7 @@ class AnswerMismatchError(DecodingError):
 
     It names a different account, transfer, amount or key than the request: a proxy or peer mixes up
     responses. The connections are not used again. Calls with an idempotency key raise
-    `TransferOutcomeUnknownError` or `SessionOutcomeUnknownError` instead, with this error as the `__cause__`.
+    an `OutcomeUnknownError` instead, with this error as the `__cause__`.
 
     Attributes:
         may_have_been_processed: whether the request may have changed something nevertheless.
@@ -300,7 +300,7 @@ class PaymentOutcomeUnknownError(OutcomeUnknownError):
 
 
 class PaymentRefusedError(AgentPayError):
-    """The seller answered 402 again, to a request that presented its payment.
+    """The seller responded with 402 to a request that presented the payment.
 
     Nothing more is paid for this request. The payment may still settle until it expires: read it with
     `payments.get`. Repeating the request under the same key presents the same payment again and never pays
@@ -514,7 +514,7 @@ class InsufficientBalanceError(TransferRejectedError):
 
 
 class TransferFailedError(TransferRejectedError):
-    """The chain did not execute the transaction, or a session cannot settle now (`transfer_failed`)."""
+    """The chain refused the transaction, or a session cannot settle now (`transfer_failed`)."""
 
     advice = "No money moved. Call again with the same idempotency key for a new attempt"
 
@@ -556,7 +556,7 @@ class PreconditionFailedError(APIError):
 
 
 class InvalidRecipientError(APIError):
-    """The recipient cannot hold USDC: it is neither a USDC token account nor an account_id (status 422)."""
+    """The recipient cannot be paid: it is no usable USDC token account or account_id (status 422)."""
 
     advice = "Pay an account_id, or a USDC token account instead of the wallet that owns it"
 
@@ -591,8 +591,8 @@ class ChainUnavailableError(ServerError):
 class ServiceUnavailableError(ServerError):
     """The service cannot reach its own database (`service_unavailable`).
 
-    The request may or may not have been carried out. `transfers.create` raises `TransferOutcomeUnknownError`
-    instead, which has the key to retry with.
+    The request may or may not have been carried out. Calls with an idempotency key raise an
+    `OutcomeUnknownError` instead, which has the key to retry with.
     """
 
     advice = "Read the current state, or call again after retry_after seconds if a repetition does no harm"

@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 READ_TIMEOUT_SECONDS: Final = 65.0
-"""How long a seller may take to respond to a paid request: settling can last 30 s, and is retried."""
+"""How long a seller may take to respond to a paid request: settlement can last 30 s, and may be retried."""
 
 _PRESENTED: Final = ("payment-signature", "x-payment", "payment-authorization")
 _RECEIPTS: Final = (b"payment-response", b"payment-receipt", b"x-payment-response")
@@ -124,7 +124,7 @@ class PaymentAuth(Auth):
 
     The call raises the errors of the service, such as `PolicyViolationError`, `UnpayableChallengeError`,
     `PaymentPendingApprovalError` and `PaymentOutcomeUnknownError`; and `PaymentRefusedError` if the seller
-    responds to its payment with 402.
+    responds to the presented payment with 402.
     """
 
     def __new__(cls, *_args: Any, **_kwargs: Any) -> "PaymentAuth":  # noqa: ANN401, D102, PYI034

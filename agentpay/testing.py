@@ -318,7 +318,7 @@ def error(code: choices.ErrorCode, *, retry_after: float | None = None, **fields
 
 
 class SignedDelivery(NamedTuple):
-    """A delivery as the service posts it, also as `body, headers = testing.delivery(…)`.
+    """A delivery as the service posts it. It can be unpacked: `body, headers = testing.delivery(…)`.
 
     Attributes:
         body: the raw body.

@@ -83,7 +83,7 @@ __all__ = [
 ]
 
 RETRY_SCHEDULE: Final = timedelta(hours=2, minutes=35, seconds=30)
-"""Time from the first attempt of a delivery to the last: 30 s, 5 min, 30 min and 2 h (interface W6)."""
+"""Time from a delivery's first attempt to its last: the sum of 30 s, 5 min, 30 min and 2 h (interface W6)."""
 
 _HEADERS: Final = {name.lower(): name for name in (SIGNATURE_HEADER, NEXT_SIGNATURE_HEADER)}
 _SPELLINGS: Final = {SIGNATURE_HEADER: SIGNATURE_HEADER, **_HEADERS}

@@ -98,7 +98,7 @@ async def _cluster(
     except EndpointRefusesError as error:
         raise ClusterError(f"the RPC endpoint refuses to be used: {error}; check --rpc-url") from error
     except ChainUnavailableError as error:
-        message = f"the RPC endpoint gave no answer: {error}; start again once it does"
+        message = f"the RPC endpoint did not respond: {error}; start the server again once it responds"
         raise ClusterAwayError(message) from error
     try:
         _check_use(chain, storage, config.clock, source)

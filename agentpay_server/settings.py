@@ -73,7 +73,7 @@ class Settings:
         ready_lag_seconds: lag of a worker above which the server is not ready.
         max_connections: maximum connections per port; lower if the process may not open enough files. At the
             limit, a new connection replaces the one that has waited longest for its peer. One operator may
-            have three quarters of this number of requests in service.
+            have requests in progress for at most three quarters of this number.
         head_timeout_seconds: timeout for the head of a request.
         body_timeout_seconds: timeout for the body of a request, and for the peer to read a response.
         idle_timeout_seconds: how long a connection may stay open between two requests.

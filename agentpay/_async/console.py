@@ -56,7 +56,7 @@ class AsyncApprovals(AsyncResource):
             PolicyViolationError: the policy in force refuses it; it is now rejected.
             AccountPausedError: the account is paused; it is now rejected.
             InsufficientBalanceError: the account holds too little; it is still pending.
-            TransferFailedError: it was sent but did not land, and can no longer land.
+            TransferFailedError: the chain refused the transaction; nothing moved.
             InvalidRecipientError: the recipient cannot receive now; it is still pending.
             ChainUnavailableError: the chain did not respond. Without `transfer_id` nothing was done and it is
                 still pending; with it, it was sent and its outcome is unknown.

@@ -61,7 +61,7 @@ class Sessions(Resource):
                 `escalation_threshold` needs an operator key.
             AccountPausedError: the account is paused.
             InsufficientBalanceError: the account holds too little.
-            TransferFailedError: the escrow's funding did not land on chain, and can no longer land.
+            TransferFailedError: the chain refused the funding of the escrow; nothing moved.
             IdempotencyConflictError: the key was used with other parameters.
             ConflictError: the account has too many unsettled sessions (`too_many_sessions`).
             InvalidRequestError: the cap is below the server's minimum.
@@ -140,7 +140,8 @@ class Sessions(Resource):
             SessionClosedError: its opening failed; nothing can be closed.
             TransferFailedError: the payee's token account, or the account's own, cannot receive now; the
                 money is safe in the escrow. Call again once it can.
-            ChainUnavailableError: it is not settled yet, but will be; call again to get the result.
+            ChainUnavailableError: it is not settled yet; call again to get the result. If it is still
+                opening, nothing was done; otherwise the server settles it.
         """
         request = prepare(sessions.CLOSE_SESSION, path={"session_id": session_id})
         session: Session = self._call(request, options)

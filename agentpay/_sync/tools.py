@@ -92,7 +92,7 @@ class AgentTools:
         return self._account_id
 
     def bind(self, identity: Identity) -> str:
-        """Use what `client.whoami` returned, so that it is not asked again; return the account.
+        """Use the result of `client.whoami`, so that no tool calls it again; return the account.
 
         Raises:
             ConfigurationError: the key is an operator key.
@@ -279,7 +279,8 @@ class AgentTools:
         Args:
             url: an address of https, and public unless `private_origins` names its origin.
             max_usdc: the most to pay, in USDC.
-            payment_ref: names the purchase; see `pay`. One payment is signed for it, and presented again.
+            payment_ref: names the purchase; see `pay`. At most one payment is signed for it, and a repeated
+                call presents that one.
             method: `GET`, `POST`, `PUT`, `PATCH` or `DELETE`.
             headers: header fields of the request; except fields that present payments or keys.
             body: body of the request.

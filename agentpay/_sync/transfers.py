@@ -64,7 +64,7 @@ class Transfers(Resource):
             PolicyViolationError: the policy refuses it; the message names the limit.
             AccountPausedError: the account is paused.
             InsufficientBalanceError: the account holds too little.
-            TransferFailedError: it did not land on chain, and can no longer land.
+            TransferFailedError: the chain refused the transaction; nothing moved.
             IdempotencyConflictError: the key was used with other parameters.
             InvalidRecipientError: `to` cannot hold USDC.
             ChainUnavailableError: the blockchain cannot be reached; nothing was done.

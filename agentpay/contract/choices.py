@@ -13,7 +13,7 @@ TransferStatus = Literal["pending_approval", "approved", "submitted", "settled",
 """The status of a transfer (interface T3, T4)."""
 
 PaymentProtocol = Literal["mpp", "x402_v2", "x402_v1"]
-"""How a seller's challenge is written and answered."""
+"""The protocol of a challenge and its payment."""
 
 TransactionType = Literal["transfer", "session_settlement", "rejection", "deposit"]
 """The type of a history entry (interface H2)."""

@@ -32,7 +32,7 @@ class Scope(Enum):
     """Operator keys, and agent-scoped keys that are bound to the account."""
 
     NO_KEY = "no_key"
-    """Anyone: what the request holds decides."""
+    """No key is needed: the request contains what authorizes it, such as a sign-in code."""
 
 
 class Repeat(Enum):
@@ -294,7 +294,7 @@ CREATE_WEBHOOK: Final = Endpoint(
     echoes={"url": "url"},
     summary="Register an endpoint for events.",
     description="The result contains the `secret` that signs deliveries; store it, because it is shown only "
-    "once. A delivery without a 2xx response is retried 4 times, at 30 s, 5 min, 30 min and "
+    "once. A delivery without a 2xx response is retried 4 times, after pauses of 30 s, 5 min, 30 min and "
     "2 h.",
 )
 

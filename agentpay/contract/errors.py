@@ -128,7 +128,8 @@ MEANINGS: Final[dict[ErrorCode, str]] = {
     ErrorCode.REQUEST_TIMEOUT: "The request did not arrive in time: its head within 10 seconds, its body "
     "within 30.",
     ErrorCode.ROTATION_IN_PROGRESS: "The previous rotation of the secret still overlaps.",
-    ErrorCode.RATE_LIMITED: "Too many requests with this key; wait as long as `Retry-After` says.",
+    ErrorCode.RATE_LIMITED: "Too many requests with this key or of this operator; wait as long as "
+    "`Retry-After` says.",
     ErrorCode.CLOCK_NOT_MANUAL: "The clock is not in manual mode.",
     ErrorCode.NOT_PENDING: "The transfer is not pending approval.",
     ErrorCode.LAST_OPERATOR_KEY: "The operator has no other valid key.",

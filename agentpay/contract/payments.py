@@ -147,7 +147,8 @@ class Payment(Model):
         header: the header to send with the paid request; None except in a response to `POST /payments` with a
             signed payment.
         expires_at: UTC. For a signed payment, the estimated time until which its transaction can land; the
-            chain decides. Before, when the payment is rejected unless it is approved and requested again.
+            chain decides. Before it is signed, the time at which it is rejected unless it was approved and
+            requested again.
         tx_signature: signature of the on-chain transaction. None until it is known: if the seller pays the
             fee, that is when the payment has settled.
         settled_at: when the service found it final on chain, UTC; None before.

@@ -60,14 +60,14 @@ class PolicyChange(Request):
     Attributes:
         max_single_transfer: maximum USDC per transfer or session charge; null means no limit.
         max_daily_spend: maximum USDC in a rolling 24-hour window across all transfers and session
-            settlements; null is no limit.
+            settlements; null means no limit.
         allowed_counterparties: allowlist of on-chain addresses or account IDs; if set, all other recipients
-            are blocked; null is all allowed.
+            are blocked; null allows all.
         categories: allowlist of spend categories; a transfer without a matching category is rejected; null
-            is all allowed.
+            allows all.
         require_memo: if true, transfers without a memo are rejected.
         escalation_threshold: a transfer at or above this USDC amount fires `escalation.required` before
-            executing; null is disabled.
+            executing; null means never.
         paused: if true, all outgoing transfers are blocked immediately.
     """
 

@@ -1,4 +1,4 @@
-"""Extensions for callers that spend: budget, list and preflight of transfers (interface B1 to B4)."""
+"""Extensions for callers that spend: budget, list and check of transfers (interface B1 to B4)."""
 
 from datetime import datetime
 from enum import StrEnum

@@ -22,7 +22,7 @@ def receiver(webhooks: WebhookRouter) -> View:
 
     In `urlpatterns`: `path("webhooks", receiver(webhooks))`. It accepts only POST, and needs no CSRF token,
     because deliveries are signed. Database connections that handlers open in their threads are released as
-    after requests.
+    Django releases them after a request.
     """
 
     def receive(request: HttpRequest) -> HttpResponse:

@@ -11,7 +11,7 @@ from agentpay.tools.specs import TOOLS
 NeedsApproval: TypeAlias = bool | Callable[[str, Mapping[str, Any]], bool]
 """Whether a person must approve a call: always, never, or by the tool's name and arguments.
 
-It is asked of tools that can spend, and of no others.
+It applies only to tools that can spend.
 """
 
 

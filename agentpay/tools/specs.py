@@ -37,7 +37,7 @@ class ToolSpec:
         destructive: whether it can spend money.
         idempotent: whether the same call again changes nothing more.
         open_world: whether it reaches payees or sellers outside the service.
-        output_schema: JSON Schema of its result, of tools with the result of a payment; else None.
+        output_schema: JSON Schema of its result, if that is the result of a payment; else None.
     """
 
     name: str

@@ -176,6 +176,12 @@ class Cluster:
         """Return whether there is a block in a slot."""
         return slot >= _FIRST_SLOT and self.height(slot) > self.height(slot - 1)
 
+    def newest_block(self, slot: int) -> int:
+        """Return the slot of the newest block up to a slot: the position that nodes report is never empty."""
+        while not self.has_block(slot):
+            slot -= 1
+        return slot
+
     @property
     def first_slot(self) -> int:
         """The first slot that nodes have."""

@@ -119,7 +119,7 @@ class Nodes:
         return self._reported(node, "lie.height", self._cluster.height(self._at(node, options)))
 
     def _getEpochInfo(self, node: Node, options: Options | None = None) -> object:
-        slot = self._at(node, options)
+        slot = self._cluster.newest_block(self._at(node, options))
         height = self._cluster.height(slot)
         reported = self._reported(node, "lie.height", height)
         return {

@@ -123,10 +123,10 @@ class HttpEffect(StrEnum):
     """The response is 500, and the request is not processed."""
 
     RESET = "reset"
-    """The connection is dropped before it is processed."""
+    """The connection is dropped before the request is processed."""
 
     REPLY_LOST = "reply_lost"
-    """It is processed, and the connection is dropped instead of responding."""
+    """The request is processed, and the connection is dropped instead of responding."""
 
 
 @frozen(kw_only=True)

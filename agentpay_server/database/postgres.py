@@ -348,7 +348,7 @@ def _declared(error: Exception) -> DatabaseUnavailableError | None:
     is_drivers = type(cause).__module__.startswith("asyncpg.")
     if is_drivers or isinstance(error, (DBAPIError, OSError)):
         kind = DatabaseAwayError if _is_temporary(cause, state) else DatabaseUnavailableError
-        return kind(f"PostgreSQL gave no answer: {_message_of(cause)}")
+        return kind(f"PostgreSQL did not respond: {_message_of(cause)}")
     return None
 
 

@@ -107,7 +107,7 @@ class AgentPayServer:
 
         Raises:
             ValueError: a datetime without a UTC offset, or another value for `clock`; both a data_dir and a
-                database_url; one of them without `seeded_port_keys`; or an invalid database_schema.
+                database_url; one of them with `seeded_port_keys=False`; or an invalid database_schema.
         """
         self._inboxes = InboxTransport()
         shown = _clock(clock)
@@ -321,7 +321,7 @@ class AgentPayServer:
         """Also open a port on 127.0.0.1, until the server closes.
 
         With a `seed` the keys are predictable, and the warning `server.keys_follow_from_seed` is logged.
-        Without `seeded_port_keys` it is not logged, and `operator_key` changes instead.
+        With `seeded_port_keys=False` it is not logged, and `operator_key` changes instead.
 
         Args:
             port: the port number, 0 to 65535; 0 selects a free one.

@@ -49,6 +49,9 @@ S = TypeVar("S")
 
 _BATCH: Final = 100
 _MAX_DOUBTED: Final = 10_000
+_LOOKS_AT_ONCE: Final = 8
+"""How many payments of an account are checked at once. Payments pile up while servers restart: an expiry is
+accepted only by a server that has run for as long as a transaction may land."""
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -179,7 +182,14 @@ class Settlement:
 
     async def look_at_each(self, waiting: Iterable[ChainTransaction]) -> int:
         """Check transactions that others broadcast, once each; return how many have ended."""
-        return sum([await self.look_at(tx) is not None for tx in waiting])
+        # One at a time on a manual clock, so that the same seed always books in the same order.
+        turns = asyncio.Semaphore(1 if self._context.clock.is_manual else _LOOKS_AT_ONCE)
+
+        async def look(tx: ChainTransaction) -> bool:
+            async with turns:
+                return await self.look_at(tx) is not None
+
+        return sum(await asyncio.gather(*map(look, waiting)))
 
     async def look_at(self, tx: ChainTransaction) -> Any | None:  # noqa: ANN401
         """Check once a transaction that others broadcast, and book its outcome if it has one.

@@ -104,7 +104,7 @@ def build_payment(
     units = base_units(terms, own_memo) + nonce
     if units > MAX_UNITS:
         raise TransactionTooLargeError(
-            f"the payment needs {units} compute units, the limit is {MAX_UNITS}: shorten its memos"
+            f"the payment needs {units} compute units, the limit is {MAX_UNITS}: its memos are too long"
         )
     source = Pubkey.from_string(associated_token_address(str(owner), usdc_mint))
     steps: list[Instruction] = [set_compute_unit_limit(units), set_compute_unit_price(_UNIT_PRICE)]
@@ -135,7 +135,9 @@ def _fee_payer(
     taking_part = {str(account.pubkey) for step in steps for account in step.accounts}
     taking_part |= {str(step.program_id) for step in steps}
     if terms.fee_payer in taking_part or terms.fee_payer in own_addresses:
-        raise FeePayerRefusedError("the fee payer of the challenge must be used only by the seller")
+        raise FeePayerRefusedError(
+            "the fee payer of the challenge takes part in the payment, or is an address of this service"
+        )
     return Pubkey.from_string(terms.fee_payer)
 
 
@@ -151,7 +153,7 @@ def _signed(
     size = 1 + count * _SIGNATURE_BYTES + len(payload)
     if size > MAX_TRANSACTION_BYTES:
         raise TransactionTooLargeError(
-            f"the transaction has {size} bytes, the limit is {MAX_TRANSACTION_BYTES}: it has too many legs"
+            f"the transaction has {size} bytes, the limit is {MAX_TRANSACTION_BYTES}: too many recipients"
         )
     signers = [str(address) for address in message.account_keys[:count]]
     signatures = [

@@ -106,7 +106,7 @@ def amount_micro(holder: Mapping[str, Any], key: str) -> int:
     """Return an amount in the smallest units, written as a text."""
     found = member(holder, key, str)
     if _AMOUNT.fullmatch(found) is None or not 1 <= int(found) <= MAX_MICRO:
-        raise UnreadableChallengeError(f"{key} must be a whole number from 1 to {MAX_MICRO}, as a text")
+        raise UnreadableChallengeError(f"{key} must be a whole number from 1 to {MAX_MICRO}, as a string")
     return int(found)
 
 
@@ -120,7 +120,7 @@ def _is_unicode(value: str) -> bool:
 
 
 _NAMES: Final[dict[type, str]] = {
-    str: "a text",
+    str: "a string",
     int: "a whole number",
     bool: "true or false",
     dict: "a JSON object",

@@ -199,7 +199,7 @@ def _fee_payer(details: Mapping[str, Any]) -> str | None:
 def _legs(request: Mapping[str, Any], details: Mapping[str, Any]) -> tuple[Leg, ...]:
     splits = fields.optional(details, "splits", list) or []
     if len(splits) > MAX_LEGS - 1:
-        raise UnreadableChallengeError(f"splits holds more than {MAX_LEGS - 1}")
+        raise UnreadableChallengeError(f"splits has more than {MAX_LEGS - 1} entries")
     others = [_leg(fields.exactly(split, dict, "a split"), "memo") for split in splits]
     whole = _leg(request, "externalId")
     rest = whole.amount_micro - sum(leg.amount_micro for leg in others)

@@ -7,8 +7,9 @@ from typing import Final
 class Mode(StrEnum):
     """How a seller behaves.
 
-    In the modes that change a challenge, no payment is safe, and a caller that signs nothing loses nothing.
-    In all other modes the seller holds a valid payment, and the chain, not the response, shows the outcome.
+    With `WRONG_NETWORK`, `WRONG_MINT`, `MALFORMED_CHALLENGE` and `ENORMOUS_CHALLENGE`, a caller must not pay;
+    one that signs nothing loses nothing. In all other modes the seller holds a valid payment, and the
+    chain, not the response, shows the outcome.
     """
 
     HONEST = "honest"

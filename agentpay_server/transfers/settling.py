@@ -44,8 +44,8 @@ _FAILURES: Final = {
     ),
     FailureReason.ACCOUNT_MISSING: Refusal(
         code=ErrorCode.TRANSFER_FAILED,
-        message="The recipient's token account did not exist when the chain executed it; nothing was "
-        "moved. Retry with the same key once it exists.",
+        message="The recipient's token account did not exist when the transaction reached the chain; "
+        "nothing was moved. Retry with the same key once it exists.",
     ),
 }
 

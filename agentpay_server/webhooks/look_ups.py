@@ -74,7 +74,7 @@ class LookUps:
         try:
             self._start(host, port, end)
         except RuntimeError:
-            end([], OSError("the system has no thread for a look-up"))
+            end([], OSError("the system cannot start a thread for the DNS lookup"))
         return await found
 
     def _start(self, host: str, port: int, end: Callable[[list[str], BaseException | None], None]) -> None:

@@ -29,7 +29,7 @@ from agentpay_server.webhooks.service import SealedSecret, sealed_secrets
 
 ATTEMPTS_AT_ONCE: Final = 256
 
-UNSIGNED: Final = "not posted: the webhook's secret does not open with this server's encryption key"
+UNSIGNED: Final = "not posted: the webhook's secret cannot be decrypted with this server's encryption key"
 """The error stored for an attempt that could not be signed."""
 
 logger: logging.Logger = logging.getLogger(__name__)

@@ -177,4 +177,4 @@ def test_the_database_url_is_read_from_the_environment(tmp_path: Path) -> None:
 def test_an_unreachable_postgresql_is_reported_in_a_sentence() -> None:
     result = run("Second", "--database-url", "postgresql://nobody@127.0.0.1:1/none")
     assert result.exit_code == 1
-    assert "PostgreSQL gave no answer" in result.stderr
+    assert "PostgreSQL did not respond" in result.stderr

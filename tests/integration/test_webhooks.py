@@ -303,7 +303,7 @@ def test_a_secret_moved_to_another_webhook_signs_nothing(server: AgentPayServer,
     assert second.receipts == []
     for delivery in server.console.deliveries.list(webhook_id=second.webhook_id):
         (attempt,) = delivery.attempts
-        assert "does not open" in (attempt.error or "")
+        assert "cannot be decrypted" in (attempt.error or "")
 
 
 def test_secrets_differ_between_servers():

@@ -234,5 +234,5 @@ def test_stored_secrets_are_sealed_for_their_webhook(
 
     assert receiver.posts == []
     (attempt,) = next(iter(server.console.deliveries.list(webhook_id=registered.webhook_id))).attempts
-    assert "does not open with this server's encryption key" in (attempt.error or "")
+    assert "cannot be decrypted with this server's encryption key" in (attempt.error or "")
     assert "whsec_" not in (attempt.error or "")

@@ -183,7 +183,7 @@ async def test_a_network_that_drops_all_packets_times_out(way: Way, database: Po
     way.swallows = True
     for call in (lambda: database.read(value), lambda: database.run(add)):
         start = time.monotonic()
-        with pytest.raises(DatabaseAwayError, match="PostgreSQL gave no answer"):
+        with pytest.raises(DatabaseAwayError, match="PostgreSQL did not respond"):
             await call()
         # As long as its bounds add up to, and some for a busy machine: not for ever.
         assert time.monotonic() - start < 20
@@ -279,7 +279,7 @@ async def ended(process: asyncio.subprocess.Process) -> tuple[int, str]:
 async def test_startup_waits_for_an_unreachable_database(url: str) -> None:
     port = free_port()
     async with serving("--database-url", by_way_of(port, url)) as process:
-        assert "PostgreSQL gave no answer" in (await until_waiting(process))["detail"]
+        assert "PostgreSQL did not respond" in (await until_waiting(process))["detail"]
         async with way_to(to_postgres(url), port):
             await until_started(process)
 
@@ -293,7 +293,7 @@ async def test_startup_waits_for_an_unreachable_rpc_endpoint(surfpool: Surfpool)
     }
     async with serving("--rpc-url", f"http://127.0.0.1:{port}/?api-key=hunter2", **keys) as process:
         waiting = await until_waiting(process)
-        assert "the RPC endpoint gave no answer" in waiting["detail"]
+        assert "the RPC endpoint did not respond" in waiting["detail"]
         assert "hunter2" not in json.dumps(waiting)
         async with way_to(lambda: asyncio.open_connection(there.hostname, there.port), port):
             await until_started(process)
@@ -306,7 +306,7 @@ async def test_startup_waits_no_longer_than_start_wait(url: str, wait_seconds: i
         code, said = await ended(process)
     assert code == 1
     assert ("server.waiting" in said) == (wait_seconds > 0)
-    assert "PostgreSQL gave no answer" in said
+    assert "PostgreSQL did not respond" in said
 
 
 async def test_startup_fails_at_once_on_errors_that_waiting_cannot_fix() -> None:

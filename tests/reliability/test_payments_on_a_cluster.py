@@ -157,6 +157,33 @@ async def test_a_slow_account_history_does_not_delay_other_accounts(
     assert await market.status(stuck) == ("submitted", None)
 
 
+async def test_expired_payments_of_an_account_are_checked_side_by_side(
+    market: Market, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    payer = await market.world.account("10")
+    paid = [(await market.paid(payer, f"order-{number}"))[0] for number in range(12)]
+    cluster = market.world.cluster
+    answer = cluster.answer
+    in_progress, most = 0, 0
+
+    async def answered(method: str, *params: Any) -> Any:
+        nonlocal in_progress, most
+        if method == "getSignaturesForAddress" and "minContextSlot" in params[1]:  # A proof of an expiry.
+            in_progress += 1
+            most = max(most, in_progress)
+            await asyncio.sleep(5)
+            in_progress -= 1
+        return await answer(method, *params)
+
+    monkeypatch.setattr(cluster, "answer", answered)
+    await market.world.rest()
+    await market.world.rest()
+
+    assert most == 8
+    assert [await market.status(transfer_id) for transfer_id in paid] == [("failed", "payment_expired")] * 12
+    assert await market.reserved(payer) == 0
+
+
 async def test_a_payment_that_lands_after_its_expiry_settles_when_final(market: Market) -> None:
     cluster = market.world.cluster
     cluster.grace_blocks = 1_000

@@ -54,8 +54,8 @@ class RpcSettings:
         status_interval_seconds: pause between two requests for the statuses of all waiting transactions.
         compute_unit_limit: maximum compute units of a transaction. The default is about three times the need
             of the largest transaction; simulated ones get one and a half times what the simulation used.
-        priority_fee_micro_lamports: offered for each of these units; with 0 transactions have no compute
-            budget.
+        priority_fee_micro_lamports: offered for each compute unit; if this and the cap are 0, transactions
+            have no compute budget.
         priority_fee_cap_micro_lamports: if set, the offer follows recent market prices, from
             `priority_fee_micro_lamports` up to this; 0 for a fixed offer.
         deposit_interval_seconds: pause between two scans for deposits.
