@@ -3,6 +3,7 @@
 Nothing here is a double: every fixture is a part of the real embedded server, on a paused clock.
 """
 
+import logging
 from collections.abc import Iterator
 
 import httpx
@@ -95,3 +96,15 @@ def shared_agent_http(shared_server: AgentPayServer, shared_account: Account) ->
 @pytest.fixture
 def desk(server: AgentPayServer, http: httpx.Client, funded: Funded, client: AgentPay) -> Desk:
     return Desk(server, http, funded("100"), client.accounts.create(name="Payee"))
+
+
+@pytest.fixture
+def uvicorn_logs() -> Iterator[None]:
+    """Undo what uvicorn configures for the whole process."""
+    loggers = [logging.getLogger(name) for name in ("uvicorn", "uvicorn.error", "uvicorn.access")]
+    before = [(each, each.level, each.propagate, list(each.handlers)) for each in loggers]
+    yield
+    for logger, level, propagate, handlers in before:
+        logger.setLevel(level)
+        logger.propagate = propagate
+        logger.handlers[:] = handlers

@@ -231,7 +231,7 @@ def test_a_data_directory_survives_a_restart_and_its_key_is_shown_once(tmp_path:
         ("mysql://localhost/x", "00" * 32, 2, "postgresql://"),
         ("postgresql://localhost:port/x", "00" * 32, 2, "postgresql://"),
         ("postgresql://localhost/x?connect_timeout=9", "00" * 32, 2, "connect_timeout"),
-        ("postgresql://postgres@/x?host=/nowhere", "00" * 32, 1, "no answer"),
+        ("postgresql://postgres@/x?host=/nowhere", "00" * 32, 1, "did not respond"),
         ("postgresql://postgres@/x?host=/nowhere", "", 1, "AGENTPAY_SERVER_ENCRYPTION_KEY"),
     ],
 )

@@ -2,13 +2,11 @@
 
 import asyncio
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -112,25 +110,6 @@ def test_a_schema_with_foreign_tables_is_refused_and_unchanged(url: str) -> None
     assert "--database-schema" in str(refusal.value)
     assert schemas_with_tables(url) == {"public"}
     assert fetch(url, "SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == [(2,)]
-
-
-def test_the_documented_statements_move_tables_out_of_public(url: str) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "how-to" / "postgresql.md").read_text("utf-8")
-    statements = re.findall(r"^=> (.+);$", page, re.MULTILINE)
-    assert len(statements) == 3
-    with server(url) as first:
-        account = first.client().accounts.create(name="Mine").account_id
-    # As they were before there were schemas.
-    administer(
-        url,
-        "ALTER TABLE agentpay.agentpay_version RENAME TO alembic_version",
-        "DROP SCHEMA public",
-        "ALTER SCHEMA agentpay RENAME TO public",
-    )
-    administer(url, *statements)
-    with server(url) as second:
-        assert [each.account_id for each in second.client().accounts.list()] == [account]
-    assert schemas_with_tables(url) == {"agentpay"}
 
 
 def test_the_command_line_reports_a_foreign_schema_in_one_sentence(url: str) -> None:

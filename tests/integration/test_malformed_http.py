@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+import uvicorn
 from hypothesis import given
 from hypothesis import strategies as st
 from peers import GET_HEALTH, Answered, Peer
@@ -103,6 +104,18 @@ def test_malformed_http_gets_one_declared_error_and_the_connection_closes(
     assert [line.split(" ")[0] for line in lines] == ["request.answered"]
     assert f"request_id={answered.headers['x-request-id']}" in lines[0]
     assert "status=400 error=invalid_request" in lines[0]
+    assert [record for record in caplog.records if record.name.startswith("uvicorn")] == []
+
+
+@pytest.mark.usefixtures("uvicorn_logs")
+def test_another_uvicorn_server_in_the_process_does_not_make_malformed_requests_logged_twice(
+    listening: AgentPayServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    uvicorn.Config("app:app")  # Configures the loggers, and resets their levels.
+    logging.getLogger("uvicorn").propagate = True
+    with Peer(listening.base_url) as peer:
+        peer.send(b"nonsense\r\n\r\n")
+        assert_refused(peer.answer())
     assert [record for record in caplog.records if record.name.startswith("uvicorn")] == []
 
 

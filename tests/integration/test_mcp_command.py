@@ -3,7 +3,6 @@
 import asyncio
 import io
 import json
-import logging
 import socket
 import sys
 import threading
@@ -205,18 +204,6 @@ def test_a_port_in_use_exits_with_1(
         code, sentence = ended(capsys, "--http", "--port", str(port))
     assert code == 1
     assert f"cannot listen on 127.0.0.1:{port}" in sentence
-
-
-@pytest.fixture
-def uvicorn_logs() -> Iterator[None]:
-    """Undo what uvicorn configures for the whole process."""
-    loggers = [logging.getLogger(name) for name in ("uvicorn", "uvicorn.error", "uvicorn.access")]
-    before = [(each, each.level, each.propagate, list(each.handlers)) for each in loggers]
-    yield
-    for logger, level, propagate, handlers in before:
-        logger.setLevel(level)
-        logger.propagate = propagate
-        logger.handlers[:] = handlers
 
 
 @pytest.mark.usefixtures("uvicorn_logs")

@@ -247,7 +247,7 @@ def test_a_missing_key_is_refused_and_not_generated_again(
         key = (tmp_path / "key").read_text()
     (tmp_path / "key").unlink()
 
-    with pytest.raises(EncryptionKeyError, match="restore it"):
+    with pytest.raises(EncryptionKeyError, match="restore the file"):
         AgentPayServer(data_dir=tmp_path).start()
     assert not (tmp_path / "key").exists()
 

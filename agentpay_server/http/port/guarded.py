@@ -41,9 +41,10 @@ _LINGER_SECONDS: Final = 2.0
 read the refusal.
 """
 
-# Silences uvicorn's warnings about malformed requests, which the application logs.
+# Silences uvicorn's warnings about malformed requests, which the application logs. By a filter, because a
+# uvicorn server elsewhere in this process resets levels.
 _LOGGER: Final = logging.getLogger("uvicorn.error.connections")
-_LOGGER.setLevel(logging.ERROR)
+_LOGGER.addFilter(lambda record: record.levelno >= logging.ERROR)
 
 _CLOSE: Final = (b"connection", b"close")
 

@@ -295,8 +295,8 @@ async def test_a_connection_lost_at_the_commit_is_reported_and_not_retried(datab
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ("postgresql://postgres@localhost:1/postgres", "no answer"),
-        ("postgresql://postgres@/postgres?host=/nowhere", "no answer"),
+        ("postgresql://postgres@localhost:1/postgres", "did not respond"),
+        ("postgresql://postgres@/postgres?host=/nowhere", "did not respond"),
     ],
 )
 async def test_an_unreachable_server_raises_database_unavailable(given, says):
