@@ -259,7 +259,7 @@ class TransferOutcomeUnknownError(OutcomeUnknownError):
 
 
 class SessionOutcomeUnknownError(OutcomeUnknownError):
-    """It is unknown whether the session was opened or charged: the response was lost, or is pending.
+    """It is unknown whether the session was opened or charged: the response was lost, or it is still opening.
 
     Never open or charge again under a new key. Call the same method with the same parameters and this
     `idempotency_key`: it resumes the request and never carries it out twice. The last error is the

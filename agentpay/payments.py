@@ -68,8 +68,8 @@ class PaymentRecord:
     Attributes:
         idempotency_key: the key of the request. If you retry with it (`extensions={"payment_key": key}`), the
             request presents this payment and never pays twice.
-        transfer_id: the payment, `txn_…`, for `client.payments.get`; None if nothing was paid.
-        payment: the payment as it was authorized; None if nothing was paid.
+        transfer_id: the payment, `txn_…`, for `client.payments.get`; None if none was authorized.
+        payment: the payment as it was authorized; None if none was.
         receipt: the receipt header of the response, a claim of the seller; None without one.
         declined: why nothing was paid, for a 402 that was returned unchanged; None otherwise.
     """

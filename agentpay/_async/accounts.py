@@ -42,6 +42,7 @@ class AsyncAccounts(AsyncResource):
 
         Raises:
             TypeError: the metadata has a value without a JSON form.
+            ValueError: a number in the metadata is not finite, or the metadata nests too deep.
             InvalidRequestError: the name or the metadata is invalid.
             ChainUnavailableError: the blockchain cannot be reached; no account was created.
         """

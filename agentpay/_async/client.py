@@ -74,9 +74,9 @@ class AsyncAgentPay:
                 from `AGENTPAY_API_KEY`.
             base_url: address of the service, without `/v1`, as a string or a URL of httpx or pydantic; by
                 default from `AGENTPAY_BASE_URL`.
-            timeout: seconds for each step of an exchange (connecting, sending, waiting for the response),
-                less the wait for a free connection; None means no limit. Keep it above 20, because the
-                service may hold a transfer for that long until it is final.
+            timeout: seconds for each step of an exchange (connecting, sending, waiting for the response);
+                time spent waiting for a free connection is deducted. None means no limit. Keep it above 20,
+                because the service may hold a transfer for that long until it is final.
             max_retries: how often a request is retried after a temporary failure, from 0.
             deadline: seconds for a whole call, including retries and the pauses between them; None means no
                 limit. It never turns an unknown outcome into a failure: see `CallOptions`.

@@ -178,7 +178,7 @@ class AsyncServedRequests(AsyncResource):
 
 
 class AsyncConsole(AsyncResource):
-    """The operator API of the dashboard. All of it needs an operator key.
+    """The operator API of the dashboard. All of it except `sign_in` needs an operator key.
 
     Attributes:
         accounts: accounts with metadata, policy record and spending.

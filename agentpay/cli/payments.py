@@ -40,7 +40,9 @@ def get_payment(*, server: AgentPay, output: Output, transfer_id: str) -> None:
     help="Only payments with this status.",
 )
 @click.option("--origin", metavar="URL", help="Only payments to this seller, such as https://api.example.")
-@click.option("--since", type=Moment(), metavar="TIME", help="Only newer ones, such as 2026-01-31T12:00:00Z.")
+@click.option(
+    "--since", type=Moment(), metavar="TIME", help="Only after this time, such as 2026-01-31T12:00:00Z."
+)
 @takes_listing
 @takes_server
 def list_payments(

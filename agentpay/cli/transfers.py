@@ -109,7 +109,9 @@ def get_transfer(*, server: AgentPay, output: Output, transfer_id: str) -> None:
     type=click.Choice([status.value for status in TransferStatus]),
     help="Only transfers with this status.",
 )
-@click.option("--since", type=Moment(), metavar="TIME", help="Only newer ones, such as 2026-01-31T12:00:00Z.")
+@click.option(
+    "--since", type=Moment(), metavar="TIME", help="Only after this time, such as 2026-01-31T12:00:00Z."
+)
 @takes_listing
 @takes_server
 def list_transfers(

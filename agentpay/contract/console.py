@@ -255,7 +255,7 @@ LIST_SERVED_REQUESTS: Final = Endpoint(
     repeat=Repeat.ALWAYS,
     query=ListServedRequests,
     responses={200: PageBody[ServedRequest]},
-    summary="List the last 1,000 requests to this server process, newest first.",
+    summary="List the operator's last 1,000 requests to this server process, newest first.",
 )
 CREATE_AGENT_KEY: Final = Endpoint(
     name="console.agent_keys.create",
