@@ -16,7 +16,7 @@ const keyRow = (path) => (view, it) => h("li.row", moment(it.created_at), code(i
 const TABS = {
   agents: {
     label: "Agent keys", path: "/console/agent-keys", key: "key_id", create: "New agent key", row: keyRow("/console/agent-keys"),
-    fields: (view) => [field("Account", "account_id", { options: accounts(view) }), field("Name", "name", NAME)],
+    fields: async (view) => [field("Account", "account_id", { required: true, options: await accounts(view).catch(() => []) }), field("Name", "name", NAME)],
     none: empty("No agent has a key. Create one:", "client.console.agent_keys.create(account_id)"),
   },
   operators: {

@@ -27,7 +27,7 @@ export function bench(view) {
   view.root.append(h("div.benches", [
     ["Clock", time, h("div.actions", Object.entries(STEPS).map(([label, seconds]) => button(label, () => advance(seconds))), button("To the next due", jump))],
     ["Fund", form("Fund", ({ account_id, amount }) => change(`${usdc(amount)} test USDC minted.`, "POST", `accounts/${account_id}/fund`, { amount }),
-      field("Account", "account_id", { options: accounts(view) }), field("USDC", "amount", { value: "100", required: true }))],
+      field("Account", "account_id", { required: true, options: accounts(view) }), field("USDC", "amount", { value: "100", required: true }))],
     ["Rewind", saved, savePoint(view)],
     ["Faults", faults, form("Arm once", ({ operation, effect }) => arm(`http:${operation}`, { times: 1, effect, delay_ms: effect === "delay" ? 3000 : undefined }),
       field("Request", "operation", { value: "POST /v1/transfers", required: true }), field("Outcome", "effect", { options: Object.entries(EFFECTS) }))],

@@ -104,8 +104,8 @@ export function rowOf(node) {
 
 // --- Changes
 
-/** A button that does `work` once a dialog has confirmed it, with the values of the fields in `body`. */
+/** A button that does `work` once a dialog has confirmed it, with the values of the fields in `body`, which may have to be read. */
 export const changes = (view, label, work, { title = `${label}?`, action = label, body, done = "Done.", look = "danger", typed, ...props } = /** @type {any} */ ({})) => button(`${label}…`, async () => {
-  const given = await ask({ title, action, typed, look: look || "primary" }, body?.() ?? "");
+  const given = await ask({ title, action, typed, look: look || "primary" }, (await body?.()) ?? "");
   if (given) await view.act(() => work(given), done);
 }, { look, ...props });

@@ -279,6 +279,7 @@ def test_the_test_bench_advances_time_mints_arms_faults_and_restores(
     tab.get_by_role("button", name="+5 min").click()
     says(tab, "The clock has moved")
     assert (server.sandbox.clock.now() - before).total_seconds() == 300
+    tab.locator("select[name=account_id]").select_option(account_id)
     tab.get_by_label("USDC").fill("12.5")
     tab.get_by_role("button", name="Fund", exact=True).click()
     says(tab, "12.50 test USDC minted.")
