@@ -130,6 +130,11 @@ def parsed_instruction(program: Pubkey, accounts: Sequence[str], data: bytes) ->
     return None if found is None else {"program": _NAMES[program], "parsed": found}
 
 
+def _address(data: bytes, offset: int) -> str:
+    # Checks the length: too few bytes would end in a panic, which is no Exception.
+    return str(Pubkey.from_bytes(*struct.unpack_from("32s", data, offset)))
+
+
 def _token(accounts: Sequence[str], data: bytes) -> Parsed | None:
     name, fields = _TOKEN_INSTRUCTIONS[data[0]]
     info: Parsed = dict(zip(fields, accounts, strict=False))
@@ -141,7 +146,7 @@ def _token(accounts: Sequence[str], data: bytes) -> Parsed | None:
     elif name in ("transfer", "mintTo", "burn", "approve"):
         info["amount"] = str(struct.unpack_from("<Q", data, 1)[0])
     elif name == "initializeAccount3":
-        info["owner"] = str(Pubkey.from_bytes(data[1:33]))
+        info["owner"] = _address(data, 1)
     return {"type": name, "info": info}
 
 
@@ -179,9 +184,9 @@ def _system(accounts: Sequence[str], data: bytes) -> Parsed | None:
             "lamports": lamports,
             "space": space,
         }
-        return {"type": "createAccount", "info": {**info, "owner": str(Pubkey.from_bytes(data[20:52]))}}
+        return {"type": "createAccount", "info": {**info, "owner": _address(data, 20)}}
     if kind == 1:
-        info = {"account": accounts[0], "owner": str(Pubkey.from_bytes(data[4:36]))}
+        info = {"account": accounts[0], "owner": _address(data, 4)}
         return {"type": "assign", "info": info}
     if kind == 2:
         (lamports,) = struct.unpack_from("<Q", data, 4)

@@ -20,7 +20,7 @@ from solders.transaction_status import (
     TransactionErrorInsufficientFundsForRent,
 )
 
-from agentpay_server.chain.instructions import TOKEN_2022_PROGRAM, TOKEN_PROGRAM
+from agentpay_server.chain.instructions import SYSTEM_PROGRAM, TOKEN_2022_PROGRAM, TOKEN_PROGRAM
 from agentpay_server.chain.node import base58, parsed
 from agentpay_server.chain.node.errors import RpcError
 from agentpay_server.chain.node.params import Options, Params
@@ -255,6 +255,23 @@ def test_token_amounts_are_exact_text(amount: int, text: str) -> None:
 def test_any_instruction_is_parsed_or_returned_encoded(program: Pubkey, data: bytes, count: int) -> None:
     found = parsed.parsed_instruction(program, [str(Keypair().pubkey())] * count, data)
     assert found is None or found["program"] == parsed._NAMES[program]
+
+
+@pytest.mark.parametrize(
+    ("program", "data"),
+    [
+        (TOKEN_PROGRAM, b"\x12" + bytes(31)),
+        (SYSTEM_PROGRAM, bytes(51)),
+        (SYSTEM_PROGRAM, b"\1\0\0\0" + bytes(31)),
+    ],
+    ids=["initializeAccount3", "createAccount", "assign"],
+)
+def test_an_instruction_whose_address_is_cut_off_is_returned_encoded(program: Pubkey, data: bytes) -> None:
+    accounts = [str(Keypair().pubkey())] * 2
+    assert parsed.parsed_instruction(program, accounts, data) is None
+    whole = parsed.parsed_instruction(program, accounts, data + b"\0")
+    assert whole is not None
+    assert str(Pubkey(bytes(32))) in whole["parsed"]["info"].values()
 
 
 # --- Transactions
