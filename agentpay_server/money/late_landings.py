@@ -154,7 +154,7 @@ class LateLandings:
         )
 
     def _booked(self, connection: Connection, expired: ChainTransaction) -> tuple[str | None] | None:
-        booked = self._settlement.book_late(connection, expired)
+        booked = self._settlement.outcomes.book_late(connection, expired)
         if booked is None:
             return None
         now_us = self._context.clock.now_us()

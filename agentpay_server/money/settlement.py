@@ -1,9 +1,7 @@
 """The settlement engine: drives stored transactions of every kind to their outcome.
 
-`broadcast.py` determines the outcome of a transaction. A row leaves `pending` once, in the commit that books
-the outcome, so several drivers of one transaction book it once. The handler of the transaction's kind books
-the effects on its transfer, session or policy record. Callers wait as long as they choose; the driver
-continues without them.
+`broadcast.py` determines the outcome of a transaction, and `outcomes.py` books it. Callers wait as long as
+they choose; the driver continues without them.
 
 Each transaction is leased to one process, in real time. Two processes over one database do not drive each
 other's transactions while leases are renewed; if both drive one for a moment, this does no harm.
@@ -13,16 +11,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import Any, Final, Generic, TypeVar, cast
-
-from attrs import evolve, field, frozen
+from typing import Any, Final, TypeVar, cast
 
 from agentpay_server.accounts import store as account_store
-from agentpay_server.chain.protocol import Blockhash, ChainUnavailableError, Failure
+from agentpay_server.chain.protocol import ChainUnavailableError, Failure
 from agentpay_server.clock import real_now_us
 from agentpay_server.context import Context
 from agentpay_server.crash_points import Step, fault_point
-from agentpay_server.database.connection import ConflictError, Connection
+from agentpay_server.database.connection import Connection
 from agentpay_server.logs import log
 from agentpay_server.money import transactions as store
 from agentpay_server.money.broadcast import (
@@ -34,15 +30,9 @@ from agentpay_server.money.broadcast import (
     Outcome,
     may_vanish,
 )
-from agentpay_server.money.handlers import (
-    LEASE_US,
-    Handler,
-    Replacement,
-    SigningInputs,
-    Unit,
-    pending_transaction,
-)
-from agentpay_server.money.transactions import ChainTransaction, Kind, State
+from agentpay_server.money.handlers import LEASE_US, Handler
+from agentpay_server.money.outcomes import Booked, Ended, Outcomes
+from agentpay_server.money.transactions import ChainTransaction, Kind
 
 S = TypeVar("S")
 
@@ -54,27 +44,6 @@ _LOOKS_AT_ONCE: Final = 8
 accepted only by a server that has run for as long as a transaction may land."""
 
 logger: logging.Logger = logging.getLogger(__name__)
-
-
-@frozen
-class Ended(Generic[S]):
-    """A subject whose transaction has ended."""
-
-    subject: S
-
-
-@frozen
-class _Booked(Generic[S]):
-    """The result of a unit of work.
-
-    Attributes:
-        following: the ended subject, or the transaction to drive next.
-        tx: the ended transaction; None if another driver has ended it.
-    """
-
-    following: Ended[S] | ChainTransaction
-    tx: ChainTransaction | None = None
-    afterwards: list[Callable[[], Awaitable[None]]] = field(factory=list)
 
 
 async def _check_nothing(_: str) -> None:
@@ -90,6 +59,7 @@ class Settlement:
         self._database = context.database
         self._tasks = context.tasks
         self._handlers = {handler.kind: handler for handler in handlers}
+        self.outcomes: Outcomes = Outcomes(context, self._handlers)
         self._drivers: dict[tuple[Kind, str], asyncio.Task[Ended[Any]]] = {}
         self._driven_signatures: set[str] = set()
         # The payments whose doubtful expiry is logged already.
@@ -189,7 +159,12 @@ class Settlement:
             async with turns:
                 return await self.look_at(tx) is not None
 
-        return sum(await asyncio.gather(*map(look, waiting)))
+        # All have ended before an error is raised: none outlives its caller.
+        results = await asyncio.gather(*map(look, waiting), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return sum(map(bool, results))
 
     async def look_at(self, tx: ChainTransaction) -> Any | None:  # noqa: ANN401
         """Check once a transaction that others broadcast, and book its outcome if it has one.
@@ -339,7 +314,7 @@ class Settlement:
             return tx
 
     async def _announce(self, tx: ChainTransaction, subject: S) -> None:
-        await self._database.run(self._announced, tx, subject)
+        await self._database.run(self.outcomes.announce, tx, subject)
         self._context.wakeup.set()
 
     async def _booked(
@@ -349,7 +324,7 @@ class Settlement:
         if isinstance(end, Failure):
             # It may have failed because an earlier transaction has landed.
             await self._check_earlier(tx.subject_id)
-        booked = await self._database.run(self._end, tx, subject, end)
+        booked = await self._database.run(self.outcomes.end, tx, subject, end)
         detail = end.detail if isinstance(end, Failure) else None
         await self._after_commit(booked, detail)
         if isinstance(booked.following, Ended):
@@ -360,12 +335,12 @@ class Settlement:
         """Sign a replacement for an expired transaction, or book that it will have none."""
         handler = self._handlers[tx.kind]
         await self._check_earlier(tx.subject_id)
-        current = await self._database.read(self._current, tx)
+        current = await self._database.read(self.outcomes.current, tx)
         if not isinstance(current, ChainTransaction) or current.signature != tx.signature:
             return cast("Ended[S] | ChainTransaction", current)
         if not handler.is_broadcast_by_us:
             await self._check_balance(tx)
-            booked = await self._database.run(self._expire, tx, subject)
+            booked = await self._database.run(self.outcomes.expire, tx, subject)
             await self._after_commit(booked, None)
             fault_point(handler.operation(subject), Step.BOOKED)
             return booked.following
@@ -374,7 +349,7 @@ class Settlement:
             # This node lags: the height that proved the expiry was already higher.
             raise ChainUnavailableError("the chain offered a blockhash that has expired")
         prepared = await handler.prepare(self._context, subject)
-        booked = await self._database.run(self._replace, tx, subject, blockhash, prepared)
+        booked = await self._database.run(self.outcomes.replace, tx, subject, blockhash, prepared)
         await self._after_commit(booked, None)
         return booked.following
 
@@ -404,7 +379,7 @@ class Settlement:
             )
         raise ChainUnavailableError("an account holds less on chain than is booked")
 
-    async def _after_commit(self, booked: "_Booked[S]", detail: str | None) -> None:
+    async def _after_commit(self, booked: Booked[S], detail: str | None) -> None:
         """Run the actions that follow a commit, such as logging."""
         self._context.wakeup.set()
         if booked.tx is not None and isinstance(booked.following, Ended):
@@ -412,105 +387,6 @@ class Settlement:
             handler.report(self._context, booked.tx, booked.following.subject, detail)
         for follow_up in booked.afterwards:
             await follow_up()
-
-    # --- Units of work ------------------------------------------------------------------------------------
-
-    def _unit(self, connection: Connection) -> Unit:
-        return Unit(connection, self._context, self._context.clock.now_us())
-
-    def _announced(self, connection: Connection, tx: ChainTransaction, subject: S) -> None:
-        unit = self._unit(connection)
-        if store.announce(connection, tx, unit.now_us):
-            self._handlers[tx.kind].announced(unit, tx, subject)
-
-    def _end(
-        self, connection: Connection, tx: ChainTransaction, subject: S, end: Landed | Failure
-    ) -> "_Booked[S]":
-        handler, unit = self._handlers[tx.kind], self._unit(connection)
-        tx = evolve(tx, chain_signature=end.chain_signature or tx.chain_signature)
-        if isinstance(end, Landed):
-            ended = store.land(connection, tx, unit.now_us, is_irreversible=end.is_irreversible)
-        else:
-            ended = store.fail(connection, tx, unit.now_us)
-        if ended is None:
-            return _Booked(self._current(connection, tx))
-        if isinstance(end, Landed):
-            subject = handler.settled(unit, ended, subject)
-        else:
-            subject = handler.failed(unit, ended, subject, end)
-        return _Booked(Ended(subject), ended, unit.afterwards)
-
-    def _replace(
-        self,
-        connection: Connection,
-        tx: ChainTransaction,
-        subject: S,
-        blockhash: Blockhash,
-        prepared: object,
-    ) -> "_Booked[S]":
-        handler, unit = self._handlers[tx.kind], self._unit(connection)
-        expired = store.expire(connection, tx, unit.now_us)
-        if expired is None:
-            return _Booked(self._current(connection, tx))
-        source = account_store.existing_account(connection, tx.account_id, lock=True)
-        if source.stopped_us is not None:
-            raise ChainUnavailableError("nothing is signed for the account")
-        means = SigningInputs(source=source, blockhash=blockhash, prepared=prepared)
-        replacement = handler.sign_replacement(unit, expired, subject, means)
-        if isinstance(replacement, Replacement):
-            following = pending_transaction(
-                replacement.signed,
-                kind=tx.kind,
-                subject_id=tx.subject_id,
-                account_id=tx.account_id,
-                held=tx.held,
-                credits_account_id=tx.credits_account_id,
-                detail=replacement.detail,
-                now_us=unit.now_us,
-            )
-            try:
-                replaced = store.replace(connection, expired, following)
-            except ConflictError:
-                # The same bytes as before: the node reported another last valid height for an old blockhash.
-                raise ChainUnavailableError("the chain offered the expired blockhash again") from None
-            return _Booked(replaced, expired, unit.afterwards)
-        return self._dropped(unit, expired, subject, replacement)
-
-    def _expire(self, connection: Connection, tx: ChainTransaction, subject: S) -> "_Booked[S]":
-        """Book the expiry of a transaction that is never replaced."""
-        unit = self._unit(connection)
-        expired = store.expire(connection, tx, unit.now_us)
-        if expired is None:
-            return _Booked(self._current(connection, tx))
-        account_store.existing_account(connection, tx.account_id, lock=True)
-        return self._dropped(unit, expired, subject, None)
-
-    def _dropped(self, unit: Unit, expired: ChainTransaction, subject: S, reason: object) -> "_Booked[S]":
-        if expired.spent_us is not None:
-            store.set_released(unit.connection, expired, expired.spent_us)
-        subject = self._handlers[expired.kind].dropped(unit, expired, subject, reason)
-        return _Booked(Ended(subject), expired, unit.afterwards)
-
-    def _current(self, connection: Connection, tx: ChainTransaction) -> Ended[Any] | ChainTransaction:
-        """Return the subject's pending transaction, or else the ended subject."""
-        current = store.pending(connection, tx.kind, tx.subject_id)
-        return current or Ended(self._handlers[tx.kind].load(connection, tx.subject_id))
-
-    def book_late(self, connection: Connection, tx: ChainTransaction) -> tuple[str | None] | None:
-        """Book an expired transaction that has landed; None if another server was faster.
-
-        Returns:
-            A tuple of the signature of its replacement; the tuple contains None without a replacement.
-        """
-        handler, unit = self._handlers[tx.kind], self._unit(connection)
-        if not store.end_expired(connection, tx, State.LANDED_LATE, unit.now_us):
-            return None
-        superseded = store.pending(connection, tx.kind, tx.subject_id) if handler.supersedes else None
-        if superseded is not None:
-            # The replacement may land as well: do not send it any more.
-            store.expire(connection, superseded, unit.now_us)
-            tx = evolve(tx, announced_us=superseded.announced_us)
-        return (handler.landed_late(unit, tx),)
 
 
 def _subject(tx: ChainTransaction) -> tuple[Kind, str]:

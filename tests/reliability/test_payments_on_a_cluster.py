@@ -18,6 +18,8 @@ from solders.transaction import VersionedTransaction
 from worlds import Answer, Party
 
 from agentpay_server.database import tables
+from agentpay_server.money import transactions
+from agentpay_server.money.transactions import ChainTransaction
 
 pytestmark = pytest.mark.anyio
 
@@ -182,6 +184,31 @@ async def test_expired_payments_of_an_account_are_checked_side_by_side(
     assert most == 8
     assert [await market.status(transfer_id) for transfer_id in paid] == [("failed", "payment_expired")] * 12
     assert await market.reserved(payer) == 0
+
+
+async def test_an_error_in_one_check_ends_after_the_other_checks(
+    market: Market, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settlement = market.world.runtime.services.settlement
+    payer = await market.world.account("10")
+    checked = []
+    for number in range(3):
+        await market.paid(payer, f"order-{number}")
+    waiting = await market.world.runtime.context.database.read(transactions.payments_of, payer.account_id)
+    look = settlement.look_at
+
+    async def failing_first(tx: ChainTransaction) -> Any:
+        if tx is waiting[0]:
+            raise ConnectionResetError
+        await asyncio.sleep(1)
+        result = await look(tx)
+        checked.append(tx.signature)
+        return result
+
+    monkeypatch.setattr(settlement, "look_at", failing_first)
+    with pytest.raises(ConnectionResetError):
+        await settlement.look_at_each(waiting)
+    assert checked == [tx.signature for tx in waiting[1:]]
 
 
 async def test_a_payment_that_lands_after_its_expiry_settles_when_final(market: Market) -> None:

@@ -25,8 +25,7 @@ from agentpay_server.database.runner import NewerSchemaError
 from agentpay_server.database.tables import sessions, transfers
 from agentpay_server.errors import Problem
 from agentpay_server.http import app as http_app
-from agentpay_server.money import authorization, entries, spending
-from agentpay_server.money import settlement as engine
+from agentpay_server.money import authorization, entries, outcomes, spending
 from agentpay_server.money import transactions as chain_transactions
 from agentpay_server.money.broadcast import Broadcaster, Expired, Landed
 from agentpay_server.money.idempotency import Verdict
@@ -148,20 +147,20 @@ def expiry_goes_by_time(patch: Patch) -> None:
 
 @planted
 def an_expired_transaction_is_signed_again_by_every_driver(patch: Patch) -> None:
-    again = engine.Settlement._replace
+    again = outcomes.Outcomes.replace
 
     def careless(self, connection, tx, subject, blockhash, prepared):
         stored = chain_transactions.pending(connection, tx.kind, tx.subject_id)
         return again(self, connection, stored or tx, subject, blockhash, prepared)
 
-    found = engine.Settlement._current
+    found = outcomes.Outcomes.current
 
     def unchanged(self, connection, tx):
         current = found(self, connection, tx)
-        return current if isinstance(current, engine.Ended) else tx
+        return current if isinstance(current, outcomes.Ended) else tx
 
-    patch(engine.Settlement, "_replace", careless)
-    patch(engine.Settlement, "_current", unchanged)
+    patch(outcomes.Outcomes, "replace", careless)
+    patch(outcomes.Outcomes, "current", unchanged)
 
 
 @planted

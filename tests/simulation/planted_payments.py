@@ -9,7 +9,8 @@ from agentpay_server.chain.custody import spending_key
 from agentpay_server.chain.rpc.cosigned import CosignedSearch
 from agentpay_server.clock import SECOND_US
 from agentpay_server.money import transactions
-from agentpay_server.money.settlement import Ended, Settlement
+from agentpay_server.money.outcomes import Ended, Outcomes
+from agentpay_server.money.settlement import Settlement
 from agentpay_server.money.transactions import Kind
 from agentpay_server.payments import rules, service
 from agentpay_server.payments.building import build_payment
@@ -71,8 +72,8 @@ def a_payment_that_has_expired_stays_reserved(patch: Patch) -> None:
     def kept(self, unit, expired, subject, reason):
         return engine_dropped(self, unit, attrs.evolve(expired, spent_us=None), subject, reason)
 
-    engine_dropped = Settlement._dropped
-    patch(Settlement, "_dropped", kept)
+    engine_dropped = Outcomes._dropped
+    patch(Outcomes, "_dropped", kept)
 
 
 @planted
