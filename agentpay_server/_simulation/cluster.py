@@ -149,6 +149,8 @@ class Cluster:
         self._machine = machines.acquire()
         self._heights: dict[str, int] = {}
         self._fork = 0
+        # The number of the fork that made the blocks from a slot on.
+        self._forks: list[tuple[int, int]] = [(0, 0)]
         self._known: dict[str, Described] = {}
         self._versions: dict[str, list[tuple[int, Account | None]]] = {}
         self._histories: defaultdict[str, _History] = defaultdict(_History)
@@ -233,7 +235,8 @@ class Cluster:
 
     def blockhash(self, slot: int) -> str:
         """Return the hash of the block at a slot."""
-        text = str(Hash(hashlib.sha256(b"%d/%d" % (slot, self._fork)).digest()))
+        fork = next(fork for since, fork in reversed(self._forks) if since <= slot)
+        text = str(Hash(hashlib.sha256(b"%d/%d" % (slot, fork)).digest()))
         self._heights[text] = self.height(slot)
         return text
 
@@ -390,7 +393,10 @@ class Cluster:
                 break
             vanished.append(self._undo_newest())
         self._fork += 1
-        self._heights = {k: v for k, v in self._heights.items() if v <= self.height(fork) or not vanished}
+        if vanished:
+            self._heights = {k: v for k, v in self._heights.items() if v <= self.height(fork)}
+            kept = [(since, number) for since, number in self._forks if since <= fork]
+            self._forks = [*kept, (fork + 1, self._fork)]
         self._machine.with_transaction_history(0)
         self._machine.with_transaction_history(machine.HISTORY_TRANSACTIONS)
         for landing in vanished:

@@ -144,7 +144,12 @@ class Nodes:
     def _getBlock(self, node: Node, slot: int, options: Options | None = None) -> object:
         if slot > self._at(node, options) or not self._cluster.has_block(slot):
             raise RpcRefusalError("getBlock", _NO_BLOCK, f"Slot {slot} was skipped, or missing", None)
-        return {"blockHeight": self._cluster.height(slot), "blockTime": None, "parentSlot": slot - 1}
+        return {
+            "blockHeight": self._cluster.height(slot),
+            "blockTime": None,
+            "blockhash": self._cluster.blockhash(slot),
+            "parentSlot": slot - 1,
+        }
 
     def _getBlocks(
         self, node: Node, first: int, last: int | None = None, options: Options | None = None
@@ -165,7 +170,7 @@ class Nodes:
     # --- Transactions
 
     def _getLatestBlockhash(self, node: Node, options: Options | None = None) -> object:
-        slot = self._at(node, options)
+        slot = self._cluster.newest_block(self._at(node, options))
         last = self._cluster.height(slot) + BLOCKHASH_LIFE_BLOCKS
         reported = self._reported(node, "lie.last valid height", last)
         value = {"blockhash": self._cluster.blockhash(slot), "lastValidBlockHeight": reported}

@@ -156,6 +156,11 @@ class Cosigned:
     after: str | None = None
 
 
+def reported_landing_heights(last_valid_height: int) -> tuple[int, int]:
+    """Return what `Chain.landing_heights` returns if the last valid height is correct."""
+    return max(last_valid_height - BLOCKHASH_LIFE_BLOCKS, 0), last_valid_height
+
+
 class Chain(Protocol):
     """A Solana cluster. Every coroutine may raise `ChainUnavailableError`."""
 
@@ -209,7 +214,7 @@ class Chain(Protocol):
         ...
 
     async def find_cosigned(
-        self, cosigned: Cosigned, *, is_for_proof: bool = False
+        self, cosigned: Cosigned, *, proof_height: int | None = None
     ) -> SignatureStatus | None:
         """Return the status of a transaction whose fee another party pays; None if it has not been found.
 
@@ -218,8 +223,7 @@ class Chain(Protocol):
 
         Args:
             cosigned: the transaction to find.
-            is_for_proof: whether None must prove that it is in no block up to the height that `block_height`
-                returned before the call.
+            proof_height: None must prove that it is in no block up to this height, if given.
 
         Raises:
             ChainUnavailableError: its status is unknown, or its absence cannot be proved.
@@ -241,12 +245,26 @@ class Chain(Protocol):
         """
         ...
 
+    async def landing_heights(self, blockhash: str, last_valid_height: int) -> tuple[int, int]:
+        """Return the heights of the first and the last block that can contain a transaction.
+
+        The last valid height is what a node reported with the blockhash, and may be wrong. It is checked
+        against the block of that hash.
+
+        Args:
+            blockhash: the recent blockhash of the transaction.
+            last_valid_height: below the height that `block_height` returned before the call.
+
+        Raises:
+            ChainUnavailableError: the transaction may still land, or that is unknown.
+        """
+        ...
+
     async def knows_blocks(self, first_height: int, last_height: int) -> bool:
         """Return whether the chain knows all signatures in the blocks between two past heights.
 
         Nodes prune blocks after some days, and miss those produced while they were down. An unknown signature
-        proves an expiry only if the chain knows every block that could contain it: those from
-        `BLOCKHASH_LIFE_BLOCKS` below its last valid height.
+        proves an expiry only if the chain knows every block that could contain it: see `landing_heights`.
         """
         ...
 

@@ -3,10 +3,11 @@
 The chain may lose requests and replies, lag, or be unreachable. Therefore:
 
 1. Only committed bytes are sent, and the same bytes are resent for as long as they may land.
-2. A missing status proves that a transaction can never land only under three conditions. First, the status
-   was read after the block height had passed the transaction's last valid one. Second, the node knows all
-   blocks that could contain the transaction; nodes prune old blocks, and miss blocks while they are down.
-   Third, 150 blocks can have passed since the signature by this server's own clock, because nodes may report
+2. A missing status proves that a transaction can never land only under four conditions. First, the status
+   was read after the block height had passed the transaction's last valid one. Second, that height fits the
+   block of the transaction's blockhash, because a node may have reported a wrong one. Third, the node knows
+   all blocks that could contain the transaction; nodes prune old blocks, and miss blocks while they are down.
+   Fourth, 150 blocks can have passed since the signature by this server's own clock, because nodes may report
    wrong heights. The only other proof is a final rejection by the chain.
 3. An error of the chain proves nothing: the loop asks again.
 """
@@ -21,7 +22,6 @@ from typing import Final, Protocol
 from attrs import frozen
 
 from agentpay_server.chain.protocol import (
-    BLOCKHASH_LIFE_BLOCKS,
     Chain,
     ChainUnavailableError,
     DoubtfulNodeError,
@@ -29,6 +29,7 @@ from agentpay_server.chain.protocol import (
     SignatureStatus,
     SignedTransaction,
 )
+from agentpay_server.chain.signing import transaction_of
 from agentpay_server.crash_points import Operation, Step, fault_point
 from agentpay_server.logs import log
 
@@ -65,8 +66,8 @@ Outcome = Landed | Expired | Failure
 class Find(Protocol):
     """Looks a transaction up on chain; None if it is not there (yet)."""
 
-    async def __call__(self, *, is_for_proof: bool) -> SignatureStatus | None:
-        """Look it up; with `is_for_proof`, None proves that no block up to the last read height holds it."""
+    async def __call__(self, *, proof_height: int | None) -> SignatureStatus | None:
+        """Look it up; with `proof_height`, None proves that no block up to this height holds it."""
         ...
 
 
@@ -199,26 +200,27 @@ class Broadcaster:
             return None, True
 
     def _by_signature(self, signature: str) -> Find:
-        async def find(*, is_for_proof: bool) -> SignatureStatus | None:  # noqa: ARG001
+        async def find(*, proof_height: int | None) -> SignatureStatus | None:  # noqa: ARG001
             return await self._chain.signature_status(signature)
 
         return find
 
     async def _seen(self, signed: SignedTransaction, find: Find) -> tuple[Outcome | None, bool]:
         chain = self._chain
-        status = await find(is_for_proof=False)
+        status = await find(proof_height=None)
         if status is None:
             if not await self._may_have_expired(signed):
                 return None, True
+            blockhash = str(transaction_of(signed.raw).message.recent_blockhash)
+            first, last = await chain.landing_heights(blockhash, signed.last_valid_block_height)
             # Check again after reading the height: it may have landed in its last valid block.
-            status = await find(is_for_proof=True)
-        if status is None:
-            first_block = max(signed.last_valid_block_height - BLOCKHASH_LIFE_BLOCKS, 0)
-            if await chain.knows_blocks(first_block, signed.last_valid_block_height):
-                return Expired.EXPIRED, False
-            # Only a node with a longer history can tell.
-            log(logger, logging.WARNING, "transaction.forgotten", tx_signature=signed.signature)
-            return None, False
+            status = await find(proof_height=last)
+            if status is None:
+                if await chain.knows_blocks(first, last):
+                    return Expired.EXPIRED, False
+                # Only a node with a longer history can tell.
+                log(logger, logging.WARNING, "transaction.forgotten", tx_signature=signed.signature)
+                return None, False
         if status.is_refused:
             return Expired.EXPIRED, False
         if not status.is_final:

@@ -103,11 +103,11 @@ class Handler(Generic[S]):
         chain: Chain,
         tx: ChainTransaction,
         *,
-        is_for_proof: bool,  # noqa: ARG002
+        proof_height: int | None,  # noqa: ARG002
     ) -> SignatureStatus | None:
         """Look a transaction up on chain; None if it is not there (yet).
 
-        With `is_for_proof`, None proves that no block up to the last read height contains it.
+        With `proof_height`, None proves that no block up to this height contains it.
 
         Raises:
             ChainUnavailableError: the result is unknown.

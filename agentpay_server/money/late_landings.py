@@ -102,9 +102,10 @@ class LateLandings:
         if self._ages.seconds(expired.signature) < _LIFETIMES * life_seconds or not self._is_time(expired):
             return False
         last = expired.last_valid_block_height
-        if await self._chain.block_height() <= last + _LIFETIMES * BLOCKHASH_LIFE_BLOCKS:
+        height = await self._chain.block_height()
+        if height <= last + _LIFETIMES * BLOCKHASH_LIFE_BLOCKS:
             return False
-        if await self._found(expired, is_for_proof=True) is not None:
+        if await self._found(expired, proof_height=height) is not None:
             return False
         first = max(last - BLOCKHASH_LIFE_BLOCKS, 0)
         if await self._chain.knows_blocks(first, last + BLOCKHASH_LIFE_BLOCKS):
@@ -113,10 +114,10 @@ class LateLandings:
         return False
 
     async def _found(
-        self, expired: ChainTransaction, *, is_for_proof: bool = False
+        self, expired: ChainTransaction, *, proof_height: int | None = None
     ) -> SignatureStatus | None:
         handler = self._settlement.handler(expired.kind)
-        return await handler.find(self._chain, expired, is_for_proof=is_for_proof)
+        return await handler.find(self._chain, expired, proof_height=proof_height)
 
     def _is_time(self, expired: ChainTransaction) -> bool:
         search = self._searches.get(expired.signature)

@@ -40,10 +40,12 @@ class PaymentHandler(TransferHandler):
         """Return the operation that the transaction belongs to."""
         return Operation.PAYMENT
 
-    async def find(self, chain: Chain, tx: ChainTransaction, *, is_for_proof: bool) -> SignatureStatus | None:
+    async def find(
+        self, chain: Chain, tx: ChainTransaction, *, proof_height: int | None
+    ) -> SignatureStatus | None:
         """Look the transaction up by its signature if that is known, else by its signed message."""
         if tx.chain_signature is None:
-            return await chain.find_cosigned(cosigned_of(tx), is_for_proof=is_for_proof)
+            return await chain.find_cosigned(cosigned_of(tx), proof_height=proof_height)
         status = await chain.signature_status(tx.chain_signature)
         return None if status is None else evolve(status, chain_signature=tx.chain_signature)
 

@@ -158,11 +158,11 @@ class FaultyChain:
         return None
 
     async def find_cosigned(
-        self, cosigned: Cosigned, *, is_for_proof: bool = False
+        self, cosigned: Cosigned, *, proof_height: int | None = None
     ) -> SignatureStatus | None:
         """Return the status of a transaction that another party broadcasts."""
         self._check_down()
-        return await self.inner.find_cosigned(cosigned, is_for_proof=is_for_proof)
+        return await self.inner.find_cosigned(cosigned, proof_height=proof_height)
 
     async def holds(self, token_account: str, amount_micro: int) -> bool:
         """Return whether a token account holds at least an amount of micro-USDC."""
@@ -173,6 +173,11 @@ class FaultyChain:
         """Return the signature of the newest transaction of a token account."""
         self._check_down()
         return await self.inner.newest_signature(token_account)
+
+    async def landing_heights(self, blockhash: str, last_valid_height: int) -> tuple[int, int]:
+        """Return the heights of the first and the last block that can contain a transaction."""
+        self._check_down()
+        return await self.inner.landing_heights(blockhash, last_valid_height)
 
     async def knows_blocks(self, first_height: int, last_height: int) -> bool:
         """Return whether the chain knows all signatures in the blocks between two heights."""

@@ -252,10 +252,10 @@ class FaultyChain:
         return await self._call("signature_status", proceed)
 
     async def find_cosigned(
-        self, cosigned: Cosigned, *, is_for_proof: bool = False
+        self, cosigned: Cosigned, *, proof_height: int | None = None
     ) -> SignatureStatus | None:
         return await self._call(
-            "find_cosigned", lambda: self.inner.find_cosigned(cosigned, is_for_proof=is_for_proof)
+            "find_cosigned", lambda: self.inner.find_cosigned(cosigned, proof_height=proof_height)
         )
 
     async def holds(self, token_account: str, amount_micro: int) -> bool:
@@ -263,6 +263,11 @@ class FaultyChain:
 
     async def newest_signature(self, token_account: str) -> str | None:
         return await self._call("newest_signature", lambda: self.inner.newest_signature(token_account))
+
+    async def landing_heights(self, blockhash: str, last_valid_height: int) -> tuple[int, int]:
+        return await self._call(
+            "landing_heights", lambda: self.inner.landing_heights(blockhash, last_valid_height)
+        )
 
     async def knows_blocks(self, first_height: int, last_height: int) -> bool:
         return await self._call("knows_blocks", lambda: self.inner.knows_blocks(first_height, last_height))

@@ -193,10 +193,11 @@ class Cluster:
 
     def last_valid_height(self, transaction: VersionedTransaction) -> int | None:
         """Return up to which height a transaction can land; None when its blockhash is none of this chain."""
-        wanted = str(transaction.message.recent_blockhash)
-        newest = self.slot()
+        return self._last_height_with(str(transaction.message.recent_blockhash), self.slot())
+
+    def _last_height_with(self, blockhash: str, newest: int) -> int | None:
         for slot in range(newest, newest - 2_000, -1):
-            if self.has_block(slot) and self.blockhash(slot) == wanted:
+            if self.has_block(slot) and self.blockhash(slot) == blockhash:
                 return self.height(slot) + LIFE_BLOCKS
         return None
 
@@ -310,10 +311,15 @@ class Cluster:
     def _getFirstAvailableBlock(self) -> int:  # noqa: N802
         return FIRST_SLOT
 
-    def _getBlock(self, slot: int, _: object) -> dict[str, int]:  # noqa: N802
+    def _getBlock(self, slot: int, _: object) -> dict[str, Any]:  # noqa: N802
         if not self.has_block(slot) or slot > self.slot() or slot in self.lacks:
             raise RpcRefusalError("getBlock", -32007, "Slot was skipped", None)
-        return {"blockHeight": self.height(slot)}
+        return {"blockHeight": self.height(slot), "blockhash": self.blockhash(slot)}
+
+    def _isBlockhashValid(self, blockhash: str, options: dict[str, Any]) -> dict[str, Any]:  # noqa: N802
+        slot = self.seen_at(options)
+        last = self._last_height_with(blockhash, slot)
+        return {"context": {"slot": slot}, "value": last is not None and self.height(slot) <= last}
 
     def _getBlocksWithLimit(self, start: int, most: int, options: dict[str, Any]) -> list[int]:  # noqa: N802
         last = self.seen_at(options)

@@ -17,6 +17,7 @@ from cluster_worlds import ClusterWorld
 from clusters import NEVER, Change, Cluster, ahead, both, shifted, stale
 from worlds import Party
 
+from agentpay_server.chain.rpc.tips import Tips
 from agentpay_server.database import tables
 
 pytestmark = pytest.mark.anyio
@@ -134,6 +135,24 @@ async def test_a_height_and_statuses_that_run_ahead_pay_once(
 
     async with cluster_worlds.serving(monkeypatch, cluster) as world:
         await assert_happens_once(world, "transfer", tell, after=1)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("by", [-200, -60])
+async def test_a_wrong_last_valid_height_is_no_proof_even_if_a_server_is_new_and_its_clock_wrong(
+    monkeypatch: pytest.MonkeyPatch, operation: str, by: int
+) -> None:
+    # A new server knows no pace: the numbers of a node fit each other, and 150 blocks seem to have passed.
+    monkeypatch.setattr(Tips, "blockhash_life_seconds", 0.0)
+    monkeypatch.setattr(Tips, "_is_new", lambda *_: True)
+    monkeypatch.setattr(Tips, "_do_slots_fit", lambda *_: True)
+    cluster = cluster_worlds.new_cluster(genesis_hash=clusters.DEVNET)
+
+    def tell() -> None:
+        cluster.tell("getLatestBlockhash", shifted("value.lastValidBlockHeight", by))
+
+    async with cluster_worlds.serving(monkeypatch, cluster) as world:
+        await assert_happens_once(world, operation, tell, after=0)
 
 
 async def test_an_expired_transfer_is_still_signed_again(monkeypatch: pytest.MonkeyPatch) -> None:

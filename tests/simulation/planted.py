@@ -135,8 +135,8 @@ def expiry_goes_by_time(patch: Patch) -> None:
     look = Broadcaster.look
     seen: dict[str, float] = {}
 
-    async def impatient(self, signed):
-        end, must_send = await look(self, signed)
+    async def impatient(self, signed, find=None):
+        end, must_send = await look(self, signed, find)
         now = asyncio.get_running_loop().time()
         if end is None and must_send and now - seen.setdefault(signed.signature, now) > 10:
             return Expired.EXPIRED, False

@@ -51,7 +51,7 @@ def a_payment_expires_before_that_is_proved(patch: Patch) -> None:
         if self._context.clock.now_us() < tx.created_us + _IMPATIENT_US:
             return await look_at(self, tx)
         subject = await self._database.read(self._handlers[tx.kind].load, tx.subject_id)
-        booked = await self._database.run(self._expire, tx, subject)
+        booked = await self._database.run(self.outcomes.expire, tx, subject)
         return booked.following.subject if isinstance(booked.following, Ended) else None
 
     patch(Settlement, "look_at", impatient)

@@ -61,6 +61,7 @@ from agentpay_server.chain.protocol import (
     DepositBatch,
     SignatureStatus,
     TokenAccount,
+    reported_landing_heights,
 )
 from agentpay_server.chain.signing import transaction_of
 from agentpay_server.crash_points import ChainPoint, chain_fault_point
@@ -211,7 +212,7 @@ class EmbeddedChain:
         self,
         cosigned: Cosigned,
         *,
-        is_for_proof: bool = False,  # noqa: ARG002 - it is, always
+        proof_height: int | None = None,  # noqa: ARG002 - it is always a proof
     ) -> SignatureStatus | None:
         """See `Chain`."""
         await self._settled()
@@ -237,6 +238,10 @@ class EmbeddedChain:
     async def newest_signature(self, token_account: str) -> str | None:  # noqa: ARG002
         """Return None: `find_cosigned` finds a message without a history."""
         return None
+
+    async def landing_heights(self, blockhash: str, last_valid_height: int) -> tuple[int, int]:  # noqa: ARG002
+        """See `Chain`: heights are always correct."""
+        return reported_landing_heights(last_valid_height)
 
     async def knows_blocks(self, first_height: int, last_height: int) -> bool:  # noqa: ARG002
         """Return True: the chain forgets nothing."""

@@ -1,29 +1,59 @@
-"""Detects gaps in a node's blocks, which downtime and a restart from a snapshot cause.
+"""Reads irreversible blocks, to check what nodes report about them.
 
-Such a node knows the blocks before and after the gap, and responds as if it were complete. Heights reveal the
-gap because they count blocks: the difference of two heights is the number of blocks between them.
+A node has a gap in its blocks after downtime and a restart from a snapshot. It knows the blocks before and
+after the gap, and responds as if it were complete. Heights reveal the gap because they count blocks: the
+difference of two heights is the number of blocks between them.
 """
 
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from agentpay_server.chain.rpc.replies import Epoch, count, read_slots
+from agentpay_server.chain.protocol import (
+    BLOCKHASH_LIFE_BLOCKS,
+    ChainUnavailableError,
+    reported_landing_heights,
+)
+from agentpay_server.chain.rpc.replies import Epoch, count, member, read_hash, read_slots, read_validity
 
 _MOST_STEPS: Final = 64
 _MOST_BLOCKS: Final = 100_000  # Per reply; the blocks of a blockhash's life are 150.
+
+_MAX_ERROR_BLOCKS: Final = 2 * BLOCKHASH_LIFE_BLOCKS
+"""Maximum error of a last valid height that a node reported with a blockhash."""
 
 Call = Callable[..., Awaitable[object]]
 
 
 async def read_height(call: Call, slot: int) -> int:
     """Return the height of the irreversible block in a slot."""
+    return count(await _block(call, slot), "blockHeight")
+
+
+async def landing_heights(call: Call, tip: Epoch, blockhash: str, last_valid_height: int) -> tuple[int, int]:
+    """See `Chain.landing_heights`. `tip` is the node's position, above the last valid height."""
+    first = last_valid_height - BLOCKHASH_LIFE_BLOCKS
+    slot = await _slot_of(call, tip, first) if first >= 0 else None
+    # Without that block, the node does not prove an expiry anyway.
+    if slot is None or read_hash(member(await _block(call, slot), "blockhash", str)) == blockhash:
+        return reported_landing_heights(last_valid_height)
+    # The height is wrong. A node that is another life ahead has seen the right block, and knows its hash.
+    if tip.block_height <= last_valid_height + BLOCKHASH_LIFE_BLOCKS:
+        raise ChainUnavailableError("a node reported a wrong last valid height for a blockhash")
+    reply = await call("isBlockhashValid", blockhash, {"commitment": "finalized"})
+    validity = read_validity(reply)
+    if validity.is_valid or validity.slot < tip.slot:
+        raise ChainUnavailableError("a blockhash may still be valid")
+    return max(first - _MAX_ERROR_BLOCKS, 0), await read_height(call, validity.slot)
+
+
+async def _block(call: Call, slot: int) -> object:
     options = {
         "transactionDetails": "none",
         "rewards": False,
         "maxSupportedTransactionVersion": 255,  # No transactions are requested.
         "commitment": "finalized",
     }
-    return count(await call("getBlock", slot, options), "blockHeight")
+    return await call("getBlock", slot, options)
 
 
 async def has_all_blocks(call: Call, tip: Epoch, first_height: int, last_height: int) -> bool:

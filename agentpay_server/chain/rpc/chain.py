@@ -35,6 +35,7 @@ from agentpay_server.chain.protocol import (
     SignatureStatus,
     TokenAccount,
     nothing_booked,
+    reported_landing_heights,
 )
 from agentpay_server.chain.rpc import blocks, replies
 from agentpay_server.chain.rpc.client import RpcCaller, RpcRefusalError
@@ -71,7 +72,7 @@ class RpcChain:
         self._cluster = cluster
         self._is_emulator = is_emulator
         self._identity = Recent(self._check_identity, _IDENTITY_SECONDS)
-        self._tips = Tips(self._call, settings.blockhash_seconds)
+        self._tips = Tips(self._call, settings.blockhash_seconds, is_emulator=is_emulator)
         self._budgets = Budgets(settings, self.simulate, self._fetch_prices)
         self._rents: dict[int, Recent[int]] = {}
         self._statuses = Poller(self._fetch_statuses, settings.status_interval_seconds, most=MAX_SIGNATURES)
@@ -148,11 +149,14 @@ class RpcChain:
         return SignatureStatus(is_final=is_final, failure=failure, is_irreversible=is_irreversible)
 
     async def find_cosigned(
-        self, cosigned: Cosigned, *, is_for_proof: bool = False
+        self, cosigned: Cosigned, *, proof_height: int | None = None
     ) -> SignatureStatus | None:
         """See `Chain`."""
-        read = self._history.proved if is_for_proof else self._history.newest
-        lines = await read(cosigned.token_account, cosigned.after)
+        is_for_proof = proof_height is not None
+        if proof_height is None:
+            lines = await self._history.newest(cosigned.token_account, cosigned.after)
+        else:
+            lines = await self._history.proved(cosigned.token_account, cosigned.after, proof_height)
         name = await self._cosigned.name(cosigned, lines, must_read=is_for_proof)
         status = None if name is None else await self.signature_status(name)
         if status is None:
@@ -181,6 +185,13 @@ class RpcChain:
     async def newest_signature(self, token_account: str) -> str | None:
         """See `Chain`."""
         return await self._history.newest_signature(token_account)
+
+    async def landing_heights(self, blockhash: str, last_valid_height: int) -> tuple[int, int]:
+        """See `Chain`."""
+        # Emulators count blocks differently, and are one honest node.
+        if self._is_emulator:
+            return reported_landing_heights(last_valid_height)
+        return await blocks.landing_heights(self._call, await self._tips.tip(), blockhash, last_valid_height)
 
     async def knows_blocks(self, first_height: int, last_height: int) -> bool:
         """See `Chain`."""

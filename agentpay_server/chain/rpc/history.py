@@ -54,8 +54,8 @@ class AccountHistory:
         page = await self._page(token_account, {"limit": 1, **_FINALIZED})
         return page[0].signature if page and page[0].finalized else None
 
-    async def proved(self, token_account: str, after: str | None) -> list[HistoryLine]:
-        """Return an account's transactions since a cursor, as of the last reported height or later.
+    async def proved(self, token_account: str, after: str | None, height: int) -> list[HistoryLine]:
+        """Return an account's transactions since a cursor, as of the block at a height or later.
 
         Reversible ones are included, because a missing transaction counts as proved absent.
 
@@ -65,10 +65,10 @@ class AccountHistory:
         # Emulators treat it as a filter and leave out older transactions; as a single node they cannot lag.
         slot = (await self._tips.tip()).slot
         at_tip = _NO_OPTIONS if self._is_emulator else {"minContextSlot": slot}
-        if not self._is_emulator:
-            # The index of accounts may lag behind the node's blocks. A node returns a block only once its
-            # transactions are indexed.
-            await blocks.read_height(self._call, slot)
+        # The index of accounts may lag behind the node's blocks. A node returns a block only once its
+        # transactions are indexed.
+        if not self._is_emulator and await blocks.read_height(self._call, slot) < height:
+            raise ChainUnavailableError("a node that lags behind shows an old history")
         lines = await self._whole(token_account, after, at_tip)
         if lines and after is None:
             await self._check_joins(token_account, lines[-1].signature, None)

@@ -33,6 +33,14 @@ class Epoch:
 
 
 @frozen(kw_only=True)
+class Validity:
+    """Whether a node at a slot accepts transactions with a blockhash."""
+
+    slot: int
+    is_valid: bool
+
+
+@frozen(kw_only=True)
 class Status:
     """A node's information on a signature.
 
@@ -140,6 +148,11 @@ def read_blockhash(reply: object) -> tuple[str, int]:
     if height > _MAX_STORED:
         raise malformed("a block height that is too large")
     return read_hash(value.get("blockhash")), height
+
+
+def read_validity(reply: object) -> Validity:
+    """Parse an `isBlockhashValid` result."""
+    return Validity(slot=read_position(reply), is_valid=member(reply, "value", bool))
 
 
 def read_epoch(reply: object) -> Epoch:

@@ -12,7 +12,12 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from agentpay_server.chain.protocol import Blockhash, ChainUnavailableError, DoubtfulNodeError
+from agentpay_server.chain.protocol import (
+    BLOCKHASH_LIFE_BLOCKS,
+    Blockhash,
+    ChainUnavailableError,
+    DoubtfulNodeError,
+)
 from agentpay_server.chain.rpc import replies
 from agentpay_server.chain.rpc.heights import (
     MOST_UNFINALIZED_BLOCKS,
@@ -32,6 +37,9 @@ _LONGEST_BLOCK_SECONDS: Final = 1.0
 
 _BLOCKHASH_BLOCKS: Final = 5
 _QUIET_SECONDS: Final = 1.0
+_MOST_EMPTY_SLOTS: Final = 16
+"""Empty slots between two positions that are plausible at any distance; a leader misses four in a row."""
+
 _CONFIRMED: Final = {"commitment": "confirmed"}
 _FINALIZED: Final = {"commitment": "finalized"}
 
@@ -51,12 +59,16 @@ class Reading:
 class Tips:
     """Reads the cluster's position, once for all callers at about the same time.
 
-    `blockhash_seconds` is how long a blockhash is used for new transactions; None for the time of some
-    blocks.
+    Args:
+        call: calls a method of the node.
+        blockhash_seconds: how long a blockhash is used for new transactions; None for the time of some
+            blocks.
+        is_emulator: whether slots and heights are counted differently, so that they cannot be compared.
     """
 
-    def __init__(self, call: Call, blockhash_seconds: float | None) -> None:
+    def __init__(self, call: Call, blockhash_seconds: float | None, *, is_emulator: bool = False) -> None:
         self._call = call
+        self._is_emulator = is_emulator
         self._blockhash_seconds = blockhash_seconds
         self._heights = Line()
         self._slots = Line()
@@ -140,10 +152,10 @@ class Tips:
         """
         for _ in range(_TRIES):
             reading = await self._reading.get()
-            value, last_valid_height = replies.read_blockhash(
-                await self._call("getLatestBlockhash", _CONFIRMED)
-            )
-            if self._is_new(last_valid_height, reading.told.block_height):
+            reply = await self._call("getLatestBlockhash", _CONFIRMED)
+            value, last_valid_height = replies.read_blockhash(reply)
+            is_new = self._is_new(last_valid_height, reading.told.block_height)
+            if is_new and self._do_slots_fit(reading.told, replies.read_position(reply), last_valid_height):
                 return Blockhash(value=value, last_valid_block_height=last_valid_height)
             self._doubt("getLatestBlockhash", last_valid_height, reading.told.block_height)
             # Either number may be wrong.
@@ -154,6 +166,15 @@ class Tips:
         # Earlier claims reveal a node that reports both numbers wrong by the same amount.
         lowest = self._heights.lowest(asyncio.get_running_loop().time())
         return has_plausible_life(last_valid_height, height=height, lowest_height=lowest)
+
+    def _do_slots_fit(self, told: Epoch, slot: int, last_valid_height: int) -> bool:
+        """Return whether the blocks between two positions fit the slots between them, of which few are empty.
+
+        A node that reports all its heights wrong by the same amount is revealed by its slots.
+        """
+        slots = slot - told.slot
+        empty = slots - (last_valid_height - BLOCKHASH_LIFE_BLOCKS - told.block_height)
+        return self._is_emulator or 0 <= empty <= slots // 4 + _MOST_EMPTY_SLOTS
 
     def _set_ages(self) -> None:
         seconds = self._blockhash_seconds

@@ -82,8 +82,8 @@ async def test_a_payment_broadcast_by_its_fee_payer_is_found(world: RpcWorld) ->
     await world.land(purchase.signed)
     await world.irreversible(purchase.signed)
 
-    for is_for_proof in (False, True):
-        status = await world.chain.find_cosigned(purchase.cosigned, is_for_proof=is_for_proof)
+    for proof_height in (None, await world.chain.block_height()):
+        status = await world.chain.find_cosigned(purchase.cosigned, proof_height=proof_height)
         assert status is not None
         assert (status.is_irreversible, status.failure) == (True, None)
         assert status.chain_signature == purchase.signed.signature != purchase.cosigned.signature
@@ -110,8 +110,8 @@ async def test_a_payment_never_broadcast_is_proved_absent_after_its_expiry() -> 
             purchase = await bought(world)
             await world.expired(purchase.signed)
 
-            assert await world.chain.find_cosigned(purchase.cosigned, is_for_proof=True) is None
             last = purchase.signed.last_valid_block_height
+            assert await world.chain.find_cosigned(purchase.cosigned, proof_height=last) is None
             assert await world.chain.knows_blocks(last - BLOCKHASH_LIFE_BLOCKS, last)
             with pytest.raises(ChainUnavailableError):
                 await world.chain.send(purchase.signed.raw)
@@ -125,6 +125,7 @@ async def test_a_payment_that_landed_is_found_long_after_its_expiry() -> None:
             await world.expired(purchase.signed)
             await world.transfer(1, world.token_address(2), 1)
 
-            status = await world.chain.find_cosigned(purchase.cosigned, is_for_proof=True)
+            last = purchase.signed.last_valid_block_height
+            status = await world.chain.find_cosigned(purchase.cosigned, proof_height=last)
             assert status is not None
             assert status.chain_signature == purchase.signed.signature

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from rpc_node import FakeNode, rpc_chain
+from solders.hash import Hash
 
 from agentpay_server.chain.protocol import ChainUnavailableError
 from agentpay_server.chain.rpc.chain import RpcChain
@@ -12,7 +13,12 @@ from agentpay_server.chain.rpc.client import RpcRefusalError
 
 pytestmark = pytest.mark.anyio
 
+LIFE = 150
 FIRST, LAST = 1_000, 1_150
+
+
+def hash_of(height: int) -> str:
+    return str(Hash(height.to_bytes(32, "big")))
 
 
 def node_with(blocks: dict[int, int], *, lacks: range = range(0)) -> FakeNode:
@@ -24,9 +30,14 @@ def node_with(blocks: dict[int, int], *, lacks: range = range(0)) -> FakeNode:
     def block(slot: int, options: dict[str, Any]) -> Any:
         if slot not in held:
             raise RpcRefusalError("getBlock", -32007, "Slot was skipped", None)
-        return {"blockHeight": held[slot]}
+        return {"blockHeight": held[slot], "blockhash": hash_of(held[slot])}
+
+    def is_valid(blockhash: str, options: dict[str, Any]) -> Any:
+        valid = {hash_of(height) for height in range(max(node.height - LIFE, 0), node.height + 1)}
+        return {"context": {"slot": node.slot}, "value": blockhash in valid}
 
     node.answers["getFirstAvailableBlock"] = lambda: min(held)
+    node.answers["isBlockhashValid"] = is_valid
     node.answers["getBlock"] = block
     node.answers["getBlocksWithLimit"] = lambda start, most, options: sorted(
         slot for slot in held if slot >= start
@@ -111,3 +122,63 @@ async def test_invalid_slots_are_refused(slots: Any) -> None:
     node.answers["getBlocksWithLimit"] = lambda *params: slots
     with pytest.raises(ChainUnavailableError, match="makes no sense"):
         await public(node).knows_blocks(FIRST, LAST)
+
+
+# --- The blocks that can contain a transaction
+
+
+@pytest.mark.parametrize("empty", [0.0, 0.05, 0.5])
+async def test_a_last_valid_height_that_fits_its_block_is_believed(empty: float) -> None:
+    node = node_with(chain_of(LAST + 40, empty))
+    assert await public(node).landing_heights(hash_of(FIRST), LAST) == (FIRST, LAST)
+    assert node.calls["isBlockhashValid"] == 0
+
+
+@pytest.mark.parametrize("error", [-300, -200, -60, -1, 1, 60, 200, 300])
+async def test_a_wrong_last_valid_height_proves_nothing_while_the_blockhash_may_be_valid(error: int) -> None:
+    for newest in range(LAST + 1, LAST + 2 * LIFE, 25):
+        node = node_with(chain_of(newest + 1, 0.05))
+        is_expired = newest > LAST - error
+        try:
+            first, last = await public(node).landing_heights(hash_of(FIRST - error), LAST)
+        except ChainUnavailableError:
+            assert not is_expired or newest <= LAST + LIFE, "the delay has an end"
+        else:
+            assert is_expired
+            assert first <= FIRST - error
+            assert LAST - error <= last <= newest
+
+
+async def test_a_blockhash_of_no_block_expires_after_another_life() -> None:
+    for newest, is_expired in ((LAST + LIFE, False), (LAST + LIFE + 1, True)):
+        chain = public(node_with(chain_of(newest + 1, 0.05)))
+        if is_expired:
+            assert await chain.landing_heights(hash_of(10**9), LAST) == (FIRST - 2 * LIFE, newest)
+        else:
+            with pytest.raises(ChainUnavailableError, match="wrong last valid height"):
+                await chain.landing_heights(hash_of(10**9), LAST)
+
+
+async def test_a_node_that_lags_behind_does_not_tell_that_a_blockhash_is_old() -> None:
+    node = node_with(chain_of(LAST + 2 * LIFE, 0.05))
+    tell = node.answers["isBlockhashValid"]
+    chain = public(node)
+    assert await chain.block_height() > LAST + LIFE
+
+    node.answers["isBlockhashValid"] = lambda *params: {**tell(*params), "context": {"slot": node.slot - 1}}
+
+    with pytest.raises(ChainUnavailableError, match="may still be valid"):
+        await chain.landing_heights(hash_of(FIRST + 5), LAST)
+
+
+async def test_a_node_without_the_block_of_a_blockhash_is_left_to_the_check_of_all_blocks() -> None:
+    chain = public(node_with(chain_of(LAST + 40, 0.0), lacks=range(FIRST - 5, FIRST + 5)))
+    assert await chain.landing_heights(hash_of(FIRST + 9), LAST) == (FIRST, LAST)
+    assert not await chain.knows_blocks(FIRST, LAST)
+
+
+async def test_an_emulator_is_believed() -> None:
+    node = node_with(chain_of(LAST + 40, 0.0))
+    assert await rpc_chain(node).landing_heights(hash_of(FIRST + 9), LAST) == (FIRST, LAST)
+    assert await rpc_chain(node).landing_heights(hash_of(9), 9) == (0, 9)
+    assert node.calls["getBlock"] == 0

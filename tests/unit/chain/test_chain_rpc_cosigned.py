@@ -136,7 +136,7 @@ def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("agentpay_server.chain.rpc.history._MAX_LINES", 3)
 
 
-every_search = pytest.mark.parametrize("is_for_proof", [False, True], ids=["search", "proof"])
+every_search = pytest.mark.parametrize("proof_height", [None, 800], ids=["search", "proof"])
 
 
 # --- What is found
@@ -145,11 +145,11 @@ every_search = pytest.mark.parametrize("is_for_proof", [False, True], ids=["sear
 @every_search
 @pytest.mark.parametrize("after", [ANCHOR, None], ids=["anchor", "none"])
 async def test_a_payment_is_found_under_the_signature_of_its_fee_payer(
-    is_for_proof: bool, after: VersionedTransaction | None
+    proof_height: int | None, after: VersionedTransaction | None
 ) -> None:
     chain = rpc_chain(Ledger(ANCHOR, NEWER[0], LANDED, NEWER[1]))
 
-    status = await chain.find_cosigned(sought(after), is_for_proof=is_for_proof)
+    status = await chain.find_cosigned(sought(after), proof_height=proof_height)
 
     assert status is not None
     assert status.is_final
@@ -173,7 +173,7 @@ FORGED = {
 @every_search
 @pytest.mark.parametrize("forged", FORGED.values(), ids=FORGED)
 async def test_a_transaction_with_invalid_signatures_leaves_the_payment_open_and_is_not_cached(
-    forged: VersionedTransaction, is_for_proof: bool
+    forged: VersionedTransaction, proof_height: int | None
 ) -> None:
     node = Ledger(ANCHOR, LANDED)
     true_answer = node.answers["getTransaction"]
@@ -187,19 +187,19 @@ async def test_a_transaction_with_invalid_signatures_leaves_the_payment_open_and
     chain = rpc_chain(node)
 
     with pytest.raises(ChainUnavailableError):
-        await chain.find_cosigned(sought(), is_for_proof=is_for_proof)
+        await chain.find_cosigned(sought(), proof_height=proof_height)
     # One wrong reply must not hide the payment permanently.
     node.answers["getTransaction"] = true_answer
     node.answers["getSignaturesForAddress"] = true_history
-    assert await chain.find_cosigned(sought(), is_for_proof=is_for_proof) is not None
+    assert await chain.find_cosigned(sought(), proof_height=proof_height) is not None
 
 
 @every_search
-async def test_a_payment_that_failed_on_chain_is_found_with_its_failure(is_for_proof: bool) -> None:
+async def test_a_payment_that_failed_on_chain_is_found_with_its_failure(proof_height: int | None) -> None:
     node = Ledger(ANCHOR, LANDED)
     node.sees(LANDED, SHORTFALL)
 
-    status = await rpc_chain(node).find_cosigned(sought(), is_for_proof=is_for_proof)
+    status = await rpc_chain(node).find_cosigned(sought(), proof_height=proof_height)
 
     assert status is not None
     assert status.failure is not None
@@ -223,7 +223,7 @@ async def test_paging_back_stops_at_the_anchor() -> None:
     node = Ledger(LANDED, ANCHOR, *NEWER)
 
     # Whatever is older than the anchor was there before it was signed.
-    assert await rpc_chain(node).find_cosigned(sought(), is_for_proof=True) is None
+    assert await rpc_chain(node).find_cosigned(sought(), proof_height=800) is None
     assert sorted(node.read) == sorted(map(name_of, NEWER))
 
 
@@ -233,7 +233,7 @@ async def test_a_payment_on_the_last_page_is_found_by_the_search_for_proof() -> 
 
     # The newest page does not show it, which proves nothing.
     assert await chain.find_cosigned(sought()) is None
-    status = await chain.find_cosigned(sought(), is_for_proof=True)
+    status = await chain.find_cosigned(sought(), proof_height=800)
     assert status is not None
     assert status.chain_signature == name_of(LANDED)
 
@@ -246,9 +246,11 @@ async def test_a_node_below_the_reported_height_proves_nothing() -> None:
     node.slot = 1_999
 
     with pytest.raises(ChainUnavailableError):
-        await chain.find_cosigned(sought(), is_for_proof=True)
+        await chain.find_cosigned(sought(), proof_height=800)
     node.slot = 2_000
-    assert await chain.find_cosigned(sought(), is_for_proof=True) is None
+    with pytest.raises(ChainUnavailableError, match="old history"):
+        await chain.find_cosigned(sought(), proof_height=1_801)
+    assert await chain.find_cosigned(sought(), proof_height=1_800) is None
     assert all(options["minContextSlot"] == 2_000 for options in node.asked if "until" in options)
 
 
@@ -267,9 +269,9 @@ async def test_a_node_whose_index_lags_behind_its_blocks_cannot_prove_absence() 
     chain = rpc_chain(node, name="devnet")
 
     with pytest.raises(ChainUnavailableError):
-        await chain.find_cosigned(sought(), is_for_proof=True)
+        await chain.find_cosigned(sought(), proof_height=800)
     written, node.transactions = 2_000, [ANCHOR, NEWER[0], LANDED]
-    status = await chain.find_cosigned(sought(), is_for_proof=True)
+    status = await chain.find_cosigned(sought(), proof_height=800)
     assert status is not None
     assert status.chain_signature == name_of(LANDED)
 
@@ -281,12 +283,12 @@ async def test_a_node_whose_index_lags_behind_its_blocks_cannot_prove_absence() 
 )
 async def test_a_node_that_does_not_know_the_anchor_proves_nothing(known: list[VersionedTransaction]) -> None:
     with pytest.raises(ChainUnavailableError):
-        await rpc_chain(Ledger(*known)).find_cosigned(sought(), is_for_proof=True)
+        await rpc_chain(Ledger(*known)).find_cosigned(sought(), proof_height=800)
 
 
 async def test_a_history_that_is_empty_although_the_account_exists_proves_nothing() -> None:
     with pytest.raises(ChainUnavailableError):
-        await rpc_chain(Ledger()).find_cosigned(sought(after=None), is_for_proof=True)
+        await rpc_chain(Ledger()).find_cosigned(sought(after=None), proof_height=800)
 
 
 @pytest.mark.parametrize("name", [None, "devnet"], ids=["emulator", "cluster"])
@@ -306,22 +308,22 @@ async def test_a_node_that_treats_min_context_slot_as_a_filter_hides_no_payment(
 
     if name is not None:
         with pytest.raises(ChainUnavailableError):
-            await chain.find_cosigned(sought(after), is_for_proof=True)
+            await chain.find_cosigned(sought(after), proof_height=800)
         return
-    status = await chain.find_cosigned(sought(after), is_for_proof=True)
+    status = await chain.find_cosigned(sought(after), proof_height=800)
     assert status is not None
     assert status.chain_signature == name_of(LANDED)
 
 
 async def test_an_empty_history_after_the_anchor_is_proof() -> None:
-    assert await rpc_chain(Ledger(ANCHOR)).find_cosigned(sought(), is_for_proof=True) is None
+    assert await rpc_chain(Ledger(ANCHOR)).find_cosigned(sought(), proof_height=800) is None
 
 
 async def test_a_reversible_transaction_hides_no_later_payment() -> None:
     node = Ledger(ANCHOR, NEWER[0], LANDED)
     node.reversible = {name_of(NEWER[0])}
 
-    status = await rpc_chain(node).find_cosigned(sought(), is_for_proof=True)
+    status = await rpc_chain(node).find_cosigned(sought(), proof_height=800)
 
     assert status is not None
     assert status.chain_signature == name_of(LANDED)
@@ -334,7 +336,7 @@ async def test_a_listed_transaction_that_the_node_lacks_proves_nothing() -> None
 
     assert await chain.find_cosigned(sought()) is None
     with pytest.raises(ChainUnavailableError):
-        await chain.find_cosigned(sought(), is_for_proof=True)
+        await chain.find_cosigned(sought(), proof_height=800)
 
 
 @pytest.mark.parametrize(
@@ -362,10 +364,10 @@ async def test_a_malformed_transaction_proves_nothing(reply: dict[str, Any]) -> 
     chain = rpc_chain(node)
 
     with pytest.raises(ChainUnavailableError):
-        await chain.find_cosigned(sought(), is_for_proof=True)
+        await chain.find_cosigned(sought(), proof_height=800)
     # Nothing wrong is remembered.
     node.answers["getTransaction"] = whole
-    assert await chain.find_cosigned(sought(), is_for_proof=True) is not None
+    assert await chain.find_cosigned(sought(), proof_height=800) is not None
 
 
 async def test_a_transaction_of_an_unsupported_version_is_not_the_payment() -> None:
@@ -374,7 +376,7 @@ async def test_a_transaction_of_an_unsupported_version_is_not_the_payment() -> N
         "transaction": [base64.b64encode(b"\x01" * 90).decode(), "base64"],
         "version": 1,
     }
-    assert await rpc_chain(node).find_cosigned(sought(), is_for_proof=True) is None
+    assert await rpc_chain(node).find_cosigned(sought(), proof_height=800) is None
 
 
 async def test_a_listed_transaction_without_a_status_proves_nothing() -> None:
@@ -382,7 +384,7 @@ async def test_a_listed_transaction_without_a_status_proves_nothing() -> None:
     node.statuses.clear()
 
     with pytest.raises(ChainUnavailableError):
-        await rpc_chain(node).find_cosigned(sought(), is_for_proof=True)
+        await rpc_chain(node).find_cosigned(sought(), proof_height=800)
 
 
 # --- Where a search ends

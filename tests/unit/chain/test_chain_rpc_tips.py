@@ -106,6 +106,23 @@ async def test_a_node_with_height_and_blockhash_both_too_low_is_detected_by_earl
         await cluster.chain.latest_blockhash()
 
 
+@pytest.mark.parametrize("by", [-200, -60, 60, 200])
+async def test_a_node_with_all_heights_wrong_is_detected_by_its_slots(by: int) -> None:
+    # The pace of the cluster and earlier heights are unknown.
+    cluster = Cluster(name="devnet")
+    cluster.tell("getEpochInfo", (HEIGHT, by), (SLOT, by))
+    cluster.tell("getLatestBlockhash", (LAST_VALID, by))
+    with pytest.raises(ChainUnavailableError, match="does not fit"):
+        await cluster.chain.latest_blockhash()
+
+
+@pytest.mark.parametrize(("unfinalized", "empty"), [(0, 0), (0, 12), (31, 20), (100, 50), (140, 60)])
+async def test_empty_slots_between_height_and_blockhash_are_accepted(unfinalized: int, empty: int) -> None:
+    cluster = Cluster(name="devnet")
+    cluster.tell("getLatestBlockhash", (LAST_VALID, unfinalized), (CONTEXT, unfinalized + empty))
+    assert (await cluster.chain.latest_blockhash()).value == BLOCKHASH
+
+
 @pytest.mark.parametrize("unfinalized", [0, 31, 149])
 async def test_unfinalized_blocks_between_height_and_blockhash_are_accepted(unfinalized: int) -> None:
     cluster = Cluster()
