@@ -137,7 +137,11 @@ class PolicyRecords:
     def _store(
         self, connection: Connection, signed_for: AccountRecord, signed: SignedTransaction
     ) -> ChainTransaction | None:
-        """Store a signed write; None if another one is in flight, or an equally new one has landed."""
+        """Store a signed write; None if another one is in flight, or an equally new one has landed.
+
+        Raises:
+            ChainUnavailableError: a write with the same bytes has expired.
+        """
         account_id = signed_for.account_id
         account_store.existing_account(connection, account_id, lock=True)
         record = store.existing_record(connection, account_id)
@@ -152,7 +156,7 @@ class PolicyRecords:
             detail=json.dumps({"version": signed_for.policy_version}),
             now_us=self._context.clock.now_us(),
         )
-        chain_transactions.insert_transaction(connection, tx)
+        chain_transactions.insert_following(connection, tx)
         return tx
 
 

@@ -12,7 +12,7 @@ from attrs import evolve, field, frozen
 from agentpay_server.accounts import store as account_store
 from agentpay_server.chain.protocol import Blockhash, ChainUnavailableError, Failure
 from agentpay_server.context import Context
-from agentpay_server.database.connection import ConflictError, Connection
+from agentpay_server.database.connection import Connection
 from agentpay_server.money import transactions as store
 from agentpay_server.money.broadcast import Landed
 from agentpay_server.money.handlers import Handler, Replacement, SigningInputs, Unit, pending_transaction
@@ -109,12 +109,7 @@ class Outcomes:
                 detail=replacement.detail,
                 now_us=unit.now_us,
             )
-            try:
-                replaced = store.replace(connection, expired, following)
-            except ConflictError:
-                # The same bytes as before: the node reported another last valid height for an old blockhash.
-                raise ChainUnavailableError("the chain offered the expired blockhash again") from None
-            return Booked(replaced, expired, unit.afterwards)
+            return Booked(store.replace(connection, expired, following), expired, unit.afterwards)
         return self._dropped(unit, expired, subject, replacement)
 
     def expire(self, connection: Connection, tx: ChainTransaction, subject: S) -> Booked[S]:

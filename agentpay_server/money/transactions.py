@@ -20,8 +20,8 @@ from typing import Final
 from attrs import evolve, field, frozen
 from sqlalchemy import Text, bindparam, func, insert, literal_column, null, select, update
 
-from agentpay_server.chain.protocol import SignedTransaction
-from agentpay_server.database.connection import Connection
+from agentpay_server.chain.protocol import ChainUnavailableError, SignedTransaction
+from agentpay_server.database.connection import ConflictError, Connection
 from agentpay_server.database.tables import chain_transactions as table
 
 
@@ -240,6 +240,18 @@ def insert_transaction(connection: Connection, tx: ChainTransaction) -> None:
     connection.execute(_INSERT, {name: getattr(tx, name) for name in _COLUMNS})
 
 
+def insert_following(connection: Connection, tx: ChainTransaction) -> None:
+    """Store a signed transaction of a subject whose previous one has ended.
+
+    Raises:
+        ChainUnavailableError: it has the same bytes, because a node that is stuck offered an old blockhash.
+    """
+    try:
+        insert_transaction(connection, tx)
+    except ConflictError:
+        raise ChainUnavailableError("the chain offered the expired blockhash again") from None
+
+
 def pending(connection: Connection, kind: Kind, subject_id: str) -> ChainTransaction | None:
     """Return the pending transaction of a subject, if any."""
     row = connection.execute(_PENDING, {"kind": kind.value, "subject_id": subject_id}).one_or_none()
@@ -315,7 +327,11 @@ def _end(connection: Connection, ended: ChainTransaction) -> ChainTransaction | 
 def replace(
     connection: Connection, expired: ChainTransaction, following: ChainTransaction
 ) -> ChainTransaction:
-    """Store the replacement of an expired transaction, and move the spend to it."""
+    """Store the replacement of an expired transaction, and move the spend to it.
+
+    Raises:
+        ChainUnavailableError: it has the same bytes.
+    """
     following = evolve(
         following,
         spent_us=expired.spent_us,
@@ -324,7 +340,7 @@ def replace(
     )
     if expired.spent_us is not None:
         set_spend(connection, expired, spent_us=None, spent_total=None)
-    insert_transaction(connection, following)
+    insert_following(connection, following)
     return following
 
 

@@ -202,7 +202,7 @@ class Closing:
             detail=found.detail,
             now_us=now_us,
         )
-        chain_transactions.insert_transaction(connection, tx)
+        chain_transactions.insert_following(connection, tx)
         return signed, tx, True
 
 

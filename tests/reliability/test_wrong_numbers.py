@@ -155,6 +155,26 @@ async def test_a_wrong_last_valid_height_is_no_proof_even_if_a_server_is_new_and
         await assert_happens_once(world, operation, tell, after=0)
 
 
+@pytest.mark.parametrize("operation", ["transfer", "policy"])
+async def test_a_node_that_offers_the_expired_blockhash_again_only_delays(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, operation: str
+) -> None:
+    monkeypatch.setattr(Tips, "_is_new", lambda *_: True)
+    monkeypatch.setattr(Tips, "_do_slots_fit", lambda *_: True)
+    cluster = cluster_worlds.new_cluster()
+    async with cluster_worlds.serving(monkeypatch, cluster) as world:
+        source, to = await world.account("10"), await world.account()
+        await world.rest()
+        cluster.delays.append(NEVER)
+        cluster.tell("getLatestBlockhash", stale(), seconds=150)
+        do, _, _ = OPERATIONS[operation]
+        began = asyncio.get_running_loop().time()
+        await do(world, source, to)
+        assert 150 < asyncio.get_running_loop().time() - began < 240
+    # A repeated signature would be an unexpected exception.
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
 async def test_an_expired_transfer_is_still_signed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     for slot_seconds, within_seconds in ((0.4, 90), (0.25, 60), (0.05, 20)):
         cluster = cluster_worlds.new_cluster(slot_seconds=slot_seconds)
