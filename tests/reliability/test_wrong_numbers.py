@@ -5,6 +5,7 @@ If another is signed in its place before that, both land.
 """
 
 import asyncio
+import copy
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -162,11 +163,18 @@ async def test_a_node_that_offers_the_expired_blockhash_again_only_delays(
     monkeypatch.setattr(Tips, "_is_new", lambda *_: True)
     monkeypatch.setattr(Tips, "_do_slots_fit", lambda *_: True)
     cluster = cluster_worlds.new_cluster()
+    first: list[Any] = []
+
+    def old_but_for_its_height(reply: Any, _: Cluster) -> Any:
+        first.append(copy.deepcopy(reply))
+        reply["value"]["blockhash"] = first[0]["value"]["blockhash"]
+        return reply
+
     async with cluster_worlds.serving(monkeypatch, cluster) as world:
         source, to = await world.account("10"), await world.account()
         await world.rest()
         cluster.delays.append(NEVER)
-        cluster.tell("getLatestBlockhash", stale(), seconds=150)
+        cluster.tell("getLatestBlockhash", old_but_for_its_height, seconds=150)
         do, _, _ = OPERATIONS[operation]
         began = asyncio.get_running_loop().time()
         await do(world, source, to)
