@@ -170,6 +170,7 @@ class Agent(Worker):
         cap_micro = chance.randint(SMALLEST_CAP_MICRO, 6 * SMALLEST_CAP_MICRO)
         key = f"{self.name}-s{chance.randint(0, 9) if chance.random() < 0.2 else len(self._sessions) + 10}"
         self.note("ask", "open", key, cap_micro)
+        self.world.judges.session_keys.add(key)
         opened = await self._clients[0].sessions.open(
             account_id=source, to=to, cap_usdc=usdc(cap_micro), idempotency_key=key
         )

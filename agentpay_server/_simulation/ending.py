@@ -181,6 +181,10 @@ async def _close_sessions(world: "World", client: SimulatedClient) -> None:
             else:
                 await asyncio.sleep(1)  # The clock closes it.
         _judge_session(world, session)
+    for key in sorted(world.judges.session_keys):
+        found = [each async for each in client.sessions.list(idempotency_key=key) if each.status != "failed"]
+        if len({each.account_id for each in found}) != len(found):
+            world.violate("one key, two sessions", key, *(each.session_id for each in found))
 
 
 def _judge_session(world: "World", session: Session) -> None:

@@ -61,6 +61,7 @@ class Judges:
         subjects: sent transactions by transfer or session, and kind.
         limits: an account's limits, by token account.
         escrows: token accounts that openings fund.
+        session_keys: the idempotency keys under which sessions were requested.
         paused_since: since when an account is certainly paused, by identifier.
         spent: an account's spends and their times, by token account.
     """
@@ -82,6 +83,7 @@ class Judges:
         self._sources: dict[str, str] = {}
         self._opened: dict[str, str] = {}
         self.escrows: list[str] = []
+        self.session_keys: set[str] = set()
         self.paused_since: dict[str, float] = {}
         self.cluster: Cluster
         self.asked: dict[str, Asked] = {}

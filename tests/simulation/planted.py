@@ -77,10 +77,10 @@ def a_send_that_is_not_answered_is_a_failure(patch: Patch) -> None:
             lost.add(signed.signature)
             raise
 
-    async def given_up(self, signed):
+    async def given_up(self, signed, find=None):
         if signed.signature in lost:
             return Failure(reason=FailureReason.OTHER, detail="no answer"), False
-        return await look(self, signed)
+        return await look(self, signed, find)
 
     patch(Broadcaster, "_send", noted)
     patch(Broadcaster, "look", given_up)
