@@ -6,6 +6,7 @@ The plans of the statements show that none walks along the whole history.
 import re
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
@@ -267,7 +268,7 @@ STATEMENTS = {
 def test_console_statements_use_indexes(name: str) -> None:
     statement, indexes = STATEMENTS[name]
     compiled = str(statement.compile(dialect=sqlite.dialect(paramstyle="named")))
-    with sqlite3.connect(":memory:") as connection:
+    with closing(sqlite3.connect(":memory:")) as connection:
         from sqlalchemy import create_engine  # noqa: PLC0415
 
         engine = create_engine("sqlite://", creator=lambda: connection)
@@ -281,7 +282,7 @@ def test_console_statements_use_indexes(name: str) -> None:
 
 def test_events_with_times_out_of_order_are_found() -> None:
     """Two servers' clocks differ: a later number with an earlier time is on its side of the moment."""
-    with sqlite3.connect(":memory:") as connection:
+    with closing(sqlite3.connect(":memory:")) as connection:
         from sqlalchemy import create_engine, insert  # noqa: PLC0415
 
         engine = create_engine("sqlite://", creator=lambda: connection)

@@ -1,6 +1,7 @@
 """One row for each signed transaction: a subject has one in flight, and it comes to one end."""
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -37,8 +38,19 @@ def transaction(signature: str = "first", **more: Any) -> ChainTransaction:
     return ChainTransaction(**{**known, **more})
 
 
+databases: list[MemoryDatabase] = []
+
+
+@pytest.fixture(autouse=True)
+def close_databases() -> Iterator[None]:
+    yield
+    while databases:
+        asyncio.run(databases.pop().close())
+
+
 def stored(*transactions: ChainTransaction) -> MemoryDatabase:
     database = MemoryDatabase()
+    databases.append(database)
     for tx in transactions:
         asyncio.run(database.run(store.insert_transaction, tx))
     return database
