@@ -245,11 +245,11 @@ class Chain(Protocol):
         """
         ...
 
-    async def landing_heights(self, blockhash: str, last_valid_height: int) -> tuple[int, int]:
+    async def landing_heights(self, blockhash: str, last_valid_height: int) -> tuple[int, int] | None:
         """Return the heights of the first and the last block that can contain a transaction.
 
         The last valid height is what a node reported with the blockhash, and may be wrong. It is checked
-        against the block of that hash.
+        against the block of that hash. Returns None if the chain no longer knows that block.
 
         Args:
             blockhash: the recent blockhash of the transaction.

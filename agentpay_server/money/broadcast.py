@@ -212,12 +212,13 @@ class Broadcaster:
             if not await self._may_have_expired(signed):
                 return None, True
             blockhash = str(transaction_of(signed.raw).message.recent_blockhash)
-            first, last = await chain.landing_heights(blockhash, signed.last_valid_block_height)
-            # Check again after reading the height: it may have landed in its last valid block.
-            status = await find(proof_height=last)
-            if status is None:
-                if await chain.knows_blocks(first, last):
+            heights = await chain.landing_heights(blockhash, signed.last_valid_block_height)
+            if heights is not None:
+                # Check again after reading the height: it may have landed in its last valid block.
+                status = await find(proof_height=heights[1])
+                if status is None and await chain.knows_blocks(*heights):
                     return Expired.EXPIRED, False
+            if status is None:
                 # Only a node with a longer history can tell.
                 log(logger, logging.WARNING, "transaction.forgotten", tx_signature=signed.signature)
                 return None, False

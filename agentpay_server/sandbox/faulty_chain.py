@@ -174,8 +174,8 @@ class FaultyChain:
         self._check_down()
         return await self.inner.newest_signature(token_account)
 
-    async def landing_heights(self, blockhash: str, last_valid_height: int) -> tuple[int, int]:
-        """Return the heights of the first and the last block that can contain a transaction."""
+    async def landing_heights(self, blockhash: str, last_valid_height: int) -> tuple[int, int] | None:
+        """Return the heights of the first and the last block that can contain a transaction, if known."""
         self._check_down()
         return await self.inner.landing_heights(blockhash, last_valid_height)
 

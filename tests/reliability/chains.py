@@ -264,7 +264,7 @@ class FaultyChain:
     async def newest_signature(self, token_account: str) -> str | None:
         return await self._call("newest_signature", lambda: self.inner.newest_signature(token_account))
 
-    async def landing_heights(self, blockhash: str, last_valid_height: int) -> tuple[int, int]:
+    async def landing_heights(self, blockhash: str, last_valid_height: int) -> tuple[int, int] | None:
         return await self._call(
             "landing_heights", lambda: self.inner.landing_heights(blockhash, last_valid_height)
         )

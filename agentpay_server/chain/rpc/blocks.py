@@ -29,12 +29,15 @@ async def read_height(call: Call, slot: int) -> int:
     return count(await _block(call, slot), "blockHeight")
 
 
-async def landing_heights(call: Call, tip: Epoch, blockhash: str, last_valid_height: int) -> tuple[int, int]:
+async def landing_heights(
+    call: Call, tip: Epoch, blockhash: str, last_valid_height: int
+) -> tuple[int, int] | None:
     """See `Chain.landing_heights`. `tip` is the node's position, above the last valid height."""
     first = last_valid_height - BLOCKHASH_LIFE_BLOCKS
     slot = await _slot_of(call, tip, first) if first >= 0 else None
-    # Without that block, the node does not prove an expiry anyway.
-    if slot is None or read_hash(member(await _block(call, slot), "blockhash", str)) == blockhash:
+    if slot is None:
+        return None
+    if read_hash(member(await _block(call, slot), "blockhash", str)) == blockhash:
         return reported_landing_heights(last_valid_height)
     # The height is wrong. A node that is another life ahead has seen the right block, and knows its hash.
     if tip.block_height <= last_valid_height + BLOCKHASH_LIFE_BLOCKS:

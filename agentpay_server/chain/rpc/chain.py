@@ -186,7 +186,7 @@ class RpcChain:
         """See `Chain`."""
         return await self._history.newest_signature(token_account)
 
-    async def landing_heights(self, blockhash: str, last_valid_height: int) -> tuple[int, int]:
+    async def landing_heights(self, blockhash: str, last_valid_height: int) -> tuple[int, int] | None:
         """See `Chain`."""
         # Emulators count blocks differently, and are one honest node.
         if self._is_emulator:
