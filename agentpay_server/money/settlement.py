@@ -39,6 +39,7 @@ S = TypeVar("S")
 
 _BATCH: Final = 100
 _MAX_DOUBTED: Final = 10_000
+_ACCOUNTS_AT_ONCE: Final = 32
 _LOOKS_AT_ONCE: Final = 8
 """How many payments of an account are checked at once. Payments pile up while servers restart: an expiry is
 accepted only by a server that has run for as long as a transaction may land."""
@@ -62,6 +63,9 @@ class Settlement:
         self.outcomes: Outcomes = Outcomes(context, self._handlers)
         self._drivers: dict[tuple[Kind, str], asyncio.Task[Ended[Any]]] = {}
         self._driven_signatures: set[str] = set()
+        # The running check of each account's payments.
+        self._looks: dict[str, asyncio.Task[int]] = {}
+        self._turns = asyncio.Semaphore(_ACCOUNTS_AT_ONCE)
         # The payments whose doubtful expiry is logged already.
         self._doubted: set[str] = set()
         self.broadcaster: Broadcaster = Broadcaster(context.chain)
@@ -144,11 +148,33 @@ class Settlement:
         driven = await self._database.read(store.in_flight, account_id)
         for tx in driven:
             await self._awaited(self.drive(tx), deadline)
-        waiting = await self._database.read(store.payments_of, account_id)
-        look = self._tasks.start(self.look_at_each(waiting))
+        look = self.look_at_payments(account_id)
         remaining_seconds = max(deadline - asyncio.get_running_loop().time(), 0)
         await asyncio.wait({look}, timeout=remaining_seconds)
         return bool(driven) or (look.done() and not look.cancelled() and look.result() > 0)
+
+    def is_looking_at_payments(self, account_id: str) -> bool:
+        """Return whether a check of an account's payments is running."""
+        look = self._looks.get(account_id)
+        return look is not None and not look.done()
+
+    def look_at_payments(self, account_id: str) -> asyncio.Task[int]:
+        """Return the running check of an account's payments, or start one; its result is how many have ended.
+
+        Callers share it, because each payment costs several requests to the chain.
+        """
+        if not self.is_looking_at_payments(account_id):
+            look = self._looks[account_id] = self._tasks.start(self._look_at_payments(account_id))
+            look.add_done_callback(partial(self._forget_look, account_id))
+        return self._looks[account_id]
+
+    def _forget_look(self, account_id: str, look: asyncio.Task[int]) -> None:
+        if self._looks.get(account_id) is look:
+            del self._looks[account_id]
+
+    async def _look_at_payments(self, account_id: str) -> int:
+        async with self._turns:
+            return await self.look_at_each(await self._database.read(store.payments_of, account_id))
 
     async def look_at_each(self, waiting: Iterable[ChainTransaction]) -> int:
         """Check transactions that others broadcast, once each; return how many have ended."""

@@ -7,7 +7,6 @@ Waiting for a seller is not work in progress, so a stop or a snapshot does not w
 """
 
 import asyncio
-from functools import partial
 from typing import Any, Final
 
 from agentpay_server.chain.embedded.executed import Executed
@@ -26,7 +25,6 @@ _LOOK_EVERY_US: Final = 2 * SECOND_US
 _ROUND_SECONDS: Final = 5.0
 """How long a round waits for the slowest account: spam transfers may have made its history long."""
 
-_ACCOUNTS_AT_ONCE: Final = 32
 _QUIET_US: Final = 10 * SECOND_US
 """Polling interval while this process has no open payments; a process that died may have left some."""
 
@@ -40,8 +38,6 @@ class PaymentWatch:
         self._clock = context.clock
         self._settlement = settlement
         self._next_look_us = 0
-        self._looks: dict[str, asyncio.Task[int]] = {}
-        self._turns = asyncio.Semaphore(_ACCOUNTS_AT_ONCE)
 
     def expect(self) -> None:
         """Schedule polling for a payment that was handed out."""
@@ -66,40 +62,28 @@ class PaymentWatch:
         Payments of different accounts do not wait for each other. A check that takes too long continues in
         the background, and its account is skipped until it ends.
         """
-        seq, is_any_ended, is_any_left = 0, False, False
+        seq, is_any_ended = 0, False
+        seen: set[str] = set()
         while page := await self._database.read(transactions.payments_after, seq, _BATCH):
-            ended = await self._look_at_page(page)
-            is_any_ended |= ended > 0
-            is_any_left |= ended < len(page)
+            accounts = list(dict.fromkeys(tx.account_id for tx in page))
+            is_any_ended |= await self._look_at_accounts(accounts, seen)
             seq = page[-1].seq
-        return is_any_ended, is_any_left
+        return is_any_ended, bool(await self._database.read(transactions.payments_after, 0, 1))
 
-    async def _look_at_page(self, page: list[ChainTransaction]) -> int:
-        """Check some payments, and return how many have ended in time."""
-        by_account: dict[str, list[ChainTransaction]] = {}
-        for tx in page:
-            by_account.setdefault(tx.account_id, []).append(tx)
-        looks = {
-            account_id: self._context.tasks.start(self._look_at_account(waiting))
-            for account_id, waiting in by_account.items()
-            if account_id not in self._looks
-        }
+    async def _look_at_accounts(self, accounts: list[str], seen: set[str]) -> bool:
+        """Check the payments of the accounts that are not in `seen`; return whether any has ended in time."""
+        looks = [
+            self._settlement.look_at_payments(account_id)
+            for account_id in accounts
+            if account_id not in seen and not self._settlement.is_looking_at_payments(account_id)
+        ]
+        seen.update(accounts)
         if not looks:
-            return 0
-        for account_id, look in looks.items():
-            self._looks[account_id] = look
-            look.add_done_callback(partial(self._looked, account_id))
+            return False
         # On a manual clock nothing else checks again, and the chain is in this process: wait for all.
         seconds = None if self._clock.is_manual else _ROUND_SECONDS
-        done, _ = await asyncio.wait(looks.values(), timeout=seconds)
-        return sum(look.result() for look in done if not look.cancelled() and look.exception() is None)
-
-    async def _look_at_account(self, waiting: list[ChainTransaction]) -> int:
-        async with self._turns:
-            return await self._settlement.look_at_each(waiting)
-
-    def _looked(self, account_id: str, _: "asyncio.Task[int]") -> None:
-        del self._looks[account_id]
+        done, _ = await asyncio.wait(looks, timeout=seconds)
+        return any(look.result() for look in done if not look.cancelled() and look.exception() is None)
 
     async def next_due_us(self) -> int | None:
         """Return when to check next; on a manual clock, when the next payment expires."""

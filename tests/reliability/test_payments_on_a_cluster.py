@@ -186,6 +186,17 @@ async def test_expired_payments_of_an_account_are_checked_side_by_side(
     assert await market.reserved(payer) == 0
 
 
+async def test_requests_that_are_refused_together_check_an_accounts_payments_once(market: Market) -> None:
+    payer, payee = await market.world.account("10"), await market.world.account()
+    for number in range(6):
+        await market.paid(payer, f"order-{number}")
+    cluster = market.world.cluster
+    cluster.calls.clear()
+    refused = await asyncio.gather(*(market.world.transfer(f"t{n}", payer, payee, "10") for n in range(20)))
+    assert {(answer.status, answer.body["error"]) for answer in refused} == {(402, "insufficient_balance")}
+    assert 1 <= cluster.calls["getSignaturesForAddress"] <= 3
+
+
 async def test_an_error_in_one_check_ends_after_the_other_checks(
     market: Market, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -281,6 +281,7 @@ class RpcChain:
         self._account_reads.close()
         self._budgets.close()
         self._tips.close()
+        self._history.close()
         recents: list[Recent[Any]] = [self._identity, *self._rents.values()]
         for recent in recents:
             recent.close()

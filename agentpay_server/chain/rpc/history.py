@@ -4,9 +4,13 @@ One URL may serve many nodes, and a node may lack what another has reported. A g
 lost deposit, or a payment that seems absent, so pages of several calls must join.
 """
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from functools import partial
 from typing import Final
+
+from attrs import frozen
 
 from agentpay_server.chain.protocol import (
     Booked,
@@ -17,11 +21,16 @@ from agentpay_server.chain.protocol import (
 )
 from agentpay_server.chain.rpc import blocks
 from agentpay_server.chain.rpc.deposits import read_deposit
+from agentpay_server.chain.rpc.polling import Recent
 from agentpay_server.chain.rpc.replies import HistoryLine, malformed, read_history
 from agentpay_server.chain.rpc.tips import Tips
 
 _MAX_LINES: Final = 1_000
 """Maximum number of transactions that a node returns in one page."""
+
+_SHARED_SECONDS: Final = 30.0
+_MAX_SHARED: Final = 1_000
+"""Maximum number of accounts whose newest lines are kept."""
 
 _DEPOSIT_BATCH: Final = 100
 # Foreign transactions may have any version. All versions have the balances by account, which are read.
@@ -33,6 +42,26 @@ _NO_OPTIONS: Final[Mapping[str, object]] = {}
 Call = Callable[..., Awaitable[object]]
 
 
+@frozen
+class _Newest:
+    """The newest lines of an account since a cursor, shared by the searches for its payments.
+
+    It is replaced at a time, so that the cursor does not become older and older.
+    """
+
+    after: str | None
+    until: float
+    lines: Recent[list[HistoryLine]]
+
+    async def since(self, after: str | None) -> list[HistoryLine] | None:
+        """Return the newest lines since another cursor, or None if that is older."""
+        lines = await self.lines.get()
+        if after == self.after:
+            return lines
+        place = next((place for place, line in enumerate(lines) if line.signature == after), None)
+        return None if place is None else lines[:place]
+
+
 class AccountHistory:
     """Reads the transactions of token accounts and their deposits of one mint."""
 
@@ -41,12 +70,32 @@ class AccountHistory:
         self._tips = tips
         self._usdc_mint = usdc_mint
         self._is_emulator = is_emulator
+        self._newest: dict[str, _Newest] = {}
 
     async def newest(self, token_account: str, after: str | None) -> list[HistoryLine]:
         """Return an account's newest transactions since a cursor, including reversible ones, newest first.
 
-        One page of one node's report: enough to find a transaction, but no proof of absence.
+        One page of one node's report, at most a block old: enough to find a transaction, but no proof of
+        absence.
         """
+        now = asyncio.get_running_loop().time()
+        shared = self._newest.get(token_account)
+        lines = None if shared is None or now >= shared.until else await shared.since(after)
+        if lines is None:
+            if len(self._newest) >= _MAX_SHARED:
+                del self._newest[next(iter(self._newest))]
+            max_age_seconds = 0.0 if self._is_emulator else self._tips.block_seconds
+            recent = Recent(partial(self._newest_page, token_account, after), max_age_seconds)
+            self._newest[token_account] = _Newest(after, now + _SHARED_SECONDS, recent)
+            lines = await recent.get()
+        return lines
+
+    def close(self) -> None:
+        """Stop requests; waiting callers get an error."""
+        for shared in self._newest.values():
+            shared.lines.close()
+
+    async def _newest_page(self, token_account: str, after: str | None) -> list[HistoryLine]:
         return await self._page(token_account, {"limit": _MAX_LINES, **_until(after), **_CONFIRMED})
 
     async def newest_signature(self, token_account: str) -> str | None:

@@ -1,5 +1,6 @@
 """Payments whose fee their seller pays: found by message and signature, and never given up without proof."""
 
+import asyncio
 import base64
 from typing import Any
 
@@ -13,6 +14,7 @@ from agentpay_server.chain.custody import spending_key
 from agentpay_server.chain.protocol import Blockhash, ChainUnavailableError, Cosigned, FailureReason
 from agentpay_server.chain.rpc.chain import RpcChain
 from agentpay_server.chain.rpc.client import RpcRefusalError
+from agentpay_server.chain.rpc.tips import Tips
 from agentpay_server.payments.building import PreparedPayment, build_payment
 from agentpay_server.payments.terms import Leg, Network, Protocol, Terms
 
@@ -213,6 +215,32 @@ async def test_each_transaction_of_a_history_is_read_once() -> None:
     for _ in range(3):
         assert await chain.find_cosigned(sought()) is None
     assert sorted(node.read) == sorted(map(name_of, NEWER))
+
+
+async def test_searches_of_an_account_share_its_newest_history() -> None:
+    node = Ledger(ANCHOR, NEWER[0], LANDED, *NEWER[1:])
+    chain = rpc_chain(node, name="devnet")
+
+    found = await asyncio.gather(
+        *(chain.find_cosigned(sought(after)) for after in (ANCHOR, NEWER[0], LANDED))
+    )
+
+    # The third begins after the transaction.
+    assert [status is not None for status in found] == [True, True, False]
+    assert len(node.asked) == 1
+    # An older cursor needs an older page.
+    assert await chain.find_cosigned(sought(after=None)) is not None
+    assert len(node.asked) == 2
+
+
+async def test_a_shared_history_is_at_most_a_block_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tips, "block_seconds", 0.0)
+    node = Ledger(ANCHOR, NEWER[0])
+    chain = rpc_chain(node, name="devnet")
+    assert await chain.find_cosigned(sought()) is None
+    node.transactions.append(LANDED)
+    node.sees(LANDED)
+    assert await chain.find_cosigned(sought()) is not None
 
 
 # --- What proves that it is not there
