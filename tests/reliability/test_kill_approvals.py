@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from attrs import frozen
-from killing import Directory, Postgres, Prepared, Survey, child, expiring, prepared
+from killing import Directory, Postgres, Prepared, Survey, catch_up, child, expiring, prepared
 
 from agentpay import AccountPausedError, ConflictError
 from agentpay_server import AgentPayServer
@@ -117,7 +117,7 @@ def test_an_approval_whose_recovery_is_killed_too_pays_once(
 def test_a_killed_approval_completes_without_another_request(escalated: Escalated, point: str) -> None:
     killed_in_approval(escalated, point)
     with escalated.it.served() as server:
-        server.sandbox.clock.advance(0)
+        catch_up(server)
         answer = server.client().transfers.get(escalated.transfer_id)
         Survey(server).assert_settled_once(escalated.it, answer, escalated.before, was_escalated=True)
 

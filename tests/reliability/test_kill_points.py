@@ -10,7 +10,7 @@ import pytest
 import test_kill_approvals
 import test_kill_payments
 import test_kill_sessions
-from killing import Child, Directory, Postgres, Prepared, Survey, child, expiring, prepared
+from killing import Child, Directory, Postgres, Prepared, Survey, catch_up, child, expiring, prepared
 
 from agentpay_server.crash_points import POINTS, Operation, points_of
 from agentpay_server.database import tables
@@ -111,7 +111,7 @@ def test_a_killed_transfer_completes_without_another_request(
 ) -> None:
     killed_in_transfer(it, point)
     with it.served() as server:
-        server.sandbox.clock.advance(0)
+        catch_up(server)
         survey = Survey(server)
         (transfer,) = survey.rows(tables.transfers)
         answer = server.client().transfers.get(transfer["transfer_id"])
@@ -196,7 +196,7 @@ def test_a_policy_update_killed_at_any_point_is_in_force_and_on_chain(it: Prepar
         dying.request("PUT", f"/v1/accounts/{it.payer}/policy", it.key, {"max_single_transfer": 3})
         dying.assert_killed()
     with it.served() as server:
-        server.sandbox.clock.advance(0)
+        catch_up(server)
         survey = Survey(server)
         assert server.client().policies.get(it.payer).max_single_transfer == 3
         (record,) = survey.rows(tables.policy_records)

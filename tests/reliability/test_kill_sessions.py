@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import signed
-from killing import Child, Directory, Postgres, Prepared, Survey, child, expiring, prepared
+from killing import Child, Directory, Postgres, Prepared, Survey, catch_up, child, expiring, prepared
 
 from agentpay_server import AgentPayServer
 from agentpay_server.crash_points import Operation, points_of
@@ -108,7 +108,7 @@ def test_a_killed_opening_completes_without_another_request(
         dying.request("POST", "/sessions", it.key, terms(it))
         dying.assert_killed()
     with it.served() as server:
-        server.sandbox.clock.advance(0)
+        catch_up(server)
         (session,) = server.sessions.list()
         assert session.status == "open"
         assert Survey(server).balances()[session.escrow_token_account] == 10_000_000
