@@ -162,28 +162,23 @@ async def test_an_unknown_blockhash_is_not_an_outcome(world: RpcWorld) -> None:
     assert await world.chain.signature_status(signed.signature) is None
 
 
-async def test_a_transaction_that_was_not_sent_in_time_can_never_land() -> None:
+async def test_after_its_expiry_a_transaction_is_known_or_can_never_land() -> None:
     with validators.running(slot_ms=5) as fast:
         async with rpc_world.world(fast) as world:
-            signed = await world.provision(1)
-            await world.expired(signed)
-            earliest = signed.last_valid_block_height - BLOCKHASH_LIFE_BLOCKS
-            assert await world.chain.knows_blocks(earliest, signed.last_valid_block_height)
-            assert await world.chain.signature_status(signed.signature) is None
+            landed, unsent = await world.provision(1), await world.provision(2)
+            await world.land(landed)
+            await world.expired(landed)
+            await world.expired(unsent)
+
+            assert (await world.end(landed)).is_irreversible
+            earliest = unsent.last_valid_block_height - BLOCKHASH_LIFE_BLOCKS
+            assert await world.chain.knows_blocks(earliest, unsent.last_valid_block_height)
+            assert await world.chain.signature_status(unsent.signature) is None
             with pytest.raises(ChainUnavailableError):
-                await world.chain.send(signed.raw)
+                await world.chain.send(unsent.raw)
             await asyncio.sleep(0.1)
-            assert await world.chain.signature_status(signed.signature) is None
-            assert await world.chain.token_accounts([world.token_address(1)]) == [None]
-
-
-async def test_a_landed_transaction_is_known_after_its_blockhash_has_expired() -> None:
-    with validators.running(slot_ms=5) as fast:
-        async with rpc_world.world(fast) as world:
-            signed = await world.provision(1)
-            await world.land(signed)
-            await world.expired(signed)
-            assert (await world.end(signed)).is_irreversible
+            assert await world.chain.signature_status(unsent.signature) is None
+            assert await world.chain.token_accounts([world.token_address(2)]) == [None]
 
 
 # --- Reading
