@@ -114,8 +114,8 @@ def install(session: nox.Session, *groups: str) -> None:
     session.install("-e", ".[server,postgres]", *nox.project.dependency_groups(PYPROJECT, *groups))
 
 
-def run_beside_each_other(session: nox.Session, *sequences: Sequence[Sequence[str]]) -> None:
-    """Run sequences of commands that use one core each beside each other.
+def run_in_parallel(session: nox.Session, *sequences: Sequence[Sequence[str]]) -> None:
+    """Run sequences of commands in parallel; each command uses one core.
 
     The last line of each command's output is shown, or all of it if the command fails.
     """
@@ -173,7 +173,7 @@ def types(session: nox.Session) -> None:
         ("pyright", "--verifytypes", package, "--ignoreexternal")
         for package in ("agentpay", "agentpay_server")
     ]
-    run_beside_each_other(
+    run_in_parallel(
         session,
         # Where an error must be reported, the file ignores it, and an ignore that is not needed is an error.
         [("mypy",), ("mypy", "tests/typing/objects.py")],
@@ -274,7 +274,7 @@ def simulate(session: nox.Session) -> None:
     if session.posargs:
         session.run(*command, *session.posargs)
         return
-    run_beside_each_other(session, [[*command, "--for", "30"]], [[*command, "--for", "30", "--lies"]])
+    run_in_parallel(session, [[*command, "--for", "30"]], [[*command, "--for", "30", "--lies"]])
 
 
 @nox.session
