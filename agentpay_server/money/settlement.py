@@ -39,7 +39,6 @@ S = TypeVar("S")
 
 _BATCH: Final = 100
 _MAX_DOUBTED: Final = 10_000
-_ACCOUNTS_AT_ONCE: Final = 32
 _LOOKS_AT_ONCE: Final = 8
 """How many payments of an account are checked at once. Payments pile up while servers restart: an expiry is
 accepted only by a server that has run for as long as a transaction may land."""
@@ -65,7 +64,6 @@ class Settlement:
         self._driven_signatures: set[str] = set()
         # The running check of each account's payments.
         self._looks: dict[str, asyncio.Task[int]] = {}
-        self._turns = asyncio.Semaphore(_ACCOUNTS_AT_ONCE)
         # The payments whose doubtful expiry is logged already.
         self._doubted: set[str] = set()
         self.broadcaster: Broadcaster = Broadcaster(context.chain)
@@ -173,11 +171,8 @@ class Settlement:
             del self._looks[account_id]
 
     async def _look_at_payments(self, account_id: str) -> int:
-        async with self._turns:
-            return await self.look_at_each(await self._database.read(store.payments_of, account_id))
-
-    async def look_at_each(self, waiting: Iterable[ChainTransaction]) -> int:
-        """Check transactions that others broadcast, once each; return how many have ended."""
+        """Check an account's payments, once each; return how many have ended."""
+        waiting = await self._database.read(store.payments_of, account_id)
         # One at a time on a manual clock, so that the same seed always books in the same order.
         turns = asyncio.Semaphore(1 if self._context.clock.is_manual else _LOOKS_AT_ONCE)
 

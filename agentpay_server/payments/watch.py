@@ -17,7 +17,7 @@ from agentpay_server.money.settlement import Settlement
 from agentpay_server.money.transactions import ChainTransaction, Kind
 from agentpay_server.payments import store
 
-_BATCH: Final = 100
+_BATCH: Final = 32
 _SIGNATURES: Final = 2
 """A payment has two signatures: the payer's and the fee payer's."""
 

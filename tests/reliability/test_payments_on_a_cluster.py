@@ -209,7 +209,7 @@ async def test_an_error_in_one_check_ends_after_the_other_checks(
     look = settlement.look_at
 
     async def failing_first(tx: ChainTransaction) -> Any:
-        if tx is waiting[0]:
+        if tx == waiting[0]:
             raise ConnectionResetError
         await asyncio.sleep(1)
         result = await look(tx)
@@ -218,7 +218,7 @@ async def test_an_error_in_one_check_ends_after_the_other_checks(
 
     monkeypatch.setattr(settlement, "look_at", failing_first)
     with pytest.raises(ConnectionResetError):
-        await settlement.look_at_each(waiting)
+        await settlement.look_at_payments(payer.account_id)
     assert checked == [tx.signature for tx in waiting[1:]]
 
 

@@ -29,6 +29,8 @@ _MAX_LINES: Final = 1_000
 """Maximum number of transactions that a node returns in one page."""
 
 _SHARED_SECONDS: Final = 30.0
+"""How long searches use a page's cursor."""
+
 _MAX_SHARED: Final = 1_000
 """Maximum number of accounts whose newest lines are kept."""
 
@@ -46,7 +48,10 @@ Call = Callable[..., Awaitable[object]]
 class _Newest:
     """The newest lines of an account since a cursor, shared by the searches for its payments.
 
-    It is replaced at a time, so that the cursor does not become older and older.
+    Attributes:
+        after: the cursor.
+        until: when it is replaced, in the event loop's time: the page grows while its cursor stays.
+        lines: the page.
     """
 
     after: str | None
