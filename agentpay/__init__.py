@@ -110,7 +110,7 @@ if TYPE_CHECKING:
     from agentpay.contract.identity import Identity
     from agentpay.contract.models import Model
     from agentpay.contract.operator_keys import NewOperatorKey, OperatorKey
-    from agentpay.contract.payments import Payment, PaymentHeader, PaymentOutcome, PinnedOrigin
+    from agentpay.contract.payments import Payment, PaymentHeader, PaymentOutcome, PaymentSplit, PinnedOrigin
     from agentpay.contract.policies import AccountPolicy, Policy
     from agentpay.contract.requests import UNSET
     from agentpay.contract.sessions import Session
@@ -269,6 +269,7 @@ __all__ = [
     "PaymentPendingApprovalError",
     "PaymentProtocol",
     "PaymentRefusedError",
+    "PaymentSplit",
     "Payments",
     "PendingTransfer",
     "PermissionDeniedError",
@@ -402,6 +403,7 @@ _HOMES = {
     "Payment": "agentpay.contract.payments",
     "PaymentHeader": "agentpay.contract.payments",
     "PaymentOutcome": "agentpay.contract.payments",
+    "PaymentSplit": "agentpay.contract.payments",
     "PaymentProtocol": "agentpay.contract.choices",
     "Payments": "agentpay._sync.payments",
     "PendingTransfer": "agentpay.contract.approvals",

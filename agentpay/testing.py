@@ -48,7 +48,7 @@ from agentpay.contract.headers import REQUEST_ID, RETRY_AFTER, STATUS_HEADERS
 from agentpay.contract.identity import Identity
 from agentpay.contract.models import Model
 from agentpay.contract.operator_keys import NewOperatorKey, OperatorKey
-from agentpay.contract.payments import Payment, PaymentHeader, PaymentOutcome, PinnedOrigin
+from agentpay.contract.payments import Payment, PaymentHeader, PaymentOutcome, PaymentSplit, PinnedOrigin
 from agentpay.contract.policies import AccountPolicy, Policy
 from agentpay.contract.schemas import Schemas
 from agentpay.contract.sessions import Session
@@ -152,6 +152,11 @@ def payment_header(**fields: Any) -> PaymentHeader:  # noqa: ANN401
 def payment_outcome(**fields: Any) -> PaymentOutcome:  # noqa: ANN401
     """Return the outcome of a payment as its client reported it."""
     return _made(PaymentOutcome, {}, fields)
+
+
+def payment_split(**fields: Any) -> PaymentSplit:  # noqa: ANN401
+    """Return the part of a payment that another recipient than the primary one gets."""
+    return _made(PaymentSplit, {}, fields)
 
 
 def pinned_origin(**fields: Any) -> PinnedOrigin:  # noqa: ANN401

@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from agentpay import AgentPay
+from agentpay import AgentPay, PendingTransfer
 from agentpay.cli.connection import takes_server
 from agentpay.cli.listing import Listing, takes_listing
 from agentpay.cli.naming import AccountNames
@@ -46,11 +46,16 @@ def _columns(names: AccountNames) -> list[Column]:
         Column("from", lambda each: names(each.from_), is_text=True),
         Column("amount", lambda each: each.amount_usdc),
         Column("expires", lambda each: each.expires_at),
-        Column("to", lambda each: names(each.to), show=Show.IF_IT_FITS),
+        Column("to", lambda each: _recipients(names, each), show=Show.IF_IT_FITS),
         Column("memo", lambda each: each.memo, is_text=True, show=Show.IF_IT_FITS),
         Column("category", lambda each: each.category, show=Show.WIDE),
         Column("transfer_id", lambda each: each.transfer_id),
     ]
+
+
+def _recipients(names: AccountNames, pending: PendingTransfer) -> str:
+    count = len(pending.splits or ())
+    return names(pending.to) + (f" and {count} more" if count else "")
 
 
 @approvals.command("approve")

@@ -10,6 +10,7 @@ from agentpay.contract.endpoints import TRANSFER, Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import Cursor, query_integer, text
 from agentpay.contract.pages import PageBody
+from agentpay.contract.payments import PaymentSplit
 from agentpay.contract.requests import Request
 from agentpay.contract.transfers import Transfer, TransferStatus
 
@@ -22,11 +23,14 @@ class PendingTransfer(Transfer):
         category: spend category, or None.
         created_at: when it was requested, UTC.
         expires_at: when it is rejected if not approved by then, UTC.
+        splits: for a payment behind HTTP 402, what other recipients than `to` get, who gets the rest; None if
+            all of it goes to `to`.
     """
 
     category: str | None
     created_at: datetime
     expires_at: datetime
+    splits: tuple[PaymentSplit, ...] | None = None
 
 
 @frozen(kw_only=True)

@@ -19,6 +19,7 @@ from cattrs.errors import IterableValidationError, IterableValidationNote
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
 from agentpay.contract import usdc
+from agentpay.contract.approvals import PendingTransfer
 from agentpay.contract.errors import ErrorBody, FieldFault
 from agentpay.contract.fields import ALWAYS_SENT, NotEmpty, Rule, format_timestamp, parse_timestamp
 
@@ -363,7 +364,8 @@ def _not_null_hook(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]
 
 OMITTED_WHEN_NONE: Final[Mapping[type, tuple[str, ...]]] = {
     Transfer: ("error", "message"),
-    Payment: ("error", "message"),
+    Payment: ("error", "message", "splits"),
+    PendingTransfer: ("splits",),
     ErrorBody: ("request_id", "details", "transfer_id", "session_id", "status"),
 }
 """Fields of responses that are left out if they do not apply, instead of being null."""

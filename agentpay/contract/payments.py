@@ -124,6 +124,19 @@ class PaymentOutcome(Model):
 
 
 @frozen(kw_only=True)
+class PaymentSplit(Model):
+    """The part of a payment that a seller directs to another recipient than the primary one.
+
+    Attributes:
+        recipient: on-chain address of the owner that is paid.
+        amount_usdc: USDC that this recipient gets, part of the payment's `amount_usdc`.
+    """
+
+    recipient: str
+    amount_usdc: UsdcString
+
+
+@frozen(kw_only=True)
 class Payment(Model):
     """A payment: the transfer that pays a seller's 402.
 
@@ -138,7 +151,8 @@ class Payment(Model):
             it is signed and its amount reserved, and the seller may broadcast it.
         protocol: `mpp`, `x402_v2` or `x402_v1`.
         amount_usdc: USDC that leaves the account, including splits.
-        recipient: on-chain address of the owner that is paid; with splits, of the primary one.
+        recipient: on-chain address of the owner that is paid; with splits, of the primary one, who gets the
+            rest.
         fee_payer: on-chain address that pays the network fee; None if the service does.
         origin: the seller, such as `https://api.example.com`.
         url: the requested URL, as reported by the client; None if not reported.
@@ -156,6 +170,7 @@ class Payment(Model):
         is_replay: whether this is the response to `POST /payments` for a payment that was signed before.
         error: code of the error; only for rejected and failed payments.
         message: sentence that explains `error`.
+        splits: what the other recipients get; None if there is one recipient.
     """
 
     transfer_id: str
@@ -177,6 +192,7 @@ class Payment(Model):
     is_replay: bool = False
     error: str | None = None
     message: str | None = None
+    splits: tuple[PaymentSplit, ...] | None = None
 
 
 @frozen(kw_only=True)

@@ -41,7 +41,7 @@ from agentpay_server.transfers import booking
 from agentpay_server.transfers import store as transfer_store
 from agentpay_server.transfers.creation import NewSpend
 from agentpay_server.transfers.intents import Decision, TransferIntent, spend_of
-from agentpay_server.transfers.rules import Terms, check_transition
+from agentpay_server.transfers.rules import Split, Terms, check_transition
 from agentpay_server.transfers.store import TransferRecord
 
 _LIFE_US = (BLOCKHASH_LIFE_BLOCKS + 1) * BLOCK_US
@@ -88,6 +88,7 @@ class Purchase:
             memo=self.memo,
             category=self.category,
             payment_digest=self.digest,
+            splits=tuple(Split(leg.recipient, leg.amount_micro) for leg in self.offer.terms.legs[1:]),
         )
 
 

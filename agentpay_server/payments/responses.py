@@ -7,7 +7,7 @@ from agentpay.contract.usdc import from_micro
 from agentpay_server.clock import from_us
 from agentpay_server.errors import Problem
 from agentpay_server.payments.store import PaymentRecord
-from agentpay_server.transfers.responses import decided_at, refused
+from agentpay_server.transfers.responses import decided_at, refused, shown_splits
 from agentpay_server.transfers.store import TransferRecord
 
 _ENDED = {ErrorCode.PAYMENT_EXPIRED.value, ErrorCode.PAYMENT_FAILED.value}
@@ -56,6 +56,7 @@ def shown(
         is_replay=is_replay,
         error=transfer.error,
         message=transfer.message,
+        splits=shown_splits(transfer),
     )
 
 

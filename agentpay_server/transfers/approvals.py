@@ -44,7 +44,7 @@ from agentpay_server.transfers.creation import terms_of_record
 from agentpay_server.transfers.execution import Execution
 from agentpay_server.transfers.intents import Decision, TransferIntent, approval_deadline_us
 from agentpay_server.transfers.reporting import report
-from agentpay_server.transfers.responses import final_response, shown
+from agentpay_server.transfers.responses import final_response, shown, shown_splits
 from agentpay_server.transfers.rules import check_transition, is_approvable
 from agentpay_server.transfers.service import own_transfer
 from agentpay_server.transfers.store import TransferRecord
@@ -177,6 +177,7 @@ class Approvals:
             category=record.category,
             created_at=from_us(record.created_us),
             expires_at=from_us(record.approval_expires_us),
+            splits=shown_splits(record),
         )
 
     async def _expired(self, transfer: TransferRecord) -> TransferRecord:

@@ -71,6 +71,7 @@ class NewSpend(TransferIntent):
             created_us=now_us,
             approval_expires_us=approval_expires_us,
             payment_digest=terms.payment_digest,
+            splits=store.splits_text(terms.splits),
             **decision.columns(now_us),
         )
         store.insert_transfer(connection, record)

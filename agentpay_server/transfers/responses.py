@@ -4,13 +4,14 @@ from datetime import datetime
 from typing import Final
 
 from agentpay.contract.errors import ErrorCode, RejectionReason
+from agentpay.contract.payments import PaymentSplit
 from agentpay.contract.transfers import Transfer, TransferStatus
 from agentpay.contract.usdc import from_micro
 from agentpay_server.chain.protocol import Chain
 from agentpay_server.clock import from_us
 from agentpay_server.errors import RETRY_AFTER_SECONDS, Problem
 from agentpay_server.money.idempotency import KEY_LIFETIME_US
-from agentpay_server.transfers.store import TransferRecord
+from agentpay_server.transfers.store import TransferRecord, splits_of
 
 _REASONS: Final = frozenset(RejectionReason)
 
@@ -32,6 +33,15 @@ def shown(record: TransferRecord, chain: Chain) -> Transfer:
         error=record.error,
         message=record.message,
     )
+
+
+def shown_splits(record: TransferRecord) -> tuple[PaymentSplit, ...] | None:
+    """Return what other recipients than `to` get; None if all of it goes to `to`."""
+    splits = [
+        PaymentSplit(recipient=split.recipient, amount_usdc=from_micro(split.amount_micro))
+        for split in splits_of(record)
+    ]
+    return tuple(splits) or None
 
 
 def final_response(record: TransferRecord, chain: Chain, *, is_replay: bool = False) -> Transfer:

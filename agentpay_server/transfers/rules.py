@@ -19,7 +19,7 @@ hours after it became final; a transfer that is not final holds its key (interfa
 
 from typing import Final
 
-from attrs import frozen
+from attrs import field, frozen
 
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.transfers import TransferStatus
@@ -62,11 +62,23 @@ def is_approvable(status: str, approval_expires_us: int | None, now_us: int) -> 
     )
 
 
+@frozen
+class Split:
+    """What another recipient than the primary one gets of a payment.
+
+    Attributes:
+        recipient: on-chain address of the owner that is paid.
+    """
+
+    recipient: str
+    amount_micro: int
+
+
 @frozen(kw_only=True)
 class Terms:
     """The parameters that make two requests under one key the same request (interface I6).
 
-    For a payment behind HTTP 402, `payment_digest` covers all terms of its challenge.
+    For a payment behind HTTP 402, `payment_digest` covers all terms of its challenge, its splits too.
     """
 
     account_id: str
@@ -75,6 +87,7 @@ class Terms:
     memo: str | None
     category: str | None
     payment_digest: str | None = None
+    splits: tuple[Split, ...] = field(default=(), eq=False)
 
 
 def verdict_if_equal(status: str, error: str | None) -> Verdict:

@@ -1,6 +1,7 @@
 """SQL statements for transfers and the idempotency keys that they hold."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import transfers
 from agentpay_server.money import held_keys
 from agentpay_server.money.held_keys import HeldKeys
+from agentpay_server.transfers.rules import Split
 
 
 @frozen
@@ -41,6 +43,7 @@ class TransferRecord:
     approval_expires_us: int | None
     claimed_by_operator: bool
     payment_digest: str | None = None
+    splits: str | None = None
 
 
 _INSERT: Final = insert(transfers)
@@ -140,6 +143,16 @@ KEYS: Final = HeldKeys(_HELD_BY, TransferRecord, "transfer_id")
 """The idempotency keys that transfers hold."""
 
 _COLUMNS: Final = tuple(column.name for column in transfers.columns if column.name != "seq")
+
+
+def splits_text(splits: Sequence[Split]) -> str | None:
+    """Return splits as they are stored."""
+    return json.dumps([[split.recipient, split.amount_micro] for split in splits]) if splits else None
+
+
+def splits_of(record: TransferRecord) -> list[Split]:
+    """Return the splits of a payment; empty for other transfers."""
+    return [Split(*split) for split in json.loads(record.splits or "[]")]
 
 
 def insert_transfer(connection: Connection, record: TransferRecord) -> None:

@@ -16,6 +16,7 @@ from agentpay._sync.deliveries import Events
 from agentpay_server import AgentPayServer
 from agentpay_server.cli import COMMANDS, main
 from agentpay_server.credentials import digest_of
+from agentpay_server.paywall import Paywall
 
 # --- What there is
 
@@ -168,6 +169,27 @@ def test_a_truncated_list_says_that_more_exist(commands: CommandLine, funded: Fu
 
 
 # --- Approvals
+
+
+def test_a_payment_that_waits_for_approval_names_the_number_of_its_recipients(
+    server: AgentPayServer, client: AgentPay, commands: CommandLine, funded: Funded
+) -> None:
+    payer = funded().account_id
+    client.policies.update(payer, escalation_threshold=1)
+    paywall = Paywall(server)
+    paywall.sell("/report", 2, protocols=["mpp"], splits={paywall.address("platform"): "1.9"})
+    challenge = httpx.Client(transport=paywall.transport(), base_url=paywall.base_url).get("/report")
+    client.payments.authorize(
+        account_id=payer,
+        idempotency_key="report",
+        url=str(challenge.url),
+        headers=challenge.headers,
+        body=challenge.content,
+    )
+    (waiting,) = commands.items("approvals", "list")
+    (split,) = waiting["splits"]
+    assert split == {"recipient": paywall.address("platform"), "amount_usdc": "1.900000"}
+    assert " and 1 more" in commands.shown("approvals", "list", "--wide")
 
 
 def test_a_transfer_is_approved(client: AgentPay, commands: CommandLine, funded: Funded) -> None:

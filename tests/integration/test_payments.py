@@ -433,6 +433,22 @@ def test_an_escalated_payment_is_signed_when_requested_again_after_approval(
     assert [name for name, _ in events(server)] == ["transfer.initiated", "transfer.settled"]
 
 
+def test_a_person_who_approves_a_payment_sees_what_every_recipient_gets(
+    http, seller, authorize, account
+) -> None:
+    policy(http, account, escalation_threshold=0.001)
+    waiting = authorize(seller.ask("mpp", amount=60_000, split=59_999)).json()
+
+    splits = [{"recipient": seller.split.address, "amount_usdc": "0.059999"}]
+    (listed,) = http.get("/console/approvals").json()["data"]
+    assert (listed["transfer_id"], listed["amount_usdc"]) == (waiting["transfer_id"], "0.060000")
+    assert waiting["splits"] == get(http, waiting)["splits"] == listed["splits"] == splits
+
+    other = authorize(seller.ask(), "other").json()
+    assert "splits" not in other
+    assert "splits" not in http.get("/console/approvals").json()["data"][0]
+
+
 def test_an_approved_payment_that_the_policy_refuses_by_then_is_rejected(
     http, seller, authorize, account
 ) -> None:

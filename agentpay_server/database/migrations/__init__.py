@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     # PostgreSQL's driver is an optional extra.
     from agentpay_server.database.postgres import PostgresDatabase
 
-HEAD: Final = "0012"
+HEAD: Final = "0013"
 """The newest migration."""
 
 _DEVELOPMENT: Final = frozenset(f"{number:04}" for number in range(1, 8))

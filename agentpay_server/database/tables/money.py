@@ -50,6 +50,8 @@ transfers: Final = Table(
     Column("claimed_by_operator", Boolean, nullable=False),
     # A digest of the challenge's terms, for a payment behind HTTP 402; NULL for other transfers.
     Column("payment_digest", Text),
+    # What recipients other than `to` get of a payment, as JSON: [[owner, micro-USDC], …]; NULL without any.
+    Column("splits", Text),
     UniqueConstraint("account_id", "held_key"),
     Index("ix_transfers_operator", "operator_id", "seq"),
     Index("ix_transfers_operator_status", "operator_id", "status", "seq"),

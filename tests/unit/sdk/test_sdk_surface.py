@@ -38,7 +38,8 @@ PUBLIC = """
     ListTransfersParams Model NewAgentKey NewOperatorKey NewSecret NotFoundError OpenSessionParams
     OperatorKey OperatorKeyKind OperatorKeys Origins Outcome OutcomeUnknownError Page Payment
     PaymentHeader PaymentOutcome PaymentOutcomeUnknownError PaymentPendingApprovalError
-    PaymentProtocol PaymentRefusedError Payments PendingTransfer PermissionDeniedError PinnedOrigin
+    PaymentProtocol PaymentRefusedError Payments PaymentSplit PendingTransfer PermissionDeniedError
+    PinnedOrigin
     PinOriginParams Policies Policy PolicyParams PolicyRecordView PolicyViolationError
     PreconditionFailedError RateLimitedError RawResponse RegisteredWebhook RegisteredWebhooks
     RejectTransferParams ReplayedDeliveries ReplayEventParams ReportOutcomeParams RotateSecretParams
