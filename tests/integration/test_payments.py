@@ -509,6 +509,45 @@ def test_a_fee_payer_that_is_an_address_of_ours_is_refused(
         assert "fee payer" in body["message"]
 
 
+@pytest.fixture(params=["fee payer", "compute units"])
+def unsignable(request, server, seller) -> dict[str, Any]:
+    """Return a 402 whose transaction cannot be built."""
+    details: dict[str, Any] = {"network": "localnet", "decimals": 6}
+    if request.param == "fee payer":
+        details |= {
+            "feePayer": True,
+            "feePayerKey": server._running.server.context.signer.address(TREASURY),
+        }
+        return dict(seller.ask("mpp", methodDetails=details))
+    split = {"recipient": seller.split.address, "amount": "1", "memo": "m" * 250}
+    return dict(seller.ask("mpp", methodDetails={**details, "splits": [split] * 2}))
+
+
+def test_a_payment_that_cannot_be_signed_waits_for_no_approval(
+    http, seller, authorize, account, unsignable
+) -> None:
+    policy(http, account, escalation_threshold=0.001)
+
+    assert "This 402 is not paid" in refused(authorize(unsignable), "nothing_payable")["message"]
+
+    assert http.get("/payments").json()["data"] == []
+    assert http.get("/console/approvals").json()["data"] == []
+    # The key is free.
+    assert authorize(seller.ask("mpp")).status_code == 202
+
+
+def test_the_first_offer_that_can_be_signed_is_paid(http, seller, authorize, paid, unsignable) -> None:
+    def both() -> dict[str, Any]:
+        return {"headers": [*unsignable["headers"], *seller.ask("mpp")["headers"]]}
+
+    payment, again = paid(both()), paid(both())
+
+    assert (again["transfer_id"], again["is_replay"]) == (payment["transfer_id"], True)
+    assert seller.transaction_in(again["header"]) == seller.transaction_in(payment["header"])
+    assert seller.settle(payment["header"]) == LANDED
+    assert get(http, payment)["status"] == "settled"
+
+
 # --- Sellers of our own
 
 
