@@ -287,10 +287,10 @@ class Payments:
             held=held,
             offer=offer,
             pin=store.pin(connection, principal.operator_id, request.origin),
+            # Only of this offer: a seller may send hundreds of others.
             accounts={
                 token_account: account_store.account_at(connection, token_account)
-                for each in payable
-                for token_account in self._token_accounts(each)
+                for token_account in self._token_accounts(offer)
             },
         )
 

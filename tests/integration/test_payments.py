@@ -12,9 +12,11 @@ from sellers import ORIGIN, PROTOCOLS, Seller, message_of, name_of
 from server_world import refused
 
 from agentpay_server.accounts import store as account_store
+from agentpay_server.accounts.store import AccountRecord
 from agentpay_server.chain import transactions
 from agentpay_server.chain.custody import TREASURY
 from agentpay_server.chain.protocol import SignatureStatus
+from agentpay_server.database.connection import Connection
 
 LANDED = SignatureStatus(is_final=True)
 MINUTE = 61.0
@@ -546,6 +548,26 @@ def test_the_first_offer_that_can_be_signed_is_paid(http, seller, authorize, pai
     assert seller.transaction_in(again["header"]) == seller.transaction_in(payment["header"])
     assert seller.settle(payment["header"]) == LANDED
     assert get(http, payment)["status"] == "settled"
+
+
+def test_only_the_recipients_of_the_offer_that_is_paid_are_looked_up(
+    monkeypatch, seller, authorize, paid
+) -> None:
+    looked_up = set()
+
+    def account_at(connection: Connection, token_account: str) -> AccountRecord | None:
+        looked_up.add(token_account)
+        return real(connection, token_account)
+
+    real = account_store.account_at
+    monkeypatch.setattr(account_store, "account_at", account_at)
+    details = {"network": "mainnet", "splits": [{"recipient": seller.split.address, "amount": "1"}]}
+    elsewhere = seller.ask("mpp", methodDetails=details)["headers"]
+    refused(authorize({"headers": elsewhere}), "nothing_payable")
+    paid({"headers": [*elsewhere, *seller.ask("mpp")["headers"], *seller.ask("mpp", split=1)["headers"]]})
+
+    assert seller.wallet.token_account in looked_up
+    assert seller.split.token_account not in looked_up
 
 
 # --- Sellers of our own
