@@ -4,12 +4,16 @@ Payments are signed by hand here: what is tested is the seller. The chain is the
 """
 
 import asyncio
+import base64
+import json
 from collections.abc import Iterator
 from decimal import Decimal
+from typing import Any
 
 import httpx
 import pytest
 import validators
+from mpp import Challenge
 from payer import Payer
 from receivers import eventually
 from server_world import START, Funded
@@ -256,6 +260,31 @@ def test_a_payment_that_cannot_be_read_is_refused(
     assert paywall.sales == []
 
 
+@pytest.mark.parametrize(
+    ("parameters", "reason"),
+    [
+        ({"id": "é"}, "payment_invalid"),
+        ({"id": "\ud800"}, "invalid_payload"),
+        ({"realm": "\ud800"}, "invalid_payload"),
+        ({"\ud800": "x"}, "invalid_payload"),
+        ({"realm": 7}, "invalid_payload"),
+    ],
+)
+def test_an_mpp_payment_with_any_text_is_refused(
+    paywall: Paywall, shop: httpx.Client, parameters: dict[str, object], reason: str
+) -> None:
+    payment = {"challenge": {"id": "e", **parameters}, "payload": {"transaction": ""}}
+    text = base64.urlsafe_b64encode(json.dumps(payment).encode()).decode()
+    assert shop.get("/mpp", headers={"Authorization": f"Payment {text}"}).status_code == 402
+    assert paywall.requests[-1].reason == reason
+
+
+@pytest.mark.parametrize("host", ["[x", "shop:99999"])
+def test_a_malformed_host_is_refused_as_on_a_port(paywall: Paywall, shop: httpx.Client, host: str) -> None:
+    response = shop.get("/mpp", headers={"Host": host})
+    assert (response.status_code, response.json()["details"][0]["field"]) == (400, "host")
+
+
 # --- Modes -------------------------------------------------------------------------------------------------
 
 
@@ -481,6 +510,7 @@ def test_seed_and_name_determine_the_addresses_of_a_seller() -> None:
         ({"prices": {"/": 0}}, "amount|positive"),
         ({"prices": {"/": "1.0000001"}}, "decimal"),
         ({"protocols": ["l402"], "prices": {"/": 1}}, "unknown protocol 'l402'; available: mpp"),
+        ({"pay_to": "acct_1"}, "pay_to: 'acct_1' is not a Solana address"),
         ({"mode": "rude"}, "unknown mode 'rude'; available: honest"),
         ({"rpc_url": "http://127.0.0.1:8899"}, "either"),
     ],
@@ -490,6 +520,40 @@ def test_invalid_prices_and_modes_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         Paywall(server, **arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"splits": {"bad": "0.1"}}, "splits: 'bad' is not a Solana address"),
+        ({"description": "\ud800"}, "description contains"),
+        ({"external_id": "\ud800"}, "external_id contains"),
+        ({"category": "\ud800"}, "category contains"),
+        ({"content": {"degrees": 21.5}}, "Decimal"),
+    ],
+)
+def test_a_product_that_could_not_be_served_is_refused_when_it_is_sold(
+    paywall: Paywall, shop: httpx.Client, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        paywall.sell("/wrong", 1, protocols=["mpp"], **arguments)
+    assert shop.get("/wrong").status_code == 404
+
+
+@pytest.mark.parametrize("description", ["天气 for 5 €", "two\r\nSet-Cookie: a=b", 'a "b" \\u00e9', "🌦"])
+def test_any_text_describes_what_is_sold(
+    paywall: Paywall, shop: httpx.Client, payer: Payer, description: str
+) -> None:
+    paywall.sell("/text", "0.25", protocols=["mpp"], description=description)
+    asked = shop.get("/text")
+    header = asked.headers["www-authenticate"]
+    assert header.isascii()
+    assert header.isprintable()
+    assert "set-cookie" not in asked.headers
+    (offer,) = payer.offers(asked)
+    assert offer.echo["description"] == description
+    assert Challenge.from_www_authenticate(header).description == description
+    assert shop.get("/text", headers=payer.header(asked)).status_code == 200
 
 
 def test_x402_has_no_splits(paywall: Paywall) -> None:
