@@ -224,6 +224,20 @@ def test_presenting_a_payment_again_is_refused_as_a_duplicate(
     assert (len(paywall.sales), purse.spent) == (1, "0.25")
 
 
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_payment_is_served_again_only_for_the_product_that_it_bought(
+    paywall: Paywall, shop: httpx.Client, payer: Payer, protocol: Protocol
+) -> None:
+    paywall.serves_again = True
+    paywall.sell("/other", "0.25", protocols=[protocol])
+    header = payer.header(shop.get(f"/{protocol}"))
+    assert shop.get(f"/{protocol}", headers=header).status_code == 200
+
+    assert shop.get("/other", headers=header).status_code == 402
+    assert paywall.requests[-1].reason == "duplicate_settlement"
+    assert shop.get(f"/{protocol}", headers=header).status_code == 200
+
+
 # --- What it refuses ---------------------------------------------------------------------------------------
 
 
