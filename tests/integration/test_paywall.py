@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 import validators
+from attrs import evolve
 from mpp import Challenge
 from payer import Payer
 from receivers import eventually
@@ -263,6 +264,22 @@ def test_an_mpp_challenge_expires(
     assert shop.get("/forecast", headers=header).status_code == 402
     assert paywall.requests[-1].reason == "payment_expired"
     assert purse.spent == "0"
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_seller_pays_no_fee_that_it_did_not_offer_to_pay(
+    paywall: Paywall, shop: httpx.Client, payer: Payer, purse: Purse, protocol: Protocol
+) -> None:
+    paywall.sell("/sponsored", "0.25", protocols=[protocol], sponsored=True)
+    (sponsored,) = payer.offers(shop.get("/sponsored"))
+    paywall.sell("/unsponsored", "0.25", protocols=[protocol], sponsored=False)
+    header = payer.header(
+        shop.get("/unsponsored"), change=lambda terms: evolve(terms, fee_payer=sponsored.terms.fee_payer)
+    )
+
+    assert shop.get("/unsponsored", headers=header).status_code == 402
+    assert paywall.requests[-1].reason == "invalid_exact_svm_fee_payer_mismatch"
+    assert (paywall.sales, purse.spent) == ([], "0")
 
 
 @pytest.mark.parametrize("name", ["PAYMENT-SIGNATURE", "X-PAYMENT", "Payment-Authorization"])
