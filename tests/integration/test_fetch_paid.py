@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 import uvicorn
 
@@ -293,6 +294,41 @@ def test_a_failing_service_gives_an_unknown_outcome_under_the_same_reference(
     assert result["payment_ref"] == REF
     assert fetched(tools, paywall)["status"] == "settled"
     assert len(paywall.sales) == 1
+    assert spent(client, account) == "0.250000"
+
+
+class Unreadable(httpx.HTTPTransport):
+    """Reaches the service, but reads no transfer from it."""
+
+    def __init__(self, reply: httpx.Response | None) -> None:
+        super().__init__()
+        self._reply = reply
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if not request.url.path.startswith("/v1/transfers/"):
+            return super().handle_request(request)
+        if self._reply is None:
+            raise httpx.ConnectError("down")
+        return self._reply
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [None, httpx.Response(404, json={"error": "not_found", "message": "gone", "request_id": "req_1"})],
+)
+@pytest.mark.usefixtures("tools")
+def test_a_paid_page_is_returned_even_if_its_payment_cannot_be_read(
+    server: AgentPayServer, client: AgentPay, account: str, paywall: Paywall, reply: httpx.Response | None
+) -> None:
+    paywall.sell("/forecast", "0.25", content={"sky": "blue"})
+    key = server.console.agent_keys.create(account).key
+    with AgentPay(base_url=server.listen(), api_key=key, transport=Unreadable(reply)) as agent:
+        result = fetched(AgentTools(agent, private_origins=LOOPBACK), paywall)
+    (payment,) = client.payments.list(account_id=account)
+    assert (result["status"], result["money_moved"]) == ("unknown", "unknown")
+    assert (result["transfer_id"], result["amount_usdc"]) == (payment.transfer_id, "0.250000")
+    assert json.loads(result["untrusted_content"]["body"]) == {"sky": "blue"}  # type: ignore[index]
+    assert result["reason"]
     assert spent(client, account) == "0.250000"
 
 
