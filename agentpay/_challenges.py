@@ -6,7 +6,7 @@ contain secrets.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import urlsplit
@@ -26,6 +26,15 @@ Pairs = Mapping[str, str] | Iterable[tuple[str, str]]
 
 _PAYMENT: Final = re.compile(r"(?:^|,)[ \t]*payment[ \t]", re.IGNORECASE)
 """The scheme of MPP within `WWW-Authenticate`, which may list others."""
+
+_NAME: Final = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
+_VALUE: Final = r'(?:"(?:[^"\\]|\\.)*"|[^\s,"=][^\s,"]*)'
+_PARAMETER: Final = re.compile(rf"({_NAME})[ \t]*=[ \t]*({_VALUE})")
+_LISTED: Final = re.compile(
+    rf"[ \t,]*(?P<challenge>(?P<scheme>{_NAME})(?P<parameters>"
+    rf"(?:[ \t,]+{_NAME}[ \t]*=[ \t]*{_VALUE})+|[ \t]+[A-Za-z0-9\-._~+/]+=*|))(?=[ \t]*(?:,|$))"
+)
+"""A challenge of a list. Some schemes have a token instead of parameters, as in `Negotiate YII=`."""
 
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
@@ -149,6 +158,31 @@ def challenge_headers(headers: Pairs) -> tuple[tuple[str, str], ...]:
 def _holds_challenge(name: str, value: str) -> bool:
     name = name.lower()
     return name == "payment-required" or (name == "www-authenticate" and _PAYMENT.search(value) is not None)
+
+
+def beside_authorization(headers: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield the challenges whose payment is presented in another header than `Authorization`."""
+    for name, value in headers:
+        if name.lower() != "www-authenticate":
+            yield name, value
+        elif kept := _kept_of_list(value):
+            yield name, kept
+
+
+def _kept_of_list(field: str) -> str:
+    """Return the part of a `WWW-Authenticate` field that `beside_authorization` keeps.
+
+    Of a field that is not a list of challenges, that is nothing.
+    """
+    kept, position = [], 0
+    while listed := _LISTED.match(field, position):
+        position = listed.end()
+        parameters = _PARAMETER.findall(listed["parameters"])
+        # A value with escapes is not unescaped: its challenge is left out.
+        into = [value.strip('"').lower() for parameter, value in parameters if parameter.lower() == "header"]
+        if listed["scheme"].lower() == "payment" and into == ["payment-authorization"]:
+            kept.append(listed["challenge"])
+    return "" if field[position:].strip(" \t,") else ", ".join(kept)
 
 
 def challenge_body(body: bytes | str | None) -> str | None:

@@ -364,6 +364,43 @@ def test_a_payment_uses_another_header_if_authorization_is_taken(world: World) -
     assert world.seller.seen[1]["headers"]["payment-authorization"] == "cheque-1"
 
 
+ELSEWHERE = 'Payment id="c2", header="Payment-Authorization", method="solana"'
+
+
+@pytest.mark.parametrize(
+    ("field", "forwarded"),
+    [
+        (f"{MPP}, {ELSEWHERE}", ELSEWHERE),
+        (f"{ELSEWHERE}, {MPP}", ELSEWHERE),
+        (f'Basic realm="a", {ELSEWHERE}, Negotiate YII=, {MPP}', ELSEWHERE),
+        (f"Negotiate YII=, {ELSEWHERE}, Custom", ELSEWHERE),
+        (f"{ELSEWHERE}, {ELSEWHERE}", f"{ELSEWHERE}, {ELSEWHERE}"),
+        ("payment id=c2 , HEADER = payment-authorization", "payment id=c2 , HEADER = payment-authorization"),
+        (f'{MPP}, note="header=payment-authorization"', None),
+        (f'{MPP}, note=", Payment header=payment-authorization"', None),
+        (f'{MPP}, note="\\", header=Payment-Authorization, x=\\""', None),
+        (f'{MPP}, xheader="Payment-Authorization"', None),
+        (f'{MPP}, header="Payment-Authorization-2"', None),
+        (f'{MPP}, header="Authorization", header="Payment-Authorization"', None),
+        (f'{MPP}, Other header="Payment-Authorization"', None),
+        (f'{ELSEWHERE} "', None),
+        (f'{ELSEWHERE}, "', None),
+    ],
+)
+def test_only_challenges_beside_an_authorization_are_forwarded(
+    world: World, field: str, forwarded: str | None
+) -> None:
+    world.service.header = "Payment-Authorization"
+    world.seller.serves(lambda _: world.seller.response(402, WWW_Authenticate=field), world.seller.sells)
+    response = world.get(headers={"Authorization": "Bearer mine"})
+    if forwarded is None:
+        assert (response.status_code, world.service.orders) == (402, [])
+        assert "Authorization" in response.extensions["payment"].declined
+    else:
+        assert response.status_code == 200
+        assert world.service.orders[0]["headers"] == [["www-authenticate", forwarded]]
+
+
 def test_a_payment_that_would_replace_a_header_is_not_presented(world: World) -> None:
     world.service.header = "Authorization"
     world.seller.serves(world.seller.asks)
