@@ -331,6 +331,15 @@ def test_a_redirect_does_not_carry_the_payment_header(world: World, to: str) -> 
     assert b"PAYMENT-SIGNATURE" not in world.seller.seen[-1]["sent"]
 
 
+def test_the_headers_of_a_paid_request_do_not_show_the_payment(world: World) -> None:
+    world.seller.serves(world.seller.asks, world.seller.sells)
+    headers = world.get(headers={"X-Trip": "Oslo"}).request.headers
+    assert headers["payment-signature"] == "cheque-1"
+    assert "cheque" not in repr(headers), "anyone can present it"
+    assert "'payment-signature': '[secure]'" in repr(headers).lower()
+    assert "'x-trip': 'Oslo'" in repr(headers)
+
+
 def test_the_next_request_of_an_unfollowed_redirect_has_no_payment_header(world: World) -> None:
     world.seller.serves(world.seller.asks, world.seller.redirects("https://other.example/pay"))
     response = world.get()
