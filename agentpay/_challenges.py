@@ -13,11 +13,17 @@ from urllib.parse import urlsplit
 
 from attrs import frozen
 
+from agentpay.contract.json_text import print_json
+from agentpay.contract.payments import MAX_HEADERS
+
 BODY_MAX_BYTES: Final = 32 * 1024
 """The largest body of a 402 that is read. A challenge is far smaller."""
 
 HEADERS_MAX_CHARACTERS: Final = 32 * 1024
 """The maximum total length of challenges in header fields."""
+
+ENCODED_MAX_BYTES: Final = 56 * 1024
+"""The maximum size of a challenge as JSON. It leaves 8 KiB of a request to the service for other fields."""
 
 URL_MAX_CHARACTERS: Final = 2_048
 
@@ -101,17 +107,23 @@ def challenge_of(
         raise TypeError(
             "pass response=, the 402 as your HTTP library returned it, or its url= and headers= (and body=)"
         )
-    return Challenge(
+    challenge = Challenge(
         origin=origin_of(str(url)) if origin is None else origin,
         url=None if url is None else _split_url(str(url))[1],
         method=method,
         headers=challenge_headers(headers),
         body=challenge_body(body),
     )
+    # Escaped characters take up to six times their size.
+    if len(print_json([challenge.url, challenge.headers, challenge.body])) > ENCODED_MAX_BYTES:
+        raise ChallengeTooLargeError(
+            f"the challenge is longer than {ENCODED_MAX_BYTES} bytes of JSON, which no payment needs"
+        )
+    return challenge
 
 
 def origin_of(url: str) -> str:
-    """Return scheme, host and port of a URL in their normal form.
+    """Return scheme, host and port of a URL in their normal form, without the final dot of a host.
 
     Raises:
         ValueError: the URL is not http or https.
@@ -123,7 +135,7 @@ def origin_of(url: str) -> str:
 def _split_url(url: str) -> tuple[str, str | None]:
     """Return the origin of a URL, and the URL without secrets; None if it is too long."""
     parts = urlsplit(url)
-    host = parts.hostname
+    host = (parts.hostname or "").rstrip(".")
     if parts.scheme not in _DEFAULT_PORTS or not host:
         raise ValueError(f"url must be an address such as https://api.example.com, not {url[:64]!r}")
     if ":" in host:
@@ -140,7 +152,7 @@ def challenge_headers(headers: Pairs) -> tuple[tuple[str, str], ...]:
     """Return the fields with challenges, unchanged.
 
     Raises:
-        ChallengeTooLargeError: their total length is too large.
+        ChallengeTooLargeError: they are too many, or their total length is too large.
     """
     given: Any = headers
     for name in ("multi_items", "items"):
@@ -148,6 +160,10 @@ def challenge_headers(headers: Pairs) -> tuple[tuple[str, str], ...]:
             given = pairs()
             break
     found = tuple((str(name), str(value)) for name, value in given if _holds_challenge(str(name), str(value)))
+    if len(found) > MAX_HEADERS:
+        raise ChallengeTooLargeError(
+            f"the challenge has more than {MAX_HEADERS} header fields, which no payment needs"
+        )
     if sum(len(value) for _, value in found) > HEADERS_MAX_CHARACTERS:
         raise ChallengeTooLargeError(
             f"the challenge is longer than {HEADERS_MAX_CHARACTERS} characters, which no payment needs"
@@ -191,6 +207,8 @@ def challenge_body(body: bytes | str | None) -> str | None:
         return None
     content = body.encode("utf-8", "replace") if isinstance(body, str) else bytes(body)
     if len(content) > BODY_MAX_BYTES or content.lstrip()[:1] != b"{" or b"x402Version" not in content:
+        return None
+    if b"\0" in content:  # It is not JSON, and the service refuses such text.
         return None
     return content.decode("utf-8", "replace")
 

@@ -410,6 +410,11 @@ def test_every_address_of_a_name_must_be_public(monkeypatch: pytest.MonkeyPatch)
         _fetching._checked(_fetching._resolved(target), target)
 
 
+def test_a_host_with_a_final_dot_is_the_host_without_it() -> None:
+    target = target_of("https://api.example.com./forecast", ())
+    assert (target.origin, target.host) == ("https://api.example.com", "api.example.com")
+
+
 @pytest.mark.parametrize(
     "headers",
     [

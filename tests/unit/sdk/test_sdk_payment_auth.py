@@ -249,6 +249,7 @@ def test_a_lost_service_reply_raises_outcome_unknown_without_presenting_a_paymen
         ({"WWW_Authenticate": 'Bearer realm="x", Prepayment id="1"'}, b""),
         ({"Content_Type": "text/html"}, V1),
         ({"Content_Type": "application/json"}, V1 + b" " * 33_000),
+        ({"Content_Type": "application/json"}, V1 + b"\0"),
     ],
 )
 def test_a_402_without_a_challenge_is_returned_untouched(
@@ -312,6 +313,25 @@ def test_an_oversized_challenge_header_is_not_sent_to_the_service(world: World, 
     response = world.get()
     assert (response.content, world.service.orders) == (b"pay", [])
     assert "longer than 32768" in response.extensions["payment"].declined
+
+
+@pytest.mark.parametrize("filler", ["я" * 15_000, '"' * 30_000, "\x01" * 30_000])
+def test_a_challenge_body_that_is_oversized_when_encoded_is_not_sent_to_the_service(
+    world: World, filler: str
+) -> None:
+    content = V1 + filler.encode()
+    world.seller.serves(lambda _: world.seller.response(402, content, Content_Type="application/json"))
+    response = world.get()
+    assert (response.content, world.service.orders) == (content, [])
+    assert "longer than 57344 bytes of JSON" in response.extensions["payment"].declined
+
+
+def test_too_many_challenge_headers_are_not_sent_to_the_service(world: World) -> None:
+    fields = [("WWW-Authenticate", MPP)] * 257
+    world.seller.serves(lambda _: world.package.Response(402, headers=fields))
+    response = world.get()
+    assert (response.status_code, world.service.orders) == (402, [])
+    assert "more than 256 header fields" in response.extensions["payment"].declined
 
 
 def test_a_402_after_a_redirect_is_not_paid(world: World) -> None:
