@@ -10,7 +10,7 @@ const nameField = (props) => field("Name", "name", { maxlength: 100, ...props })
 const keyOf = ({ name, ...given }) => ({ ...given, name: name || undefined });
 const remove = (label, effect, path) => change(label, effect, () => call("DELETE", path));
 
-const keyRow = (path) => (it) => [
+const keyRow = (it, path) => [
   moment(it.created_at), code(it.key_id),
   [
     it.name ? said(it.name) : quiet("no name"), it.account_id && [quiet(" for "), party(it.account_id)],
@@ -22,12 +22,12 @@ const keyRow = (path) => (it) => [
 /** Lists, and what can be created in them: its name, fields, and request. @type {Record<string, any>} */
 const TABS = {
   agents: {
-    label: "Agent keys", path: "/console/agent-keys", create: "New agent key", row: keyRow("/console/agent-keys"),
-    fields: async () => [accountField({ required: true, options: await accounts() }), nameField()],
+    label: "Agent keys", path: "/console/agent-keys", create: "New agent key", row: keyRow,
+    fields: async () => [accountField(await accounts()), nameField()],
     none: ["No agent has a key. Create one:", "client.console.agent_keys.create(account_id)"],
   },
   operators: {
-    label: "Operator keys", path: "/console/operator-keys", create: "New operator key", row: keyRow("/console/operator-keys"),
+    label: "Operator keys", path: "/console/operator-keys", create: "New operator key", row: keyRow,
     fields: () => nameField({ required: true }),
   },
   webhooks: {
@@ -45,25 +45,22 @@ const TABS = {
 
 const checkbox = (type) => h("label", h("input", { type: "checkbox", name: type, checked: true }), type);
 
-function webhookRow({ webhook_id: id, url, events }) {
-  const path = `/console/webhooks/${id}`, rotate = async () => { showSecret("New secret", (await post(`${path}/rotate-secret`)).secret); };
+function webhookRow({ webhook_id: id, url, events }, all) {
+  const path = `${all}/${id}`, rotate = async () => showSecret("New secret", await post(`${path}/rotate-secret`));
   return [
     [said(url), h("br"), quiet(events.length === EVENTS.length ? "every event" : events.join(", "))],
     link(`#/deliveries?webhook_id=${id}`, "Deliveries"),
-    change("Rotate", "Both secrets sign for 24 hours; then only the new one.", rotate, { look: "", done: "" }),
+    change("Rotate", "Both secrets sign for 24 hours; then only the new one.", rotate, { look: "" }),
     remove("Delete", "Nothing more is sent to it.", path),
   ];
 }
 
 export function access({ id }) {
-  const chosen = Object.hasOwn(TABS, id) ? id : "agents", { path, createPath = path, create, fields, bodyOf = keyOf } = TABS[chosen];
-  const work = async (given) => {
-    const { key, secret } = await post(createPath, bodyOf(given));
-    showSecret(create, key ?? secret);
-  };
+  const chosen = Object.hasOwn(TABS, id) ? id : "agents", { path, createPath = path, create, fields, row, bodyOf = keyOf, ...others } = TABS[chosen];
+  const work = async (given) => showSecret(create, await post(createPath, bodyOf(given)));
   return [
     h("p.tabs", Object.entries(TABS).map(([id, { label }]) => h("a", { href: `#/access/${id}`, "aria-current": id === chosen && "true" }, label))),
-    create && h("div.actions", change(create, fields, work, { title: create, action: "Create", done: "", look: "primary" })),
-    ...list(TABS[chosen]),
+    h("div.actions", create && change(create, fields, work, { title: create, action: "Create", look: "primary" })),
+    ...list({ ...others, path, row: (it) => row(it, path) }),
   ];
 }

@@ -6,7 +6,7 @@ import { call, follow, key, pause, post } from "./api.js";
 import { bench } from "./bench.js";
 import { deliveries, sessions, timeline } from "./history.js";
 import { account, approvals, overview } from "./money.js";
-import { me, meet, paced, reload, turn } from "./page.js";
+import { me, meet, reload, turn } from "./page.js";
 import { transfer } from "./transfer.js";
 import { $, ask, button, clock, facts, field, form, h, tell } from "./ui.js";
 
@@ -78,11 +78,8 @@ async function begin(problem = "") {
 // --- The frame
 
 function icon(path) {
-  const [svg, line] = ["svg", "path"].map((tag) => document.createElementNS("http://www.w3.org/2000/svg", tag));
-  svg.setAttribute("viewBox", "0 0 24 24");
-  svg.ariaHidden = "true";
-  line.setAttribute("d", path);
-  svg.append(line);
+  const svg = $("#icon").content.firstElementChild.cloneNode(true);
+  svg.firstElementChild.setAttribute("d", path);
   return svg;
 }
 
@@ -98,30 +95,26 @@ function start() {
       me.is_test_money ? h("span.money.test", "TEST MONEY") : h("span.money.real", "REAL MONEY"), h("span.quiet.grow", me.cluster), state,
       button("?", help, { "aria-label": "Keyboard shortcuts", look: "bare" }), button("Sign out", () => signIn("Signed out."), { look: "bare" })),
     h("nav", { "aria-label": "Pages" }, places), h("main"));
-  const count = paced(async () => {
-    const read = (path) => call("GET", path, undefined, { signal }), it = await read("/console/summary");
-    if (me.is_test_money) {
-      const now = Date.parse((await read("/sandbox/clock")).now);
-      clock.now = () => now;
-    }
-    const show = (name, number, what) => $(`[data-page=${name}] .count`).replaceChildren(...(number ? [number > 99 ? "99+" : number, h("span.sr", ` ${what}`)] : []));
-    show("approvals", it.pending_approvals, "waiting");
-    show("deliveries", it.undelivered_deliveries, "undelivered");
-  }, signal, 2000);
-  const onChange = () => {
-    count();
-    reload();
-  };
   const onState = (isLive) => {
-    const text = isLive ? "Live" : "Reconnecting…", was = state.textContent;
-    if (text === was) return;
+    const text = isLive ? "Live" : "Reconnecting…";
+    if (state.textContent && state.textContent !== text) tell(text);
     state.textContent = text;
     state.classList.toggle("live", isLive);
-    if (was) tell(text);
   };
-  follow({ signal, onChange, onState });
-  count();
+  follow({ signal, onChange: () => reload(), onState });
+  const timer = setInterval(() => reload(), 5000);
+  signal.addEventListener("abort", () => clearInterval(timer));
   route();
+}
+
+/** Read the counts beside the pages, and the clock. */
+async function readFrame(signal) {
+  const read = (path) => call("GET", path, undefined, { signal }), counts = await read("/console/summary");
+  $("[data-page=approvals] .count").textContent = counts.pending_approvals || "";
+  $("[data-page=deliveries] .count").textContent = counts.undelivered_deliveries || "";
+  if (!me.is_test_money) return;
+  const now = Date.parse((await read("/sandbox/clock")).now);
+  clock.now = () => now;
 }
 
 // --- The way between pages
@@ -134,12 +127,13 @@ function route() {
   shown = new AbortController();
   const root = h("div.page", { "aria-busy": "true" }), problem = h("p.problem", { role: "alert" }), title = h("h1", { tabindex: -1 }, label);
   document.title = `${label} · ${NAME}`;
-  for (const place of document.querySelectorAll("nav a")) place.ariaCurrent = place.getAttribute("data-page") === (letter ? name : owner) ? "page" : null;
+  const current = letter ? name : owner;
+  for (const place of document.querySelectorAll("nav a")) place.ariaCurrent = place.getAttribute("data-page") === current ? "page" : null;
   $("main").replaceChildren(title, problem, root);
   scrollTo(0, 0);
   title.focus({ preventScroll: true });
   const asked = Object.fromEntries(new URLSearchParams(search));
-  turn(content, { id: encodeURIComponent(decodeURIComponent(id)), asked, signal: shown.signal }, root, problem);
+  turn(content, { id: encodeURIComponent(decodeURIComponent(id)), asked, signal: shown.signal }, { root, problem, before: readFrame });
 }
 
 // --- The keyboard

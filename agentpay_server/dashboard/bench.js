@@ -1,7 +1,7 @@
 // @ts-check
 // The test bench: time, money from nowhere, faults, and points of the world to go back to. Test chains only.
 
-import { call, post } from "./api.js";
+import { at, call, post } from "./api.js";
 import { accountField, act, change, get, list } from "./page.js";
 import { button, clock, code, field, form, h, moment, quiet, tell, usdc, words } from "./ui.js";
 
@@ -10,12 +10,15 @@ const CHAIN = {
   chain_never_lands: "A send never executes", chain_slow: "A transaction is not known at first",
 };
 const EFFECTS = { delay: "held for 3 s", internal_error: "500", reset: "connection dropped", reply_lost: "processed, reply lost" };
+const MOST_POINTS = { limit: 64 };
 const STEPS = { "Run what is due": 0, "+30 s": 30, "+5 min": 300, "+1 h": 3600, "+24 h": 86400 };
 
 const advance = (seconds) => act(() => post("/sandbox/clock/advance", { seconds }), "The clock has moved, and what was due has run.");
 const fund = ({ account_id, amount }) => act(() => post(`/sandbox/accounts/${account_id}/fund`, { amount }), `${usdc(amount)} test USDC minted.`);
-const fault = (name, method, body = undefined) => act(() => call(method, `/sandbox/faults/${encodeURI(name)}`, body), method === "PUT" ? "Armed." : "Disarmed.");
-const armOnce = ({ operation, effect }) => fault(`http:${operation}`, "PUT", { times: 1, effect, delay_ms: effect === "delay" ? 3000 : undefined });
+const faultPath = (name) => `/sandbox/faults/${encodeURI(name)}`;
+const arm = (name, body = {}) => act(() => call("PUT", faultPath(name), body), "Armed.");
+const disarm = (name) => act(() => call("DELETE", faultPath(name)), "Disarmed.");
+const armOnce = ({ operation, effect }) => arm(`http:${operation}`, { times: 1, effect, delay_ms: effect === "delay" ? 3000 : undefined });
 
 async function jump() {
   const [retries, waits] = await Promise.all(["/console/deliveries?status=retrying&limit=100", "/console/approvals?limit=100"].map(get));
@@ -29,10 +32,10 @@ const section = (title, ...parts) => h("section.card", h("h2", title), parts);
 export const bench = () => [h("div.benches",
   section("Clock", list({ path: "/sandbox/clock", as: "div", row: ({ now }) => h("p.amount", moment(now)) }),
     h("div.actions", Object.entries(STEPS).map(([label, seconds]) => button(label, () => advance(seconds))), button("To the next due", jump))),
-  section("Fund", form("fields", fund, accountField({ required: true }), field("USDC", "amount", { value: "100", required: true }), h("button", "Fund"))),
+  section("Fund", form("fields", fund, accountField(), field("USDC", "amount", { value: "100", required: true }), h("button", "Fund"))),
   section("Rewind",
     list({
-      path: "/sandbox/snapshots", as: "ul.rows", row: pointRow,
+      path: "/sandbox/snapshots", query: MOST_POINTS, as: "ul.rows", row: pointRow,
       none: ["No points yet. Save one, or:", "server.sandbox.snapshot()"],
     }),
     savePoint()),
@@ -50,7 +53,7 @@ export const bench = () => [h("div.benches",
 
 /** A fault that is armed says how many times it strikes, or null. */
 function faultRow({ name, times, effect }) {
-  const isOn = times !== undefined, toggle = () => (isOn ? fault(name, "DELETE") : fault(name, "PUT", {}));
+  const isOn = times !== undefined, toggle = () => (isOn ? disarm(name) : arm(name));
   return [
     button(isOn ? "On" : "Off", toggle, { role: "switch", "aria-checked": String(isOn), "aria-label": words(name), look: "switch" }),
     [h("strong", words(name)), h("br"), quiet(CHAIN[name] ?? EFFECTS[effect], times && ` · ${times} times`)],
@@ -61,7 +64,7 @@ function faultRow({ name, times, effect }) {
 
 /** Points after a moment as rows of the timeline, newest first. */
 export async function points(after) {
-  const { data } = await get("/sandbox/snapshots?limit=64");
+  const { data } = await get(at("/sandbox/snapshots", MOST_POINTS));
   return data.map((point) => ({ id: point.snapshot_id, at: point.created_at, point })).filter((row) => row.at >= after);
 }
 

@@ -3,8 +3,8 @@
 
 import { post } from "./api.js";
 import { points, pointRow, savePoint } from "./bench.js";
-import { accounts, act, asked, change, filters, get, instant, list, me, named, party, TIMES } from "./page.js";
-import { $, badge, big, button, code, count, facts, field, h, json, link, meter, moment, pick, quiet, said, tell, usdc, whole, words } from "./ui.js";
+import { accounts, act, change, filters, get, instant, list, me, named, party, TIMES } from "./page.js";
+import { $, badge, big, button, code, count, facts, field, h, json, link, meter, moment, pick, quiet, said, usdc, whole, words } from "./ui.js";
 
 // --- The timeline
 
@@ -16,16 +16,14 @@ const STATUS = {
 
 export const EVENTS = Object.keys(STATUS);
 
-/** Fold events, newest first, into rows: a transfer, a session or a balance each. */
+/** Fold events, newest first, into rows: a transfer, a session or a balance each, with the newest data of its events. */
 function folded(events) {
   const rows = new Map();
-  for (const event of events) {
-    const { data } = event, id = data.transfer_id ?? data.session_id ?? event.id, status = STATUS[event.type] ?? event.type;
-    const row = rows.get(id) ?? { id, page: data.transfer_id ? "transfers" : data.session_id && "sessions", at: event.created_at, status, events: [] };
-    row.events.unshift(event);
-    row.account ??= data.account_id;
-    row.to ??= data.to;
-    row.amount ??= data.settled_usdc ?? data.amount_usdc ?? data.cap_usdc ?? data.balance_usdc;
+  for (const { id: eventId, type, created_at: at, data } of events) {
+    const id = data.transfer_id ?? data.session_id ?? eventId, status = STATUS[type] ?? type;
+    const row = rows.get(id) ?? { id, at, status, events: [] };
+    row.data = { ...data, ...row.data };
+    row.events.unshift({ id: eventId, type, at, data });
     // Two events of one commit have one time: the end counts.
     if (["settled", "rejected"].includes(status)) row.status = status;
     rows.set(id, row);
@@ -33,8 +31,10 @@ function folded(events) {
   return [...rows.values()];
 }
 
+const MOST = 1000;
+
 export function timeline({ asked: { id = "", ...others } }) {
-  const { status, ...query } = asked(), withPoints = me.is_test_money && !id && !Object.values(others).some(Boolean);
+  const { status } = others, withPoints = me.is_test_money && !id && !Object.values(others).some(Boolean);
   // Rows that are being read must not move: new ones wait until they are asked for.
   let rows = [], shown = [], draw, end = "";
   const wanted = (events) => folded(events).filter((row) => (!status || row.status === status) && JSON.stringify(row).includes(id));
@@ -47,21 +47,20 @@ export function timeline({ asked: { id = "", ...others } }) {
     draw(shown);
   };
   const events = list({
-    path: "/console/events", query, fold: timelineFold,
+    path: "/console/events", query: { status: "" }, row: timelineRow, fold: timelineFold,
     none: ["Nothing here. On a test chain, let something happen:", "agentpay-server trigger transfer.settled"],
-    isEnough: (events) => (!status && !id) || wanted(events).length > 24,
+    isEnough: (events) => (!status && !id) || wanted(events).length > 24 || events.length >= MOST,
     present: async (events, drawRows, more) => {
       [rows, draw] = [wanted(events), drawRows];
-      if (rows.some((row) => isOutside(row))) {
-        const payments = await get("/payments?limit=100");
-        for (const row of rows.filter(isOutside)) row.seller = payments.data.find((it) => it.transfer_id === row.id)?.origin;
+      if (rows.some(isOutside)) {
+        const { data } = await get("/payments?limit=100"), sellers = new Map(data.map((it) => [it.transfer_id, it.origin]));
+        for (const row of rows) row.seller = sellers.get(row.id);
       }
       // What is older than the page that was read is still there; what is missing from it was undone.
       end = more ? rows.at(-1)?.at ?? "" : "";
       if (withPoints) rows = [...rows, ...await points(end)].sort((a, b) => Date.parse(b.at) - Date.parse(a.at));
       arrange(shown.length > 0 && (element.contains(document.activeElement) || Boolean($("details[open]", element))));
     },
-    row: timelineRow,
   });
   const [element] = events, fresh = button("", () => {
     arrange(false);
@@ -79,21 +78,25 @@ export function timeline({ asked: { id = "", ...others } }) {
   ];
 }
 
-const isOutside = (row) => row.page === "transfers" && !row.to?.startsWith("acct_");
+const isOutside = ({ data }) => data.transfer_id && !data.to?.startsWith("acct_");
 
-function timelineRow({ point, to, seller, ...row }) {
+function timelineRow({ point, data, seller, ...row }) {
   if (point) return pointRow(point);
-  const payee = seller ? [said(seller), quiet(" · 402")] : to && named(to);
+  const payee = seller ? [said(seller), quiet(" · 402")] : data.to && named(data.to);
+  const amount = data.settled_usdc ?? data.amount_usdc ?? data.cap_usdc ?? data.balance_usdc;
   return [
-    moment(row.at), badge(row.status), [named(row.account), payee && [quiet(" → "), payee], row.page === "sessions" && quiet(" · session")],
-    h("span.sum", row.amount && usdc(row.amount)), count(row.events.length, "events"),
+    moment(row.at), badge(row.status), [named(data.account_id), payee && [quiet(" → "), payee], data.session_id && quiet(" · session")],
+    h("strong", amount && usdc(amount)), count(row.events.length, "events"),
   ];
 }
 
-const timelineFold = (row) => [
-  h("p", code(row.id), " ", row.page && link(`#/${row.page}/${row.id}`, "Open")),
-  row.events.map((event) => [h("p", moment(event.created_at), " ", h("strong", event.type), " ", code(event.id)), json(event.data)]),
-];
+function timelineFold({ id, data, events }) {
+  const page = data.transfer_id ? "transfers" : data.session_id && "sessions";
+  return [
+    h("p", code(id), " ", page && link(`#/${page}/${id}`, "Open")),
+    events.map((event) => [h("p", moment(event.at), " ", h("strong", event.type), " ", code(event.id)), json(event.data)]),
+  ];
+}
 
 // --- Sessions
 
@@ -122,8 +125,7 @@ const session = (it) => h("div.page",
 
 // --- Deliveries: what was sent where, how it was answered, what comes next, and sending it again
 
-export function deliveries() {
-  const query = asked(), { webhook_id } = query;
+export function deliveries({ asked: { webhook_id } }) {
   const webhooks = get("/console/webhooks?limit=100").then(({ data }) => data.map((it) => [it.webhook_id, it.url]));
   const choice = () => [
     h("p", webhook_id ? "To this webhook." : "To every webhook."),
@@ -131,7 +133,7 @@ export function deliveries() {
   ];
   const replayAll = async (given) => {
     const { replayed, has_more } = await post("/console/deliveries/replay", { since: instant(given.since), status: "undelivered", webhook_id });
-    tell(`${replayed} replayed.${has_more ? " There are more." : ""}`);
+    return `${replayed} replayed.${has_more ? " There are more." : ""}`;
   };
   return [
     filters({
@@ -140,9 +142,9 @@ export function deliveries() {
       status: ["Status", { options: ["pending", "retrying", "delivered", "undelivered"] }],
       ...TIMES,
     }),
-    h("div.actions", change("Replay undelivered", choice, replayAll, { action: "Replay", done: "", look: "" })),
+    h("div.actions", change("Replay undelivered", choice, replayAll, { action: "Replay", look: "" })),
     ...list({
-      path: "/console/deliveries", query,
+      path: "/console/deliveries",
       none: ["No deliveries. Register a webhook:", 'client.webhooks.create(url="https://…", events=["transfer.settled"])'],
       present: async (items, draw) => {
         const urls = new Map(await webhooks);
@@ -152,11 +154,11 @@ export function deliveries() {
         const last = it.attempts.at(-1);
         return [
           last ? moment(last.at) : quiet("not yet"), badge(it.status), [it.event_type, quiet(" → "), it.url ? said(it.url) : code(it.webhook_id)],
-          h("span.sum", last && answer(last)), count(it.attempts.length, "attempts"),
+          h("strong", last && answer(last)), count(it.attempts.length, "attempts"),
         ];
       },
       fold: (it) => [
-        h("p.head", h("span.grow", code(it.delivery_id)), link(`#/deliveries?id=${it.event_id}`, "This event"), button("Replay", () => replay(it))),
+        h("p.head", h("span.grow", code(it.delivery_id)), button("Replay", () => replay(it))),
         h("ol", it.attempts.map(attempt)),
         it.next_attempt_at && h("p", "Next attempt ", moment(it.next_attempt_at)),
       ],
@@ -169,4 +171,5 @@ const answer = (attempt) => attempt.status_code ?? "no response";
 const attempt = (it) => h("li", moment(it.at), " ", h("strong", answer(it)), quiet(` ${it.duration_ms} ms`),
   it.error && h("p", said(it.error)), it.response_excerpt && h("pre", it.response_excerpt));
 
-const replay = ({ event_id, webhook_id }) => act(() => post(`/console/events/${event_id}/replay`, { webhook_id }), "Replayed as a new delivery of the same event.");
+const replay = ({ event_id, webhook_id }) =>
+  act(() => post(`/console/events/${event_id}/replay`, { webhook_id }), "Replayed as a new delivery of the same event.");

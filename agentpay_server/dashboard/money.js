@@ -3,7 +3,7 @@
 
 import { call, post, send } from "./api.js";
 import { accountOf, change, get, list, me, nameOf, party } from "./page.js";
-import { badge, big, clock, code, facts, field, h, link, meter, minus, moment, quiet, said, span, tell, usdc, whole, words } from "./ui.js";
+import { badge, big, clock, code, facts, field, h, link, meter, minus, moment, quiet, said, span, usdc, whole, words } from "./ui.js";
 
 // --- Overview
 
@@ -29,12 +29,13 @@ export const overview = () => [
 ];
 
 /** The balance, and what is spent, reserved and left of the daily limit. */
-function budget({ spent_usdc: spent, reserved_usdc: reserved, remaining_usdc: left, policy: { max_daily_spend: limit }, ...it }) {
-  const balance = big(it.balance_usdc), text = `${usdc(left)} left of ${usdc(limit)} a day`;
-  if (it.signing_stopped_at) return [balance, h("p.problem", "Signing is stopped: a transaction landed late. Compare the history with the chain.")];
-  if (limit === null) return [balance, h("p.quiet", `${usdc(spent)} spent in 24 h, no daily limit`)];
+const budget = (it) => [big(it.balance_usdc), it.signing_stopped_at
+  ? h("p.problem", "Signing is stopped: a transaction landed late. Compare the history with the chain.")
+  : it.remaining_usdc === null ? h("p.quiet", `${usdc(it.spent_usdc)} spent in 24 h, no daily limit`) : limited(it)];
+
+function limited({ spent_usdc: spent, reserved_usdc: reserved, remaining_usdc: left, policy: { max_daily_spend: limit }, ...it }) {
+  const text = `${usdc(left)} left of ${usdc(limit)} a day`;
   return [
-    balance,
     meter(`${text}: ${usdc(spent)} spent, ${usdc(reserved)} of it reserved`, limit, { spent: spent - reserved, reserved }),
     h("p", text, it.next_release_at && quiet(` · +${usdc(it.next_release_usdc)} at `, moment(it.next_release_at))),
   ];
@@ -58,7 +59,7 @@ export const account = ({ id }) => [
       return [
         moment(it.created_at), badge(it.status, it.type),
         [isIn ? "from " : "to ", party(it.counterparty), memo && [quiet(" · "), said(memo)], reason && quiet(` · ${words(reason)}`)],
-        h("span.sum", it.status === "settled" && (isIn ? "+" : "−"), usdc(it.amount_usdc)), subject && link(`#/${subject}`, "Open"),
+        h("strong", it.status === "settled" && (isIn ? "+" : "−"), usdc(it.amount_usdc)), subject && link(`#/${subject}`, "Open"),
       ];
     },
   }),
@@ -68,8 +69,8 @@ const rule = (value) => (value === null ? quiet("any") : Array.isArray(value) ? 
 
 /** Pause or resume: with every field of the policy, under its version, so that no other change is undone. */
 function pausing({ account_id: id, policy: { paused } }) {
-  const [label, effect] = paused ? ["Resume", "It may spend again under its policy."] : ["Pause", "All its transfers are blocked from the next request on."];
-  return change(label, effect, async () => {
+  const effect = paused ? "It may spend again under its policy." : "All its transfers are blocked from the next request on.";
+  return change(paused ? "Resume" : "Pause", effect, async () => {
     const path = `/v1/accounts/${id}/policy`, response = await send("GET", path), { account_id, updated_at, ...policy } = await response.json();
     await call("PUT", path, { ...policy, paused: !paused }, { headers: { "If-Match": response.headers.get("ETag") ?? "" } });
   }, { look: paused ? "" : "danger" });
@@ -88,7 +89,7 @@ export const approvals = () => list({
     })));
   },
   row: (it) => h("li.card.approval", { tabindex: -1 },
-    h("div", big(it.amount_usdc), h("p", party(it.from), quiet(" pays "), party(it.to)), memoOf(it)),
+    h("div.about", big(it.amount_usdc), h("p", party(it.from), quiet(" pays "), party(it.to)), memoOf(it)),
     facts({
       Category: it.category ? said(it.category) : quiet("none"), Waiting: it.age, "Expires in": it.ends, Afterwards: afterwards(it),
       Transfer: link(`#/transfers/${it.transfer_id}`, code(it.transfer_id)),
@@ -108,25 +109,27 @@ const afterwards = ({ left }) => left && h(left.includes("-") ? "span.bad" : "sp
 
 function approve(it) {
   const sum = usdc(it.amount_usdc), pay = `Pay ${sum} USDC`;
-  const details = () => facts({ From: said(nameOf(it.from)), To: [said(nameOf(it.to)), " ", whole(it.to)], Memo: memoOf(it), Afterwards: afterwards(it) });
+  const details = () => facts({
+    From: said(nameOf(it.from)), To: [said(nameOf(it.to)), " ", whole(it.to)], Memo: memoOf(it), Afterwards: afterwards(it),
+  });
   return change("Approve", details, () => decide(it, "approve", `${sum} USDC paid to ${nameOf(it.to)}.`),
-    { title: `${pay}?`, action: pay, typed: me.is_test_money ? "" : sum, done: "", look: "primary", "data-hot": "a" });
+    { title: `${pay}?`, action: pay, typed: me.is_test_money ? "" : sum, look: "primary", "data-hot": "a" });
 }
 
 function reject(it) {
   const done = `Rejected: ${usdc(it.amount_usdc)} USDC stay with ${nameOf(it.from)}.`;
   return change("Reject", () => field("Reason, for the agent (optional)", "reason", { maxlength: 200 }),
-    ({ reason }) => decide(it, "reject", done, { reason: reason.trim() || undefined }), { done: "", "data-hot": "r" });
+    ({ reason }) => decide(it, "reject", done, { reason: reason.trim() || undefined }), { "data-hot": "r" });
 }
 
-/** Send a decision. If somebody else was faster, say what became of the transfer. */
+/** Send a decision; return what to say. If somebody else was faster, that is what became of the transfer. */
 async function decide(it, what, done, body = undefined) {
   try {
     await post(`/console/approvals/${it.transfer_id}/${what}`, body);
-    tell(done);
+    return done;
   } catch (error) {
     if (error.code !== "not_pending") throw error;
     const { status, message } = await call("GET", `/v1/transfers/${it.transfer_id}`);
-    tell(`Somebody else was faster: this transfer is ${words(status)}. ${message ?? ""}`);
+    return `Somebody else was faster: this transfer is ${words(status)}. ${message ?? ""}`;
   }
 }

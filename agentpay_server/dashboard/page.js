@@ -2,7 +2,7 @@
 // The page that is shown: what it reads, its lists and filters, and changes that ask first.
 
 import { at, call, pause } from "./api.js";
-import { ask, button, clock, code, field, form, h, plain, said, show, tell } from "./ui.js";
+import { ask, button, clock, code, field, form, h, link, plain, said, show, tell } from "./ui.js";
 
 /** Whose key this is. Money counts as real until the server says otherwise. */
 export let me = { cluster: "", is_test_money: false };
@@ -21,12 +21,13 @@ let page = { id: "", asked: /** @type {any} */ ({}), loads: [], signal: AbortSig
 
 export let reload = async () => {};
 
-/** Show a page; `content` returns its nodes. */
-export function turn(content, { id, asked, signal }, root, problem) {
+/** Show a page in `root`; `content` returns its nodes. Every time it is read, `before` comes first. */
+export function turn(content, { id, asked, signal }, { root, problem, before }) {
   const { loads } = page = { id, asked, signal, loads: [] };
   root.append(...content(page).flat());
   reload = paced(async () => {
     try {
+      await before(signal);
       await Promise.all(loads.map((load) => load()));
       problem.textContent = "";
     } catch (error) {
@@ -35,14 +36,14 @@ export function turn(content, { id, asked, signal }, root, problem) {
       problem.textContent = plain(error.message);
     }
     root.removeAttribute("aria-busy");
-  }, signal, 1000);
-  const timer = setInterval(() => reload(), 5000);
-  signal.addEventListener("abort", () => clearInterval(timer));
+  }, signal);
   reload();
 }
 
+const PAUSE_MS = 1000;
+
 /** Return a function that does work never twice at once, and once a pause at most. */
-export function paced(work, signal, pauseMs) {
+function paced(work, signal) {
   let isBusy = false, isWanted = false;
   return async () => {
     isWanted = true;
@@ -51,19 +52,18 @@ export function paced(work, signal, pauseMs) {
     // Silent while hidden: once the page is seen again, the stream begins anew and everything is read.
     while (isWanted && !signal.aborted && !document.hidden) {
       isWanted = false;
-      // What fails is read again once the connection is back.
-      await work().catch(() => {});
-      await pause(pauseMs, signal);
+      await work();
+      await pause(PAUSE_MS, signal);
     }
     isBusy = false;
   };
 }
 
-/** Change something, and read the page again. */
-export async function act(work, done = "") {
+/** Do something, say what it returns or that it is done, and read the page again. */
+export async function act(work, done = "Done.") {
   try {
-    await work();
-    if (done) tell(done);
+    const said = await work();
+    tell(typeof said === "string" ? said : done);
   } catch (error) {
     tell(error.message);
   }
@@ -71,13 +71,11 @@ export async function act(work, done = "") {
 }
 
 /** A button that does `work` once a dialog has confirmed it, with the values of the fields in `body`. */
-export function change(label, body, work, { title = `${label}?`, action = label, done = "Done.", look = "danger", typed = "", ...props } = /** @type {any} */ ({})) {
+export function change(label, body, work, { title = `${label}?`, action = label, done, look = "danger", typed, ...props } = /** @type {any} */ ({})) {
   return button(`${label}…`, () => act(async () => {
     const given = await ask({ title, action, typed, look: look || "primary" }, typeof body === "string" ? h("p", body) : await body());
-    if (!given) return;
-    await work(given);
-    if (done) tell(done);
-  }), { look, ...props });
+    return given ? work(given) : "";
+  }, done), { look, ...props });
 }
 
 // --- Reading, and the names of accounts
@@ -106,7 +104,7 @@ export const nameOf = (id) => accountOf(id).name ?? id;
 export const named = (id) => (accountOf(id).name ? said(nameOf(id)) : code(id));
 export const party = (id) => (accountOf(id).name ? h("a.party", { href: `#/accounts/${id}`, title: id }, named(id)) : code(id));
 
-export const accountField = (props) => field("Account", "account_id", { options: accounts(), ...props });
+export const accountField = (options = accounts()) => field("Account", "account_id", { options, required: true });
 export const accounts = async () => (await get(ACCOUNTS)).data.map((it) => [it.account_id, it.name]);
 
 // --- Filters
@@ -115,16 +113,19 @@ export const TIMES = { since: ["After", { type: "datetime-local" }], until: ["Up
 
 const KINDS = { txn: "transfer_id", sess: "session_id", acct: "account_id", evt: "event_id" };
 
+/** The address of this page with another query. */
+const here = (query) => at(location.hash.split("?")[0] || "#/", query);
+
 export const instant = (local) => local && new Date(local).toISOString();
 
 /** What the address asks of a list: its moments in UTC, and an identifier under the name of its kind. */
-export function asked() {
-  const { id = "", since, until, ...others } = page.asked;
-  return { ...others, since: instant(since), until: instant(until), [KINDS[id.split("_")[0]] ?? ""]: id };
+function asked() {
+  const { id = "", since, until, ...others } = page.asked, kind = KINDS[id.split("_")[0]];
+  return { ...others, since: instant(since), until: instant(until), ...(kind && { [kind]: id }) };
 }
 
 export function filters(fields) {
-  const go = (given) => { location.hash = at(location.hash.split("?")[0], given); };
+  const go = (given) => { location.hash = here(given); };
   const inputs = Object.entries(fields).map(([name, [label, { options, ...props }]]) => field(label, name, {
     ...props, value: page.asked[name], options: options && Promise.resolve(options).then((all) => [["", "All"], ...all]),
   }));
@@ -135,33 +136,28 @@ export function filters(fields) {
 
 // --- Lists
 
-const MOST = 1000;
-
 /**
- * A list that stays current, the newest first; older pages on demand, or until `isEnough`. A `row` is an element or
- * its cells, of which one that is an array grows; `fold` is what it unfolds, built when it is opened. `present` may
- * change what is drawn. An object instead of a page is a list of one. `none` is a sentence and the code that ends it.
+ * A list that stays current, the newest first, one page of the API or as many as make it `isEnough`. A `row` is an
+ * element or its cells, of which one that is an array grows; `fold` is what it unfolds, built when it is opened.
+ * `present` may change what is drawn. An object instead of a page is a list of one. `none` is a sentence and the code
+ * that ends it.
  */
-export function list(/** @type {any} */ { path, query = asked(), as = "ul.rows.card", row, fold, none, present = (items, draw) => draw(items), isEnough = () => true, identity = (item) => Object.values(item)[0] }) {
-  let items = [], cursor = "", more = false, isLonger = false;
-  const element = h(as), older = h("div.actions"), empty = none && h("li.empty", h("p", none[0]), h("code", none[1]));
+export function list(/** @type {any} */ {
+  path, query, as = "ul.rows.card", row, fold, none, isEnough = () => true,
+  present = (items, draw) => draw(items), identity = (item) => Object.values(item)[0],
+}) {
+  const element = h(as), older = h("p.actions"), empty = none && h("li.empty", h("p", none[0]), h("code", none[1]));
   const draw = (shown) => show(element, shown, identity, (item) => rowOf(row(item), fold && (() => fold(item))), empty);
-  const read = async (cursor) => {
-    const found = await get(at(path, { limit: 50, ...query, cursor }));
-    return found.data ? found : { data: [found] };
-  };
-  const readOlder = async () => {
-    const next = await read(cursor);
-    items = [...items, ...next.data].slice(0, MOST);
-    [cursor, more, isLonger] = [next.cursor, next.has_more && items.length < MOST, true];
-  };
+  const given = { limit: 50, ...asked(), ...query };
   page.loads.push(async () => {
-    const newest = await read(""), fresh = new Set(newest.data.map(identity)), rest = items.filter((item) => !fresh.has(identity(item)));
-    if (isLonger && rest.length < items.length) items = [...newest.data, ...rest].slice(0, MOST);
-    else [items, cursor, more, isLonger] = [newest.data, newest.cursor, newest.has_more, false];
-    while (more && !isEnough(items)) await readOlder();
+    let items = [], { cursor } = given, more = true;
+    while (more && !(items.length && isEnough(items))) {
+      const { data, ...found } = await get(at(path, { ...given, cursor }));
+      items = [...items, ...(data ?? [found])];
+      ({ cursor, has_more: more } = found);
+    }
     await present(items, draw, more);
-    older.replaceChildren(more ? button("Load older", () => act(readOlder)) : items.length < MOST ? "" : `These are the newest ${MOST}.`);
+    older.replaceChildren(more ? link(here({ ...page.asked, cursor }), "Older") : "");
   });
   return [element, older];
 }

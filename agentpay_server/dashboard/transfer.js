@@ -21,8 +21,8 @@ export const transfer = ({ id }) => list({
   },
   row: (it) => h("div.page",
     h("div.card", h("div.head", big(it.amount_usdc), badge(it.status)),
-      h("p", party(it.from), quiet(" pays "), it.pay ? said(it.pay.origin) : party(it.to)), it.memo && memoOf(it),
-      h("div.actions", copies("Copy as curl", it.pay ? `curl -i ${quoted(it.pay.url ?? it.pay.origin)}` : curl(it)))),
+      h("p", party(it.from), quiet(" pays "), it.pay ? said(it.pay.origin) : party(it.to)), memoOf(it),
+      it.pay && h("div.actions", copies("Copy as curl", `curl -i ${quoted(it.pay.url ?? it.pay.origin)}`))),
     it.pay && h("p.lanes", { "aria-hidden": "true" }, LANES.map((name) => h("span", name))),
     h("ol.steps", story(it))),
 });
@@ -32,7 +32,8 @@ function step(name, { look = "ok", from, to, at, since } = /** @type {any} */ ({
   const passed = Date.parse(at) - Date.parse(since);
   return h(`li.${look}`, h("span.sign", { "aria-hidden": "true" }, SIGNS[look]), to && arrow(from, to),
     h("div.about",
-      h("p.head", h("strong.grow", name, look === "bad" && h("span.bad", " failed here")), Number.isFinite(passed) && quiet(`+${span(passed)}`), at && moment(at)),
+      h("p.head", h("strong.grow", name, look === "bad" && h("span.bad", " failed here")),
+        Number.isFinite(passed) && quiet(`+${span(passed)}`), at && moment(at)),
       content.flat().map((part) => (typeof part === "string" ? h("p", said(part)) : part))));
 }
 
@@ -46,11 +47,14 @@ const fields = (it, names) => facts(pick(it, names), whole);
 
 /** The steps of a transfer, in order, as far as it came. */
 function story({ events, deliveries, pay, status, message, ...it }) {
-  const [asked, sent, refused] = ["escalation.required", "transfer.initiated", "transfer.rejected"].map((type) => events.find((event) => event.type === type));
+  const find = (type) => events.find((event) => event.type === type);
+  const asked = find("escalation.required"), sent = find("transfer.initiated"), refused = find("transfer.rejected");
   const begun = it.created_at ?? events[0]?.created_at, isSettled = status === "settled", waits = status === "pending_approval";
   const failed = ["rejected", "failed"].includes(status) && (sent ? "settlement" : asked ? "approval" : "policy");
   const look = (name, isOpen = false) => (failed === name ? "bad" : isOpen ? "wait" : "ok");
-  const allowed = asked ? `Allowed, with approval: it reaches ${usdc(asked.data.escalation_threshold)} USDC.` : "Allowed: within every rule then in force.";
+  const allowed = asked
+    ? `Allowed, with approval: it reaches ${usdc(asked.data.escalation_threshold)} USDC.`
+    : "Allowed: within every rule then in force.";
   return [
     pay ? challenge(pay) : step("Request", { at: begun }, fields(it, "transfer_id idempotency_key from to category")),
     step("Policy", { look: look("policy"), from: AGENT, to: SERVER, at: begun }, failed === "policy" ? [message, fields(it, "error")] : allowed),
@@ -59,10 +63,11 @@ function story({ events, deliveries, pay, status, message, ...it }) {
     sent && step(pay ? "Signed payment handed out" : "Signature", { from: SERVER, to: AGENT, at: sent.created_at, since: begun },
       pay ? "Presented again: not charged again." : "Signed, stored, then sent."),
     sent && pay && presented(pay.outcome),
-    sent && step("Settlement", { look: look("settlement", !isSettled), from: pay?.fee_payer ? FACILITATOR : SERVER, to: CHAIN, at: it.settled_at, since: sent.created_at },
+    sent && step("Settlement",
+      { look: look("settlement", !isSettled), from: pay?.fee_payer ? FACILITATOR : SERVER, to: CHAIN, at: it.settled_at, since: sent.created_at },
       isSettled ? "Final on chain." : failed ? message : "Waiting for finality.",
       facts({ Transaction: it.tx_signature ?? pay?.tx_signature, "Can land until": isSettled || failed ? null : pay?.expires_at }, whole),
-      it.chain_explorer_url && h("p", link(it.chain_explorer_url, "Explorer"))),
+      it.chain_explorer_url && h("p", h("a", { href: it.chain_explorer_url, target: "_blank", rel: "noopener noreferrer" }, "Explorer"))),
     step("Events", { look: events.length ? "ok" : "wait" }, events.length ? events.map(eventOf) : "None yet."),
     deliveries.length
       ? step("Deliveries", { look: deliveries.some((each) => each.status === "undelivered") ? "bad" : "ok" }, deliveries.map(deliveryOf))
@@ -83,10 +88,11 @@ const challenge = (pay) => [
 
 /** What only the agent and the shop saw, as the agent reported it. */
 function presented(outcome) {
-  const { status_code: status, duration_ms: ms = null, receipt } = outcome ?? {};
-  const look = !outcome ? "none" : status >= 200 && status <= 299 ? "ok" : "bad";
-  const text = outcome ? `Status ${status}${ms === null ? "" : ` after ${span(ms)}`}, as the agent reported it.` : `${UNKNOWN}: the agent has not reported it.`;
-  return step("Paid request and response", { look, from: AGENT, to: SHOP }, text, receipt && json(decoded(receipt)));
+  const name = "Paid request and response", lane = { from: AGENT, to: SHOP };
+  if (!outcome) return step(name, { ...lane, look: "none" }, `${UNKNOWN}: the agent has not reported it.`);
+  const { status_code: status, duration_ms: ms, receipt } = outcome, after = ms === null ? "" : ` after ${span(ms)}`;
+  return step(name, { ...lane, look: status >= 200 && status <= 299 ? "ok" : "bad" },
+    `Status ${status}${after}, as the agent reported it.`, receipt && json(decoded(receipt)));
 }
 
 /** A receipt: JSON in base64, or the text that it is. */
@@ -97,13 +103,6 @@ function decoded(receipt) {
   } catch {
     return receipt;
   }
-}
-
-// --- Commands
-
-function curl({ amount_usdc: amount, ...it }) {
-  const body = JSON.stringify({ amount, ...pick(it, "from to idempotency_key memo category") });
-  return `curl ${location.origin}/v1/transfers -H "Authorization: Bearer $AGENTPAY_API_KEY" -H 'Content-Type: application/json' -d ${quoted(body)}`;
 }
 
 /** An argument of a shell that nothing within can end. */

@@ -29,11 +29,8 @@ export const said = (text) => h("bdi", text);
 export const quiet = (...children) => h("span.quiet", children);
 export const words = (text) => text.replaceAll("_", " ");
 export const whole = (text) => text && h("code", text);
+export const link = (href, ...children) => h("a", { href }, children);
 export const json = (value) => h("pre", { tabindex: 0, role: "group", "aria-label": "JSON" }, JSON.stringify(value, null, 2));
-
-export function link(href, ...children) {
-  return h("a", { href, ...(!href.startsWith("#") && { target: "_blank", rel: "noopener noreferrer" }) }, children);
-}
 
 /** An identifier or address, shortened; whole on hover. */
 export function code(id) {
@@ -101,7 +98,7 @@ export function badge(status, label = status) {
   return h(`span.badge.${look}`, h("span", { "aria-hidden": "true" }, `${sign} `), words(label));
 }
 
-export const count = (number, what) => h("span.quiet.n", number, h("span.sr", ` ${what}`));
+export const count = (number, what) => h("span.quiet", number, h("span.sr", ` ${what}`));
 
 export function button(label, act, { look = "", ...props } = /** @type {any} */ ({})) {
   return h(`button.${look}`, { type: "button", click: act, ...props }, label);
@@ -182,5 +179,6 @@ export const copies = (label, text) => button(label, async () => {
   tell(outcome || "The browser does not allow copying.");
 });
 
-export const showSecret = (title, secret) => ask({ title, action: "I have stored it", cancel: "" },
+/** Show the secret of something that was created. */
+export const showSecret = (title, { key, secret = key }) => ask({ title, action: "I have stored it", cancel: "" },
   h("p", "It is never shown again."), h("p.secret", whole(secret), copies("Copy", secret)));
