@@ -109,12 +109,11 @@ function start() {
 
 /** Read the counts beside the pages, and the clock. */
 async function readFrame(signal) {
-  const read = (path) => call("GET", path, undefined, { signal }), counts = await read("/console/summary");
+  const read = (path) => call("GET", path, undefined, { signal });
+  const [counts, time] = await Promise.all([read("/console/summary"), me.is_test_money && read("/sandbox/clock")]);
   $("[data-page=approvals] .count").textContent = counts.pending_approvals || "";
   $("[data-page=deliveries] .count").textContent = counts.undelivered_deliveries || "";
-  if (!me.is_test_money) return;
-  const now = Date.parse((await read("/sandbox/clock")).now);
-  clock.now = () => now;
+  if (time) clock.now = () => Date.parse(time.now);
 }
 
 // --- The way between pages
