@@ -13,6 +13,7 @@ from typing import ClassVar, Generic, TypeVar
 import attrs
 from attrs import field, frozen
 
+from agentpay.contract.identifiers import ACCOUNT, is_identifier
 from agentpay.contract.policies import Policy
 from agentpay_server.accounts import store as account_store
 from agentpay_server.accounts.store import AccountRecord
@@ -20,13 +21,14 @@ from agentpay_server.chain.protocol import ChainUnavailableError
 from agentpay_server.context import Context
 from agentpay_server.crash_points import Operation, Step, fault_point
 from agentpay_server.database.connection import ConflictError, Connection
-from agentpay_server.errors import chain_unavailable, signing_stopped
+from agentpay_server.errors import chain_unavailable, not_found, signing_stopped
 from agentpay_server.money import policy as rules
 from agentpay_server.money import spending, transactions
 from agentpay_server.money.policy import Means, Refusal, Spend, stored_policy
 from agentpay_server.money.preflight import Contended, Preflight, look
 from agentpay_server.money.settlement import Settlement
 from agentpay_server.money.transactions import ChainTransaction
+from agentpay_server.principals import Principal
 
 R = TypeVar("R")
 
@@ -46,6 +48,19 @@ class Parties:
     recipient: AccountRecord | None
     others: Mapping[str, AccountRecord | None] = field(factory=dict)
     is_broadcast_by_us: bool = True
+
+
+def own_parties(connection: Connection, principal: Principal, account_id: str, to: str) -> Parties:
+    """Return the parties of a spend from an account of the principal's operator.
+
+    Raises:
+        Problem: `not_found`, the same for a missing account as for one of another operator.
+    """
+    if is_identifier(account_id, ACCOUNT):
+        source, recipient = account_store.parties(connection, account_id, to)
+        if source is not None and source.operator_id == principal.operator_id:
+            return Parties(source=source, recipient=recipient)
+    raise not_found("account", account_id)
 
 
 @frozen(kw_only=True)

@@ -367,7 +367,7 @@ def _postponed(connection: Connection, session: SessionRecord, found: Obstacle, 
     return settlements.postpone(
         connection,
         session.session_id,
-        closes_us=now_us + retry_us(session.put_offs),
+        closes_us=now_us + retry_us(session.postponements),
         error=found.refusal.code.value,
         message=found.refusal.message,
         stuck_reason=found.reason.value,

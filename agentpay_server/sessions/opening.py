@@ -164,7 +164,7 @@ class NewSession(Intent[SessionRecord]):
             tx_signature=signed.signature,
             settlement_tx_signature=None,
             settlements=0,
-            put_offs=0,
+            postponements=0,
             opened_us=None,
             settled_us=None,
             closes_us=None,

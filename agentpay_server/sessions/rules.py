@@ -277,6 +277,6 @@ def closed_by(limits: Limits, *, opened_us: int, now_us: int) -> ClosingReason:
     return ClosingReason.IDLE
 
 
-def retry_us(put_offs: int) -> int:
-    """Return how many microseconds to wait before a settlement that was postponed `put_offs` times."""
-    return min(_FIRST_RETRY_US << min(put_offs, _MAX_DOUBLINGS), _LONGEST_RETRY_US)
+def retry_us(postponements: int) -> int:
+    """Return how many microseconds a settlement waits, given how often it was postponed."""
+    return min(_FIRST_RETRY_US << min(postponements, _MAX_DOUBLINGS), _LONGEST_RETRY_US)

@@ -5,9 +5,10 @@ the policy, balance. This module reads data and waits; `opening.py`, `charging.p
 book.
 """
 
+from functools import partial
+
 from attrs import frozen
 
-from agentpay.contract import identifiers
 from agentpay.contract.errors import FieldFault
 from agentpay.contract.pages import PageBody
 from agentpay.contract.sessions import (
@@ -18,15 +19,14 @@ from agentpay.contract.sessions import (
     SessionStatus,
 )
 from agentpay.contract.usdc import format_number
-from agentpay_server.accounts import store as account_store
 from agentpay_server.chain.escrow import ESCROW_BYTES
 from agentpay_server.chain.protocol import ChainUnavailableError
 from agentpay_server.context import Context
 from agentpay_server.crash_points import Operation, Step, fault_point
-from agentpay_server.database.connection import ConflictError, Connection
+from agentpay_server.database.connection import ConflictError
 from agentpay_server.database.pages import List
-from agentpay_server.errors import chain_unavailable, invalid, not_found
-from agentpay_server.money.authorization import Authorizer, Decided, Parties
+from agentpay_server.errors import chain_unavailable, invalid
+from agentpay_server.money.authorization import Authorizer, Decided, Parties, own_parties
 from agentpay_server.money.held_keys import Held
 from agentpay_server.money.idempotency import perform
 from agentpay_server.money.preflight import invalid_recipient
@@ -167,7 +167,7 @@ class Sessions:
         session, _ = await perform(
             self._context.clock,
             terms_of(request),
-            read=lambda now_us: self._database.read(_view, principal, request, now_us),
+            read=partial(self._view, principal, request),
             key_holder=key_holder_of,
             decide=decide,
             finish=finish,
@@ -177,6 +177,15 @@ class Sessions:
         if session.status == SessionStatus.FAILED:
             raise stopped(session)
         return shown(session)
+
+    async def _view(self, principal: Principal, request: OpenSession, now_us: int) -> _View:
+        # Separate reads, as for a transfer.
+        read = self._database.read
+        return _View(
+            parties=await read(own_parties, principal, request.account_id, request.to),
+            held=await read(store.KEYS.find, requested_key(principal, request), now_us),
+            is_to_escrow=await read(store.is_escrow, request.to),
+        )
 
     async def _driven(self, decided: Decided[SessionRecord], deadline: float) -> SessionRecord:
         """Drive the opening of a session; return it at its end, or as it is at the deadline."""
@@ -220,14 +229,3 @@ class Sessions:
         if session.status == SessionStatus.SETTLED:
             return shown(session)
         raise unresolved(session) if session.error is None else stopped(session)
-
-
-def _view(connection: Connection, principal: Principal, request: OpenSession, now_us: int) -> _View:
-    if not identifiers.is_identifier(request.account_id, identifiers.ACCOUNT):
-        raise not_found("account", request.account_id)
-    source, recipient = account_store.parties(connection, request.account_id, request.to)
-    if source is None or source.operator_id != principal.operator_id:
-        raise not_found("account", request.account_id)
-    held = store.KEYS.find(connection, requested_key(principal, request), now_us)
-    is_to_escrow = store.is_escrow(connection, request.to)
-    return _View(parties=Parties(source=source, recipient=recipient), held=held, is_to_escrow=is_to_escrow)

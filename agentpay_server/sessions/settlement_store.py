@@ -60,7 +60,7 @@ _POSTPONE: Final = _DROP_SETTLEMENT.values(
     error=bindparam("error"),
     message=bindparam("message"),
     stuck_reason=bindparam("stuck_reason"),
-    put_offs=sessions.c.put_offs + 1,
+    postponements=sessions.c.postponements + 1,
 )
 _SET_SETTLED: Final = (
     update(sessions)

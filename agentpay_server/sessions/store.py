@@ -42,7 +42,7 @@ class SessionRecord:
     tx_signature: str
     settlement_tx_signature: str | None
     settlements: int
-    put_offs: int
+    postponements: int
     opened_us: int | None
     settled_us: int | None
     closes_us: int | None
@@ -147,7 +147,7 @@ _CLAIMED: Final = (
 KEYS: Final = HeldKeys(_HELD_BY, SessionRecord, "session_id")
 """The idempotency keys that sessions hold."""
 
-_COLUMNS: Final = tuple(column.name for column in sessions.columns if column.name != "seq")
+_COLUMNS: Final = tuple(name for name in sessions.columns.keys() if name != "seq")  # noqa: SIM118
 
 
 def insert_session(connection: Connection, record: SessionRecord) -> None:

@@ -6,14 +6,18 @@ It creates, locks, claims, reserves, signs and stores nothing.
 from agentpay.contract.policies import Policy
 from agentpay.contract.spending import CheckTransfer, Outcome, TransferCheck
 from agentpay.contract.usdc import format_string, from_micro, to_micro
-from agentpay_server.accounts import store as account_store
 from agentpay_server.accounts.store import own_account
 from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
-from agentpay_server.errors import not_found
 from agentpay_server.money import policy as rules
 from agentpay_server.money import spending
-from agentpay_server.money.authorization import Authorizer, Parties, SpendUnit, must_look_again, refusal_of
+from agentpay_server.money.authorization import (
+    Authorizer,
+    SpendUnit,
+    must_look_again,
+    own_parties,
+    refusal_of,
+)
 from agentpay_server.money.policy import stored_policy
 from agentpay_server.money.preflight import Preflight
 from agentpay_server.money.spending import remaining
@@ -46,7 +50,7 @@ class Checks:
             category=request.category,
         )
         while True:
-            parties = await self._context.database.read(_parties, principal, terms)
+            parties = await self._context.database.read(own_parties, principal, terms.account_id, terms.to)
             preflight = await self._authorizer.preflight(terms.to, parties)
             checked = await self._context.database.read(self._checked, principal, terms, preflight)
             if checked is not None:
@@ -89,11 +93,3 @@ def _escalated(policy: Policy, terms: Terms) -> str:
         f"escalation_threshold is {format_string(threshold)} USDC and this transfer requests "
         f"{rules.usdc_text(terms.amount_micro)} USDC: it would wait for an operator's approval."
     )
-
-
-def _parties(connection: Connection, principal: Principal, terms: Terms) -> Parties:
-    own_account(connection, principal, terms.account_id)
-    source, recipient = account_store.parties(connection, terms.account_id, terms.to)
-    if source is None:
-        raise not_found("account", terms.account_id)
-    return Parties(source=source, recipient=recipient)

@@ -15,13 +15,12 @@ from agentpay.contract import identifiers
 from agentpay.contract.pages import PageBody
 from agentpay.contract.spending import ListTransfers
 from agentpay.contract.transfers import CreateTransfer, Transfer
-from agentpay_server.accounts import store as account_store
 from agentpay_server.clock import HOUR_US, end_of_millisecond_us
 from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.errors import not_found
-from agentpay_server.money.authorization import Parties
+from agentpay_server.money.authorization import Parties, own_parties
 from agentpay_server.money.held_keys import Held, RequestedKey
 from agentpay_server.money.idempotency import perform
 from agentpay_server.principals import Principal
@@ -98,12 +97,19 @@ class Transfers:
         transfer, is_replay = await perform(
             self._context.clock,
             terms,
-            read=lambda now_us: self._database.read(_view, principal, request, now_us),
+            read=partial(self._view, principal, request),
             key_holder=key_holder_of,
             decide=decide,
             finish=partial(self._execution.resumed, deadline=deadline),
         )
         return final_response(transfer, self._chain, is_replay=is_replay)
+
+    async def _view(self, principal: Principal, request: CreateTransfer, now_us: int) -> _View:
+        # Separate reads, because a transaction around both would double the round trips. The decision checks
+        # under a lock what may change between them.
+        parties = await self._database.read(own_parties, principal, request.from_, request.to)
+        held = await self._database.read(store.KEYS.find, requested_key(principal, request), now_us)
+        return _View(parties=parties, held=held)
 
     async def get(self, principal: Principal, transfer_id: str) -> Transfer:
         """Return one transfer (interface T5).
@@ -158,13 +164,3 @@ def own_transfer(
     ):
         raise not_found("transfer", transfer_id)
     return record
-
-
-def _view(connection: Connection, principal: Principal, request: CreateTransfer, now_us: int) -> _View:
-    if not identifiers.is_identifier(request.from_, identifiers.ACCOUNT):
-        raise not_found("account", request.from_)
-    source, recipient = account_store.parties(connection, request.from_, request.to)
-    if source is None or source.operator_id != principal.operator_id:
-        raise not_found("account", request.from_)
-    held = store.KEYS.find(connection, requested_key(principal, request), now_us)
-    return _View(parties=Parties(source=source, recipient=recipient), held=held)

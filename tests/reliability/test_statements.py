@@ -1,6 +1,7 @@
 """The statements and commits of the hot paths, each with its reason: none is added unnoticed.
 
-Between a server and PostgreSQL each of them is a round trip.
+Between a server and PostgreSQL each of them is a round trip, and so is the BEGIN of each commit. A read of
+several statements needs a BEGIN and a COMMIT too: `SNAPSHOT`, which no hot path has.
 """
 
 import re
@@ -17,6 +18,7 @@ from agentpay_server.database.sqlite import SqliteConnection
 pytestmark = pytest.mark.anyio
 
 COMMIT = "COMMIT"
+SNAPSHOT = "SNAPSHOT"
 
 TRANSFER = [
     "SELECT api_keys",  # a revoked key ends with the next request
@@ -106,7 +108,7 @@ def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every statement of the server, and every commit, in order."""
     stores.memory_only("its connection is watched")
     seen: list[str] = []
-    execute, run = SqliteConnection.execute, MemoryDatabase.run
+    execute, run, read = SqliteConnection.execute, MemoryDatabase.run, MemoryDatabase.read
 
     def watched(self: Any, statement: Any, *parameters: Any) -> Any:
         seen.append(name_of(statement))
@@ -117,7 +119,15 @@ def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seen.append(COMMIT)
         return result
 
+    async def reading(self: Any, unit: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        before = len(seen)
+        result = await read(self, unit, *args, **options)
+        if len(seen) > before + 1:
+            seen.append(SNAPSHOT)
+        return result
+
     monkeypatch.setattr(SqliteConnection, "execute", watched)
+    monkeypatch.setattr(MemoryDatabase, "read", reading)
     monkeypatch.setattr(MemoryDatabase, "run", committing)
     return seen
 

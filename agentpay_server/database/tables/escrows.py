@@ -45,8 +45,9 @@ sessions: Final = Table(
     Column("settlement_tx_signature", Text, unique=True),
     # Number of signed settlements. Each is a different transaction, even with the same amounts.
     Column("settlements", Integer, nullable=False),
-    # How often its settlement was deferred: the retry interval grows each time.
-    Column("put_offs", Integer, nullable=False),
+    # How often its settlement was postponed: the retry interval grows each time. The column keeps its first
+    # name, which servers of the previous version use.
+    Column("put_offs", Integer, key="postponements", nullable=False),
     Column("opened_us", BigInteger),
     Column("settled_us", BigInteger),
     # While open: when it closes automatically; NULL without a limit. While closing: when its settlement is

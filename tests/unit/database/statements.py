@@ -47,7 +47,7 @@ STATEMENTS = all_statements()
 def columns_of(statement: Statement) -> list[str] | None:
     """Return the columns that an INSERT is given, all but `seq`; None for other statements."""
     if isinstance(statement, Insert):
-        return [column.name for column in statement.table.columns if column.name != "seq"]
+        return [name for name in statement.table.columns.keys() if name != "seq"]  # noqa: SIM118
     return None
 
 

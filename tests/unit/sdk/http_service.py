@@ -82,7 +82,7 @@ class Service:
     def wait_until_asked(self, count: int) -> None:
         """Return once as many requests have come; fail if they do not."""
         with self._changed:
-            assert self._changed.wait_for(lambda: len(self.asked) >= count, timeout=30)
+            assert self._changed.wait_for(lambda: len(self.asked) >= count, timeout=100)
 
     def hold(self) -> Callable[[], None]:
         """Answer nothing until what is returned is called."""
