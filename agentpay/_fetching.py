@@ -172,7 +172,7 @@ def _parts(url: str) -> tuple[str, str, int | None]:
     """Return scheme, host and port of a URL."""
     with contextlib.suppress(ValueError):
         parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port
+        host, port = (parts.hostname or "").rstrip("."), parts.port
         if ":" not in host:
             host = host.encode("idna").decode("ascii").lower()  # UnicodeError is a ValueError
         is_plain = url.isprintable() and "\\" not in url and " " not in url

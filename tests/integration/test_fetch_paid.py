@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 import uvicorn
 
@@ -296,6 +297,41 @@ def test_a_failing_service_gives_an_unknown_outcome_under_the_same_reference(
     assert spent(client, account) == "0.250000"
 
 
+class Unreadable(httpx.HTTPTransport):
+    """Reaches the service, but reads no transfer from it."""
+
+    def __init__(self, reply: httpx.Response | None) -> None:
+        super().__init__()
+        self._reply = reply
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if not request.url.path.startswith("/v1/transfers/"):
+            return super().handle_request(request)
+        if self._reply is None:
+            raise httpx.ConnectError("down")
+        return self._reply
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [None, httpx.Response(404, json={"error": "not_found", "message": "gone", "request_id": "req_1"})],
+)
+@pytest.mark.usefixtures("tools")
+def test_a_paid_page_is_returned_even_if_its_payment_cannot_be_read(
+    server: AgentPayServer, client: AgentPay, account: str, paywall: Paywall, reply: httpx.Response | None
+) -> None:
+    paywall.sell("/forecast", "0.25", content={"sky": "blue"})
+    key = server.console.agent_keys.create(account).key
+    with AgentPay(base_url=server.listen(), api_key=key, transport=Unreadable(reply)) as agent:
+        result = fetched(AgentTools(agent, private_origins=LOOPBACK), paywall)
+    (payment,) = client.payments.list(account_id=account)
+    assert (result["status"], result["money_moved"]) == ("unknown", "unknown")
+    assert (result["transfer_id"], result["amount_usdc"]) == (payment.transfer_id, "0.250000")
+    assert json.loads(result["untrusted_content"]["body"]) == {"sky": "blue"}  # type: ignore[index]
+    assert result["reason"]
+    assert spent(client, account) == "0.250000"
+
+
 # --- Addresses
 
 
@@ -372,6 +408,11 @@ def test_every_address_of_a_name_must_be_public(monkeypatch: pytest.MonkeyPatch)
     target = target_of("https://mixed.example/", ())
     with pytest.raises(FetchRefusedError, match="private address"):
         _fetching._checked(_fetching._resolved(target), target)
+
+
+def test_a_host_with_a_final_dot_is_the_host_without_it() -> None:
+    target = target_of("https://api.example.com./forecast", ())
+    assert (target.origin, target.host) == ("https://api.example.com", "api.example.com")
 
 
 @pytest.mark.parametrize(
