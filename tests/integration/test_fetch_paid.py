@@ -1,18 +1,28 @@
 """The tool `fetch_paid` against sellers, honest and hostile: one payment for a reference, or none."""
 
 import asyncio
+import contextlib
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import anyio
 import httpx
 import pytest
 import uvicorn
 
 from agentpay import AgentPay, _fetching
-from agentpay._fetching import FetchRefusedError, target_of
+from agentpay._fetching import (
+    AsyncFetcher,
+    Fetcher,
+    FetchFailedError,
+    FetchRefusedError,
+    Page,
+    Request,
+    target_of,
+)
 from agentpay.tools import AgentTools, AsyncAgentTools
 from agentpay.tools.results import FetchResult
 from agentpay_server import AgentPayServer
@@ -389,11 +399,11 @@ def test_a_name_is_pinned_to_the_address_that_was_checked(
     monkeypatch.setattr(_fetching.socket, "getaddrinfo", rebinding)
     connected = []
 
-    def connect(address: Any, *_arguments: Any, **_options: Any) -> Any:
+    async def connect(_loop: Any, _socket: Any, address: Any) -> Any:
         connected.append(address[0])
         raise ConnectionRefusedError
 
-    monkeypatch.setattr(socket, "create_connection", connect)
+    monkeypatch.setattr(asyncio.SelectorEventLoop, "sock_connect", connect)
     tools = AgentTools(server.agent_client(account))
     result = tools.fetch_paid(url=f"https://rebinding.example:{port}/", max_usdc="1", payment_ref=REF)
     assert (result["status"], result["money_moved"]) == ("failed", "no")
@@ -509,3 +519,59 @@ def test_a_body_is_truncated_and_readable(tools: AgentTools, site: tuple[Site, s
     assert content("/none")["body"] == "(2 bytes that are not UTF-8 text)"
     unpayable = tools.fetch_paid(url=f"{url}/402", max_usdc="1", payment_ref=REF)
     assert (unpayable["status"], unpayable["money_moved"]) == ("rejected", "no")
+
+
+SLOW_HEAD = [b"HTTP/1.1 200 OK\r\nX-A: ", *[b"a"] * 1000]
+EARLY_HINTS = [b"HTTP/1.1 103 Early Hints\r\n\r\n"] * 1000
+SLOW_BODY = [b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n", b"sunny", *[b" "] * 1000]
+
+
+@pytest.fixture
+def dripping() -> Iterator[Callable[[list[bytes]], str]]:
+    """Return a function that serves one request with parts, slowly, and returns the URL."""
+    with contextlib.ExitStack() as opened:
+
+        def serve(parts: list[bytes]) -> str:
+            listening = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
+            stopped = threading.Event()
+
+            def respond() -> None:
+                connection, _ = listening.accept()
+                with connection, contextlib.suppress(OSError):
+                    connection.recv(65_536)
+                    for part in parts:
+                        connection.sendall(part)
+                        if stopped.wait(0.01):
+                            return
+
+            thread = threading.Thread(target=respond, daemon=True)
+            thread.start()
+            opened.callback(thread.join)
+            opened.callback(stopped.set)
+            return f"http://127.0.0.1:{listening.getsockname()[1]}/"
+
+        yield serve
+
+
+@pytest.mark.parametrize("flavour", ["sync", "asyncio", "trio"])
+@pytest.mark.parametrize("parts", [SLOW_HEAD, EARLY_HINTS, SLOW_BODY], ids=["head", "hints", "body"])
+def test_one_deadline_covers_headers_and_body(
+    dripping: Callable[[list[bytes]], str],
+    monkeypatch: pytest.MonkeyPatch,
+    flavour: str,
+    parts: list[bytes],
+) -> None:
+    monkeypatch.setattr(_fetching, "CONNECT_SECONDS", 0.2)
+    request = Request(target=target_of(dripping(parts), LOOPBACK), read_seconds=0.2)
+
+    def fetch() -> Page:
+        if flavour == "sync":
+            return Fetcher().fetch(request)
+        return anyio.run(AsyncFetcher().fetch, request, backend=flavour)
+
+    if parts is SLOW_BODY:
+        page = fetch()
+        assert (page.status, page.body.strip(), page.is_truncated) == (200, b"sunny", True)
+    else:
+        with pytest.raises(FetchFailedError, match="TimeoutError"):
+            fetch()
