@@ -1,12 +1,14 @@
-"""Runs every Python block of the README and the documentation as a test."""
+"""Runs every Python block of the README and the documentation as a test; says where coverage is measured."""
 
 import asyncio
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator, Sequence
+from fnmatch import fnmatch
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from coverage import Coverage
 from sybil import Sybil
 from sybil.parsers.markdown import PythonCodeBlockParser
 from sybil.sybil import SybilCollection
@@ -46,6 +48,34 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="embedded",
         help="on which chain the servers that the tests start work",
     )
+    parser.addini("unmeasured", "patterns of the files whose tests run without coverage", type="linelist")
+
+
+class _Measurement:
+    """Stops measuring coverage for the tests that are `unmeasured`."""
+
+    def __init__(self, coverage: Coverage, unmeasured: Sequence[str]) -> None:
+        self._coverage = coverage
+        self._unmeasured = unmeasured
+        self._is_on = True
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        path = item.nodeid.partition("::")[0]
+        is_measured = not any(fnmatch(path, pattern) for pattern in self._unmeasured)
+        if is_measured != self._is_on:
+            switch = self._coverage.start if is_measured else self._coverage.stop
+            switch()
+            self._is_on = is_measured
+        return (yield)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Measure only where this run does (`--cov`), and only what is not `unmeasured`."""
+    coverage = Coverage.current()
+    if coverage is not None and session.config.pluginmanager.hasplugin("_cov"):
+        unmeasured = session.config.getini("unmeasured")
+        session.config.pluginmanager.register(_Measurement(coverage, unmeasured))
 
 
 @pytest.fixture

@@ -6,18 +6,24 @@ contain secrets.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 from attrs import frozen
 
+from agentpay.contract.json_text import print_json
+from agentpay.contract.payments import MAX_HEADERS
+
 BODY_MAX_BYTES: Final = 32 * 1024
 """The largest body of a 402 that is read. A challenge is far smaller."""
 
 HEADERS_MAX_CHARACTERS: Final = 32 * 1024
 """The maximum total length of challenges in header fields."""
+
+ENCODED_MAX_BYTES: Final = 56 * 1024
+"""The maximum size of a challenge as JSON. It leaves 8 KiB of a request to the service for other fields."""
 
 URL_MAX_CHARACTERS: Final = 2_048
 
@@ -26,6 +32,15 @@ Pairs = Mapping[str, str] | Iterable[tuple[str, str]]
 
 _PAYMENT: Final = re.compile(r"(?:^|,)[ \t]*payment[ \t]", re.IGNORECASE)
 """The scheme of MPP within `WWW-Authenticate`, which may list others."""
+
+_NAME: Final = r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
+_VALUE: Final = r'(?:"(?:[^"\\]|\\.)*"|[^\s,"=][^\s,"]*)'
+_PARAMETER: Final = re.compile(rf"({_NAME})[ \t]*=[ \t]*({_VALUE})")
+_LISTED: Final = re.compile(
+    rf"[ \t,]*(?P<challenge>(?P<scheme>{_NAME})(?P<parameters>"
+    rf"(?:[ \t,]+{_NAME}[ \t]*=[ \t]*{_VALUE})+|[ \t]+[A-Za-z0-9\-._~+/]+=*|))(?=[ \t]*(?:,|$))"
+)
+"""A challenge of a list. Some schemes have a token instead of parameters, as in `Negotiate YII=`."""
 
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
@@ -92,17 +107,23 @@ def challenge_of(
         raise TypeError(
             "pass response=, the 402 as your HTTP library returned it, or its url= and headers= (and body=)"
         )
-    return Challenge(
+    challenge = Challenge(
         origin=origin_of(str(url)) if origin is None else origin,
         url=None if url is None else _split_url(str(url))[1],
         method=method,
         headers=challenge_headers(headers),
         body=challenge_body(body),
     )
+    # Escaped characters take up to six times their size.
+    if len(print_json([challenge.url, challenge.headers, challenge.body])) > ENCODED_MAX_BYTES:
+        raise ChallengeTooLargeError(
+            f"the challenge is longer than {ENCODED_MAX_BYTES} bytes of JSON, which no payment needs"
+        )
+    return challenge
 
 
 def origin_of(url: str) -> str:
-    """Return scheme, host and port of a URL in their normal form.
+    """Return scheme, host and port of a URL in their normal form, without the final dot of a host.
 
     Raises:
         ValueError: the URL is not http or https.
@@ -114,7 +135,7 @@ def origin_of(url: str) -> str:
 def _split_url(url: str) -> tuple[str, str | None]:
     """Return the origin of a URL, and the URL without secrets; None if it is too long."""
     parts = urlsplit(url)
-    host = parts.hostname
+    host = (parts.hostname or "").rstrip(".")
     if parts.scheme not in _DEFAULT_PORTS or not host:
         raise ValueError(f"url must be an address such as https://api.example.com, not {url[:64]!r}")
     if ":" in host:
@@ -131,7 +152,7 @@ def challenge_headers(headers: Pairs) -> tuple[tuple[str, str], ...]:
     """Return the fields with challenges, unchanged.
 
     Raises:
-        ChallengeTooLargeError: their total length is too large.
+        ChallengeTooLargeError: they are too many, or their total length is too large.
     """
     given: Any = headers
     for name in ("multi_items", "items"):
@@ -139,6 +160,10 @@ def challenge_headers(headers: Pairs) -> tuple[tuple[str, str], ...]:
             given = pairs()
             break
     found = tuple((str(name), str(value)) for name, value in given if _holds_challenge(str(name), str(value)))
+    if len(found) > MAX_HEADERS:
+        raise ChallengeTooLargeError(
+            f"the challenge has more than {MAX_HEADERS} header fields, which no payment needs"
+        )
     if sum(len(value) for _, value in found) > HEADERS_MAX_CHARACTERS:
         raise ChallengeTooLargeError(
             f"the challenge is longer than {HEADERS_MAX_CHARACTERS} characters, which no payment needs"
@@ -151,12 +176,39 @@ def _holds_challenge(name: str, value: str) -> bool:
     return name == "payment-required" or (name == "www-authenticate" and _PAYMENT.search(value) is not None)
 
 
+def beside_authorization(headers: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """Yield the challenges whose payment is presented in another header than `Authorization`."""
+    for name, value in headers:
+        if name.lower() != "www-authenticate":
+            yield name, value
+        elif kept := _kept_of_list(value):
+            yield name, kept
+
+
+def _kept_of_list(field: str) -> str:
+    """Return the part of a `WWW-Authenticate` field that `beside_authorization` keeps.
+
+    Of a field that is not a list of challenges, that is nothing.
+    """
+    kept, position = [], 0
+    while listed := _LISTED.match(field, position):
+        position = listed.end()
+        parameters = _PARAMETER.findall(listed["parameters"])
+        # A value with escapes is not unescaped: its challenge is left out.
+        into = [value.strip('"').lower() for parameter, value in parameters if parameter.lower() == "header"]
+        if listed["scheme"].lower() == "payment" and into == ["payment-authorization"]:
+            kept.append(listed["challenge"])
+    return "" if field[position:].strip(" \t,") else ", ".join(kept)
+
+
 def challenge_body(body: bytes | str | None) -> str | None:
     """Return a body that may be a challenge of x402 version 1; None for any other."""
     if not body:
         return None
     content = body.encode("utf-8", "replace") if isinstance(body, str) else bytes(body)
     if len(content) > BODY_MAX_BYTES or content.lstrip()[:1] != b"{" or b"x402Version" not in content:
+        return None
+    if b"\0" in content:  # It is not JSON, and the service refuses such text.
         return None
     return content.decode("utf-8", "replace")
 

@@ -7,7 +7,6 @@ themselves.
 
 import contextlib
 import socket
-import time
 import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -15,7 +14,7 @@ from urllib.parse import urljoin, urlsplit
 
 from attrs import evolve, frozen
 
-from agentpay._http import async_page_client, page_client
+from agentpay._http import page_client
 from agentpay.contract.addresses import is_public
 from agentpay.contract.printable import printable
 
@@ -172,7 +171,7 @@ def _parts(url: str) -> tuple[str, str, int | None]:
     """Return scheme, host and port of a URL."""
     with contextlib.suppress(ValueError):
         parts = urlsplit(url)
-        host, port = parts.hostname or "", parts.port
+        host, port = (parts.hostname or "").rstrip("."), parts.port
         if ":" not in host:
             host = host.encode("idna").decode("ascii").lower()  # UnicodeError is a ValueError
         is_plain = url.isprintable() and "\\" not in url and " " not in url
@@ -208,19 +207,11 @@ class Fetcher:
             FetchRefusedError: the name resolves to a private address; nothing was sent.
             FetchFailedError: no response arrived.
         """
-        address = _checked(_resolved(request.target), request.target)
-        reading = _Reading(request)
-        try:
-            with (
-                page_client(*_seconds(request)) as client,
-                client.stream(**_sent(request, address)) as response,
-            ):
-                for chunk in response.iter_raw():
-                    if not reading.feed(chunk):
-                        break
-                return reading.page(response)
-        except Exception as error:  # noqa: BLE001 - of the HTTP library, whichever it is
-            raise _failed(error, request) from None
+        from anyio.from_thread import start_blocking_portal  # noqa: PLC0415 - only this tool needs it
+
+        # Only an event loop ends a request at a deadline: a blocking read is bounded, their number is not.
+        with start_blocking_portal() as portal:
+            return portal.call(AsyncFetcher().fetch, request)
 
 
 class AsyncFetcher:
@@ -233,22 +224,31 @@ class AsyncFetcher:
             FetchRefusedError: the name resolves to a private address; nothing was sent.
             FetchFailedError: no response arrived.
         """
-        import anyio.to_thread  # noqa: PLC0415 - the sync tools do not need it
+        import anyio.to_thread  # noqa: PLC0415 - only this tool needs it
 
         found = await anyio.to_thread.run_sync(_resolved, request.target)
         address = _checked(found, request.target)
-        reading = _Reading(request)
+        reading = _Reading()
         try:
-            async with (
-                async_page_client(*_seconds(request)) as client,
-                client.stream(**_sent(request, address)) as response,
-            ):
-                async for chunk in response.aiter_raw():
-                    if not reading.feed(chunk):
-                        break
-                return reading.page(response)
+            # One deadline from connecting to the end of the body, however slowly each part arrives.
+            with anyio.move_on_after(CONNECT_SECONDS + request.read_seconds):
+                await self._read(request, address, reading)
         except Exception as error:  # noqa: BLE001 - of the HTTP library, whichever it is
-            raise _failed(error, request) from None
+            raise _failed(type(error).__name__, request) from None
+        if reading.response is None:
+            raise _failed("TimeoutError", request)
+        return reading.page(reading.response)
+
+    async def _read(self, request: Request, address: str, reading: "_Reading") -> None:
+        async with (
+            page_client(CONNECT_SECONDS, request.read_seconds) as client,
+            client.stream(**_sent(request, address)) as response,
+        ):
+            reading.response = response
+            async for chunk in response.aiter_raw():
+                if not reading.feed(chunk):
+                    return
+            reading.is_whole = True
 
 
 def _resolved(target: Target) -> list[str]:
@@ -292,29 +292,23 @@ def _sent(request: Request, address: str) -> dict[str, Any]:
     }
 
 
-def _seconds(request: Request) -> tuple[float, float]:
-    return CONNECT_SECONDS, request.read_seconds
-
-
 class _Reading:
-    """Reads a body up to a size and a deadline."""
+    """A response as far as it was read, up to a size."""
 
-    def __init__(self, request: Request) -> None:
-        self._ends_at = time.monotonic() + request.read_seconds + CONNECT_SECONDS
+    def __init__(self) -> None:
+        self.response: Any = None
+        self.is_whole = False
         self._body = bytearray()
-        self._is_truncated = False
 
     def feed(self, chunk: bytes) -> bool:
         """Add received data; return whether to read on."""
         self._body += chunk
-        if len(self._body) > BODY_MAX_BYTES or time.monotonic() > self._ends_at:
-            self._is_truncated = True
-        return not self._is_truncated
+        return len(self._body) <= BODY_MAX_BYTES
 
     def page(self, response: Any) -> Page:  # noqa: ANN401 - a response of either library
         """Return what was read."""
         headers = tuple((name.lower(), value) for name, value in response.headers.multi_items())
-        body, is_truncated = bytes(self._body[:BODY_MAX_BYTES]), self._is_truncated
+        body, is_truncated = bytes(self._body[:BODY_MAX_BYTES]), not self.is_whole
         if (response.headers.get("content-encoding") or "identity").lower() == "gzip":
             decompressor = zlib.decompressobj(_GZIP_BITS)
             with contextlib.suppress(zlib.error):
@@ -323,6 +317,6 @@ class _Reading:
         return Page(status=response.status_code, headers=headers, body=body, is_truncated=is_truncated)
 
 
-def _failed(error: Exception, request: Request) -> FetchFailedError:
-    # Its text may contain the page's URL with a secret.
-    return FetchFailedError(f"no response came from {request.target.origin} ({type(error).__name__})")
+def _failed(reason: str, request: Request) -> FetchFailedError:
+    # The text of an exception may contain the page's URL with a secret.
+    return FetchFailedError(f"no response came from {request.target.origin} ({reason})")

@@ -75,23 +75,14 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_renew_lock)
 
 
-def page_client(connect_seconds: float, read_seconds: float) -> httpx.Client:
+def page_client(connect_seconds: float, read_seconds: float) -> httpx.AsyncClient:
     """Return a client for pages of third parties: no proxies, no redirects, no stored state."""
-    return httpx.Client(**_page_options(connect_seconds, read_seconds))
-
-
-def async_page_client(connect_seconds: float, read_seconds: float) -> httpx.AsyncClient:
-    """Return `page_client`, async."""
-    return httpx.AsyncClient(**_page_options(connect_seconds, read_seconds))
-
-
-def _page_options(connect_seconds: float, read_seconds: float) -> dict[str, Any]:
-    return {
-        "verify": shared_ssl_context(),
-        "trust_env": False,
-        "follow_redirects": False,
-        "timeout": httpx.Timeout(connect_seconds, read=read_seconds),
-    }
+    return httpx.AsyncClient(
+        verify=shared_ssl_context(),
+        trust_env=False,
+        follow_redirects=False,
+        timeout=httpx.Timeout(connect_seconds, read=read_seconds),
+    )
 
 
 C = TypeVar("C")

@@ -60,6 +60,11 @@ class _Presenting:
         base: Any = type(self).__mro__[2]
         return base([*base.multi_items(self), self.presented])
 
+    def __repr__(self) -> str:
+        """Hide the payment, as the library does with `Authorization`: anyone can present it."""
+        base: Any = type(self).__mro__[2]
+        return repr(base([*base.multi_items(self), (self.presented[0], "[secure]")]))
+
     def __getitem__(self, key: str) -> str:
         name, value = self.presented
         return value if key.lower() == name.lower() else super().__getitem__(key)  # type: ignore[misc]

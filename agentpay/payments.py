@@ -15,7 +15,6 @@ decides under the policy, signs, and returns the header that presents the paymen
 """
 
 import contextlib
-import re
 import time
 import uuid
 from collections.abc import AsyncGenerator, Generator
@@ -25,7 +24,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 from attrs import evolve, frozen
 
 from agentpay import _messages
-from agentpay._challenges import Challenge, ChallengeTooLargeError, challenge_of, origin_of
+from agentpay._challenges import (
+    Challenge,
+    ChallengeTooLargeError,
+    beside_authorization,
+    challenge_of,
+    origin_of,
+)
 from agentpay._settings import logger
 from agentpay._sync.client import AgentPay
 from agentpay.contract.payments import Payment
@@ -57,7 +62,6 @@ READ_TIMEOUT_SECONDS: Final = 65.0
 
 _PRESENTED: Final = ("payment-signature", "x-payment", "payment-authorization")
 _RECEIPTS: Final = (b"payment-response", b"payment-receipt", b"x-payment-response")
-_OTHER_FIELD: Final = re.compile(r'header="?payment-authorization', re.IGNORECASE)
 _RECEIPT_MAX_CHARACTERS: Final = 4_096
 
 
@@ -300,11 +304,10 @@ class PaymentAuth(Auth):
             body = yield _Peek(response)
             challenge = challenge_of(url=url, method=method, headers=headers, body=body)
         if "authorization" in request.headers:
-            kept = tuple(pair for pair in challenge.headers if _leaves_authorization(*pair))
-            if kept != challenge.headers:
-                challenge = evolve(challenge, headers=kept)
-                if not challenge:
-                    _note(response, PaymentRecord(idempotency_key=None, declined=_OWN_AUTHORIZATION))
+            had_challenge = bool(challenge)
+            challenge = evolve(challenge, headers=tuple(beside_authorization(challenge.headers)))
+            if had_challenge and not challenge:
+                _note(response, PaymentRecord(idempotency_key=None, declined=_OWN_AUTHORIZATION))
         return challenge
 
     def _order(self, step: _Authorize) -> dict[str, Any]:
@@ -358,11 +361,6 @@ def _is_json(headers: Any) -> bool:  # noqa: ANN401 - headers of either library
     """Return whether a body may be JSON, as a challenge of x402 version 1 is."""
     kind = headers.get("content-type")
     return kind is None or "json" in kind.lower()
-
-
-def _leaves_authorization(name: str, value: str) -> bool:
-    """Return whether the payment for a challenge uses another header than `Authorization`."""
-    return name.lower() != "www-authenticate" or _OTHER_FIELD.search(value) is not None
 
 
 @contextlib.contextmanager

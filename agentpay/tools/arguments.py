@@ -15,16 +15,18 @@ class ToolInputError(ValueError):
     """The tool does not exist, or an argument is missing or invalid. Nothing was done."""
 
 
-def checked(name: str, arguments: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the arguments of a tool. Optional null values are left out.
+def checked(name: object, arguments: object) -> dict[str, Any]:
+    """Return the arguments of a tool, a mapping or None. Optional null values are left out.
 
     Raises:
         ToolInputError: the tool is unknown, or an argument is missing, unknown or invalid.
     """
-    spec = TOOLS.get(name)
+    spec = TOOLS.get(name) if isinstance(name, str) else None
     if spec is None:
         raise ToolInputError(f"unknown tool {name!r}; available: {', '.join(TOOLS)}")
-    given = dict(arguments or {})
+    if not isinstance(arguments, Mapping | None):
+        raise ToolInputError(f"the arguments of {name} must be an object")
+    given: dict[str, Any] = dict(arguments or {})
     properties, required = spec.input_schema["properties"], spec.input_schema.get("required", ())
     unknown = [repr(key) for key in given if key not in properties]
     if unknown:

@@ -10,14 +10,12 @@ export const key = {
   clear: () => sessionStorage.removeItem(KEY),
 };
 
-/** A response that is not a success; status 0 if there was none. */
-export class ApiError extends Error {
-  constructor(status, body) {
-    super([body?.message ?? `The server responded with status ${status}.`, ...(body?.details ?? []).map((fault) => `${fault.field} ${fault.message}`)].join(" "));
-    this.status = status;
-    this.code = body?.error;
-  }
-}
+/** An error with the status of a response, 0 if there was none, and the code and sentences in its body. */
+const failure = (status, body) => {
+  const faults = (body?.details ?? []).map(({ field, message }) => `${field} ${message}`);
+  const text = [body?.message ?? `The server responded with status ${status}.`, ...faults].join(" ");
+  return Object.assign(new Error(text), { status, code: body?.error });
+};
 
 /** Send a request; return its response. The window gets the event `unauthorized` when the key is refused. */
 export async function send(method, path, { body, signal, headers } = /** @type {any} */ ({})) {
@@ -31,24 +29,33 @@ export async function send(method, path, { body, signal, headers } = /** @type {
     });
   } catch (error) {
     if (signal?.aborted) throw error;
-    throw new ApiError(0, { message: `The server does not respond.${method === "GET" ? "" : " The outcome is unknown until this page shows it."}` });
+    const doubt = method === "GET" ? "" : " The outcome is unknown until this page shows it.";
+    throw failure(0, { message: `The server does not respond.${doubt}` });
   }
   if (response.ok) return response;
   const problem = await response.json().catch(() => null);
   if (response.status === 401 && held === key.get()) dispatchEvent(new Event("unauthorized"));
-  throw new ApiError(response.status, problem);
+  throw failure(response.status, problem);
 }
 
 /** Send a request; return the content of its response. */
-export async function call(method, path, options = {}) {
-  const response = await send(method, path, options);
+export async function call(method, path, body = undefined, options = {}) {
+  const response = await send(method, path, { body, ...options });
   return response.status === 204 ? null : response.json();
 }
+
+export const post = (path, body = undefined) => call("POST", path, body);
 
 export function at(path, query) {
   const given = String(new URLSearchParams(Object.entries(query).filter(([, value]) => value)));
   return given ? `${path}?${given}` : path;
 }
+
+export const pause = (ms, signal = undefined) => new Promise((resolve) => {
+  const timer = AbortSignal.timeout(ms);
+  timer.addEventListener("abort", resolve);
+  signal?.addEventListener("abort", resolve, { signal: timer });
+});
 
 const FIRST_PAUSE_MS = 500, LONGEST_PAUSE_MS = 15000, POLL_MS = 3000, SILENCE_MS = 40000;
 
@@ -57,37 +64,32 @@ const FIRST_PAUSE_MS = 500, LONGEST_PAUSE_MS = 15000, POLL_MS = 3000, SILENCE_MS
  * while the page is hidden. Polls a server that has no stream to give.
  */
 export async function follow({ signal, onChange, onState }) {
-  const seen = { id: "" };
-  let failures = 0;
-  const onNews = () => {
-    failures = 0;
+  let lastId = "", failures = 0;
+  const onNews = (id = lastId) => {
+    [lastId, failures] = [id, 0];
     onState(true);
     onChange();
   };
   while (!signal.aborted) {
-    const turn = new AbortController(), end = () => turn.abort();
-    for (const [source, event] of [[document, "visibilitychange"], [signal, "abort"]]) source.addEventListener(event, end, { signal: turn.signal });
+    const turn = new AbortController(), ended = AbortSignal.any([signal, turn.signal]);
+    document.addEventListener("visibilitychange", () => turn.abort(), { signal: ended });
     try {
-      if (document.hidden) await pause(LONGEST_PAUSE_MS, turn.signal);
-      else await listen(seen, turn.signal, onNews).catch((error) => {
-        if (![404, 429].includes(error.status)) throw error;
-        onNews();
-        return pause(POLL_MS, turn.signal);
-      });
-    } catch {
-      if (turn.signal.aborted) continue;
-      onState(false);
-      await pause(Math.min(LONGEST_PAUSE_MS, FIRST_PAUSE_MS * 2 ** failures) * (0.5 + Math.random() / 2), signal);
-      failures += 1;
-    } finally {
-      end();
+      if (document.hidden) await pause(LONGEST_PAUSE_MS, ended);
+      else await listen(lastId, ended, onNews);
+    } catch (error) {
+      if (ended.aborted) continue;
+      const polls = [404, 429].includes(error.status);
+      if (polls) onNews();
+      else onState(false);
+      await pause(polls ? POLL_MS : Math.min(LONGEST_PAUSE_MS, FIRST_PAUSE_MS * 2 ** failures++) * (0.5 + Math.random() / 2), ended);
     }
+    turn.abort();
   }
 }
 
-/** Read the stream from the last event on; call `onNews` after its start and after events. */
-async function listen(seen, signal, onNews) {
-  const response = await send("GET", "/console/stream", { signal, headers: seen.id ? { "Last-Event-ID": seen.id } : {} });
+/** Read the stream from the last event on; call `onNews` after its start, and with the last identifier of new events. */
+async function listen(lastId, signal, onNews) {
+  const response = await send("GET", "/console/stream", { signal, headers: lastId && { "Last-Event-ID": lastId } });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   onNews();
@@ -95,20 +97,8 @@ async function listen(seen, signal, onNews) {
     const silence = setTimeout(() => reader.cancel(), SILENCE_MS), { value, done } = await reader.read();
     clearTimeout(silence);
     if (done) return pause(FIRST_PAUSE_MS, signal);
-    const lines = (rest + value).split("\n"), ids = lines.slice(0, -1).filter((line) => line.startsWith("id: "));
-    rest = lines.at(-1);
-    if (ids.length) {
-      seen.id = ids.at(-1).slice(4);
-      onNews();
-    }
+    const text = rest + value, id = text.match(/^id: .*(?=\n)/gm)?.at(-1);
+    rest = text.slice(text.lastIndexOf("\n") + 1);
+    if (id) onNews(id.slice(4));
   }
-}
-
-export async function pause(ms, signal = undefined) {
-  const over = new AbortController();
-  await new Promise((resolve) => {
-    setTimeout(resolve, ms);
-    signal?.addEventListener("abort", resolve, { signal: over.signal });
-  });
-  over.abort();
 }

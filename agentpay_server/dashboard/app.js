@@ -2,35 +2,37 @@
 // The console: sign-in, the frame around the pages, the way between them, and the keyboard.
 
 import { access } from "./access.js";
-import { ApiError, call, follow, key, pause } from "./api.js";
+import { call, follow, key, pause, post } from "./api.js";
 import { bench } from "./bench.js";
-import { me, meet, read, readClock } from "./data.js";
-import { sessions, timeline } from "./history.js";
+import { deliveries, sessions, timeline } from "./history.js";
 import { account, approvals, overview } from "./money.js";
+import { me, meet, reload, turn } from "./page.js";
 import { transfer } from "./transfer.js";
-import { $, ask, button, facts, field, h, plain, tell } from "./ui.js";
-import { deliveries } from "./webhooks.js";
+import { $, ask, button, clock, facts, field, form, h, tell } from "./ui.js";
 
-// Name: title, page, key after `g`, icon. Without a key: the page of the bar that it belongs to.
-/** @type {Record<string, any[]>} */
-const PAGES = {
-  overview: ["Overview", overview, "o", "M4 4h6v7H4zM14 4h6v4h-6zM14 12h6v8h-6zM4 15h6v5H4z"],
-  approvals: ["Approvals", approvals, "a", "M4 12.5 9.5 18 20 6"],
-  timeline: ["Timeline", timeline, "t", "M5 6h14M5 12h10M5 18h6"],
-  deliveries: ["Deliveries", deliveries, "d", "M4 12 20 4l-5 16-3.5-6.5zM11.5 13.5 20 4"],
-  sessions: ["Sessions", sessions, "s", "M12 4a8 8 0 1 0 8 8M12 8v4l3 2"],
-  access: ["Access", access, "k", "M12 9a4 4 0 1 0-3 6L13 12h7v4M17 12v3"],
-  bench: ["Test bench", bench, "b", "M9 4h6M10 4v6l-5 9h14l-5-9V4"],
-  transfers: ["Transfer", transfer, "", "timeline"],
-  accounts: ["Account", account, "", "overview"],
+// Name, title, content, key after `g` and icon. The last two belong to another page of the bar.
+/** @type {any[][]} */
+const PAGES = [
+  ["overview", "Overview", overview, "o", "M4 4h6v7H4zM14 4h6v4h-6zM14 12h6v8h-6zM4 15h6v5H4z"],
+  ["approvals", "Approvals", approvals, "a", "M4 12.5 9.5 18 20 6"],
+  ["timeline", "Timeline", timeline, "t", "M5 6h14M5 12h10M5 18h6"],
+  ["deliveries", "Deliveries", deliveries, "d", "M4 12 20 4l-5 16-3.5-6.5zM11.5 13.5 20 4"],
+  ["sessions", "Sessions", sessions, "s", "M12 4a8 8 0 1 0 8 8M12 8v4l3 2"],
+  ["access", "Access", access, "k", "M12 9a4 4 0 1 0-3 6L13 12h7v4M17 12v3"],
+  ["bench", "Test bench", bench, "b", "M9 4h6M10 4v6l-5 9h14l-5-9V4"],
+  ["transfers", "Transfer", transfer, "", "timeline"],
+  ["accounts", "Account", account, "", "overview"],
+];
+const BAR = PAGES.slice(0, 7);
+const KEYS = {
+  j: "Next row", k: "Previous row", a: "Approve the row", r: "Reject the row",
+  "/": "Search", "?": "This list", Esc: "Leave a dialog or field",
 };
-const BAR = Object.entries(PAGES).filter(([, page]) => page[2]);
-const KEYS = { j: "Next row", k: "Previous row", a: "Approve the row", r: "Reject the row", "/": "Search", "?": "This list", Esc: "Leave a dialog or field" };
-const REFUSED = "The server does not accept this key: it is unknown, revoked or expired.";
+const NAME = "agentpay console", REFUSED = "The server does not accept this key: it is unknown, revoked or expired.";
 
 const app = $("#app");
 let signedIn = new AbortController(), shown = new AbortController();
-let reload = () => {}, main = /** @type {any} */ (null);
+signedIn.abort();
 
 // --- Sign-in
 
@@ -38,57 +40,46 @@ function signIn(why) {
   signedIn.abort();
   shown.abort();
   key.clear();
-  const label = field("Operator key", "key", { type: "password", required: true, "aria-describedby": "why" }), input = $("input", label);
-  const submit = (event) => {
-    event.preventDefault();
-    key.set(input.value.trim());
+  const submit = (given) => {
+    key.set(given.key.trim());
     begin();
   };
-  app.replaceChildren(h("main", h("form.card.signin", { submit }, h("h1", "agentpay console"),
+  app.replaceChildren(h("main", form("card.signin", submit, h("h1", NAME),
     h("p", "Open the sign-in link that ", h("code", "agentpay-server serve"), " or ", h("code", "agentpay-server console-link"), " prints."),
-    h("p.quiet", "Or paste an operator key. It stays in this tab."), label, h("p.bad", { id: "why", role: "alert" }, plain(why)), h("button.primary", "Sign in"))));
-  document.title = "Sign in · agentpay console";
-  input.focus();
+    h("p.quiet", "Or paste an operator key. It stays in this tab."),
+    field("Operator key", "key", { type: "password", required: true, "aria-describedby": "why" }),
+    h("p.bad", { id: "why", role: "alert" }, why), h("button.primary", "Sign in"))));
+  document.title = `Sign in · ${NAME}`;
+  $("input").focus();
 }
 
 /** Exchange the code of a sign-in link for a key; return what went wrong. */
 async function redeem() {
-  const code = new URLSearchParams(location.hash.slice(1)).get("code"), before = key.get();
-  if (!code) return "";
-  history.replaceState(null, "", location.pathname);
-  key.clear();
-  try {
-    key.set((await call("POST", "/console/sign-in", { body: { code } })).key);
-    return "";
-  } catch (error) {
-    if (before) key.set(before);
-    return error.message;
-  }
+  const code = new URLSearchParams(location.hash.slice(1)).get("code");
+  if (code) history.replaceState(null, "", location.pathname);
+  return code && post("/console/sign-in", { code }).then((made) => key.set(made.key), (error) => error.message);
 }
 
-async function begin(refusal = "") {
-  if (!key.get()) return signIn(refusal);
+async function begin(problem = "") {
+  if (!key.get()) return signIn(problem);
   try {
     // The summary is refused to the key of an agent.
     await Promise.all([meet(), call("GET", "/console/summary")]);
     start();
-    if (refusal) tell(refusal);
+    if (problem) tell(problem);
   } catch (error) {
     if ([401, 403].includes(error.status)) return signIn(error.status === 401 ? REFUSED : error.message);
-    app.replaceChildren(h("main", h("h1", "agentpay console"), h("p.problem", { role: "alert" }, plain(error.message), " Trying again.")));
+    app.replaceChildren(h("main", h("h1", NAME), h("p.problem", { role: "alert" }, error.message, " Trying again.")));
     await pause(2000);
-    return begin(refusal);
+    return begin(problem);
   }
 }
 
 // --- The frame
 
 function icon(path) {
-  const [svg, line] = ["svg", "path"].map((tag) => document.createElementNS("http://www.w3.org/2000/svg", tag));
-  svg.setAttribute("viewBox", "0 0 24 24");
-  svg.ariaHidden = "true";
-  line.setAttribute("d", path);
-  svg.append(line);
+  const svg = $("#icon").content.firstElementChild.cloneNode(true);
+  svg.firstElementChild.setAttribute("d", path);
   return svg;
 }
 
@@ -96,98 +87,52 @@ function start() {
   signedIn.abort();
   signedIn = new AbortController();
   const { signal } = signedIn, state = h("span.state");
-  main = h("main");
+  const places = BAR.filter(([name]) => name !== "bench" || me.is_test_money).map(([name, label, , , path]) =>
+    h("a", { href: `#/${name}`, "data-page": name }, icon(path), h("span", label), h("span.count")));
   app.replaceChildren(
-    h("header", h("a.brand", { href: "#/overview" }, icon("M5 18 12 5l7 13M8 14h8"), "agentpay"),
-      me.is_test_money ? h("span.money.test", "TEST MONEY") : h("span.money.real", "REAL MONEY"), h("span.quiet.cluster", plain(me.cluster)), h("span.grow"), state,
+    h("header",
+      h("a.brand", { href: "#/overview" }, icon("M5 18 12 5l7 13M8 14h8"), "agentpay"),
+      me.is_test_money ? h("span.money.test", "TEST MONEY") : h("span.money.real", "REAL MONEY"), h("span.quiet.grow", me.cluster), state,
       button("?", help, { "aria-label": "Keyboard shortcuts", look: "bare" }), button("Sign out", () => signIn("Signed out."), { look: "bare" })),
-    h("nav", { "aria-label": "Pages" }, BAR.filter(([name]) => name !== "bench" || me.is_test_money).map(([name, [label, , , path]]) =>
-      h("a", { href: `#/${name}`, "data-page": name }, icon(path), h("span", label), h("span.count")))), main);
-  const count = paced(async () => {
-    const [it] = await Promise.all([call("GET", "/console/summary", { signal }), readClock(signal)]);
-    const show = (name, number, what) => $(`[data-page=${name}] .count`).replaceChildren(...(number ? [number > 99 ? "99+" : number, h("span.sr", ` ${what}`)] : []));
-    show("approvals", it.pending_approvals, "waiting");
-    show("deliveries", it.undelivered_deliveries, "undelivered");
-  }, signal, 2000);
-  const onChange = () => {
-    count();
-    reload();
-  };
+    h("nav", { "aria-label": "Pages" }, places), h("main"));
   const onState = (isLive) => {
-    const text = isLive ? "Live" : "Reconnecting…", was = state.textContent;
-    if (text === was) return;
+    const text = isLive ? "Live" : "Reconnecting…";
+    if (state.textContent && state.textContent !== text) tell(text);
     state.textContent = text;
     state.classList.toggle("live", isLive);
-    if (was) tell(text);
   };
-  follow({ signal, onChange, onState });
-  count();
+  follow({ signal, onChange: () => reload(), onState });
+  const timer = setInterval(() => reload(), 5000);
+  signal.addEventListener("abort", () => clearInterval(timer));
   route();
 }
 
-/** Return a function that does work never twice at once, and once a pause at most. */
-function paced(work, signal, pauseMs) {
-  let isBusy = false, isWanted = false;
-  return async () => {
-    isWanted = true;
-    if (isBusy) return;
-    isBusy = true;
-    // Silent while hidden: once the page is seen again, the stream begins anew and everything is read.
-    while (isWanted && !signal.aborted && !document.hidden) {
-      isWanted = false;
-      // What fails is read again once the connection is back.
-      await work().catch(() => {});
-      await pause(pauseMs, signal);
-    }
-    isBusy = false;
-  };
+/** Read the counts beside the pages, and the clock. */
+async function readFrame(signal) {
+  const read = (path) => call("GET", path, undefined, { signal });
+  const [counts, time] = await Promise.all([read("/console/summary"), me.is_test_money && read("/sandbox/clock")]);
+  $("[data-page=approvals] .count").textContent = counts.pending_approvals || "";
+  $("[data-page=deliveries] .count").textContent = counts.undelivered_deliveries || "";
+  if (time) clock.now = () => Date.parse(time.now);
 }
 
 // --- The way between pages
 
 function route() {
-  if (!main || signedIn.signal.aborted) return;
+  if (signedIn.signal.aborted) return;
   const [path, search] = location.hash.slice(2).split("?"), [wanted, id = ""] = path.split("/");
-  const name = Object.hasOwn(PAGES, wanted) ? wanted : "overview", [label, page, letter, owner] = PAGES[name];
+  const [name, label, content, letter, owner] = PAGES.find(([name]) => name === wanted) ?? PAGES[0];
   shown.abort();
   shown = new AbortController();
-  const { signal } = shown, root = h("div.page", { "aria-busy": "true" }), problem = h("p.problem", { role: "alert" }), title = h("h1", { tabindex: -1 }, label);
-  reload = () => {};
-  document.title = `${label} · agentpay console`;
-  for (const place of document.querySelectorAll("nav a")) place.ariaCurrent = place.getAttribute("data-page") === (letter ? name : owner) ? "page" : null;
-  main.replaceChildren(title, problem, root);
+  const root = h("div.page", { "aria-busy": "true" }), problem = h("p.problem", { role: "alert" }), title = h("h1", { tabindex: -1 }, label);
+  document.title = `${label} · ${NAME}`;
+  const current = letter ? name : owner;
+  for (const place of document.querySelectorAll("nav a")) place.ariaCurrent = place.getAttribute("data-page") === current ? "page" : null;
+  $("main").replaceChildren(title, problem, root);
   scrollTo(0, 0);
   title.focus({ preventScroll: true });
-  page({
-    root, id: encodeURIComponent(decodeURIComponent(id)), asked: Object.fromEntries(new URLSearchParams(search)),
-    get: (path) => read(path, signal),
-    load: (load, seconds = 10) => {
-      if (signal.aborted) return;
-      reload = paced(async () => {
-        try {
-          await load();
-          problem.textContent = "";
-        } catch (error) {
-          if (signal.aborted) return;
-          if (!(error instanceof ApiError)) console.error(error);
-          problem.textContent = plain(error.message);
-        }
-        root.removeAttribute("aria-busy");
-      }, signal, 1000);
-      const timer = setInterval(reload, seconds * 1000);
-      signal.addEventListener("abort", () => clearInterval(timer));
-      return reload();
-    },
-    act: async (work, done) => {
-      try {
-        await work();
-        if (done) tell(done);
-      } catch (error) {
-        if (!signal.aborted) tell(error.message);
-      }
-      if (!signal.aborted) reload();
-    },
-  });
+  const asked = Object.fromEntries(new URLSearchParams(search));
+  turn(content, { id: encodeURIComponent(decodeURIComponent(id)), asked, signal: shown.signal }, { root, problem, before: readFrame });
 }
 
 // --- The keyboard
@@ -201,14 +146,13 @@ function press(event) {
     if (letter === "Escape") on.blur();
     return;
   }
-  const row = document.activeElement?.closest("[data-row]"), wasGoing = isGoing;
+  const row = document.activeElement?.closest("[data-row]"), to = isGoing && BAR.find(([, , , key]) => key === letter);
   isGoing = letter === "g";
-  const to = wasGoing && BAR.find(([, page]) => page[2] === letter);
   if (to) location.hash = `#/${to[0]}`;
   else if (letter === "?") help();
   else if (letter === "/") search();
   else if (letter === "j" || letter === "k") {
-    const rows = [...main.querySelectorAll("[data-row]")], next = rows[row ? rows.indexOf(row) + (letter === "j" ? 1 : -1) : 0];
+    const rows = [...document.querySelectorAll("[data-row]")], next = rows[row ? rows.indexOf(row) + (letter === "j" ? 1 : -1) : 0];
     const place = next && (next.matches("[tabindex]") ? next : $("summary, a[href], button", next));
     place?.focus();
     place?.scrollIntoView({ block: "nearest" });
@@ -229,11 +173,11 @@ function search() {
 }
 
 function help() {
-  const pages = BAR.map(([, [label, , letter]]) => [`g ${letter}`, label]);
-  ask({ title: "Keyboard", action: "Close", cancel: "" }, facts(...[...pages, ...Object.entries(KEYS)].map(([keys, what]) => [h("kbd", keys), what])));
+  const pages = Object.fromEntries(BAR.map(([, label, , letter]) => [`g ${letter}`, label]));
+  ask({ title: "Keyboard", action: "Close", cancel: "" }, facts({ ...pages, ...KEYS }));
 }
 
-addEventListener("unauthorized", () => { if (main && !signedIn.signal.aborted) signIn(REFUSED); });
+addEventListener("unauthorized", () => { if (!signedIn.signal.aborted) signIn(REFUSED); });
 addEventListener("hashchange", () => (location.hash.startsWith("#code=") ? location.reload() : route()));
 addEventListener("keydown", press);
 begin(await redeem());

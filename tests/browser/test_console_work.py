@@ -186,6 +186,20 @@ def test_timeline_filters_find_rows_of_earlier_pages(
     expect(tab.locator(".empty")).to_be_visible()
 
 
+def test_a_link_leads_to_older_rows(server: AgentPayServer, console: Console, account_id: str) -> None:
+    client = server.client()
+    shop = client.accounts.create(name="Shop").account_id
+    for _ in range(30):  # two events each: two pages of the list
+        client.transfers.create(from_=account_id, to=shop, amount="0.01")
+    tab = console.open("timeline")
+    rows = tab.locator("[data-row]")
+    expect(rows).to_have_count(25)
+    tab.get_by_role("link", name="Older").click()
+    expect(rows).to_have_count(5)
+    tab.go_back()
+    expect(rows).to_have_count(25)
+
+
 def test_deliveries_are_filtered_by_webhook_and_event(
     server: AgentPayServer, console: Console, account_id: str
 ) -> None:

@@ -22,7 +22,7 @@ HEADERS = {
 }
 FILES = resources.files("agentpay_server.dashboard")
 ASSETS = sorted(file.name for file in FILES.iterdir() if not file.name.startswith("__"))
-SIZE = 71_800
+SIZE = 69_200
 """All files together in bytes, before compression."""
 MARKUP = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function"
 
@@ -68,7 +68,7 @@ def test_methods_other_than_get_are_405(served: httpx.Client) -> None:
 
 
 def test_the_total_file_size_is_limited() -> None:
-    assert sum(len((FILES / name).read_bytes()) for name in ASSETS) <= SIZE
+    assert sum(len(file.read_bytes()) for file in FILES.iterdir() if file.is_file()) <= SIZE
 
 
 def test_the_dashboard_can_be_disabled(tmp_path: Path) -> None:

@@ -1,17 +1,28 @@
 """The tool `fetch_paid` against sellers, honest and hostile: one payment for a reference, or none."""
 
 import asyncio
+import contextlib
 import json
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import anyio
+import httpx
 import pytest
 import uvicorn
 
 from agentpay import AgentPay, _fetching
-from agentpay._fetching import FetchRefusedError, target_of
+from agentpay._fetching import (
+    AsyncFetcher,
+    Fetcher,
+    FetchFailedError,
+    FetchRefusedError,
+    Page,
+    Request,
+    target_of,
+)
 from agentpay.tools import AgentTools, AsyncAgentTools
 from agentpay.tools.results import FetchResult
 from agentpay_server import AgentPayServer
@@ -296,6 +307,41 @@ def test_a_failing_service_gives_an_unknown_outcome_under_the_same_reference(
     assert spent(client, account) == "0.250000"
 
 
+class Unreadable(httpx.HTTPTransport):
+    """Reaches the service, but reads no transfer from it."""
+
+    def __init__(self, reply: httpx.Response | None) -> None:
+        super().__init__()
+        self._reply = reply
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if not request.url.path.startswith("/v1/transfers/"):
+            return super().handle_request(request)
+        if self._reply is None:
+            raise httpx.ConnectError("down")
+        return self._reply
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [None, httpx.Response(404, json={"error": "not_found", "message": "gone", "request_id": "req_1"})],
+)
+@pytest.mark.usefixtures("tools")
+def test_a_paid_page_is_returned_even_if_its_payment_cannot_be_read(
+    server: AgentPayServer, client: AgentPay, account: str, paywall: Paywall, reply: httpx.Response | None
+) -> None:
+    paywall.sell("/forecast", "0.25", content={"sky": "blue"})
+    key = server.console.agent_keys.create(account).key
+    with AgentPay(base_url=server.listen(), api_key=key, transport=Unreadable(reply)) as agent:
+        result = fetched(AgentTools(agent, private_origins=LOOPBACK), paywall)
+    (payment,) = client.payments.list(account_id=account)
+    assert (result["status"], result["money_moved"]) == ("unknown", "unknown")
+    assert (result["transfer_id"], result["amount_usdc"]) == (payment.transfer_id, "0.250000")
+    assert json.loads(result["untrusted_content"]["body"]) == {"sky": "blue"}  # type: ignore[index]
+    assert result["reason"]
+    assert spent(client, account) == "0.250000"
+
+
 # --- Addresses
 
 
@@ -353,11 +399,11 @@ def test_a_name_is_pinned_to_the_address_that_was_checked(
     monkeypatch.setattr(_fetching.socket, "getaddrinfo", rebinding)
     connected = []
 
-    def connect(address: Any, *_arguments: Any, **_options: Any) -> Any:
+    async def connect(_loop: Any, _socket: Any, address: Any) -> Any:
         connected.append(address[0])
         raise ConnectionRefusedError
 
-    monkeypatch.setattr(socket, "create_connection", connect)
+    monkeypatch.setattr(asyncio.SelectorEventLoop, "sock_connect", connect)
     tools = AgentTools(server.agent_client(account))
     result = tools.fetch_paid(url=f"https://rebinding.example:{port}/", max_usdc="1", payment_ref=REF)
     assert (result["status"], result["money_moved"]) == ("failed", "no")
@@ -372,6 +418,11 @@ def test_every_address_of_a_name_must_be_public(monkeypatch: pytest.MonkeyPatch)
     target = target_of("https://mixed.example/", ())
     with pytest.raises(FetchRefusedError, match="private address"):
         _fetching._checked(_fetching._resolved(target), target)
+
+
+def test_a_host_with_a_final_dot_is_the_host_without_it() -> None:
+    target = target_of("https://api.example.com./forecast", ())
+    assert (target.origin, target.host) == ("https://api.example.com", "api.example.com")
 
 
 @pytest.mark.parametrize(
@@ -468,3 +519,59 @@ def test_a_body_is_truncated_and_readable(tools: AgentTools, site: tuple[Site, s
     assert content("/none")["body"] == "(2 bytes that are not UTF-8 text)"
     unpayable = tools.fetch_paid(url=f"{url}/402", max_usdc="1", payment_ref=REF)
     assert (unpayable["status"], unpayable["money_moved"]) == ("rejected", "no")
+
+
+SLOW_HEAD = [b"HTTP/1.1 200 OK\r\nX-A: ", *[b"a"] * 1000]
+EARLY_HINTS = [b"HTTP/1.1 103 Early Hints\r\n\r\n"] * 1000
+SLOW_BODY = [b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\n\r\n", b"sunny", *[b" "] * 1000]
+
+
+@pytest.fixture
+def dripping() -> Iterator[Callable[[list[bytes]], str]]:
+    """Return a function that serves one request with parts, slowly, and returns the URL."""
+    with contextlib.ExitStack() as opened:
+
+        def serve(parts: list[bytes]) -> str:
+            listening = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
+            stopped = threading.Event()
+
+            def respond() -> None:
+                connection, _ = listening.accept()
+                with connection, contextlib.suppress(OSError):
+                    connection.recv(65_536)
+                    for part in parts:
+                        connection.sendall(part)
+                        if stopped.wait(0.01):
+                            return
+
+            thread = threading.Thread(target=respond, daemon=True)
+            thread.start()
+            opened.callback(thread.join)
+            opened.callback(stopped.set)
+            return f"http://127.0.0.1:{listening.getsockname()[1]}/"
+
+        yield serve
+
+
+@pytest.mark.parametrize("flavour", ["sync", "asyncio", "trio"])
+@pytest.mark.parametrize("parts", [SLOW_HEAD, EARLY_HINTS, SLOW_BODY], ids=["head", "hints", "body"])
+def test_one_deadline_covers_headers_and_body(
+    dripping: Callable[[list[bytes]], str],
+    monkeypatch: pytest.MonkeyPatch,
+    flavour: str,
+    parts: list[bytes],
+) -> None:
+    monkeypatch.setattr(_fetching, "CONNECT_SECONDS", 0.2)
+    request = Request(target=target_of(dripping(parts), LOOPBACK), read_seconds=0.2)
+
+    def fetch() -> Page:
+        if flavour == "sync":
+            return Fetcher().fetch(request)
+        return anyio.run(AsyncFetcher().fetch, request, backend=flavour)
+
+    if parts is SLOW_BODY:
+        page = fetch()
+        assert (page.status, page.body.strip(), page.is_truncated) == (200, b"sunny", True)
+    else:
+        with pytest.raises(FetchFailedError, match="TimeoutError"):
+            fetch()

@@ -438,10 +438,16 @@ def test_a_session_call_that_fails_is_unknown_and_repeated_safely(
         ("list_payments", {"status": "unknown"}, "status must be one of"),
         ("approve", {"transfer_id": "txn_1"}, "unknown tool 'approve'"),
         ("account_id", {}, "unknown tool"),
+        ("pay", [1], "the arguments of pay must be an object"),
+        ("pay", "x", "the arguments of pay must be an object"),
+        ("get_budget", 5, "the arguments of get_budget must be an object"),
+        ("get_budget", [], "the arguments of get_budget must be an object"),
+        (None, {}, "unknown tool None"),
+        ([], {}, "unknown tool []"),
     ],
 )
 def test_invalid_arguments_are_refused_before_anything_happens(
-    tools: AgentTools, server: AgentPayServer, name: str, arguments: dict[str, Any], message: str
+    tools: AgentTools, server: AgentPayServer, name: Any, arguments: Any, message: str
 ) -> None:
     before = len(server.requests)
     result = tools.call(name, arguments)
@@ -449,7 +455,7 @@ def test_invalid_arguments_are_refused_before_anything_happens(
     assert message in result["message"]
     assert len(server.requests) == before
     json.dumps(result)
-    if name in TOOLS:
+    if isinstance(arguments, dict) and name in list(TOOLS):
         with pytest.raises((ToolInputError, TypeError)):
             getattr(tools, name)(**arguments)
 

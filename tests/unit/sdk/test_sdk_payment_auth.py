@@ -249,6 +249,7 @@ def test_a_lost_service_reply_raises_outcome_unknown_without_presenting_a_paymen
         ({"WWW_Authenticate": 'Bearer realm="x", Prepayment id="1"'}, b""),
         ({"Content_Type": "text/html"}, V1),
         ({"Content_Type": "application/json"}, V1 + b" " * 33_000),
+        ({"Content_Type": "application/json"}, V1 + b"\0"),
     ],
 )
 def test_a_402_without_a_challenge_is_returned_untouched(
@@ -314,6 +315,25 @@ def test_an_oversized_challenge_header_is_not_sent_to_the_service(world: World, 
     assert "longer than 32768" in response.extensions["payment"].declined
 
 
+@pytest.mark.parametrize("filler", ["я" * 15_000, '"' * 30_000, "\x01" * 30_000])
+def test_a_challenge_body_that_is_oversized_when_encoded_is_not_sent_to_the_service(
+    world: World, filler: str
+) -> None:
+    content = V1 + filler.encode()
+    world.seller.serves(lambda _: world.seller.response(402, content, Content_Type="application/json"))
+    response = world.get()
+    assert (response.content, world.service.orders) == (content, [])
+    assert "longer than 57344 bytes of JSON" in response.extensions["payment"].declined
+
+
+def test_too_many_challenge_headers_are_not_sent_to_the_service(world: World) -> None:
+    fields = [("WWW-Authenticate", MPP)] * 257
+    world.seller.serves(lambda _: world.package.Response(402, headers=fields))
+    response = world.get()
+    assert (response.status_code, world.service.orders) == (402, [])
+    assert "more than 256 header fields" in response.extensions["payment"].declined
+
+
 def test_a_402_after_a_redirect_is_not_paid(world: World) -> None:
     world.seller.serves(world.seller.redirects("https://other.example/pay"), world.seller.asks)
     response = world.get(follow_redirects=True)
@@ -329,6 +349,15 @@ def test_a_redirect_does_not_carry_the_payment_header(world: World, to: str) -> 
     presented = [each["headers"].get("payment-signature") for each in world.seller.seen]
     assert presented == [None, "cheque-1", None]
     assert b"PAYMENT-SIGNATURE" not in world.seller.seen[-1]["sent"]
+
+
+def test_the_headers_of_a_paid_request_do_not_show_the_payment(world: World) -> None:
+    world.seller.serves(world.seller.asks, world.seller.sells)
+    headers = world.get(headers={"X-Trip": "Oslo"}).request.headers
+    assert headers["payment-signature"] == "cheque-1"
+    assert "cheque" not in repr(headers), "anyone can present it"
+    assert "'payment-signature': '[secure]'" in repr(headers).lower()
+    assert "'x-trip': 'Oslo'" in repr(headers)
 
 
 def test_the_next_request_of_an_unfollowed_redirect_has_no_payment_header(world: World) -> None:
@@ -362,6 +391,43 @@ def test_a_payment_uses_another_header_if_authorization_is_taken(world: World) -
     assert world.get(headers={"Authorization": "Bearer mine"}).status_code == 200
     assert world.seller.seen[1]["headers"]["authorization"] == "Bearer mine"
     assert world.seller.seen[1]["headers"]["payment-authorization"] == "cheque-1"
+
+
+ELSEWHERE = 'Payment id="c2", header="Payment-Authorization", method="solana"'
+
+
+@pytest.mark.parametrize(
+    ("field", "forwarded"),
+    [
+        (f"{MPP}, {ELSEWHERE}", ELSEWHERE),
+        (f"{ELSEWHERE}, {MPP}", ELSEWHERE),
+        (f'Basic realm="a", {ELSEWHERE}, Negotiate YII=, {MPP}', ELSEWHERE),
+        (f"Negotiate YII=, {ELSEWHERE}, Custom", ELSEWHERE),
+        (f"{ELSEWHERE}, {ELSEWHERE}", f"{ELSEWHERE}, {ELSEWHERE}"),
+        ("payment id=c2 , HEADER = payment-authorization", "payment id=c2 , HEADER = payment-authorization"),
+        (f'{MPP}, note="header=payment-authorization"', None),
+        (f'{MPP}, note=", Payment header=payment-authorization"', None),
+        (f'{MPP}, note="\\", header=Payment-Authorization, x=\\""', None),
+        (f'{MPP}, xheader="Payment-Authorization"', None),
+        (f'{MPP}, header="Payment-Authorization-2"', None),
+        (f'{MPP}, header="Authorization", header="Payment-Authorization"', None),
+        (f'{MPP}, Other header="Payment-Authorization"', None),
+        (f'{ELSEWHERE} "', None),
+        (f'{ELSEWHERE}, "', None),
+    ],
+)
+def test_only_challenges_beside_an_authorization_are_forwarded(
+    world: World, field: str, forwarded: str | None
+) -> None:
+    world.service.header = "Payment-Authorization"
+    world.seller.serves(lambda _: world.seller.response(402, WWW_Authenticate=field), world.seller.sells)
+    response = world.get(headers={"Authorization": "Bearer mine"})
+    if forwarded is None:
+        assert (response.status_code, world.service.orders) == (402, [])
+        assert "Authorization" in response.extensions["payment"].declined
+    else:
+        assert response.status_code == 200
+        assert world.service.orders[0]["headers"] == [["www-authenticate", forwarded]]
 
 
 def test_a_payment_that_would_replace_a_header_is_not_presented(world: World) -> None:
