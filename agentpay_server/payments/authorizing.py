@@ -4,17 +4,19 @@ A payment is authorized like any transfer. In addition, the pin of the seller's 
 broadcasts the transaction.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import attrs
 from attrs import frozen
 from solders.signature import Signature
 
+from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.payments import AUTHORIZE_PAYMENT
 from agentpay.contract.transfers import TransferStatus
 from agentpay_server import audit
 from agentpay_server.accounts import store as account_store
+from agentpay_server.accounts.store import AccountRecord
 from agentpay_server.chain.custody import POLICY_AUTHORITY, TEST_MINT_AUTHORITY, TREASURY, spending_key
 from agentpay_server.chain.embedded.blocks import BLOCK_US
 from agentpay_server.chain.instructions import associated_token_address
@@ -31,7 +33,7 @@ from agentpay_server.money.policy import Purpose, Refusal, Spend
 from agentpay_server.money.preflight import Preflight, invalid_recipient
 from agentpay_server.money.transactions import ChainTransaction, Kind
 from agentpay_server.payments import store
-from agentpay_server.payments.building import FeePayerRefusedError, build_payment
+from agentpay_server.payments.building import FeePayerRefusedError, build_payment, check_buildable
 from agentpay_server.payments.pins import pin_refusal
 from agentpay_server.payments.settling import detail_of
 from agentpay_server.payments.store import PaymentRecord, Pin
@@ -46,6 +48,42 @@ from agentpay_server.transfers.store import TransferRecord
 
 _LIFE_US = (BLOCKHASH_LIFE_BLOCKS + 1) * BLOCK_US
 """How long a signed payment can land, at a cluster's nominal block rate."""
+
+_ANY_TRANSFER_ID: Final = identifiers.TRANSFER + 26 * "0"
+_UNBUILDABLE: Final = (FeePayerRefusedError, TransactionTooLargeError)
+
+
+def build_fault(
+    connection: Connection, context: Context, source: AccountRecord, offer: Offer
+) -> Problem | None:
+    """Return why the transaction that pays an offer cannot be built; None if it can."""
+    try:
+        check_buildable(
+            context.signer,
+            offer.terms,
+            payer_key=spending_key(source.key_index),
+            usdc_mint=context.chain.usdc_mint,
+            own_addresses=_own_addresses(connection, context, offer),
+            nonce_memo=_ANY_TRANSFER_ID,
+        )
+    except _UNBUILDABLE as error:
+        return _unbuildable(error)
+    return None
+
+
+def _own_addresses(connection: Connection, context: Context, offer: Offer) -> set[str]:
+    """Return the addresses of this service that an offer might name as its fee payer."""
+    own = {context.signer.address(key) for key in (TREASURY, POLICY_AUTHORITY, TEST_MINT_AUTHORITY)}
+    fee_payer = offer.terms.fee_payer
+    if fee_payer is not None:
+        theirs = associated_token_address(fee_payer, context.chain.usdc_mint)
+        if account_store.account_at(connection, theirs) is not None:
+            own.add(fee_payer)
+    return own
+
+
+def _unbuildable(error: ValueError) -> Problem:
+    return Problem(ErrorCode.NOTHING_PAYABLE, f"This 402 is not paid: {error}.")
 
 
 @frozen(kw_only=True)
@@ -133,12 +171,6 @@ class PaymentIntent(TransferIntent):
     def _signed(self, unit: SpendUnit) -> ChainTransaction:
         connection, source, preflight = unit.connection, unit.source, unit.preflight
         terms, context = self._purchase.offer.terms, self._context
-        mint = context.chain.usdc_mint
-        own = {context.signer.address(key) for key in (TREASURY, POLICY_AUTHORITY, TEST_MINT_AUTHORITY)}
-        if terms.fee_payer is not None:
-            theirs = associated_token_address(terms.fee_payer, mint)
-            if account_store.account_at(connection, theirs) is not None:
-                own.add(terms.fee_payer)
         nonce = store.next_nonce(connection, source.account_id, preflight.blockhash.value)
         try:
             prepared = build_payment(
@@ -146,13 +178,14 @@ class PaymentIntent(TransferIntent):
                 preflight.blockhash,
                 terms,
                 payer_key=spending_key(source.key_index),
-                usdc_mint=mint,
-                own_addresses=own,
+                usdc_mint=context.chain.usdc_mint,
+                own_addresses=_own_addresses(connection, context, self._purchase.offer),
                 nonce=nonce,
                 nonce_memo=self._transfer_id,
             )
-        except (FeePayerRefusedError, TransactionTooLargeError) as error:
-            raise Problem(ErrorCode.NOTHING_PAYABLE, f"This 402 is not paid: {error}.") from None
+        except _UNBUILDABLE as error:
+            # Checked before, but the nonce adds to the compute units.
+            raise _unbuildable(error) from None
         # If the service pays the fee, its own signature is the first and names the transaction on chain.
         name = None if terms.fee_payer is not None else str(Signature.from_bytes(prepared.raw[1:65]))
         self._signature = self._record(

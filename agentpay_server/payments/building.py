@@ -66,6 +66,34 @@ def base_units(terms: Terms, nonce_memo: str | None) -> int:
     return _BASE_UNITS + _UNITS_PER_LEG * len(terms.legs) + _UNITS_PER_MEMO_BYTE * memo_bytes
 
 
+def check_buildable(
+    signer: Signer,
+    terms: Terms,
+    *,
+    payer_key: KeyPath,
+    usdc_mint: str,
+    own_addresses: Collection[str],
+    nonce_memo: str,
+) -> None:
+    """Check that the transaction of a payment can be built; signs nothing.
+
+    The arguments are those of `build_payment`; `nonce_memo` needs only the right length.
+
+    Raises:
+        FeePayerRefusedError, TransactionTooLargeError: as `build_payment` raises them.
+    """
+    _message(
+        signer,
+        Hash.default(),
+        terms,
+        payer=signer.address(payer_key),
+        usdc_mint=usdc_mint,
+        own_addresses=own_addresses,
+        nonce=0,
+        nonce_memo=nonce_memo,
+    )
+
+
 def build_payment(
     signer: Signer,
     blockhash: Blockhash,
@@ -96,7 +124,35 @@ def build_payment(
             compute units; nothing was signed.
         ValueError: `nonce` is negative.
     """
-    mint, owner = Pubkey.from_string(usdc_mint), Pubkey.from_string(signer.address(payer_key))
+    payer = signer.address(payer_key)
+    message = _message(
+        signer,
+        Hash.from_string(blockhash.value),
+        terms,
+        payer=payer,
+        usdc_mint=usdc_mint,
+        own_addresses=own_addresses,
+        nonce=nonce,
+        nonce_memo=nonce_memo,
+    )
+    keys = {payer: payer_key}
+    if terms.fee_payer is None:
+        keys[signer.address(TREASURY)] = TREASURY
+    return _signed(signer, message, keys, payer, blockhash)
+
+
+def _message(
+    signer: Signer,
+    blockhash: Hash,
+    terms: Terms,
+    *,
+    payer: str,
+    usdc_mint: str,
+    own_addresses: Collection[str],
+    nonce: int,
+    nonce_memo: str,
+) -> MessageV0:
+    mint, owner = Pubkey.from_string(usdc_mint), Pubkey.from_string(payer)
     has_memo = any(leg.memo for leg in terms.legs)
     own_memo = nonce_memo if terms.protocol is not Protocol.MPP and not has_memo else None
     if nonce < 0:
@@ -106,7 +162,7 @@ def build_payment(
         raise TransactionTooLargeError(
             f"the payment needs {units} compute units, the limit is {MAX_UNITS}: its memos are too long"
         )
-    source = Pubkey.from_string(associated_token_address(str(owner), usdc_mint))
+    source = Pubkey.from_string(associated_token_address(payer, usdc_mint))
     steps: list[Instruction] = [set_compute_unit_limit(units), set_compute_unit_price(_UNIT_PRICE)]
     for leg in terms.legs:
         destination = Pubkey.from_string(associated_token_address(leg.recipient, usdc_mint))
@@ -119,12 +175,15 @@ def build_payment(
             steps.append(memo(leg.memo))
     if own_memo is not None:
         steps.append(memo(own_memo))
-    payer = _fee_payer(terms, signer, steps, own_addresses)
-    message = MessageV0.try_compile(payer, steps, [], Hash.from_string(blockhash.value))
-    keys = {signer.address(payer_key): payer_key}
-    if terms.fee_payer is None:
-        keys[signer.address(TREASURY)] = TREASURY
-    return _signed(signer, message, keys, owner, blockhash)
+    fee_payer = _fee_payer(terms, signer, steps, own_addresses)
+    message = MessageV0.try_compile(fee_payer, steps, [], blockhash)
+    count = message.header.num_required_signatures
+    size = 1 + count * _SIGNATURE_BYTES + len(to_bytes_versioned(message))
+    if size > MAX_TRANSACTION_BYTES:
+        raise TransactionTooLargeError(
+            f"the transaction has {size} bytes, the limit is {MAX_TRANSACTION_BYTES}: too many recipients"
+        )
+    return message
 
 
 def _fee_payer(
@@ -145,16 +204,11 @@ def _signed(
     signer: Signer,
     message: MessageV0,
     keys: Mapping[str, KeyPath],
-    owner: Pubkey,
+    payer: str,
     blockhash: Blockhash,
 ) -> PreparedPayment:
     payload = to_bytes_versioned(message)
     count = message.header.num_required_signatures
-    size = 1 + count * _SIGNATURE_BYTES + len(payload)
-    if size > MAX_TRANSACTION_BYTES:
-        raise TransactionTooLargeError(
-            f"the transaction has {size} bytes, the limit is {MAX_TRANSACTION_BYTES}: too many recipients"
-        )
     signers = [str(address) for address in message.account_keys[:count]]
     signatures = [
         signer.sign(keys[address], payload) if address in keys else bytes(_SIGNATURE_BYTES)
@@ -162,7 +216,7 @@ def _signed(
     ]
     return PreparedPayment(
         raw=b"".join((bytes((count,)), *signatures, payload)),
-        signature=str(Signature.from_bytes(signatures[signers.index(str(owner))])),
+        signature=str(Signature.from_bytes(signatures[signers.index(payer)])),
         message_hash=str(MessageV0.hash_raw_message(payload)),
         last_valid_block_height=blockhash.last_valid_block_height,
     )

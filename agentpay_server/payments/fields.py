@@ -79,8 +79,16 @@ def text(holder: Mapping[str, Any], key: str) -> str | None:
         return None
     if len(found) > MAX_TEXT_CHARACTERS:
         raise UnreadableChallengeError(f"{key} is longer than {MAX_TEXT_CHARACTERS} characters")
-    if "\0" in found or not _is_unicode(found):
+    if "\0" in found or not is_unicode(found):
         raise UnreadableChallengeError(f"{key} contains NUL or a lone surrogate")
+    return found
+
+
+def unicode_text(value: object, name: str) -> str:
+    """Return a value if it is a text without lone surrogates."""
+    found = exactly(value, str, name)
+    if not is_unicode(found):
+        raise UnreadableChallengeError(f"{name} contains a lone surrogate")
     return found
 
 
@@ -110,7 +118,7 @@ def amount_micro(holder: Mapping[str, Any], key: str) -> int:
     return int(found)
 
 
-def _is_unicode(value: str) -> bool:
+def is_unicode(value: str) -> bool:
     """Return whether a text has no lone surrogate, which JSON can express but no database can store."""
     try:
         value.encode("utf-8")

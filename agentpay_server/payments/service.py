@@ -28,7 +28,7 @@ from agentpay_server.money.authorization import Parties
 from agentpay_server.money.held_keys import Held, RequestedKey
 from agentpay_server.money.idempotency import is_in_force
 from agentpay_server.payments import rules, store
-from agentpay_server.payments.authorizing import ApprovedPayment, NewPayment, Purchase
+from agentpay_server.payments.authorizing import ApprovedPayment, NewPayment, Purchase, build_fault
 from agentpay_server.payments.responses import conflict, problem_of, shown
 from agentpay_server.payments.store import PaymentRecord, Pin
 from agentpay_server.payments.terms import Offer, UnreadableChallengeError
@@ -47,10 +47,11 @@ _UNPRESENTED: Final = (TransferStatus.SUBMITTED, TransferStatus.SETTLED)
 
 @frozen(kw_only=True)
 class _View:
-    """The stored data for a request."""
+    """The stored data for a request, and the offer to pay."""
 
     source: AccountRecord
     held: Held[TransferRecord]
+    offer: Offer
     pin: Pin | None
     accounts: dict[str, AccountRecord | None]
 
@@ -79,16 +80,9 @@ class Payments:
         deadline = self._execution.deadline()
         while True:
             now_us = self._context.clock.now_us()
-            view = await self._database.read(self._view, principal, request, offers, now_us)
             payable = self._payable(offers, request, now_us)
-            held = self._in_force(view.held, now_us)
-            digests = {_digest(offer, request): offer for offer in reversed(payable)}
-            known = None if held is None else digests.get(held.payment_digest or "")
-            if held is not None and (known is None or held.account_id != request.account_id):
-                raise conflict(held.transfer_id)
-            if held is None and view.held.is_held_elsewhere:
-                raise conflict(None)
-            offer = known or payable[0]
+            view = await self._database.read(self._view, principal, request, payable, now_us)
+            held, offer = _in_force(view.held, now_us), view.offer
             if held is None or held.error == ErrorCode.INSUFFICIENT_BALANCE:
                 payment = await self._new(principal, request, offer, view, deadline)
             elif held.status == TransferStatus.APPROVED:
@@ -157,24 +151,13 @@ class Payments:
     def _payable(self, offers: Sequence[Offer], request: AuthorizePayment, now_us: int) -> Sequence[Offer]:
         name = self._chain.cluster_name
         limit = None if request.max_amount is None else to_micro(request.max_amount)
-        payable = rules.payable(
+        return rules.payable(
             offers,
             cluster=name if name in _CLUSTERS else None,
             usdc_mint=self._chain.usdc_mint,
             now_us=now_us,
             max_amount_micro=limit,
         )
-        if not payable:
-            raise Problem(
-                ErrorCode.NOTHING_PAYABLE,
-                "No offer of this 402 can be paid: each is in another token, on another network, expired, "
-                "or above max_amount.",
-            )
-        return payable
-
-    def _in_force(self, held: Held[TransferRecord], now_us: int) -> TransferRecord | None:
-        holder = held.holder
-        return holder if holder is not None and is_in_force(holder.key_expires_us, now_us) else None
 
     async def _replayed(self, held: TransferRecord, offer: Offer) -> Payment | None:
         payment = await self._database.read(store.existing_payment, held.transfer_id)
@@ -280,20 +263,48 @@ class Payments:
         connection: Connection,
         principal: Principal,
         request: AuthorizePayment,
-        offers: Sequence[Offer],
+        payable: Sequence[Offer],
         now_us: int,
     ) -> _View:
         source = account_store.own_account(connection, principal, request.account_id)
+        if not payable:
+            raise Problem(
+                ErrorCode.NOTHING_PAYABLE,
+                "No offer of this 402 can be paid: each is in another token, on another network, expired, "
+                "or above max_amount.",
+            )
+        held = transfer_store.KEYS.find(connection, _requested_key(principal, request), now_us)
+        holder = _in_force(held, now_us)
+        if holder is not None:
+            payable = [offer for offer in payable if _digest(offer, request) == holder.payment_digest]
+            if not payable or holder.account_id != request.account_id:
+                raise conflict(holder.transfer_id)
+        elif held.is_held_elsewhere:
+            raise conflict(None)
+        offer = self._first_buildable(connection, source, payable)
         return _View(
             source=source,
-            held=transfer_store.KEYS.find(connection, _requested_key(principal, request), now_us),
+            held=held,
+            offer=offer,
             pin=store.pin(connection, principal.operator_id, request.origin),
+            # Only of this offer: a seller may send hundreds of others.
             accounts={
                 token_account: account_store.account_at(connection, token_account)
-                for offer in offers
                 for token_account in self._token_accounts(offer)
             },
         )
+
+    def _first_buildable(
+        self, connection: Connection, source: AccountRecord, payable: Sequence[Offer]
+    ) -> Offer:
+        # A payment that can never be signed must not wait for an approval.
+        faults = []
+        for offer in payable:
+            fault = build_fault(connection, self._context, source, offer)
+            if fault is None:
+                return offer
+            faults.append(fault)
+        raise faults[0]
 
     def _report(
         self, connection: Connection, principal: Principal, transfer_id: str, request: ReportOutcome
@@ -325,6 +336,11 @@ def _requested_key(principal: Principal, request: AuthorizePayment) -> Requested
         idempotency_key=request.idempotency_key,
         by_operator=not principal.is_agent,
     )
+
+
+def _in_force(held: Held[TransferRecord], now_us: int) -> TransferRecord | None:
+    holder = held.holder
+    return holder if holder is not None and is_in_force(holder.key_expires_us, now_us) else None
 
 
 def _digest(offer: Offer, request: AuthorizePayment) -> str:

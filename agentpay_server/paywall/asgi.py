@@ -1,13 +1,15 @@
 """The seller as an ASGI application, for any event loop: it runs requests on the seller's own loop."""
 
 from typing import Final
+from urllib.parse import urlsplit
 
 from starlette.types import Receive, Scope, Send
 
 from agentpay.contract import json_text
+from agentpay.contract.errors import FieldFault
 from agentpay_server.chain.node.errors import RpcError
 from agentpay_server.embedded.owner_thread import OwnerThread
-from agentpay_server.errors import Problem
+from agentpay_server.errors import Problem, invalid
 from agentpay_server.http.requests import REFUSED, WHOLE
 from agentpay_server.http.responses import Headers, drop, rendered
 from agentpay_server.metrics import Metrics
@@ -36,7 +38,7 @@ class SellerApp:
         """Respond to one request."""
         if scope["type"] != "http":
             return
-        refused: Problem | None = scope.get(REFUSED)
+        refused: Problem | None = scope.get(REFUSED) or _host_fault(scope)
         if refused is not None:
             status, headers, content = self.refusal(refused)
             await send({"type": "http.response.start", "status": status, "headers": headers})
@@ -48,7 +50,7 @@ class SellerApp:
                 return
             if not message.get("more_body", False):
                 break
-        fields = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+        fields = _fields(scope)
         work = self._seller.respond(scope["method"], _url(scope, dict(fields)), fields)
         try:
             reply = await self._owner.call_async(work)
@@ -68,6 +70,19 @@ async def _send(reply: Reply, send: Send) -> None:
     headers.append((b"content-length", str(len(reply.body)).encode("ascii")))
     await send({"type": "http.response.start", "status": reply.status, "headers": headers})
     await send({"type": "http.response.body", "body": reply.body})
+
+
+def _fields(scope: Scope) -> list[tuple[str, str]]:
+    return [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
+
+
+def _host_fault(scope: Scope) -> Problem | None:
+    """Return the refusal of a malformed host, which a port refuses itself; None if there is none."""
+    try:
+        _ = urlsplit(_url(scope, dict(_fields(scope)))).port
+    except ValueError:
+        return invalid(FieldFault(field="host", message="must be one host name or IP address"))
+    return None
 
 
 def _url(scope: Scope, headers: dict[str, str]) -> str:

@@ -6,6 +6,7 @@ The challenges of hostile modes are in `hostile.py`.
 import base64
 import hashlib
 import hmac
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -222,8 +223,8 @@ def require_own(presented: Presented, terms: Terms, now_us: int) -> None:
 
 
 def _require_own_mpp(echo: Mapping[str, Any], terms: Terms, now_us: int) -> None:
-    parameters = {name: str(value) for name, value in echo.items() if name != "id"}
-    if not hmac.compare_digest(_mac(parameters), str(echo.get("id", ""))):
+    parameters = {name: value for name, value in echo.items() if name != "id"}
+    if not hmac.compare_digest(_mac(parameters).encode(), echo.get("id", "").encode()):
         raise PaymentRefusedError("payment_invalid", "this seller did not issue the challenge")
     if parameters["request"] != encoded_for_url(mpp_request(terms)):
         raise PaymentRefusedError("payment_invalid", "the challenge is for something else")
@@ -235,6 +236,8 @@ def _presented(protocol: Protocol, value: str) -> Presented:
     if protocol is Protocol.MPP:
         content = fields.base64_object(value[8:].strip(), "the payment", is_url=True)
         echo = fields.member(content, "challenge", dict)
+        for parameter in itertools.chain.from_iterable(echo.items()):
+            fields.unicode_text(parameter, "a parameter of the challenge")
     else:
         content = fields.base64_object(value.strip(), "the payment")
         version = 2 if protocol is _V2 else 1
@@ -267,4 +270,14 @@ def _mac(parameters: Mapping[str, str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"')
+    r"""Escape a quoted string. A header is printable ASCII, so `é` becomes `\u00e9`, as mppx writes it."""
+    parts = []
+    for character in text:
+        if character in '\\"':
+            parts.append(f"\\{character}")
+        elif " " <= character <= "~":
+            parts.append(character)
+        else:
+            units = character.encode("utf-16-be")
+            parts += [f"\\u{units[at : at + 2].hex()}" for at in range(0, len(units), 2)]
+    return "".join(parts)

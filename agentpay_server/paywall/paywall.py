@@ -17,7 +17,7 @@ from agentpay_server.payments.terms import Protocol
 from agentpay_server.paywall.asgi import SellerApp
 from agentpay_server.paywall.homes import Home, NodeHome, ServerHome
 from agentpay_server.paywall.modes import Mode
-from agentpay_server.paywall.products import mode_of, product
+from agentpay_server.paywall.products import mode_of, owner_address, product
 from agentpay_server.paywall.records import PaywallRequest, Sale
 from agentpay_server.paywall.seller import Seller
 from agentpay_server.sandbox.facilitator.fee_payer import FeePayer
@@ -75,9 +75,11 @@ class Paywall:
 
         Raises:
             TypeError: a price is a float.
-            ValueError: a path, price, protocol or mode is invalid, or `server` works on a cluster, or both or
-                neither of `server` and `rpc_url` are given.
+            ValueError: a path, price, protocol, mode or `pay_to` is invalid, or `server` works on a cluster,
+                or both or neither of `server` and `rpc_url` are given.
         """
+        if pay_to:
+            owner_address(pay_to, "pay_to")
         self._home: Home = _home(server, name, rpc_url, usdc_mint, clock)
         recipient = pay_to or str(self._home.keypair("recipient").pubkey())
         self._seller = Seller(
@@ -128,7 +130,7 @@ class Paywall:
             mode: how the seller behaves for this path; default: the paywall's `mode`.
 
         Raises:
-            TypeError: an amount is a float.
+            TypeError: an amount is a float, or `content` has no JSON form.
             ValueError: an argument is invalid.
         """
         sold = product(

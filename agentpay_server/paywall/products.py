@@ -7,7 +7,10 @@ from typing import Any, Final, TypeVar
 
 from attrs import field, frozen
 
+from agentpay.contract import json_text
+from agentpay.contract.identifiers import is_public_key
 from agentpay.contract.usdc import to_micro
+from agentpay_server.payments.fields import is_unicode
 from agentpay_server.payments.terms import MAX_LEGS, Leg, Network, Protocol, Terms
 from agentpay_server.paywall.modes import Mode
 
@@ -74,8 +77,9 @@ def product(
     """Return a product.
 
     Raises:
-        TypeError: an amount is a float.
-        ValueError: the path, an amount, a protocol or the mode is invalid, or the protocol has no splits.
+        TypeError: an amount is a float, or `content` has no JSON form.
+        ValueError: the path, an amount, an address, a text, a protocol or the mode is invalid, or the
+            protocol has no splits.
     """
     if not path.startswith("/"):
         raise ValueError(f"path must begin with a slash: {path!r}")
@@ -83,13 +87,18 @@ def product(
     if not offered:
         raise ValueError("protocols must name at least one protocol")
     amount_micro = to_micro(price)
-    parts = {address: to_micro(part) for address, part in (splits or {}).items()}
+    parts = {owner_address(address, "splits"): to_micro(part) for address, part in (splits or {}).items()}
     if parts and set(offered) & set(X402):
         raise ValueError("x402 has no splits: pass protocols=['mpp']")
     if len(parts) >= MAX_LEGS:
         raise ValueError(f"a challenge has at most {MAX_LEGS - 1} splits")
     if not all(parts.values()) or amount_micro - sum(parts.values()) < 1:
         raise ValueError("price and splits must be positive, and leave something for the recipient")
+    texts = {"external_id": external_id, "category": category, "description": description}
+    for name, text in texts.items():
+        if text is not None and not is_unicode(text):
+            raise ValueError(f"{name} contains a lone surrogate")
+    json_text.print_json(content)
     return Product(
         path=path,
         amount_micro=amount_micro,
@@ -102,6 +111,17 @@ def product(
         content=content,
         mode=None if mode is None else mode_of(mode),
     )
+
+
+def owner_address(text: str, name: str) -> str:
+    """Return an address of an owner who is paid.
+
+    Raises:
+        ValueError: it is no Solana address.
+    """
+    if not is_public_key(text):
+        raise ValueError(f"{name}: {text!r} is not a Solana address; pass one, such as a chain_address")
+    return text
 
 
 def mode_of(name: Mode | str) -> Mode:

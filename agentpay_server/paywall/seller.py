@@ -300,7 +300,8 @@ class Seller:
         return _served(visit, presented, sale)
 
     def _presented_again(self, visit: _Visit, presented: Presented, sale: Sale) -> Reply:
-        if self.serves_again and sale.status == "settled":
+        is_sold = (sale.path, sale.protocol) == (visit.product.path, presented.protocol)
+        if self.serves_again and sale.status == "settled" and is_sold:
             return _served(visit, presented, sale)
         if visit.mode is Mode.HOLD:
             return Reply(503, _JSON, b'{"error":"service_unavailable"}')

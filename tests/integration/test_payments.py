@@ -12,9 +12,11 @@ from sellers import ORIGIN, PROTOCOLS, Seller, message_of, name_of
 from server_world import refused
 
 from agentpay_server.accounts import store as account_store
+from agentpay_server.accounts.store import AccountRecord
 from agentpay_server.chain import transactions
 from agentpay_server.chain.custody import TREASURY
 from agentpay_server.chain.protocol import SignatureStatus
+from agentpay_server.database.connection import Connection
 
 LANDED = SignatureStatus(is_final=True)
 MINUTE = 61.0
@@ -507,6 +509,65 @@ def test_a_fee_payer_that_is_an_address_of_ours_is_refused(
     for address in (account.chain_address, other.chain_address, treasury):
         body = refused(authorize(seller.ask(extra={"feePayer": address})), "nothing_payable")
         assert "fee payer" in body["message"]
+
+
+@pytest.fixture(params=["fee payer", "compute units"])
+def unsignable(request, server, seller) -> dict[str, Any]:
+    """Return a 402 whose transaction cannot be built."""
+    details: dict[str, Any] = {"network": "localnet", "decimals": 6}
+    if request.param == "fee payer":
+        details |= {
+            "feePayer": True,
+            "feePayerKey": server._running.server.context.signer.address(TREASURY),
+        }
+        return dict(seller.ask("mpp", methodDetails=details))
+    split = {"recipient": seller.split.address, "amount": "1", "memo": "m" * 250}
+    return dict(seller.ask("mpp", methodDetails={**details, "splits": [split] * 2}))
+
+
+def test_a_payment_that_cannot_be_signed_waits_for_no_approval(
+    http, seller, authorize, account, unsignable
+) -> None:
+    policy(http, account, escalation_threshold=0.001)
+
+    assert "This 402 is not paid" in refused(authorize(unsignable), "nothing_payable")["message"]
+
+    assert http.get("/payments").json()["data"] == []
+    assert http.get("/console/approvals").json()["data"] == []
+    # The key is free.
+    assert authorize(seller.ask("mpp")).status_code == 202
+
+
+def test_the_first_offer_that_can_be_signed_is_paid(http, seller, authorize, paid, unsignable) -> None:
+    def both() -> dict[str, Any]:
+        return {"headers": [*unsignable["headers"], *seller.ask("mpp")["headers"]]}
+
+    payment, again = paid(both()), paid(both())
+
+    assert (again["transfer_id"], again["is_replay"]) == (payment["transfer_id"], True)
+    assert seller.transaction_in(again["header"]) == seller.transaction_in(payment["header"])
+    assert seller.settle(payment["header"]) == LANDED
+    assert get(http, payment)["status"] == "settled"
+
+
+def test_only_the_recipients_of_the_offer_that_is_paid_are_looked_up(
+    monkeypatch, seller, authorize, paid
+) -> None:
+    looked_up = set()
+
+    def account_at(connection: Connection, token_account: str) -> AccountRecord | None:
+        looked_up.add(token_account)
+        return real(connection, token_account)
+
+    real = account_store.account_at
+    monkeypatch.setattr(account_store, "account_at", account_at)
+    details = {"network": "mainnet", "splits": [{"recipient": seller.split.address, "amount": "1"}]}
+    elsewhere = seller.ask("mpp", methodDetails=details)["headers"]
+    refused(authorize({"headers": elsewhere}), "nothing_payable")
+    paid({"headers": [*elsewhere, *seller.ask("mpp")["headers"], *seller.ask("mpp", split=1)["headers"]]})
+
+    assert seller.wallet.token_account in looked_up
+    assert seller.split.token_account not in looked_up
 
 
 # --- Sellers of our own

@@ -4,12 +4,17 @@ Payments are signed by hand here: what is tested is the seller. The chain is the
 """
 
 import asyncio
+import base64
+import json
 from collections.abc import Iterator
 from decimal import Decimal
+from typing import Any
 
 import httpx
 import pytest
 import validators
+from attrs import evolve
+from mpp import Challenge
 from payer import Payer
 from receivers import eventually
 from server_world import START, Funded
@@ -220,6 +225,20 @@ def test_presenting_a_payment_again_is_refused_as_a_duplicate(
     assert (len(paywall.sales), purse.spent) == (1, "0.25")
 
 
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_payment_is_served_again_only_for_the_product_that_it_bought(
+    paywall: Paywall, shop: httpx.Client, payer: Payer, protocol: Protocol
+) -> None:
+    paywall.serves_again = True
+    paywall.sell("/other", "0.25", protocols=[protocol])
+    header = payer.header(shop.get(f"/{protocol}"))
+    assert shop.get(f"/{protocol}", headers=header).status_code == 200
+
+    assert shop.get("/other", headers=header).status_code == 402
+    assert paywall.requests[-1].reason == "duplicate_settlement"
+    assert shop.get(f"/{protocol}", headers=header).status_code == 200
+
+
 # --- What it refuses ---------------------------------------------------------------------------------------
 
 
@@ -247,6 +266,22 @@ def test_an_mpp_challenge_expires(
     assert purse.spent == "0"
 
 
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_seller_pays_no_fee_that_it_did_not_offer_to_pay(
+    paywall: Paywall, shop: httpx.Client, payer: Payer, purse: Purse, protocol: Protocol
+) -> None:
+    paywall.sell("/sponsored", "0.25", protocols=[protocol], sponsored=True)
+    (sponsored,) = payer.offers(shop.get("/sponsored"))
+    paywall.sell("/unsponsored", "0.25", protocols=[protocol], sponsored=False)
+    header = payer.header(
+        shop.get("/unsponsored"), change=lambda terms: evolve(terms, fee_payer=sponsored.terms.fee_payer)
+    )
+
+    assert shop.get("/unsponsored", headers=header).status_code == 402
+    assert paywall.requests[-1].reason == "invalid_exact_svm_fee_payer_mismatch"
+    assert (paywall.sales, purse.spent) == ([], "0")
+
+
 @pytest.mark.parametrize("name", ["PAYMENT-SIGNATURE", "X-PAYMENT", "Payment-Authorization"])
 @pytest.mark.parametrize("value", ["", "%%%", "bnVsbA==", "e30=", "Payment e30"])
 def test_a_payment_that_cannot_be_read_is_refused(
@@ -254,6 +289,31 @@ def test_a_payment_that_cannot_be_read_is_refused(
 ) -> None:
     assert shop.get("/forecast", headers={name: value}).status_code == 402
     assert paywall.sales == []
+
+
+@pytest.mark.parametrize(
+    ("parameters", "reason"),
+    [
+        ({"id": "é"}, "payment_invalid"),
+        ({"id": "\ud800"}, "invalid_payload"),
+        ({"realm": "\ud800"}, "invalid_payload"),
+        ({"\ud800": "x"}, "invalid_payload"),
+        ({"realm": 7}, "invalid_payload"),
+    ],
+)
+def test_an_mpp_payment_with_any_text_is_refused(
+    paywall: Paywall, shop: httpx.Client, parameters: dict[str, object], reason: str
+) -> None:
+    payment = {"challenge": {"id": "e", **parameters}, "payload": {"transaction": ""}}
+    text = base64.urlsafe_b64encode(json.dumps(payment).encode()).decode()
+    assert shop.get("/mpp", headers={"Authorization": f"Payment {text}"}).status_code == 402
+    assert paywall.requests[-1].reason == reason
+
+
+@pytest.mark.parametrize("host", ["[x", "shop:99999"])
+def test_a_malformed_host_is_refused_as_on_a_port(paywall: Paywall, shop: httpx.Client, host: str) -> None:
+    response = shop.get("/mpp", headers={"Host": host})
+    assert (response.status_code, response.json()["details"][0]["field"]) == (400, "host")
 
 
 # --- Modes -------------------------------------------------------------------------------------------------
@@ -481,6 +541,7 @@ def test_seed_and_name_determine_the_addresses_of_a_seller() -> None:
         ({"prices": {"/": 0}}, "amount|positive"),
         ({"prices": {"/": "1.0000001"}}, "decimal"),
         ({"protocols": ["l402"], "prices": {"/": 1}}, "unknown protocol 'l402'; available: mpp"),
+        ({"pay_to": "acct_1"}, "pay_to: 'acct_1' is not a Solana address"),
         ({"mode": "rude"}, "unknown mode 'rude'; available: honest"),
         ({"rpc_url": "http://127.0.0.1:8899"}, "either"),
     ],
@@ -490,6 +551,40 @@ def test_invalid_prices_and_modes_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         Paywall(server, **arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"splits": {"bad": "0.1"}}, "splits: 'bad' is not a Solana address"),
+        ({"description": "\ud800"}, "description contains"),
+        ({"external_id": "\ud800"}, "external_id contains"),
+        ({"category": "\ud800"}, "category contains"),
+        ({"content": {"degrees": 21.5}}, "Decimal"),
+    ],
+)
+def test_a_product_that_could_not_be_served_is_refused_when_it_is_sold(
+    paywall: Paywall, shop: httpx.Client, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        paywall.sell("/wrong", 1, protocols=["mpp"], **arguments)
+    assert shop.get("/wrong").status_code == 404
+
+
+@pytest.mark.parametrize("description", ["天气 for 5 €", "two\r\nSet-Cookie: a=b", 'a "b" \\u00e9', "🌦"])
+def test_any_text_describes_what_is_sold(
+    paywall: Paywall, shop: httpx.Client, payer: Payer, description: str
+) -> None:
+    paywall.sell("/text", "0.25", protocols=["mpp"], description=description)
+    asked = shop.get("/text")
+    header = asked.headers["www-authenticate"]
+    assert header.isascii()
+    assert header.isprintable()
+    assert "set-cookie" not in asked.headers
+    (offer,) = payer.offers(asked)
+    assert offer.echo["description"] == description
+    assert Challenge.from_www_authenticate(header).description == description
+    assert shop.get("/text", headers=payer.header(asked)).status_code == 200
 
 
 def test_x402_has_no_splits(paywall: Paywall) -> None:

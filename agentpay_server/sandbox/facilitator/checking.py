@@ -94,7 +94,7 @@ def check_payment(raw: bytes, terms: Terms, *, fee_payers: Collection[str]) -> C
     if isinstance(message, MessageV0) and message.address_table_lookups:
         raise PaymentRefusedError(f"{_INVALID}_transaction", "the transaction uses address look-up tables")
     keys = [str(key) for key in message.account_keys]
-    _require_fee_payer(keys, terms)
+    _require_fee_payer(keys, terms, fee_payers)
     steps = [_step(instruction, message.account_keys) for instruction in message.instructions]
     payer = _payer(steps)
     if any(address in fee_payers for step in steps for address in step.accounts):
@@ -128,7 +128,12 @@ def _step(instruction: CompiledInstruction, keys: Sequence[Pubkey]) -> _Step:
         ) from None
 
 
-def _require_fee_payer(keys: Sequence[str], terms: Terms) -> None:
+def _require_fee_payer(keys: Sequence[str], terms: Terms, fee_payers: Collection[str]) -> None:
+    if terms.fee_payer is None and any(key in fee_payers for key in keys):
+        # The seller completes the signature of its key wherever a transaction names it.
+        raise PaymentRefusedError(
+            "invalid_exact_svm_fee_payer_mismatch", "the payer must pay the fee: the seller did not offer to"
+        )
     if terms.fee_payer is not None and keys[:1] != [terms.fee_payer]:
         raise PaymentRefusedError(
             "invalid_exact_svm_fee_payer_mismatch", f"the fee payer must be {terms.fee_payer}"
