@@ -15,7 +15,7 @@ from agentpay._async.client import AsyncAgentPay
 from agentpay._fetching import AsyncFetcher, FetchFailedError, FetchRefusedError, Page, Request
 from agentpay.contract.payments import Payment
 from agentpay.contract.transfers import Transfer
-from agentpay.contract.usdc import to_decimal
+from agentpay.contract.usdc import format_string, to_decimal
 from agentpay.errors import (
     AgentPayError,
     ChainUnavailableError,
@@ -176,14 +176,22 @@ class AsyncPaidFetches:
             reason = "The seller responded 402 to the payment that was presented."
         elif page is not None and page.status in _REDIRECTS:
             reason = "The seller redirects the paid request, which is not followed."
+        return _with_page(_because(await self._outcome(ref, payment), reason), page)
+
+    async def _outcome(self, ref: str, payment: Payment) -> PaymentResult:
+        """Return the result for a payment that was presented, even if the service cannot be read."""
         try:
             transfer = await self._client.transfers.wait(payment.transfer_id, timeout=SETTLE_SECONDS)
-        except WaitTimeoutError as error:
-            if error.transfer is None:
-                raise
-            transfer = error.transfer
-        result = self._report(transfer, ref)
-        return _with_page(_because(result, reason), page)
+        except AgentPayError as error:
+            held = error.transfer if isinstance(error, WaitTimeoutError) else None
+            if held is None:
+                # An exception would lose the page, which may have been paid for.
+                unknown = self._known(ref, "unknown", reports.reason_of(error))
+                amount = format_string(payment.amount_usdc)
+                known = {"transfer_id": payment.transfer_id, "amount_usdc": amount}
+                return cast("PaymentResult", {**unknown, **known})
+            transfer = held
+        return self._report(transfer, ref)
 
     async def _pending(self, ref: str, payment: Payment) -> PaymentResult:
         return self._report(await self._client.transfers.get(payment.transfer_id), ref)

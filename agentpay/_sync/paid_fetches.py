@@ -16,7 +16,7 @@ from agentpay._sync.client import AgentPay
 from agentpay._fetching import Fetcher, FetchFailedError, FetchRefusedError, Page, Request
 from agentpay.contract.payments import Payment
 from agentpay.contract.transfers import Transfer
-from agentpay.contract.usdc import to_decimal
+from agentpay.contract.usdc import format_string, to_decimal
 from agentpay.errors import (
     AgentPayError,
     ChainUnavailableError,
@@ -177,14 +177,22 @@ class PaidFetches:
             reason = "The seller responded 402 to the payment that was presented."
         elif page is not None and page.status in _REDIRECTS:
             reason = "The seller redirects the paid request, which is not followed."
+        return _with_page(_because(self._outcome(ref, payment), reason), page)
+
+    def _outcome(self, ref: str, payment: Payment) -> PaymentResult:
+        """Return the result for a payment that was presented, even if the service cannot be read."""
         try:
             transfer = self._client.transfers.wait(payment.transfer_id, timeout=SETTLE_SECONDS)
-        except WaitTimeoutError as error:
-            if error.transfer is None:
-                raise
-            transfer = error.transfer
-        result = self._report(transfer, ref)
-        return _with_page(_because(result, reason), page)
+        except AgentPayError as error:
+            held = error.transfer if isinstance(error, WaitTimeoutError) else None
+            if held is None:
+                # An exception would lose the page, which may have been paid for.
+                unknown = self._known(ref, "unknown", reports.reason_of(error))
+                amount = format_string(payment.amount_usdc)
+                known = {"transfer_id": payment.transfer_id, "amount_usdc": amount}
+                return cast("PaymentResult", {**unknown, **known})
+            transfer = held
+        return self._report(transfer, ref)
 
     def _pending(self, ref: str, payment: Payment) -> PaymentResult:
         return self._report(self._client.transfers.get(payment.transfer_id), ref)
