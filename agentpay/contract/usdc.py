@@ -18,6 +18,7 @@ MAX_MICRO: Final = 999_999_999_999_999
 
 _DECIMALS: Final = 6
 _AMOUNT: Final = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,6})?", re.ASCII)
+_DECIMAL: Final = re.compile(r"-?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?", re.ASCII)
 _BALANCE: Final = re.compile(r"[0-9]{1,20}(?:\.[0-9]{1,6})?", re.ASCII)
 
 UsdcString = Annotated[
@@ -50,7 +51,8 @@ def to_decimal(value: Decimal | int | str) -> Decimal:
 
     Raises:
         TypeError: `value` is a float or another type that cannot hold USDC exactly.
-        ValueError: `value` is not a finite number from 0 up, or has more than 6 decimals.
+        ValueError: `value` is not a finite number from 0 up, or has more than 6 decimals; or a string is not
+            written in ASCII as `str` prints a `Decimal`, for example with underscores or white space.
     """
     return from_micro(to_micro(value))
 
@@ -63,7 +65,8 @@ def to_micro(value: Decimal | int | str) -> int:
 
     Raises:
         TypeError: `value` is a float or another type that cannot hold USDC exactly.
-        ValueError: `value` is not a finite number from 0 up, or has more than 6 decimals.
+        ValueError: `value` is not a finite number from 0 up, or has more than 6 decimals; or a string is not
+            written in ASCII as `str` prints a `Decimal`, for example with underscores or white space.
     """
     if isinstance(value, bool) or not isinstance(value, Decimal | int | str):
         raise TypeError(
@@ -74,10 +77,15 @@ def to_micro(value: Decimal | int | str) -> int:
                 else ""
             )
         )
+    refusal = "an amount of USDC must be a decimal number such as '25.50'"
+    # `Decimal` also reads underscores, white space and digits of other scripts. A sign and an exponent are
+    # allowed because `str` of a `Decimal` has them.
+    if isinstance(value, str) and not _DECIMAL.fullmatch(value):
+        raise ValueError(refusal)
     try:
         number = Decimal(value)
     except InvalidOperation:
-        raise ValueError("an amount of USDC must be a decimal number such as '25.50'") from None
+        raise ValueError(refusal) from None
     return _exact_micro(number)
 
 

@@ -123,6 +123,23 @@ def test_an_argument_of_a_wrong_type_is_refused_with_the_remedy(caller, call, se
     assert not script.requests
 
 
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (pay(amount="1_0"), "amount"),
+        (lambda c: c.transfers.check(from_="acct_a", to="acct_b", amount="1_0"), "amount"),
+        (lambda c: c.sessions.open(account_id="acct_a", to="acct_b", cap_usdc="1_0"), "cap_usdc"),
+        (lambda c: c.sessions.charge("sess_a", amount="1_0"), "amount"),
+        (lambda c: c.policies.update("acct_a", max_daily_spend="1_0"), "max_daily_spend"),
+    ],
+)
+def test_an_amount_that_is_no_decimal_string_is_refused(caller, call, name):
+    script = caller.script(max_retries=0)
+    with pytest.raises(ValueError, match=f"^{name} must be a decimal number such as '25.50'$"):
+        caller(call)
+    assert not script.requests
+
+
 def test_a_time_may_be_given_as_text(caller):
     script = caller.script(answer(200, {"data": [], "cursor": "", "has_more": False}))
     caller(lambda c: c.accounts.transactions("acct_a", since="2026-01-31T12:00:00Z"))
