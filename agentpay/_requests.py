@@ -255,7 +255,7 @@ def read(request: PreparedRequest, reply: Reply, *, now: float) -> Any:  # noqa:
     endpoint = request.endpoint
     if endpoint.responses is ANY_SUCCESS and 200 <= reply.status < 300:
         return UNSET
-    model = endpoint.responses.get(reply.status, UNSET)
+    model = {**endpoint.also_read, **endpoint.responses}.get(reply.status, UNSET)
     if model is None:
         return None
     if model is UNSET:
@@ -403,7 +403,9 @@ def _error_body(status: int, content: bytes) -> ErrorBody | None:
         return None
     except codec.InvalidValueError as error:
         faults = {re.split(r"[.[]", fault.field)[0] for fault in error.faults}
-    code = value.get("error") if isinstance(value, dict) else None
+    if not isinstance(value, dict):
+        return None
+    code = value.get("error")
     if not isinstance(code, str) or code not in _OF_CONTRACT or HTTP_STATUS[ErrorCode(code)] != status:
         return None
     # A chain_unavailable without an identifier would mean that nothing was done.

@@ -298,6 +298,14 @@ def test_a_status_that_the_operation_does_not_declare_is_a_decoding_error(caller
 
 
 @ABANDONED
+@pytest.mark.parametrize("status", [200, 201])
+@pytest.mark.parametrize("body", [{"secret": "whsec_a", "webhook_id": "wh_a"}, {"secret": "whsec_a"}])
+def test_the_secret_of_a_new_webhook_is_read_from_either_status(caller, status, body):
+    caller.script(answer(status, body))
+    webhook = caller(lambda c: c.webhooks.create(url="https://a.example/", events=["transfer.settled"]))
+    assert (webhook.secret, webhook.webhook_id) == ("whsec_a", body.get("webhook_id"))
+
+
 def test_a_body_that_is_too_large_is_refused_before_its_end(caller):
     class Endless(httpx.SyncByteStream, httpx.AsyncByteStream):
         read = 0
