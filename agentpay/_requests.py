@@ -228,7 +228,10 @@ def _query_text(name: str, value: object) -> str:
     if isinstance(value, datetime):
         if value.utcoffset() is None:
             raise ValueError(f"{name} must have a UTC offset: use datetime(..., tzinfo=UTC)")
-        return format_timestamp(value)
+        try:
+            return format_timestamp(value)
+        except ValueError as error:
+            raise ValueError(f"{name} {error}") from None
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str | int | Decimal):
@@ -398,9 +401,10 @@ def _is_not_offered(endpoint: Endpoint, status: int, body: ErrorBody | None) -> 
 def _error_body(status: int, content: bytes) -> ErrorBody | None:
     try:
         value = json_text.parse_json(content)
-        return codec.structure(value, ErrorBody)
     except json_text.InvalidJsonError:
         return None
+    try:
+        return codec.structure(value, ErrorBody)
     except codec.InvalidValueError as error:
         faults = {re.split(r"[.[]", fault.field)[0] for fault in error.faults}
     if not isinstance(value, dict):
