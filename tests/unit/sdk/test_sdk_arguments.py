@@ -1,6 +1,7 @@
 """Accepted arguments: equivalent objects of other libraries; others get an error with the remedy."""
 
 import json
+from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from uuid import UUID
 
@@ -137,6 +138,20 @@ def test_an_amount_that_is_no_decimal_string_is_refused(caller, call, name):
     script = caller.script(max_retries=0)
     with pytest.raises(ValueError, match=f"^{name} must be a decimal number such as '25.50'$"):
         caller(call)
+    assert not script.requests
+
+
+@pytest.mark.parametrize(
+    "since",
+    [
+        datetime.max.replace(tzinfo=timezone(timedelta(hours=-5))),
+        datetime.min.replace(tzinfo=timezone(timedelta(hours=5))),
+    ],
+)
+def test_a_time_beyond_the_calendar_of_utc_is_refused(caller, since):
+    script = caller.script(max_retries=0)
+    with pytest.raises(ValueError, match=r"^since must lie within the years 1 to 9999 in UTC$"):
+        caller(lambda c: c.accounts.transactions("acct_a", since=since))
     assert not script.requests
 
 
