@@ -4,6 +4,7 @@ Nothing here sends, waits or has the API key. Exceptions are returned as values:
 whether to raise one or to retry.
 """
 
+import re
 import unicodedata
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -20,7 +21,7 @@ from agentpay import errors
 from agentpay._argument_types import check_body, check_query, check_text
 from agentpay.contract import choices, codec, json_text
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope
-from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, FieldFault
+from agentpay.contract.errors import HTTP_STATUS, MEANINGS, ErrorBody, ErrorCode, FieldFault
 from agentpay.contract.fields import format_timestamp, parse_timestamp
 from agentpay.contract.headers import IDEMPOTENCY_REPLAYED
 from agentpay.contract.models import with_request_id
@@ -227,7 +228,10 @@ def _query_text(name: str, value: object) -> str:
     if isinstance(value, datetime):
         if value.utcoffset() is None:
             raise ValueError(f"{name} must have a UTC offset: use datetime(..., tzinfo=UTC)")
-        return format_timestamp(value)
+        try:
+            return format_timestamp(value)
+        except ValueError as error:
+            raise ValueError(f"{name} {error}") from None
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str | int | Decimal):
@@ -254,7 +258,7 @@ def read(request: PreparedRequest, reply: Reply, *, now: float) -> Any:  # noqa:
     endpoint = request.endpoint
     if endpoint.responses is ANY_SUCCESS and 200 <= reply.status < 300:
         return UNSET
-    model = endpoint.responses.get(reply.status, UNSET)
+    model = {**endpoint.also_read, **endpoint.responses}.get(reply.status, UNSET)
     if model is None:
         return None
     if model is UNSET:
@@ -342,7 +346,7 @@ _BY_STATUS: Final[dict[int, type[errors.APIError]]] = {
 def error_of(endpoint: Endpoint, reply: Reply, now: float) -> errors.APIError:
     """Return the exception for a response with an error status; arguments as for `read`."""
     status = reply.status
-    sent = _error_body(reply.body)
+    sent = _error_body(status, reply.body)
     body = sent and _printable(sent)
     request_id = (body and body.request_id) or reply.request_id
     retry_after = _retry_after(reply.headers.get("retry-after"), now)
@@ -394,11 +398,41 @@ def _is_not_offered(endpoint: Endpoint, status: int, body: ErrorBody | None) -> 
     return body is None or ErrorCode.NOT_FOUND not in endpoint.every_error
 
 
-def _error_body(content: bytes) -> ErrorBody | None:
+def _error_body(status: int, content: bytes) -> ErrorBody | None:
     try:
-        return codec.structure(json_text.parse_json(content), ErrorBody)
-    except (json_text.InvalidJsonError, codec.InvalidValueError):
+        value = json_text.parse_json(content)
+    except json_text.InvalidJsonError:
         return None
+    try:
+        return codec.structure(value, ErrorBody)
+    except codec.InvalidValueError as error:
+        faults = {re.split(r"[.[]", fault.field)[0] for fault in error.faults}
+    if not isinstance(value, dict):
+        return None
+    code = value.get("error")
+    if not isinstance(code, str) or code not in _OF_CONTRACT or HTTP_STATUS[ErrorCode(code)] != status:
+        return None
+    # A chain_unavailable without an identifier would mean that nothing was done.
+    if status == 503 and not faults.isdisjoint(("transfer_id", "session_id")):
+        return None
+    valid = {name: item for name, item in value.items() if name not in faults}
+    return codec.structure({"message": MEANINGS[ErrorCode(code)], **valid}, ErrorBody)
+
+
+_OF_CONTRACT: Final = frozenset(
+    {
+        ErrorCode.POLICY_VIOLATION,
+        ErrorCode.ACCOUNT_PAUSED,
+        ErrorCode.INSUFFICIENT_BALANCE,
+        ErrorCode.IDEMPOTENCY_CONFLICT,
+        ErrorCode.INVALID_RECIPIENT,
+        ErrorCode.CHAIN_UNAVAILABLE,
+    }
+)
+"""Codes that count without the rest of a valid body, because the contract shows it only for a 402.
+
+Other codes need one: a proxy may respond with an `error` such as `not_found`.
+"""
 
 
 def _printable(body: ErrorBody) -> ErrorBody:

@@ -16,6 +16,7 @@ from agentpay._retries import Sleep
 from agentpay._settings import checked_max_retries
 from agentpay._waiting import looks
 from agentpay.contract import endpoints, spending
+from agentpay.contract.requests import UNSET, UnsetType
 from agentpay.contract.spending import CheckTransfer, TransferCheck
 from agentpay.contract.transfers import CreateTransfer, Transfer, TransferStatus
 from agentpay.errors import AgentPayError
@@ -184,7 +185,7 @@ class AsyncTransfers(AsyncResource):
         timeout: float | None = 60.0,  # noqa: ASYNC109 - what ends is the wait, not the task
         poll_interval: float = 0.5,
         max_retries: int | None = None,
-        deadline: float | None = None,
+        deadline: float | None | UnsetType = UNSET,
         extra_headers: Mapping[str, str] | None = None,
     ) -> Transfer:
         """Read a transfer until it is settled, rejected or failed.
@@ -200,7 +201,8 @@ class AsyncTransfers(AsyncResource):
                 half with each read, up to 5 s. Each pause is random, from half of the maximum to the maximum,
                 and at least as long as the service asks for.
             max_retries: how many temporary failures in a row are tolerated; None means any number.
-            deadline: the same as `timeout`; the shorter of the two counts.
+            deadline: the same as `timeout`; the shorter of the two counts. None means no limit; the client's
+                setting by default.
             extra_headers: additional header fields of each request.
 
         Returns:
@@ -215,6 +217,7 @@ class AsyncTransfers(AsyncResource):
         """
         request = prepare(endpoints.GET_TRANSFER, path={"transfer_id": transfer_id})
         http = self._caller.http
+        deadline = self._caller.settings.deadline if deadline is UNSET else deadline
         flow = looks(
             transfer_id,
             timeout=min((each for each in (timeout, deadline) if each is not None), default=None),

@@ -84,6 +84,8 @@ class Endpoint:
         request: model of the body, or None.
         query: model of the query string, or None.
         responses: model of the body of each success status.
+        also_read: success statuses of other services that a client reads too, where the contract leaves the
+            status open; not in documents.
         is_body_optional: whether an empty body counts as an empty object.
         is_stream: whether a success is a stream of server-sent events, whose data are such models.
         takes_rest_of_path: whether the last parameter of its path is free text, which may contain slashes,
@@ -107,6 +109,7 @@ class Endpoint:
     summary: str
     request: type | None = None
     query: type | None = None
+    also_read: Mapping[int, Any] = field(factory=dict)
     is_body_optional: bool = False
     is_stream: bool = False
     takes_rest_of_path: bool = False
@@ -291,6 +294,7 @@ CREATE_WEBHOOK: Final = Endpoint(
     repeat=Repeat.IF_NOT_PROCESSED,
     request=CreateWebhook,
     responses={201: Webhook},
+    also_read={200: Webhook},
     echoes={"url": "url"},
     summary="Register an endpoint for events.",
     description="The result contains the `secret` that signs deliveries; store it, because it is shown only "

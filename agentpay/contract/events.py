@@ -57,11 +57,11 @@ class TransferInitiatedData(Model):
             since the signature is not known yet.
     """
 
-    transfer_id: str
-    account_id: str
-    to: str
-    amount_usdc: UsdcString
-    tx_signature: str | None
+    transfer_id: str = field(default=ABSENT, metadata=ALWAYS_SENT)
+    account_id: str = field(default=ABSENT, metadata=ALWAYS_SENT)
+    to: str = field(default=ABSENT, metadata=ALWAYS_SENT)
+    amount_usdc: UsdcString = field(default=ABSENT, metadata=ALWAYS_SENT)
+    tx_signature: str | None = None
 
 
 @frozen(kw_only=True)
@@ -196,7 +196,7 @@ class SessionCapReachedData(Model):
         cap_usdc: the most that the session can spend, in USDC.
     """
 
-    session_id: str
+    session_id: str = field(default=ABSENT, metadata=ALWAYS_SENT)
     account_id: str = field(default=ABSENT, metadata=ALWAYS_SENT)
     running_total_usdc: UsdcString = field(default=ABSENT, metadata=ALWAYS_SENT)
     cap_usdc: UsdcString = field(default=ABSENT, metadata=ALWAYS_SENT)

@@ -144,8 +144,16 @@ def parse_timestamp(value: object) -> datetime:
 
 
 def format_timestamp(moment: datetime) -> str:
-    """Return the wire format of a time: UTC, milliseconds, `Z` (interface R3)."""
-    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    """Return the wire format of a time: UTC, milliseconds, `Z` (interface R3).
+
+    Raises:
+        ValueError: the time in UTC is before the year 1 or after the year 9999.
+    """
+    try:
+        utc = moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("must lie within the years 1 to 9999 in UTC") from None
+    return utc.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 ALWAYS_SENT: Final = {"always_sent": True}

@@ -10,7 +10,7 @@ import click
 
 from agentpay.cli.output import Output, takes_json
 from agentpay.cli.values import Label
-from agentpay_server.cli.values import SchemaName
+from agentpay_server.cli.values import DataDirectory, SchemaName
 from agentpay_server.contract.sandbox import Operator
 from agentpay_server.database.schema_name import DATABASE_SCHEMA
 
@@ -24,7 +24,7 @@ def operators() -> None:
 @click.argument("name", type=Label())
 @click.option(
     "--data-dir",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=DataDirectory(),
     help="Data directory of a stopped server; created if missing.",
 )
 @click.option(

@@ -14,7 +14,7 @@ import click
 from agentpay.cli.values import Seconds, Usdc
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.cli.rpc_options import takes_cluster
-from agentpay_server.cli.values import Host, SchemaName, Sol
+from agentpay_server.cli.values import DataDirectory, Host, SchemaName, Sol
 from agentpay_server.clock import SystemClock, manual_clock
 from agentpay_server.database.schema_name import DATABASE_SCHEMA
 from agentpay_server.logs import LogFormat
@@ -33,7 +33,7 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
 @click.option("--in-memory", is_flag=True, help="Keep all data in memory. This is the default.")
 @click.option(
     "--data-dir",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=DataDirectory(),
     help="Directory for all data; created if missing.",
 )
 @click.option(

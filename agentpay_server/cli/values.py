@@ -1,6 +1,7 @@
 """Types of options that only the server's commands take: hosts, schema names, SOL."""
 
 from decimal import Decimal, InvalidOperation
+from pathlib import Path
 from typing import Any
 
 import click
@@ -43,3 +44,21 @@ class SchemaName(Parsed[str]):
 
     def __init__(self) -> None:
         super().__init__("schema", check_database_schema)
+
+
+class DataDirectory(click.Path):
+    """A directory for data; an empty path, such as that of an unset variable, would be the current one."""
+
+    def __init__(self) -> None:
+        super().__init__(file_okay=False, path_type=Path)
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - as its base has it
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Any:  # noqa: ANN401 - as its base has it
+        """Return the path."""
+        if value == "":
+            self.fail("the path must not be empty.", param, ctx)
+        return super().convert(value, param, ctx)

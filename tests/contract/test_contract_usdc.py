@@ -5,12 +5,15 @@ import time
 from decimal import Decimal
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from agentpay.contract import usdc
 
 micros = st.integers(min_value=0, max_value=usdc.MAX_MICRO)
+
+NOT_DECIMALS = ["1_000.5", "1_0", "1__0_", "\n300\t", " 1", "1\n", "\u0661", "\uff11", "1,5", ".5", "+1"]
+"""Texts that `Decimal` reads, most of them, and that are no decimal strings."""
 
 MONSTERS = ["1e999999", "1e-999999", "1E+20", "9" * 100, "1e999999999999999999"]
 
@@ -99,6 +102,29 @@ def test_the_refusal_of_a_float_shows_the_exact_spelling():
 )
 def test_an_invalid_amount_of_usdc_is_a_value_error(value):
     with pytest.raises(ValueError, match="an amount of USDC must"):
+        usdc.to_micro(value)
+
+
+@given(st.text() | st.text("0159.eE+-_ \t\n,\u0663\uff11", max_size=8))
+@example("25.50")
+@example("1E+2")
+@example("-0")
+def test_text_is_an_amount_exactly_if_it_is_a_decimal_string(text):
+    if re.fullmatch(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?", text) is None:
+        with pytest.raises(ValueError, match="must be a decimal number such as"):
+            usdc.to_micro(text)
+        return
+    number = Decimal(text)
+    if 0 <= number < 10**20 and number % Decimal("0.000001") == 0:
+        assert usdc.to_micro(text) == number * 10**6
+    else:
+        with pytest.raises(ValueError, match=r"must not be negative|at most 6 decimals|below 1e20"):
+            usdc.to_micro(text)
+
+
+@pytest.mark.parametrize("value", NOT_DECIMALS)
+def test_a_literal_of_python_is_not_an_amount(value):
+    with pytest.raises(ValueError, match=r"must be a decimal number such as '25\.50'"):
         usdc.to_micro(value)
 
 

@@ -164,6 +164,7 @@ def test_a_directory_writable_by_others_is_refused_with_the_remedy(tmp_path: Pat
         (["--settlement-wait", "nan"], "--settlement-wait"),
         (["--shutdown-wait", "inf"], "--shutdown-wait"),
         (["--session-lifetime", "-1"], "--session-lifetime"),
+        (["--data-dir", ""], "'--data-dir': the path must not be empty."),
         (["--in-memory", "--data-dir", "data"], "one of --in-memory, --data-dir and --database-url"),
         (["--data-dir", "data", "--database-url", "postgresql://localhost/x"], "one of"),
     ],

@@ -145,6 +145,7 @@ def test_an_older_postgresql_schema_is_not_migrated() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
+        (["Second", "--data-dir", ""], "'--data-dir': the path must not be empty."),
         (["Second"], "pass either --data-dir or --database-url"),
         (
             ["Second", "--data-dir", "x", "--database-url", "postgresql://x/y"],

@@ -14,7 +14,7 @@ from agentpay import Account, FieldFault, errors
 from agentpay._edge import BODY_MAX_BYTES
 from agentpay._requests import PreparedRequest, Reply, read
 from agentpay.contract.endpoints import ENDPOINTS, GET_ACCOUNT, LIST_ACCOUNTS
-from agentpay.contract.errors import HTTP_STATUS, ErrorCode
+from agentpay.contract.errors import HTTP_STATUS, MEANINGS, ErrorCode
 
 
 def get_account(client):
@@ -122,6 +122,60 @@ def test_an_error_code_with_the_wrong_status_is_ignored(caller):
     caller.script(refusal(500, "policy_violation"))
     with pytest.raises(errors.ServerError):
         caller(get_account)
+
+
+PAY = {"from_": "acct_a", "to": "acct_b", "amount": 1}
+
+
+@pytest.mark.parametrize(
+    ("code", "fields"),
+    [
+        ("policy_violation", {}),
+        ("account_paused", {"message": None, "transfer_id": "txn_a", "status": "rejected"}),
+        ("insufficient_balance", {"transfer_id": 1}),
+        ("idempotency_conflict", {"details": "text", "session_id": 7}),
+        ("idempotency_conflict", {"details": [{"field": 1}]}),
+        ("invalid_recipient", {"request_id": 5}),
+        ("chain_unavailable", {"status": 503}),
+    ],
+)
+def test_a_code_of_the_contract_counts_without_a_complete_body(caller, code, fields):
+    caller.script(answer(HTTP_STATUS[code], {"error": code, **fields}), max_retries=0)
+    with pytest.raises(errors.APIError) as caught:
+        caller(lambda c: c.transfers.create(**PAY))
+    error = caught.value
+    assert (type(error), error.code) == (KINDS[code], code)
+    assert error.message == MEANINGS[code]
+    assert error.transfer_id == (fields.get("transfer_id") if code == "account_paused" else None)
+
+
+def test_the_valid_fields_of_an_error_are_kept(caller):
+    caller.script(answer(409, {"error": "idempotency_conflict", "message": "Used.", "details": "text"}))
+    with pytest.raises(errors.IdempotencyConflictError, match="Used"):
+        caller(lambda c: c.transfers.create(**PAY))
+
+
+@pytest.mark.parametrize(
+    ("status", "body"),
+    [
+        (404, {"error": "not_found"}),
+        (404, {"error": "Not Found", "message": "No route", "status": 404}),
+        (400, {"error": "policy_violation"}),
+        (409, {"error": {"code": "idempotency_conflict"}}),
+        (409, ["idempotency_conflict"]),
+    ],
+)
+def test_an_error_that_a_proxy_may_have_sent_does_not_settle_a_payment(caller, status, body):
+    caller.script(httpx.ReadError("lost"), answer(status, body))
+    with pytest.raises(errors.TransferOutcomeUnknownError):
+        caller(lambda c: c.transfers.create(**PAY))
+
+
+def test_an_unreadable_identifier_does_not_mean_that_nothing_was_done(caller):
+    body = {"error": "chain_unavailable", "message": "m", "transfer_id": 1}
+    caller.script(answer(503, body), max_retries=0)
+    with pytest.raises(errors.TransferOutcomeUnknownError):
+        caller(lambda c: c.transfers.create(**PAY))
 
 
 def test_a_refused_transfer_carries_its_id_and_status(caller):
@@ -244,6 +298,14 @@ def test_a_status_that_the_operation_does_not_declare_is_a_decoding_error(caller
 
 
 @ABANDONED
+@pytest.mark.parametrize("status", [200, 201])
+@pytest.mark.parametrize("body", [{"secret": "whsec_a", "webhook_id": "wh_a"}, {"secret": "whsec_a"}])
+def test_the_secret_of_a_new_webhook_is_read_from_either_status(caller, status, body):
+    caller.script(answer(status, body))
+    webhook = caller(lambda c: c.webhooks.create(url="https://a.example/", events=["transfer.settled"]))
+    assert (webhook.secret, webhook.webhook_id) == ("whsec_a", body.get("webhook_id"))
+
+
 def test_a_body_that_is_too_large_is_refused_before_its_end(caller):
     class Endless(httpx.SyncByteStream, httpx.AsyncByteStream):
         read = 0

@@ -1,6 +1,7 @@
 """Accepted arguments: equivalent objects of other libraries; others get an error with the remedy."""
 
 import json
+from datetime import datetime, timedelta, timezone
 from decimal import Decimal
 from uuid import UUID
 
@@ -120,6 +121,37 @@ def test_an_argument_of_a_wrong_type_is_refused_with_the_remedy(caller, call, se
     with pytest.raises(TypeError) as caught:
         caller(call)
     assert str(caught.value).startswith(sentence)
+    assert not script.requests
+
+
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (pay(amount="1_0"), "amount"),
+        (lambda c: c.transfers.check(from_="acct_a", to="acct_b", amount="1_0"), "amount"),
+        (lambda c: c.sessions.open(account_id="acct_a", to="acct_b", cap_usdc="1_0"), "cap_usdc"),
+        (lambda c: c.sessions.charge("sess_a", amount="1_0"), "amount"),
+        (lambda c: c.policies.update("acct_a", max_daily_spend="1_0"), "max_daily_spend"),
+    ],
+)
+def test_an_amount_that_is_no_decimal_string_is_refused(caller, call, name):
+    script = caller.script(max_retries=0)
+    with pytest.raises(ValueError, match=f"^{name} must be a decimal number such as '25.50'$"):
+        caller(call)
+    assert not script.requests
+
+
+@pytest.mark.parametrize(
+    "since",
+    [
+        datetime.max.replace(tzinfo=timezone(timedelta(hours=-5))),
+        datetime.min.replace(tzinfo=timezone(timedelta(hours=5))),
+    ],
+)
+def test_a_time_beyond_the_calendar_of_utc_is_refused(caller, since):
+    script = caller.script(max_retries=0)
+    with pytest.raises(ValueError, match=r"^since must lie within the years 1 to 9999 in UTC$"):
+        caller(lambda c: c.accounts.transactions("acct_a", since=since))
     assert not script.requests
 
 

@@ -146,6 +146,16 @@ def test_the_shorter_of_timeout_and_deadline_ends_a_wait(caller, limits):
         caller(wait(**limits))
 
 
+@pytest.mark.parametrize(
+    ("own", "seconds"),
+    [({}, 4), ({"timeout": None}, 4), ({"deadline": 6}, 6), ({"deadline": None, "timeout": 6}, 6)],
+)
+def test_the_deadline_of_the_client_ends_a_wait_unless_the_call_has_one(caller, own, seconds):
+    caller.script(*[answer(200, PENDING) for _ in range(40)], deadline=4)
+    with pytest.raises(errors.WaitTimeoutError, match=f"after {seconds} s"):
+        caller(wait(**own))
+
+
 def test_a_wait_with_impossible_retries_is_refused(caller):
     caller.script()
     with pytest.raises(errors.ConfigurationError, match="max_retries must be an integer from 0 up"):
