@@ -6,8 +6,10 @@ cannot control the terminal. Colours are used only on terminals, and not if `NO_
 """
 
 import contextlib
+import errno
+import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from io import StringIO, TextIOWrapper
 from typing import Any, Final, TextIO, TypeVar
@@ -28,6 +30,14 @@ _WIDE: Final = 100_000
 """Width for files and pipes, so that no line is wrapped there."""
 
 _SECRETS: Final = ("key", "secret")
+_OUTCOME_UNKNOWN: Final = 3
+"""The exit code with which a script must look up what became of its command."""
+
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Raise the error that is being handled: by default the process would end here, without a message."""
+        raise  # noqa: PLE0704
 
 
 class Output:
@@ -55,10 +65,14 @@ class Output:
 
     def record(self, model: object, title: str) -> None:
         """Print a model: one field per line, or only its identifier if quiet."""
+        fields = _fields(model)
+        with self._reporting_unwritten(fields):
+            self._record(model, fields, title)
+
+    def _record(self, model: object, fields: Mapping[str, Any], title: str) -> None:
         if self.is_json:
             self.document(model)
             return
-        fields = _fields(model)
         if self.is_quiet:
             click.echo(printable(identifier_of(model)))
             return
@@ -78,7 +92,8 @@ class Output:
         """Print a model with a key or a secret that cannot be shown again; only that if quiet."""
         if self.is_quiet and not self.is_json:
             fields = _fields(model)
-            click.echo(next(str(fields[name]) for name in _SECRETS if name in fields))
+            with self._reporting_unwritten(fields):
+                click.echo(next(str(fields[name]) for name in _SECRETS if name in fields))
             return
         self.record(model, title)
         if not self.is_json:
@@ -92,12 +107,13 @@ class Output:
             identifier: its identifier.
             status: the status.
         """
-        if self.is_json:
-            self.document({field: identifier, "status": status})
-        elif self.is_quiet:
-            click.echo(identifier)
-        else:
-            self.line(identifier, "is", status)
+        with self._reporting_unwritten({field: identifier}):
+            if self.is_json:
+                self.document({field: identifier, "status": status})
+            elif self.is_quiet:
+                click.echo(identifier)
+            else:
+                self.line(identifier, "is", status)
 
     def items(
         self, models: Sequence[object], columns: Sequence[Column], *, empty: str, is_wide: bool = False
@@ -110,6 +126,12 @@ class Output:
             empty: text to print for an empty list.
             is_wide: whether to show every column, nothing shortened.
         """
+        with self._reporting_unwritten():
+            self._items(models, columns, empty=empty, is_wide=is_wide)
+
+    def _items(
+        self, models: Sequence[object], columns: Sequence[Column], *, empty: str, is_wide: bool
+    ) -> None:
         if self.is_json:
             for model in models:
                 self.document(model)
@@ -157,6 +179,31 @@ class Output:
         with self._err.status(Text(printable(text))) as status:
             yield lambda now: status.update(Text(printable(now)))
 
+    @contextlib.contextmanager
+    def _reporting_unwritten(self, fields: Mapping[str, Any] | None = None) -> Iterator[None]:
+        """Report that a result could not be written, for example to a full disk.
+
+        With `fields`, of a single result, the command may have changed something: a script must not take it
+        for one that failed. Of a list, a reader that has read enough closes the pipe, which needs no message.
+        """
+        try:
+            yield
+        except OSError as error:
+            if fields is None and error.errno == errno.EPIPE:
+                raise
+            _discard(sys.stdout)
+            text = f"The result could not be written to standard output: {error.strerror}."
+            known = {} if fields is None else _known(fields)
+            if known:
+                named = ", ".join(f"{name} {value}" for name, value in known.items())
+                text += f" The command itself succeeded: do not repeat it as a new one, but look up {named}."
+            with contextlib.suppress(OSError):
+                if self.is_json:
+                    self.document({**known, "message": text}, is_error=True)
+                else:
+                    self.note(text)
+            raise click.exceptions.Exit(1 if fields is None else _OUTCOME_UNKNOWN) from None
+
     def fits(self, width: int) -> bool:
         """Return whether a line of this width fits on one line."""
         return width <= self._out.width
@@ -172,6 +219,20 @@ def identifier_of(model: object) -> str:
     fields = _fields(model)
     names = (name for name in fields if name == "id" or name.endswith("_id"))
     return str(fields[next(names, next(iter(fields)))])
+
+
+def _known(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a result can be found by: its first identifier, and its idempotency key."""
+    names = [name for name in fields if name == "id" or name.endswith("_id")][:1]
+    return {name: fields[name] for name in (*names, "idempotency_key") if fields.get(name) is not None}
+
+
+def _discard(stream: TextIO) -> None:
+    """Discard what a stream still holds, which would fail again when the process ends."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
 
 
 def takes_json(command: _Command) -> _Command:
@@ -209,4 +270,4 @@ def _console(stream: TextIO | None) -> Console:
         # A name or a memo may contain characters that the terminal's encoding lacks.
         stream.reconfigure(errors="backslashreplace")
     width = None if stream.isatty() else _WIDE
-    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+    return _Console(file=stream, width=width, highlight=False, markup=False, emoji=False)

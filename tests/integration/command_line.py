@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner, Result
@@ -57,6 +58,20 @@ class CommandLine:
         assert (result.exit_code, result.stdout) == (exit_code, ""), result.output
         assert result.stderr.startswith("Error: ")
         return result.stderr
+
+    def unwritten(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+        """Run a command whose results go to a full disk."""
+        with Path("/dev/full").open("w", encoding="utf-8") as full:
+            return subprocess.run(
+                [sys.executable, "-m", "agentpay_server.cli", *arguments],
+                stdout=full,
+                stderr=subprocess.PIPE,
+                text=True,
+                encoding="utf-8",
+                timeout=60,
+                check=False,
+                env={**os.environ, **self.environment},
+            )
 
     @contextmanager
     def process(self, *arguments: str) -> Iterator["subprocess.Popen[str]"]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -166,6 +167,30 @@ def test_a_truncated_list_says_that_more_exist(commands: CommandLine, funded: Fu
     assert [json.loads(line)["name"] for line in result.stdout.splitlines()] == ["c", "b"]
     assert "more than 2" in json.loads(result.stderr)["note"]
     assert [key["name"] for key in commands.items("keys", "list", "--limit", "3")] == ["c", "b", "a"]
+
+
+# --- Results that cannot be written
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("option", ["--json", "--quiet", None])
+def test_a_payment_whose_result_cannot_be_written_has_not_failed(
+    client: AgentPay, commands: CommandLine, funded: Funded, option: str | None
+) -> None:
+    payer, payee = funded().account_id, client.accounts.create(name="Payee").account_id
+    arguments = ["transfers", "create", "--from", payer, "--to", payee, "--amount", "1"]
+    ended = commands.unwritten(*arguments, *filter(None, [option]))
+    (paid,) = client.transfers.list(account_id=payer)
+    assert ended.returncode == 3
+    assert "Traceback" not in ended.stderr
+    assert f"look up transfer_id {paid.transfer_id}, idempotency_key {paid.idempotency_key}" in ended.stderr
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_list_that_cannot_be_written_says_so(commands: CommandLine) -> None:
+    ended = commands.unwritten("accounts", "list")
+    assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
+    assert "could not be written" in ended.stderr
 
 
 # --- Approvals
