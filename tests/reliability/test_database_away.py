@@ -23,7 +23,7 @@ from agentpay_server.storage import Storage
 
 pytestmark = pytest.mark.anyio
 
-CALLS_OF_A_TRANSFER = 4
+CALLS_OF_A_TRANSFER = 5
 SECRET = "password=hunter2"
 RECEIVER = "http://receiver.invalid/"
 

@@ -9,7 +9,7 @@ from agentpay_server._simulation.world import Outcome, simulate
 
 def first_failing() -> Outcome:
     """Return the first run that breaks a rule."""
-    plans = (drawn(seed, minutes=0.3, servers=2, agents=2) for seed in range(1_000, 1_020))
+    plans = (drawn(seed, minutes=0.3, servers=2, agents=2) for seed in range(1_012, 1_032))
     return next(outcome for plan in plans if (outcome := simulate(plan)).violations)
 
 
