@@ -61,6 +61,7 @@ BEHAVIOUR = [
         "accounts",
         "approvals",
         "console",
+        "console_lists",
         "deliveries",
         "deliveries_leases",
         "deliveries_running",
