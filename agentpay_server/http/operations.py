@@ -15,6 +15,7 @@ from agentpay.contract.errors import ErrorCode
 from agentpay_server import health as store
 from agentpay_server.chain.protocol import ChainUnavailableError
 from agentpay_server.database.runner import DatabaseUnavailableError
+from agentpay_server.errors import Problem
 from agentpay_server.http.requests import JSON_TYPE
 from agentpay_server.server import Server
 
@@ -55,11 +56,12 @@ class Operations:
         return path in self._by_path
 
     async def answer(self, path: str, method: str) -> Answer:
-        """Return the response to a request for one of these paths."""
-        if method != "GET":
-            error = ErrorCode.METHOD_NOT_ALLOWED
-            body = {"error": error.value, "message": f"{path} supports only GET."}
-            return Answer(405, codec.print_json(body), headers=((b"allow", b"GET"),))
+        """Return the response to a request for one of these paths.
+
+        Raises:
+            Problem: `method_not_allowed`.
+        """
+        require_get(path, method)
         return await self._by_path[path]()
 
     async def _health(self) -> Answer:
@@ -100,6 +102,16 @@ class Operations:
         )
         text = self._exposition.text(queue, now_us, None if funds is None else funds.sol)
         return Answer(200, text, exposition.CONTENT_TYPE)
+
+
+def require_get(path: str, method: str) -> None:
+    """Refuse another method than GET.
+
+    Raises:
+        Problem: `method_not_allowed`.
+    """
+    if method != "GET":
+        raise Problem(ErrorCode.METHOD_NOT_ALLOWED, f"{path} supports only GET.", allow=("GET",))
 
 
 async def _answer(question: Awaitable[T]) -> T | None:
