@@ -2,7 +2,7 @@
 // Keys, webhooks and the audit trail.
 
 import { call, post } from "./api.js";
-import { EVENTS } from "./history.js";
+import { EVENTS, REGISTER } from "./history.js";
 import { accountField, change, list, party } from "./page.js";
 import { code, field, h, json, link, moment, quiet, said, showSecret } from "./ui.js";
 
@@ -34,7 +34,7 @@ const TABS = {
 		label: "Webhooks", path: "/console/webhooks", create: "New webhook", createPath: "/v1/webhooks", row: webhookRow,
 		fields: () => [field("URL", "url", { type: "url", required: true }), h("fieldset", h("legend", "Events"), EVENTS.map(checkbox))],
 		bodyOf: ({ url, ...events }) => ({ url, events: Object.keys(events) }),
-		none: ["No webhooks. Register one:", 'client.webhooks.create(url="https://…", events=["transfer.settled"])'],
+		none: ["No webhooks. Register one:", REGISTER],
 	},
 	audit: {
 		label: "Audit", path: "/console/audit", identity: JSON.stringify, fold: json,
@@ -56,10 +56,12 @@ function webhookRow({ webhook_id: id, url, events }, all) {
 }
 
 export function access({ id }) {
-	const chosen = Object.hasOwn(TABS, id) ? id : "agents", { path, createPath = path, create, fields, row, bodyOf = keyOf, ...others } = TABS[chosen];
+	const chosen = Object.hasOwn(TABS, id) ? id : "agents";
+	const { path, createPath = path, create, fields, row, bodyOf = keyOf, ...others } = TABS[chosen];
 	const work = async (given) => showSecret(create, await post(createPath, bodyOf(given)));
 	return [
-		h("p.tabs", Object.entries(TABS).map(([id, { label }]) => h("a", { href: `#/access/${id}`, "aria-current": id === chosen && "true" }, label))),
+		h("p.tabs", Object.entries(TABS).map(([id, { label }]) =>
+			h("a", { href: `#/access/${id}`, "aria-current": id === chosen && "true" }, label))),
 		h("div.actions", create && change(create, fields, work, { title: create, action: "Create", look: "primary" })),
 		...list({ ...others, path, row: (it) => row(it, path) }),
 	];

@@ -1,17 +1,17 @@
 // @ts-check
 // The server's API and its stream of events.
 
-/** Where in this tab's sessionStorage the key is; there is no cookie. */
+/** The name of the key in sessionStorage; there is no cookie. */
 export const KEY = "agentpay.key";
 
-/** An error with the status of a response (0: none came), and the code and sentences in its body. */
+/** An error with the status of a response, or 0. */
 function failure(status, body) {
-	const faults = (body?.details ?? []).map(({ field, message }) => `${field} ${message}`);
-	const text = [body?.message ?? `The server responded with status ${status}.`, ...faults].join(" ");
-	return Object.assign(new Error(text), { status, code: body?.error });
+	const { error: code, message = `The server responded with status ${status}.`, details = [] } = body ?? {};
+	const faults = details.map((it) => `${it.field} ${it.message}`);
+	return Object.assign(new Error([message, ...faults].join(" ")), { status, code });
 }
 
-/** Send a request; return its response. The window gets the event `unauthorized` when the key is refused. */
+/** The window gets the event `unauthorized` when the key is refused. */
 export async function send(method, path, { body, signal, headers } = /** @type {any} */ ({})) {
 	const held = sessionStorage[KEY];
 	let response;
@@ -40,24 +40,19 @@ export async function call(method, path, options) {
 export const read = (path, signal) => call("GET", path, { signal });
 export const post = (path, body) => call("POST", path, { body });
 
-export function at(path, query) {
-	const given = String(new URLSearchParams(Object.entries(query).filter(([, value]) => value)));
-	return given ? `${path}?${given}` : path;
-}
-
-export const pause = (ms, signal) => new Promise((resolve) => {
-	const timer = AbortSignal.timeout(ms);
-	timer.addEventListener("abort", resolve);
-	signal?.addEventListener("abort", resolve, { signal: timer });
+export const pause = (ms, ...signals) => new Promise((resolve) => {
+	const ended = AbortSignal.any([AbortSignal.timeout(ms), ...signals]);
+	ended.addEventListener("abort", resolve);
+	if (ended.aborted) resolve();
 });
 
 const FIRST_PAUSE_MS = 500, LONGEST_PAUSE_MS = 15000, SILENCE_MS = 40000;
 
-/** Until the signal, call `onChange` after each change and `onState` with whether the connection is live. */
+/** Call `onChange` after each change, and `onState` with whether the connection is live. */
 export async function follow({ signal, onChange, onState }) {
-	let lastId = "", failures = 0;
-	const onNews = (id = lastId) => {
-		[lastId, failures] = [id, 0];
+	let failures = 0;
+	const onNews = () => {
+		failures = 0;
 		onState(true);
 		onChange();
 	};
@@ -66,7 +61,7 @@ export async function follow({ signal, onChange, onState }) {
 		document.addEventListener("visibilitychange", () => turn.abort(), { signal: ended });
 		try {
 			if (document.hidden) await pause(LONGEST_PAUSE_MS, ended);
-			else await listen(lastId, ended, onNews);
+			else await listen(ended, onNews);
 		} catch (error) {
 			if (ended.aborted) continue;
 			// A server that has no stream, or none to spare, is polled all the same.
@@ -77,18 +72,14 @@ export async function follow({ signal, onChange, onState }) {
 	}
 }
 
-/** Call `onNews` when the stream begins, and with the identifier of each new event. */
-async function listen(lastId, signal, onNews) {
-	const response = await send("GET", "/console/stream", { signal, headers: lastId && { "Last-Event-ID": lastId } });
-	const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-	let rest = "";
+/** Call `onNews` when the stream begins and when it has events, whose content the page reads anyway. */
+async function listen(signal, onNews) {
+	const { body } = await send("GET", "/console/stream", { signal }), reader = body.pipeThrough(new TextDecoderStream()).getReader();
 	onNews();
 	for (;;) {
 		const silence = setTimeout(() => reader.cancel(), SILENCE_MS), { value, done } = await reader.read();
 		clearTimeout(silence);
 		if (done) return pause(FIRST_PAUSE_MS, signal);
-		const text = rest + value, id = text.match(/^id: .*(?=\n)/gm)?.at(-1);
-		rest = text.slice(text.lastIndexOf("\n") + 1);
-		if (id) onNews(id.slice(4));
+		if (value.includes("id:")) onNews();
 	}
 }

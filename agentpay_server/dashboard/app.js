@@ -1,16 +1,16 @@
 // @ts-check
-// Sign-in, the frame around the pages, the way between them, and the keyboard.
+// Sign-in, the frame, the way between pages, and the keyboard.
 
 import { access } from "./access.js";
 import { follow, KEY, pause, post, read } from "./api.js";
 import { bench } from "./bench.js";
 import { deliveries, sessions, timeline } from "./history.js";
-import { account, approvals, overview } from "./money.js";
+import { account, overview } from "./accounts.js";
 import { me, meet, reload, turn } from "./page.js";
-import { transfer } from "./transfer.js";
+import { approvals, transfer } from "./transfer.js";
 import { $, ask, button, clock, facts, field, form, h, tell } from "./ui.js";
 
-/** Name, title, content, key after `g`, and icon or the page of the bar to which it belongs. @type {any[][]} */
+/** Name, title, content, key after `g`, icon or page of the bar. @type {any[][]} */
 const PAGES = [
 	["overview", "Overview", overview, "o", "M4 4h6v7H4zM14 4h6v4h-6zM14 12h6v8h-6zM4 15h6v5H4z"],
 	["approvals", "Approvals", approvals, "a", "M4 12.5 9.5 18 20 6"],
@@ -24,8 +24,7 @@ const PAGES = [
 ];
 const BAR = PAGES.slice(0, 7);
 const KEYS = {
-	j: "Next row", k: "Previous row", a: "Approve the row", r: "Reject the row",
-	"/": "Search", "?": "This list", Esc: "Leave a dialog or field",
+	"j k": "Next, previous row", "a r": "Approve, reject the row", "/": "Search", "?": "This list", Esc: "Leave a dialog or field",
 };
 const NAME = "agentpay console", REFUSED = "The server does not accept this key: it is unknown, revoked or expired.";
 
@@ -37,10 +36,7 @@ function signIn(why) {
 	signedIn.abort();
 	shown.abort();
 	delete sessionStorage[KEY];
-	const submit = (given) => {
-		sessionStorage[KEY] = given.key.trim();
-		begin();
-	};
+	const submit = (given) => { keep(given); begin(); };
 	app.replaceChildren(h("main", form("card.signin", submit, h("h1", NAME),
 		h("p", "Open the sign-in link that the server printed, or that ", h("code", "agentpay-server console-link"), " prints."),
 		h("p.quiet", "Or paste an operator key. It stays in this tab."),
@@ -50,17 +46,20 @@ function signIn(why) {
 	$("input").focus();
 }
 
-/** Exchange the code of a sign-in link for a key; return what went wrong. */
+const keep = ({ key }) => { sessionStorage[KEY] = key.trim(); };
+
+/** Exchange the code of a sign-in link; return what went wrong. */
 async function redeem() {
-	const code = new URLSearchParams(location.hash.slice(1)).get("code");
-	if (code) history.replaceState(null, "", location.pathname);
-	return code && post("/console/sign-in", { code }).then((made) => { sessionStorage[KEY] = made.key; }, (error) => error.message);
+	const [, code] = location.hash.split("#code=");
+	if (!code) return "";
+	history.replaceState(null, "", location.pathname);
+	return post("/console/sign-in", { code }).then(keep, (error) => error.message);
 }
 
 async function begin(problem = "") {
 	if (!sessionStorage[KEY]) return signIn(problem);
 	try {
-		// The summary is refused to the key of an agent.
+		// An agent's key may not read the summary.
 		await Promise.all([meet(), read("/console/summary")]);
 		start();
 		if (problem) tell(problem);
@@ -87,8 +86,9 @@ function start() {
 	app.replaceChildren(
 		h("header",
 			h("a.brand", { href: "#/overview" }, icon("M5 18 12 5l7 13M8 14h8"), "agentpay"),
-			me.is_test_money ? h("span.money.test", "TEST MONEY") : h("span.money.real", "REAL MONEY"), h("span.quiet.grow", me.cluster), state,
-			button("?", help, { "aria-label": "Keyboard shortcuts", class: "bare" }), button("Sign out", () => signIn("Signed out."), { class: "bare" })),
+			me.is_test_money ? h("span.money.test", "TEST MONEY") : h("span.money.real", "REAL MONEY"),
+			h("span.quiet.grow", me.cluster), state,
+			button("?", help, { "aria-label": "Keyboard shortcuts" }), button("Sign out", () => signIn("Signed out."))),
 		h("nav", { "aria-label": "Pages" }, places), h("main"));
 	const onState = (isLive) => {
 		const text = isLive ? "Live" : "Reconnecting…";
@@ -97,12 +97,9 @@ function start() {
 		state.classList.toggle("live", isLive);
 	};
 	follow({ signal, onChange: () => reload(), onState });
-	const timer = setInterval(() => reload(), 5000);
-	signal.addEventListener("abort", () => clearInterval(timer));
 	route();
 }
 
-/** Read the counts beside the pages, and the clock. */
 async function readFrame(signal) {
 	const [counts, time] = await Promise.all([read("/console/summary", signal), me.is_test_money && read("/sandbox/clock", signal)]);
 	$("[data-page=approvals] .count").textContent = counts.pending_approvals || "";
@@ -116,9 +113,10 @@ function route() {
 	const [name, label, content, letter, owner] = PAGES.find(([name]) => name === wanted) ?? PAGES[0];
 	shown.abort();
 	shown = new AbortController();
-	const title = h("h1", { tabindex: -1 }, label), current = letter ? name : owner, asked = Object.fromEntries(new URLSearchParams(search));
+	const title = h("h1", { tabindex: -1 }, label), current = letter ? name : owner;
 	document.title = `${label} · ${NAME}`;
 	for (const place of document.querySelectorAll("nav a")) place.ariaCurrent = place.getAttribute("data-page") === current ? "page" : null;
+	const asked = Object.fromEntries(new URLSearchParams(search));
 	turn(title, content, { id: encodeURIComponent(id), asked, signal: shown.signal }, readFrame);
 	scrollTo(0, 0);
 	title.focus({ preventScroll: true });
@@ -142,7 +140,6 @@ function press(event) {
 		const rows = [...document.querySelectorAll("[data-row]")], next = rows[row ? rows.indexOf(row) + (letter === "j" ? 1 : -1) : 0];
 		const place = next && (next.matches("[tabindex]") ? next : $("summary, a[href], button", next));
 		place?.focus();
-		place?.scrollIntoView({ block: "nearest" });
 	} else if (row && "ar".includes(letter)) $(`[data-hot=${letter}]`, row)?.click();
 	else return;
 	event.preventDefault();

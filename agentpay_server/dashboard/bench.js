@@ -6,22 +6,23 @@ import { accountField, act, change, get, list, one } from "./page.js";
 import { button, clock, code, field, form, h, moment, quiet, tell, usdc, words } from "./ui.js";
 
 const CHAIN = {
-	chain_down: "no response", chain_reply_lost: "sent and executed", chain_never_lands: "sent, never executed", chain_slow: "unknown at first",
+	chain_down: "no response", chain_reply_lost: "sent and executed",
+	chain_never_lands: "sent, never executed", chain_slow: "unknown at first",
 };
 const EFFECTS = { delay: "held for 3 s", internal_error: "500", reset: "connection dropped", reply_lost: "processed, reply lost" };
 const MOST_POINTS = 64;
 const STEPS = { "Run what is due": 0, "+30 s": 30, "+5 min": 300, "+1 h": 3600, "+24 h": 86400 };
 
-const advance = (seconds) => act(() => post("/sandbox/clock/advance", { seconds }), "The clock has moved, and what was due has run.");
-const fund = ({ account_id, amount }) => act(() => post(`/sandbox/accounts/${account_id}/fund`, { amount }), `${usdc(amount)} test USDC minted.`);
-const faultPath = (name) => `/sandbox/faults/${encodeURI(name)}`;
-const arm = (name, body = {}) => act(() => call("PUT", faultPath(name), body), "Armed.");
-const disarm = (name) => act(() => call("DELETE", faultPath(name)), "Disarmed.");
-const armOnce = ({ operation, effect }) => arm(`http:${operation}`, { times: 1, effect, delay_ms: effect === "delay" ? 3000 : undefined });
+const advance = (seconds) => act(() => post("/sandbox/clock/advance", { seconds }), "The clock has moved.");
+const fund = ({ account_id: id, amount }) =>
+	act(() => post(`/sandbox/accounts/${id}/fund`, { amount }), `${usdc(amount)} test USDC minted.`);
+const fault = (method, name, body) => act(() => call(method, `/sandbox/faults/${encodeURI(name)}`, { body }));
+const armOnce = ({ operation, effect }) =>
+	fault("PUT", `http:${operation}`, { times: 1, effect, delay_ms: effect === "delay" ? 3000 : undefined });
 
 async function jump() {
-	const [retries, waits] = await Promise.all(["/console/deliveries?status=retrying&limit=100", "/console/approvals?limit=100"].map(get));
-	const due = Math.min(...[...retries.data, ...waits.data].map((it) => Date.parse(it.next_attempt_at ?? it.expires_at)));
+	const lists = await Promise.all(["/console/deliveries?status=retrying&limit=100", "/console/approvals?limit=100"].map(get));
+	const due = Math.min(...lists.flatMap(({ data }) => data.map((it) => Date.parse(it.next_attempt_at ?? it.expires_at))));
 	if (due === Infinity) tell("No delivery and no approval is due.");
 	else await advance(Math.max(0, (due - clock.now()) / 1000));
 }
@@ -48,13 +49,13 @@ export const bench = () => [h("div.benches",
 			row: faultRow,
 		}),
 		form("fields", armOnce, field("Request", "operation", { value: "POST /v1/transfers", required: true }),
-			field("Outcome", "effect", { options: Object.entries(EFFECTS) }), h("button", "Arm once"))))];
+			field("Outcome", "effect", { options: Object.entries(EFFECTS), required: true }), h("button", "Arm once"))))];
 
-/** An armed fault has `times`, which may be null. */
+/** Only an armed fault has `times`. */
 function faultRow({ name, times, effect }) {
-	const isOn = times !== undefined, toggle = () => (isOn ? disarm(name) : arm(name));
+	const isOn = times !== undefined, toggle = () => (isOn ? fault("DELETE", name) : fault("PUT", name, {}));
 	return [
-		button(isOn ? "On" : "Off", toggle, { role: "switch", "aria-checked": String(isOn), "aria-label": words(name), class: "switch" }),
+		button(isOn ? "On" : "Off", toggle, { role: "switch", "aria-checked": String(isOn), "aria-label": words(name) }),
 		[h("strong", words(name)), h("br"), quiet(CHAIN[name] ?? EFFECTS[effect], times && ` · ${times} times`)],
 	];
 }

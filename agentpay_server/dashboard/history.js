@@ -3,7 +3,7 @@
 
 import { post } from "./api.js";
 import { points, pointRow, savePoint } from "./bench.js";
-import { accounts, act, change, filters, get, instant, list, me, named, one, party, TIMES } from "./page.js";
+import { accounts, act, change, filters, get, instant, list, me, named, one, party } from "./page.js";
 import { $, badge, big, button, code, count, facts, field, fields, h, json, link, meter, moment, quiet, said, usdc, words } from "./ui.js";
 
 const STATUS = {
@@ -13,8 +13,12 @@ const STATUS = {
 };
 
 export const EVENTS = Object.keys(STATUS);
+export const REGISTER = 'client.webhooks.create(url="https://…", events=["transfer.settled"])';
 
-/** Fold events, newest first, into a row for each transfer, session or balance. */
+const MOST_EVENTS = 1000;
+const MOMENT = { type: "datetime-local" }, TIMES = { since: ["After", MOMENT], until: ["Up to", MOMENT] };
+
+/** Fold events, newest first, into rows. */
 function folded(events) {
 	const rows = new Map();
 	for (const { id: eventId, type, created_at: at, data } of events) {
@@ -22,18 +26,16 @@ function folded(events) {
 		const row = rows.get(id) ?? { id, at, status, events: [] };
 		row.data = { ...data, ...row.data };
 		row.events.unshift({ id: eventId, type, at, data });
-		// Two events of one commit have one time: the end counts.
+		// Two events may have one time: the end counts.
 		if (["settled", "rejected"].includes(status)) row.status = status;
 		rows.set(id, row);
 	}
 	return [...rows.values()];
 }
 
-const MOST = 1000;
-
-export function timeline({ asked: { id = "", ...others } }) {
-	const { status } = others, withPoints = me.is_test_money && !id && !Object.values(others).some(Boolean);
-	// Rows that are being read must not move: new ones wait until they are asked for.
+export function timeline({ asked }) {
+	const { id = "", status } = asked, withPoints = me.is_test_money && !Object.values(asked).some(Boolean);
+	// Rows that are being read do not move: new ones wait.
 	let rows = [], shown = [], draw, end = "";
 	const wanted = (events) => folded(events).filter((row) => (!status || row.status === status) && JSON.stringify(row).includes(id));
 	const arrange = (isHeld) => {
@@ -47,16 +49,16 @@ export function timeline({ asked: { id = "", ...others } }) {
 	const events = list({
 		path: "/console/events", query: { status: "" }, row: timelineRow, fold: timelineFold,
 		none: ["Nothing here. On a test chain, let something happen:", "agentpay-server trigger transfer.settled"],
-		isEnough: (events) => (!status && !id) || wanted(events).length > 24 || events.length >= MOST,
+		isEnough: (events) => (!status && !id) || wanted(events).length > 24 || events.length >= MOST_EVENTS,
 		present: async (events, drawRows, more) => {
 			[rows, draw] = [wanted(events), drawRows];
-			if (rows.some(isOutside)) {
+			if (rows.some(({ data }) => data.transfer_id && !data.to?.startsWith("acct_"))) {
 				const { data } = await get("/payments?limit=100"), sellers = new Map(data.map((it) => [it.transfer_id, it.origin]));
 				for (const row of rows) row.seller = sellers.get(row.id);
 			}
-			// What is older than the page that was read is still there; what is missing from it was undone.
+			// A row that is missing was undone by a rewind, unless it is older than what was read.
 			end = more ? rows.at(-1)?.at ?? "" : "";
-			if (withPoints) rows = [...rows, ...await points(end)].sort((a, b) => Date.parse(b.at) - Date.parse(a.at));
+			if (withPoints) rows = [...rows, ...await points(end)].sort((a, b) => b.at.localeCompare(a.at));
 			arrange(shown.length > 0 && (element.contains(document.activeElement) || Boolean($("details[open]", element))));
 		},
 	});
@@ -76,15 +78,13 @@ export function timeline({ asked: { id = "", ...others } }) {
 	];
 }
 
-const isOutside = ({ data }) => data.transfer_id && !data.to?.startsWith("acct_");
-
 function timelineRow({ point, data, seller, ...row }) {
 	if (point) return pointRow(point);
 	const payee = seller ? [said(seller), quiet(" · 402")] : data.to && named(data.to);
 	const amount = data.settled_usdc ?? data.amount_usdc ?? data.cap_usdc ?? data.balance_usdc;
 	return [
 		moment(row.at), badge(row.status), [named(data.account_id), payee && [quiet(" → "), payee], data.session_id && quiet(" · session")],
-		h("strong", amount && usdc(amount)), count(row.events.length, "event"),
+		count(row.events.length, "event"), h("strong", amount && usdc(amount)),
 	];
 }
 
@@ -113,7 +113,8 @@ function charged({ running_total_usdc: total, cap_usdc: cap, status, ...it }) {
 
 const session = (it) => h("div.page",
 	h("div.card", charged(it), it.status === "open" && h("div.actions",
-		change("Close", `${usdc(it.running_total_usdc)} USDC go to the payee; the rest returns.`, () => post(`/sessions/${it.session_id}/close`)))),
+		change("Close", `${usdc(it.running_total_usdc)} USDC go to the payee; the rest returns.`,
+			() => post(`/sessions/${it.session_id}/close`)))),
 	h("div.card",
 		facts({ opened: moment(it.opened_at), settled: moment(it.settled_at) }),
 		fields(it, "session_id category escrow_token_account tx_signature settlement_tx_signature"),
@@ -123,10 +124,10 @@ export function deliveries({ asked: { webhook_id } }) {
 	const webhooks = get("/console/webhooks?limit=100").then(({ data }) => data.map((it) => [it.webhook_id, it.url]));
 	const choice = () => [
 		h("p", webhook_id ? "To this webhook." : "To every webhook."),
-		field("Created after", "since", { type: "datetime-local", required: true }),
+		field("Created after", "since", { ...MOMENT, required: true }),
 	];
-	const replayAll = async (given) => {
-		const { replayed, has_more } = await post("/console/deliveries/replay", { since: instant(given.since), status: "undelivered", webhook_id });
+	const replayAll = async ({ since }) => {
+		const { replayed, has_more } = await post("/console/deliveries/replay", { since: instant(since), webhook_id });
 		return `${replayed} replayed.${has_more ? " There are more." : ""}`;
 	};
 	return [
@@ -139,7 +140,7 @@ export function deliveries({ asked: { webhook_id } }) {
 		h("div.actions", change("Replay undelivered", choice, replayAll, { look: "" })),
 		...list({
 			path: "/console/deliveries",
-			none: ["No deliveries. Register a webhook:", 'client.webhooks.create(url="https://…", events=["transfer.settled"])'],
+			none: ["No deliveries. Register a webhook:", REGISTER],
 			present: async (items, draw) => {
 				const urls = new Map(await webhooks);
 				draw(items.map((it) => ({ ...it, url: urls.get(it.webhook_id) })));
@@ -148,11 +149,12 @@ export function deliveries({ asked: { webhook_id } }) {
 				const last = it.attempts.at(-1);
 				return [
 					last ? moment(last.at) : quiet("not yet"), badge(it.status), [it.event_type, quiet(" → "), it.url ? said(it.url) : code(it.webhook_id)],
-					h("strong", last && answer(last)), count(it.attempts.length, "attempt"),
+					count(it.attempts.length, "attempt"), h("strong", last && answer(last)),
 				];
 			},
 			fold: (it) => [
-				h("p.head", h("span.grow", code(it.delivery_id)), button("Replay", () => replay(it))),
+				h("p.head", h("span.grow", code(it.delivery_id)), button("Replay", () => act(
+					() => post(`/console/events/${it.event_id}/replay`, { webhook_id: it.webhook_id }), "Replayed as a new delivery."))),
 				h("ol", it.attempts.map(attempt)),
 				it.next_attempt_at && h("p", "Next attempt ", moment(it.next_attempt_at)),
 			],
@@ -164,6 +166,3 @@ const answer = (attempt) => attempt.status_code ?? "no response";
 
 const attempt = (it) => h("li", moment(it.at), " ", h("strong", answer(it)), quiet(` ${it.duration_ms} ms`),
 	it.error && h("p", said(it.error)), it.response_excerpt && h("pre", it.response_excerpt));
-
-const replay = ({ event_id, webhook_id }) =>
-	act(() => post(`/console/events/${event_id}/replay`, { webhook_id }), "Replayed as a new delivery of the same event.");

@@ -1,7 +1,7 @@
 // @ts-check
-// The page that is shown: its reads, lists, filters and changes.
+// The page that is shown: lists, filters and changes.
 
-import { at, pause, read } from "./api.js";
+import { pause, read } from "./api.js";
 import { $, ask, button, code, field, form, h, link, plain, said, show, tell } from "./ui.js";
 
 /** Whose key this is. */
@@ -12,18 +12,20 @@ export async function meet() {
 	me = await read("/whoami");
 }
 
-/** The identifier and query in its address, what reads its parts, and a signal until it is left. */
+/** `loads` read its parts; the signal ends when it is left. */
 let page = { id: "", asked: /** @type {any} */ ({}), loads: [], signal: AbortSignal.abort() };
 
-export let reload = async () => {};
+export let reload = () => {};
 
-/** Show the page whose nodes `content` returns. Every reading of it begins with `before`. */
-export function turn(title, content, { id, asked, signal }, before) {
+const PAUSE_MS = 1000, POLL_MS = 4000;
+
+/** Show a page, and read it until it is left. */
+export async function turn(title, content, { id, asked, signal }, before) {
 	const { loads } = page = { id, asked, signal, loads: [] };
 	const problem = h("p.problem", { role: "alert" }), root = h("div.page", { "aria-busy": "true" });
 	$("main").replaceChildren(title, problem, root);
 	root.append(...content(page).flat());
-	reload = paced(async () => {
+	const update = async () => {
 		try {
 			await before(signal);
 			await Promise.all(loads.map((load) => load()));
@@ -34,27 +36,15 @@ export function turn(title, content, { id, asked, signal }, before) {
 			problem.textContent = plain(error.message);
 		}
 		root.removeAttribute("aria-busy");
-	}, signal);
-	reload();
-}
-
-const PAUSE_MS = 1000;
-
-/** A function that works never twice at once, and once a pause at most. */
-function paced(work, signal) {
-	let isBusy = false, isWanted = false;
-	return async () => {
-		isWanted = true;
-		if (isBusy) return;
-		isBusy = true;
-		// Nothing is lost while the page is hidden: the stream begins anew when it is seen.
-		while (isWanted && !signal.aborted && !document.hidden) {
-			isWanted = false;
-			await work();
-			await pause(PAUSE_MS, signal);
-		}
-		isBusy = false;
 	};
+	while (!signal.aborted) {
+		const wanted = new AbortController();
+		reload = () => wanted.abort();
+		// Nothing is lost while the page is hidden: the stream begins anew when it is seen.
+		if (!document.hidden) await update();
+		await pause(PAUSE_MS, signal);
+		await pause(POLL_MS, signal, wanted.signal);
+	}
 }
 
 /** Do something, say what it returns or `done`, and read the page again. */
@@ -68,7 +58,7 @@ export async function act(work, done = "Done.") {
 	reload();
 }
 
-/** A button that does `work` with the values of a dialog, once that is confirmed. */
+/** A button that does `work` with the values of a dialog. */
 export function change(label, body, work, options = {}) {
 	const { action = label, title = `${action}?`, look = "danger", typed, ...attributes } = /** @type {any} */ (options);
 	return button(`${label}…`, () => act(async () => {
@@ -95,22 +85,20 @@ export async function get(path) {
 
 export const accountOf = (id) => known.get(id) ?? {};
 export const nameOf = (id) => accountOf(id).name ?? id;
-
 export const named = (id) => (accountOf(id).name ? said(nameOf(id)) : code(id));
 export const party = (id) => (accountOf(id).name ? h("a.party", { href: `#/accounts/${id}`, title: id }, named(id)) : code(id));
 
 export const accounts = async () => (await get(ACCOUNTS)).data.map((it) => [it.account_id, it.name]);
 export const accountField = () => field("Account", "account_id", { options: accounts(), required: true });
 
-export const TIMES = { since: ["After", { type: "datetime-local" }], until: ["Up to", { type: "datetime-local" }] };
-
 const KINDS = { __proto__: null, txn: "transfer_id", sess: "session_id", acct: "account_id", evt: "event_id" };
 
+const at = (path, query) => `${path}?${new URLSearchParams(Object.entries(query).filter(([, value]) => value))}`;
 const here = (query) => at(location.hash.split("?")[0] || "#/", query);
 
 export const instant = (local) => (isNaN(Date.parse(local)) ? local : new Date(local).toISOString());
 
-/** What the address asks of a list: moments in UTC, and an identifier under the name of its kind. */
+/** What the address asks: moments in UTC, an identifier under the name of its kind. */
 function asked() {
 	const { id = "", since, until, ...others } = page.asked, kind = KINDS[id.split("_")[0]];
 	return { ...others, since: instant(since), until: instant(until), ...(kind && { [kind]: id }) };
@@ -118,18 +106,15 @@ function asked() {
 
 export function filters(fields) {
 	const go = (given) => { location.hash = here(given); };
-	const inputs = Object.entries(fields).map(([name, [label, { options, ...props }]]) => field(label, name, {
-		...props, value: page.asked[name], options: options && Promise.resolve(options).then((all) => [["", "All"], ...all]),
-	}));
+	const inputs = Object.entries(fields).map(([name, [label, props]]) => field(label, name, { ...props, value: page.asked[name] }));
 	const node = form("fields", go, inputs);
 	node.addEventListener("change", () => node.requestSubmit());
-	return h("details.filters", { open: innerWidth > 760 || Object.keys(page.asked).length > 0 }, h("summary", "Filters"), node);
+	return h("details", { open: innerWidth > 760 || Object.keys(page.asked).length > 0 }, h("summary", "Filters"), node);
 }
 
 /**
- * A list that stays current, newest first: a page of the API, or as many as `isEnough` wants. A `row` is an element, or
- * cells of which one that is an array grows; `fold` builds what it unfolds. `present` may change what is drawn.
- * `none` is a sentence and the code that ends it.
+ * A list that stays current: one page of the API, or as many as `isEnough` wants. A `row` is an element, or cells of
+ * which an array grows. `present` may change what is drawn.
  */
 export function list(/** @type {any} */ {
 	path, query, as = "ul.rows.card", row, fold, none, isEnough = () => true,

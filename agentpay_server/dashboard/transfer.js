@@ -1,12 +1,71 @@
 // @ts-check
-// A transfer from request to delivery, and the exchange of a payment behind HTTP 402.
+// Approvals, and a transfer from request to delivery; of a payment behind HTTP 402 the whole exchange.
 
-import { memoOf, splitsOf } from "./money.js";
-import { get, one, party } from "./page.js";
-import { badge, big, copies, facts, fields, h, json, link, moment, quiet, said, span, usdc, whole } from "./ui.js";
+import { post, read } from "./api.js";
+import { accountOf, change, get, list, me, nameOf, one, party } from "./page.js";
+import {
+	badge, big, clock, code, copies, facts, field, fields, h, json, link, minus, moment, quiet, said, span, usdc, whole, words,
+} from "./ui.js";
+
+export const approvals = () => list({
+	path: "/console/approvals", as: "ul.stack",
+	none: ["No transfer waits. A policy asks for approval from an amount on:", "client.policies.update(account_id, escalation_threshold=20)"],
+	present: async (items, draw) => {
+		const payers = new Set(items.map((it) => it.from)), now = clock.now();
+		await Promise.all([...payers].map((id) => get(`/console/accounts/${id}`)));
+		draw(items.map((it) => ({
+			...it, left: remains(it), age: span(now - Date.parse(it.created_at)), ends: span(Date.parse(it.expires_at) - now),
+		})));
+	},
+	row: (it) => h("li.card.approval", { tabindex: -1 },
+		h("div.about", big(it.amount_usdc), h("p", party(it.from), quiet(" pays "), party(it.to)), memoOf(it)),
+		facts({
+			Splits: splitsOf(it), Category: it.category ? said(it.category) : quiet("none"), Waiting: it.age, "Expires in": it.ends,
+			Afterwards: afterwards(it), Transfer: link(`#/transfers/${it.transfer_id}`, code(it.transfer_id)),
+		}),
+		h("div.actions", reject(it), approve(it))),
+});
+
+const splitsOf = ({ splits }) => splits?.map((part) => h("div", `${usdc(part.amount_usdc)} of it to `, whole(part.recipient)));
+
+const memoOf = ({ memo }) => h("p", memo ? h("q", said(memo)) : quiet("No memo"));
+
+function remains({ from, amount_usdc: amount }) {
+	const { balance_usdc: balance, remaining_usdc: left, policy } = accountOf(from);
+	return balance && `${minus(balance, amount)} balance${left ? `, ${minus(left, amount)} of ${usdc(policy.max_daily_spend)} a day` : ""}`;
+}
+
+const afterwards = ({ left }) => left && h(left.includes("-") ? "span.bad" : "span", left);
+
+function approve(it) {
+	const sum = usdc(it.amount_usdc), pay = `Pay ${sum} USDC`;
+	const details = () => facts({
+		From: said(nameOf(it.from)), To: [said(nameOf(it.to)), " ", whole(it.to)],
+		Splits: splitsOf(it), Memo: memoOf(it), Afterwards: afterwards(it),
+	});
+	return change("Approve", details, () => decide(it, "approve", `${sum} USDC paid to ${nameOf(it.to)}.`),
+		{ action: pay, typed: me.is_test_money ? "" : sum, look: "primary", "data-hot": "a" });
+}
+
+function reject(it) {
+	const done = `Rejected: ${usdc(it.amount_usdc)} USDC stay with ${nameOf(it.from)}.`;
+	return change("Reject", () => field("Reason, for the agent (optional)", "reason", { maxlength: 200 }),
+		({ reason }) => decide(it, "reject", done, { reason: reason.trim() || undefined }), { "data-hot": "r" });
+}
+
+/** Send a decision; return what became of the transfer. An approved payment behind HTTP 402 is not paid yet. */
+async function decide({ transfer_id: id }, what, done, body) {
+	try {
+		const { status } = await post(`/console/approvals/${id}/${what}`, body);
+		return status === "approved" ? "Approved." : done;
+	} catch (error) {
+		if (error.code !== "not_pending") throw error;
+		const { status, message } = await read(`/v1/transfers/${id}`);
+		return `Somebody else was faster: this transfer is ${words(status)}. ${message ?? ""}`;
+	}
+}
 
 const LANES = ["Shop", "Agent", "Server", "Facilitator", "Chain"];
-const PROTOCOLS = { mpp: "MPP", x402_v2: "x402, version 2", x402_v1: "x402, version 1" };
 const UNKNOWN = "Not known here";
 
 export const transfer = ({ id }) => one(`/v1/transfers/${id}`, (it) => h("div.page",
@@ -16,19 +75,18 @@ export const transfer = ({ id }) => one(`/v1/transfers/${id}`, (it) => h("div.pa
 	it.pay && h("p.lanes", { "aria-hidden": "true" }, LANES.map((name) => h("span", name))),
 	h("ol.steps", story(it))),
 async ([it], draw) => {
-	// Most transfers are no payment: the list is empty where `GET /payments/…` would be an error.
+	// Most transfers are no payment, so `GET /payments/…` would be an error.
 	const paths = ["/console/events", "/console/deliveries", "/payments"].map((path) => `${path}?limit=100&transfer_id=${id}`);
 	const [events, deliveries, payments] = await Promise.all(paths.map(get));
 	draw([{ ...it, events: events.data.reverse(), deliveries: deliveries.data.reverse(), pay: payments.data[0] }]);
 });
 
-/** A step: how it went, from whom to whom, when, and the moment before it; its content, of which text was written by others. */
+/** A step: how it went, who sent it to whom, when, and since when; text in its content may be of others. */
 function step(name, { look = "ok", lane, at, since } = /** @type {any} */ ({}), ...content) {
-	const passed = Date.parse(at) - Date.parse(since);
 	return h(`li.${look}`, lane && arrow(lane),
 		h("div.about",
 			h("p.head", h("strong.grow", name, look === "bad" && h("span.bad", " failed here")),
-				Number.isFinite(passed) && quiet(`+${span(passed)}`), at && moment(at)),
+				at && [since && quiet(`+${span(Date.parse(at) - Date.parse(since))} `), moment(at)]),
 			content.flat().map((part) => (typeof part === "string" ? h("p", said(part)) : part))));
 }
 
@@ -44,19 +102,17 @@ function story({ events, deliveries, pay, status, message, ...it }) {
 	const begun = it.created_at ?? events[0]?.created_at, isSettled = status === "settled", waits = status === "pending_approval";
 	const failed = ["rejected", "failed"].includes(status) && (sent ? "settlement" : asked ? "approval" : "policy");
 	const look = (name, isOpen = false) => (failed === name ? "bad" : isOpen ? "info" : "ok");
-	const allowed = asked
-		? `Allowed, with approval: it reaches ${usdc(asked.data.escalation_threshold)} USDC.`
-		: "Allowed: within every rule then in force.";
+	const allowed = `Allowed${asked ? `, with approval: it reaches ${usdc(asked.data.escalation_threshold)} USDC.` : " by every rule then in force."}`;
 	return [
 		pay ? challenge(pay) : step("Request", { at: begun }, fields(it, "transfer_id idempotency_key from to category")),
-		step("Policy", { look: look("policy"), lane: "Agent → Server", at: begun }, failed === "policy" ? [message, fields(it, "error")] : allowed),
+		step("Policy", { look: look("policy"), lane: "Agent → Server", at: begun },
+			failed === "policy" ? [message, fields(it, "error")] : allowed),
 		asked && step("Approval", { look: look("approval", waits), at: (sent ?? refused)?.created_at, since: begun },
 			waits ? ["Waiting for an operator.", h("p", link("#/approvals", "Decide"))] : failed === "approval" ? message : "Approved."),
 		sent && step(pay ? "Signed payment handed out" : "Signature", { lane: "Server → Agent", at: sent.created_at, since: begun },
 			pay ? "Presented again: not charged again." : "Signed, stored, then sent."),
 		sent && pay && presented(pay.outcome),
-		sent && step("Settlement",
-			{
+		sent && step("Settlement", {
 			look: look("settlement", !isSettled), lane: pay?.fee_payer ? "Facilitator → Chain" : "Server → Chain",
 			at: it.settled_at, since: sent.created_at,
 		},
@@ -75,7 +131,7 @@ const deliveryOf = (it) => h("p.head", badge(it.status), h("span.grow", it.event
 
 const challenge = (pay) => [
 	step("Request", { lane: "Agent → Shop" }, pay.url ?? UNKNOWN, fields(pay, "transfer_id")),
-	step("402 Payment Required", { lane: "Shop → Agent" }, `${usdc(pay.amount_usdc)} USDC, by ${PROTOCOLS[pay.protocol] ?? pay.protocol}`,
+	step("402 Payment Required", { lane: "Shop → Agent" }, `${usdc(pay.amount_usdc)} USDC, by ${words(pay.protocol)}`,
 		fields({ ...pay, fee_payer: pay.fee_payer ?? "this server" }, "origin recipient fee_payer category"), splitsOf(pay)),
 ];
 

@@ -1,14 +1,14 @@
 // @ts-check
-// Elements from text and attributes only: memos, names, URLs and responses are hostile, so nothing here parses markup.
+// Elements. Memos, names, URLs and responses are hostile, so nothing here parses markup.
 
 const is = (value) => (value ?? false) !== false;
 
-// Characters that hide or reorder text, with which one name could pose as another.
+// Characters that hide or reorder text let one name pose as another.
 const HIDDEN = /(?!\n)[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu;
 
 export const plain = (text) => String(text).replace(HIDDEN, (c) => `\\u${c.codePointAt(0).toString(16).padStart(4, "0")}`);
 
-/** An element: `tag.class`, attributes if any (a function listens to that event), children. */
+/** An element: `tag.class`, attributes if any (a function is a listener), children. */
 export function h(spec, ...rest) {
 	const [tag, ...classes] = spec.split("."), node = /** @type {any} */ (document.createElement(tag));
 	node.className = classes.join(" ");
@@ -23,13 +23,13 @@ export function h(spec, ...rest) {
 
 export const $ = (selector, root = /** @type {any} */ (document)) => root.querySelector(selector);
 
-/** Text of others, whose direction does not reach the text around it. */
+/** Text of others: its direction ends with it. */
 export const said = (text) => h("bdi", text);
 export const quiet = (...children) => h("span.quiet", children);
 export const words = (text) => text.replaceAll("_", " ");
 export const whole = (text) => text && h("code", text);
 export const link = (href, ...children) => h("a", { href }, children);
-export const json = (value) => h("pre", { tabindex: 0, role: "group", "aria-label": "JSON" }, JSON.stringify(value, null, 2));
+export const json = (value) => h("pre", JSON.stringify(value, null, 2));
 
 export function code(id) {
 	const text = plain(id ?? "–");
@@ -47,13 +47,12 @@ export const big = (amount, after = " USDC") => h("p.amount", usdc(amount), h("s
 export const meter = (meaning, total, parts) => h("div.meter", { role: "img", "aria-label": meaning },
 	Object.entries(parts).map(([look, part]) => h(`span.${look}`, { style: { width: `${Math.min(100, (part / total || 0) * 100)}%` } })));
 
-/** The server's time: on a test chain it may stand still, or be years away. */
+/** The server's time: on a test chain it may stand still. */
 export const clock = { now: () => Date.now() };
 
 const CLOCK = new Intl.DateTimeFormat("en-GB", { timeStyle: "medium" });
 const DAY = new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short" });
 
-/** A moment in the reader's zone, in UTC on hover. */
 export function moment(iso) {
 	if (!iso) return quiet("–");
 	const at = new Date(iso), day = DAY.format(at);
@@ -79,17 +78,16 @@ const LOOKS = {
 	rejected: "bad", rejection: "bad", failed: "bad", undelivered: "bad",
 };
 
-/** A status: a word and a colour; the style sheet adds a sign. */
 export const badge = (status, label = status) => h(`span.badge.${LOOKS[status] ?? "info"}`, words(label));
 
 export const count = (number, what) => quiet(`${number} ${what}${number === 1 ? "" : "s"}`);
 
 export const button = (label, act, attributes) => h("button", { type: "button", click: act, ...attributes }, label);
 
-/** An input, or a choice of `options`: values, or pairs of value and text, or a promise of them. */
+/** An input, or a choice of `options`: values or pairs of value and text, which may be a promise. */
 export function field(label, name, { options, ...props } = /** @type {any} */ ({})) {
 	const input = h(options ? "select" : "input", { name, autocomplete: "off", ...props });
-	const fill = (all) => input.append(...all.map((option) => {
+	const fill = (all) => input.append(...(props.required ? all : [["", "All"], ...all]).map((option) => {
 		const [value, text = value] = [option].flat();
 		return h("option", { value, selected: value === props.value }, text);
 	}));
@@ -106,7 +104,7 @@ export const form = (look, submit, ...children) => h(`form.${look}`, { submit: (
 
 const PLACES = "a[href], button, summary, input, select";
 
-/** Show items. An element stays while its item is the same; a new one inherits its focus and what is unfolded. */
+/** An element stays while its item is the same; a new one inherits focus and what is unfolded. */
 export function show(parent, items, identity, render, none = null) {
 	const old = new Map([...parent.children].map((node) => [node.itemKey, node]));
 	let focused = /** @type {any} */ (document.activeElement);
@@ -133,10 +131,7 @@ export function tell(text) {
 	telling = setTimeout(() => region.replaceChildren(), 8000);
 }
 
-/**
- * Ask in a dialog; return the values of its fields, or nothing. `typed` must be typed to enable the action.
- * Without fields focus starts on Cancel, so that Enter alone never moves money.
- */
+/** Ask in a dialog; return the values of its fields. Without any, focus starts on Cancel: Enter alone moves no money. */
 export const ask = ({ title, action, look = "primary", typed = "", cancel = "Cancel" }, ...body) => new Promise((resolve) => {
 	const go = h("button", { value: "go", class: look, disabled: Boolean(typed) }, action);
 	const content = h("form", { method: "dialog" }, h("h2", { id: "asked" }, title), body);
