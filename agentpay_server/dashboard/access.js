@@ -16,7 +16,7 @@ const keyRow = (it, path) => [
 		it.name ? said(it.name) : quiet("no name"), it.account_id && [quiet(" for "), party(it.account_id)],
 		it.expires_at && quiet(` · ${it.kind} key until `, moment(it.expires_at)),
 	],
-	remove("Revoke", "It is refused from the next request on.", `${path}/${it.key_id}`),
+	remove("Revoke", "It is refused from now on.", `${path}/${it.key_id}`),
 ];
 
 /** Lists, and what is created in them. @type {Record<string, any>} */

@@ -59,7 +59,7 @@ const rule = (value) => (value === null ? quiet("any") : Array.isArray(value) ? 
 
 /** Replaces the whole policy under its version, so that no other change is undone. */
 function pausing({ account_id: id, policy: { paused } }) {
-	const effect = paused ? "It may spend again under its policy." : "Its transfers are refused from the next request on.";
+	const effect = paused ? "It may spend again under its policy." : "Its transfers are refused from now on.";
 	return change(paused ? "Resume" : "Pause", effect, async () => {
 		const path = `/v1/accounts/${id}/policy`, response = await send("GET", path);
 		const { account_id, updated_at, ...policy } = await response.json();

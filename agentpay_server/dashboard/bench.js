@@ -10,7 +10,6 @@ const CHAIN = {
 	chain_never_lands: "sent, never executed", chain_slow: "unknown at first",
 };
 const EFFECTS = { delay: "held for 3 s", internal_error: "500", reset: "connection dropped", reply_lost: "processed, reply lost" };
-const MOST_POINTS = 64;
 const STEPS = { "Run what is due": 0, "+30 s": 30, "+5 min": 300, "+1 h": 3600, "+24 h": 86400 };
 
 const advance = (seconds) => act(() => post("/sandbox/clock/advance", { seconds }), "The clock has moved.");
@@ -35,7 +34,7 @@ export const bench = () => [h("div.benches",
 	section("Fund", form("fields", fund, accountField(), field("USDC", "amount", { value: "100", required: true }), h("button", "Fund"))),
 	section("Rewind",
 		list({
-			path: "/sandbox/snapshots", query: { limit: MOST_POINTS }, as: "ul.rows", row: pointRow,
+			path: "/sandbox/snapshots", query: { limit: 64 }, as: "ul.rows", row: pointRow,
 			none: ["No points yet. Save one, or:", "server.sandbox.snapshot()"],
 		}),
 		savePoint()),
@@ -62,7 +61,7 @@ function faultRow({ name, times, effect }) {
 
 /** Points after a moment as rows of the timeline. */
 export async function points(after) {
-	const { data } = await get(`/sandbox/snapshots?limit=${MOST_POINTS}`);
+	const { data } = await get("/sandbox/snapshots?limit=64");
 	return data.map((point) => ({ id: point.snapshot_id, at: point.created_at, point })).filter((row) => row.at >= after);
 }
 

@@ -12,8 +12,8 @@ export async function meet() {
 	me = await read("/whoami");
 }
 
-/** `loads` read its parts; the signal ends when it is left. */
-let page = { id: "", asked: /** @type {any} */ ({}), loads: [], signal: AbortSignal.abort() };
+/** Its `loads` read its parts; its `signal` ends when it is left. @type {any} */
+let page;
 
 export let reload = () => {};
 

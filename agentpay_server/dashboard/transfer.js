@@ -38,13 +38,13 @@ function remains({ from, amount_usdc: amount }) {
 const afterwards = ({ left }) => left && h(left.includes("-") ? "span.bad" : "span", left);
 
 function approve(it) {
-	const sum = usdc(it.amount_usdc), pay = `Pay ${sum} USDC`;
+	const sum = usdc(it.amount_usdc);
 	const details = () => facts({
 		From: said(nameOf(it.from)), To: [said(nameOf(it.to)), " ", whole(it.to)],
 		Splits: splitsOf(it), Memo: memoOf(it), Afterwards: afterwards(it),
 	});
 	return change("Approve", details, () => decide(it, "approve", `${sum} USDC paid to ${nameOf(it.to)}.`),
-		{ action: pay, typed: me.is_test_money ? "" : sum, look: "primary", "data-hot": "a" });
+		{ action: `Pay ${sum} USDC`, typed: me.is_test_money ? "" : sum, look: "primary", "data-hot": "a" });
 }
 
 function reject(it) {
@@ -53,11 +53,11 @@ function reject(it) {
 		({ reason }) => decide(it, "reject", done, { reason: reason.trim() || undefined }), { "data-hot": "r" });
 }
 
-/** Send a decision; return what became of the transfer. An approved payment behind HTTP 402 is not paid yet. */
+/** Send a decision; return what became of the transfer. Approval does not yet pay behind HTTP 402. */
 async function decide({ transfer_id: id }, what, done, body) {
 	try {
 		const { status } = await post(`/console/approvals/${id}/${what}`, body);
-		return status === "approved" ? "Approved." : done;
+		return what === "reject" || status === "settled" ? done : "Approved.";
 	} catch (error) {
 		if (error.code !== "not_pending") throw error;
 		const { status, message } = await read(`/v1/transfers/${id}`);
@@ -65,8 +65,7 @@ async function decide({ transfer_id: id }, what, done, body) {
 	}
 }
 
-const LANES = ["Shop", "Agent", "Server", "Facilitator", "Chain"];
-const UNKNOWN = "Not known here";
+const LANES = ["Shop", "Agent", "Server", "Facilitator", "Chain"], UNKNOWN = "Not known here";
 
 export const transfer = ({ id }) => one(`/v1/transfers/${id}`, (it) => h("div.page",
 	h("div.card", h("div.head", big(it.amount_usdc), badge(it.status)),
@@ -102,7 +101,8 @@ function story({ events, deliveries, pay, status, message, ...it }) {
 	const begun = it.created_at ?? events[0]?.created_at, isSettled = status === "settled", waits = status === "pending_approval";
 	const failed = ["rejected", "failed"].includes(status) && (sent ? "settlement" : asked ? "approval" : "policy");
 	const look = (name, isOpen = false) => (failed === name ? "bad" : isOpen ? "info" : "ok");
-	const allowed = `Allowed${asked ? `, with approval: it reaches ${usdc(asked.data.escalation_threshold)} USDC.` : " by every rule then in force."}`;
+	const allowed = asked
+		? `Allowed with approval, from ${usdc(asked.data.escalation_threshold)} USDC on.` : "Allowed by every rule then in force.";
 	return [
 		pay ? challenge(pay) : step("Request", { at: begun }, fields(it, "transfer_id idempotency_key from to category")),
 		step("Policy", { look: look("policy"), lane: "Agent → Server", at: begun },

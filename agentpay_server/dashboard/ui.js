@@ -75,7 +75,7 @@ export const fields = (it, names) => facts(Object.fromEntries(names.split(" ").m
 
 const LOOKS = {
 	settled: "ok", delivered: "ok", active: "ok", pending_approval: "warn", retrying: "warn", paused: "warn", low: "warn",
-	rejected: "bad", rejection: "bad", failed: "bad", undelivered: "bad",
+	rejected: "bad", failed: "bad", undelivered: "bad",
 };
 
 export const badge = (status, label = status) => h(`span.badge.${LOOKS[status] ?? "info"}`, words(label));
