@@ -53,14 +53,17 @@ CODE = [
 ]
 
 EVERY_RUN = "not deep and not peers and not validator"
-# A worker takes tests over from one that still has many: so a module's fixtures are mostly made once.
-ON_ALL_CORES = ("pytest", "-n", "auto", "--dist", "worksteal", "-m", EVERY_RUN)
+# More workers than cores: many tests wait for a browser, a validator or another process. A worker takes tests
+# over from one that still has many: so a module's fixtures are mostly made once.
+WORKERS = str((os.cpu_count() or 1) * 3 // 2)
+ON_ALL_CORES = ("pytest", "-n", WORKERS, "--dist", "worksteal", "-m", EVERY_RUN)
 BEHAVIOUR = [
     f"tests/integration/test_{subject}.py"
     for subject in (
         "accounts",
         "approvals",
         "console",
+        "console_lists",
         "deliveries",
         "deliveries_leases",
         "deliveries_running",

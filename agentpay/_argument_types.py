@@ -119,7 +119,7 @@ def _advice(argument: str, value: object) -> str:
     kind = type(value)
     if identifier and attrs.has(kind) and identifier in attrs.fields_dict(kind):
         return f": pass {kind.__name__.lower()}.{identifier}"
-    if argument == "event_id" and attrs.has(kind) and "id" in attrs.fields_dict(kind):
+    if argument in ("event_id", "last_event_id") and attrs.has(kind) and "id" in attrs.fields_dict(kind):
         return ": pass event.id"
     if isinstance(value, UUID) or (hasattr(value, "scheme") and hasattr(value, "host")):
         return f": pass str({argument})"

@@ -36,6 +36,8 @@ Headers: TypeAlias = MutableMapping[str, str]
 LEAST_SECONDS: Final = 0.001
 """The timeout of a step after its deadline, in seconds: some libraries treat 0 as no timeout."""
 
+_STREAM: Final = "text/event-stream"
+
 _URLS_KEPT: Final = 128
 
 _SHOWN: Final = frozenset(
@@ -235,3 +237,16 @@ def body_of(response: Response | AsyncResponse) -> Body:
     # If an event hook has read the response, its content is already decompressed.
     coding = "" if response.is_stream_consumed else response.headers.get("content-encoding", "")
     return Body(coding, limit=BODY_MAX_BYTES)
+
+
+def check_stream(request: PreparedRequest, response: Response | AsyncResponse) -> None:
+    """Refuse a successful response that is no readable stream of events, such as a page of a proxy.
+
+    Raises:
+        DecodingError: it is not.
+    """
+    kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
+    coding = response.headers.get("content-encoding", "").strip().lower()
+    if kind != _STREAM or coding not in ("", "identity"):
+        status = response.status_code
+        raise _failures.of_body(f"({status}) is not a readable stream of events", request, status)

@@ -9,7 +9,7 @@ from agentpay.contract import codec, json_text
 from agentpay.contract.events import Event
 from agentpay.errors import DecodingError
 
-_LINE_MAX: Final = 1024 * 1024
+_EVENT_MAX_BYTES: Final = 1024 * 1024
 
 
 class EventReader:
@@ -19,6 +19,7 @@ class EventReader:
         self._rest = b""
         self._name = ""
         self._data: list[str] = []
+        self._size = 0
 
     def feed(self, piece: bytes) -> list[Event]:
         """Return the events that a chunk of the response completes.
@@ -27,20 +28,22 @@ class EventReader:
             DecodingError: the response is not a stream of events.
         """
         *lines, self._rest = (self._rest + piece).split(b"\n")
-        if len(self._rest) > _LINE_MAX:
-            raise _unreadable("a line is longer than 1 MiB")
-        return [event for line in lines if (event := self._line(line.rstrip(b"\r"))) is not None]
+        events = [event for line in lines if (event := self._line(line.rstrip(b"\r"))) is not None]
+        if self._size + len(self._rest) > _EVENT_MAX_BYTES:
+            raise _unreadable("an event is larger than 1 MiB")
+        return events
 
     def _line(self, line: bytes) -> Event | None:
         if not line:
             name, data = self._name, "\n".join(self._data)
-            self._name, self._data = "", []
+            self._name, self._data, self._size = "", [], 0
             # A named event, such as `reset`, is about the stream itself.
             return _event(data) if data and not name else None
         field, _, value = line.decode("utf-8", "replace").partition(":")
         value = value.removeprefix(" ")
         if field == "data":
             self._data.append(value)
+            self._size += len(line)
         elif field == "event":
             self._name = value
         return None

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import httpx
 
 from agentpay import _failures
-from agentpay._edge import Attempt, Edge, body_of
+from agentpay._edge import Attempt, Edge, body_of, check_stream
 from agentpay._given import (
     AsyncHttpClient,
     AsyncResponse,
@@ -176,28 +176,36 @@ class Http(Edge):
         """Send a request once, and yield the body of its response as it arrives, to its end.
 
         Raises:
-            AgentPayError: the request failed, or the connection was lost.
+            AgentPayError: the request failed, the connection was lost, or the response is no stream.
         """
-        if self.closed:
+        if self.closed or (self._given is not None and self._given.is_closed):
             raise ClosedClientError
+        if self._transport is not None or self._given is not None:
+            self._check_process()
         attempt = self._attempt_of(request, call)
         built = self._build(attempt)
         with contextlib.ExitStack() as opened:
+            status: int | None = None
             try:
                 response = self._opened(built, attempt, opened)
                 opened.callback(response.close)
+                status = response.status_code
+                if status == _OK:
+                    check_stream(request, response)
+                    for chunk in response.stream:
+                        yield chunk
+                    return
                 body = body_of(response)
                 for chunk in response.stream:
-                    if response.status_code == _OK:
-                        yield chunk
-                    else:
-                        body.feed(chunk)
+                    body.feed(chunk)
+                refused = Reply(status, response.headers, body.finish())
+            except AgentPayError:
+                raise
+            except BodyError as problem:
+                raise _failures.of_body(str(problem), request, status) from None
             except Exception as error:  # noqa: BLE001 - whichever library it is of
                 raise self._failure(error, built, attempt) from None
-        if response.status_code != _OK:
-            raise refusal_of(
-                request, Reply(response.status_code, response.headers, body.finish()), self.now()
-            )
+        raise refusal_of(request, refused, self.now())
 
     def _opened(self, built: Any, attempt: Attempt, opened: contextlib.ExitStack) -> Response:  # noqa: ANN401
         if self._transport is not None:
@@ -316,28 +324,36 @@ class AsyncHttp(Edge):
         """Send a request once, and yield the body of its response as it arrives, to its end.
 
         Raises:
-            AgentPayError: the request failed, or the connection was lost.
+            AgentPayError: the request failed, the connection was lost, or the response is no stream.
         """
-        if self.closed:
+        if self.closed or (self._given is not None and self._given.is_closed):
             raise ClosedClientError
+        if self._transport is not None or self._given is not None:
+            self._check_process()
         attempt = self._attempt_of(request, call)
         built = self._build(attempt)
         async with contextlib.AsyncExitStack() as opened:
+            status: int | None = None
             try:
                 response = await self._opened(built, attempt, opened)
                 opened.push_async_callback(response.aclose)
+                status = response.status_code
+                if status == _OK:
+                    check_stream(request, response)
+                    async for chunk in response.stream:
+                        yield chunk
+                    return
                 body = body_of(response)
                 async for chunk in response.stream:
-                    if response.status_code == _OK:
-                        yield chunk
-                    else:
-                        body.feed(chunk)
+                    body.feed(chunk)
+                refused = Reply(status, response.headers, body.finish())
+            except AgentPayError:
+                raise
+            except BodyError as problem:
+                raise _failures.of_body(str(problem), request, status) from None
             except Exception as error:  # noqa: BLE001 - whichever library it is of
                 raise self._failure(error, built, attempt) from None
-        if response.status_code != _OK:
-            raise refusal_of(
-                request, Reply(response.status_code, response.headers, body.finish()), self.now()
-            )
+        raise refusal_of(request, refused, self.now())
 
     async def _opened(
         self,

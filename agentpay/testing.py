@@ -125,7 +125,7 @@ _ENTRIES: Final[Mapping[str, Mapping[str, Any]]] = {
 
 def transfer(status: choices.TransferStatus = "settled", **fields: Any) -> Transfer:  # noqa: ANN401
     """Return a transfer; if it is rejected or failed, it has an `error` and a `message`."""
-    return _made(Transfer, {"status": status, **_TRANSFERS[status]}, fields)
+    return _made(Transfer, {"status": status, **_of("status", status, _TRANSFERS)}, fields)
 
 
 def pending_transfer(**fields: Any) -> PendingTransfer:  # noqa: ANN401
@@ -141,7 +141,7 @@ def transfer_check(would: choices.Outcome = "settle", **fields: Any) -> Transfer
 
 def payment(status: choices.TransferStatus = "submitted", **fields: Any) -> Payment:  # noqa: ANN401
     """Return a payment behind HTTP 402; one that is rejected or failed has an `error` and a `message`."""
-    return _made(Payment, {"status": status, **_PAYMENTS[status]}, fields)
+    return _made(Payment, {"status": status, **_of("status", status, _PAYMENTS)}, fields)
 
 
 def payment_header(**fields: Any) -> PaymentHeader:  # noqa: ANN401
@@ -201,12 +201,12 @@ def policy_record_view(**fields: Any) -> PolicyRecordView:  # noqa: ANN401
 
 def transaction(type: choices.TransactionType = "transfer", **fields: Any) -> Transaction:  # noqa: A002, ANN401
     """Return an entry of an account's history."""
-    return _made(Transaction, {"type": type, **_ENTRIES[type]}, fields)
+    return _made(Transaction, {"type": type, **_of("type", type, _ENTRIES)}, fields)
 
 
 def session(status: choices.SessionStatus = "settled", **fields: Any) -> Session:  # noqa: ANN401
     """Return a session."""
-    return _made(Session, {"status": status, **_SESSIONS[status]}, fields)
+    return _made(Session, {"status": status, **_of("status", status, _SESSIONS)}, fields)
 
 
 def webhook(**fields: Any) -> Webhook:  # noqa: ANN401
@@ -296,6 +296,8 @@ def field_fault(**fields: Any) -> FieldFault:  # noqa: ANN401
 
 def error_body(error: choices.ErrorCode = "policy_violation", **fields: Any) -> ErrorBody:  # noqa: ANN401
     """Return the body of an error, with the fields of this error."""
+    if error not in list(ErrorCode):
+        raise ValueError(f"unknown error code {error!r}; available: {', '.join(ErrorCode)}")
     return _made(ErrorBody, _error_fields(ErrorCode(error)), fields)
 
 
@@ -308,7 +310,7 @@ def error(code: choices.ErrorCode, *, retry_after: float | None = None, **fields
         fields: fields of the body: `message`, `request_id`, `transfer_id`, `session_id`, `status`, `details`.
 
     Raises:
-        ValueError: the code does not exist.
+        ValueError: the code does not exist. The message lists the available ones.
         TypeError: error bodies have no such field.
     """
     body = error_body(code, **fields)
@@ -406,6 +408,13 @@ def _named(of: choices.EventType | AnyEvent, data: dict[str, Any]) -> AnyEvent:
     if data:
         raise TypeError(f"an event has its data: pass a type's name with {', '.join(data)}")
     return of
+
+
+def _of(name: str, value: str, examples: Mapping[str, Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the fields that match a status or a type."""
+    if value not in examples:
+        raise ValueError(f"unknown {name} {value!r}; available: {', '.join(examples)}")
+    return examples[value]
 
 
 def _made(model: type[M], defaults: Mapping[str, Any], given: Mapping[str, Any]) -> M:

@@ -106,14 +106,15 @@ def documented(client: Installed, database_url: str) -> list[Install]:
         database_url: an empty PostgreSQL database.
     """
     serves = partial(package_ways.as_server, client=client)
+    serves_in_memory = partial(package_ways.in_memory, client=client)
     stores = partial(package_ways.on_postgres, client=client, database_url=database_url)
     receivers = [
         Install((), needs, (partial(package_ways.as_receiver, app=app),)) for app, needs in RECEIVERS.items()
     ]
     return [
-        Install(("server", "postgres"), (), (serves, stores)),
         Install(("server",), (), (serves, package_ways.without_driver)),
-        Install(("server", "fast"), (), (serves,)),
+        Install(("server", "postgres"), (), (stores,)),
+        Install(("server", "fast"), (), (serves_in_memory,)),
         Install(("server",), ("pytest",), (package_ways.as_test_suite,)),
         Install(("mcp",), (), (package_ways.as_tools,)),
         Install(("cli",), (), (package_ways.as_command_line,)),

@@ -12,6 +12,8 @@ HEADER = "# Generated from _async by scripts/unasync.py. Edit that one.\n"
 SUBSTITUTIONS = [
     # Blocks that exist only in the async client.
     (r" *# unasync: async only\n(?s:.*?)# unasync: end of async only\n", ""),
+    # A sync caller cannot be cancelled.
+    (r"( *)with anyio\.CancelScope\(shield=True\):\n +(.*\n)", r"\1\2"),
     # The awaitable and iterable of pages becomes the first page itself.
     (r"\bAsyncPages\(", "Page.first("),
     (r"\bAsyncPages\b", "Page"),

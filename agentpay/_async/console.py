@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import Unpack
 
+from agentpay._argument_types import check_text
 from agentpay._async.caller import AsyncCaller
 from agentpay._async.deliveries import AsyncDeliveries, AsyncEvents, AsyncRegisteredWebhooks
 from agentpay._async.keys import AsyncAgentKeys, AsyncOperatorKeys
@@ -233,9 +234,11 @@ class AsyncConsole(AsyncResource):
         Raises:
             RateLimitedError: this operator has 10 streams open at this server.
             APIConnectionError: the connection was lost.
+            DecodingError: the response is no stream of events; check `base_url`.
         """
         if last_event_id is not None:
-            options["extra_headers"] = {**options.get("extra_headers", {}), LAST_EVENT_ID.name: last_event_id}
+            after = {LAST_EVENT_ID.name: check_text("last_event_id", last_event_id)}
+            options["extra_headers"] = {**options.get("extra_headers", {}), **after}
         reader = EventReader()
         async for piece in self._caller.pieces(prepare(deliveries.STREAM_EVENTS), options):
             for event in reader.feed(piece):

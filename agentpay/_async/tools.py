@@ -21,6 +21,7 @@ from agentpay.errors import (
     ConfigurationError,
     ExtensionNotOfferedError,
     IdempotencyConflictError,
+    InvalidRequestError,
     OutcomeUnknownError,
     TransferFailedError,
     TransferRejectedError,
@@ -121,7 +122,9 @@ class AsyncAgentTools:
             return await function(**given)
         except AgentPayError as error:
             code = error.code if isinstance(error, APIError) else None
-            return _error(code or "unavailable", error, "Nothing was done. Try again later.")
+            is_invalid = isinstance(error, InvalidRequestError)
+            next_step = "Correct the arguments." if is_invalid else "Try again later."
+            return _error(code or "unavailable", error, f"Nothing was done. {next_step}")
         except Exception as error:
             # Methods that pay catch their own exceptions, so nothing was paid here.
             logger.exception("%s failed", name)
@@ -159,10 +162,13 @@ class AsyncAgentTools:
         except (APIError, ValueError) as error:
             if not reports.is_refusal(error):
                 raise
-            code, message = "invalid_request", str(error)
-            if isinstance(error, APIError):
-                code, message = error.code or code, error.message
-            return CheckResult(would="reject", error=code, message=message, remaining_usdc=None)
+            code = isinstance(error, APIError) and error.code
+            return CheckResult(
+                would="reject",
+                error=code or "invalid_request",
+                message=reports.explanation_of(error),
+                remaining_usdc=None,
+            )
         return reports.check_of(check)
 
     async def pay(

@@ -4,6 +4,7 @@
 from collections.abc import Iterator
 from typing import Unpack
 
+from agentpay._argument_types import check_text
 from agentpay._sync.caller import Caller
 from agentpay._sync.deliveries import Deliveries, Events, RegisteredWebhooks
 from agentpay._sync.keys import AgentKeys, OperatorKeys
@@ -234,9 +235,11 @@ class Console(Resource):
         Raises:
             RateLimitedError: this operator has 10 streams open at this server.
             APIConnectionError: the connection was lost.
+            DecodingError: the response is no stream of events; check `base_url`.
         """
         if last_event_id is not None:
-            options["extra_headers"] = {**options.get("extra_headers", {}), LAST_EVENT_ID.name: last_event_id}
+            after = {LAST_EVENT_ID.name: check_text("last_event_id", last_event_id)}
+            options["extra_headers"] = {**options.get("extra_headers", {}), **after}
         reader = EventReader()
         for piece in self._caller.pieces(prepare(deliveries.STREAM_EVENTS), options):
             for event in reader.feed(piece):

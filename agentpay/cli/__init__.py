@@ -6,6 +6,7 @@ success, 1 the server refused, failed or cannot be reached, 2 usage error, 3 the
 interrupted. `agentpay-server` includes these commands and adds its own.
 """
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -87,10 +88,17 @@ class Commands(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:  # noqa: ANN401 - as its base has it
         """Run a command; Ctrl-C ends it with exit code 130 and without a message."""
-        try:
-            return super().invoke(ctx)
-        except KeyboardInterrupt:
-            ctx.exit(_INTERRUPTED)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            try:
+                return super().invoke(ctx)
+            except KeyboardInterrupt:
+                ctx.exit(_INTERRUPTED)
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """Print a warning without the line of code that caused it."""
+    click.echo(f"Warning: {message}.", err=True)
 
 
 @click.command(

@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 
 from agentpay import AgentPay, errors
 from agentpay.cli.output import Output, takes_json, takes_quiet
-from agentpay.cli.profiles import Config, ConfigError, read_config
+from agentpay.cli.profiles import Config, ConfigError, config_path, is_shared, read_config
 from agentpay.cli.variables import KEY_VARIABLE, PROFILE_VARIABLE, URL_VARIABLE
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.printable import printable
@@ -193,9 +193,13 @@ def reported_errors(address: Address, output: Output) -> Iterator[None]:
 
 def _config() -> Config:
     try:
-        return read_config()
+        config = read_config()
     except ConfigError as error:
         raise click.UsageError(f"{error}.") from None
+    if is_shared():
+        path = config_path()
+        click.echo(f"Warning: other users can read the keys in {path}: run chmod 600 {path}.", err=True)
+    return config
 
 
 def _of_profile(config: Config, name: str, source: str) -> Address:

@@ -94,6 +94,14 @@ def read_config() -> Config:
         ) from None
 
 
+def is_shared() -> bool:
+    """Return whether other users of the machine can read or write the file."""
+    try:
+        return os.name == "posix" and bool(config_path().stat().st_mode & 0o077)
+    except OSError:
+        return False
+
+
 def write_config(config: Config) -> Path:
     """Write the file, readable by its owner only, and return its path.
 

@@ -22,6 +22,7 @@ import anyio
 from agentpay._async.client import AsyncAgentPay
 from agentpay._async.tools import OPERATOR_KEY
 from agentpay._fetching import private_origin
+from agentpay._installation import install_command
 from agentpay._version import __version__
 from agentpay.errors import (
     AgentPayError,
@@ -44,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     try:
         import mcp  # noqa: F401, PLC0415 - whether the extra is there
     except ModuleNotFoundError as error:
-        _end(1, f"{error.name} is not installed: pip install 'agentpay-kit[mcp]'")
+        _end(1, f"{error.name} is not installed: {install_command('mcp')}")
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="agentpay-mcp: %(message)s")
     try:
         anyio.run(_serve, options)
@@ -80,7 +81,10 @@ def parser() -> argparse.ArgumentParser:
     )
     parsing.add_argument("--host", default="127.0.0.1", help="Address for --http (default: %(default)s).")
     parsing.add_argument(
-        "--port", type=int, default=8403, help="Port for --http; 0 chooses a free one (default: %(default)s)."
+        "--port",
+        type=_port,
+        default=8403,
+        help="Port for --http; 0 chooses a free one (default: %(default)s).",
     )
     parsing.add_argument(
         "--allowed-host",
@@ -91,6 +95,13 @@ def parser() -> argparse.ArgumentParser:
         "Repeatable.",
     )
     return parsing
+
+
+def _port(text: str) -> int:
+    port = int(text)
+    if not 0 <= port <= 65535:
+        raise argparse.ArgumentTypeError("must be from 0 to 65535")
+    return port
 
 
 async def _serve(options: argparse.Namespace) -> None:

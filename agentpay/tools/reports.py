@@ -140,12 +140,19 @@ def refusal(error: AgentPayError | ValueError) -> dict[str, Any]:
 def reason_of(error: Exception) -> str:
     """Return a sentence for a model that describes an error."""
     if isinstance(error, APIError) and error.code is not None:
-        details = "; ".join(f"{fault.field} {fault.message}" for fault in error.details)
-        return f"{error.code}: {error.message}" + (f" ({details})" if details else "")
+        return f"{error.code}: {explanation_of(error)}"
     if isinstance(error, AgentPayError | ValueError):
         return str(error)
     # The text of any other exception may contain secrets.
     return f"Unexpected {type(error).__name__}; the log has details."
+
+
+def explanation_of(error: Exception) -> str:
+    """Return the explanation of a refusal, with each fault of the request."""
+    if not isinstance(error, APIError):
+        return str(error)
+    details = "; ".join(f"{fault.field} {fault.message}" for fault in error.details)
+    return error.message + (f" ({details})" if details else "")
 
 
 def logged_reason(error: Exception) -> str:

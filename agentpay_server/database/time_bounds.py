@@ -7,7 +7,7 @@ within are compared exactly. The cost does not grow with the list.
 
 from typing import Any, Final
 
-from sqlalchemy import BindParameter, ColumnElement, Table, bindparam, func, literal, select
+from sqlalchemy import BigInteger, BindParameter, ColumnElement, Table, bindparam, func, literal, select
 
 SLACK_US: Final = 600_000_000
 """How far times may be out of order."""
@@ -15,8 +15,9 @@ SLACK_US: Final = 600_000_000
 _END: Final = 2**63 - 1
 
 _OPERATOR: Final[BindParameter[str]] = bindparam("operator_id")
-_SINCE: Final[BindParameter[int]] = bindparam("since_us")
-_UNTIL: Final[BindParameter[int]] = bindparam("until_us")
+# Without a type they would have that of the slack, and PostgreSQL refuses a time as an INTEGER.
+_SINCE: Final[BindParameter[int]] = bindparam("since_us", type_=BigInteger)
+_UNTIL: Final[BindParameter[int]] = bindparam("until_us", type_=BigInteger)
 
 
 def after(table: Table) -> tuple[ColumnElement[Any], ...]:
@@ -24,12 +25,12 @@ def after(table: Table) -> tuple[ColumnElement[Any], ...]:
     near = table.alias("near_since")
     well_before = (
         select(near.c.seq)
-        .where(near.c.operator_id == _OPERATOR, near.c.created_us <= _SINCE - literal(SLACK_US))
+        .where(near.c.operator_id == _OPERATOR, near.c.created_us <= _SINCE - literal(SLACK_US, BigInteger))
         .order_by(near.c.created_us.desc(), near.c.seq.desc())
         .limit(1)
         .scalar_subquery()
     )
-    return table.c.seq > func.coalesce(well_before, literal(0)), table.c.created_us > _SINCE
+    return table.c.seq > func.coalesce(well_before, literal(0, BigInteger)), table.c.created_us > _SINCE
 
 
 def up_to(table: Table) -> tuple[ColumnElement[Any], ...]:
@@ -37,9 +38,9 @@ def up_to(table: Table) -> tuple[ColumnElement[Any], ...]:
     near = table.alias("near_until")
     well_after = (
         select(near.c.seq)
-        .where(near.c.operator_id == _OPERATOR, near.c.created_us > _UNTIL + literal(SLACK_US))
+        .where(near.c.operator_id == _OPERATOR, near.c.created_us > _UNTIL + literal(SLACK_US, BigInteger))
         .order_by(near.c.created_us, near.c.seq)
         .limit(1)
         .scalar_subquery()
     )
-    return table.c.seq < func.coalesce(well_after, literal(_END)), table.c.created_us <= _UNTIL
+    return table.c.seq < func.coalesce(well_after, literal(_END, BigInteger)), table.c.created_us <= _UNTIL

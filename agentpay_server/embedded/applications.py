@@ -5,11 +5,12 @@ A post ends with the application's response. Later work, such as background task
 """
 
 import asyncio
+import contextlib
 import inspect
 import io
 import sys
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, InvalidStateError, wait
 from typing import Any, Final, Protocol, TypeVar
 
 from starlette.types import Message
@@ -139,15 +140,14 @@ class _Asgi:
                 status = message["status"]
             elif not message.get("more_body", False):
                 ended.set()
-                answered.set_result(status)
+                _answer(answered, status)
 
         HANDLING.set(self._work.add)
         try:
             await self._app(self._scope(headers, body), receive, send)
         finally:
-            if not answered.done():
-                # The application raised or did not respond: respond 500, as servers do.
-                answered.set_result(500)
+            # If the application raised or did not respond: respond 500, as servers do.
+            _answer(answered, 500)
 
     def _scope(self, headers: Headers, body: bytes) -> dict[str, Any]:
         sent = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]
@@ -175,6 +175,12 @@ class _Asgi:
             self._owner.stop()
 
 
+def _answer(answered: "Future[int]", status: int) -> None:
+    """Respond, unless the application has responded, or the sender no longer waits."""
+    with contextlib.suppress(InvalidStateError):
+        answered.set_result(status)
+
+
 class _Wsgi:
     loop: asyncio.AbstractEventLoop | None = None
 
@@ -184,9 +190,12 @@ class _Wsgi:
         self._work = _Work()
 
     async def post(self, headers: Headers, body: bytes) -> int:
-        return await asyncio.to_thread(self._run, headers, body)
+        # The application continues even if the sender no longer waits.
+        handled: Future[None] = Future()
+        self._work.add(handled)
+        return await asyncio.to_thread(self._run, headers, body, handled)
 
-    def _run(self, headers: Headers, body: bytes) -> int:
+    def _run(self, headers: Headers, body: bytes, handled: "Future[None]") -> int:
         status = 500
 
         def start_response(line: str, *_: object) -> Callable[[bytes], object]:
@@ -204,10 +213,10 @@ class _Wsgi:
                 if hasattr(chunks, "close"):
                     chunks.close()
         except Exception as error:  # noqa: BLE001 - raised again where the test waits
-            failed: Future[None] = Future()
-            failed.set_exception(error)
-            self._work.add(failed)
+            handled.set_exception(error)
             return 500
+        else:
+            handled.set_result(None)
         finally:
             HANDLING.reset(token)
         return status

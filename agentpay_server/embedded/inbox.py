@@ -10,8 +10,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from functools import partial
+from typing import Final, TypeVar
 
+import anyio.to_thread
 import httpx
 from attrs import field, frozen
 
@@ -22,6 +24,8 @@ from agentpay_server.embedded.applications import Application, Headers
 
 INBOX_URL: Final = "http://inbox.agentpay.invalid/"
 """Prefix of the URLs of inboxes, to which only their own server can post."""
+
+T = TypeVar("T")
 
 AnyHeaders = Mapping[str, str] | Sequence[tuple[str, str]]
 
@@ -51,13 +55,14 @@ class WebhookInbox:
     """A registered receiver, usable from any thread."""
 
     def __init__(
-        self, url: str, pump: Callable[[], None] | None, app: Application | None, app_secret: str | None
+        self, url: str, pump: Callable[[float], None] | None, app: Application | None, app_secret: str | None
     ) -> None:
         """Create a receiver, which `AgentPayServer.webhook_inbox` and `deliver_to` register.
 
         Args:
             url: the receiver's URL.
-            pump: runs due work on a server with a paused clock; None on a running clock.
+            pump: runs due work on a server with a paused clock, for at most the given seconds of real time;
+                None on a running clock.
             app: an application that handles every post; None if the inbox responds itself.
             app_secret: signs posts to the application; None for the secret of the webhook.
         """
@@ -132,7 +137,7 @@ class WebhookInbox:
         deadline = time.monotonic() + timeout
         while True:
             if self._pump is not None:
-                self._pump()
+                self._pump(deadline - time.monotonic())
             receipts = self.receipts
             # Without the lock, because `where` may call the server, which may post here.
             events = _events(receipts)
@@ -164,7 +169,7 @@ class WebhookInbox:
         while True:
             count = len(self.receipts)
             if self._pump is not None:
-                self._pump()
+                self._pump(deadline - time.monotonic())
             if self._app is not None:
                 self._app.settle(max(deadline - time.monotonic(), 0.0))
             if len(self.receipts) == count and not self._is_pending():
@@ -176,7 +181,7 @@ class WebhookInbox:
 
     async def drain_async(self, *, timeout: float = 5.0) -> None:  # noqa: ASYNC109
         """Do the same as `drain`, without blocking the caller's event loop."""
-        await asyncio.to_thread(self.drain, timeout=timeout)
+        await _in_thread(partial(self.drain, timeout=timeout))
 
     def send_again(
         self, receipt: Receipt, *, body: bytes | None = None, headers: AnyHeaders | None = None
@@ -201,7 +206,7 @@ class WebhookInbox:
         self, receipt: Receipt, *, body: bytes | None = None, headers: AnyHeaders | None = None
     ) -> Receipt:
         """Do the same as `send_again`, without blocking the caller's event loop."""
-        return await asyncio.to_thread(self.send_again, receipt, body=body, headers=headers)
+        return await _in_thread(partial(self.send_again, receipt, body=body, headers=headers))
 
     async def _post_again(self, receipt: Receipt, body: bytes | None, headers: AnyHeaders | None) -> Receipt:
         raw = httpx.Headers(receipt.headers if headers is None else headers).raw
@@ -237,7 +242,7 @@ class WebhookInbox:
         timeout: float = 5.0,  # noqa: ASYNC109
     ) -> Event:
         """Do the same as `wait_for`, without blocking the caller's event loop."""
-        return await asyncio.to_thread(self.wait_for, event_type, where=where, timeout=timeout)
+        return await _in_thread(partial(self.wait_for, event_type, where=where, timeout=timeout))
 
     def _wait_for_more_than(self, count: int, seconds: float) -> None:
         with self._changed:
@@ -289,6 +294,11 @@ class WebhookInbox:
             return None
 
 
+async def _in_thread(wait: Callable[[], T]) -> T:
+    """Run `wait` in a thread, on asyncio and on trio. A cancelled caller does not wait for its end."""
+    return await anyio.to_thread.run_sync(wait, abandon_on_cancel=True)
+
+
 def _never() -> bool:
     return False
 
@@ -312,7 +322,7 @@ class InboxTransport(httpx.AsyncBaseTransport):
 
     def add(
         self,
-        pump: Callable[[], None] | None,
+        pump: Callable[[float], None] | None,
         app: Application | None = None,
         app_secret: str | None = None,
     ) -> WebhookInbox:

@@ -1,11 +1,12 @@
 """The thread that owns a server's event loop, database connection and chain.
 
 Other threads submit coroutines. Every call ends: one that would deadlock, on its own thread or a stopping
-one, is refused at once.
+one, or in a forked child, which has no such thread, is refused at once.
 """
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, InvalidStateError, wait
@@ -18,6 +19,10 @@ T = TypeVar("T")
 
 _LAST_CALLS_SECONDS: Final = 5.0
 _CLOSED: Final = "this server is closed; create a new one"
+_FORKED: Final = (
+    "this server runs in the process that started it, not in this forked child: create a server here, or use "
+    "the port that listen() opened"
+)
 
 
 class OwnerThread:
@@ -27,6 +32,7 @@ class OwnerThread:
         self._loop = asyncio.new_event_loop()
         self._lock = threading.Lock()
         self._is_open = True
+        self._process = os.getpid()
         self._calls: set[Future[Any]] = set()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -41,7 +47,8 @@ class OwnerThread:
 
         Raises:
             TimeoutError: `work` took longer than `timeout` seconds, and was cancelled.
-            RuntimeError: called on this thread, which would deadlock, or after the stop, or cancelled by it.
+            RuntimeError: called on this thread, which would deadlock, in a forked child, or after the stop;
+                or cancelled by the stop.
         """
         if self.is_current:
             work.close()
@@ -59,7 +66,7 @@ class OwnerThread:
         """Run `work` on the thread, and return a future that any thread may wait for.
 
         Raises:
-            RuntimeError: called after the stop.
+            RuntimeError: called after the stop, or in a forked child.
         """
         return self._submit(work)
 
@@ -91,7 +98,8 @@ class OwnerThread:
         """
         if self.is_current:
             raise RuntimeError("this call would wait for its own thread: close the server from another")
-        if not self._close():
+        # In a forked child, the server is the parent's.
+        if self._is_forked or not self._close():
             return
         _, late = wait(self._calls.copy(), timeout=_LAST_CALLS_SECONDS)
         for call in late:
@@ -109,7 +117,15 @@ class OwnerThread:
             was_open, self._is_open = self._is_open, False
         return was_open
 
+    @property
+    def _is_forked(self) -> bool:
+        return os.getpid() != self._process
+
     def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        # Before the lock, which another thread may have held at the fork.
+        if self._is_forked:
+            work.close()
+            raise RuntimeError(_FORKED)
         with self._lock:
             if not self._is_open:
                 work.close()

@@ -4,12 +4,13 @@ It runs on its own thread, with its database, chain and clock. Its clients need 
 port.
 """
 
-import asyncio
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal, NoReturn, Self, TypeVar, get_args, overload
+
+import anyio.to_thread
 
 from agentpay._async.client import AsyncAgentPay
 from agentpay._async.console import AsyncConsole
@@ -21,7 +22,7 @@ from agentpay.contract.choices import EventType
 from agentpay.contract.deliveries import Delivery
 from agentpay.contract.events import Event
 from agentpay.contract.policies import Limit
-from agentpay.errors import ConflictError
+from agentpay.errors import APITimeoutError, ConflictError
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.clients._async.sandbox import AsyncSandbox
 from agentpay_server.clients._sync.sandbox import Sandbox
@@ -56,6 +57,7 @@ from agentpay_server.settings import Settings
 T = TypeVar("T")
 
 _TIMELINE_SECONDS: Final = 5.0
+_PUMP_SECONDS_LEAST: Final = 0.01
 
 
 class AgentPayServer:
@@ -447,11 +449,11 @@ class AgentPayServer:
         """
         return stage(self, name)
 
-    def _pump(self) -> None:
+    def _pump(self, seconds: float) -> None:
         try:
-            self.sandbox.clock.advance(0)
-        except ConflictError:
-            # Another advance is waiting for a receiver. It runs due work, and the inbox checks again.
+            self.sandbox.clock.advance(0, timeout=max(seconds, _PUMP_SECONDS_LEAST))
+        except (ConflictError, APITimeoutError):
+            # This or another advance is waiting for a receiver. It continues, and the inbox checks again.
             return
 
     def __enter__(self) -> Self:
@@ -469,7 +471,9 @@ class AgentPayServer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await asyncio.to_thread(self.close)
+        # Shielded, because a cancelled caller has to close the server, too.
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self.close)
 
     def __repr__(self) -> str:
         state = "not running" if self._world is None else self._world.base_url

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import Final
 
@@ -24,7 +24,7 @@ from agentpay_server.contract.sandbox import HttpEffect
 from agentpay_server.database.runner import DatabaseUnavailableError
 from agentpay_server.errors import RETRY_AFTER_SECONDS, Problem, service_unavailable
 from agentpay_server.http import dashboard, openapi
-from agentpay_server.http.operations import Answer, Operations
+from agentpay_server.http.operations import Operations, require_get
 from agentpay_server.http.rate_limit import RateLimit
 from agentpay_server.http.requests import (
     JSON_TYPE,
@@ -40,7 +40,15 @@ from agentpay_server.http.requests import (
     structured_body,
     structured_query,
 )
-from agentpay_server.http.responses import Headers, drop, internal_error, rendered, respond, send_reply
+from agentpay_server.http.responses import (
+    Header,
+    Headers,
+    drop,
+    internal_error,
+    rendered,
+    respond,
+    send_reply,
+)
 from agentpay_server.http.routes import ROUTES
 from agentpay_server.http.routing import METHODS_OF, Paths, no_such_path
 from agentpay_server.logs import REQUEST_ID, log
@@ -111,12 +119,10 @@ class Application:
             await _not_http(scope, receive, send)
             return
         start = asyncio.get_running_loop().time()
-        keyless = None if REFUSED in scope else await self._keyless(scope)
-        if keyless is not None:
-            route, answer = keyless
+        route = None if REFUSED in scope else self._keyless_route(scope["path"])
+        if route is not None:
             trace = _Trace(self._operation_ids.new(REQUEST_PREFIX), route)
-            send = _noted(send, trace)
-            await respond(send, answer.status, answer.body, answer.headers, answer.content_type)
+            await self._answer_keyless(route, scope, _noted(send, trace), trace)
             self._record(trace, scope, start, logging.DEBUG)
             return
         request_id = self._identifiers.new(REQUEST_PREFIX)
@@ -125,8 +131,9 @@ class Application:
         token = REQUEST_ID.set(request_id)
         try:
             _require_admitted(scope)
-            if scope["path"] in DOCUMENTS and scope["method"] == "GET":
+            if scope["path"] in DOCUMENTS:
                 trace.route = scope["path"]
+                require_get(scope["path"], scope["method"])
                 body = document_text(extensions=DOCUMENTS[scope["path"]]).encode("utf-8")
                 await respond(send, 200, body)
                 return
@@ -169,17 +176,26 @@ class Application:
             return Principal.without_key((scope.get("client") or ("unknown",))[0], request_id)
         return await authenticated(headers, self._server.services.keys, request_id)
 
-    async def _keyless(self, scope: Scope) -> tuple[str, Answer] | None:
-        """Return the response and route of a path outside the endpoint tables, which needs no key."""
-        path = scope["path"]
+    def _keyless_route(self, path: str) -> str | None:
+        """Return the route of a path outside the endpoint tables, which needs no key."""
         if path in self._operations:
-            return path, await self._operations.answer(path, scope["method"])
-        if self.settings.serves_dashboard and dashboard.is_dashboard(path):
-            if_none_match = next(
-                (value for name, value in scope["headers"] if name == b"if-none-match"), None
-            )
-            return dashboard.PATH, dashboard.answer(path, scope["method"], if_none_match)
-        return None
+            return path
+        return dashboard.PATH if self.settings.serves_dashboard and dashboard.is_dashboard(path) else None
+
+    async def _answer_keyless(self, route: str, scope: Scope, send: Send, trace: _Trace) -> None:
+        path, method = scope["path"], scope["method"]
+        is_dashboard = route == dashboard.PATH
+        try:
+            if is_dashboard:
+                answer = dashboard.answer(path, method, _raw_header(scope, b"if-none-match"))
+            else:
+                authorization = _raw_header(scope, b"authorization")
+                answer = await self._operations.answer(path, method, authorization)
+        except Problem as problem:
+            headers = dashboard.HEADERS if is_dashboard else ()
+            await _refuse(send, trace, problem, trace.request_id, headers)
+            return
+        await respond(send, answer.status, answer.body, answer.headers, answer.content_type)
 
     def refusal(self, problem: Problem) -> tuple[int, Headers, bytes]:
         """Return a refusal of malformed or incomplete HTTP, counted and logged like other responses."""
@@ -403,6 +419,10 @@ def _headers(scope: Scope) -> dict[str, str]:
     return headers
 
 
+def _raw_header(scope: Scope, wanted: bytes) -> bytes | None:
+    return next((value for name, value in scope["headers"] if name == wanted), None)
+
+
 def _noted(send: Send, trace: _Trace) -> Send:
     """Return a `send` that records the status and adds `X-Request-Id` (interface R16)."""
 
@@ -419,10 +439,12 @@ async def _unheard(_message: Message) -> None:
     """Discard a message of a lost response."""
 
 
-async def _refuse(send: Send, trace: _Trace, problem: Problem, request_id: str) -> None:
+async def _refuse(
+    send: Send, trace: _Trace, problem: Problem, request_id: str, headers: Sequence[Header] = ()
+) -> None:
     trace.error, trace.transfer_id = problem.code.value, problem.transfer_id
     status, extra, body = rendered(problem, request_id)
-    await respond(send, status, body, extra)
+    await respond(send, status, body, [*headers, *extra])
 
 
 async def _not_http(scope: Scope, receive: Receive, send: Send) -> None:

@@ -24,10 +24,10 @@ from typing import Final
 
 from attrs import frozen
 
-from agentpay.contract import codec
 from agentpay.contract.errors import ErrorCode
 from agentpay_server import audit
-from agentpay_server.http.operations import Answer
+from agentpay_server.errors import Problem
+from agentpay_server.http.operations import Answer, require_get
 from agentpay_server.server import Server
 
 PATH: Final = "/dashboard"
@@ -38,7 +38,7 @@ CONTENT_SECURITY_POLICY: Final = (
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )
 
-_HEADERS: Final = (
+HEADERS: Final = (
     (b"content-security-policy", CONTENT_SECURITY_POLICY.encode("ascii")),
     (b"x-content-type-options", b"nosniff"),
     (b"referrer-policy", b"no-referrer"),
@@ -79,13 +79,16 @@ async def console_url(server: Server, base_url: str) -> str:
 
 
 def answer(path: str, method: str, if_none_match: bytes | None) -> Answer:
-    """Return the response to a request for a path of the console."""
-    if method != "GET":
-        return _refused(ErrorCode.METHOD_NOT_ALLOWED, f"{PATH} supports only GET.", (b"allow", b"GET"))
+    """Return the response to a request for a path of the console.
+
+    Raises:
+        Problem: `method_not_allowed`, `not_found`.
+    """
+    require_get(PATH, method)
     file = _files().get(path.removeprefix(PATH).removeprefix("/") or _INDEX)
     if file is None:
-        return _refused(ErrorCode.NOT_FOUND, f"The console has no such file; it starts at {PATH}.")
-    headers = (*_HEADERS, (b"etag", file.etag))
+        raise Problem(ErrorCode.NOT_FOUND, f"The console has no such file; it starts at {PATH}.")
+    headers = (*HEADERS, (b"etag", file.etag))
     if if_none_match == file.etag:
         return Answer(304, b"", headers=headers)
     return Answer(200, file.body, file.content_type, headers)
@@ -100,9 +103,3 @@ def _files() -> dict[str, _File]:
         if (suffix := f".{file.name.rpartition('.')[2]}") in _TYPES
         for body in (file.read_bytes(),)
     }
-
-
-def _refused(code: ErrorCode, message: str, *headers: tuple[bytes, bytes]) -> Answer:
-    body = codec.print_json({"error": code.value, "message": message})
-    status = 405 if code is ErrorCode.METHOD_NOT_ALLOWED else 404
-    return Answer(status, body, headers=(*_HEADERS, *headers))

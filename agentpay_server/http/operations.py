@@ -1,10 +1,11 @@
 """Endpoints for operations: `/healthz`, `/readyz` and `/metrics`.
 
-They are outside the endpoint tables: only GET, no key, no request id, and no use of the server's randomness.
-They reveal no secrets and nothing about accounts.
+They are outside the endpoint tables: only GET, no API key, and no use of the server's randomness. They reveal
+no secrets and nothing about accounts. A key of their own can protect the metrics.
 """
 
 import asyncio
+import hmac
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -15,6 +16,7 @@ from agentpay.contract.errors import ErrorCode
 from agentpay_server import health as store
 from agentpay_server.chain.protocol import ChainUnavailableError
 from agentpay_server.database.runner import DatabaseUnavailableError
+from agentpay_server.errors import Problem
 from agentpay_server.http.requests import JSON_TYPE
 from agentpay_server.server import Server
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from agentpay_server.http.exposition import Exposition
 
 T = TypeVar("T")
+
+_METRICS: Final = "/metrics"
 
 PROBE_SECONDS: Final = 2.0
 """Timeout after which a part counts as not ready."""
@@ -47,20 +51,36 @@ class Operations:
         self._by_path: Mapping[str, Callable[[], Awaitable[Answer]]] = {
             "/healthz": self._health,
             "/readyz": self._readiness,
-            "/metrics": self._metrics,
+            _METRICS: self._metrics,
         }
 
     def __contains__(self, path: str) -> bool:
         """Whether a path is one of these endpoints."""
         return path in self._by_path
 
-    async def answer(self, path: str, method: str) -> Answer:
-        """Return the response to a request for one of these paths."""
-        if method != "GET":
-            error = ErrorCode.METHOD_NOT_ALLOWED
-            body = {"error": error.value, "message": f"{path} supports only GET."}
-            return Answer(405, codec.print_json(body), headers=((b"allow", b"GET"),))
+    async def answer(self, path: str, method: str, authorization: bytes | None) -> Answer:
+        """Return the response to a request for one of these paths.
+
+        Raises:
+            Problem: `unauthorized`, `method_not_allowed`.
+        """
+        if path == _METRICS:
+            self._require_metrics_key(authorization)
+        require_get(path, method)
         return await self._by_path[path]()
+
+    def _require_metrics_key(self, authorization: bytes | None) -> None:
+        key = self._context.settings.metrics_key
+        scheme, _, given = (authorization or b"").partition(b" ")
+        if key is None or (
+            scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(b" "), key.encode("ascii"))
+        ):
+            return
+        raise Problem(
+            ErrorCode.UNAUTHORIZED,
+            "No valid metrics key: send Authorization: Bearer followed by the key that the server was given "
+            "as --metrics-key.",
+        )
 
     async def _health(self) -> Answer:
         return Answer(200, b'{"status":"ok"}')
@@ -100,6 +120,16 @@ class Operations:
         )
         text = self._exposition.text(queue, now_us, None if funds is None else funds.sol)
         return Answer(200, text, exposition.CONTENT_TYPE)
+
+
+def require_get(path: str, method: str) -> None:
+    """Refuse another method than GET.
+
+    Raises:
+        Problem: `method_not_allowed`.
+    """
+    if method != "GET":
+        raise Problem(ErrorCode.METHOD_NOT_ALLOWED, f"{path} supports only GET.", allow=("GET",))
 
 
 async def _answer(question: Awaitable[T]) -> T | None:

@@ -53,6 +53,28 @@ def test_a_service_is_stored_privately_and_used(shell: Shell, server: AgentPaySe
     assert listed.stdout == f"* local {server.base_url}\n"
 
 
+@pytest.mark.skipif(os.name != "posix", reason="this system has no file modes")
+def test_a_file_that_others_can_read_is_reported_until_it_is_private(
+    shell: Shell, server: AgentPayServer
+) -> None:
+    add(shell, "local", server)
+    shell.path.chmod(0o644)
+    listed = shell.run("accounts", "list", "--json")
+    assert (listed.exit_code, listed.stdout) == (0, "")
+    assert f"run chmod 600 {shell.path}." in listed.stderr
+    shell.path.chmod(0o600)
+    assert shell.run("accounts", "list", "--json").output == ""
+
+
+@pytest.mark.filterwarnings("always::agentpay.InsecureConnectionWarning")
+def test_a_key_over_plain_http_is_one_line_of_warning(shell: Shell) -> None:
+    url = f"http://0.0.0.0:{closed_port()}"
+    result = shell.run("whoami", "--url", url, "--key", "ap_agent_x")
+    warning, error = result.stderr.splitlines()
+    assert warning.startswith("Warning: the API key is sent to 0.0.0.0 over plain http")
+    assert error.startswith("Error: no server responds")
+
+
 def test_a_profile_is_selected_by_option_or_as_the_current_one(shell: Shell) -> None:
     with AgentPayServer() as first, AgentPayServer() as second:
         add(shell, "first", first)

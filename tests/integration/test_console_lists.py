@@ -6,12 +6,13 @@ The plans of the statements show that none walks along the whole history.
 import re
 import sqlite3
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from datetime import timedelta
 from typing import Any
 
 import httpx
 import pytest
+import stores
 from attrs import frozen
 from server_world import START, raw_client, refused
 from sqlalchemy.dialects import sqlite
@@ -43,9 +44,14 @@ class Day:
         return [item["created_at"][11:13] for item in self.listed(path, **query)][::-1]
 
 
-@pytest.fixture(scope="module")
-def day() -> Iterator[Day]:
-    with AgentPayServer(clock=START) as server, raw_client(server) as http:
+@pytest.fixture(scope="module", params=[None, "postgres"], ids=["the run's store", "postgres"])
+def day(request: pytest.FixtureRequest) -> Iterator[Day]:
+    with ExitStack() as stack:
+        with pytest.MonkeyPatch.context() as patch:
+            if request.param is not None:
+                patch.setattr(stores.run, "kind", request.param)
+            server = stack.enter_context(AgentPayServer(clock=START))
+        http = stack.enter_context(raw_client(server))
         client = server.client()
         payer, payee = (client.accounts.create(name=name).account_id for name in "ab")
         server.sandbox.fund(payer, 100)
@@ -141,6 +147,7 @@ def test_listed_accounts_equal_their_details(server: AgentPayServer, client: Age
     client.policies.update(made[0], max_daily_spend=5)
     client.transfers.create(from_=made[0], to=made[1], amount="2")
     client.policies.pause(made[2])
+    server.sandbox.clock.advance()  # The records of the policies are on chain when it returns.
     listed = list(client.console.accounts.list(limit=2))
     assert listed == [client.console.accounts.get(account_id) for account_id in reversed(made)]
     assert isinstance(listed[0], AccountDetail)

@@ -59,7 +59,12 @@ def test_an_unchanged_file_is_304(served: httpx.Client) -> None:
 def test_nothing_else_is_served(served: httpx.Client, path: str) -> None:
     response = served.get(path)
     assert response.status_code == 404
-    assert response.json()["error"] == "not_found"
+    assert response.json() == {
+        "error": "not_found",
+        "message": "The console has no such file; it starts at /dashboard.",
+        "request_id": response.headers["x-request-id"],
+    }
+    assert HEADERS.items() <= dict(response.headers).items()
 
 
 def test_methods_other_than_get_are_405(served: httpx.Client) -> None:

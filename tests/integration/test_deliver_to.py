@@ -2,6 +2,8 @@
 
 import asyncio
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 from fastapi import FastAPI
@@ -19,6 +21,9 @@ from agentpay.webhooks import SIGNATURE_HEADER, TransferSettled, unwrap
 from agentpay_server import AgentPayServer
 
 SECRET = "whsec_of_the_application"
+
+DELIVERY_TIMEOUT_SECONDS = 10
+"""After this, the server records an attempt as failed."""
 
 
 class Shop:
@@ -175,6 +180,57 @@ def test_a_handler_that_does_not_end_is_a_timeout(server):
     finally:
         ending.set()
     inbox.drain()
+
+
+@pytest.mark.parametrize("kind", ["asgi", "wsgi"])
+def test_drain_ends_at_its_timeout_while_the_application_has_not_responded(server, kind):
+    ending = threading.Event()
+
+    async def asgi(_scope, _receive, send):
+        await asyncio.to_thread(ending.wait)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body"})
+
+    def wsgi(_environ, start_response):
+        ending.wait()
+        start_response("200 OK", [])
+        return [b""]
+
+    inbox = server.deliver_to(asgi if kind == "asgi" else wsgi, events=["transfer.settled"])
+    pay(server)
+    started = time.monotonic()
+    try:
+        with pytest.raises(TimeoutError, match="still"):
+            inbox.drain(timeout=0.1)
+        assert time.monotonic() - started < DELIVERY_TIMEOUT_SECONDS / 2
+    finally:
+        ending.set()
+    inbox.drain()
+    assert [receipt.status_code for receipt in inbox.receipts] == [200]
+
+
+def test_a_restore_during_a_delivery_is_no_exception_of_the_application(server):
+    received, ending = threading.Event(), threading.Event()
+
+    async def app(_scope, _receive, send):
+        received.set()
+        await asyncio.to_thread(ending.wait)
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body"})
+
+    inbox = server.deliver_to(app, events=["transfer.settled"])
+    snapshot = server.sandbox.snapshot()
+    pay(server)
+    with ThreadPoolExecutor(1) as thread:
+        draining = thread.submit(inbox.drain)
+        received.wait()
+        server.sandbox.restore(snapshot)
+        ending.set()
+        wait([draining])
+
+    inbox.drain()
+
+    assert inbox.receipts == []
 
 
 def test_posts_can_be_made_to_fail_before_the_application_sees_them(server):

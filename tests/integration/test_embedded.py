@@ -4,7 +4,10 @@ import asyncio
 import concurrent.futures
 import gc
 import logging
+import os
 import pickle
+import select
+import signal
 import threading
 import warnings
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +20,7 @@ import pytest
 from server_world import START, raw_client
 
 import agentpay
-from agentpay import AgentPay, APITimeoutError, AsyncAgentPay, AuthenticationError
+from agentpay import AgentPay, APIConnectionError, APITimeoutError, AsyncAgentPay, AuthenticationError
 from agentpay_server import AgentPayServer, CannotListenError
 from agentpay_server.credentials import KeyKind, new_key
 from agentpay_server.embedded import owner_thread as owner_module
@@ -213,6 +216,71 @@ async def test_a_server_is_an_async_context_manager():
         assert server.client().accounts.get(payee.account_id).balance_usdc == 1
 
     assert len(threads()) == before
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_async_tests_use_a_server_and_its_inbox_on_each_event_loop(backend):
+    async def pay():
+        async with AgentPayServer() as server:
+            client = server.async_client()
+            payer, payee = [(await client.accounts.create(name=name)).account_id for name in ("a", "b")]
+            await server.async_sandbox.fund(payer, 1)
+            inbox = server.webhook_inbox(events=["transfer.settled"])
+            transfer = await client.transfers.create(from_=payer, to=payee, amount=1)
+            event = await inbox.wait_for_async("transfer.settled")
+            assert event.data.transfer_id == transfer.transfer_id
+            await inbox.drain_async()
+            assert (await inbox.send_again_async(inbox.receipts[0])).status_code == 200
+        return server
+
+    assert not anyio.run(pay, backend=backend).is_running
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_cancelled_block_closes_its_server_and_disarms_its_fault(backend):
+    async def cancelled():
+        with anyio.CancelScope() as scope:
+            async with AgentPayServer() as server:
+                with anyio.CancelScope() as inner:
+                    async with server.async_sandbox.fault("chain_down"):
+                        inner.cancel()
+                        await anyio.sleep_forever()
+                faults = await server.async_sandbox.faults()
+                scope.cancel()
+                await anyio.sleep_forever()
+        return server.is_running, faults.data
+
+    assert anyio.run(cancelled, backend=backend) == (False, ())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_is_refused_the_servers_thread_and_can_start_its_own(server: AgentPayServer):
+    client = server.client()
+
+    def child() -> str:
+        with pytest.raises(APIConnectionError, match="create a server here"):
+            client.with_options(max_retries=0).accounts.list()
+        with pytest.raises(RuntimeError, match="create a server here"):
+            _ = server.events
+        server.close()
+        with AgentPayServer() as own:
+            return own.client().accounts.create(name="of the child").name
+
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            os.write(writing, child().encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        is_answered = select.select([pipe], [], [], 30)[0]
+        if not is_answered:
+            os.kill(pid, signal.SIGKILL)
+        assert (pipe.read(), os.waitpid(pid, 0)[1]) == ("of the child", 0)
+    assert client.accounts.list().data == ()
 
 
 @pytest.mark.anyio

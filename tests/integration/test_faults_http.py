@@ -288,3 +288,8 @@ def test_arming_a_fault_is_audited(server: AgentPayServer):
     entry = next(iter(server.console.audit.list()))
     assert (entry.action, entry.subject) == ("sandbox.faults.set", TRANSFERS)
     assert entry.after == {"times": 1, "effect": "delay", "delay_ms": 5}
+
+
+def test_an_unknown_effect_is_refused_with_the_available_ones(server: AgentPayServer) -> None:
+    with pytest.raises(ValueError, match="unknown effect 'slow'; available: delay, internal_error, reset"):
+        server.sandbox.set_fault(TRANSFERS, effect="slow")

@@ -108,14 +108,16 @@ def test_a_working_server_is_healthy_and_ready_without_a_key(shared_server: Agen
         assert answer.headers["cache-control"] == "no-store"
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", [*PATHS, "/openapi.json", "/openapi-extensions.json", "/dashboard"])
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH", "BREW"])
 def test_methods_other_than_get_are_405(shared_server: AgentPayServer, path: str, method: str) -> None:
     with raw_client(shared_server, "") as http:
         answer = http.request(method, path)
     assert answer.status_code == 405
     assert answer.headers["allow"] == "GET"
-    assert answer.json() == {"error": "method_not_allowed", "message": f"{path} supports only GET."}
+    request_id = answer.headers["x-request-id"]
+    message = f"{path} supports only GET."
+    assert answer.json() == {"error": "method_not_allowed", "message": message, "request_id": request_id}
 
 
 @pytest.mark.parametrize("path", ["/healthz/", "/readyz/database", "//healthz", "/Healthz", "/metrics/"])

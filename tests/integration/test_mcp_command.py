@@ -16,6 +16,7 @@ import uvicorn
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
+from agentpay._installation import install_command
 from agentpay._version import __version__
 from agentpay.mcp.__main__ import main
 from agentpay_server import AgentPayServer
@@ -188,7 +189,15 @@ def test_a_missing_extra_exits_with_1(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "mcp", None)
-    assert ended(capsys) == (1, "mcp is not installed: pip install 'agentpay-kit[mcp]'")
+    assert ended(capsys) == (1, f"mcp is not installed: {install_command('mcp')}")
+
+
+@pytest.mark.parametrize("port", ["65536", "-1", "x"])
+def test_an_invalid_port_exits_with_2(port: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--http", "--port", port])
+    assert end.value.code == 2
+    assert "argument --port: " in capsys.readouterr().err
 
 
 def test_a_port_in_use_exits_with_1(

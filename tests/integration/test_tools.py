@@ -330,6 +330,15 @@ def test_get_budget_returns_the_budget_of_the_account(
     assert tools.get_budget() == client.accounts.budget(payer).to_dict()
 
 
+def test_an_invalid_request_names_the_argument_to_correct(tools: AgentTools, payee: str) -> None:
+    check = tools.check_payment(to=payee, amount_usdc="0")
+    assert (check["would"], check["error"]) == ("reject", "invalid_request")
+    assert "amount must be at least 0.000001" in str(check["message"])
+    listed = tools.call("list_payments", {"cursor": "x"})
+    assert "cursor must be" in str(listed["message"])
+    assert listed["next_step"] == "Nothing was done. Correct the arguments."
+
+
 def test_payments_are_listed_with_their_references(
     tools: AgentTools, client: AgentPay, payer: str, payee: str
 ) -> None:

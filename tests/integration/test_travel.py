@@ -82,3 +82,14 @@ def test_a_running_clock_cannot_travel() -> None:
 def test_travelling_more_than_ten_years_is_refused(server: AgentPayServer) -> None:
     with pytest.raises(InvalidRequestError, match="seconds"):
         server.sandbox.clock.travel_to("2036-01-02T00:00:00Z")
+
+
+@pytest.mark.parametrize("seconds", [1e300, float("inf"), float("nan")])
+def test_a_duration_that_no_timedelta_has_is_a_value_error(server: AgentPayServer, seconds: float) -> None:
+    with pytest.raises(ValueError, match=r"duration|NaN"):
+        server.sandbox.clock.advance(seconds)
+
+
+def test_a_moment_of_a_wrong_type_is_named(server: AgentPayServer) -> None:
+    with pytest.raises(TypeError, match="moment must be a datetime with a UTC offset, or a string, not int"):
+        server.sandbox.clock.travel_to(5)  # type: ignore[arg-type]

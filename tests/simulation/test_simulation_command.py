@@ -43,11 +43,23 @@ def test_a_random_seed_is_printed() -> None:
 def test_a_broken_rule_prints_its_timeline_and_exits_with_1(is_json: bool, plant) -> None:
     plant("a_body_tells_its_attempt")
     json_option = ("--json",) if is_json else ()
-    options = ("--runs", "20", "--minutes", "1", "--lies", "--strength", "2", "--servers", "3")
-    ended = run("simulate", "--seed", "1000", *options, "--shrink-for", "2", *json_option)
+    options = (
+        "--runs",
+        "40",
+        "--minutes",
+        "0.3",
+        "--lies",
+        "--strength",
+        "3",
+        "--servers",
+        "2",
+        "--agents",
+        "2",
+    )
+    ended = run("simulate", "--seed", "1000", *options, "--shrink-for", "1", *json_option)
     assert ended.exit_code == 1
     assert "VIOLATION an event came with other bytes" in ended.stderr
-    again = r"simulate --seed 10\d\d --minutes 1 --servers 3 --agents 8 --lies --strength 2$"
+    again = r"simulate --seed 10\d\d --minutes 0.3 --servers 2 --agents 2 --lies --strength 3$"
     assert re.search(again, ended.stderr, re.MULTILINE)
     if is_json:
         told = json.loads(ended.stdout)

@@ -6,6 +6,10 @@ from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import Unpack
 
+# unasync: async only
+import anyio
+
+# unasync: end of async only
 from agentpay._async.client import AsyncAgentPay
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
@@ -66,8 +70,12 @@ class AsyncSandboxClock(AsyncResource):
             ConflictError: the clock is not manual, or another advance waits for an event receiver, which may
                 be the caller.
             InvalidRequestError: the duration is negative, or more than ten years.
+            ValueError: the duration is not a number, or is longer than any timedelta.
         """
-        duration = timedelta(seconds=seconds, minutes=minutes, hours=hours, days=days)
+        try:
+            duration = timedelta(seconds=seconds, minutes=minutes, hours=hours, days=days)
+        except OverflowError:
+            raise ValueError("the duration must be from 0 seconds to ten years") from None
         exact = Decimal(duration // timedelta(microseconds=1)).scaleb(-6)
         request = prepare(sandbox.ADVANCE_CLOCK, body=AdvanceClock(seconds=exact))
         reading: ClockReading = await self._call(request, options)
@@ -177,9 +185,9 @@ class AsyncSandbox(AsyncResource):
 
         Raises:
             InvalidRequestError: the fault does not exist. The message lists the available ones.
-            ValueError: the effect does not exist.
+            ValueError: the effect does not exist. The message lists the available ones.
         """
-        body = SetFault(times=times, effect=None if effect is None else HttpEffect(effect), delay_ms=delay_ms)
+        body = SetFault(times=times, effect=None if effect is None else _effect(effect), delay_ms=delay_ms)
         request = prepare(sandbox.SET_FAULT, path={"name": name}, body=body)
         fault: Fault = await self._call(request, options)
         return fault
@@ -243,7 +251,11 @@ class AsyncSandbox(AsyncResource):
         try:
             yield armed
         finally:
-            await self.delete_fault(name, **options)
+            # unasync: async only
+            # A cancelled block disarms the fault, too.
+            # unasync: end of async only
+            with anyio.CancelScope(shield=True):
+                await self.delete_fault(name, **options)
 
     async def snapshot(self, **options: Unpack[CallOptions]) -> Snapshot:
         """Take a snapshot of the server's state: database, chain, clock, queues, randomness, armed faults.
@@ -305,12 +317,22 @@ class AsyncSandbox(AsyncResource):
         await self._call(prepare(sandbox.RESET), options)
 
 
+def _effect(given: HttpEffect | str) -> HttpEffect:
+    try:
+        return HttpEffect(given)
+    except ValueError:
+        raise ValueError(f"unknown effect {given!r}; available: {', '.join(HttpEffect)}") from None
+
+
 def _moment(given: datetime | str) -> datetime:
     if isinstance(given, str):
         try:
             return parse_timestamp(given)
         except ValueError as error:
             raise ValueError(f"{given[:64]!r} {error}") from None
+    if not isinstance(given, datetime):
+        kind = type(given).__name__
+        raise TypeError(f"moment must be a datetime with a UTC offset, or a string, not {kind}")
     if given.tzinfo is None:
         raise ValueError("the time must have a UTC offset, such as datetime(…, tzinfo=UTC)")
     return given

@@ -67,8 +67,12 @@ class SandboxClock(Resource):
             ConflictError: the clock is not manual, or another advance waits for an event receiver, which may
                 be the caller.
             InvalidRequestError: the duration is negative, or more than ten years.
+            ValueError: the duration is not a number, or is longer than any timedelta.
         """
-        duration = timedelta(seconds=seconds, minutes=minutes, hours=hours, days=days)
+        try:
+            duration = timedelta(seconds=seconds, minutes=minutes, hours=hours, days=days)
+        except OverflowError:
+            raise ValueError("the duration must be from 0 seconds to ten years") from None
         exact = Decimal(duration // timedelta(microseconds=1)).scaleb(-6)
         request = prepare(sandbox.ADVANCE_CLOCK, body=AdvanceClock(seconds=exact))
         reading: ClockReading = self._call(request, options)
@@ -178,9 +182,9 @@ class Sandbox(Resource):
 
         Raises:
             InvalidRequestError: the fault does not exist. The message lists the available ones.
-            ValueError: the effect does not exist.
+            ValueError: the effect does not exist. The message lists the available ones.
         """
-        body = SetFault(times=times, effect=None if effect is None else HttpEffect(effect), delay_ms=delay_ms)
+        body = SetFault(times=times, effect=None if effect is None else _effect(effect), delay_ms=delay_ms)
         request = prepare(sandbox.SET_FAULT, path={"name": name}, body=body)
         fault: Fault = self._call(request, options)
         return fault
@@ -306,12 +310,22 @@ class Sandbox(Resource):
         self._call(prepare(sandbox.RESET), options)
 
 
+def _effect(given: HttpEffect | str) -> HttpEffect:
+    try:
+        return HttpEffect(given)
+    except ValueError:
+        raise ValueError(f"unknown effect {given!r}; available: {', '.join(HttpEffect)}") from None
+
+
 def _moment(given: datetime | str) -> datetime:
     if isinstance(given, str):
         try:
             return parse_timestamp(given)
         except ValueError as error:
             raise ValueError(f"{given[:64]!r} {error}") from None
+    if not isinstance(given, datetime):
+        kind = type(given).__name__
+        raise TypeError(f"moment must be a datetime with a UTC offset, or a string, not {kind}")
     if given.tzinfo is None:
         raise ValueError("the time must have a UTC offset, such as datetime(…, tzinfo=UTC)")
     return given

@@ -94,15 +94,15 @@ def state_of(driver: sqlite3.Connection, statement: Any, changes_before: int) ->
 
 
 @pytest.fixture(scope="module")
-def content():
+def filled():
     driver = filled_database()
-    yield driver.serialize()
+    yield driver
     driver.close()
 
 
-@pytest.fixture
-def both(content):
-    made = Both(content)
+@pytest.fixture(scope="module")
+def both(filled):
+    made = Both(filled.serialize())
     yield made
     made.close()
 
@@ -229,14 +229,15 @@ MAY_SCAN = {
 }
 
 
-@every_statement
-def test_only_allowed_statements_scan_a_whole_table(name):
-    statement = STATEMENTS[name]
-    driver = filled_database()
-    count = text_of(statement).count("?")
+def plan_of(driver, name):
+    """Return the steps with which SQLite would run a statement."""
+    text = text_of(STATEMENTS[name])
+    return [row[3] for row in driver.execute(f"EXPLAIN QUERY PLAN {text}", [1] * text.count("?"))]
 
-    plan = [row[3] for row in driver.execute(f"EXPLAIN QUERY PLAN {text_of(statement)}", [1] * count)]
-    driver.close()
+
+@every_statement
+def test_only_allowed_statements_scan_a_whole_table(filled, name):
+    plan = plan_of(filled, name)
 
     # An alias may refer to a table; only a statement's own intermediate results may be scanned.
     scans = [step for step in plan if re.match(r"SCAN (?!anon_|\(subquery|CONSTANT ROW)", step)]
@@ -246,11 +247,8 @@ def test_only_allowed_statements_scan_a_whole_table(name):
         assert scans == [], plan
 
 
-def test_a_fair_claim_scans_webhooks_and_finds_deliveries_by_index():
-    driver = filled_database()
-    text = text_of(STATEMENTS["webhooks.delivery_store._FAIR"])
-    plan = [row[3] for row in driver.execute(f"EXPLAIN QUERY PLAN {text}", [1] * text.count("?"))]
-    driver.close()
+def test_a_fair_claim_scans_webhooks_and_finds_deliveries_by_index(filled):
+    plan = plan_of(filled, "webhooks.delivery_store._FAIR")
 
     assert [step for step in plan if re.match(r"SCAN (?!anon_|\(subquery)", step)] == [
         "SCAN webhooks USING INDEX ix_webhooks_operator"
@@ -292,22 +290,13 @@ def test_a_fair_claim_scans_webhooks_and_finds_deliveries_by_index():
         ("payments.store._PAGES[('transfer_id',)]", "sqlite_autoindex_payments_2"),
     ],
 )
-def test_each_list_uses_its_index(name, index):
-    driver = filled_database()
-    text = text_of(STATEMENTS[name])
-
-    plan = " / ".join(row[3] for row in driver.execute(f"EXPLAIN QUERY PLAN {text}", [1] * text.count("?")))
-    driver.close()
-
-    assert re.search(f"USING (COVERING )?INDEX {index} ", plan)
+def test_each_list_uses_its_index(filled, name, index):
+    assert re.search(f"USING (COVERING )?INDEX {index} ", " / ".join(plan_of(filled, name)))
 
 
 @pytest.mark.parametrize("name", [name for name in STATEMENTS if name.startswith("transfers.store._PAGES[")])
-def test_a_list_of_transfers_needs_no_sorting(name):
-    driver = filled_database()
-    text = text_of(STATEMENTS[name])
-    steps = [row[3] for row in driver.execute(f"EXPLAIN QUERY PLAN {text}", [1] * text.count("?"))]
-    driver.close()
+def test_a_list_of_transfers_needs_no_sorting(filled, name):
+    steps = plan_of(filled, name)
 
     # In the order of an index: what is sorted must be read whole before the first row is known.
     assert not [step for step in steps if "TEMP B-TREE" in step]

@@ -102,6 +102,21 @@ def test_invalid_fields_are_refused() -> None:
         testing.transfer(memo=7)
 
 
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: testing.error("nope"), "unknown error code 'nope'; available: "),
+        (lambda: testing.transfer(status="setled"), "unknown status 'setled'; available: settled, "),
+        (lambda: testing.session(status="paid"), "unknown status 'paid'; available: "),
+        (lambda: testing.payment(status="open"), "unknown status 'open'; available: "),
+        (lambda: testing.transaction(type="fee"), "unknown type 'fee'; available: "),
+    ],
+)
+def test_an_unknown_code_status_or_type_is_refused_with_the_available_ones(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        make()
+
+
 @pytest.mark.parametrize("code", get_args(agentpay.ErrorCode))
 def test_every_error_can_be_created(code: Any) -> None:
     made = testing.error(code)

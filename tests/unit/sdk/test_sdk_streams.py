@@ -1,0 +1,105 @@
+"""`console.stream` of peers that misbehave: every fault is a declared error, in both clients."""
+
+import gzip
+from collections.abc import Callable
+
+import anyio
+import httpx
+import pytest
+
+from agentpay import (
+    AgentPay,
+    AsyncAgentPay,
+    ClosedClientError,
+    DecodingError,
+    InvalidRequestError,
+    testing,
+)
+from agentpay.webhooks import Event
+
+STREAM = {"Content-Type": "text/event-stream; charset=utf-8"}
+SETTINGS = {"api_key": "ap_operator_test", "base_url": "https://pay.example", "max_retries": 0}
+
+Read = Callable[[httpx.Response], list[Event]]
+
+
+def _sync(response: httpx.Response) -> list[Event]:
+    with AgentPay(**SETTINGS, transport=httpx.MockTransport(lambda _: response)) as client:
+        return list(client.console.stream())
+
+
+def _async(response: httpx.Response) -> list[Event]:
+    async def read() -> list[Event]:
+        async with AsyncAgentPay(**SETTINGS, transport=httpx.MockTransport(lambda _: response)) as client:
+            return [event async for event in client.console.stream()]
+
+    return anyio.run(read)
+
+
+@pytest.fixture(params=[_sync, _async])
+def read(request: pytest.FixtureRequest) -> Read:
+    return request.param
+
+
+def streamed(content: bytes, status: int = 200, **headers: str) -> httpx.Response:
+    # Unread, as a transport returns it.
+    return httpx.Response(status, headers={**STREAM, **headers}, stream=httpx.ByteStream(content))
+
+
+def test_events_are_read(read: Read) -> None:
+    events = [testing.event("transfer.settled", id=f"evt_{number}") for number in range(2)]
+    lines = "".join(f"id: {event.id}\ndata: {event.to_json()}\n\n" for event in events)
+    assert read(streamed(lines.encode())) == events
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Content-Type": "text/html"}, {"Content-Type": "application/json"}, {"Content-Encoding": "gzip"}],
+    ids=["html", "json", "gzip"],
+)
+def test_a_response_that_is_no_stream_of_events_is_a_decoding_error(read: Read, headers) -> None:
+    with pytest.raises(
+        DecodingError, match=r"console.stream \(200\) is not a readable stream of events"
+    ) as refused:
+        read(streamed(b"<html>", **headers))
+    assert refused.value.status == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "coding", "why"),
+    [
+        (gzip.compress(b"{}")[:-9], "gzip", "it is truncated"),
+        (b"x", "br", "compressed with 'br'"),
+        (gzip.compress(bytes(17 * 1024 * 1024)), "gzip", "is larger than"),
+    ],
+    ids=["truncated", "brotli", "bomb"],
+)
+def test_an_error_response_that_cannot_be_read_is_a_decoding_error(read: Read, body, coding, why) -> None:
+    with pytest.raises(DecodingError, match=why) as refused:
+        read(streamed(body, 400, **{"Content-Encoding": coding}))
+    assert refused.value.status == 400
+
+
+def test_an_error_response_is_its_error(read: Read) -> None:
+    with pytest.raises(InvalidRequestError, match="no such event"):
+        read(streamed(b'{"error":"invalid_request","message":"no such event"}', 400))
+
+
+@pytest.mark.parametrize("line", [b"data: ", b"data: x\n"], ids=["one line", "many lines"])
+def test_an_event_without_end_is_a_decoding_error(read: Read, line: bytes) -> None:
+    with pytest.raises(DecodingError, match="larger than 1 MiB"):
+        read(streamed(line * (2 * 1024 * 1024 // len(line))))
+
+
+def test_an_event_object_is_refused_with_what_to_pass() -> None:
+    client = AgentPay(**SETTINGS)
+    with pytest.raises(TypeError, match=r"a string, not TransferSettled: pass event\.id"):
+        next(client.console.stream(last_event_id=testing.event("transfer.settled")))  # type: ignore[arg-type]
+
+
+def test_a_closed_http_client_ends_streams_too() -> None:
+    http = httpx.Client(transport=httpx.MockTransport(lambda _: streamed(b"")))
+    client = AgentPay(**SETTINGS, http_client=http)
+    http.close()
+    with pytest.raises(ClosedClientError):
+        next(client.console.stream())
