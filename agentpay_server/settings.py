@@ -3,11 +3,12 @@
 A setting is an argument of `Settings(...)`, or an option or environment variable of `agentpay-server`.
 """
 
+import re
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
 from typing import Final
 
-from attrs import field, frozen, validators
+from attrs import converters, field, frozen, validators
 
 from agentpay.contract.usdc import to_decimal
 
@@ -47,6 +48,17 @@ def _to_sol(value: Decimal | int | str) -> Decimal:
     return amount
 
 
+def checked_metrics_key(key: str) -> str:
+    """Return a key for `/metrics` that fits into a header.
+
+    Raises:
+        ValueError: it does not. The message does not contain it.
+    """
+    if not re.fullmatch(r"[!-~]{1,200}", key):
+        raise ValueError("the metrics key must be 1 to 200 visible ASCII characters, without spaces")
+    return key
+
+
 @frozen(kw_only=True)
 class Settings:
     """Limits, timeouts and the choices that the interface leaves open.
@@ -78,6 +90,7 @@ class Settings:
         body_timeout_seconds: timeout for the body of a request, and for the peer to read a response.
         idle_timeout_seconds: how long a connection may stay open between two requests.
         serves_dashboard: whether the operator console is served at `/dashboard`.
+        metrics_key: the key that `/metrics` requires, 1 to 200 visible ASCII characters; None means none.
     """
 
     policy_update: PolicyUpdate = field(default=PolicyUpdate.MERGE, converter=PolicyUpdate)
@@ -112,3 +125,8 @@ class Settings:
     body_timeout_seconds: float = field(default=30.0, validator=validators.gt(0))
     idle_timeout_seconds: float = field(default=10.0, validator=validators.gt(0))
     serves_dashboard: bool = True
+    metrics_key: str | None = field(
+        default=None,
+        repr=False,
+        converter=converters.optional(checked_metrics_key),
+    )

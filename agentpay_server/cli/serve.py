@@ -14,7 +14,7 @@ import click
 from agentpay.cli.values import Seconds, Usdc
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.cli.rpc_options import takes_cluster
-from agentpay_server.cli.values import DataDirectory, Host, SchemaName, Sol
+from agentpay_server.cli.values import DataDirectory, Host, MetricsKey, SchemaName, Sol
 from agentpay_server.clock import SystemClock, manual_clock
 from agentpay_server.database.schema_name import DATABASE_SCHEMA
 from agentpay_server.logs import LogFormat
@@ -174,6 +174,15 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
     "/sandbox/x402, without a key. Requires a loopback --host.",
 )
 @click.option("--no-dashboard", is_flag=True, help="Do not serve the operator console at /dashboard.")
+@click.option(
+    "--metrics-key",
+    type=MetricsKey(),
+    envvar="AGENTPAY_SERVER_METRICS_KEY",
+    show_envvar=True,
+    metavar="KEY",
+    help="Key that GET /metrics requires, as Authorization: Bearer KEY; 1 to 200 visible ASCII characters.  "
+    "[default: no key]",
+)
 @click.option("--allow-remote", is_flag=True, help="Allow a --host that other machines can reach.")
 @click.option(
     "--allowed-host",
@@ -231,6 +240,7 @@ def serve(
     is_quiet: bool,
     chain_rpc: bool,
     no_dashboard: bool,
+    metrics_key: str | None,
     allow_remote: bool,
     allowed_hosts: tuple[str, ...],
     max_connections: int,
@@ -278,6 +288,7 @@ def serve(
         max_connections=max_connections,
         idle_timeout_seconds=idle_timeout,
         serves_dashboard=not no_dashboard,
+        metrics_key=metrics_key,
     )
     # Imported late: loading the server takes longer than reporting a usage error.
     from agentpay_server.cli import process  # noqa: PLC0415

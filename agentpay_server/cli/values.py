@@ -1,4 +1,4 @@
-"""Types of options that only the server's commands take: hosts, schema names, SOL."""
+"""Types of options that only the server's commands take: hosts, keys, schema names, SOL."""
 
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
@@ -9,6 +9,7 @@ import click
 from agentpay.cli.values import Parsed
 from agentpay_server.database.schema_name import check_database_schema
 from agentpay_server.http.hosts import allowed_host
+from agentpay_server.settings import checked_metrics_key
 
 
 class Sol(click.ParamType[Decimal]):
@@ -37,6 +38,13 @@ class Host(Parsed[str]):
 
     def __init__(self) -> None:
         super().__init__("host", allowed_host)
+
+
+class MetricsKey(Parsed[str]):
+    """The key of `/metrics`."""
+
+    def __init__(self) -> None:
+        super().__init__("key", checked_metrics_key)
 
 
 class SchemaName(Parsed[str]):

@@ -189,7 +189,8 @@ class Application:
             if is_dashboard:
                 answer = dashboard.answer(path, method, _raw_header(scope, b"if-none-match"))
             else:
-                answer = await self._operations.answer(path, method)
+                authorization = _raw_header(scope, b"authorization")
+                answer = await self._operations.answer(path, method, authorization)
         except Problem as problem:
             headers = dashboard.HEADERS if is_dashboard else ()
             await _refuse(send, trace, problem, trace.request_id, headers)

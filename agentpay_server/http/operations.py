@@ -1,10 +1,11 @@
 """Endpoints for operations: `/healthz`, `/readyz` and `/metrics`.
 
-They are outside the endpoint tables: only GET, no key, no request id, and no use of the server's randomness.
-They reveal no secrets and nothing about accounts.
+They are outside the endpoint tables: only GET, no API key, and no use of the server's randomness. They reveal
+no secrets and nothing about accounts. A key of their own can protect the metrics.
 """
 
 import asyncio
+import hmac
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from agentpay_server.http.exposition import Exposition
 
 T = TypeVar("T")
+
+_METRICS: Final = "/metrics"
 
 PROBE_SECONDS: Final = 2.0
 """Timeout after which a part counts as not ready."""
@@ -48,21 +51,36 @@ class Operations:
         self._by_path: Mapping[str, Callable[[], Awaitable[Answer]]] = {
             "/healthz": self._health,
             "/readyz": self._readiness,
-            "/metrics": self._metrics,
+            _METRICS: self._metrics,
         }
 
     def __contains__(self, path: str) -> bool:
         """Whether a path is one of these endpoints."""
         return path in self._by_path
 
-    async def answer(self, path: str, method: str) -> Answer:
+    async def answer(self, path: str, method: str, authorization: bytes | None) -> Answer:
         """Return the response to a request for one of these paths.
 
         Raises:
-            Problem: `method_not_allowed`.
+            Problem: `unauthorized`, `method_not_allowed`.
         """
+        if path == _METRICS:
+            self._require_metrics_key(authorization)
         require_get(path, method)
         return await self._by_path[path]()
+
+    def _require_metrics_key(self, authorization: bytes | None) -> None:
+        key = self._context.settings.metrics_key
+        scheme, _, given = (authorization or b"").partition(b" ")
+        if key is None or (
+            scheme.lower() == b"bearer" and hmac.compare_digest(given.strip(b" "), key.encode("ascii"))
+        ):
+            return
+        raise Problem(
+            ErrorCode.UNAUTHORIZED,
+            "No valid metrics key: send Authorization: Bearer followed by the key that the server was given "
+            "as --metrics-key.",
+        )
 
     async def _health(self) -> Answer:
         return Answer(200, b'{"status":"ok"}')

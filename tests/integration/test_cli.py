@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 import pytest
 from click.testing import CliRunner
 
@@ -85,6 +86,16 @@ def test_the_console_link_signs_in_the_operator_of_the_given_key() -> None:
         assert console.whoami().operator_id == client.whoami().operator_id
     with serving("--no-dashboard") as (announcement, _):
         assert set(announcement) == {"base_url", "operator_key"}
+
+
+def test_a_metrics_key_protects_the_metrics_and_is_never_printed() -> None:
+    with serving("--metrics-key", "of-the-scraper") as (announcement, process):
+        url = f"{announcement['base_url']}/metrics"
+        assert httpx.get(url).status_code == 401
+        assert httpx.get(url, headers={"Authorization": "Bearer of-the-scraper"}).status_code == 200
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=20)
+        assert "of-the-scraper" not in out + err
 
 
 def test_a_given_operator_key_is_used_and_never_printed() -> None:

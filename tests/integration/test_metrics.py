@@ -7,10 +7,10 @@ import httpx
 import pytest
 from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
-from server_world import START, Funded, raw_client
+from server_world import START, Funded, raw_client, refused
 
 from agentpay import AgentPay, PolicyViolationError
-from agentpay_server import AgentPayServer
+from agentpay_server import AgentPayServer, Settings
 
 Value = Callable[..., float]
 
@@ -52,6 +52,33 @@ def test_the_format_is_the_text_format_and_no_key_is_needed(server: AgentPayServ
         "agentpay_treasury_sol",
         "agentpay_stopped_accounts",
     }
+
+
+def test_a_metrics_key_protects_the_metrics_alone() -> None:
+    with AgentPayServer(settings=Settings(metrics_key="of-the-scraper")) as server:
+        with raw_client(server, "") as http:
+            refused(http.get("/metrics"), "unauthorized")
+            refused(http.post("/metrics"), "unauthorized")
+            assert http.get("/healthz").status_code == 200
+            assert http.get("/readyz").status_code == 200
+        for other in ("of-the-scraper2", "of-the-scrape", str(server.operator_key)):
+            with raw_client(server, other) as http:
+                refused(http.get("/metrics"), "unauthorized")
+        with raw_client(server, "of-the-scraper") as scraper:
+            assert "agentpay_requests_total" in scraper.get("/metrics").text
+            assert scraper.post("/metrics").status_code == 405
+            refused(scraper.get("/v1/accounts"), "unauthorized")
+
+
+@pytest.mark.parametrize("key", ["", "two words", "tab\t", "é", "line\n", "x" * 201])
+def test_a_metrics_key_fits_into_a_header_and_is_not_in_errors(key: str) -> None:
+    with pytest.raises(ValueError, match="1 to 200 visible ASCII characters") as caught:
+        Settings(metrics_key=key)
+    assert not key or key not in str(caught.value)
+
+
+def test_a_metrics_key_is_not_in_the_repr_of_settings() -> None:
+    assert "of-the-scraper" not in repr(Settings(metrics_key="of-the-scraper"))
 
 
 def test_requests_are_counted_by_path_template(
