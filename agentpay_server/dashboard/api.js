@@ -1,10 +1,7 @@
 // @ts-check
-// The server's API and its stream of events.
 
-/** The name of the key in sessionStorage; there is no cookie. */
 export const KEY = "agentpay.key";
 
-/** An error with the status of a response, or 0. */
 function failure(status, body) {
 	const { error: code, message = `The server responded with status ${status}.`, details = [] } = body ?? {};
 	const faults = details.map((it) => `${it.field} ${it.message}`);
@@ -48,7 +45,6 @@ export const pause = (ms, ...signals) => new Promise((resolve) => {
 
 const FIRST_PAUSE_MS = 500, LONGEST_PAUSE_MS = 15000, SILENCE_MS = 40000;
 
-/** Call `onChange` after each change, and `onState` with whether the connection is live. */
 export async function follow({ signal, onChange, onState }) {
 	let failures = 0;
 	const onNews = () => {
@@ -72,7 +68,6 @@ export async function follow({ signal, onChange, onState }) {
 	}
 }
 
-/** Call `onNews` when the stream begins and when it has events, whose content the page reads anyway. */
 async function listen(signal, onNews) {
 	const { body } = await send("GET", "/console/stream", { signal }), reader = body.pipeThrough(new TextDecoderStream()).getReader();
 	onNews();

@@ -1,11 +1,9 @@
 // @ts-check
-// Sign-in, the frame, the way between pages, and the keyboard.
 
-import { access } from "./access.js";
+import { access, account, overview } from "./admin.js";
 import { follow, KEY, pause, post, read } from "./api.js";
 import { bench } from "./bench.js";
 import { deliveries, sessions, timeline } from "./history.js";
-import { account, overview } from "./accounts.js";
 import { me, meet, reload, turn } from "./page.js";
 import { approvals, transfer } from "./transfer.js";
 import { $, ask, button, clock, facts, field, form, h, tell } from "./ui.js";
@@ -26,7 +24,7 @@ const BAR = PAGES.slice(0, 7);
 const KEYS = {
 	"j k": "Next, previous row", "a r": "Approve, reject the row", "/": "Search", "?": "This list", Esc: "Leave a dialog or field",
 };
-const NAME = "agentpay console", REFUSED = "The server does not accept this key: it is unknown, revoked or expired.";
+const NAME = "agentpay console", REFUSED = "This key is unknown, revoked or expired.";
 
 const app = $("#app");
 let signedIn = new AbortController(), shown = new AbortController();
@@ -38,7 +36,7 @@ function signIn(why) {
 	delete sessionStorage[KEY];
 	const submit = (given) => { keep(given); begin(); };
 	app.replaceChildren(h("main", form("card.signin", submit, h("h1", NAME),
-		h("p", "Open the sign-in link that the server printed, or that ", h("code", "agentpay-server console-link"), " prints."),
+		h("p", "Open the sign-in link that the server or ", h("code", "agentpay-server console-link"), " printed."),
 		h("p.quiet", "Or paste an operator key. It stays in this tab."),
 		field("Operator key", "key", { type: "password", required: true, "aria-describedby": "why" }),
 		h("p.bad", { id: "why", role: "alert" }, why), h("button.primary", "Sign in"))));
@@ -48,7 +46,6 @@ function signIn(why) {
 
 const keep = ({ key }) => { sessionStorage[KEY] = key.trim(); };
 
-/** Exchange the code of a sign-in link; return what went wrong. */
 async function redeem() {
 	const [, code] = location.hash.split("#code=");
 	if (!code) return "";

@@ -1,5 +1,4 @@
 // @ts-check
-// The test bench: time, funds, faults, and saved points of the world. Test chains only.
 
 import { call, post } from "./api.js";
 import { accountField, act, change, get, list, one } from "./page.js";
@@ -50,7 +49,6 @@ export const bench = () => [h("div.benches",
 		form("fields", armOnce, field("Request", "operation", { value: "POST /v1/transfers", required: true }),
 			field("Outcome", "effect", { options: Object.entries(EFFECTS), required: true }), h("button", "Arm once"))))];
 
-/** Only an armed fault has `times`. */
 function faultRow({ name, times, effect }) {
 	const isOn = times !== undefined, toggle = () => (isOn ? fault("DELETE", name) : fault("PUT", name, {}));
 	return [
@@ -59,7 +57,6 @@ function faultRow({ name, times, effect }) {
 	];
 }
 
-/** Points after a moment as rows of the timeline. */
 export async function points(after) {
 	const { data } = await get("/sandbox/snapshots?limit=64");
 	return data.map((point) => ({ id: point.snapshot_id, at: point.created_at, point })).filter((row) => row.at >= after);

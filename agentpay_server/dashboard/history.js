@@ -1,5 +1,4 @@
 // @ts-check
-// Timeline, sessions and deliveries.
 
 import { post } from "./api.js";
 import { points, pointRow, savePoint } from "./bench.js";
@@ -18,7 +17,6 @@ export const REGISTER = 'client.webhooks.create(url="https://…", events=["tran
 const MOST_EVENTS = 1000;
 const MOMENT = { type: "datetime-local" }, TIMES = { since: ["After", MOMENT], until: ["Up to", MOMENT] };
 
-/** Fold events, newest first, into rows. */
 function folded(events) {
 	const rows = new Map();
 	for (const { id: eventId, type, created_at: at, data } of events) {
@@ -48,7 +46,7 @@ export function timeline({ asked }) {
 	};
 	const events = list({
 		path: "/console/events", query: { status: "" }, row: timelineRow, fold: timelineFold,
-		none: ["Nothing here. On a test chain, let something happen:", "agentpay-server trigger transfer.settled"],
+		none: ["Nothing yet. On a test chain, try:", "agentpay-server trigger transfer.settled"],
 		isEnough: (events) => (!status && !id) || wanted(events).length > 24 || events.length >= MOST_EVENTS,
 		present: async (events, drawRows, more) => {
 			[rows, draw] = [wanted(events), drawRows];

@@ -1,10 +1,8 @@
 // @ts-check
-// The page that is shown: lists, filters and changes.
 
 import { pause, read } from "./api.js";
 import { $, ask, button, code, field, form, h, link, plain, said, show, tell } from "./ui.js";
 
-/** Whose key this is. */
 export let me = { cluster: "", is_test_money: false };
 
 export async function meet() {
@@ -19,7 +17,6 @@ export let reload = () => {};
 
 const PAUSE_MS = 1000, POLL_MS = 4000;
 
-/** Show a page, and read it until it is left. */
 export async function turn(title, content, { id, asked, signal }, before) {
 	const { loads } = page = { id, asked, signal, loads: [] };
 	const problem = h("p.problem", { role: "alert" }), root = h("div.page", { "aria-busy": "true" });
@@ -47,7 +44,6 @@ export async function turn(title, content, { id, asked, signal }, before) {
 	}
 }
 
-/** Do something, say what it returns or `done`, and read the page again. */
 export async function act(work, done = "Done.") {
 	try {
 		const said = await work();
@@ -58,7 +54,6 @@ export async function act(work, done = "Done.") {
 	reload();
 }
 
-/** A button that does `work` with the values of a dialog. */
 export function change(label, body, work, options = {}) {
 	const { action = label, title = `${action}?`, look = "danger", typed, ...attributes } = /** @type {any} */ (options);
 	return button(`${label}…`, () => act(async () => {
@@ -70,7 +65,6 @@ export function change(label, body, work, options = {}) {
 const ACCOUNTS = "/v1/accounts?limit=100";
 const known = new Map();
 
-/** Read something for this page, and the accounts in it. */
 export async function get(path) {
 	const { signal } = page, found = await read(path, signal);
 	const learn = ({ data, ...one }) => (data ?? [one]).forEach((it) => { if (it.policy) known.set(it.account_id, it); });

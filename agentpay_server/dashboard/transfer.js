@@ -1,5 +1,4 @@
 // @ts-check
-// Approvals, and a transfer from request to delivery; of a payment behind HTTP 402 the whole exchange.
 
 import { post, read } from "./api.js";
 import { accountOf, change, get, list, me, nameOf, one, party } from "./page.js";
@@ -9,7 +8,7 @@ import {
 
 export const approvals = () => list({
 	path: "/console/approvals", as: "ul.stack",
-	none: ["No transfer waits. A policy asks for approval from an amount on:", "client.policies.update(account_id, escalation_threshold=20)"],
+	none: ["No transfer waits. Let a policy ask for approval:", "client.policies.update(account_id, escalation_threshold=20)"],
 	present: async (items, draw) => {
 		const payers = new Set(items.map((it) => it.from)), now = clock.now();
 		await Promise.all([...payers].map((id) => get(`/console/accounts/${id}`)));
@@ -20,7 +19,7 @@ export const approvals = () => list({
 	row: (it) => h("li.card.approval", { tabindex: -1 },
 		h("div.about", big(it.amount_usdc), h("p", party(it.from), quiet(" pays "), party(it.to)), memoOf(it)),
 		facts({
-			Splits: splitsOf(it), Category: it.category ? said(it.category) : quiet("none"), Waiting: it.age, "Expires in": it.ends,
+			Splits: splitsOf(it), Category: it.category && said(it.category), Waiting: it.age, "Expires in": it.ends,
 			Afterwards: afterwards(it), Transfer: link(`#/transfers/${it.transfer_id}`, code(it.transfer_id)),
 		}),
 		h("div.actions", reject(it), approve(it))),
@@ -118,7 +117,7 @@ function story({ events, deliveries, pay, status, message, ...it }) {
 		},
 			isSettled ? "Final on chain." : failed ? message : "Waiting for finality.",
 			facts({ Transaction: it.tx_signature ?? pay?.tx_signature, "Can land until": isSettled || failed ? null : pay?.expires_at }, whole),
-			it.chain_explorer_url && h("p", h("a", { href: it.chain_explorer_url, target: "_blank", rel: "noopener noreferrer" }, "Explorer"))),
+			it.chain_explorer_url && h("p", h("a", { href: it.chain_explorer_url, target: "_blank", rel: "noreferrer" }, "Explorer"))),
 		step("Events", { look: events.length ? "ok" : "info" }, events.length ? events.map(eventOf) : "None yet."),
 		deliveries.length
 			? step("Deliveries", { look: deliveries.some((each) => each.status === "undelivered") ? "bad" : "ok" }, deliveries.map(deliveryOf))
@@ -143,7 +142,6 @@ function presented(outcome) {
 		`Status ${status}${after}, as the agent reported it.`, receipt && json(decoded(receipt)));
 }
 
-/** A receipt: JSON in base64, or any text. */
 function decoded(receipt) {
 	try {
 		const bytes = atob(receipt.replaceAll("-", "+").replaceAll("_", "/"));
@@ -153,5 +151,4 @@ function decoded(receipt) {
 	}
 }
 
-/** One argument of a shell. */
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;

@@ -1,5 +1,4 @@
 // @ts-check
-// Elements. Memos, names, URLs and responses are hostile, so nothing here parses markup.
 
 const is = (value) => (value ?? false) !== false;
 
@@ -23,7 +22,6 @@ export function h(spec, ...rest) {
 
 export const $ = (selector, root = /** @type {any} */ (document)) => root.querySelector(selector);
 
-/** Text of others: its direction ends with it. */
 export const said = (text) => h("bdi", text);
 export const quiet = (...children) => h("span.quiet", children);
 export const words = (text) => text.replaceAll("_", " ");
@@ -45,7 +43,7 @@ export const minus = (amount, less) => usdc(`${micro(amount) - micro(less)}E-6`)
 export const big = (amount, after = " USDC") => h("p.amount", usdc(amount), h("small", after));
 
 export const meter = (meaning, total, parts) => h("div.meter", { role: "img", "aria-label": meaning },
-	Object.entries(parts).map(([look, part]) => h(`span.${look}`, { style: { width: `${Math.min(100, (part / total || 0) * 100)}%` } })));
+	Object.entries(parts).map(([look, part]) => h(`span.${look}`, { style: { flexGrow: part / total || 0 } })));
 
 /** The server's time: on a test chain it may stand still. */
 export const clock = { now: () => Date.now() };
@@ -84,7 +82,7 @@ export const count = (number, what) => quiet(`${number} ${what}${number === 1 ? 
 
 export const button = (label, act, attributes) => h("button", { type: "button", click: act, ...attributes }, label);
 
-/** An input, or a choice of `options`: values or pairs of value and text, which may be a promise. */
+/** `options` are values or pairs of value and text, or a promise of them. */
 export function field(label, name, { options, ...props } = /** @type {any} */ ({})) {
 	const input = h(options ? "select" : "input", { name, autocomplete: "off", ...props });
 	const fill = (all) => input.append(...(props.required ? all : [["", "All"], ...all]).map((option) => {

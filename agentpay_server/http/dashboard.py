@@ -6,7 +6,8 @@ server, so that markup injected into a memo or name can neither load nor send an
 The files are plain ES modules without a build step; together they may not exceed a fixed size, so what
 explains their design is here:
 
-- `app.js` signs in, draws the frame and moves between pages. The key is in the tab's sessionStorage only.
+- `app.js` signs in, draws the frame, moves between pages and reads the keyboard. The key is in the tab's
+  sessionStorage only.
 - `page.js` reads the shown page: at once, after each change, and every few seconds, at most once a second. A
   page that was left cancels its requests, so a late response never replaces a newer page. A list redraws only
   what differs.
@@ -14,7 +15,10 @@ explains their design is here:
   page then reads everything it shows again. While a tab is hidden it has no stream and sends nothing.
 - `ui.js` builds elements from text nodes and attributes; nothing parses markup. It escapes characters that
   hide or reorder text, and isolates the direction of text that others wrote.
-- The other modules hold the pages. A dialog confirms each change; if it moves money, focus starts on Cancel.
+- The other modules hold the pages. `admin.js`: accounts, keys, webhooks and the audit trail. `history.js`:
+  timeline, sessions and deliveries. `transfer.js`: approvals, and a transfer from request to delivery; behind
+  HTTP 402 the whole exchange. `bench.js`: time, funds, faults and saved points of a test chain. A dialog
+  confirms each change; if it moves money, focus starts on Cancel.
 """
 
 import hashlib

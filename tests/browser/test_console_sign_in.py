@@ -60,7 +60,7 @@ def test_invalid_and_agent_keys_are_refused_with_the_reason(server: AgentPayServ
     agent_key = server.console.agent_keys.create(account.account_id).key
     tab = console.open(signed_in=False)
     sign_in(tab, "ap_operator_nonsense")
-    expect(tab.get_by_role("alert")).to_contain_text("does not accept this key")
+    expect(tab.get_by_role("alert")).to_contain_text("unknown, revoked or expired")
     sign_in(tab, agent_key)
     expect(tab.get_by_role("alert")).to_contain_text("operator key")
     assert tab.evaluate("sessionStorage.length") == 0

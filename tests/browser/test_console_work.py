@@ -71,7 +71,7 @@ def test_a_settled_transfer_is_shown_from_request_to_delivery(
     badges = tab.locator(".steps .badge")
     expect(badges).to_have_text(["delivered"] * 2)
     assert "✓" in badges.first.evaluate("it => getComputedStyle(it, '::before').content")
-    expect(tab.get_by_role("link", name="Explorer")).to_have_attribute("rel", "noopener noreferrer")
+    expect(tab.get_by_role("link", name="Explorer")).to_have_attribute("rel", "noreferrer")
 
 
 def test_an_undelivered_event_is_replayed(server: AgentPayServer, console: Console) -> None:
