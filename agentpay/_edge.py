@@ -211,6 +211,7 @@ class Edge:
             attempt.waited,
             secret=attempt.headers["Authorization"].removeprefix("Bearer "),
             is_of_request=not self._has_hooks or _is_about(error, built),
+            is_past_deadline=self._is_late(attempt),
         )
 
     def _log(self, request: PreparedRequest, outcome: Reply | AgentPayError, started: float) -> None:

@@ -28,6 +28,7 @@ def of_exception(
     *,
     secret: str,
     is_of_request: bool,
+    is_past_deadline: bool = False,
 ) -> AgentPayError:
     """Convert an exception that was raised after a request was handed to the HTTP library.
 
@@ -39,6 +40,7 @@ def of_exception(
         secret: the API key, which is removed from all text.
         is_of_request: whether the exception is about this request. A hook may send requests too, and their
             exceptions say nothing about this one.
+        is_past_deadline: whether the call's deadline has passed.
     """
     names = class_names(error)
     if "DecodingError" in names:
@@ -46,9 +48,12 @@ def of_exception(
     is_sent = not (is_of_request and names & _NOT_SENT)
     processed = "The request may have been processed" if is_sent else "The request was not sent"
     if "TimeoutException" in names or isinstance(error, TimeoutError):
+        when, limit = f"within {_seconds(timeout, waited)}", "timeout"
+        if is_past_deadline:
+            when, limit = "before the deadline of the call", "deadline"
         return APITimeoutError(
-            f"no answer to {request.endpoint.name} within {_seconds(timeout, waited)} "
-            f"({type(error).__name__}). {processed}. Call again later, or with a longer timeout",
+            f"no answer to {request.endpoint.name} {when} ({type(error).__name__}). {processed}. Call again "
+            f"later, or with a longer {limit}",
             may_have_been_processed=is_sent,
         )
     detail = _said(error).replace(secret, "[secure]")[:_DETAIL_MAX_CHARACTERS] or "connection lost"

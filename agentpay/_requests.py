@@ -155,6 +155,8 @@ def prepare_undescribed(
             f"path must begin with a slash, such as /v1/accounts, and have no query, fragment, blanks or dot "
             f"segments, not {path[:64]!r}; pass a query as query"
         )
+    if query is not None and not isinstance(query, Mapping):
+        raise TypeError(f"query must be a mapping of names to values, not {type(query).__name__}")
     key = body.get("idempotency_key") if isinstance(body, Mapping) else None
     endpoint = Endpoint(
         name=f"{method} {path}",

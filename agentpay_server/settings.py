@@ -6,7 +6,7 @@ A setting is an argument of `Settings(...)`, or an option or environment variabl
 import re
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
-from typing import Final
+from typing import Final, NoReturn
 
 from attrs import converters, field, frozen, validators
 
@@ -16,7 +16,13 @@ KEY_VARIABLE: Final = "AGENTPAY_SERVER_ENCRYPTION_KEY"
 """The environment variable that holds the encryption key, in hexadecimal digits."""
 
 
-class PolicyUpdate(StrEnum):
+class _Choice(StrEnum):
+    @classmethod
+    def _missing_(cls, value: object) -> NoReturn:
+        raise ValueError(f"{value!r} is no {cls.__name__}; available: {', '.join(cls)}")
+
+
+class PolicyUpdate(_Choice):
     """How `PUT /v1/accounts/{id}/policy` treats omitted fields (interface PO3)."""
 
     MERGE = "merge"
@@ -26,7 +32,7 @@ class PolicyUpdate(StrEnum):
     """They are reset to their defaults."""
 
 
-class OnchainMemo(StrEnum):
+class OnchainMemo(_Choice):
     """The content of a transaction's on-chain memo (interface T10)."""
 
     ID = "id"

@@ -237,7 +237,7 @@ class Listener:
             return
         self._output.note(f"Listening to {url}. Press Ctrl-C to stop.")
         if forward_to is not None:
-            self._output.note(f"Forwarding to {forward_to}, signed with {secret or 'the secret you passed'}")
+            self._output.note(f"Forwarding to {forward_to}, signed with {secret or 'your secret'}")
 
     def _print_event(self, event: Event) -> None:
         if self._output.is_json:

@@ -19,12 +19,19 @@ def find_account(server: AgentPay, output: Output, given: str) -> str:
     """Return the identifier of an account given by identifier, name or handle.
 
     Raises:
-        RefusedError: no account has this name, or several have.
+        RefusedError: no account has this name, or several have, or an agent key is used.
     """
     if is_identifier(given, ACCOUNT):
         return given
-    with output.progress(f"Looking up {given}"):
-        found = [each.account_id for each in _accounts(server) if given in (each.name, each.handle)]
+    try:
+        with output.progress(f"Looking up {given}"):
+            found = [each.account_id for each in _accounts(server) if given in (each.name, each.handle)]
+    except errors.PermissionDeniedError:
+        raise RefusedError(
+            f"an agent key cannot look up the account named {given!r}: pass its account_id.",
+            output,
+            error="forbidden",
+        ) from None
     return _only(found, f"account named {given!r}", "accounts list", output)
 
 

@@ -1,1 +1,1 @@
-"""The operator console as a browser loads it: HTML, CSS and ES modules, which `http/dashboard.py` serves."""
+"""The operator console as a browser loads it; `http/dashboard.py` serves it."""

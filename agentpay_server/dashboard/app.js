@@ -1,32 +1,30 @@
 // @ts-check
-// The console: sign-in, the frame around the pages, the way between them, and the keyboard.
+// Sign-in, the frame, the way between pages, and the keyboard.
 
 import { access } from "./access.js";
-import { call, follow, key, pause, post } from "./api.js";
+import { follow, KEY, pause, post, read } from "./api.js";
 import { bench } from "./bench.js";
 import { deliveries, sessions, timeline } from "./history.js";
-import { account, approvals, overview } from "./money.js";
+import { account, overview } from "./accounts.js";
 import { me, meet, reload, turn } from "./page.js";
-import { transfer } from "./transfer.js";
+import { approvals, transfer } from "./transfer.js";
 import { $, ask, button, clock, facts, field, form, h, tell } from "./ui.js";
 
-// Name, title, content, key after `g` and icon. The last two belong to another page of the bar.
-/** @type {any[][]} */
+/** Name, title, content, key after `g`, icon or page of the bar. @type {any[][]} */
 const PAGES = [
-  ["overview", "Overview", overview, "o", "M4 4h6v7H4zM14 4h6v4h-6zM14 12h6v8h-6zM4 15h6v5H4z"],
-  ["approvals", "Approvals", approvals, "a", "M4 12.5 9.5 18 20 6"],
-  ["timeline", "Timeline", timeline, "t", "M5 6h14M5 12h10M5 18h6"],
-  ["deliveries", "Deliveries", deliveries, "d", "M4 12 20 4l-5 16-3.5-6.5zM11.5 13.5 20 4"],
-  ["sessions", "Sessions", sessions, "s", "M12 4a8 8 0 1 0 8 8M12 8v4l3 2"],
-  ["access", "Access", access, "k", "M12 9a4 4 0 1 0-3 6L13 12h7v4M17 12v3"],
-  ["bench", "Test bench", bench, "b", "M9 4h6M10 4v6l-5 9h14l-5-9V4"],
-  ["transfers", "Transfer", transfer, "", "timeline"],
-  ["accounts", "Account", account, "", "overview"],
+	["overview", "Overview", overview, "o", "M4 4h6v7H4zM14 4h6v4h-6zM14 12h6v8h-6zM4 15h6v5H4z"],
+	["approvals", "Approvals", approvals, "a", "M4 12.5 9.5 18 20 6"],
+	["timeline", "Timeline", timeline, "t", "M5 6h14M5 12h10M5 18h6"],
+	["deliveries", "Deliveries", deliveries, "d", "M4 12 20 4l-5 16-3.5-6.5zM11.5 13.5 20 4"],
+	["sessions", "Sessions", sessions, "s", "M12 4a8 8 0 1 0 8 8M12 8v4l3 2"],
+	["access", "Access", access, "k", "M12 9a4 4 0 1 0-3 6L13 12h7v4M17 12v3"],
+	["bench", "Test bench", bench, "b", "M9 4h6M10 4v6l-5 9h14l-5-9V4"],
+	["transfers", "Transfer", transfer, "", "timeline"],
+	["accounts", "Account", account, "", "overview"],
 ];
 const BAR = PAGES.slice(0, 7);
 const KEYS = {
-  j: "Next row", k: "Previous row", a: "Approve the row", r: "Reject the row",
-  "/": "Search", "?": "This list", Esc: "Leave a dialog or field",
+	"j k": "Next, previous row", "a r": "Approve, reject the row", "/": "Search", "?": "This list", Esc: "Leave a dialog or field",
 };
 const NAME = "agentpay console", REFUSED = "The server does not accept this key: it is unknown, revoked or expired.";
 
@@ -34,147 +32,133 @@ const app = $("#app");
 let signedIn = new AbortController(), shown = new AbortController();
 signedIn.abort();
 
-// --- Sign-in
-
 function signIn(why) {
-  signedIn.abort();
-  shown.abort();
-  key.clear();
-  const submit = (given) => {
-    key.set(given.key.trim());
-    begin();
-  };
-  app.replaceChildren(h("main", form("card.signin", submit, h("h1", NAME),
-    h("p", "Open the sign-in link that ", h("code", "agentpay-server serve"), " or ", h("code", "agentpay-server console-link"), " prints."),
-    h("p.quiet", "Or paste an operator key. It stays in this tab."),
-    field("Operator key", "key", { type: "password", required: true, "aria-describedby": "why" }),
-    h("p.bad", { id: "why", role: "alert" }, why), h("button.primary", "Sign in"))));
-  document.title = `Sign in · ${NAME}`;
-  $("input").focus();
+	signedIn.abort();
+	shown.abort();
+	delete sessionStorage[KEY];
+	const submit = (given) => { keep(given); begin(); };
+	app.replaceChildren(h("main", form("card.signin", submit, h("h1", NAME),
+		h("p", "Open the sign-in link that the server printed, or that ", h("code", "agentpay-server console-link"), " prints."),
+		h("p.quiet", "Or paste an operator key. It stays in this tab."),
+		field("Operator key", "key", { type: "password", required: true, "aria-describedby": "why" }),
+		h("p.bad", { id: "why", role: "alert" }, why), h("button.primary", "Sign in"))));
+	document.title = `Sign in · ${NAME}`;
+	$("input").focus();
 }
 
-/** Exchange the code of a sign-in link for a key; return what went wrong. */
+const keep = ({ key }) => { sessionStorage[KEY] = key.trim(); };
+
+/** Exchange the code of a sign-in link; return what went wrong. */
 async function redeem() {
-  const code = new URLSearchParams(location.hash.slice(1)).get("code");
-  if (code) history.replaceState(null, "", location.pathname);
-  return code && post("/console/sign-in", { code }).then((made) => key.set(made.key), (error) => error.message);
+	const [, code] = location.hash.split("#code=");
+	if (!code) return "";
+	history.replaceState(null, "", location.pathname);
+	return post("/console/sign-in", { code }).then(keep, (error) => error.message);
 }
 
 async function begin(problem = "") {
-  if (!key.get()) return signIn(problem);
-  try {
-    // The summary is refused to the key of an agent.
-    await Promise.all([meet(), call("GET", "/console/summary")]);
-    start();
-    if (problem) tell(problem);
-  } catch (error) {
-    if ([401, 403].includes(error.status)) return signIn(error.status === 401 ? REFUSED : error.message);
-    app.replaceChildren(h("main", h("h1", NAME), h("p.problem", { role: "alert" }, error.message, " Trying again.")));
-    await pause(2000);
-    return begin(problem);
-  }
+	if (!sessionStorage[KEY]) return signIn(problem);
+	try {
+		// An agent's key may not read the summary.
+		await Promise.all([meet(), read("/console/summary")]);
+		start();
+		if (problem) tell(problem);
+	} catch (error) {
+		if ([401, 403].includes(error.status)) return signIn(error.status === 401 ? REFUSED : error.message);
+		app.replaceChildren(h("main", h("h1", NAME), h("p.problem", { role: "alert" }, error.message, " Trying again.")));
+		await pause(2000);
+		return begin(problem);
+	}
 }
 
-// --- The frame
-
 function icon(path) {
-  const svg = $("#icon").content.firstElementChild.cloneNode(true);
-  svg.firstElementChild.setAttribute("d", path);
-  return svg;
+	const svg = $("#icon").content.firstElementChild.cloneNode(true);
+	svg.firstElementChild.setAttribute("d", path);
+	return svg;
 }
 
 function start() {
-  signedIn.abort();
-  signedIn = new AbortController();
-  const { signal } = signedIn, state = h("span.state");
-  const places = BAR.filter(([name]) => name !== "bench" || me.is_test_money).map(([name, label, , , path]) =>
-    h("a", { href: `#/${name}`, "data-page": name }, icon(path), h("span", label), h("span.count")));
-  app.replaceChildren(
-    h("header",
-      h("a.brand", { href: "#/overview" }, icon("M5 18 12 5l7 13M8 14h8"), "agentpay"),
-      me.is_test_money ? h("span.money.test", "TEST MONEY") : h("span.money.real", "REAL MONEY"), h("span.quiet.grow", me.cluster), state,
-      button("?", help, { "aria-label": "Keyboard shortcuts", look: "bare" }), button("Sign out", () => signIn("Signed out."), { look: "bare" })),
-    h("nav", { "aria-label": "Pages" }, places), h("main"));
-  const onState = (isLive) => {
-    const text = isLive ? "Live" : "Reconnecting…";
-    if (state.textContent && state.textContent !== text) tell(text);
-    state.textContent = text;
-    state.classList.toggle("live", isLive);
-  };
-  follow({ signal, onChange: () => reload(), onState });
-  const timer = setInterval(() => reload(), 5000);
-  signal.addEventListener("abort", () => clearInterval(timer));
-  route();
+	signedIn.abort();
+	signedIn = new AbortController();
+	const { signal } = signedIn, state = h("span.state");
+	const places = BAR.filter(([name]) => name !== "bench" || me.is_test_money).map(([name, label, , , path]) =>
+		h("a", { href: `#/${name}`, "data-page": name }, icon(path), h("span", label), h("span.count")));
+	app.replaceChildren(
+		h("header",
+			h("a.brand", { href: "#/overview" }, icon("M5 18 12 5l7 13M8 14h8"), "agentpay"),
+			me.is_test_money ? h("span.money.test", "TEST MONEY") : h("span.money.real", "REAL MONEY"),
+			h("span.quiet.grow", me.cluster), state,
+			button("?", help, { "aria-label": "Keyboard shortcuts" }), button("Sign out", () => signIn("Signed out."))),
+		h("nav", { "aria-label": "Pages" }, places), h("main"));
+	const onState = (isLive) => {
+		const text = isLive ? "Live" : "Reconnecting…";
+		if (state.textContent && state.textContent !== text) tell(text);
+		state.textContent = text;
+		state.classList.toggle("live", isLive);
+	};
+	follow({ signal, onChange: () => reload(), onState });
+	route();
 }
 
-/** Read the counts beside the pages, and the clock. */
 async function readFrame(signal) {
-  const read = (path) => call("GET", path, undefined, { signal });
-  const [counts, time] = await Promise.all([read("/console/summary"), me.is_test_money && read("/sandbox/clock")]);
-  $("[data-page=approvals] .count").textContent = counts.pending_approvals || "";
-  $("[data-page=deliveries] .count").textContent = counts.undelivered_deliveries || "";
-  if (time) clock.now = () => Date.parse(time.now);
+	const [counts, time] = await Promise.all([read("/console/summary", signal), me.is_test_money && read("/sandbox/clock", signal)]);
+	$("[data-page=approvals] .count").textContent = counts.pending_approvals || "";
+	$("[data-page=deliveries] .count").textContent = counts.undelivered_deliveries || "";
+	clock.now = () => (time ? Date.parse(time.now) : Date.now());
 }
-
-// --- The way between pages
 
 function route() {
-  if (signedIn.signal.aborted) return;
-  const [path, search] = location.hash.slice(2).split("?"), [wanted, id = ""] = path.split("/");
-  const [name, label, content, letter, owner] = PAGES.find(([name]) => name === wanted) ?? PAGES[0];
-  shown.abort();
-  shown = new AbortController();
-  const root = h("div.page", { "aria-busy": "true" }), problem = h("p.problem", { role: "alert" }), title = h("h1", { tabindex: -1 }, label);
-  document.title = `${label} · ${NAME}`;
-  const current = letter ? name : owner;
-  for (const place of document.querySelectorAll("nav a")) place.ariaCurrent = place.getAttribute("data-page") === current ? "page" : null;
-  $("main").replaceChildren(title, problem, root);
-  scrollTo(0, 0);
-  title.focus({ preventScroll: true });
-  const asked = Object.fromEntries(new URLSearchParams(search));
-  turn(content, { id: encodeURIComponent(decodeURIComponent(id)), asked, signal: shown.signal }, { root, problem, before: readFrame });
+	if (signedIn.signal.aborted) return;
+	const [path, search] = location.hash.slice(2).split("?"), [wanted, id = ""] = path.split("/");
+	const [name, label, content, letter, owner] = PAGES.find(([name]) => name === wanted) ?? PAGES[0];
+	shown.abort();
+	shown = new AbortController();
+	const title = h("h1", { tabindex: -1 }, label), current = letter ? name : owner;
+	document.title = `${label} · ${NAME}`;
+	for (const place of document.querySelectorAll("nav a")) place.ariaCurrent = place.getAttribute("data-page") === current ? "page" : null;
+	const asked = Object.fromEntries(new URLSearchParams(search));
+	turn(title, content, { id: encodeURIComponent(id), asked, signal: shown.signal }, readFrame);
+	scrollTo(0, 0);
+	title.focus({ preventScroll: true });
 }
-
-// --- The keyboard
 
 let isGoing = false;
 
 function press(event) {
-  const on = event.target, letter = event.key;
-  if (event.ctrlKey || event.metaKey || event.altKey || $("dialog[open]") || signedIn.signal.aborted) return;
-  if (on.matches?.("input, select")) {
-    if (letter === "Escape") on.blur();
-    return;
-  }
-  const row = document.activeElement?.closest("[data-row]"), to = isGoing && BAR.find(([, , , key]) => key === letter);
-  isGoing = letter === "g";
-  if (to) location.hash = `#/${to[0]}`;
-  else if (letter === "?") help();
-  else if (letter === "/") search();
-  else if (letter === "j" || letter === "k") {
-    const rows = [...document.querySelectorAll("[data-row]")], next = rows[row ? rows.indexOf(row) + (letter === "j" ? 1 : -1) : 0];
-    const place = next && (next.matches("[tabindex]") ? next : $("summary, a[href], button", next));
-    place?.focus();
-    place?.scrollIntoView({ block: "nearest" });
-  } else if (row && "ar".includes(letter)) $(`[data-hot=${letter}]`, row)?.click();
-  else return;
-  event.preventDefault();
+	const on = event.target, letter = event.key;
+	if (event.ctrlKey || event.metaKey || event.altKey || $("dialog[open]") || signedIn.signal.aborted) return;
+	if (on.matches?.("input, select")) {
+		if (letter === "Escape") on.blur();
+		return;
+	}
+	const row = document.activeElement?.closest("[data-row]"), to = isGoing && BAR.find(([, , , key]) => key === letter);
+	isGoing = letter === "g";
+	if (to) location.hash = `#/${to[0]}`;
+	else if (letter === "?") help();
+	else if (letter === "/") search();
+	else if (letter === "j" || letter === "k") {
+		const rows = [...document.querySelectorAll("[data-row]")], next = rows[row ? rows.indexOf(row) + (letter === "j" ? 1 : -1) : 0];
+		const place = next && (next.matches("[tabindex]") ? next : $("summary, a[href], button", next));
+		place?.focus();
+	} else if (row && "ar".includes(letter)) $(`[data-hot=${letter}]`, row)?.click();
+	else return;
+	event.preventDefault();
 }
 
 function search() {
-  const input = $("[type=search]");
-  if (input) {
-    input.closest("details").open = true;
-    input.focus();
-  } else {
-    addEventListener("hashchange", search, { once: true });
-    location.hash = "#/timeline";
-  }
+	const input = $("[type=search]");
+	if (input) {
+		input.closest("details").open = true;
+		input.focus();
+	} else {
+		addEventListener("hashchange", search, { once: true });
+		location.hash = "#/timeline";
+	}
 }
 
 function help() {
-  const pages = Object.fromEntries(BAR.map(([, label, , letter]) => [`g ${letter}`, label]));
-  ask({ title: "Keyboard", action: "Close", cancel: "" }, facts({ ...pages, ...KEYS }));
+	const pages = Object.fromEntries(BAR.map(([, label, , letter]) => [`g ${letter}`, label]));
+	ask({ title: "Keyboard", action: "Close", cancel: "" }, facts({ ...pages, ...KEYS }));
 }
 
 addEventListener("unauthorized", () => { if (!signedIn.signal.aborted) signIn(REFUSED); });

@@ -1,75 +1,72 @@
 // @ts-check
-// The test bench: time, money from nowhere, faults, and points of the world to go back to. Test chains only.
+// The test bench: time, funds, faults, and saved points of the world. Test chains only.
 
-import { at, call, post } from "./api.js";
-import { accountField, act, change, get, list } from "./page.js";
+import { call, post } from "./api.js";
+import { accountField, act, change, get, list, one } from "./page.js";
 import { button, clock, code, field, form, h, moment, quiet, tell, usdc, words } from "./ui.js";
 
 const CHAIN = {
-  chain_down: "The chain does not respond", chain_reply_lost: "A send executes, its reply is lost",
-  chain_never_lands: "A send never executes", chain_slow: "A transaction is not known at first",
+	chain_down: "no response", chain_reply_lost: "sent and executed",
+	chain_never_lands: "sent, never executed", chain_slow: "unknown at first",
 };
 const EFFECTS = { delay: "held for 3 s", internal_error: "500", reset: "connection dropped", reply_lost: "processed, reply lost" };
-const MOST_POINTS = { limit: 64 };
 const STEPS = { "Run what is due": 0, "+30 s": 30, "+5 min": 300, "+1 h": 3600, "+24 h": 86400 };
 
-const advance = (seconds) => act(() => post("/sandbox/clock/advance", { seconds }), "The clock has moved, and what was due has run.");
-const fund = ({ account_id, amount }) => act(() => post(`/sandbox/accounts/${account_id}/fund`, { amount }), `${usdc(amount)} test USDC minted.`);
-const faultPath = (name) => `/sandbox/faults/${encodeURI(name)}`;
-const arm = (name, body = {}) => act(() => call("PUT", faultPath(name), body), "Armed.");
-const disarm = (name) => act(() => call("DELETE", faultPath(name)), "Disarmed.");
-const armOnce = ({ operation, effect }) => arm(`http:${operation}`, { times: 1, effect, delay_ms: effect === "delay" ? 3000 : undefined });
+const advance = (seconds) => act(() => post("/sandbox/clock/advance", { seconds }), "The clock has moved.");
+const fund = ({ account_id: id, amount }) =>
+	act(() => post(`/sandbox/accounts/${id}/fund`, { amount }), `${usdc(amount)} test USDC minted.`);
+const fault = (method, name, body) => act(() => call(method, `/sandbox/faults/${encodeURI(name)}`, { body }));
+const armOnce = ({ operation, effect }) =>
+	fault("PUT", `http:${operation}`, { times: 1, effect, delay_ms: effect === "delay" ? 3000 : undefined });
 
 async function jump() {
-  const [retries, waits] = await Promise.all(["/console/deliveries?status=retrying&limit=100", "/console/approvals?limit=100"].map(get));
-  const due = Math.min(...[...retries.data, ...waits.data].map((it) => Date.parse(it.next_attempt_at ?? it.expires_at)));
-  if (due === Infinity) tell("No delivery and no approval is due.");
-  else await advance(Math.max(0, (due - clock.now()) / 1000));
+	const lists = await Promise.all(["/console/deliveries?status=retrying&limit=100", "/console/approvals?limit=100"].map(get));
+	const due = Math.min(...lists.flatMap(({ data }) => data.map((it) => Date.parse(it.next_attempt_at ?? it.expires_at))));
+	if (due === Infinity) tell("No delivery and no approval is due.");
+	else await advance(Math.max(0, (due - clock.now()) / 1000));
 }
 
 const section = (title, ...parts) => h("section.card", h("h2", title), parts);
 
 export const bench = () => [h("div.benches",
-  section("Clock", list({ path: "/sandbox/clock", as: "div", row: ({ now }) => h("p.amount", moment(now)) }),
-    h("div.actions", Object.entries(STEPS).map(([label, seconds]) => button(label, () => advance(seconds))), button("To the next due", jump))),
-  section("Fund", form("fields", fund, accountField(), field("USDC", "amount", { value: "100", required: true }), h("button", "Fund"))),
-  section("Rewind",
-    list({
-      path: "/sandbox/snapshots", query: MOST_POINTS, as: "ul.rows", row: pointRow,
-      none: ["No points yet. Save one, or:", "server.sandbox.snapshot()"],
-    }),
-    savePoint()),
-  section("Faults",
-    list({
-      path: "/sandbox/faults", as: "ul.rows",
-      present: (armed, draw) => {
-        const names = new Set([...Object.keys(CHAIN), ...armed.map((it) => it.name)]);
-        draw([...names].map((name) => ({ name, ...armed.find((it) => it.name === name) })));
-      },
-      row: faultRow,
-    }),
-    form("fields", armOnce, field("Request", "operation", { value: "POST /v1/transfers", required: true }),
-      field("Outcome", "effect", { options: Object.entries(EFFECTS) }), h("button", "Arm once"))))];
+	section("Clock", one("/sandbox/clock", ({ now }) => h("p.amount", moment(now))),
+		h("div.actions", Object.entries(STEPS).map(([label, seconds]) => button(label, () => advance(seconds))), button("To the next due", jump))),
+	section("Fund", form("fields", fund, accountField(), field("USDC", "amount", { value: "100", required: true }), h("button", "Fund"))),
+	section("Rewind",
+		list({
+			path: "/sandbox/snapshots", query: { limit: 64 }, as: "ul.rows", row: pointRow,
+			none: ["No points yet. Save one, or:", "server.sandbox.snapshot()"],
+		}),
+		savePoint()),
+	section("Faults",
+		list({
+			path: "/sandbox/faults", as: "ul.rows",
+			present: (armed, draw) => {
+				const names = new Set([...Object.keys(CHAIN), ...armed.map((it) => it.name)]);
+				draw([...names].map((name) => ({ name, ...armed.find((it) => it.name === name) })));
+			},
+			row: faultRow,
+		}),
+		form("fields", armOnce, field("Request", "operation", { value: "POST /v1/transfers", required: true }),
+			field("Outcome", "effect", { options: Object.entries(EFFECTS), required: true }), h("button", "Arm once"))))];
 
-/** A fault that is armed says how many times it strikes, or null. */
+/** Only an armed fault has `times`. */
 function faultRow({ name, times, effect }) {
-  const isOn = times !== undefined, toggle = () => (isOn ? disarm(name) : arm(name));
-  return [
-    button(isOn ? "On" : "Off", toggle, { role: "switch", "aria-checked": String(isOn), "aria-label": words(name), look: "switch" }),
-    [h("strong", words(name)), h("br"), quiet(CHAIN[name] ?? EFFECTS[effect], times && ` · ${times} times`)],
-  ];
+	const isOn = times !== undefined, toggle = () => (isOn ? fault("DELETE", name) : fault("PUT", name, {}));
+	return [
+		button(isOn ? "On" : "Off", toggle, { role: "switch", "aria-checked": String(isOn), "aria-label": words(name) }),
+		[h("strong", words(name)), h("br"), quiet(CHAIN[name] ?? EFFECTS[effect], times && ` · ${times} times`)],
+	];
 }
 
-// --- Points of the world: here, and in the timeline
-
-/** Points after a moment as rows of the timeline, newest first. */
+/** Points after a moment as rows of the timeline. */
 export async function points(after) {
-  const { data } = await get(at("/sandbox/snapshots", MOST_POINTS));
-  return data.map((point) => ({ id: point.snapshot_id, at: point.created_at, point })).filter((row) => row.at >= after);
+	const { data } = await get("/sandbox/snapshots?limit=64");
+	return data.map((point) => ({ id: point.snapshot_id, at: point.created_at, point })).filter((row) => row.at >= after);
 }
 
 export const savePoint = () => button("Save this point", () => act(() => post("/sandbox/snapshots"), "Saved."));
 
 export const pointRow = (it) => h("li.row.point", moment(it.created_at), h("span.grow", "Saved point ", code(it.snapshot_id)),
-  change("Go back", "Everything created since is gone, for every operator of this server.",
-    () => post(`/sandbox/snapshots/${it.snapshot_id}/restore`), { done: "Restored." }));
+	change("Go back", "Everything created since is gone, for every operator of this server.",
+		() => post(`/sandbox/snapshots/${it.snapshot_id}/restore`).then(() => "Restored.")));

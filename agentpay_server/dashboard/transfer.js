@@ -1,109 +1,157 @@
 // @ts-check
-// A transfer, from request to delivery. For a payment behind HTTP 402 also what passed between the agent, the shop
-// and the facilitator.
+// Approvals, and a transfer from request to delivery; of a payment behind HTTP 402 the whole exchange.
 
-import { memoOf, splitsOf } from "./money.js";
-import { get, list, party } from "./page.js";
-import { badge, big, copies, facts, h, json, link, moment, pick, quiet, said, span, usdc, whole } from "./ui.js";
+import { post, read } from "./api.js";
+import { accountOf, change, get, list, me, nameOf, one, party } from "./page.js";
+import {
+	badge, big, clock, code, copies, facts, field, fields, h, json, link, minus, moment, quiet, said, span, usdc, whole, words,
+} from "./ui.js";
 
-const LANES = ["Shop", "Agent", "Server", "Facilitator", "Chain"], [SHOP, AGENT, SERVER, FACILITATOR, CHAIN] = LANES;
-const SIGNS = { ok: "✓", bad: "✕", wait: "…", none: "–" };
-const PROTOCOLS = { mpp: "MPP", x402_v2: "x402, version 2", x402_v1: "x402, version 1" };
-const UNKNOWN = "Not known here";
-
-export const transfer = ({ id }) => list({
-  path: `/v1/transfers/${id}`, as: "div",
-  present: async ([it], draw) => {
-    // Most transfers are no payment: the list is empty where `GET /payments/…` would be an error.
-    const paths = ["/console/events", "/console/deliveries", "/payments"].map((path) => `${path}?limit=100&transfer_id=${id}`);
-    const [events, deliveries, payments] = await Promise.all(paths.map(get));
-    draw([{ ...it, events: events.data.reverse(), deliveries: deliveries.data.reverse(), pay: payments.data[0] }]);
-  },
-  row: (it) => h("div.page",
-    h("div.card", h("div.head", big(it.amount_usdc), badge(it.status)),
-      h("p", party(it.from), quiet(" pays "), it.pay ? said(it.pay.origin) : party(it.to)), memoOf(it),
-      it.pay && h("div.actions", copies("Copy as curl", `curl -i ${quoted(it.pay.url ?? it.pay.origin)}`))),
-    it.pay && h("p.lanes", { "aria-hidden": "true" }, LANES.map((name) => h("span", name))),
-    h("ol.steps", story(it))),
+export const approvals = () => list({
+	path: "/console/approvals", as: "ul.stack",
+	none: ["No transfer waits. A policy asks for approval from an amount on:", "client.policies.update(account_id, escalation_threshold=20)"],
+	present: async (items, draw) => {
+		const payers = new Set(items.map((it) => it.from)), now = clock.now();
+		await Promise.all([...payers].map((id) => get(`/console/accounts/${id}`)));
+		draw(items.map((it) => ({
+			...it, left: remains(it), age: span(now - Date.parse(it.created_at)), ends: span(Date.parse(it.expires_at) - now),
+		})));
+	},
+	row: (it) => h("li.card.approval", { tabindex: -1 },
+		h("div.about", big(it.amount_usdc), h("p", party(it.from), quiet(" pays "), party(it.to)), memoOf(it)),
+		facts({
+			Splits: splitsOf(it), Category: it.category ? said(it.category) : quiet("none"), Waiting: it.age, "Expires in": it.ends,
+			Afterwards: afterwards(it), Transfer: link(`#/transfers/${it.transfer_id}`, code(it.transfer_id)),
+		}),
+		h("div.actions", reject(it), approve(it))),
 });
 
-/** A step: how it went, who sent it to whom, when, and the moment before it; its content, of which text was written by others. */
-function step(name, { look = "ok", from, to, at, since } = /** @type {any} */ ({}), ...content) {
-  const passed = Date.parse(at) - Date.parse(since);
-  return h(`li.${look}`, h("span.sign", { "aria-hidden": "true" }, SIGNS[look]), to && arrow(from, to),
-    h("div.about",
-      h("p.head", h("strong.grow", name, look === "bad" && h("span.bad", " failed here")),
-        Number.isFinite(passed) && quiet(`+${span(passed)}`), at && moment(at)),
-      content.flat().map((part) => (typeof part === "string" ? h("p", said(part)) : part))));
+const splitsOf = ({ splits }) => splits?.map((part) => h("div", `${usdc(part.amount_usdc)} of it to `, whole(part.recipient)));
+
+const memoOf = ({ memo }) => h("p", memo ? h("q", said(memo)) : quiet("No memo"));
+
+function remains({ from, amount_usdc: amount }) {
+	const { balance_usdc: balance, remaining_usdc: left, policy } = accountOf(from);
+	return balance && `${minus(balance, amount)} balance${left ? `, ${minus(left, amount)} of ${usdc(policy.max_daily_spend)} a day` : ""}`;
 }
 
-function arrow(from, to) {
-  const [start, end] = [from, to].map((name) => LANES.indexOf(name) + 1), isBack = start > end;
-  const style = { gridColumn: isBack ? `${end} / ${start + 1}` : `${start} / ${end + 1}` };
-  return h("div.lanes", h(isBack ? "span.arrow.back" : "span.arrow", { role: "img", "aria-label": `${from} → ${to}`, style }));
+const afterwards = ({ left }) => left && h(left.includes("-") ? "span.bad" : "span", left);
+
+function approve(it) {
+	const sum = usdc(it.amount_usdc);
+	const details = () => facts({
+		From: said(nameOf(it.from)), To: [said(nameOf(it.to)), " ", whole(it.to)],
+		Splits: splitsOf(it), Memo: memoOf(it), Afterwards: afterwards(it),
+	});
+	return change("Approve", details, () => decide(it, "approve", `${sum} USDC paid to ${nameOf(it.to)}.`),
+		{ action: `Pay ${sum} USDC`, typed: me.is_test_money ? "" : sum, look: "primary", "data-hot": "a" });
 }
 
-const fields = (it, names) => facts(pick(it, names), whole);
+function reject(it) {
+	const done = `Rejected: ${usdc(it.amount_usdc)} USDC stay with ${nameOf(it.from)}.`;
+	return change("Reject", () => field("Reason, for the agent (optional)", "reason", { maxlength: 200 }),
+		({ reason }) => decide(it, "reject", done, { reason: reason.trim() || undefined }), { "data-hot": "r" });
+}
 
-/** The steps of a transfer, in order, as far as it came. */
+/** Send a decision; return what became of the transfer. Approval does not yet pay behind HTTP 402. */
+async function decide({ transfer_id: id }, what, done, body) {
+	try {
+		const { status } = await post(`/console/approvals/${id}/${what}`, body);
+		return what === "reject" || status === "settled" ? done : "Approved.";
+	} catch (error) {
+		if (error.code !== "not_pending") throw error;
+		const { status, message } = await read(`/v1/transfers/${id}`);
+		return `Somebody else was faster: this transfer is ${words(status)}. ${message ?? ""}`;
+	}
+}
+
+const LANES = ["Shop", "Agent", "Server", "Facilitator", "Chain"], UNKNOWN = "Not known here";
+
+export const transfer = ({ id }) => one(`/v1/transfers/${id}`, (it) => h("div.page",
+	h("div.card", h("div.head", big(it.amount_usdc), badge(it.status)),
+		h("p", party(it.from), quiet(" pays "), it.pay ? said(it.pay.origin) : party(it.to)), memoOf(it),
+		it.pay && h("div.actions", copies("Copy as curl", `curl -i ${quoted(it.pay.url ?? it.pay.origin)}`))),
+	it.pay && h("p.lanes", { "aria-hidden": "true" }, LANES.map((name) => h("span", name))),
+	h("ol.steps", story(it))),
+async ([it], draw) => {
+	// Most transfers are no payment, so `GET /payments/…` would be an error.
+	const paths = ["/console/events", "/console/deliveries", "/payments"].map((path) => `${path}?limit=100&transfer_id=${id}`);
+	const [events, deliveries, payments] = await Promise.all(paths.map(get));
+	draw([{ ...it, events: events.data.reverse(), deliveries: deliveries.data.reverse(), pay: payments.data[0] }]);
+});
+
+/** A step: how it went, who sent it to whom, when, and since when; text in its content may be of others. */
+function step(name, { look = "ok", lane, at, since } = /** @type {any} */ ({}), ...content) {
+	return h(`li.${look}`, lane && arrow(lane),
+		h("div.about",
+			h("p.head", h("strong.grow", name, look === "bad" && h("span.bad", " failed here")),
+				at && [since && quiet(`+${span(Date.parse(at) - Date.parse(since))} `), moment(at)]),
+			content.flat().map((part) => (typeof part === "string" ? h("p", said(part)) : part))));
+}
+
+function arrow(lane) {
+	const [start, end] = lane.split(" → ").map((name) => LANES.indexOf(name) + 1), isBack = start > end;
+	const style = { gridColumn: isBack ? `${end} / ${start + 1}` : `${start} / ${end + 1}` };
+	return h("div.lanes", h(isBack ? "span.arrow.back" : "span.arrow", { role: "img", "aria-label": lane, style }));
+}
+
 function story({ events, deliveries, pay, status, message, ...it }) {
-  const find = (type) => events.find((event) => event.type === type);
-  const asked = find("escalation.required"), sent = find("transfer.initiated"), refused = find("transfer.rejected");
-  const begun = it.created_at ?? events[0]?.created_at, isSettled = status === "settled", waits = status === "pending_approval";
-  const failed = ["rejected", "failed"].includes(status) && (sent ? "settlement" : asked ? "approval" : "policy");
-  const look = (name, isOpen = false) => (failed === name ? "bad" : isOpen ? "wait" : "ok");
-  const allowed = asked
-    ? `Allowed, with approval: it reaches ${usdc(asked.data.escalation_threshold)} USDC.`
-    : "Allowed: within every rule then in force.";
-  return [
-    pay ? challenge(pay) : step("Request", { at: begun }, fields(it, "transfer_id idempotency_key from to category")),
-    step("Policy", { look: look("policy"), from: AGENT, to: SERVER, at: begun }, failed === "policy" ? [message, fields(it, "error")] : allowed),
-    asked && step("Approval", { look: look("approval", waits), at: (sent ?? refused)?.created_at, since: begun },
-      waits ? ["Waiting for an operator.", h("p", link("#/approvals", "Decide"))] : failed === "approval" ? message : "Approved."),
-    sent && step(pay ? "Signed payment handed out" : "Signature", { from: SERVER, to: AGENT, at: sent.created_at, since: begun },
-      pay ? "Presented again: not charged again." : "Signed, stored, then sent."),
-    sent && pay && presented(pay.outcome),
-    sent && step("Settlement",
-      { look: look("settlement", !isSettled), from: pay?.fee_payer ? FACILITATOR : SERVER, to: CHAIN, at: it.settled_at, since: sent.created_at },
-      isSettled ? "Final on chain." : failed ? message : "Waiting for finality.",
-      facts({ Transaction: it.tx_signature ?? pay?.tx_signature, "Can land until": isSettled || failed ? null : pay?.expires_at }, whole),
-      it.chain_explorer_url && h("p", h("a", { href: it.chain_explorer_url, target: "_blank", rel: "noopener noreferrer" }, "Explorer"))),
-    step("Events", { look: events.length ? "ok" : "wait" }, events.length ? events.map(eventOf) : "None yet."),
-    deliveries.length
-      ? step("Deliveries", { look: deliveries.some((each) => each.status === "undelivered") ? "bad" : "ok" }, deliveries.map(deliveryOf))
-      : step("Deliveries", { look: "none" }, "No webhook asks for these events.", h("p", link("#/access/webhooks", "Register one"))),
-  ];
+	const find = (type) => events.find((event) => event.type === type);
+	const asked = find("escalation.required"), sent = find("transfer.initiated"), refused = find("transfer.rejected");
+	const begun = it.created_at ?? events[0]?.created_at, isSettled = status === "settled", waits = status === "pending_approval";
+	const failed = ["rejected", "failed"].includes(status) && (sent ? "settlement" : asked ? "approval" : "policy");
+	const look = (name, isOpen = false) => (failed === name ? "bad" : isOpen ? "info" : "ok");
+	const allowed = asked
+		? `Allowed with approval, from ${usdc(asked.data.escalation_threshold)} USDC on.` : "Allowed by every rule then in force.";
+	return [
+		pay ? challenge(pay) : step("Request", { at: begun }, fields(it, "transfer_id idempotency_key from to category")),
+		step("Policy", { look: look("policy"), lane: "Agent → Server", at: begun },
+			failed === "policy" ? [message, fields(it, "error")] : allowed),
+		asked && step("Approval", { look: look("approval", waits), at: (sent ?? refused)?.created_at, since: begun },
+			waits ? ["Waiting for an operator.", h("p", link("#/approvals", "Decide"))] : failed === "approval" ? message : "Approved."),
+		sent && step(pay ? "Signed payment handed out" : "Signature", { lane: "Server → Agent", at: sent.created_at, since: begun },
+			pay ? "Presented again: not charged again." : "Signed, stored, then sent."),
+		sent && pay && presented(pay.outcome),
+		sent && step("Settlement", {
+			look: look("settlement", !isSettled), lane: pay?.fee_payer ? "Facilitator → Chain" : "Server → Chain",
+			at: it.settled_at, since: sent.created_at,
+		},
+			isSettled ? "Final on chain." : failed ? message : "Waiting for finality.",
+			facts({ Transaction: it.tx_signature ?? pay?.tx_signature, "Can land until": isSettled || failed ? null : pay?.expires_at }, whole),
+			it.chain_explorer_url && h("p", h("a", { href: it.chain_explorer_url, target: "_blank", rel: "noopener noreferrer" }, "Explorer"))),
+		step("Events", { look: events.length ? "ok" : "info" }, events.length ? events.map(eventOf) : "None yet."),
+		deliveries.length
+			? step("Deliveries", { look: deliveries.some((each) => each.status === "undelivered") ? "bad" : "ok" }, deliveries.map(deliveryOf))
+			: step("Deliveries", { look: "" }, "No webhook asks for these events.", h("p", link("#/access/webhooks", "Register one"))),
+	];
 }
 
 const eventOf = (event) => h("details", h("summary", moment(event.created_at), " ", event.type), json(event));
 const deliveryOf = (it) => h("p.head", badge(it.status), h("span.grow", it.event_type), link(`#/deliveries?id=${it.event_id}`, "Attempts"));
 
-// --- A payment behind HTTP 402
-
 const challenge = (pay) => [
-  step("Request", { from: AGENT, to: SHOP }, pay.url ?? UNKNOWN, fields(pay, "transfer_id")),
-  step("402 Payment Required", { from: SHOP, to: AGENT }, `${usdc(pay.amount_usdc)} USDC, by ${PROTOCOLS[pay.protocol] ?? pay.protocol}`,
-    fields({ ...pay, fee_payer: pay.fee_payer ?? "this server" }, "origin recipient fee_payer category"), splitsOf(pay)),
+	step("Request", { lane: "Agent → Shop" }, pay.url ?? UNKNOWN, fields(pay, "transfer_id")),
+	step("402 Payment Required", { lane: "Shop → Agent" }, `${usdc(pay.amount_usdc)} USDC, by ${words(pay.protocol)}`,
+		fields({ ...pay, fee_payer: pay.fee_payer ?? "this server" }, "origin recipient fee_payer category"), splitsOf(pay)),
 ];
 
-/** What only the agent and the shop saw, as the agent reported it. */
 function presented(outcome) {
-  const name = "Paid request and response", lane = { from: AGENT, to: SHOP };
-  if (!outcome) return step(name, { ...lane, look: "none" }, `${UNKNOWN}: the agent has not reported it.`);
-  const { status_code: status, duration_ms: ms, receipt } = outcome, after = ms === null ? "" : ` after ${span(ms)}`;
-  return step(name, { ...lane, look: status >= 200 && status <= 299 ? "ok" : "bad" },
-    `Status ${status}${after}, as the agent reported it.`, receipt && json(decoded(receipt)));
+	const name = "Paid request and response", lane = "Agent → Shop";
+	if (!outcome) return step(name, { lane, look: "" }, `${UNKNOWN}: the agent has not reported it.`);
+	const { status_code: status, duration_ms: ms, receipt } = outcome, after = ms === null ? "" : ` after ${span(ms)}`;
+	return step(name, { lane, look: status >= 200 && status <= 299 ? "ok" : "bad" },
+		`Status ${status}${after}, as the agent reported it.`, receipt && json(decoded(receipt)));
 }
 
-/** A receipt: JSON in base64, or the text that it is. */
+/** A receipt: JSON in base64, or any text. */
 function decoded(receipt) {
-  try {
-    const bytes = atob(receipt.replaceAll("-", "+").replaceAll("_", "/"));
-    return JSON.parse(new TextDecoder().decode(Uint8Array.from(bytes, (c) => c.charCodeAt(0))));
-  } catch {
-    return receipt;
-  }
+	try {
+		const bytes = atob(receipt.replaceAll("-", "+").replaceAll("_", "/"));
+		return JSON.parse(new TextDecoder().decode(Uint8Array.from(bytes, (c) => c.charCodeAt(0))));
+	} catch {
+		return receipt;
+	}
 }
 
-/** An argument of a shell that nothing within can end. */
+/** One argument of a shell. */
 const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;

@@ -108,9 +108,17 @@ class AgentPayServer:
                 requires a server in memory.
 
         Raises:
-            ValueError: a datetime without a UTC offset, or another value for `clock`; both a data_dir and a
-                database_url; one of them with `seeded_port_keys=False`; or an invalid database_schema.
+            ValueError: a datetime without a UTC offset, or another value for `clock`; an empty data_dir;
+                both a data_dir and a database_url; one of them with `seeded_port_keys=False`; or an invalid
+                database_schema.
+            TypeError: `settings` are no `Settings`.
         """
+        if settings is not None and not isinstance(settings, Settings):
+            kind = type(settings).__name__
+            raise TypeError(f"settings must be Settings, not {kind}: pass Settings(…)")
+        if data_dir == "":
+            # As a path it would be the current directory.
+            raise ValueError("data_dir is empty: pass a directory, or None to keep all data in memory")
         self._inboxes = InboxTransport()
         shown = _clock(clock)
         self._recorder = Recorder(shown)
@@ -337,7 +345,12 @@ class AgentPayServer:
             RuntimeError: the server already listens.
             CannotListenError: the port is in use, or not permitted.
             ValueError: `port` is out of range, or one of `allowed_hosts` is not a host.
+            TypeError: `port` is no integer, or `allowed_hosts` is one string.
         """
+        if not isinstance(port, int):
+            raise TypeError(f"port must be an integer, not {type(port).__name__}")
+        if isinstance(allowed_hosts, str):
+            raise TypeError(f"allowed_hosts is a list of strings, not one string: write [{allowed_hosts!r}]")
         return self._running.listen(port, allowed_hosts)
 
     @property

@@ -2,6 +2,19 @@
 
 The page calls the API like any other client, with a key that its user enters. The headers restrict it to this
 server, so that markup injected into a memo or name can neither load nor send anything.
+
+The files are plain ES modules without a build step; together they may not exceed a fixed size, so what
+explains their design is here:
+
+- `app.js` signs in, draws the frame and moves between pages. The key is in the tab's sessionStorage only.
+- `page.js` reads the shown page: at once, after each change, and every few seconds, at most once a second. A
+  page that was left cancels its requests, so a late response never replaces a newer page. A list redraws only
+  what differs.
+- `api.js` sends requests and follows the stream of events. An event only says that something changed; the
+  page then reads everything it shows again. While a tab is hidden it has no stream and sends nothing.
+- `ui.js` builds elements from text nodes and attributes; nothing parses markup. It escapes characters that
+  hide or reorder text, and isolates the direction of text that others wrote.
+- The other modules hold the pages. A dialog confirms each change; if it moves money, focus starts on Cancel.
 """
 
 import hashlib

@@ -2,11 +2,16 @@
 
 import re
 
+import httpx
+import pytest
 from browsing import Console
 from playwright.sync_api import Page, Route, expect
 
 from agentpay import Transfer
+from agentpay.errors import PaymentPendingApprovalError
+from agentpay.payments import PaymentAuth
 from agentpay_server import AgentPayServer
+from agentpay_server.paywall import Paywall
 
 
 def waiting(server: AgentPayServer, *, amount: str = "31.17", memo: str = "flight AP1") -> Transfer:
@@ -56,6 +61,25 @@ def test_an_approval_shows_all_details_and_is_confirmed_by_amount(
     says(tab, "31.17 USDC paid to Airline.")
     expect(tab.locator(".empty")).to_be_visible()
     assert (status(server, transfer), paid(server, transfer)) == ("settled", "31.170000")
+
+
+def test_an_approved_payment_behind_402_is_not_called_paid(server: AgentPayServer, console: Console) -> None:
+    client = server.client()
+    account = client.accounts.create(name="Reader")
+    server.sandbox.fund(account.account_id, "1")
+    client.policies.update(account.account_id, escalation_threshold="0.01")
+    auth = PaymentAuth(client, account_id=account.account_id)
+    with (
+        Paywall(server, {"/news": "0.02"}) as seller,
+        httpx.Client(transport=seller.transport(), auth=auth) as http,
+        pytest.raises(PaymentPendingApprovalError),
+    ):
+        http.get(f"{seller.base_url}/news")
+    tab = console.open("approvals")
+    tab.get_by_role("button", name="Approve…").click()
+    tab.get_by_role("button", name="Pay 0.02 USDC").click()
+    expect(tab.locator("#live")).to_have_text("Approved.")
+    assert str(client.accounts.balance(account.account_id).balance_usdc) == "1.000000"
 
 
 def test_enter_on_an_open_dialog_pays_nothing(server: AgentPayServer, console: Console) -> None:

@@ -68,7 +68,9 @@ def test_a_settled_transfer_is_shown_from_request_to_delivery(
     names = tab.locator(".steps > li > div > .head > strong")
     expect(names).to_have_text(["Request", "Policy", "Signature", "Settlement", "Events", "Deliveries"])
     expect(tab.locator(".steps > .bad")).to_have_count(0)
-    expect(tab.locator(".steps .badge")).to_have_text(["✓ delivered"] * 2)
+    badges = tab.locator(".steps .badge")
+    expect(badges).to_have_text(["delivered"] * 2)
+    assert "✓" in badges.first.evaluate("it => getComputedStyle(it, '::before').content")
     expect(tab.get_by_role("link", name="Explorer")).to_have_attribute("rel", "noopener noreferrer")
 
 
@@ -311,6 +313,33 @@ def test_the_test_bench_advances_time_mints_arms_faults_and_restores(
     assert str(server.client().accounts.balance(account_id).balance_usdc) == "100.000000"
 
 
+def test_a_fault_of_one_request_is_armed_with_its_outcome(server: AgentPayServer, console: Console) -> None:
+    tab = console.open("bench")
+    tab.get_by_label("Request").fill("POST /v1/accounts")
+    tab.get_by_label("Outcome").select_option(label="held for 3 s")
+    tab.get_by_role("button", name="Arm once").click()
+    expect(tab.get_by_role("switch", name="http:POST /v1/accounts")).to_have_attribute("aria-checked", "true")
+    (fault,) = server.sandbox.faults()
+    assert (fault.name, fault.times, fault.effect, fault.delay_ms) == (
+        "http:POST /v1/accounts",
+        1,
+        "delay",
+        3000,
+    )
+
+
+@pytest.mark.parametrize("page", ["transfers/%", "timeline?since=soon", "timeline?id=constructor_1"])
+def test_an_address_that_means_nothing_leaves_the_console_usable(console: Console, page: str) -> None:
+    console.expects_failures = True
+    tab = console.open()
+    tab.evaluate("page => { location.hash = `#/${page}`; }", page)
+    tab.reload()
+    expect(tab.locator("p.problem:visible, .empty:visible")).to_have_count(1)
+    console.go(tab, "overview")
+    expect(tab.locator(".tiles")).to_be_visible()
+    assert tab.locator("p.problem:visible").count() == 0
+
+
 def test_the_timeline_goes_back_to_a_saved_point(
     server: AgentPayServer, console: Console, account_id: str
 ) -> None:
@@ -380,6 +409,6 @@ def test_markup_in_data_is_shown_as_text(server: AgentPayServer, console: Consol
 
 
 def test_text_that_hides_or_reorders_is_shown_as_escapes(server: AgentPayServer, console: Console) -> None:
-    server.client().accounts.create(name="Air\u202eenil\u200b")
+    server.client().accounts.create(name="Air\u202eenil\u200b\U000e0061")
     tab = console.open()
-    expect(tab.locator(".party").first).to_have_text("Air\\u202eenil\\u200b")
+    expect(tab.locator(".party").first).to_have_text("Air\\u202eenil\\u200b\\ue0061")

@@ -113,6 +113,8 @@ def test_a_budget_is_shown_as_a_sentence_and_figures(
     assert agentpay.json("budget", account_id)["available_usdc"] == "7.000000"
     agentpay.environment["AGENTPAY_API_KEY"] = server.console.agent_keys.create(account_id).key
     assert agentpay.json("budget")["account_id"] == account_id
+    said = agentpay.refused("transfers", "create", "--to", "Shop", "--amount", "1")
+    assert said == "Error: an agent key cannot look up the account named 'Shop': pass its account_id.\n"
 
 
 def test_funding_without_a_sandbox_shows_the_address_for_usdc(

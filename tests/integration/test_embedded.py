@@ -21,7 +21,7 @@ from server_world import START, raw_client
 
 import agentpay
 from agentpay import AgentPay, APIConnectionError, APITimeoutError, AsyncAgentPay, AuthenticationError
-from agentpay_server import AgentPayServer, CannotListenError
+from agentpay_server import AgentPayServer, CannotListenError, Settings
 from agentpay_server.credentials import KeyKind, new_key
 from agentpay_server.embedded import owner_thread as owner_module
 
@@ -62,6 +62,32 @@ def test_an_unstarted_or_closed_server_raises():
         if state == "new":
             server.start()
             server.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"settings": {}}, TypeError, r"settings must be Settings, not dict: pass Settings\("),
+        ({"settings": {"policy_update": "merge"}}, TypeError, "settings must be Settings, not dict"),
+        ({"data_dir": ""}, ValueError, "data_dir is empty: pass a directory, or None"),
+    ],
+)
+def test_an_invalid_argument_is_refused_with_what_to_pass(arguments, kind, message):
+    with pytest.raises(kind, match=message):
+        AgentPayServer(**arguments)
+
+
+@pytest.mark.parametrize("name", ["policy_update", "onchain_memo"])
+def test_an_unknown_choice_of_a_setting_is_refused_with_the_available_ones(name):
+    with pytest.raises(ValueError, match=r"'x' is no \w+; available: \w+, \w+$"):
+        Settings(**{name: "x"})
+
+
+def test_a_port_and_hosts_of_wrong_types_are_named(server: AgentPayServer):
+    with pytest.raises(TypeError, match="port must be an integer, not str"):
+        server.listen(port="8402")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"allowed_hosts is a list of strings, .*: write \['pay.example'\]"):
+        server.listen(allowed_hosts="pay.example")
 
 
 def test_closing_twice_does_nothing_and_ends_the_thread():

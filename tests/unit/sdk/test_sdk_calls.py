@@ -235,6 +235,8 @@ class TestDeadline:
         with pytest.raises(errors.APITimeoutError) as caught:
             caller(lambda c: c.accounts.get("acct_a", deadline=5, max_retries=0))
         assert caught.value.may_have_been_processed
+        assert "before the deadline of the call" in str(caught.value)
+        assert "with a longer deadline" in str(caught.value)
         assert clock.now - started == 6
 
     def test_a_complete_response_is_accepted_after_the_deadline(self, caller):
@@ -373,6 +375,11 @@ class TestRequest:
         assert (response.status, response.request_id, response.retries_made) == (200, "req_1", 0)
         assert script.requests[0].url.raw_path == b"/sandbox/clock?deep=1&cursor=a+b"
         assert script.requests[0].headers["Authorization"] == f"Bearer {KEY}"
+
+    def test_a_query_that_is_no_mapping_is_named(self, caller):
+        caller.script()
+        with pytest.raises(TypeError, match="query must be a mapping of names to values, not list"):
+            caller(lambda c: c.request("GET", "/v1/accounts", query=[("limit", 1)]))
 
     def test_a_body_is_sent_as_exact_json(self, caller):
         script = caller.script(answer(201, {}))

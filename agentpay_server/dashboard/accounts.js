@@ -1,0 +1,68 @@
+// @ts-check
+// Accounts and their budgets.
+
+import { call, send } from "./api.js";
+import { change, list, one, party } from "./page.js";
+import { badge, big, facts, h, link, meter, moment, quiet, said, usdc, words } from "./ui.js";
+
+const SOL = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 3 });
+
+const tile = (page, label, count, look = "") => h("li", link(`#/${page}`, h(`strong.${count && look}`, count), label));
+
+export const overview = () => [
+	one("/console/summary", (it) => h("ul.tiles",
+		tile("approvals", "Waiting for approval", it.pending_approvals, "warn"),
+		tile("deliveries?status=undelivered", "Undelivered", it.undelivered_deliveries, "bad"),
+		tile("sessions", "Open sessions", it.open_sessions),
+		tile("overview", "Treasury, SOL", it.treasury_lamports === null ? "–" : SOL.format(it.treasury_lamports / 1e9)))),
+	h("h2", "Accounts"),
+	list({
+		path: "/console/accounts", as: "ul.cards",
+		none: ["No accounts yet. Create one:", 'client.accounts.create(name="Research bot")'],
+		row: (it) => h("li.card", h("p.head", party(it.account_id), it.status !== "active" && badge(it.status)), budget(it)),
+	}),
+];
+
+const budget = (it) => [big(it.balance_usdc), it.signing_stopped_at
+	? h("p.problem", "Signing is stopped: a transaction landed late. Compare the history with the chain.")
+	: it.remaining_usdc === null ? h("p.quiet", `${usdc(it.spent_usdc)} spent in 24 h, no daily limit`) : limited(it)];
+
+function limited({ spent_usdc: spent, reserved_usdc: reserved, remaining_usdc: left, policy: { max_daily_spend: limit }, ...it }) {
+	const text = `${usdc(left)} left of ${usdc(limit)} a day`;
+	return [
+		meter(`${text}: ${usdc(spent)} spent, ${usdc(reserved)} of it reserved`, limit, { spent: spent - reserved, reserved }),
+		h("p", text, it.next_release_at && quiet(` · +${usdc(it.next_release_usdc)} at `, moment(it.next_release_at))),
+	];
+}
+
+export const account = ({ id }) => [
+	one(`/console/accounts/${id}`, (it) => h("div.page",
+		h("div.card", h("div.head", h("h2.grow", said(it.name)), badge(it.status), pausing(it)), budget(it)),
+		h("div.card", h("h2", "Policy"), facts(it.policy, rule)))),
+	h("h2", "History"),
+	list({
+		path: `/v1/accounts/${id}/transactions`,
+		none: ["Nothing yet. Let the agent pay:", 'client.transfers.create(from_=…, to=…, amount="1")'],
+		row: ({ direction, memo, rejection_reason: reason, transfer_id, session_id, ...it }) => {
+			const isIn = direction === "in";
+			const subject = isIn || !transfer_id ? session_id && `sessions/${session_id}` : `transfers/${transfer_id}`;
+			return [
+				moment(it.created_at), badge(it.status, it.type),
+				[isIn ? "from " : "to ", party(it.counterparty), memo && [quiet(" · "), said(memo)], reason && quiet(` · ${words(reason)}`)],
+				h("strong", it.status === "settled" && (isIn ? "+" : "−"), usdc(it.amount_usdc)), subject && link(`#/${subject}`, "Open"),
+			];
+		},
+	}),
+];
+
+const rule = (value) => (value === null ? quiet("any") : Array.isArray(value) ? value.map((each) => [party(each), " "]) : String(value));
+
+/** Replaces the whole policy under its version, so that no other change is undone. */
+function pausing({ account_id: id, policy: { paused } }) {
+	const effect = paused ? "It may spend again under its policy." : "Its transfers are refused from now on.";
+	return change(paused ? "Resume" : "Pause", effect, async () => {
+		const path = `/v1/accounts/${id}/policy`, response = await send("GET", path);
+		const { account_id, updated_at, ...policy } = await response.json();
+		await call("PUT", path, { body: { ...policy, paused: !paused }, headers: { "If-Match": response.headers.get("ETag") ?? "" } });
+	}, { look: paused ? "" : "danger" });
+}
