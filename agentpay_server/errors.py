@@ -65,11 +65,10 @@ class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
         )
 
 
-def not_found(kind: str, identifier: str) -> Problem:
+def not_found(kind: str) -> Problem:
     """Return a 404, the same for an unknown identifier and another operator's (interface E9)."""
     return Problem(
-        ErrorCode.NOT_FOUND,
-        f"No {kind} {shown(identifier)} is visible to this key. Check the identifier.",
+        ErrorCode.NOT_FOUND, f"No {kind} with this identifier is visible to this key. Check the identifier."
     )
 
 

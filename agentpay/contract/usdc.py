@@ -5,7 +5,7 @@ number of micro-USDC is refused, and so is a binary float, which rarely has the 
 """
 
 import re
-from decimal import Decimal, InvalidOperation
+from decimal import Context, Decimal, InvalidOperation
 from typing import Annotated, Final
 
 from agentpay.contract.fields import Form
@@ -15,6 +15,9 @@ MICRO: Final = 1_000_000
 
 MAX_MICRO: Final = 999_999_999_999_999
 """The largest amount or limit of a request: 999999999.999999 USDC, in micro-USDC."""
+
+EXACT: Final = Context(prec=60)
+"""For arithmetic on amounts, because the caller's own context may round to fewer digits."""
 
 _DECIMALS: Final = 6
 _AMOUNT: Final = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,6})?", re.ASCII)
@@ -111,7 +114,7 @@ def _exact_micro(number: Decimal) -> int:
 
 def from_micro(micro: int) -> Decimal:
     """Return `micro` micro-USDC as a `Decimal` with 6 fraction digits."""
-    return Decimal(micro).scaleb(-_DECIMALS)
+    return Decimal(micro).scaleb(-_DECIMALS, EXACT)
 
 
 def format_string(amount: Decimal) -> str:

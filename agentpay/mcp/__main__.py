@@ -79,7 +79,9 @@ def parser() -> argparse.ArgumentParser:
         help=f"Serve streamable HTTP at /mcp instead of stdio. Requests need the bearer token in "
         f"{TOKEN_VARIABLE}; without that variable, a new token is printed with the address.",
     )
-    parsing.add_argument("--host", default="127.0.0.1", help="Address for --http (default: %(default)s).")
+    parsing.add_argument(
+        "--host", type=_host, default="127.0.0.1", help="Address for --http (default: %(default)s)."
+    )
     parsing.add_argument(
         "--port",
         type=_port,
@@ -95,6 +97,13 @@ def parser() -> argparse.ArgumentParser:
         "Repeatable.",
     )
     return parsing
+
+
+def _host(text: str) -> str:
+    if not text.strip():
+        # It would be every address of the machine.
+        raise argparse.ArgumentTypeError("must not be empty")
+    return text
 
 
 def _port(text: str) -> int:
@@ -174,7 +183,8 @@ async def _serve_http(tools: AsyncAgentTools, options: argparse.Namespace) -> No
         family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
         listening = socket.create_server((options.host, options.port), family=family)
     except OSError as error:
-        _end(1, f"cannot listen on {options.host}:{options.port} ({error.strerror}); pass another --port")
+        where = f"{options.host}:{options.port}"
+        _end(1, f"cannot listen on {where} ({error.strerror}); pass another --host or --port")
     port = listening.getsockname()[1]
     host = f"[{options.host}]" if ":" in options.host else options.host
     told = {"url": f"http://{host}:{port}{PATH}", "token": None if given else token}

@@ -208,7 +208,7 @@ def own_account(
     if is_identifier(account_id, ACCOUNT):
         record = account(connection, account_id, lock=lock)
     if record is None or record.operator_id != principal.operator_id:
-        raise not_found("account", account_id)
+        raise not_found("account")
     return record
 
 

@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, InvalidStateError, wait
+from contextvars import Context
 from typing import Any, Final, TypeVar, cast
 
 import anyio
@@ -106,7 +107,7 @@ class OwnerThread:
             call.cancel()
         try:
             if last is not None:
-                asyncio.run_coroutine_threadsafe(last(), self._loop).result()
+                Context().run(asyncio.run_coroutine_threadsafe, last(), self._loop).result()
         finally:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
@@ -132,7 +133,8 @@ class OwnerThread:
                 raise RuntimeError(_CLOSED)
             future: Future[T] = Future()
             self._calls.add(future)
-            self._loop.call_soon_threadsafe(self._begin, work, future)
+            # In a context of its own: that of a caller may say that trio runs, or round decimals.
+            self._loop.call_soon_threadsafe(self._begin, work, future, context=Context())
         return future
 
     def _begin(self, work: Coroutine[Any, Any, T], future: Future[T]) -> None:

@@ -41,6 +41,7 @@ from agentpay_server.http.requests import (
     structured_query,
 )
 from agentpay_server.http.responses import (
+    REQUEST_PREFIX,
     Header,
     Headers,
     drop,
@@ -59,7 +60,6 @@ from agentpay_server.sandbox.http_faults import HttpFault
 from agentpay_server.server import Server
 from agentpay_server.settings import Settings
 
-REQUEST_PREFIX: Final = "req_"
 NO_ROUTE: Final = "none"
 """The route of requests that are refused before their path is read."""
 

@@ -27,8 +27,9 @@ from agentpay_server.errors import Problem
 from agentpay_server.http.facilitator import PATH as FACILITATOR_PATH
 from agentpay_server.http.facilitator import FacilitatorHttp, facilitator_of
 from agentpay_server.http.requests import REFUSED, DisconnectedError, read_body, require_json
-from agentpay_server.http.responses import respond
-from agentpay_server.logs import log
+from agentpay_server.http.responses import REQUEST_PREFIX, respond
+from agentpay_server.logs import REQUEST_ID, log
+from agentpay_server.randomness import Identifiers, SystemRandomness
 from agentpay_server.server import Server
 
 PATH: Final = "/sandbox/rpc"
@@ -181,27 +182,48 @@ async def _write(outgoing: "asyncio.Queue[dict[str, Any]]", send: Send) -> None:
 class Mounted:
     """An application that serves the RPC node and the facilitator at their paths.
 
-    `app` handles all other paths; None responds 404.
+    `app` handles all other paths; None responds 404. `request_ids` identify the requests that `app` does not
+    handle; None leaves them without an identifier.
     """
 
     def __init__(
-        self, rpc: ChainRpc, facilitator: FacilitatorHttp | None = None, app: ASGIApp | None = None
+        self,
+        rpc: ChainRpc,
+        facilitator: FacilitatorHttp | None = None,
+        app: ASGIApp | None = None,
+        request_ids: Identifiers | None = None,
     ) -> None:
         self._rpc = rpc
         self._facilitator = facilitator
         self._app = app
+        self._request_ids = request_ids
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one request or WebSocket."""
-        refused: Problem | None = scope.get(REFUSED)
-        if refused is not None and self._app is None:
-            await respond(send, refused.http_status, _text(refused.message))
-        elif refused is None and scope.get("path") == PATH and scope["type"] in ("http", "websocket"):
-            await self._rpc(scope, receive, send)
-        elif refused is None and self._facilitator is not None and _is_facilitator(scope):
-            await self._facilitator(scope, receive, send)
-        elif self._app is not None:
+        if self._app is not None and (scope.get(REFUSED) is not None or not self._is_own(scope)):
             await self._app(scope, receive, send)
+        elif self._request_ids is None or scope["type"] != "http":
+            await self._answer(scope, receive, send)
+        else:
+            request_id = self._request_ids.new(REQUEST_PREFIX)
+            token = REQUEST_ID.set(request_id)
+            try:
+                await self._answer(scope, receive, _identified(send, request_id))
+            finally:
+                REQUEST_ID.reset(token)
+
+    def _is_own(self, scope: Scope) -> bool:
+        is_rpc = scope.get("path") == PATH and scope["type"] in ("http", "websocket")
+        return is_rpc or (self._facilitator is not None and _is_facilitator(scope))
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refused: Problem | None = scope.get(REFUSED)
+        if refused is not None:
+            await respond(send, refused.http_status, _text(refused.message))
+        elif scope.get("path") == PATH and scope["type"] in ("http", "websocket"):
+            await self._rpc(scope, receive, send)
+        elif self._facilitator is not None and _is_facilitator(scope):
+            await self._facilitator(scope, receive, send)
         elif scope["type"] == "http":
             await respond(send, 404, _text(f"Only JSON-RPC at {PATH} and x402 are available here."))
         elif scope["type"] == "websocket":
@@ -241,7 +263,20 @@ def mounted(server: Server, node: Node, app: ASGIApp | None = None) -> Mounted:
     """
     timeout_seconds = server.context.settings.body_timeout_seconds
     facilitator = facilitator_of(node, body_timeout_seconds=timeout_seconds)
-    return Mounted(ChainRpc(node, body_timeout_seconds=timeout_seconds), facilitator, app)
+    rpc = ChainRpc(node, body_timeout_seconds=timeout_seconds)
+    # A separate source, so that requests of Solana clients do not change seeded identifiers.
+    return Mounted(rpc, facilitator, app, Identifiers(server.context.clock, SystemRandomness()))
+
+
+def _identified(send: Send, request_id: str) -> Send:
+    """Return a `send` that adds `X-Request-Id` (interface R16)."""
+
+    async def identified(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"].append((b"x-request-id", request_id.encode("ascii")))
+        await send(message)
+
+    return identified
 
 
 def _is_facilitator(scope: Scope) -> bool:

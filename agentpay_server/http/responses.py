@@ -14,6 +14,8 @@ from agentpay.contract.fields import format_timestamp
 from agentpay_server.errors import Problem
 from agentpay_server.http.requests import DROP, JSON_TYPE
 
+REQUEST_PREFIX: Final = "req_"
+
 _STREAM_TYPE: Final = b"text/event-stream; charset=utf-8"
 _NO_STORE: Final = (b"cache-control", b"no-store")
 

@@ -295,7 +295,7 @@ class Keys:
             store.lock_operator(connection, principal.operator_id)
             record = store.live_operator_key(connection, principal.operator_id, key_id)
         if record is None:
-            raise not_found("operator key", key_id)
+            raise not_found("operator key")
         if store.lasting_keys(connection, principal.operator_id) == [key_id]:
             raise Problem(
                 ErrorCode.LAST_OPERATOR_KEY,
@@ -360,7 +360,7 @@ class Keys:
         if identifiers.is_identifier(key_id, identifiers.KEY):
             revoked = store.revoke_agent_key(connection, principal.operator_id, key_id, now_us)
         if revoked is None:
-            raise not_found("agent key", key_id)
+            raise not_found("agent key")
         account_id, name = revoked
         audit.record(
             connection,

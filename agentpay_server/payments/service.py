@@ -353,5 +353,5 @@ def _own_payment(
     transfer = own_transfer(connection, principal, transfer_id)
     payment = store.payment(connection, transfer_id)
     if payment is None:
-        raise not_found("payment", transfer_id)
+        raise not_found("payment")
     return transfer, payment

@@ -68,7 +68,7 @@ class Charge:
             ConflictError: another request has charged under the key meanwhile.
         """
         found = charges.chargeable(connection, self._session_id, self._request.idempotency_key)
-        session = visible(None if found is None else found.session, self._principal, self._session_id)
+        session = visible(None if found is None else found.session, self._principal)
         assert found is not None  # noqa: S101 - a session that is visible was found
         judged = charge_verdict(found.charged, self._amount)
         if judged is Verdict.CONFLICT:

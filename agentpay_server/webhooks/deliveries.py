@@ -154,7 +154,7 @@ class Deliveries:
         if identifiers.is_identifier(event_id, identifiers.EVENT):
             event = event_store.event(connection, event_id)
         if event is None or event.operator_id != principal.operator_id:
-            raise not_found("event", event_id)
+            raise not_found("event")
         if request.webhook_id is None:
             webhooks = [
                 webhook.webhook_id

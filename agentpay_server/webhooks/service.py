@@ -267,7 +267,7 @@ def own_webhook(
     if identifiers.is_identifier(webhook_id, identifiers.WEBHOOK):
         record = store.webhook(connection, webhook_id, lock=lock)
     if record is None or record.operator_id != principal.operator_id:
-        raise not_found("webhook", webhook_id)
+        raise not_found("webhook")
     return record
 
 

@@ -2,7 +2,7 @@
 
 import re
 import time
-from decimal import Decimal
+from decimal import Decimal, localcontext
 
 import pytest
 from hypothesis import example, given
@@ -27,6 +27,15 @@ def test_micro_usdc_round_trips_in_every_form(micro):
     assert usdc.to_micro(usdc.format_number(amount)) == micro
     assert usdc.to_micro(usdc.parse_string(usdc.format_string(amount))) == micro
     assert usdc.to_micro(usdc.parse_number(Decimal(usdc.format_number(amount)))) == micro
+
+
+@given(micros, st.integers(min_value=1, max_value=28))
+def test_amounts_are_exact_in_any_decimal_context(micro, precision):
+    with localcontext() as context:
+        context.prec = precision
+        amount = usdc.to_decimal(str(Decimal(micro).scaleb(-6, usdc.EXACT)))
+        assert usdc.to_micro(usdc.format_string(amount)) == micro
+        assert usdc.to_micro(usdc.parse_number(Decimal(usdc.format_number(amount)))) == micro
 
 
 @given(micros)

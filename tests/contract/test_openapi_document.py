@@ -281,8 +281,8 @@ def test_documents_are_served_without_a_key_for_get_only(name):
         assert answer.status_code == 200
         assert answer.headers["content-type"] == "application/json"
         assert answer.text == TEXTS[name]
-        assert send(server, "POST", name, key="none").status_code == 401
-        assert send(server, "POST", name).status_code == 404
+        assert send(server, "POST", name, key="none").status_code == 405
+        assert send(server, "POST", name).status_code == 405
 
 
 @pytest.mark.parametrize(

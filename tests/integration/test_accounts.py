@@ -255,7 +255,7 @@ def test_an_identifier_of_another_operator_is_treated_as_unknown(
         path = path_of(endpoint, **identifiers)
         content = {"json": bodies.get(endpoint.name, {})} if endpoint.request else {}
         body = refused(neighbour.request(endpoint.method, path, **content), "not_found")
-        return _without_identifiers(body, identifiers)
+        return {**body, "request_id": None}
 
     named = [(endpoint, re.findall(r"\{(\w+)\}", endpoint.path)) for endpoint in BOUND_ENDPOINTS]
     with_identifier = [(endpoint, names) for endpoint, names in named if names and {*names} <= {*known}]
@@ -274,7 +274,7 @@ def test_an_account_of_another_operator_in_a_body_is_treated_as_unknown(neighbou
         transfer = {"from": account_id, "to": payee, "amount": "1", "idempotency_key": "k"}
         for path, body in (("/v1/transfers", transfer), ("/console/agent-keys", {"account_id": account_id})):
             response = neighbour.post(path, json=body)
-            yield _without_identifiers(refused(response, "not_found"), {"account_id": account_id})
+            yield {**refused(response, "not_found"), "request_id": None}
 
     assert list(answers(ours)) == list(answers(UNKNOWN_ACCOUNT))
 
@@ -289,13 +289,6 @@ def test_the_recipient_may_be_an_account_of_any_operator(neighbour, funded: Fund
     assert neighbour.get(f"/v1/accounts/{theirs}").json()["balance_usdc"] == "2.000000"
     (deposit,) = neighbour.get(f"/v1/accounts/{theirs}/transactions").json()["data"]
     assert (deposit["type"], deposit["counterparty"], deposit["amount_usdc"]) == ("deposit", ours, "2.000000")
-
-
-def _without_identifiers(body, identifiers):
-    message = body["message"]
-    for identifier in identifiers.values():
-        message = message.replace(identifier, "…")
-    return {**body, "message": message, "request_id": None}
 
 
 def _on_chain(server, account):

@@ -593,3 +593,21 @@ def test_a_restart_of_a_served_chain_remembers_what_has_landed(tmp_path: Path) -
         assert len(result(server, "getSignaturesForAddress", str(payer.pubkey()))) == 1
         first = result(server, "getFirstAvailableBlock")
         assert first == result(server, "getSlot")
+
+
+def test_every_response_identifies_its_request(server: AgentPayServer) -> None:
+    call = {"jsonrpc": "2.0", "id": 1, "method": "getHealth"}
+    facilitator = server.rpc_url.replace("/sandbox/rpc", "/sandbox/x402")
+    responses = [
+        httpx.post(server.rpc_url, json=call),
+        httpx.get(server.rpc_url),
+        httpx.post(server.rpc_url, content=b"{}"),
+        httpx.get(f"{facilitator}/supported"),
+        httpx.post(f"{facilitator}/verify", json={}),
+        httpx.get(f"{facilitator}/nothing"),
+        httpx.get(server.rpc_url.replace("/sandbox/rpc", "/nothing")),
+    ]
+    assert [response.status_code for response in responses] == [200, 405, 415, 200, 400, 404, 404]
+    identifiers = [response.headers["x-request-id"] for response in responses]
+    assert len(set(identifiers)) == len(identifiers)
+    assert all(identifier.startswith("req_") for identifier in identifiers)

@@ -5,6 +5,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, wait
 
+import anyio
 import pytest
 from fastapi import FastAPI
 from flask import Flask
@@ -320,6 +321,25 @@ async def test_an_application_on_a_separate_thread_blocks_no_caller(server):
 
     assert shop.settled == [5]
     assert inbox.send_again(inbox.receipts[0]).status_code == 200
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_an_application_handles_a_repeated_event_once_on_each_event_loop(backend):
+    async def deliver():
+        shop = Shop()
+        async with AgentPayServer() as server:
+            inbox = server.deliver_to(
+                shop.starlette(), path="/hooks", secret=SECRET, events=["transfer.settled"]
+            )
+            pay(server)
+            await server.async_sandbox.clock.advance(0)
+            await inbox.drain_async()
+            again = await inbox.send_again_async(inbox.receipts[0])
+            await inbox.drain_async()
+        shop.webhooks.close()
+        return again.status_code, shop.settled
+
+    assert anyio.run(deliver, backend=backend) == (200, [5])
 
 
 def test_an_invalid_application_is_refused(server):

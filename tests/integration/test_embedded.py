@@ -13,6 +13,7 @@ import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal, localcontext
 
 import anyio
 import httpx
@@ -260,6 +261,38 @@ def test_async_tests_use_a_server_and_its_inbox_on_each_event_loop(backend):
         return server
 
     assert not anyio.run(pay, backend=backend).is_running
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+def test_a_server_started_on_each_event_loop_delivers_to_a_port(backend):
+    async def pay():
+        async with AgentPayServer() as server, AgentPayServer() as receiver:
+            client = server.async_client()
+            payer, payee = [(await client.accounts.create(name=name)).account_id for name in ("a", "b")]
+            await server.async_sandbox.fund(payer, 1)
+            url = f"{receiver.listen()}/healthz"
+            await client.webhooks.create(url=url, events=["transfer.settled"])
+            await client.transfers.create(from_=payer, to=payee, amount=1)
+            await server.async_sandbox.clock.advance(0)
+            return server.deliveries.one(event_type="transfer.settled").attempts[0].status_code
+
+    assert anyio.run(pay, backend=backend) == 405  # an HTTP response: the path accepts only GET
+
+
+def test_amounts_are_exact_whatever_the_decimal_context_of_the_caller():
+    with localcontext() as context, AgentPayServer() as server:
+        context.prec = 3
+        client = server.client()
+        payer, payee = (client.accounts.create(name=name).account_id for name in ("a", "b"))
+        server.sandbox.fund(payer, "12345.678901")
+        client.policies.update(payer, max_daily_spend=Decimal("1234.567891"))
+        assert (
+            str(client.transfers.create(from_=payer, to=payee, amount="123.456789").amount_usdc)
+            == "123.456789"
+        )
+        assert str(client.accounts.balance(payer).balance_usdc) == "12222.222112"
+        assert str(client.accounts.budget(payer).remaining_usdc) == "1111.111102"
+        assert server.requests.one(path="/v1/transfers").body["amount"] == "123.456789"
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])

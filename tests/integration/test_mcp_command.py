@@ -200,6 +200,15 @@ def test_an_invalid_port_exits_with_2(port: str, capsys: pytest.CaptureFixture[s
     assert "argument --port: " in capsys.readouterr().err
 
 
+def test_an_empty_host_exits_with_2_instead_of_listening_on_every_address(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--http", "--host", ""])
+    assert end.value.code == 2
+    assert "argument --host: must not be empty" in capsys.readouterr().err
+
+
 def test_a_port_in_use_exits_with_1(
     server: AgentPayServer,
     agent_key: str,

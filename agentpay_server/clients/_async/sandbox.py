@@ -16,7 +16,7 @@ from agentpay._async.resource import AsyncResource
 from agentpay._options import CallOptions
 from agentpay._requests import prepare
 from agentpay.contract.fields import parse_timestamp
-from agentpay.contract.usdc import to_decimal
+from agentpay.contract.usdc import EXACT, to_decimal
 from agentpay_server.contract import sandbox
 from agentpay_server.contract.sandbox import (
     AdvanceClock,
@@ -76,7 +76,7 @@ class AsyncSandboxClock(AsyncResource):
             duration = timedelta(seconds=seconds, minutes=minutes, hours=hours, days=days)
         except OverflowError:
             raise ValueError("the duration must be from 0 seconds to ten years") from None
-        exact = Decimal(duration // timedelta(microseconds=1)).scaleb(-6)
+        exact = Decimal(duration // timedelta(microseconds=1)).scaleb(-6, EXACT)
         request = prepare(sandbox.ADVANCE_CLOCK, body=AdvanceClock(seconds=exact))
         reading: ClockReading = await self._call(request, options)
         return reading.now
