@@ -19,8 +19,7 @@ LOW = "balance.low_threshold"
 
 def heard(inbox) -> list[str]:
     """The balances of which an inbox has heard."""
-    if inbox._pump is not None:
-        inbox._pump()
+    inbox.drain()
     return [f"{event.data.balance_usdc.normalize():f}" for event in inbox.events if event.type == LOW]
 
 
