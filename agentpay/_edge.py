@@ -14,7 +14,14 @@ from types import ModuleType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from agentpay import _exposure, _failures
-from agentpay._given import AsyncHttpClient, AsyncResponse, HttpClient, Response
+from agentpay._given import (
+    AsyncHttpClient,
+    AsyncResponse,
+    AsyncTransport,
+    HttpClient,
+    Response,
+    Transport,
+)
 from agentpay._observing import Observer
 from agentpay._options import Call
 from agentpay._requests import PreparedRequest, Reply
@@ -22,7 +29,7 @@ from agentpay._settings import Settings, logger
 from agentpay._version import __version__
 from agentpay.contract.bodies import Body
 from agentpay.contract.printable import printable
-from agentpay.errors import AgentPayError, ConfigurationError
+from agentpay.errors import AgentPayError, ClosedClientError, ConfigurationError
 
 BODY_MAX_BYTES: Final = 16 * 1024 * 1024
 """The largest response body that is read, in bytes. A full page is far smaller."""
@@ -193,8 +200,19 @@ class Edge:
         """Whether the given client or transport may hold connections of the parent process."""
         return self._first_process not in (None, os.getpid())
 
-    def _check_process(self) -> None:
-        """Refuse a given client or transport that was used in another process: it cannot be recreated."""
+    def _check_usable(
+        self, given: HttpClient | AsyncHttpClient | None, transport: Transport | AsyncTransport | None
+    ) -> None:
+        """Refuse a closed client, and a given client or transport of another process: it cannot be recreated.
+
+        Raises:
+            ClosedClientError: this client or the given one is closed.
+            ConfigurationError: the given client or transport was used before this process was forked.
+        """
+        if self.closed or (given is not None and given.is_closed):
+            raise ClosedClientError
+        if given is None and transport is None:
+            return
         if self._first_process is None:
             self._first_process = os.getpid()
         elif self._is_inherited:

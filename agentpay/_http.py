@@ -32,7 +32,7 @@ from agentpay._options import Call
 from agentpay._pools import CONNECTIONS_MAX, Pools
 from agentpay._requests import PreparedRequest, Reply, refusal_of
 from agentpay.contract.bodies import BodyError
-from agentpay.errors import AgentPayError, ClosedClientError, ConfigurationError
+from agentpay.errors import AgentPayError, ConfigurationError
 
 __all__ = ["AsyncHttp", "AsyncHttpClient", "AsyncTransport", "Http", "HttpClient", "Transport"]
 
@@ -125,14 +125,11 @@ class Http(Edge):
         return outcome
 
     def _attempt(self, attempt: Attempt) -> Reply | AgentPayError:
-        if self.closed or (self._given is not None and self._given.is_closed):
-            raise ClosedClientError
+        self._check_usable(self._given, self._transport)
         if self._transport is not None:
-            self._check_process()
             # Used without a client around it, which would add cookies, redirects and authentication.
             return self._exchange(self._transport.handle_request, attempt)
         if self._given is not None:
-            self._check_process()
             return self._exchange(partial(self._given.send, **_SEND_OPTIONS), attempt)
         pool = self._pools.current()
         started = self.monotonic()
@@ -178,10 +175,7 @@ class Http(Edge):
         Raises:
             AgentPayError: the request failed, the connection was lost, or the response is no stream.
         """
-        if self.closed or (self._given is not None and self._given.is_closed):
-            raise ClosedClientError
-        if self._transport is not None or self._given is not None:
-            self._check_process()
+        self._check_usable(self._given, self._transport)
         attempt = self._attempt_of(request, call)
         built = self._build(attempt)
         with contextlib.ExitStack() as opened:
@@ -268,14 +262,11 @@ class AsyncHttp(Edge):
         return outcome
 
     async def _attempt(self, attempt: Attempt) -> Reply | AgentPayError:
-        if self.closed or (self._given is not None and self._given.is_closed):
-            raise ClosedClientError
+        self._check_usable(self._given, self._transport)
         if self._transport is not None:
-            self._check_process()
             # Used without a client around it, which would add cookies, redirects and authentication.
             return await self._exchange(self._transport.handle_async_request, attempt)
         if self._given is not None:
-            self._check_process()
             return await self._exchange(partial(self._given.send, **_SEND_OPTIONS), attempt)
         pool = await self._pools.current()
         started = self.monotonic()
@@ -326,10 +317,7 @@ class AsyncHttp(Edge):
         Raises:
             AgentPayError: the request failed, the connection was lost, or the response is no stream.
         """
-        if self.closed or (self._given is not None and self._given.is_closed):
-            raise ClosedClientError
-        if self._transport is not None or self._given is not None:
-            self._check_process()
+        self._check_usable(self._given, self._transport)
         attempt = self._attempt_of(request, call)
         built = self._build(attempt)
         async with contextlib.AsyncExitStack() as opened:

@@ -287,7 +287,7 @@ class AsyncAgentTools:
             payment_ref: names the purchase; see `pay`. At most one payment is signed for it, and a repeated
                 call presents that one.
             method: `GET`, `POST`, `PUT`, `PATCH` or `DELETE`.
-            headers: header fields of the request, except those that present payments or keys.
+            headers: header fields of the request, except fields with payments or keys.
             body: body of the request.
 
         Returns:

@@ -133,7 +133,7 @@ class OwnerThread:
                 raise RuntimeError(_CLOSED)
             future: Future[T] = Future()
             self._calls.add(future)
-            # In a context of its own: that of a caller may say that trio runs, or round decimals.
+            # In a new context: the caller's may say that trio runs, or round decimals.
             self._loop.call_soon_threadsafe(self._begin, work, future, context=Context())
         return future
 

@@ -45,6 +45,7 @@ from agentpay_server.http.responses import (
     Header,
     Headers,
     drop,
+    identified,
     internal_error,
     rendered,
     respond,
@@ -424,12 +425,12 @@ def _raw_header(scope: Scope, wanted: bytes) -> bytes | None:
 
 
 def _noted(send: Send, trace: _Trace) -> Send:
-    """Return a `send` that records the status and adds `X-Request-Id` (interface R16)."""
+    """Return a `send` that records the status and identifies the request."""
+    send = identified(send, trace.request_id)
 
     async def noted(message: Message) -> None:
         if message["type"] == "http.response.start":
             trace.status = message["status"]
-            message["headers"].append((b"x-request-id", trace.request_id.encode("ascii")))
         await send(message)
 
     return noted

@@ -27,7 +27,7 @@ from agentpay_server.errors import Problem
 from agentpay_server.http.facilitator import PATH as FACILITATOR_PATH
 from agentpay_server.http.facilitator import FacilitatorHttp, facilitator_of
 from agentpay_server.http.requests import REFUSED, DisconnectedError, read_body, require_json
-from agentpay_server.http.responses import REQUEST_PREFIX, respond
+from agentpay_server.http.responses import REQUEST_PREFIX, identified, respond
 from agentpay_server.logs import REQUEST_ID, log
 from agentpay_server.randomness import Identifiers, SystemRandomness
 from agentpay_server.server import Server
@@ -208,7 +208,7 @@ class Mounted:
             request_id = self._request_ids.new(REQUEST_PREFIX)
             token = REQUEST_ID.set(request_id)
             try:
-                await self._answer(scope, receive, _identified(send, request_id))
+                await self._answer(scope, receive, identified(send, request_id))
             finally:
                 REQUEST_ID.reset(token)
 
@@ -266,17 +266,6 @@ def mounted(server: Server, node: Node, app: ASGIApp | None = None) -> Mounted:
     rpc = ChainRpc(node, body_timeout_seconds=timeout_seconds)
     # A separate source, so that requests of Solana clients do not change seeded identifiers.
     return Mounted(rpc, facilitator, app, Identifiers(server.context.clock, SystemRandomness()))
-
-
-def _identified(send: Send, request_id: str) -> Send:
-    """Return a `send` that adds `X-Request-Id` (interface R16)."""
-
-    async def identified(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            message["headers"].append((b"x-request-id", request_id.encode("ascii")))
-        await send(message)
-
-    return identified
 
 
 def _is_facilitator(scope: Scope) -> bool:

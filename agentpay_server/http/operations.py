@@ -1,7 +1,7 @@
 """Endpoints for operations: `/healthz`, `/readyz` and `/metrics`.
 
 They are outside the endpoint tables: only GET, no API key, and no use of the server's randomness. They reveal
-no secrets and nothing about accounts. A key of their own can protect the metrics.
+no secrets and nothing about accounts. A separate key can protect the metrics.
 """
 
 import asyncio

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Final
 
 from attrs import field, frozen
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from agentpay.contract import codec, json_text
 from agentpay.contract.errors import ErrorCode
@@ -52,6 +52,17 @@ def internal_error(request_id: str) -> bytes:
     """Return the body of a 500."""
     message = f"The server failed. Report request {request_id} to its operators."
     return json_text.print_json({"error": "internal_error", "message": message, "request_id": request_id})
+
+
+def identified(send: Send, request_id: str) -> Send:
+    """Return a `send` that adds `X-Request-Id` to the response (interface R16)."""
+
+    async def send_identified(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"].append((b"x-request-id", request_id.encode("ascii")))
+        await send(message)
+
+    return send_identified
 
 
 async def send_reply(send: Send, receive: Receive, reply: Reply) -> None:
