@@ -1,5 +1,6 @@
 """Shared by tests against a running server: the clock's time, and plain HTTP in addition to the SDK."""
 
+import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -124,3 +125,8 @@ def state_of(server: AgentPayServer) -> tuple[bytes, int]:
         return await stores.contents(context.database, left_out=watched), treasury[0]
 
     return server._running._owner.call(read())
+
+
+def server_threads() -> list[threading.Thread]:
+    """Return the threads of the embedded servers that run."""
+    return [thread for thread in threading.enumerate() if thread.name == "agentpay-server"]
