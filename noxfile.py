@@ -185,17 +185,21 @@ def types(session: nox.Session) -> None:
     # The first run may install the program.
     session.run("pyright", "--version", silent=True)
     # --ignoreexternal: the types of httpx and of the standard library are incomplete.
-    complete = [
+    client, server = (
         ("pyright", "--verifytypes", package, "--ignoreexternal")
         for package in ("agentpay", "agentpay_server")
-    ]
+    )
+    # Where an error must be reported, the file ignores it, and an ignore that is not needed is an error.
+    # Users copy code from the documentation: it must pass their type checkers.
     run_in_parallel(
         session,
-        # Where an error must be reported, the file ignores it, and an ignore that is not needed is an error.
-        [("mypy",), ("mypy", "tests/typing/objects.py")],
-        [("pyright",), ("pyright", "--project", "tests/typing"), *complete],
-        # Users copy code from the documentation: it must pass their type checkers.
-        [("python", "scripts/doc_types.py")],
+        [("mypy",), ("mypy", "tests/typing/objects.py"), ("python", "scripts/doc_types.py", "mypy"), server],
+        [
+            ("pyright",),
+            ("pyright", "--project", "tests/typing"),
+            client,
+            ("python", "scripts/doc_types.py", "pyright"),
+        ],
     )
 
 

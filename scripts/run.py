@@ -1,4 +1,4 @@
-"""Run a session of the noxfile with only Python installed: creates .venv, installs nox there, and runs it.
+"""Run a session of the noxfile with only Python installed: creates .venv, installs nox and uv there, and runs it.
 
     python3 scripts/run.py quickstart
     python3 scripts/run.py tests
@@ -6,6 +6,7 @@
 Without arguments it runs all sessions that a change must pass.
 """
 
+import os
 import subprocess
 import sys
 import venv
@@ -23,11 +24,14 @@ def main() -> int:
         return 2
     if not PYTHON.exists():
         venv.create(ENVIRONMENT, with_pip=True)
-    if subprocess.run([PYTHON, "-c", "import nox"], capture_output=True, check=False).returncode:
-        subprocess.run([PYTHON, "-m", "pip", "install", "--quiet", "nox>=2025.11,<2027"], check=True)
+    if subprocess.run([PYTHON, "-c", "import nox, uv"], capture_output=True, check=False).returncode:
+        subprocess.run([PYTHON, "-m", "pip", "install", "--quiet", "nox[uv]>=2025.11,<2027"], check=True)
     # One option with every name: of several options, nox takes the last.
     sessions = ["--session", *sys.argv[1:]] if sys.argv[1:] else []
-    return subprocess.run([PYTHON, "-m", "nox", *sessions], cwd=ROOT, check=False).returncode
+    # At the end: sessions and tests find uv, and no other program is hidden.
+    environment = {**os.environ, "PATH": os.pathsep.join((os.environ["PATH"], str(PYTHON.parent)))}
+    command = [PYTHON, "-m", "nox", *sessions]
+    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 
 if __name__ == "__main__":
