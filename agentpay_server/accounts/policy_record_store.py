@@ -1,4 +1,4 @@
-"""SQL statements for the on-chain records of policies, and when to write them (interface PO12)."""
+"""SQL statements for the on-chain records of policies (interface PO12)."""
 
 from typing import Final
 
@@ -12,8 +12,6 @@ from agentpay_server.money.transactions import Kind, State
 
 @frozen
 class PolicyRecord:
-    """A row of `policy_records`."""
-
     account_id: str
     address: str
     written_version: int
@@ -57,13 +55,13 @@ _SET_WRITTEN: Final = (
 
 
 def record(connection: Connection, account_id: str) -> PolicyRecord | None:
-    """Return the record of an account; None if its policy never changed."""
+    """None if the policy never changed."""
     row = connection.execute(_BY_ACCOUNT, {"account_id": account_id}).one_or_none()
     return None if row is None else PolicyRecord(*row)
 
 
 def existing_record(connection: Connection, account_id: str) -> PolicyRecord:
-    """Return a record that must exist: records are never deleted."""
+    """Records are never deleted."""
     found = record(connection, account_id)
     if found is None:
         raise LookupError(f"the policy record of {account_id} is gone")
@@ -71,7 +69,6 @@ def existing_record(connection: Connection, account_id: str) -> PolicyRecord:
 
 
 def insert_record(connection: Connection, account_id: str, *, address: str, due_us: int) -> None:
-    """Store that an account's policy must be written to chain for the first time."""
     connection.execute(
         _INSERT,
         {
@@ -86,14 +83,13 @@ def insert_record(connection: Connection, account_id: str, *, address: str, due_
 
 
 def set_due(connection: Connection, account_id: str, *, due_us: int, failures: int) -> None:
-    """Store when the record must be written next."""
     connection.execute(_SET_DUE, {"of_account": account_id, "due_us": due_us, "failures": failures})
 
 
 def set_written(
     connection: Connection, account_id: str, *, version: int, tx_signature: str, due_us: int | None
 ) -> None:
-    """Store which version is on chain; `due_us` is set if a newer one must be written."""
+    """`due_us` is set if a newer version must be written."""
     connection.execute(
         _SET_WRITTEN,
         {
@@ -106,11 +102,11 @@ def set_written(
 
 
 def due(connection: Connection, now_us: int, count: int) -> list[str]:
-    """Return accounts whose record is due and not being written, longest due first."""
+    """Due and not being written; longest due first."""
     return list(connection.execute(_DUE, {"now_us": now_us, "count": count}).scalars())
 
 
 def next_due_us(connection: Connection) -> int | None:
-    """Return when the next record is due; None if all are written or being written."""
+    """None if all are written or being written."""
     value = connection.execute(_NEXT_DUE).scalar_one()
     return None if value is None else int(value)

@@ -29,15 +29,11 @@ class _RefusedError(ChainUnavailableError):
 
 @frozen(eq=False)
 class _Waiting:
-    """An account to provision, and the future of its caller."""
-
     key_index: int
     end: "asyncio.Future[SignedTransaction | None]"
 
 
 class Provisioning:
-    """Provisions accounts on chain, in batches."""
-
     def __init__(self, context: Context, settlement: Settlement) -> None:
         self._context = context
         self._chain = context.chain
@@ -45,13 +41,9 @@ class Provisioning:
         self._waiting: list[_Waiting] = []
 
     async def provision(self, key_index: int) -> SignedTransaction | None:
-        """Provision the account of a spending key, retrying until it exists.
+        """Retry until the account exists; return the transaction if it could still be undone.
 
-        Returns:
-            The transaction that provisioned it, if it could still be undone.
-
-        Raises:
-            ChainUnavailableError: the outcome is unknown.
+        After `ChainUnavailableError` the outcome is unknown.
         """
         if not self._chain.landing_seconds:
             # Transactions execute at once: sharing one saves nothing.
@@ -63,13 +55,11 @@ class Provisioning:
         return await waiting.end
 
     def _abandon(self, collecting: "asyncio.Task[None]") -> None:
-        """Fail the waiting callers if the collecting task was cancelled."""
         if collecting.cancelled():
             waiting, self._waiting = self._waiting, []
             _fail(waiting, ChainUnavailableError("the server stops"))
 
     async def _collect(self) -> None:
-        """Provision all accounts that join within a moment, with the fewest transactions."""
         await asyncio.sleep(COLLECTING_SECONDS)
         waiting, self._waiting = self._waiting, []
         starts = range(0, len(waiting), transactions.MOST_PROVISIONED)
@@ -81,7 +71,7 @@ class Provisioning:
             _fail(waiting, ChainUnavailableError("the server stops"))
 
     async def _together(self, several: Sequence[_Waiting]) -> None:
-        """Provision some accounts, in one transaction if possible, and notify their callers."""
+        """In one transaction if possible."""
         error: Exception = ChainUnavailableError("the server stops")
         try:
             signed = await self._landed([each.key_index for each in several])
@@ -93,13 +83,13 @@ class Provisioning:
             if len(several) > 1:
                 await asyncio.gather(*(self._together([each]) for each in several))
         except Exception as caught:  # noqa: BLE001
-            # Pass any error on to the waiting callers, which would otherwise wait forever.
+            # The waiting callers would otherwise wait forever.
             error = caught
         finally:
             _fail(several, error)
 
     async def _landed(self, key_indexes: Sequence[int]) -> SignedTransaction | None:
-        """Land one transaction that provisions all accounts; return it if it could still be undone."""
+        """Return the transaction if it could still be undone."""
         chain, signer = self._chain, self._context.signer
         while True:
             present = await asyncio.gather(

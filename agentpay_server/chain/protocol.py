@@ -2,10 +2,8 @@
 
 It is small on purpose: `money/broadcast.py` decides on sending, waiting, expiry and signing again.
 
-A chain also reports the deposits of token accounts. The service books each one once, in one commit with the
-cursor: the key is `(signature, token_account)`, and the service's own transactions are left out.
-`Chain.token_accounts` reads a hundred balances at a time; an account whose balance equals its books needs no
-scan.
+A chain also reports deposits. The service books each one once, in one commit with the cursor: the key is
+`(signature, token_account)`, and the service's own transactions are left out.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
@@ -15,10 +13,10 @@ from typing import Final, Protocol
 from attrs import Factory, field, frozen
 
 BLOCKHASH_LIFE_BLOCKS: Final = 150
-"""Number of blocks in which a transaction can land, up to its last valid block height."""
+"""Blocks in which a transaction can land, up to its last valid block height."""
 
 MOST_COMPUTE_UNITS: Final = 1_400_000
-"""The highest compute limit that a transaction can request."""
+"""The highest limit that a transaction can request."""
 
 
 class ChainUnavailableError(Exception):
@@ -26,7 +24,7 @@ class ChainUnavailableError(Exception):
 
 
 class DoubtfulNodeError(ChainUnavailableError):
-    """A node does not know a signature, but it lags or reports an implausible position.
+    """A node does not know a signature, but lags or reports an implausible position.
 
     So the signature may have landed. Resending the same bytes is harmless.
     """
@@ -44,13 +42,10 @@ class FailureReason(StrEnum):
 
 @frozen(kw_only=True)
 class ComputeBudget:
-    """The compute limits and the priority fee of a transaction.
+    """A transaction that needs more than `unit_limit` fails.
 
-    Attributes:
-        unit_limit: maximum compute units; the transaction fails if it needs more.
-        unit_price_micro_lamports: the priority fee for each unit of the limit, used or not, in millionths of
-            a lamport.
-        unit_limits: lower limits by shape of transaction, where its need is known (see `signing.py`).
+    The price is for each unit of the limit, used or not, in millionths of a lamport. `unit_limits` are lower
+    limits by shape of transaction (see `signing.py`).
     """
 
     unit_limit: int
@@ -60,12 +55,7 @@ class ComputeBudget:
 
 @frozen(kw_only=True)
 class Blockhash:
-    """A recent blockhash, and the compute budget of transactions that use it.
-
-    Attributes:
-        last_valid_block_height: a transaction with this blockhash can land up to this block height.
-        compute_budget: None to include none.
-    """
+    """Transactions with it can land up to the block height `last_valid_block_height`."""
 
     value: str
     last_valid_block_height: int
@@ -74,13 +64,7 @@ class Blockhash:
 
 @frozen(kw_only=True)
 class TokenAccount:
-    """The state of a USDC token account on chain.
-
-    Attributes:
-        owner: the address that may spend from it.
-        amount_micro: micro-USDC held.
-        is_frozen: whether the mint's freeze authority has frozen it.
-    """
+    """Its `owner` may spend from it."""
 
     address: str
     owner: str
@@ -92,10 +76,7 @@ class TokenAccount:
 class Failure:
     """A transaction that the chain processed and rejected: it moved nothing and never will.
 
-    Attributes:
-        reason: the kind of failure.
-        detail: the chain's error text, for logs.
-        chain_signature: see `SignatureStatus.chain_signature`.
+    `detail` is the chain's error text, for logs.
     """
 
     reason: FailureReason
@@ -107,14 +88,15 @@ class Failure:
 class SignatureStatus:
     """The chain's information on a signature.
 
-    Attributes:
-        is_final: whether it has reached the finality that counts as settled here. A failure is final only
-            when it is irreversible: if its block is dropped, the same bytes may still succeed.
-        failure: why it moved nothing; None if it succeeded or is not final yet.
-        is_irreversible: whether its block can no longer be dropped (interface T12). Implies `is_final`.
-        is_refused: whether the chain refused it before execution and never will execute it: it counts as
-            expired, whatever the block height. It is not final, because it is on no chain.
-        chain_signature: the transaction's identity on chain, if it was looked up by another key.
+    `is_final`: it counts as settled here. A failure is final only when it is irreversible: if its block is
+    dropped, the same bytes may still succeed.
+
+    `is_irreversible` implies `is_final`: its block can no longer be dropped (interface T12).
+
+    `is_refused`: the chain refused it before execution and never will execute it: it counts as expired,
+    whatever the block height. It is not final, because it is on no chain.
+
+    `chain_signature` identifies it on chain, if it was looked up by another key.
     """
 
     is_final: bool
@@ -126,12 +108,10 @@ class SignatureStatus:
 
 @frozen(kw_only=True)
 class SignedTransaction:
-    """The bytes of a transaction. They may be sent repeatedly, because the chain executes a signature once.
+    """May be sent repeatedly, because the chain executes a signature once.
 
-    Attributes:
-        signature: base58 text of the first signature, which identifies the transaction.
-        raw: the wire bytes, at most 1,232; not in `repr`.
-        last_valid_block_height: above this block height it can no longer land.
+    `signature` is the first one, in base58; `raw` has at most 1,232 bytes; above `last_valid_block_height`
+    the transaction can no longer land.
     """
 
     signature: str
@@ -143,11 +123,8 @@ class SignedTransaction:
 class Cosigned:
     """A transaction that the service has signed, and whose fee another party pays.
 
-    Attributes:
-        token_account: the account that it debits.
-        signature: the service's signature.
-        message_hash: identifies the message that all its signatures sign.
-        after: the token account's newest transaction before it was signed; None if unknown.
+    It debits `token_account`, whose newest transaction before was `after`; None if unknown. `signature` is
+    the service's; `message_hash` identifies the message that all signatures sign.
     """
 
     token_account: str
@@ -157,7 +134,7 @@ class Cosigned:
 
 
 def reported_landing_heights(last_valid_height: int) -> tuple[int, int]:
-    """Return what `Chain.landing_heights` returns if the last valid height is correct."""
+    """`Chain.landing_heights` for a correct last valid height."""
     return max(last_valid_height - BLOCKHASH_LIFE_BLOCKS, 0), last_valid_height
 
 
@@ -165,9 +142,7 @@ class Chain(Protocol):
     """A Solana cluster. Every coroutine may raise `ChainUnavailableError`."""
 
     @property
-    def usdc_mint(self) -> str:
-        """Address of the USDC mint."""
-        ...
+    def usdc_mint(self) -> str: ...
 
     @property
     def cluster_name(self) -> str:
@@ -194,44 +169,35 @@ class Chain(Protocol):
         ...
 
     def explorer_url(self, signature: str) -> str:
-        """Link to a transaction in a block explorer (interface T11)."""
+        """In a block explorer (interface T11)."""
         ...
 
-    async def latest_blockhash(self) -> Blockhash:
-        """Return a blockhash for a new transaction."""
-        ...
+    async def latest_blockhash(self) -> Blockhash: ...
 
     async def block_height(self) -> int:
-        """Return the height of the newest irreversible block."""
+        """The height of the newest irreversible block."""
         ...
 
     async def signature_status(self, signature: str) -> SignatureStatus | None:
-        """Return the status of a transaction; None if the chain has not seen it yet.
+        """None if the chain has not seen it yet.
 
-        Raises:
-            DoubtfulNodeError: the node does not know it, but may lack transactions that landed.
+        Raises `DoubtfulNodeError` if the node does not know it, but may lack transactions that landed.
         """
         ...
 
     async def find_cosigned(
         self, cosigned: Cosigned, *, proof_height: int | None = None
     ) -> SignatureStatus | None:
-        """Return the status of a transaction whose fee another party pays; None if it has not been found.
+        """Find a transaction whose fee another party pays.
 
         The fee payer's signature, which identifies it on chain, is unknown here. It is found by the signed
-        message and the service's signature over it.
-
-        Args:
-            cosigned: the transaction to find.
-            proof_height: None must prove that it is in no block up to this height, if given.
-
-        Raises:
-            ChainUnavailableError: its status is unknown, or its absence cannot be proved.
+        message and the service's signature over it. With `proof_height`, None must prove that it is in no
+        block up to this height, or `ChainUnavailableError` is raised.
         """
         ...
 
     async def holds(self, token_account: str, amount_micro: int) -> bool:
-        """Return whether a token account holds at least an amount of micro-USDC.
+        """Whether a token account holds at least an amount.
 
         Reads a block with the finality of settlements, at or above the height that `block_height` returned
         before the call.
@@ -239,7 +205,7 @@ class Chain(Protocol):
         ...
 
     async def newest_signature(self, token_account: str) -> str | None:
-        """Return the signature of the newest irreversible transaction of a token account.
+        """The newest irreversible one.
 
         None without a transaction, or if the chain finds a message without it.
         """
@@ -248,23 +214,18 @@ class Chain(Protocol):
     async def landing_heights(self, blockhash: str, last_valid_height: int) -> tuple[int, int] | None:
         """Return the heights of the first and the last block that can contain a transaction.
 
-        The last valid height is what a node reported with the blockhash, and may be wrong. It is checked
-        against the block of that hash. Returns None if the chain no longer knows that block.
-
-        Args:
-            blockhash: the recent blockhash of the transaction.
-            last_valid_height: below the height that `block_height` returned before the call.
-
-        Raises:
-            ChainUnavailableError: the transaction may still land, or that is unknown.
+        The last valid height is what a node reported with the blockhash, and may be wrong: it is checked
+        against the block of that hash. It is below the height that `block_height` returned before. Returns
+        None if the chain no longer knows that block; raises `ChainUnavailableError` if the transaction may
+        still land, or that is unknown.
         """
         ...
 
     async def knows_blocks(self, first_height: int, last_height: int) -> bool:
-        """Return whether the chain knows all signatures in the blocks between two past heights.
+        """Whether the chain knows all signatures in the blocks between two past heights.
 
         Nodes prune blocks after some days, and miss those produced while they were down. An unknown signature
-        proves an expiry only if the chain knows every block that could contain it: see `landing_heights`.
+        proves an expiry only if the chain knows every block that could contain it.
         """
         ...
 
@@ -275,35 +236,27 @@ class Chain(Protocol):
     async def send(self, raw: bytes, *, even_if_failing: bool = True) -> None:
         """Send a signed transaction. A return means only that a node has accepted it.
 
-        Args:
-            raw: the transaction's wire bytes.
-            even_if_failing: whether to send it even if a node predicts a failure, to get a final failure. Use
-                False to resend one that succeeded and was reorganized away: it may yet succeed, but a failure
-                would be final.
+        `even_if_failing` sends it even if a node predicts a failure, to get a final failure; False to resend
+        one that was reorganized away: it may yet succeed, but a failure would be final.
         """
         ...
 
     async def token_accounts(self, addresses: Sequence[str]) -> list[TokenAccount | None]:
-        """Return the USDC token accounts at `addresses`; None for each that is missing or of another mint."""
+        """None for each that is missing or of another mint."""
         ...
 
     async def account_size(self, address: str) -> tuple[int, int] | None:
-        """Return the lamports and data size in bytes of any account; None if it does not exist."""
+        """The lamports and data size in bytes of any account."""
         ...
 
-    async def rent_exemption(self, size: int) -> int:
-        """Return the lamports that exempt an account of `size` bytes from rent."""
-        ...
+    async def rent_exemption(self, size: int) -> int: ...
 
 
 @frozen(kw_only=True)
 class Deposit:
-    """A transaction that increased the USDC of a token account.
+    """A transaction increased the USDC of a token account.
 
-    Attributes:
-        token_account: the account that received.
-        amount_micro: the increase in micro-USDC, at least 1.
-        sender: the token account that was debited, if there is exactly one.
+    `sender` is the token account that was debited, if there is exactly one.
     """
 
     signature: str
@@ -314,12 +267,7 @@ class Deposit:
 
 @frozen(kw_only=True)
 class DepositBatch:
-    """The next part of an account's history.
-
-    Attributes:
-        deposits: oldest first; may be empty.
-        cursor: the end of this part.
-    """
+    """The next part of an account's history, up to `cursor`. Oldest first; may be empty."""
 
     deposits: tuple[Deposit, ...]
     cursor: str
@@ -330,7 +278,6 @@ Booked = Callable[[], Awaitable[Collection[str]]]
 
 
 async def nothing_booked() -> Collection[str]:
-    """Return no signatures."""
     return ()
 
 
@@ -342,15 +289,9 @@ class DepositSource(Protocol):
     ) -> AsyncIterator[DepositBatch]:
         """Yield the deposits since a cursor, in batches, oldest first; only irreversible ones.
 
-        A batch can be read again from the cursor before it. Booked deposits may be repeated.
-
-        Args:
-            token_account: address of a USDC token account.
-            after: the cursor of the last booked batch; None for all of the history.
-            booked: returns signatures to skip, which saves calls.
-
-        Raises:
-            ChainUnavailableError: the rest cannot be read at the moment.
+        A batch can be read again from the cursor before it. Booked deposits may be repeated. `after` is the
+        cursor of the last booked batch; None for all of the history. `booked` returns signatures to skip,
+        which saves calls.
         """
         ...
 

@@ -1,7 +1,7 @@
 """Compiled statements, which both engines run without SQLAlchemy.
 
-SQLAlchemy caches compilation, but its other work per execution takes several times as long as the driver's,
-and dominated the cost of a transfer.
+SQLAlchemy's other work per execution takes several times as long as the driver's, and dominated the cost of a
+transfer.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,12 +17,9 @@ Row = Sequence[Any]
 
 @frozen
 class Prepared:
-    """A statement in the form that a driver takes.
+    """`names` are in the order of the placeholders; the statement itself sets `constants`.
 
-    Attributes:
-        names: the parameters in the order of the placeholders.
-        constants: parameters that the statement itself sets.
-        convert: converts a row from the driver's types to the tables'; None if they are equal.
+    `convert` converts a row from the driver's types to the tables'; None if they are equal.
     """
 
     text: str
@@ -31,7 +28,6 @@ class Prepared:
     convert: Callable[[Row], Row] | None
 
     def positional(self, parameters: Parameters) -> list[Any]:
-        """Return the values of the parameters in the order of the placeholders."""
         constants = self.constants
         if not constants:
             return [parameters[name] for name in self.names]
@@ -39,10 +35,7 @@ class Prepared:
 
 
 class Preparer:
-    """Compiles statements for one engine, and caches them.
-
-    `dialect` has positional parameters; `converter` returns `Prepared.convert` for a SELECT.
-    """
+    """`dialect` has positional parameters."""
 
     def __init__(
         self,
@@ -54,11 +47,7 @@ class Preparer:
         self._prepared: dict[tuple[Executable, tuple[str, ...]], Prepared] = {}
 
     def prepared(self, statement: Executable, parameters: Parameters) -> Prepared:
-        """Return a statement compiled for the names of `parameters`.
-
-        Raises:
-            KeyError: the statement lacks one of these parameters.
-        """
+        """Compile for the names of `parameters`; the statement must have all of them."""
         # Statements are module constants, which bounds the cache. The key includes the names, because they
         # decide the columns of an INSERT.
         key = (statement, tuple(parameters))

@@ -26,8 +26,6 @@ from agentpay_server.database.tables import chain_transactions as table
 
 
 class Kind(StrEnum):
-    """The purpose of a transaction."""
-
     TRANSFER = "transfer"
     PAYMENT = "payment"
     SESSION_OPEN = "session_open"
@@ -38,8 +36,6 @@ class Kind(StrEnum):
 
 
 class State(StrEnum):
-    """The state of a transaction."""
-
     PENDING = "pending"
     CONFIRMED = "confirmed"
     FINALIZED = "finalized"
@@ -52,8 +48,6 @@ class State(StrEnum):
 
 @frozen(kw_only=True)
 class ChainTransaction:
-    """A row of `chain_transactions`."""
-
     seq: int = 0
     signature: str
     kind: Kind = field(converter=Kind)
@@ -77,16 +71,12 @@ class ChainTransaction:
 
     @property
     def name(self) -> str | None:
-        """Its signature on chain; None for a payment that its fee payer has not signed yet."""
+        """None for a payment that its fee payer has not signed yet."""
         return self.chain_signature if self.kind is Kind.PAYMENT else self.signature
 
     @property
     def signed(self) -> SignedTransaction:
-        """The signed bytes, to be sent.
-
-        Raises:
-            ValueError: the transaction has ended and must not be sent.
-        """
+        """Raises `ValueError` if the transaction has ended and must not be sent."""
         if self.raw is None:
             raise ValueError(f"{self.signature} is {self.state} and must not be sent")
         return SignedTransaction(
@@ -96,7 +86,7 @@ class ChainTransaction:
         )
 
 
-# Literals in the SQL text, as in the partial indexes: with parameters the indexes would not be used.
+# Literals, as in the partial indexes: with parameters the indexes would not be used.
 _IS_PENDING: Final = table.c.state == literal_column(f"'{State.PENDING}'")
 _IS_CONFIRMED: Final = table.c.state == literal_column(f"'{State.CONFIRMED}'")
 _IS_EXPIRED: Final = table.c.state == literal_column(f"'{State.EXPIRED}'")
@@ -232,20 +222,15 @@ _VANISHED_OPENINGS: Final = select(func.coalesce(func.sum(table.c.reserved), 0))
 
 
 def insert_transaction(connection: Connection, tx: ChainTransaction) -> None:
-    """Store a signed transaction, which may only be sent after the commit. The database assigns `seq`.
+    """The transaction may only be sent after the commit. The database assigns `seq`.
 
-    Raises:
-        ConflictError: another one is pending for the same subject.
+    Raises `ConflictError` if another one is pending for the same subject.
     """
     connection.execute(_INSERT, {name: getattr(tx, name) for name in _COLUMNS})
 
 
 def insert_following(connection: Connection, tx: ChainTransaction) -> None:
-    """Store a signed transaction of a subject whose previous one has ended.
-
-    Raises:
-        ChainUnavailableError: it has the same bytes, because a node that is stuck offered an old blockhash.
-    """
+    """The subject's previous transaction has ended. A stuck node may offer its blockhash: the same bytes."""
     try:
         insert_transaction(connection, tx)
     except ConflictError:
@@ -253,23 +238,22 @@ def insert_following(connection: Connection, tx: ChainTransaction) -> None:
 
 
 def pending(connection: Connection, kind: Kind, subject_id: str) -> ChainTransaction | None:
-    """Return the pending transaction of a subject, if any."""
     row = connection.execute(_PENDING, {"kind": kind.value, "subject_id": subject_id}).one_or_none()
     return None if row is None else _record(row)
 
 
 def in_flight(connection: Connection, account_id: str) -> list[ChainTransaction]:
-    """Return the driven transactions that may still reduce an account's balance, oldest first."""
+    """Driven, and may still reduce the account's balance; oldest first."""
     return [_record(row) for row in connection.execute(_IN_FLIGHT, {"account_id": account_id})]
 
 
 def payments_of(connection: Connection, account_id: str) -> list[ChainTransaction]:
-    """Return an account's payments that their sellers may still broadcast, oldest first."""
+    """Sellers may still broadcast them; oldest first."""
     return [_record(row) for row in connection.execute(_PAYMENTS_OF, {"account_id": account_id})]
 
 
 def payment_signed(connection: Connection, signatures: Sequence[str]) -> ChainTransaction | None:
-    """Return the payment, still to be broadcast, whose transaction has one of two signatures."""
+    """Sellers may still broadcast it."""
     first, second = signatures
     values = {"first_signature": first, "second_signature": second}
     row = connection.execute(_PAYMENT_SIGNED, values).one_or_none()
@@ -277,12 +261,12 @@ def payment_signed(connection: Connection, signatures: Sequence[str]) -> ChainTr
 
 
 def payments_after(connection: Connection, seq: int, count: int) -> list[ChainTransaction]:
-    """Return up to `count` payments that sellers may still broadcast, ordered by `seq`, above a given one."""
+    """Sellers may still broadcast them."""
     return [_record(row) for row in connection.execute(_PAYMENTS, {"after": seq, "count": count})]
 
 
 def credits_account(connection: Connection, signature: str, account_id: str) -> bool:
-    """Return whether a transaction's handler books its credit to an account, so that it is no deposit."""
+    """Whether a transaction's handler books its credit to an account, so that it is no deposit."""
     values = {"signature": signature, "account_id": account_id}
     return connection.execute(_CREDITS, values).scalar_one_or_none() is not None
 
@@ -293,20 +277,20 @@ def credits_account(connection: Connection, signature: str, account_id: str) -> 
 def land(
     connection: Connection, tx: ChainTransaction, now_us: int, *, is_irreversible: bool
 ) -> ChainTransaction | None:
-    """End a pending transaction: it is final on chain. It stays watched unless it is irreversible."""
+    """It stays watched unless it is irreversible."""
     if is_irreversible:
         return _end(connection, evolve(tx, state=State.FINALIZED, raw=None, ended_us=now_us))
     return _end(connection, evolve(tx, state=State.CONFIRMED, ended_us=now_us))
 
 
 def fail(connection: Connection, tx: ChainTransaction, now_us: int) -> ChainTransaction | None:
-    """End a pending transaction: the chain has rejected it, and its spend did not happen."""
+    """The chain has rejected it, and its spend did not happen."""
     ended = evolve(tx, state=State.FAILED, raw=None, ended_us=now_us, released_us=tx.spent_us)
     return _end(connection, ended)
 
 
 def expire(connection: Connection, tx: ChainTransaction, now_us: int) -> ChainTransaction | None:
-    """End a pending transaction: it should never land, and stays watched in case it does."""
+    """It should never land, and stays watched in case it does."""
     return _end(connection, evolve(tx, state=State.EXPIRED, raw=None, ended_us=now_us))
 
 
@@ -327,11 +311,7 @@ def _end(connection: Connection, ended: ChainTransaction) -> ChainTransaction | 
 def replace(
     connection: Connection, expired: ChainTransaction, following: ChainTransaction
 ) -> ChainTransaction:
-    """Store the replacement of an expired transaction, and move the spend to it.
-
-    Raises:
-        ChainUnavailableError: it has the same bytes.
-    """
+    """Move the spend to the replacement."""
     following = evolve(
         following,
         spent_us=expired.spent_us,
@@ -345,7 +325,7 @@ def replace(
 
 
 def announce(connection: Connection, tx: ChainTransaction, now_us: int) -> bool:
-    """Store that a pending transaction was announced as sent; False if it already was, or is not pending."""
+    """False if it already was announced, or is not pending."""
     return connection.execute(_ANNOUNCE, {**_this(tx), "now_us": now_us}).rowcount == 1
 
 
@@ -355,17 +335,17 @@ def announce(connection: Connection, tx: ChainTransaction, now_us: int) -> bool:
 def set_spend(
     connection: Connection, tx: ChainTransaction, *, spent_us: int | None, spent_total: int | None
 ) -> None:
-    """Store when a transaction counts as a spend, and the account's running total including it."""
+    """The account's running total includes the spend."""
     connection.execute(_SET_SPEND, {**_this(tx), "spent_us": spent_us, "spent_total": spent_total})
 
 
 def set_released(connection: Connection, tx: ChainTransaction, released_us: int | None) -> None:
-    """Store that a spend did not happen; with None, that it happened after all."""
+    """None: the spend happened after all."""
     connection.execute(_SET_RELEASED, {**_this(tx), "released_us": released_us})
 
 
 def opening_caps(connection: Connection, account_id: str) -> int:
-    """Return the micro-USDC of an account that are in flight for session openings."""
+    """In flight, in micro-USDC."""
     values = {"account_id": account_id}
     pending_caps = int(connection.execute(_OPENING, values).scalar_one())
     # An opening that was reorganized away is being retried.
@@ -378,17 +358,14 @@ def opening_caps(connection: Connection, account_id: str) -> int:
 def abandoned(
     connection: Connection, now_us: int, count: int, *, lock: bool = False
 ) -> list[ChainTransaction]:
-    """Return up to `count` pending transactions whose lease has expired at `now_us`, in real time.
-
-    With `lock`, the rows are locked, and rows that another transaction has locked are skipped.
-    """
+    """Their leases have expired, in real time. With `lock`, rows locked by others are skipped."""
     values = {"now_us": now_us, "count": count}
     rows = connection.execute(_ABANDONED_LOCKED if lock else _ABANDONED, values)
     return [_record(row) for row in rows]
 
 
 def lease(connection: Connection, subjects: Iterable[tuple[Kind, str]], until_us: int) -> None:
-    """Lease the pending transaction of each subject until `until_us`, in real time."""
+    """Until a moment in real time."""
     values = [
         {"of_kind": kind.value, "of_subject": subject_id, "until_us": until_us}
         for kind, subject_id in subjects
@@ -398,7 +375,6 @@ def lease(connection: Connection, subjects: Iterable[tuple[Kind, str]], until_us
 
 
 def free_all(connection: Connection) -> None:
-    """Void all leases."""
     connection.execute(_FREE_ALL)
 
 
@@ -406,20 +382,20 @@ def free_all(connection: Connection) -> None:
 
 
 def confirmed_after(connection: Connection, signature: str, count: int) -> list[ChainTransaction]:
-    """Return up to `count` confirmed transactions, ordered by signature, above a given one; "" for all."""
+    """Ordered by signature; "" for the first page."""
     return [
         _record(row) for row in connection.execute(_CONFIRMED_AFTER, {"after": signature, "count": count})
     ]
 
 
 def set_reserved(connection: Connection, tx: ChainTransaction, reserved: int) -> bool:
-    """Store the reserved amount of a confirmed transaction; False if another server was faster."""
+    """False if another server was faster."""
     values = {**_this(tx), "reserved_before": tx.reserved, "new_reserved": reserved}
     return connection.execute(_SET_RESERVED, values).rowcount == 1
 
 
 def end_confirmed(connection: Connection, ended: Iterable[ChainTransaction]) -> None:
-    """Stop watching confirmed transactions; each carries its new `state`."""
+    """Each carries its new `state`."""
     values = [{**_this(tx), "new_state": tx.state.value} for tx in ended]
     if values:
         connection.execute(_END_CONFIRMED, values)
@@ -429,15 +405,11 @@ def end_confirmed(connection: Connection, ended: Iterable[ChainTransaction]) -> 
 
 
 def expired_of(connection: Connection, subject_id: str) -> list[ChainTransaction]:
-    """Return a subject's watched transactions."""
     return [_record(row) for row in connection.execute(_EXPIRED_OF, {"subject_id": subject_id})]
 
 
 def expired_after(connection: Connection, subject_id: str, count: int) -> list[ChainTransaction]:
-    """Return about `count` watched transactions, ordered by subject, above a given subject; "" for the first.
-
-    All transactions of one subject are returned together.
-    """
+    """Ordered by subject; "" for the first page. About `count`: those of one subject come together."""
     values = {"after": subject_id, "count": count}
     found = [_record(row) for row in connection.execute(_EXPIRED_AFTER, values)]
     if len(found) < count:
@@ -447,7 +419,7 @@ def expired_after(connection: Connection, subject_id: str, count: int) -> list[C
 
 
 def end_expired(connection: Connection, tx: ChainTransaction, state: State, now_us: int) -> bool:
-    """Stop watching an expired transaction; False if another server was faster."""
+    """False if another server was faster."""
     values = {**_this(tx), "new_state": state.value, "ended_us": now_us}
     return connection.execute(_END_EXPIRED, values).rowcount == 1
 

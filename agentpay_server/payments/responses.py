@@ -20,14 +20,7 @@ def shown(
     header: tuple[str, str] | None = None,
     is_replay: bool = False,
 ) -> Payment:
-    """Return the current state of a payment.
-
-    Args:
-        transfer: the payment's transfer.
-        payment: the payment's own row.
-        header: name and value of the header that presents it.
-        is_replay: whether an earlier request had it signed.
-    """
+    """`is_replay`: an earlier request had the payment signed."""
     expires_us = transfer.approval_expires_us if payment.expires_us is None else payment.expires_us
     outcome = None
     if payment.outcome_status is not None:
@@ -61,7 +54,7 @@ def shown(
 
 
 def problem_of(transfer: TransferRecord, *, is_replay: bool = False) -> Problem:
-    """Return the error for a payment that was refused, has failed, or has expired (interface I10)."""
+    """The payment was refused, has failed, or has expired (interface I10)."""
     if transfer.error in _ENDED:
         return Problem(
             ErrorCode(transfer.error),
@@ -73,7 +66,7 @@ def problem_of(transfer: TransferRecord, *, is_replay: bool = False) -> Problem:
 
 
 def conflict(transfer_id: str | None) -> Problem:
-    """Return the error for a key that another transfer, or other terms, hold."""
+    """Another transfer, or other terms, hold the key."""
     return Problem(
         ErrorCode.IDEMPOTENCY_CONFLICT,
         "This idempotency_key was used for a payment on other terms, or for a transfer. Retry with the same "

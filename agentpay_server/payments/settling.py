@@ -1,4 +1,4 @@
-"""The handler that books the outcomes of payments: settled, refused by the chain, or expired."""
+"""The handler that books the outcomes of payments."""
 
 import json
 from typing import Final
@@ -28,8 +28,6 @@ _REASONS: Final = {
 
 
 class PaymentHandler(TransferHandler):
-    """Books the outcomes of payments, which the service signs and the seller broadcasts."""
-
     kind = Kind.PAYMENT
     is_broadcast_by_us = False
     announces = False
@@ -37,13 +35,12 @@ class PaymentHandler(TransferHandler):
     must_be_irreversible = True
 
     def operation(self, subject: TransferRecord) -> Operation:  # noqa: ARG002
-        """Return the operation that the transaction belongs to."""
         return Operation.PAYMENT
 
     async def find(
         self, chain: Chain, tx: ChainTransaction, *, proof_height: int | None
     ) -> SignatureStatus | None:
-        """Look the transaction up by its signature if that is known, else by its signed message."""
+        """By the signature if that is known, else by the signed message."""
         if tx.chain_signature is None:
             return await chain.find_cosigned(cosigned_of(tx), proof_height=proof_height)
         status = await chain.signature_status(tx.chain_signature)
@@ -52,7 +49,6 @@ class PaymentHandler(TransferHandler):
     def failed(
         self, unit: Unit, tx: ChainTransaction, subject: TransferRecord, failure: Failure
     ) -> TransferRecord:
-        """Book a payment that the chain refused."""
         reason = _REASONS.get(failure.reason, "the transaction failed")
         message = f"{_FAILED.format(reason)}purchase needs a new idempotency_key."
         return self._failed(unit, tx, subject, Refusal(code=ErrorCode.PAYMENT_FAILED, message=message))
@@ -70,12 +66,11 @@ class PaymentHandler(TransferHandler):
         subject: TransferRecord,
         reason: Refusal | None,  # noqa: ARG002
     ) -> TransferRecord:
-        """Book a payment that has expired."""
         return self._failed(unit, tx, subject, EXPIRED)
 
 
 def detail_of(cosigned: Cosigned) -> str:
-    """Encode the search criteria of a payment for its transaction row."""
+    """The search criteria, for its transaction row."""
     found_by = {
         "source": cosigned.token_account,
         "message_hash": cosigned.message_hash,
@@ -85,7 +80,6 @@ def detail_of(cosigned: Cosigned) -> str:
 
 
 def cosigned_of(tx: ChainTransaction) -> Cosigned:
-    """Decode the search criteria of a payment."""
     found_by = json.loads(tx.detail or "{}")
     return Cosigned(
         token_account=found_by["source"],

@@ -13,12 +13,10 @@ MAX_LEGS: Final = 9
 
 
 class UnreadableChallengeError(ValueError):
-    """The challenge cannot be read; the message names the field and the fault."""
+    """The message names the field and the fault."""
 
 
 class Protocol(StrEnum):
-    """The protocol of a challenge."""
-
     MPP = "mpp"
     X402_V2 = "x402_v2"
     X402_V1 = "x402_v1"
@@ -35,12 +33,9 @@ class Network(StrEnum):
 
 @frozen(kw_only=True)
 class Leg:
-    """One of the transfers that make up a payment.
+    """`recipient` is the owner who is paid, not the token account.
 
-    Attributes:
-        recipient: address of the owner who is paid, not of the token account.
-        amount_micro: micro-USDC, at least 1.
-        memo: memo that must follow the transfer on chain, if any.
+    `memo` must follow the transfer on chain.
     """
 
     recipient: str
@@ -52,10 +47,8 @@ class Leg:
 class Terms:
     """The parts of a challenge that determine the transaction. Equal terms are one payment.
 
-    Attributes:
-        mint: address of the mint, or `USDC` for that of the network.
-        legs: the transfers, the primary recipient's first.
-        fee_payer: address that pays the fee and signs first; None if the payer does.
+    `mint` may be `USDC`, that of the network. The primary recipient's leg is first. `fee_payer` signs first;
+    None if this service pays the fee.
     """
 
     protocol: Protocol
@@ -66,16 +59,16 @@ class Terms:
 
     @property
     def amount_micro(self) -> int:
-        """Total that leaves the payer, in micro-USDC."""
+        """Total that leaves the payer."""
         return sum(leg.amount_micro for leg in self.legs)
 
     @property
     def recipient(self) -> str:
-        """Address of the primary recipient."""
+        """The primary recipient."""
         return self.legs[0].recipient
 
     def digest(self, *, origin: str, memo: str | None) -> str:
-        """Return a digest of the terms, the seller's origin and the caller's memo: 64 hexadecimal digits."""
+        """Over the terms, the seller's origin and the caller's memo: 64 hexadecimal digits."""
         # MPP lets a seller change the key that pays its fees; with x402 it is part of the terms.
         payer = self.fee_payer is not None if self.protocol is Protocol.MPP else self.fee_payer
         legs = [[leg.recipient, leg.amount_micro, leg.memo] for leg in self.legs]
@@ -85,13 +78,9 @@ class Terms:
 
 @frozen(kw_only=True)
 class Offer:
-    """One way to pay that a challenge offers.
+    """`expires_us` and `category` are the seller's; `resource_url` is as the seller claims.
 
-    Attributes:
-        expires_us: when the offer ends, if the seller says.
-        category: the seller's category, if any.
-        resource_url: URL of the purchase, as the seller claims.
-        echo: the parts that the response must repeat unchanged.
+    The response must repeat `echo` unchanged.
     """
 
     terms: Terms

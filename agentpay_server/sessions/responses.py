@@ -16,16 +16,15 @@ from agentpay_server.sessions.rules import Limits
 from agentpay_server.sessions.store import SessionRecord
 
 REJECTED: Final = "rejected"
-"""The status in the response to a refused opening, which stores no session."""
+"""Of a refused opening, which stores no session."""
 
 PUBLIC_IDLE_SECONDS: Final = 24 * 3600.0
-"""The default idle limit on a public cluster (interface S17)."""
+"""The default on a public cluster (interface S17)."""
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 
 def shown(record: SessionRecord) -> Session:
-    """Return a session as callers see it."""
     total, reason = from_micro(record.running_total), record.closing_reason
     is_settled = record.status == SessionStatus.SETTLED
     return Session(
@@ -48,7 +47,7 @@ def shown(record: SessionRecord) -> Session:
 
 
 def refused(refusal: Refusal, session: SessionRecord | None) -> Problem:
-    """Return the error for a refused opening, which has no session, or for a stored session."""
+    """`session` is None for a refused opening."""
     if refusal.code is ErrorCode.CHAIN_UNAVAILABLE:
         return Problem(refusal.code, refusal.message, retry_after_seconds=RETRY_AFTER_SECONDS)
     if refusal.code in (ErrorCode.SESSION_CLOSED, ErrorCode.TOO_MANY_SESSIONS):
@@ -62,7 +61,7 @@ def refused(refusal: Refusal, session: SessionRecord | None) -> Problem:
 
 
 def unresolved(record: SessionRecord) -> Problem:
-    """Return the response while the outcome of an opening or of a settlement is unknown."""
+    """The outcome of an opening or of a settlement is unknown."""
     if record.status == SessionStatus.OPENING:
         message = (
             "The session is opening and its outcome is not known yet. Retry with the same idempotency_key, "
@@ -83,7 +82,7 @@ def unresolved(record: SessionRecord) -> Problem:
 
 
 def stopped(record: SessionRecord) -> Problem:
-    """Return the error for a session whose opening has failed, or whose settlement is refused."""
+    """The opening has failed, or the settlement is refused."""
     return Problem(
         ErrorCode(record.error or ErrorCode.TRANSFER_FAILED),
         record.message or "The chain refused the transaction; nothing moved.",
@@ -108,7 +107,7 @@ def report(record: SessionRecord, *, detail: str | None = None) -> None:
 
 
 def limits_of(context: Context) -> Limits:
-    """Return the time limits of sessions. On a public cluster a forgotten session would tie up SOL."""
+    """On a public cluster a forgotten session would tie up SOL."""
     settings = context.settings
     idle_seconds = settings.session_idle_seconds
     if idle_seconds is None and not context.chain.is_test_chain:

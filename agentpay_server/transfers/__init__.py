@@ -1,1 +1,1 @@
-"""Transfers: a request either moves money, is refused, or certainly moves nothing."""
+"""A transfer request either moves money, is refused, or certainly moves nothing."""

@@ -17,7 +17,6 @@ _REASONS: Final = frozenset(RejectionReason)
 
 
 def shown(record: TransferRecord, chain: Chain) -> Transfer:
-    """Return the current state of a transfer."""
     signature = record.tx_signature
     return Transfer(
         transfer_id=record.transfer_id,
@@ -36,7 +35,7 @@ def shown(record: TransferRecord, chain: Chain) -> Transfer:
 
 
 def shown_splits(record: TransferRecord) -> tuple[PaymentSplit, ...] | None:
-    """Return what other recipients than `to` get; None if all of it goes to `to`."""
+    """The shares of further recipients; None if all of it goes to `to`."""
     splits = [
         PaymentSplit(recipient=split.recipient, amount_usdc=from_micro(split.amount_micro))
         for split in splits_of(record)
@@ -45,12 +44,9 @@ def shown_splits(record: TransferRecord) -> tuple[PaymentSplit, ...] | None:
 
 
 def final_response(record: TransferRecord, chain: Chain, *, is_replay: bool = False) -> Transfer:
-    """Return a transfer that is settled, approved or pending approval.
+    """Return a transfer that is settled, approved or pending approval; raise the Problem of any other.
 
-    `is_replay` tells whether an earlier request under its idempotency key had this outcome.
-
-    Raises:
-        Problem: it was refused, has failed, or its outcome is not known yet.
+    `is_replay`: an earlier request under its idempotency key had this outcome.
     """
     if record.status in (TransferStatus.SETTLED, TransferStatus.PENDING_APPROVAL, TransferStatus.APPROVED):
         return shown(record, chain)
@@ -67,7 +63,7 @@ def final_response(record: TransferRecord, chain: Chain, *, is_replay: bool = Fa
 
 
 def refused(record: TransferRecord, *, is_replay: bool = False) -> Problem:
-    """Return the error for a transfer that was refused or has failed (interface I10 for a replay)."""
+    """The transfer was refused or has failed (interface I10 for a replay)."""
     return Problem(
         _code(record.error),
         record.message or "The transfer was refused.",
@@ -78,11 +74,11 @@ def refused(record: TransferRecord, *, is_replay: bool = False) -> Problem:
 
 
 def decided_at(record: TransferRecord) -> datetime | None:
-    """Return when a transfer became final, which is when the lifetime of its key began (interface I8)."""
+    """When the lifetime of its key began (interface I8)."""
     expires_us = record.key_expires_us
     return None if expires_us is None else from_us(expires_us - KEY_LIFETIME_US)
 
 
 def _code(error: str | None) -> ErrorCode:
-    # Callers see a rejection by an operator, or an expiry, as a policy violation (interface AP4).
+    # To callers, a rejection by an operator, or an expiry, is a policy violation (interface AP4).
     return ErrorCode.POLICY_VIOLATION if error in _REASONS else ErrorCode(error or ErrorCode.TRANSFER_FAILED)

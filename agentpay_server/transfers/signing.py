@@ -16,7 +16,7 @@ def signed_transfer(
     amount_micro: int,
     memo: str | None,
 ) -> SignedTransaction:
-    """Return the transaction that moves a transfer's amount to `recipient`, a token account."""
+    """`recipient` is a token account."""
     return transactions.transfer(
         context.signer,
         blockhash,

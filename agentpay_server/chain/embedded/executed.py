@@ -1,7 +1,4 @@
-"""The embedded chain's newest transactions, with everything that an RPC node reports. In memory only.
-
-The status of every signature is stored elsewhere, without a limit.
-"""
+"""The embedded chain's newest transactions, with everything that an RPC node reports. In memory only."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +17,7 @@ from agentpay_server.chain.embedded.virtual_machine import failure_of, read_only
 from agentpay_server.chain.protocol import SignatureStatus
 
 HISTORY_LENGTH: Final = 5_000
-"""Maximum number of transactions kept, at about 5 KB each."""
+"""At about 5 KB each."""
 
 _SUCCEEDED: Final = SignatureStatus(is_final=True)
 _NO_SIGNATURE: Final = Signature.default()
@@ -28,13 +25,7 @@ _NO_SIGNATURE: Final = Signature.default()
 
 @frozen(kw_only=True, eq=False)
 class Executed:
-    """An executed transaction, successful or not.
-
-    Attributes:
-        before: its writable accounts before execution; None for a missing one.
-        after: the same accounts after execution.
-        read_only_lamports: lamports of its read-only accounts.
-    """
+    """`before` and `after` are the writable accounts; None for a missing one."""
 
     signature: str
     transaction: VersionedTransaction
@@ -51,7 +42,7 @@ class Executed:
 def execute(
     machine: LiteSVM, transaction: VersionedTransaction, *, height: int, time_us: int
 ) -> Executed | None:
-    """Execute a transaction, and return its effects; None if the machine refuses to execute it."""
+    """None if the machine refuses to execute it."""
     writable, read_only = writable_accounts(transaction), read_only_accounts(transaction)
     before = {address: machine.get_account(address) for address in writable}
     result = machine.send_transaction(transaction)
@@ -82,11 +73,7 @@ def execute(
 
 
 class History:
-    """The newest transactions of a chain, oldest first.
-
-    Attributes:
-        first_height: the history is complete from this block height on.
-    """
+    """Oldest first; complete from block height `first_height` on."""
 
     def __init__(self) -> None:
         self.first_height: int = 0
@@ -96,7 +83,6 @@ class History:
         self._listeners: list[Callable[[Executed], None]] = []
 
     def add(self, executed: Executed) -> None:
-        """Add a transaction, and notify the listeners."""
         self._executed[executed.signature] = executed
         if self._by_address is not None:
             _index(self._by_address, executed)
@@ -106,11 +92,10 @@ class History:
             listener(executed)
 
     def get(self, signature: str) -> Executed | None:
-        """Return a transaction; None if it is not in the history."""
         return self._executed.get(signature)
 
     def of_address(self, address: Pubkey) -> Iterator[Executed]:
-        """Return the transactions that name an address, newest first."""
+        """Newest first."""
         if self._by_address is None:
             self._by_address = {}
             for executed in self._executed.values():
@@ -121,12 +106,11 @@ class History:
         return len(self._executed)
 
     def listen(self, listener: Callable[[Executed], None]) -> Callable[[], None]:
-        """Notify `listener` of every transaction from now on, and return a function that stops it."""
+        """Return a function that stops the listening."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
     def capture(self) -> Callable[[], None]:
-        """Return a function that restores the current content."""
         executed, first_height = self._executed.copy(), self.first_height
 
         def restore() -> None:

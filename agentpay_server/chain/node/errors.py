@@ -16,7 +16,7 @@ CONTEXT_SLOT_NOT_REACHED: Final = -32016
 
 
 class RpcError(Exception):
-    """An error response to a call: Solana's code, a message, and additional JSON data or None."""
+    """With Solana's code, and additional JSON data."""
 
     def __init__(self, code: int, message: str, data: object = None) -> None:
         super().__init__(code, message, data)
@@ -29,5 +29,4 @@ class RpcError(Exception):
 
 
 def invalid_params(message: str) -> RpcError:
-    """Return the error of a call with invalid parameters."""
     return RpcError(INVALID_PARAMS, f"Invalid params: {message}")

@@ -30,7 +30,7 @@ Json = dict[str, Any]
 
 @frozen(kw_only=True)
 class AccountForm:
-    """The requested format of account data: an encoding, and a slice; `offset` None for all data."""
+    """An encoding, and a slice; `offset` None for all data."""
 
     encoding: str
     offset: int | None
@@ -38,7 +38,6 @@ class AccountForm:
 
 
 def account_form(options: Options, default: str = "binary") -> AccountForm:
-    """Return the format that a call's options request."""
     part = options.options("dataSlice")
     offset, length = None, 0
     if part is not None:
@@ -49,11 +48,7 @@ def account_form(options: Options, default: str = "binary") -> AccountForm:
 
 
 def account_json(account: Account | None, form: AccountForm, decimals: Decimals) -> Json | None:
-    """Return an account as JSON; None if it is missing.
-
-    Raises:
-        RpcError: its data is too long for the encoding.
-    """
+    """None if the account is missing."""
     if account is None or not account.lamports:
         return None
     return {
@@ -85,11 +80,7 @@ def _data(account: Account, form: AccountForm, decimals: Decimals) -> object:
 
 
 def transaction_json(executed: Executed, encoding: str, most_version: int | None, decimals: Decimals) -> Json:
-    """Return a transaction with all its known data.
-
-    Raises:
-        RpcError: the caller does not support its version.
-    """
+    """Raises if the caller does not support the transaction's version."""
     return {
         "slot": slot_at(executed.height),
         "blockTime": executed.time_us // 1_000_000,
@@ -100,11 +91,7 @@ def transaction_json(executed: Executed, encoding: str, most_version: int | None
 
 
 def version_json(transaction: VersionedTransaction, most_version: int | None) -> Json:
-    """Return the member `version` of a transaction, if requested.
-
-    Raises:
-        RpcError: the caller does not support it.
-    """
+    """The member `version`, if requested."""
     version = _version(transaction)
     if version is not None and (most_version is None or version > most_version):
         raise RpcError(
@@ -117,7 +104,7 @@ def version_json(transaction: VersionedTransaction, most_version: int | None) ->
 
 
 def memo_text(transaction: VersionedTransaction) -> str | None:
-    """Return a transaction's memos in the format of an address's history; None if it has none."""
+    """In the format of an address's history."""
     message = transaction.message
     memos = [
         bytes(step.data)
@@ -130,7 +117,6 @@ def memo_text(transaction: VersionedTransaction) -> str | None:
 def inner_instructions(
     meta: TransactionMetadata, keys: Sequence[Pubkey], encoding: str = "jsonParsed"
 ) -> list[Json]:
-    """Return the instructions that a transaction's programs invoked."""
     return [
         {
             "index": index,
@@ -144,7 +130,6 @@ def inner_instructions(
 
 
 def return_data(meta: TransactionMetadata) -> Json | None:
-    """Return the last program's return data; None if empty."""
     returned = meta.return_data()
     if not returned.data:
         return None
@@ -239,7 +224,7 @@ def _meta(executed: Executed, encoding: str, decimals: Decimals) -> Json:
 
 
 def status_json(error: object) -> Json:
-    """Return the status in the legacy format that preceded `err`."""
+    """The legacy format that preceded `err`."""
     return {"Ok": None} if error is None else {"Err": error}
 
 
@@ -274,11 +259,7 @@ def _token_balances(
 
 
 def read_transaction(text: str, encoding: str) -> VersionedTransaction:
-    """Parse an encoded transaction, signed or not.
-
-    Raises:
-        RpcError: it is malformed.
-    """
+    """Parse an encoded transaction, signed or not."""
     most = _MAX_TRANSACTION_TEXT[encoding]
     if len(text) > most:
         raise invalid_params(

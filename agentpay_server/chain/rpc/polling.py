@@ -1,8 +1,8 @@
 """Batched requests: the statuses of all waiting transactions, or many accounts, in one call.
 
-Few requests are in flight at a time, however many callers wait. Exactly-once depends on the order: a caller
-that has read a block height and then asks for a status must get one that was read after that height. So a
-caller joins the next request, never one that is in flight.
+Few requests are in flight at a time. Exactly-once depends on the order: a caller that has read a block height
+and then asks for a status must get one that was read after that height. So a caller joins the next request,
+never one that is in flight.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from agentpay_server.chain.protocol import ChainUnavailableError
 T = TypeVar("T")
 
 MAX_SIGNATURES: Final = 256
-"""Maximum number of signatures in one `getSignatureStatuses`."""
+"""In one `getSignatureStatuses`."""
 
 Fetch = Callable[[Sequence[str]], Awaitable[Sequence[T]]]
 
@@ -23,10 +23,8 @@ Fetch = Callable[[Sequence[str]], Awaitable[Sequence[T]]]
 class Poller(Generic[T]):
     """Collects names while requests are in flight, and puts all of them into the next request.
 
-    Args:
-        fetch: requests at most `most` names, and returns the results in the same order.
-        interval_seconds: minimum time between the starts of two requests.
-        at_once: maximum number of requests in flight.
+    `fetch` takes at most `most` names, and returns the results in the same order. Requests start at least
+    `interval_seconds` apart, with at most `at_once` in flight.
     """
 
     def __init__(self, fetch: Fetch[T], interval_seconds: float, *, most: int, at_once: int = 1) -> None:
@@ -41,11 +39,7 @@ class Poller(Generic[T]):
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def answer(self, name: str) -> T:
-        """Return the next request's result for a name: a signature, or an address.
-
-        Raises:
-            ChainUnavailableError: the request failed.
-        """
+        """Return the next request's result for a name."""
         loop = asyncio.get_running_loop()
         answer = self._waiting.get(name)
         if answer is None:
@@ -62,7 +56,7 @@ class Poller(Generic[T]):
         return await asyncio.shield(answer)
 
     def close(self) -> None:
-        """Stop requests; waiting callers get an error."""
+        """Waiting callers get an error."""
         for task in self._tasks:
             task.cancel()
         self._asking, self._is_collecting = 0, False
@@ -96,7 +90,7 @@ class Poller(Generic[T]):
             for answer, status in zip(answers.values(), statuses, strict=True):
                 answer.set_result(status)
         except Exception as caught:  # noqa: BLE001
-            # Pass any error to the waiting callers, which would otherwise wait forever.
+            # The waiting callers would otherwise wait forever.
             error = caught
         finally:
             _fail(answers, error)
@@ -109,10 +103,7 @@ def _fail(answers: dict[str, asyncio.Future[T]], error: Exception) -> None:
 
 
 class Recent(Generic[T]):
-    """A recent value from the chain, at most `max_age_seconds` old, shared by callers.
-
-    Errors are passed to waiting callers, and not cached.
-    """
+    """Shared by callers. Errors are passed to them, and not cached."""
 
     def __init__(self, fetch: Callable[[], Awaitable[T]], max_age_seconds: float) -> None:
         self._fetch = fetch
@@ -122,7 +113,7 @@ class Recent(Generic[T]):
         self._asked_at = -math.inf
 
     async def get(self) -> T:
-        """Return the value. Cancelling one caller does not affect the others."""
+        """Cancelling one caller does not affect the others."""
         while self._forgotten is not None and not self._forgotten.done():
             # One request at a time; the current one started too early for this caller.
             await asyncio.wait({self._forgotten})
@@ -145,7 +136,7 @@ class Recent(Generic[T]):
         self._asked_at = -math.inf
 
     def close(self) -> None:
-        """Stop requests; waiting callers get an error."""
+        """Waiting callers get an error."""
         if self._task is not None:
             self._task.cancel()
 

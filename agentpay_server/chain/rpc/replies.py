@@ -1,8 +1,7 @@
-"""Validates and parses the results of a node.
+"""Validates and parses the results of a node. Pure functions.
 
-Pure functions from JSON to values, which check every used field. A malformed result counts as no response,
-and raises `ChainUnavailableError`. A missing field is never read as its empty value; in particular, a status
-without `err` is not a success.
+A malformed result counts as no response, and raises `ChainUnavailableError`. A missing field is never read as
+its empty value; in particular, a status without `err` is not a success.
 """
 
 import base64
@@ -26,7 +25,7 @@ _MAX_STORED: Final = 2**63 - 1  # The largest integer of the database.
 
 @frozen(kw_only=True)
 class Epoch:
-    """The position of a node: a block height, and the slot of that block."""
+    """The slot is that of the block."""
 
     block_height: int
     slot: int
@@ -42,12 +41,7 @@ class Validity:
 
 @frozen(kw_only=True)
 class Status:
-    """A node's information on a signature.
-
-    Attributes:
-        commitment: `processed`, `confirmed` or `finalized`.
-        error: the transaction's error as reported; None if it succeeded.
-    """
+    """`error` is None if the transaction succeeded."""
 
     commitment: str
     error: object
@@ -64,7 +58,7 @@ class ChainAccount:
 
 @frozen(kw_only=True)
 class HistoryLine:
-    """A transaction in an account's history. `finalized` means irreversible."""
+    """`finalized` means irreversible."""
 
     signature: str
     failed: bool
@@ -73,7 +67,7 @@ class HistoryLine:
 
 @frozen(kw_only=True)
 class Calls:
-    """The calls of a transaction: the program of each instruction, and the last line of its log, if any."""
+    """`programs` has one for each instruction."""
 
     programs: tuple[str, ...]
     last_log: str | None
@@ -81,7 +75,7 @@ class Calls:
 
 @frozen(kw_only=True)
 class Simulation:
-    """The result of simulating a transaction. `error` is None if it would succeed."""
+    """`error` is None if the transaction would succeed."""
 
     units_consumed: int
     error: object
@@ -91,38 +85,35 @@ _COMMITMENTS: Final = frozenset({"processed", "confirmed", "finalized"})
 
 
 def malformed(what: str) -> ChainUnavailableError:
-    """Return the error for a malformed result."""
     return ChainUnavailableError(f"the node's answer makes no sense: {what}")
 
 
 def member(value: object, name: str, kind: type[T]) -> T:
-    """Return a required member of a JSON object, of exactly this type: `True` is not an `int`."""
+    """Return a required member, of exactly this type: `True` is not an `int`."""
     if not isinstance(value, dict) or name not in value:
         raise malformed(f"no {name}")
     return exactly(value[name], kind, name)
 
 
 def optional_member(value: object, name: str, kind: type[T]) -> T | None:
-    """Return a member of a JSON object, or None if it is missing or null."""
+    """None if the member is missing or null."""
     if isinstance(value, dict) and value.get(name) is None:
         return None
     return member(value, name, kind)
 
 
 def exactly(value: object, kind: type[T], name: str) -> T:
-    """Return `value` if its type is exactly `kind`."""
     if type(value) is not kind:
         raise malformed(f"{name} is a {type(value).__name__}, not a {kind.__name__}")
     return value
 
 
 def count(value: object, name: str) -> int:
-    """Return a non-negative integer that fits 64 bits."""
+    """Non-negative, at most 64 bits."""
     return _u64(member(value, name, int), name)
 
 
 def signature_text(value: object) -> str:
-    """Return `value` if it is a signature in base58."""
     text = exactly(value, str, "signature")
     try:
         Signature.from_string(text)
@@ -132,7 +123,6 @@ def signature_text(value: object) -> str:
 
 
 def read_hash(reply: object) -> str:
-    """Parse the base58 hash of a `getGenesisHash` result."""
     text = exactly(reply, str, "hash")
     try:
         Hash.from_string(text)
@@ -142,7 +132,7 @@ def read_hash(reply: object) -> str:
 
 
 def read_blockhash(reply: object) -> tuple[str, int]:
-    """Parse blockhash and last valid block height of a `getLatestBlockhash` result."""
+    """With its last valid block height."""
     value = member(reply, "value", dict)
     height = count(value, "lastValidBlockHeight")
     if height > _MAX_STORED:
@@ -151,12 +141,10 @@ def read_blockhash(reply: object) -> tuple[str, int]:
 
 
 def read_validity(reply: object) -> Validity:
-    """Parse an `isBlockhashValid` result."""
     return Validity(slot=read_position(reply), is_valid=member(reply, "value", bool))
 
 
 def read_epoch(reply: object) -> Epoch:
-    """Parse the node's position from a `getEpochInfo` result."""
     epoch = Epoch(block_height=count(reply, "blockHeight"), slot=count(reply, "absoluteSlot"))
     if epoch.block_height > epoch.slot:  # Slots may be without a block, never the other way round.
         raise malformed("a block height above its slot")
@@ -164,37 +152,35 @@ def read_epoch(reply: object) -> Epoch:
 
 
 def read_is_emulator(reply: object) -> bool:
-    """Parse whether a `getVersion` result is that of an emulator: Surfpool, or this package's chain."""
+    """Of Surfpool, or this package's chain."""
     return not _EMULATORS.isdisjoint(exactly(reply, dict, "version"))
 
 
 def read_statuses(reply: object, wanted: int) -> tuple[int, list[Status | None]]:
-    """Parse the node's slot and `wanted` statuses of a `getSignatureStatuses` result."""
+    """With the node's slot."""
     return read_position(reply), [None if line is None else _status(line) for line in _lines(reply, wanted)]
 
 
 def read_position(reply: object) -> int:
-    """Parse the slot of a result with a context."""
+    """Of a result with a context."""
     return count(member(reply, "context", dict), "slot")
 
 
 def read_accounts(reply: object, wanted: int) -> list[ChainAccount | None]:
-    """Parse `wanted` accounts of a base64 `getMultipleAccounts` result; None for a missing account."""
+    """None for a missing account."""
     return [None if line is None else _account(line) for line in _lines(reply, wanted)]
 
 
 def read_lamports(reply: object) -> int:
-    """Parse the lamports of a `getMinimumBalanceForRentExemption` result."""
     return _u64(exactly(reply, int, "lamports"), "lamports")
 
 
 def read_slot(reply: object) -> int:
-    """Parse the slot of a `getFirstAvailableBlock` result."""
     return _u64(exactly(reply, int, "slot"), "slot")
 
 
 def read_slots(reply: object) -> list[int]:
-    """Parse the slots of a `getBlocksWithLimit` result, in ascending order."""
+    """In ascending order."""
     lines: list[object] = exactly(reply, list, "slots")
     slots = [read_slot(line) for line in lines]
     if any(slot >= following for slot, following in pairwise(slots)):
@@ -203,7 +189,7 @@ def read_slots(reply: object) -> list[int]:
 
 
 def read_history(reply: object) -> list[HistoryLine]:
-    """Parse an account's transactions, newest first, of a `getSignaturesForAddress` result."""
+    """Newest first."""
     lines: list[Any] = exactly(reply, list, "history")
     return [
         HistoryLine(
@@ -216,7 +202,7 @@ def read_history(reply: object) -> list[HistoryLine]:
 
 
 def read_transaction(reply: object, signature: str) -> dict[str, Any]:
-    """Return the transaction of a `getTransaction` result, if it is the requested one."""
+    """Check that it is the requested one."""
     transaction: dict[str, Any] = member(reply, "transaction", dict)
     signatures: list[object] = member(transaction, "signatures", list)
     if not signatures or signature_text(signatures[0]) != signature:
@@ -225,7 +211,7 @@ def read_transaction(reply: object, signature: str) -> dict[str, Any]:
 
 
 def read_calls(reply: object, signature: str) -> Calls:
-    """Parse the calls of a transaction from a `getTransaction` result in the encoding `json`."""
+    """The encoding is `json`."""
     message = member(read_transaction(reply, signature), "message", dict)
     meta = member(reply, "meta", dict)
     keys: list[object] = list(member(message, "accountKeys", list))
@@ -243,13 +229,11 @@ def read_calls(reply: object, signature: str) -> Calls:
 
 
 def read_simulation(reply: object) -> Simulation:
-    """Parse a `simulateTransaction` result."""
     value = member(reply, "value", dict)
     return Simulation(units_consumed=count(value, "unitsConsumed"), error=_error(value))
 
 
 def read_prices(reply: object) -> list[int]:
-    """Parse recently paid prices of a `getRecentPrioritizationFees` result."""
     lines: list[object] = exactly(reply, list, "prices")
     return [count(line, "prioritizationFee") for line in lines]
 
@@ -262,7 +246,7 @@ def _status(line: object) -> Status:
 
 
 def _error(line: object) -> object:
-    """Return a transaction's error, which must be present even if it is null."""
+    """The error must be present even if it is null."""
     if not isinstance(line, dict) or "err" not in line:
         raise malformed("no err field")
     error = line["err"]

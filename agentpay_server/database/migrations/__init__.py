@@ -1,8 +1,4 @@
-"""Migrations: a starting server upgrades its database to this version's schema.
-
-`versions/` holds the migrations, one module each, for both engines. A database of a newer version is refused,
-because this version does not know its schema.
-"""
+"""Migrations: a starting server upgrades its database, and refuses one of a newer version."""
 
 import os
 from pathlib import Path
@@ -21,22 +17,16 @@ if TYPE_CHECKING:
     from agentpay_server.database.postgres import PostgresDatabase
 
 HEAD: Final = "0013"
-"""The newest migration."""
 
 _DEVELOPMENT: Final = frozenset(f"{number:04}" for number in range(1, 8))
-"""Migrations of versions that were never released. There is no upgrade from them."""
+"""Of versions that were never released. There is no upgrade from them."""
 
 _FILE_VERSION_TABLE: Final = "alembic_version"
 
 
 @frozen
 class Release:
-    """The migrations of a version of the server.
-
-    Attributes:
-        head: the newest migration.
-        folders: the directories of its migrations.
-    """
+    """The newest migration of a version, and the directories of its migrations."""
 
     head: str
     folders: tuple[Path, ...]
@@ -51,17 +41,9 @@ async def upgrade(
     only_if_empty: bool = False,
     release: Release = THIS_RELEASE,
 ) -> None:
-    """Upgrade an empty or older database to this version's schema.
+    """`only_if_empty` refuses an older schema, because older servers may still use it.
 
-    Args:
-        database: the database to upgrade.
-        only_if_empty: refuse an older schema, because older servers may still use it.
-        release: the target version; only simulations pass another one.
-
-    Raises:
-        NewerSchemaError: the schema is of a newer version.
-        OlderSchemaError: `only_if_empty`, and the schema is older; or it precedes the first release.
-        DatabaseUnavailableError: the database does not respond.
+    Only simulations pass another `release`.
     """
     if isinstance(database, FileDatabase | MemoryDatabase):
         await database.with_driver(lambda driver: _upgrade_driver(driver, release))

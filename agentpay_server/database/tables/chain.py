@@ -20,7 +20,7 @@ chain_accounts: Final = Table(
     "chain_accounts",
     metadata,
     Column("address", Text, primary_key=True),
-    # The account in Solana's serialization; a deleted one has no row.
+    # In Solana's serialization; a deleted account has no row.
     Column("account", LargeBinary, nullable=False),
     sqlite_with_rowid=False,
 )
@@ -29,11 +29,11 @@ chain_signatures: Final = Table(
     "chain_signatures",
     metadata,
     Column("signature", Text, primary_key=True),
-    # Why it failed; NULL if it succeeded; `refused` if it never executed and never will.
+    # NULL if it succeeded; `refused` if it never executed and never will.
     Column("failure_reason", Text),
     Column("failure_detail", Text),
-    # The hash of the signed message, and its block height: no message executes twice. NULL in rows of older
-    # versions, whose blockhashes have expired.
+    # Of the signed message, and its height: no message executes twice. NULL in rows of older versions, whose
+    # blockhashes have expired.
     Column("message_hash", LargeBinary),
     Column("height", BigInteger),
     # Finds the messages whose blockhashes may be valid.
@@ -45,7 +45,6 @@ chain_signatures: Final = Table(
 chain_credits: Final = Table(
     "chain_credits",
     metadata,
-    # A token account's credit, and the slot of its transaction.
     Column("token_account", Text, primary_key=True),
     Column("slot", BigInteger, primary_key=True),
     Column("signature", Text, nullable=False),

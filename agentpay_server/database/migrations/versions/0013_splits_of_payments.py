@@ -8,5 +8,4 @@ down_revision = "0012"
 
 
 def upgrade() -> None:
-    """The splits of a payment, for those who approve it."""
     op.add_column("transfers", sa.Column("splits", sa.Text(), nullable=True))
