@@ -1,7 +1,6 @@
-"""Checks the types of arguments before anything is sent. The error says what to pass instead.
+"""Checks the types of arguments before anything is sent. The service checks values.
 
-The most common mistakes are an object instead of its identifier and a UUID instead of a string. The service
-checks values.
+The most common mistakes are an object instead of its identifier and a UUID instead of a string.
 """
 
 from collections.abc import Mapping
@@ -16,22 +15,15 @@ import attrs
 from agentpay.contract.requests import UNSET, Request
 
 _ACCOUNTS: Final = frozenset({"from_", "to"})
-"""Arguments that take an `account_id` under a different name."""
 
 _WORDS: Final[dict[type, str]] = {
     bool: "True or False",
     int: "an integer",
     datetime: "a datetime with a UTC offset",
 }
-"""The checked types other than strings, as messages name them."""
 
 
 def check_text(argument: str, value: object) -> str:
-    """Return a string unchanged.
-
-    Raises:
-        TypeError: the value is not a string; the message says what to pass.
-    """
     if isinstance(value, str):
         return value
     raise TypeError(
@@ -40,11 +32,7 @@ def check_text(argument: str, value: object) -> str:
 
 
 def check_body(body: Request) -> None:
-    """Check the strings, flags, integers, times and lists of strings in a body.
-
-    Raises:
-        TypeError: one has a wrong type; the message says what to pass.
-    """
+    """Check the strings, flags, integers, times and lists of strings in a body."""
     for name, kind, is_nullable in _fields(type(body)):  # type: ignore[arg-type]  # mypy/issues/11470
         value: Any = getattr(body, name)
         if value is UNSET or (value is None and is_nullable):
@@ -57,11 +45,7 @@ def check_body(body: Request) -> None:
 
 
 def check_query(kind: type[Request], query: Mapping[str, object]) -> None:
-    """Check the arguments of a query against its model; None is left out.
-
-    Raises:
-        TypeError: one has a wrong type; the message says what to pass.
-    """
+    """Check against the query's model; None is left out."""
     for name, wanted, _ in _fields(kind):  # type: ignore[arg-type]  # mypy/issues/11470
         value = query.get(name)
         # A time may also be a string in the service's format.
@@ -78,7 +62,7 @@ def _check(name: str, kind: type, value: object) -> None:
 
 @lru_cache(maxsize=64)
 def _fields(body: type) -> tuple[tuple[str, type, bool], ...]:
-    """Return the checked fields of a body: name, type, and whether None is allowed."""
+    """Return name, type, and whether None is allowed."""
     found: list[tuple[str, type, bool]] = []
     for attribute in attrs.fields(body):
         arguments = get_args(attribute.type) if get_origin(attribute.type) in (Union, UnionType) else ()
@@ -100,7 +84,6 @@ def _plain(annotation: Any) -> Any:  # noqa: ANN401 - any type annotation
 
 
 def _identifier(argument: str) -> str | None:
-    """Return the kind of identifier that an argument takes, or None."""
     name = argument.partition("[")[0]
     if name in _ACCOUNTS or name in ("allowed_counterparties", "account_ids"):
         return "account_id"

@@ -18,11 +18,9 @@ Names = Sequence[str] | None
 
 
 def usdc(argument: str, value: Decimal | int | str) -> Decimal:
-    """Convert an amount of USDC exactly.
+    """Convert exactly; errors name the argument.
 
-    Raises:
-        TypeError: a float, or another type that cannot hold USDC exactly; the message names the argument.
-        ValueError: negative, not finite, or with more than 6 decimals; the message names the argument.
+    Raises TypeError for a float, ValueError if negative, not finite, or with more than 6 decimals.
     """
     try:
         return to_decimal(value)
@@ -31,18 +29,14 @@ def usdc(argument: str, value: Decimal | int | str) -> Decimal:
 
 
 def limit(argument: str, value: Limit | UnsetType) -> Decimal | UnsetType | None:
-    """Convert a limit in USDC exactly. Raises as `usdc` does."""
     return value if value is None or value is UNSET else usdc(argument, value)
 
 
 def json_object(argument: str, value: Mapping[str, Any]) -> dict[str, Any]:
     """Return a caller's JSON object, with floats converted to the decimals that Python prints.
 
-    Floats are accepted only here, because none of these numbers is money.
-
-    Raises:
-        TypeError: a value has no JSON form, or a key is not a string; the message says where.
-        ValueError: a float is not finite, or the values nest too deep.
+    Floats are accepted only here, because none of these numbers is money. Raises TypeError without a JSON
+    form, ValueError for a float that is not finite, or too deep nesting.
     """
     if not isinstance(value, Mapping):
         raise TypeError(f"{argument} must be a mapping of strings to JSON values, not {type(value).__name__}")
@@ -73,11 +67,7 @@ def _json(place: str, value: object, depth: int) -> Any:  # noqa: ANN401 - a JSO
 
 
 def names(argument: str, value: Sequence[str]) -> tuple[str, ...]:
-    """Convert a list of names to a tuple.
-
-    Raises:
-        TypeError: a single string, whose characters would count as names.
-    """
+    """Refuse a single string, whose characters would count as names."""
     if isinstance(value, str):
         raise TypeError(f"{argument} is a list of strings, not one string: write [{value[:64]!r}]")
     return tuple(value)
@@ -93,12 +83,7 @@ def policy_change(
     escalation_threshold: Limit | UnsetType,
     paused: bool | UnsetType,
 ) -> PolicyChange:
-    """Return a policy change with all arguments that are not `UNSET`.
-
-    Raises:
-        TypeError: a limit is a float, an allowlist is a single string, or another argument has a wrong type.
-        ValueError: a limit is negative, not finite, or has more than 6 decimals.
-    """
+    """Leave out arguments that are `UNSET`."""
     change = PolicyChange(
         max_single_transfer=limit("max_single_transfer", max_single_transfer),
         max_daily_spend=limit("max_daily_spend", max_daily_spend),

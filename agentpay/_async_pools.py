@@ -1,6 +1,6 @@
 """The pools of the async client: one per event loop, of asyncio or trio, closed when the loop ends.
 
-Separate from `agentpay._pools`, so that the sync client imports neither anyio nor asyncio.
+Separate from `agentpay._pools`: the sync client imports neither anyio nor asyncio.
 """
 
 # `enter` returns False at the end of `timeout`, rather than raising.
@@ -21,10 +21,9 @@ C = TypeVar("C")
 
 
 LANE_CONNECTIONS: Final = 4
-"""Connections of one HTTP client.
+"""For each request, httpcore checks every pair of a client's idle connections.
 
-For each request, httpcore checks every pair of a client's idle connections. With 100 of them, this takes
-longer than the request. If fewer are kept, most requests open a new one.
+With 100 of them, this takes longer than the request. If fewer are kept, most requests open a new one.
 """
 
 
@@ -37,8 +36,6 @@ class Lane(Generic[C]):
 
 
 class AsyncPool(Generic[C]):
-    """The connections of one event loop, and how many requests use them."""
-
     def __init__(self, make: Callable[[], C], close: Callable[[C], Awaitable[None]]) -> None:
         self._make = make
         self._lanes = [Lane(make())]
@@ -50,7 +47,7 @@ class AsyncPool(Generic[C]):
 
     @property
     def is_closed(self) -> bool:
-        """Whether the connections were closed, by `close` or with the event loop."""
+        """By `close` or with the event loop."""
         return self._ended.is_set()
 
     async def open(self) -> None:
@@ -58,11 +55,7 @@ class AsyncPool(Generic[C]):
         await anext(self._keeper)
 
     async def enter(self, timeout: float | None) -> Lane[C] | None:
-        """Wait until a request may be sent; `leave` must follow. None after `timeout` seconds.
-
-        Raises:
-            ConfigurationError: no connection can be created with the environment's settings.
-        """
+        """Wait until a request may be sent; `leave` must follow. None after `timeout` seconds."""
         try:
             self._free.acquire_nowait()
         except anyio.WouldBlock:
@@ -89,7 +82,6 @@ class AsyncPool(Generic[C]):
         return lane
 
     async def leave(self, lane: Lane[C]) -> None:
-        """Allow the next request."""
         lane.users -= 1
         self._users -= 1
         self._free.release()
@@ -103,7 +95,6 @@ class AsyncPool(Generic[C]):
             await self.close()
 
     async def close(self) -> None:
-        """Close the connections now."""
         with contextlib.suppress(RuntimeError):  # another task is closing them already
             await self._keeper.aclose()
 
@@ -111,7 +102,7 @@ class AsyncPool(Generic[C]):
 async def _kept(
     lanes: list[Lane[C]], close: Callable[[C], Awaitable[None]], ended: anyio.Event
 ) -> AsyncGenerator[None, None]:
-    """Close the clients when this generator ends. An ending event loop closes its open generators."""
+    """Close the clients at the end: an ending event loop closes its open generators."""
     try:
         yield
     finally:
@@ -122,27 +113,17 @@ async def _kept(
 
 
 class AsyncPools(Generic[C]):
-    """The pool of each event loop, created on demand.
-
-    Args:
-        make: creates an HTTP client.
-        close: closes one, on the event loop that used it.
-    """
+    """`close` closes an HTTP client, on the event loop that used it."""
 
     def __init__(self, make: Callable[[], C], close: Callable[[C], Awaitable[None]]) -> None:
         self._make = make
         self._close = close
         self._pools: ByProcess[dict[object, AsyncPool[C]]] = ByProcess(dict)
-        # A discarded SDK client is part of a reference cycle. This reference from outside keeps its pools
-        # intact until their event loops close them.
+        # A discarded SDK client is part of a reference cycle. This reference keeps its pools intact until
+        # their event loops close them.
         weakref.finalize(self, _drop, self._pools).atexit = False
 
     async def current(self) -> AsyncPool[C]:
-        """Return the pool of the running event loop.
-
-        Raises:
-            ConfigurationError: neither asyncio nor trio is running.
-        """
         pools = self._pools.get()
         loop = _running_loop()
         pool = pools.get(loop)
@@ -159,10 +140,7 @@ class AsyncPools(Generic[C]):
             await pool.retire()
 
     async def close(self) -> None:
-        """Close the connections of this event loop.
-
-        Those of other loops are dropped: their own loops close them.
-        """
+        """Other loops close their own connections."""
         pool = self._pools.get().pop(_running_loop(), None)
         _drop(self._pools)
         if pool is not None:

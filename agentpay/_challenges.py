@@ -1,8 +1,8 @@
 """Extracts the challenge of a seller's 402 from the response of any HTTP library.
 
 Only header fields with a challenge are sent to the service, and the body only if it may be a challenge of
-x402 version 1, so that cookies and pages stay with the caller. A URL is sent without its query, which may
-contain secrets.
+x402 version 1: cookies and pages stay with the caller. A URL is sent without its query, which may contain
+secrets.
 """
 
 import re
@@ -20,15 +20,13 @@ BODY_MAX_BYTES: Final = 32 * 1024
 """The largest body of a 402 that is read. A challenge is far smaller."""
 
 HEADERS_MAX_CHARACTERS: Final = 32 * 1024
-"""The maximum total length of challenges in header fields."""
 
 ENCODED_MAX_BYTES: Final = 56 * 1024
-"""The maximum size of a challenge as JSON. It leaves 8 KiB of a request to the service for other fields."""
+"""Leaves 8 KiB of a request to the service for other fields."""
 
 URL_MAX_CHARACTERS: Final = 2_048
 
 Pairs = Mapping[str, str] | Iterable[tuple[str, str]]
-"""Headers of any library: a mapping, or pairs."""
 
 _PAYMENT: Final = re.compile(r"(?:^|,)[ \t]*payment[ \t]", re.IGNORECASE)
 """The scheme of MPP within `WWW-Authenticate`, which may list others."""
@@ -40,25 +38,21 @@ _LISTED: Final = re.compile(
     rf"[ \t,]*(?P<challenge>(?P<scheme>{_NAME})(?P<parameters>"
     rf"(?:[ \t,]+{_NAME}[ \t]*=[ \t]*{_VALUE})+|[ \t]+[A-Za-z0-9\-._~+/]+=*|))(?=[ \t]*(?:,|$))"
 )
-"""A challenge of a list. Some schemes have a token instead of parameters, as in `Negotiate YII=`."""
+"""Some schemes have a token instead of parameters, as in `Negotiate YII=`."""
 
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
 class ChallengeTooLargeError(ValueError):
-    """A challenge is larger than any payment needs; nothing is paid."""
+    """Nothing is paid: a challenge is larger than any payment needs."""
 
 
 @frozen(kw_only=True)
 class Challenge:
     """A seller's 402.
 
-    Attributes:
-        origin: the seller: scheme, host and port.
-        url: the requested URL, without its query; None if unknown.
-        method: the HTTP method; None if unknown.
-        headers: the fields with challenges.
-        body: the body, if it may be a challenge; None otherwise.
+    `origin` is scheme, host and port; `url` has no query; `headers` are only the fields with challenges, and
+    `body` only if it may be one.
     """
 
     origin: str
@@ -80,19 +74,13 @@ def challenge_of(
     headers: Pairs | None = None,
     body: bytes | str | None = None,
 ) -> Challenge:
-    """Return the challenge of a response; explicit arguments take precedence over it.
+    """Return the challenge of a response of any library; explicit arguments take precedence over it.
 
-    Args:
-        response: of httpx, httpx2, requests, urllib3 or any library whose responses have `url`, `headers` and
-            `content`.
-        origin: the seller; by default that of `url`.
-        url: the URL that returned 402.
-        method: the HTTP method of the request.
-        headers: the response's headers.
-        body: the response's body; one larger than `BODY_MAX_BYTES` is not a challenge.
+    Responses have `url`, `headers` and `content`. `origin` is by default that of `url`. A body larger than
+    `BODY_MAX_BYTES` is not a challenge.
 
     Raises:
-        TypeError: an argument is missing or has a wrong type; the message says what to pass.
+        TypeError: an argument is missing or has a wrong type.
         ValueError: the response is not a 402, its challenge is too large, or the URL is not http or https.
     """
     if response is not None:
@@ -123,17 +111,13 @@ def challenge_of(
 
 
 def origin_of(url: str) -> str:
-    """Return scheme, host and port of a URL in their normal form, without the final dot of a host.
-
-    Raises:
-        ValueError: the URL is not http or https.
-    """
+    """Normalize scheme, host and port, without the final dot of a host."""
     return _split_url(url)[0]
 
 
 @lru_cache(maxsize=128)
 def _split_url(url: str) -> tuple[str, str | None]:
-    """Return the origin of a URL, and the URL without secrets; None if it is too long."""
+    """Return the origin, and the URL without secrets; None if it is too long."""
     parts = urlsplit(url)
     host = (parts.hostname or "").rstrip(".")
     if parts.scheme not in _DEFAULT_PORTS or not host:
@@ -149,11 +133,7 @@ def _split_url(url: str) -> tuple[str, str | None]:
 
 
 def challenge_headers(headers: Pairs) -> tuple[tuple[str, str], ...]:
-    """Return the fields with challenges, unchanged.
-
-    Raises:
-        ChallengeTooLargeError: they are too many, or their total length is too large.
-    """
+    """Return the fields with challenges, unchanged."""
     given: Any = headers
     for name in ("multi_items", "items"):
         if callable(pairs := getattr(given, name, None)):
@@ -186,10 +166,7 @@ def beside_authorization(headers: Iterable[tuple[str, str]]) -> Iterator[tuple[s
 
 
 def _kept_of_list(field: str) -> str:
-    """Return the part of a `WWW-Authenticate` field that `beside_authorization` keeps.
-
-    Of a field that is not a list of challenges, that is nothing.
-    """
+    """Keep what `beside_authorization` keeps; nothing if it is not a list of challenges."""
     kept, position = [], 0
     while listed := _LISTED.match(field, position):
         position = listed.end()
@@ -202,7 +179,7 @@ def _kept_of_list(field: str) -> str:
 
 
 def challenge_body(body: bytes | str | None) -> str | None:
-    """Return a body that may be a challenge of x402 version 1; None for any other."""
+    """Return a body that may be a challenge of x402 version 1."""
     if not body:
         return None
     content = body.encode("utf-8", "replace") if isinstance(body, str) else bytes(body)
@@ -222,7 +199,6 @@ def _method_of(response: object) -> str | None:
 
 
 def _content_of(response: object) -> bytes | None:
-    """Return the body if it has been read."""
     for name in ("content", "data"):
         try:
             content = getattr(response, name, None)

@@ -1,4 +1,4 @@
-"""The headers of a webhook delivery, for the server and for `agentpay.testing`."""
+"""The headers of a webhook delivery, for the server and for `agentpay.testing` (interface W5, W9, W12)."""
 
 from agentpay._version import __version__
 from agentpay.contract.signature_headers import NEXT_SIGNATURE_HEADER, SIGNATURE_HEADER
@@ -13,15 +13,7 @@ def signed_headers(
     secret: WebhookSecrets,
     next_secret: WebhookSecrets | None = None,
 ) -> dict[str, str]:
-    """Return the headers of a delivery (interface W5, W9, W12).
-
-    Args:
-        body: the body to sign.
-        event_id: the event.
-        attempt: number of the attempt, from 1.
-        secret: signs the contract's header.
-        next_secret: signs a second header, while a rotation overlaps.
-    """
+    """`attempt` counts from 1. `next_secret` signs a second header, while a rotation overlaps."""
     headers = {
         "Content-Type": "application/json",
         "User-Agent": f"agentpay-server/{__version__}",

@@ -1,6 +1,6 @@
 """The I/O-free part of the sync and async network edges: building requests and describing failures.
 
-The HTTP library is a parameter, because a client that the caller passes may be of httpx or of its successor.
+The HTTP library is a parameter: a caller's client may be of httpx or of its successor.
 """
 
 import contextlib
@@ -38,7 +38,6 @@ LEAST_LEFT: Final = 0.1
 """The part of the timeout that must remain after waiting for a connection, or the request is not sent."""
 
 Headers: TypeAlias = MutableMapping[str, str]
-"""Headers of the HTTP library in use."""
 
 LEAST_SECONDS: Final = 0.001
 """The timeout of a step after its deadline, in seconds: some libraries treat 0 as no timeout."""
@@ -81,8 +80,6 @@ class Attempt(NamedTuple):
     """A request that is about to be sent.
 
     Attributes:
-        request: the request.
-        headers: the headers of every request of the call.
         timeout: seconds for each step, including the wait for a connection; None means no limit.
         ends_at: when all steps must be finished, on the monotonic clock; None means no limit.
         waited: seconds spent waiting for a connection.
@@ -101,8 +98,6 @@ class Attempt(NamedTuple):
 
 
 class Edge:
-    """The common base of `Http` and `AsyncHttp`."""
-
     def __init__(
         self, base_url: str, given: HttpClient | AsyncHttpClient | None, library: ModuleType
     ) -> None:
@@ -138,7 +133,7 @@ class Edge:
         )
 
     def headers(self, settings: Settings) -> Headers:
-        """Return the headers of every request under these settings. Their `repr` hides the key."""
+        """Their `repr` hides the key."""
         headers: Headers = self._defaults.copy()
         if settings.app_info:
             headers["User-Agent"] += f" {settings.app_info}"
@@ -154,7 +149,6 @@ class Edge:
         return Attempt(request, call.headers, timeout, call.ends_at)
 
     def warn_if_exposed(self) -> None:
-        """Warn, once, before a key is sent in readable form."""
         if self._is_exposed:
             _exposure.warn(self._base_url)
             self._is_exposed = False
@@ -203,12 +197,7 @@ class Edge:
     def _check_usable(
         self, given: HttpClient | AsyncHttpClient | None, transport: Transport | AsyncTransport | None
     ) -> None:
-        """Refuse a closed client, and a given client or transport of another process: it cannot be recreated.
-
-        Raises:
-            ClosedClientError: this client or the given one is closed.
-            ConfigurationError: the given client or transport was used before this process was forked.
-        """
+        """Refuse a closed client, or one or a transport of another process: it cannot be recreated."""
         if self.closed or (given is not None and given.is_closed):
             raise ClosedClientError
         if given is None and transport is None:
@@ -259,11 +248,7 @@ def body_of(response: Response | AsyncResponse) -> Body:
 
 
 def check_stream(request: PreparedRequest, response: Response | AsyncResponse) -> None:
-    """Refuse a successful response that is no readable stream of events, such as a page of a proxy.
-
-    Raises:
-        DecodingError: it is not.
-    """
+    """Refuse a success that is no readable stream of events, such as a page of a proxy."""
     kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
     coding = response.headers.get("content-encoding", "").strip().lower()
     if kind != _STREAM or coding not in ("", "identity"):

@@ -1,6 +1,6 @@
 """Server-sent events, sans-IO: chunks of a response become events (format: WHATWG HTML, 9.2).
 
-The service sends one line of JSON for each event. Comments, which keep the connection alive, are skipped.
+The service sends one line of JSON for each event. Comments keep the connection alive.
 """
 
 from typing import Any, Final
@@ -13,8 +13,6 @@ _EVENT_MAX_BYTES: Final = 1024 * 1024
 
 
 class EventReader:
-    """Collects the lines of a stream."""
-
     def __init__(self) -> None:
         self._rest = b""
         self._name = ""
@@ -22,11 +20,7 @@ class EventReader:
         self._size = 0
 
     def feed(self, piece: bytes) -> list[Event]:
-        """Return the events that a chunk of the response completes.
-
-        Raises:
-            DecodingError: the response is not a stream of events.
-        """
+        """Return the events that a chunk completes."""
         *lines, self._rest = (self._rest + piece).split(b"\n")
         events = [event for line in lines if (event := self._line(line.rstrip(b"\r"))) is not None]
         if self._size + len(self._rest) > _EVENT_MAX_BYTES:

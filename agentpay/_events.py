@@ -1,8 +1,7 @@
 """Parses the body of a delivery into its event. Signatures are verified in `agentpay.webhooks`.
 
-The body must meet the same rules as requests to the service: no repeated keys, no NaN, no lone surrogates, at
-most 16 levels. A fast parser accepts what is obviously valid; the codec handles everything else, and all
-errors.
+The rules of requests to the service apply: no repeated keys, no NaN, no lone surrogates, at most 16 levels. A
+fast parser accepts what is obviously valid; the codec handles everything else, and all errors.
 """
 
 import json
@@ -22,11 +21,6 @@ _KINDS: Final[dict[str, type[Event]]] = {str(name): kind for name, kind in EVENT
 
 
 def read_event(payload: bytes) -> AnyEvent:
-    """Return the event in a signed payload.
-
-    Raises:
-        WebhookPayloadError: it contains no event, or one whose data does not match its type.
-    """
     try:
         value = _parse(payload)
     except json_text.InvalidJsonError as error:

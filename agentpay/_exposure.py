@@ -15,7 +15,6 @@ _PACKAGES: Final = tuple(
 
 
 def is_exposed(base_url: str) -> bool:
-    """Return whether requests to this address can be read in transit."""
     parts = urlsplit(base_url)
     host = (parts.hostname or "").removesuffix(".")
     if parts.scheme != "http" or host == "localhost" or host.endswith((".localhost", ".invalid")):
@@ -28,7 +27,7 @@ def is_exposed(base_url: str) -> bool:
 
 
 def warn(base_url: str) -> None:
-    """Warn that the key can be read; the warning refers to the caller's line outside this package."""
+    """Name the caller's line outside this package."""
     warnings.warn(
         f"the API key is sent to {urlsplit(base_url).hostname} over plain http, where others can read it: "
         "use an https base_url, with TLS in front of the server",

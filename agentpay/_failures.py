@@ -1,7 +1,7 @@
 """Converts failures of the HTTP library to exceptions that say whether the request may have been processed.
 
-The original exceptions are not chained, because their frames hold the API key. Their text is kept, with the
-line that raised them.
+The original exceptions are not chained: their frames hold the API key. Their text is kept, with the line that
+raised them.
 """
 
 from pathlib import PurePath
@@ -33,14 +33,14 @@ def of_exception(
     """Convert an exception that was raised after a request was handed to the HTTP library.
 
     Args:
-        error: the exception, of any library.
+        error: of any library.
         request: the request.
         timeout: seconds that the exchange was allowed to take.
         waited: how many of these seconds were spent waiting for a connection.
         secret: the API key, which is removed from all text.
-        is_of_request: whether the exception is about this request. A hook may send requests too, and their
-            exceptions say nothing about this one.
-        is_past_deadline: whether the call's deadline has passed.
+        is_of_request: the exception is about this request. A hook may send requests too, and their exceptions
+            say nothing about this one.
+        is_past_deadline: the call's deadline has passed.
     """
     names = class_names(error)
     if "DecodingError" in names:
@@ -66,7 +66,6 @@ def of_exception(
 
 
 def no_connection(request: PreparedRequest, timeout: float | None) -> APITimeoutError:
-    """Return the exception for a request that got no free connection within its timeout."""
     return APITimeoutError(
         f"{request.endpoint.name} waited for a free connection until its timeout of {timeout or 0:g} s: all "
         f"{CONNECTIONS_MAX} are busy. The request was not sent. Make fewer calls at a time, or allow a "
@@ -76,7 +75,6 @@ def no_connection(request: PreparedRequest, timeout: float | None) -> APITimeout
 
 
 def of_body(problem: str, request: PreparedRequest, status: int | None) -> DecodingError:
-    """Return the exception for a response whose body is refused."""
     return DecodingError(
         f"the response to {request.endpoint.name} {problem}. Check that base_url points to the service",
         status=status,

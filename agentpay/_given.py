@@ -1,7 +1,6 @@
 """HTTP clients and transports passed by the caller: which are accepted, and the library of each.
 
-httpx and its successor httpx2 are distinguished by class names, so that neither is imported to recognize the
-other.
+httpx and its successor httpx2 are distinguished by class names, so that neither imports the other.
 """
 
 import sys
@@ -12,7 +11,6 @@ from typing import Any, Final, Protocol
 from agentpay.errors import ConfigurationError
 
 LIBRARIES: Final = ("httpx", "httpx2")
-"""The HTTP libraries that a caller may bring."""
 
 
 class _Response(Protocol):
@@ -27,27 +25,15 @@ class _Response(Protocol):
 
 
 class Response(_Response, Protocol):
-    """A response of httpx or httpx2, as the sync client reads it."""
+    def iter_bytes(self) -> Iterator[bytes]: ...
 
-    def iter_bytes(self) -> Iterator[bytes]:
-        """Yield the body, decompressed."""
-        ...
-
-    def close(self) -> None:
-        """Release the connection."""
-        ...
+    def close(self) -> None: ...
 
 
 class AsyncResponse(_Response, Protocol):
-    """A response of httpx or httpx2, as the async client reads it."""
+    def aiter_bytes(self) -> AsyncIterator[bytes]: ...
 
-    def aiter_bytes(self) -> AsyncIterator[bytes]:
-        """Yield the body, decompressed."""
-        ...
-
-    async def aclose(self) -> None:
-        """Release the connection."""
-        ...
+    async def aclose(self) -> None: ...
 
 
 class _AnyClient(Protocol):
@@ -62,7 +48,6 @@ class HttpClient(_AnyClient, Protocol):
     """An `httpx.Client` or an `httpx2.Client`."""
 
     def send(self, request: Any, *, stream: bool, auth: None, follow_redirects: bool) -> Response:  # noqa: ANN401 - a request of either library
-        """Send a request."""
         ...
 
 
@@ -70,45 +55,25 @@ class AsyncHttpClient(_AnyClient, Protocol):
     """An `httpx.AsyncClient` or an `httpx2.AsyncClient`."""
 
     async def send(self, request: Any, *, stream: bool, auth: None, follow_redirects: bool) -> AsyncResponse:  # noqa: ANN401 - a request of either library
-        """Send a request."""
         ...
 
 
 class Transport(Protocol):
-    """A sync transport of httpx or httpx2."""
-
     def handle_request(self, request: Any) -> Response:  # noqa: ANN401 - a request of either library
-        """Send a request."""
         ...
 
-    def close(self) -> None:
-        """Close the connections."""
-        ...
+    def close(self) -> None: ...
 
 
 class AsyncTransport(Protocol):
-    """An async transport of httpx or httpx2."""
-
     async def handle_async_request(self, request: Any) -> AsyncResponse:  # noqa: ANN401 - a request of either library
-        """Send a request."""
         ...
 
-    async def aclose(self) -> None:
-        """Close the connections."""
-        ...
+    async def aclose(self) -> None: ...
 
 
 def library_of(http_client: object, transport: object, *, is_async: bool) -> ModuleType | None:
-    """Return the library of a given client or transport; httpx unless it is recognized as httpx2's.
-
-    Args:
-        http_client: the caller's `http_client`, or None.
-        transport: the caller's `transport`, or None.
-        is_async: whether the async client will use it.
-
-    Raises:
-        ConfigurationError: both are given, or one that this client cannot use.
-    """
+    """Return the library of a given client or transport; httpx unless it is recognized as httpx2's."""
     if http_client is not None and transport is not None:
         raise ConfigurationError("pass http_client or transport, not both")
     if http_client is not None:

@@ -1,9 +1,9 @@
 """The network edge, and the only module that imports httpx: sends requests and reads responses.
 
 `Http` and `AsyncHttp` hold the connections of an SDK client and all its copies. Failures are returned as
-exceptions of `agentpay.errors`. Once a request was handed over, no exception of another library is raised,
-because it would hide that the request may have been processed. Retries and the meaning of responses are
-decided elsewhere.
+exceptions of `agentpay.errors`. Once a request was handed over, no exception of another library is raised: it
+would hide that the request may have been processed. Retries and the meaning of responses are decided
+elsewhere.
 """
 
 import contextlib
@@ -39,8 +39,6 @@ __all__ = ["AsyncHttp", "AsyncHttpClient", "AsyncTransport", "Http", "HttpClient
 if TYPE_CHECKING:
 
     class Auth(httpx.Auth):
-        """The type that every HTTP library accepts as `auth`."""
-
         # Only for type checkers: httpx2 accepts it as a callable.
         def __call__(self, request: Any) -> Any: ...  # noqa: ANN401
 
@@ -58,7 +56,7 @@ _ssl_context: ssl.SSLContext | None = None
 
 
 def shared_ssl_context() -> ssl.SSLContext:
-    """Return the TLS context, shared in this process: loading certificates takes tens of milliseconds."""
+    """Shared in this process: loading certificates takes tens of milliseconds."""
     global _ssl_context  # noqa: PLW0603 - made once per process, at the first need
     with _ssl_lock:
         if _ssl_context is None:
@@ -76,7 +74,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def page_client(connect_seconds: float, read_seconds: float) -> httpx.AsyncClient:
-    """Return a client for pages of third parties: no proxies, no redirects, no stored state."""
+    """For pages of third parties: no proxies, no redirects, no stored state."""
     return httpx.AsyncClient(
         verify=shared_ssl_context(),
         trust_env=False,
@@ -89,7 +87,7 @@ C = TypeVar("C")
 
 
 def _new(kind: Callable[..., C], limits: httpx.Limits) -> C:
-    """Return a new HTTP client, which uses proxies and certificates of the environment."""
+    """Use proxies and certificates of the environment."""
     try:
         return kind(verify=shared_ssl_context(), limits=limits)
     except Exception as error:  # noqa: BLE001 - of any kind; nothing was sent
@@ -100,8 +98,6 @@ def _new(kind: Callable[..., C], limits: httpx.Limits) -> C:
 
 
 class Http(Edge):
-    """The network edge of the sync client."""
-
     def __init__(self, base_url: str, given: HttpClient | None, transport: Transport | None) -> None:
         super().__init__(base_url, given, library_of(given, transport, is_async=False) or httpx)
         self.sleep: Callable[[float], None] = time.sleep
@@ -112,8 +108,7 @@ class Http(Edge):
     def send(self, request: PreparedRequest, call: Call) -> Reply | AgentPayError:
         """Send a request once and return its reply, or the exception for a missing one.
 
-        Raises:
-            ValueError: an argument is too long for a URL; nothing was sent.
+        Raises ValueError if an argument is too long for a URL; nothing was sent.
         """
         started = self.monotonic()
         outcome: Reply | AgentPayError
@@ -170,11 +165,7 @@ class Http(Edge):
             raise error.with_traceback(None)  # noqa: B904 - the same
 
     def pieces(self, request: PreparedRequest, call: Call) -> Iterator[bytes]:
-        """Send a request once, and yield the body of its response as it arrives, to its end.
-
-        Raises:
-            AgentPayError: the request failed, the connection was lost, or the response is no stream.
-        """
+        """Send a request once, and yield the body of its response as it arrives, to its end."""
         self._check_usable(self._given, self._transport)
         attempt = self._attempt_of(request, call)
         built = self._build(attempt)
@@ -213,11 +204,10 @@ class Http(Edge):
         return pool.client.send(built, **_SEND_OPTIONS)
 
     def renew(self) -> None:
-        """Use new connections from now on, because the existing ones mix up their responses."""
+        """Use new connections from now on: the existing ones mix up their responses."""
         self._pools.retire()
 
     def close(self) -> None:
-        """Close the connections, unless the HTTP client was given."""
         if self.closed:
             return
         self.closed = True
@@ -227,8 +217,6 @@ class Http(Edge):
 
 
 class AsyncHttp(Edge):
-    """The network edge of the async client."""
-
     def __init__(
         self, base_url: str, given: AsyncHttpClient | None, transport: AsyncTransport | None
     ) -> None:
@@ -247,11 +235,6 @@ class AsyncHttp(Edge):
         )
 
     async def send(self, request: PreparedRequest, call: Call) -> Reply | AgentPayError:
-        """Send a request once and return its reply, or the exception for a missing one.
-
-        Raises:
-            ValueError: an argument is too long for a URL; nothing was sent.
-        """
         started = self.monotonic()
         outcome: Reply | AgentPayError
         try:
@@ -264,7 +247,6 @@ class AsyncHttp(Edge):
     async def _attempt(self, attempt: Attempt) -> Reply | AgentPayError:
         self._check_usable(self._given, self._transport)
         if self._transport is not None:
-            # Used without a client around it, which would add cookies, redirects and authentication.
             return await self._exchange(self._transport.handle_async_request, attempt)
         if self._given is not None:
             return await self._exchange(partial(self._given.send, **_SEND_OPTIONS), attempt)
@@ -291,8 +273,7 @@ class AsyncHttp(Edge):
             response = await sender(built)
             try:
                 body, is_late = body_of(response), False
-                # Not `aiter_raw`, which also closes: an error while closing says nothing about a complete
-                # response.
+                # As in `Http`.
                 async for chunk in response.aiter_bytes() if response.is_stream_consumed else response.stream:
                     if is_late:
                         raise TimeoutError  # A complete response is accepted, however late.
@@ -307,16 +288,9 @@ class AsyncHttp(Edge):
         except Exception as error:  # noqa: BLE001 - whichever library it is of, the request has left
             return self._failure(error, built, attempt)
         except BaseException as error:  # noqa: BLE001 - it is raised again
-            # Cancelled or interrupted. Clears frames of the HTTP library, which may hold the request and its
-            # key.
             raise error.with_traceback(None)  # noqa: B904 - the same
 
     async def pieces(self, request: PreparedRequest, call: Call) -> AsyncIterator[bytes]:
-        """Send a request once, and yield the body of its response as it arrives, to its end.
-
-        Raises:
-            AgentPayError: the request failed, the connection was lost, or the response is no stream.
-        """
         self._check_usable(self._given, self._transport)
         attempt = self._attempt_of(request, call)
         built = self._build(attempt)
@@ -361,11 +335,9 @@ class AsyncHttp(Edge):
         return await lane.client.send(built, **_SEND_OPTIONS)
 
     async def renew(self) -> None:
-        """Use new connections from now on, because the existing ones mix up their responses."""
         await self._pools.retire()
 
     async def close(self) -> None:
-        """Close the connections, unless the HTTP client was given."""
         if self.closed:
             return
         self.closed = True

@@ -1,7 +1,7 @@
 """The command that installs an extra of this distribution, from where the distribution was installed.
 
-The name on the package index is not enough for a checkout or a wheel, so the source is read from the
-installer's records (PEP 610).
+For a checkout or a wheel the name on the package index is not enough: the installer's records name the source
+(PEP 610).
 """
 
 import json
@@ -18,7 +18,6 @@ _ANYWHERE: Final = "CHECKOUT_OR_WHEEL"
 
 
 def install_command(extra: str) -> str:
-    """Return the `pip install …` that adds an extra, such as `server`, to this installation."""
     try:
         recorded = distribution(DISTRIBUTION).read_text("direct_url.json")
     except PackageNotFoundError:

@@ -1,6 +1,6 @@
 """Loads parts that need an extra when they are first used, and says what to install if it is missing.
 
-Every installation includes all modules, but not the dependencies of extras that were not asked for.
+Every installation includes all modules, but not the dependencies of all extras.
 """
 
 from importlib import import_module
@@ -8,16 +8,7 @@ from types import ModuleType
 
 
 def load(module: str, *, part: str, extra: str) -> ModuleType:
-    """Return a module of this distribution.
-
-    Args:
-        module: its name.
-        part: what needs it, for the message, such as `the server`.
-        extra: the extra that its dependencies belong to.
-
-    Raises:
-        ModuleNotFoundError: a dependency of the extra is not installed.
-    """
+    """The ModuleNotFoundError says what `part` needs to be installed."""
     try:
         return import_module(module)
     except ModuleNotFoundError as missing:

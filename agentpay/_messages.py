@@ -19,7 +19,7 @@ from agentpay.contract.bodies import Body, BodyError
 
 
 def auth_class(kind: type) -> type:
-    """Return a class as a subclass of every loaded HTTP library's `Auth`."""
+    """Derive a class from every loaded HTTP library's `Auth`."""
     loaded = (sys.modules[name].Auth for name in LIBRARIES if name in sys.modules)
     return _mixed(kind, *dict.fromkeys(base for base in loaded if not issubclass(kind, base)))
 
@@ -30,7 +30,6 @@ def _mixed(kind: type, *bases: type) -> type:
 
 
 def _of_library(message: object, name: str) -> Any:
-    """Return a class of the library that a message is of."""
     return getattr(_library_of(type(message)), name)  # type: ignore[arg-type]  # mypy/issues/11470
 
 
@@ -52,8 +51,6 @@ def presenting(headers: Any, name: str, value: str) -> Any:
 
 
 class _Presenting:
-    """Headers with a field, `presented`, that copies lack."""
-
     presented: tuple[str, str]
 
     def _whole(self) -> Any:
@@ -73,13 +70,11 @@ class _Presenting:
         return key.lower() == self.presented[0].lower() or super().__contains__(key)  # type: ignore[misc]
 
     def keys(self) -> KeysView[str]:
-        """Return the names, in lower case."""
         names = dict.fromkeys(super().keys())  # type: ignore[misc]
         return {**names, self.presented[0].lower(): None}.keys()
 
     @property
     def raw(self) -> list[tuple[bytes, bytes]]:
-        """Every field, as sent."""
         name, value = self.presented
         plain: list[tuple[bytes, bytes]] = super().raw  # type: ignore[misc]
         return [*plain, (name.encode("ascii"), value.encode("ascii"))]
@@ -109,11 +104,11 @@ class _Replayed:
 
     @property
     def elapsed(self) -> Any:
-        """The iterator's timing, which httpx2 uses."""
+        """Used by httpx2."""
         return getattr(self._stream, "elapsed", None)
 
     def cut(self) -> bool:
-        """Leave the rest unread, and return whether a rest exists."""
+        """Leave the rest unread; return whether a rest exists."""
         if self._rest is None:
             return False
         self._chunks, self._is_cut = [], True
@@ -125,7 +120,6 @@ class _Replayed:
             yield from self._rest
 
     def close(self) -> None:
-        """Release the connection."""
         self._stream.close()
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -136,7 +130,6 @@ class _Replayed:
                 yield chunk
 
     async def aclose(self) -> None:
-        """Release the connection."""
         if hasattr(self._rest, "aclose"):
             await self._rest.aclose()
         await self._stream.aclose()
@@ -164,7 +157,6 @@ def peek(response: Any) -> bytes | None:
 
 
 async def apeek(response: Any) -> bytes | None:
-    """Do the same as `peek`, for an async response."""
     if response.is_stream_consumed:
         return _read_before(response)
     stream, chunks, size = response.stream, [], 0

@@ -7,27 +7,17 @@ from agentpay._requests import PreparedRequest, Reply
 
 
 class Watch(Protocol):
-    """An observed call.
-
-    Attributes:
-        headers: header fields to add to its requests, such as trace context.
-    """
+    """`headers` are added to the call's requests, such as trace context."""
 
     @property
     def headers(self) -> Mapping[str, str]: ...
 
-    def succeeded(self, model: object, reply: Reply) -> None:
-        """The call succeeded, with this model and reply."""
-        ...
+    def succeeded(self, model: object, reply: Reply) -> None: ...
 
-    def failed(self, error: BaseException) -> None:
-        """The call failed."""
-        ...
+    def failed(self, error: BaseException) -> None: ...
 
 
 class Observer(Protocol):
     """Observes each call of a client and its copies."""
 
-    def begin(self, request: PreparedRequest) -> Watch:
-        """A call begins."""
-        ...
+    def begin(self, request: PreparedRequest) -> Watch: ...

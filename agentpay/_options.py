@@ -1,7 +1,6 @@
 """The options of a single call, and the resulting settings.
 
-`CallOptions` is the one place that declares them: every resource method takes them as `**options:
-Unpack[CallOptions]` and passes them on.
+`CallOptions` is the one place that declares them: resource methods pass them on.
 """
 
 import math
@@ -48,12 +47,8 @@ DEADLINE_LEFT: Final = 0.1
 class Call:
     """The settings of one call, for all its requests.
 
-    Attributes:
-        headers: the header fields of every request, as objects of the HTTP library in use.
-        timeout: seconds for each step of an exchange; None means no limit.
-        max_retries: how often a request is retried.
-        deadline: seconds for the whole call; None means no limit.
-        ends_at: when the deadline is reached, on the client's monotonic clock.
+    `timeout` is in seconds for each step, `deadline` for the whole call; None means no limit. `ends_at` is on
+    the client's monotonic clock.
     """
 
     headers: MutableMapping[str, str]
@@ -63,12 +58,6 @@ class Call:
     ends_at: float | None = None
 
     def begun(self, options: CallOptions, now: Callable[[], float]) -> "Call":
-        """Return the settings of a call with these options that begins now.
-
-        Raises:
-            ConfigurationError: an option has an invalid value; the message names it.
-            TypeError: there is no such option.
-        """
         unknown = options.keys() - _NAMES
         if unknown:
             raise TypeError(
@@ -92,7 +81,6 @@ class Call:
         )
 
     def with_headers(self, headers: Mapping[str, str]) -> "Call":
-        """Return the call with additional header fields."""
         copied = self.headers.copy()  # type: ignore[attr-defined]  # of httpx, and of httpx2
         copied.update(headers)
         return evolve(self, headers=copied)

@@ -4,9 +4,8 @@ Two processes on one socket would read each other's responses, and a connection 
 ended fails after the request was sent. So neither a forked child nor another loop uses a pool that it did not
 create.
 
-Each pool limits its concurrent requests itself, because httpcore takes quadratic time for requests that wait
-inside it. This module is independent of the HTTP library; `agentpay._async_pools` has the pools of event
-loops.
+Each pool limits its concurrent requests itself: httpcore takes quadratic time for requests that wait inside
+it. This module is independent of the HTTP library.
 """
 
 import os
@@ -15,7 +14,7 @@ from collections.abc import Callable
 from typing import Final, Generic, TypeVar
 
 CONNECTIONS_MAX: Final = 100
-"""The most concurrent requests of one pool, each on its own connection."""
+"""Concurrent requests of one pool, each on its own connection."""
 
 C = TypeVar("C")
 
@@ -32,7 +31,6 @@ class ByProcess(Generic[C]):
         self._values: dict[int, C] = {}
 
     def get(self) -> C:
-        """Return the value of the current process."""
         process = os.getpid()
         value = self._values.get(process)
         if value is None:
@@ -45,8 +43,6 @@ class ByProcess(Generic[C]):
 
 
 class Pool(Generic[C]):
-    """The connections of one process, and the number of requests that use them."""
-
     def __init__(self, client: C, close: Callable[[C], None]) -> None:
         self.client: C = client
         self._close = close
@@ -56,7 +52,7 @@ class Pool(Generic[C]):
         self._is_retired = False
 
     def enter(self, timeout: float | None) -> bool:
-        """Wait for permission to send a request, to be followed by `leave`; False after `timeout` seconds."""
+        """Wait until a request may be sent; `leave` must follow. False after `timeout` seconds."""
         if not (self._free.acquire(blocking=False) or self._free.acquire(timeout=timeout)):
             return False
         with self._lock:
@@ -64,7 +60,6 @@ class Pool(Generic[C]):
         return True
 
     def leave(self) -> None:
-        """Allow the next request."""
         with self._lock:
             self._users -= 1
             is_last = self._is_retired and not self._users
@@ -81,25 +76,16 @@ class Pool(Generic[C]):
             self.close()
 
     def close(self) -> None:
-        """Close the connections now."""
         self._close(self.client)
 
 
 class Pools(Generic[C]):
-    """The pool of each process, created on demand.
-
-    Args:
-        make: creates an HTTP client.
-        close: closes one.
-    """
-
     def __init__(self, make: Callable[[], C], close: Callable[[C], None]) -> None:
         self._make = make
         self._close = close
         self._own: ByProcess[_Own[C]] = ByProcess(_Own)
 
     def current(self) -> Pool[C]:
-        """Return the pool of this process."""
         own = self._own.get()
         with own.lock:
             if own.pool is None:
@@ -126,8 +112,6 @@ class Pools(Generic[C]):
 
 
 class _Own(Generic[C]):
-    """The pool of one process, and whether it is closed."""
-
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.pool: Pool[C] | None = None

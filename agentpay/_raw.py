@@ -37,7 +37,6 @@ class RawResponse(Generic[T_co]):
 
     @classmethod
     def of(cls, reply: Reply, model: Any = UNSET) -> "RawResponse[Any]":  # noqa: ANN401 - of any endpoint
-        """Return the raw response for a reply, with the model that was parsed from it."""
         return RawResponse(
             status=reply.status,
             headers=reply.headers,

@@ -1,7 +1,7 @@
 """Sans-IO: converts an endpoint and its arguments to a request, and a response to a model or an exception.
 
-Nothing here sends, waits or has the API key. Exceptions are returned as values: `agentpay._retries` decides
-whether to raise one or to retry.
+Nothing here sends, waits or has the API key. Exceptions are returned: `agentpay._retries` decides whether to
+raise one or to retry.
 """
 
 import re
@@ -39,13 +39,8 @@ _SHOWN_CHARACTERS: Final = 128
 class PreparedRequest:
     """A request that can be sent any number of times.
 
-    Attributes:
-        endpoint: the endpoint.
-        target: path and query, from the slash on.
-        content: body; None for none.
-        if_match: value of the `If-Match` header; None for none.
-        idempotency_key: the key that makes retrying it safe; None for none.
-        expected: attributes that the response, or each item of its page, must have, with their values.
+    `target` is path and query, from the slash on. `idempotency_key` makes retrying it safe. `expected` are
+    attributes that the response, or each item of its page, must have, with their values.
     """
 
     endpoint: Endpoint
@@ -58,13 +53,9 @@ class PreparedRequest:
 
 @frozen
 class Reply:
-    """A response of the service.
+    """A response, with lower-case header names.
 
-    Attributes:
-        status: HTTP status.
-        headers: headers, by lower-case name.
-        body: the whole body; not in `repr`, because it may contain a webhook's secret.
-        retries_made: how many attempts failed before.
+    `repr` omits the body, which may contain a webhook's secret.
     """
 
     status: int
@@ -74,7 +65,6 @@ class Reply:
 
     @property
     def request_id(self) -> str | None:
-        """Identifies the request in the service's logs; None if the response has none."""
         value = self.headers.get("x-request-id")
         return None if value is None else printable(value[:MESSAGE_MAX_CHARACTERS])
 
@@ -90,13 +80,8 @@ def prepare(
 ) -> PreparedRequest:
     """Build the request for an endpoint and its arguments.
 
-    Args:
-        endpoint: the endpoint.
-        path: values of the path's parameters, unquoted.
-        query: the query; None values are omitted.
-        body: the body's model.
-        if_match: the version that a write requires, as the service returned it.
-        idempotency_key: the key in `body`, if it has one.
+    `path` values are unquoted; None values of `query` are omitted. `if_match` is the version that a write
+    requires, as the service returned it. `idempotency_key` is the key in `body`, if it has one.
 
     Raises:
         TypeError: an argument has a wrong type, or a value of the body has no exact JSON form.
@@ -131,12 +116,7 @@ def prepare_undescribed(
 ) -> PreparedRequest:
     """Build a request without a described endpoint.
 
-    Args:
-        method: HTTP method.
-        path: path, from the slash on, without a query.
-        query: the query; None values are omitted.
-        body: a JSON value; UNSET for none. With a string `idempotency_key` in it, an unknown outcome can be
-            resumed.
+    With a string `idempotency_key` in `body`, an unknown outcome can be resumed.
 
     Raises:
         TypeError: an argument has a wrong type, or the body has no exact JSON form.
@@ -215,7 +195,6 @@ def _free_text(name: str, value: object) -> str:
 
 
 def refusal_of(request: PreparedRequest, reply: Reply, now: float) -> errors.AgentPayError:
-    """Return the exception for a response that is not a stream."""
     if reply.status >= 400:
         return error_of(request.endpoint, reply, now)
     return errors.DecodingError(
@@ -250,12 +229,9 @@ def etag_of(reply: Reply) -> str | None:
 
 
 def read(request: PreparedRequest, reply: Reply, *, now: float) -> Any:  # noqa: ANN401 - the endpoint's own model
-    """Return the endpoint's model for a response, or the exception to raise.
+    """Return the endpoint's model, or the exception to raise.
 
-    Args:
-        request: the request.
-        reply: the response.
-        now: seconds since the epoch, to interpret a date in `Retry-After`.
+    `now` is in seconds since the epoch, to interpret a date in `Retry-After`.
     """
     endpoint = request.endpoint
     if endpoint.responses is ANY_SUCCESS and 200 <= reply.status < 300:
@@ -286,7 +262,7 @@ _NORMALIZED: Final = frozenset({"name", "url"})
 
 
 def _mismatch(request: PreparedRequest, reply: Reply, answer: object) -> errors.AnswerMismatchError | None:
-    """Return the error for a response that belongs to another request; None if it matches."""
+    """Return the error for a response that belongs to another request."""
     items: Sequence[object] = answer.data if isinstance(answer, PageBody) else (answer,)
     for attribute, asked in request.expected:
         for item in items:
@@ -346,7 +322,7 @@ _BY_STATUS: Final[dict[int, type[errors.APIError]]] = {
 
 
 def error_of(endpoint: Endpoint, reply: Reply, now: float) -> errors.APIError:
-    """Return the exception for a response with an error status; arguments as for `read`."""
+    """Arguments are as for `read`."""
     status = reply.status
     sent = _error_body(status, reply.body)
     body = sent and _printable(sent)
@@ -393,7 +369,7 @@ def _timestamp(header: str | None) -> datetime | None:
 
 
 def _is_not_offered(endpoint: Endpoint, status: int, body: ErrorBody | None) -> bool:
-    """Return whether a response means that the service lacks the endpoint, rather than the object."""
+    """Return whether the service lacks the endpoint, rather than the object."""
     if status != 404 or not endpoint.is_extension or endpoint.responses is ANY_SUCCESS:
         return False
     # If the request has an identifier, a 404 from the service is about that.
@@ -450,7 +426,7 @@ _TEXTS: Final = tuple(field.name for field in attrs.fields(ErrorBody) if field.n
 
 
 def _retry_after(value: str | None, now: float) -> float | None:
-    """Return the seconds in `Retry-After`, which may be a number or an HTTP date (RFC 9110, 10.2.3)."""
+    """A number or an HTTP date (RFC 9110, 10.2.3)."""
     if value is None:
         return None
     value = value.strip()

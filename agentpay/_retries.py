@@ -15,8 +15,6 @@ rules:
 - A request with an idempotency key ends in `TransferOutcomeUnknownError` (or the equivalent for sessions) if
   an attempt may have been processed and no later response settled the question.
 - After a response that belongs to another request, the current connections are not used again.
-
-It does no I/O; clock and randomness are parameters.
 """
 
 import math
@@ -58,13 +56,10 @@ _TURNED_AWAY: Final = frozenset({401, 403, 429})
 _LAST_WORDS: Final = frozenset({400, 402, 404, 405, 409, 413, 415, 422})
 
 
-class Send:
-    """Send the request now."""
+class Send: ...
 
 
 class Sleep(NamedTuple):
-    """Wait for `seconds`."""
-
     seconds: float
 
 
@@ -77,8 +72,6 @@ RENEW: Final = Renew()
 
 
 class _Effect(Enum):
-    """The possible effect of a failed attempt."""
-
     NONE = "this attempt did nothing"
     POSSIBLE = "this attempt may have done it"
     SETTLED = "the service has decided on it"
@@ -94,15 +87,8 @@ def attempts(
 ) -> Generator[Send | Sleep | Renew, Any, tuple[Any, Reply]]:
     """Yield the next step until there is a response; return its model and the reply.
 
-    Args:
-        request: the request.
-        max_retries: how often to retry.
-        pause_max: maximum seconds of a pause at this time; a longer one ends the attempts.
-        now: seconds since the epoch.
-        random: a number from 0 up to 1.
-
-    Raises:
-        AgentPayError: the request failed, and is not retried.
+    `pause_max` returns the maximum seconds of a pause at this time; a longer one ends the attempts. `now` is
+    in seconds since the epoch, `random` from 0 up to 1.
     """
     in_doubt = False
     known_id: str | None = None
@@ -132,7 +118,6 @@ def attempts(
 
 
 def _subject_of(error: AgentPayError) -> str | None:
-    """Return the transfer or session that a response refers to."""
     return (error.transfer_id or error.session_id) if isinstance(error, APIError) else None
 
 
@@ -183,7 +168,7 @@ def is_transient(error: AgentPayError) -> bool:
 
 
 def retry_after(error: AgentPayError | None) -> float:
-    """Return for how many seconds the service asks not to be called; 0 by default."""
+    """Return for how many seconds the service asks not to be called."""
     asked = error.retry_after if isinstance(error, APIError) else None
     return asked or 0.0
 

@@ -6,6 +6,4 @@ from typing import Protocol
 class SecretText(Protocol):
     """A `SecretStr` of pydantic, or another object that hides its text."""
 
-    def get_secret_value(self) -> str:
-        """Return the text."""
-        ...
+    def get_secret_value(self) -> str: ...

@@ -1,7 +1,7 @@
 """The settings of a client: arguments, then environment variables, then defaults. All are checked here.
 
 The API key is wrapped in an `ApiKey` at once, so that no `repr`, log line, pickle or traceback with locals
-can show it. This module opens no connections and is independent of the HTTP library.
+can show it.
 """
 
 import logging
@@ -31,18 +31,14 @@ class Address(Protocol):
     """A URL of httpx, httpx2, pydantic or yarl; `str` returns the address."""
 
     @property
-    def scheme(self) -> str:
-        """`http` or `https`."""
-        ...
+    def scheme(self) -> str: ...
 
     @property
-    def host(self) -> str | None:
-        """The host name or IP address."""
-        ...
+    def host(self) -> str | None: ...
 
 
 class ApiKey:
-    """An API key that only `reveal` shows."""
+    """Only `reveal` shows the key."""
 
     __slots__ = ("_value",)
 
@@ -54,15 +50,10 @@ class ApiKey:
         self._value = value
 
     def reveal(self) -> str:
-        """Return the key."""
         return self._value if isinstance(self._value, str) else ""
 
     def check(self) -> None:
-        """Refuse a key that is missing or cannot be sent in a header.
-
-        Raises:
-            ConfigurationError: no key, or one with blanks, control or non-ASCII characters.
-        """
+        """Refuse a missing key, or one that no header can hold: blanks, control or non-ASCII characters."""
         if not self._value:
             raise ConfigurationError("no API key: pass api_key, or set AGENTPAY_API_KEY")
         if not isinstance(self._value, str):
@@ -85,14 +76,8 @@ class ApiKey:
 class Settings:
     """The checked settings of one client.
 
-    Attributes:
-        api_key: the key, hidden.
-        base_url: address of the service, without a trailing slash.
-        timeout: seconds for one step of an exchange; None means no limit.
-        max_retries: how often a request is retried.
-        deadline: seconds for a whole call; None means no limit.
-        default_headers: additional header fields of every request.
-        app_info: the caller's addition to `User-Agent`; empty for none.
+    `base_url` has no trailing slash. `timeout` is in seconds for one step of an exchange, `deadline` for a
+    whole call; None means no limit. `app_info` is added to `User-Agent`.
     """
 
     api_key: ApiKey
@@ -112,11 +97,6 @@ class Settings:
         deadline: float | None | UnsetType,
         default_headers: Mapping[str, str] | UnsetType,
     ) -> "Settings":
-        """Return the settings with all arguments that are not `UNSET`.
-
-        Raises:
-            ConfigurationError: a setting is invalid; the message names it.
-        """
         api_key.check()
         given: dict[str, Any] = {"api_key": api_key}
         if timeout is not UNSET:
@@ -140,11 +120,6 @@ def resolve(
     default_headers: Mapping[str, str] | None,
     app_info: str | None,
 ) -> Settings:
-    """Combine arguments and environment variables.
-
-    Raises:
-        ConfigurationError: a setting is missing or invalid; the message names it.
-    """
     api_key.check()
     _configure_logging(os.environ.get("AGENTPAY_LOG"))
     return Settings(
@@ -159,11 +134,7 @@ def resolve(
 
 
 def checked_seconds(setting: str, seconds: float | None) -> float | None:
-    """Check a setting in seconds and return it.
-
-    Raises:
-        ConfigurationError: not a finite number above 0, nor None.
-    """
+    """Require a finite number above 0, or None."""
     if seconds is None:
         return None
     if type(seconds) not in (int, float):
@@ -192,11 +163,6 @@ _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+", re.ASCII)
 
 
 def checked_headers(setting: str, headers: object) -> Mapping[str, str]:
-    """Check header fields that a caller adds, and return them.
-
-    Raises:
-        ConfigurationError: a name or a value is invalid, or the client sets the field itself.
-    """
     if not isinstance(headers, Mapping):
         raise ConfigurationError(
             f"{setting} must be a mapping of names to strings, not {type(headers).__name__}"
@@ -230,11 +196,6 @@ def _checked_app_info(app_info: object) -> str:
 
 
 def checked_max_retries(max_retries: int) -> int:
-    """Check `max_retries` and return it.
-
-    Raises:
-        ConfigurationError: not an integer from 0 up.
-    """
     if type(max_retries) is not int or max_retries < 0:
         raise ConfigurationError("max_retries must be an integer from 0 up")
     return max_retries
@@ -255,7 +216,7 @@ def _checked_base_url(base_url: str | Address | None) -> str:
         _ = parts.port  # raises if invalid
     except ValueError:
         raise invalid from None
-    # Checked here: a label that is too long for DNS would fail at the first call with an error of Python.
+    # A label that is too long for DNS would fail at the first call with an error of Python.
     labels = (parts.hostname or "").removesuffix(".").split(".")
     if (
         parts.scheme not in ("http", "https")
@@ -273,7 +234,6 @@ def _checked_base_url(base_url: str | Address | None) -> str:
 
 
 def _configure_logging(level: str | None) -> None:
-    """Log to standard error if AGENTPAY_LOG is set."""
     if not level:
         return
     levels = {"debug": logging.DEBUG, "info": logging.INFO}

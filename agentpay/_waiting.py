@@ -1,8 +1,8 @@
 """Sans-IO: when to poll a transfer that is not final, and when to stop waiting.
 
-`looks` is a generator that its driver controls, like `agentpay._retries.attempts`. It yields `Look`, and the
-driver sends back the transfer, or the exception. It yields `Sleep`, and the driver sends back None. At the
-end it returns the transfer in its final state, or raises. The rules:
+`looks` is a generator that its driver controls, like `agentpay._retries.attempts`. For `Look` the driver
+sends back the transfer, or the exception. At the end it returns the transfer in its final state, or raises.
+The rules:
 
 - The pause before the next look is random, from half of a limit to all of it, so that many waiting clients do
   not poll in step; the limit grows by half with each look. It is never shorter than `Retry-After`.
@@ -10,8 +10,6 @@ end it returns the transfer in its final state, or raises. The rules:
 - With a limit on retries, more temporary failures in a row than that end the wait.
 - The last look happens at the end of the timeout, unless the service asked not to be called until later.
 - A look may take all of the time left, and at least `LOOK_TIMEOUT_MIN`, so that the last one can succeed.
-
-It does no I/O; clock and randomness are parameters.
 """
 
 import math
@@ -27,10 +25,9 @@ PAUSE_CAP: Final = 5.0
 """Maximum of a random pause, in seconds, unless `poll_interval` is longer."""
 
 PAUSE_GROWTH: Final = 1.5
-"""Factor by which the maximum pause grows with each look."""
 
 RETRY_AFTER_MAX: Final = 3600.0
-"""Longest `Retry-After` that is followed, in seconds, so that a wait without limit never sleeps for years."""
+"""So that a wait without limit never sleeps for years."""
 
 LOOK_TIMEOUT_MIN: Final = 5.0
 """Minimum timeout of one look, in seconds, however little time is left."""

@@ -6,7 +6,6 @@ from agentpay._loading import load
 
 
 def main() -> None:
-    """Run the command line, or print one line about missing dependencies."""
     try:
         cli = load("agentpay_server.cli", part="the server", extra="server")
     except ModuleNotFoundError as missing:

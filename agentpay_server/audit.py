@@ -1,7 +1,7 @@
 """The audit trail: who changed what, recorded in the commit that makes the change.
 
-An entry's action is the name of the endpoint that makes such a change, in process or over HTTP. Automatic
-changes, due to the clock or the chain, have no key. Some changes have no endpoint: see `UNPROMPTED`.
+An entry's action is the name of the endpoint that makes such a change, in process or over HTTP; changes
+without an endpoint are in `UNPROMPTED`. Automatic changes, due to the clock or the chain, have no key.
 """
 
 from collections.abc import Mapping
@@ -31,25 +31,23 @@ LANDED_AFTER_EXPIRY: Final = "transaction.landed_after_expiry"
 UNPROMPTED: Final = frozenset(
     {APPROVAL_EXPIRED, TRANSFER_FAILED, SESSION_FAILED, OPERATOR_CREATED, LANDED_AFTER_EXPIRY}
 )
-"""The actions that have no endpoint."""
+"""Actions without an endpoint."""
 
 
 class Actor(Protocol):
     """The author of a change: a principal, or the server on its own."""
 
     @property
-    def operator_id(self) -> str:
-        """The operator whose trail has the entry."""
-        ...
+    def operator_id(self) -> str: ...
 
     @property
     def key_id(self) -> str | None:
-        """The key; None for an automatic change."""
+        """None for an automatic change."""
         ...
 
     @property
     def request_id(self) -> str | None:
-        """The request; None in process."""
+        """None in process."""
         ...
 
 
@@ -63,17 +61,10 @@ class Server:
 
 
 class AuditTrail:
-    """Reads the audit trail."""
-
     def __init__(self, context: Context) -> None:
         self._context = context
 
     async def list(self, principal: Principal, query: ListAudit) -> PageBody[AuditEntry]:
-        """Return a page of the audit trail.
-
-        Raises:
-            Problem: `invalid_request`: the cursor is of another list.
-        """
         listing = List("audit", principal.operator_id)
         before = listing.before(query.cursor)
         rows = await self._context.database.read(store.page, principal.operator_id, before, query.limit + 1)
@@ -90,11 +81,7 @@ def record(
     before: Mapping[str, object] | None = None,
     after: Mapping[str, object] | None = None,
 ) -> None:
-    """Write one entry.
-
-    `action` is the name of the endpoint, or one of `UNPROMPTED`; `subject` identifies the changed object.
-    `before` and `after` are JSON values, never secrets; None if not applicable.
-    """
+    """Write one entry; `before` and `after` are JSON values, never secrets."""
     store.insert_entry(
         connection,
         operator_id=actor.operator_id,
@@ -109,12 +96,11 @@ def record(
 
 
 def given(**values: object) -> dict[str, object]:
-    """Return the values that are not None."""
     return {name: value for name, value in values.items() if value is not None}
 
 
 def usdc(micro: int) -> str:
-    """Return an amount as it is on the wire."""
+    """Return an amount as on the wire."""
     return format_string(from_micro(micro))
 
 

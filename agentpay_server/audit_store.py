@@ -11,8 +11,6 @@ from agentpay_server.database.tables import audit
 
 @frozen
 class AuditRecord:
-    """A row of `audit`, column by column."""
-
     seq: int
     operator_id: str
     key_id: str | None
@@ -39,6 +37,6 @@ def insert_entry(connection: Connection, **values: object) -> None:
 
 
 def page(connection: Connection, operator_id: str, before: int, count: int) -> list[AuditRecord]:
-    """Return an operator's entries below a sequence number, newest first."""
+    """Entries below a sequence number, newest first."""
     values = {"operator_id": operator_id, "before_seq": before, "count": count}
     return [AuditRecord(*row) for row in connection.execute(_PAGE, values)]

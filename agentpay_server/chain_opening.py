@@ -30,18 +30,15 @@ class ClusterError(StartRefusedError):
 
 
 class ClusterAwayError(ClusterError):
-    """The cluster does not respond at the moment but may later: a starting server waits for it."""
+    """The cluster does not respond now but may later: a starting server waits for it."""
 
 
 async def open_custody(
     database: Database, vault: Vault, randomness: Randomness, rpc: RpcSettings | None
 ) -> Custody:
-    """Return the signing keys of a server. Their seed is generated, sealed and stored at the first start.
+    """Return the signing keys. Their seed is generated, sealed and stored at the first start.
 
-    With `rpc`, keys that its settings give are used; None means an embedded chain.
-
-    Raises:
-        WrongKeyError: the seed was sealed with another key.
+    Keys in `rpc` take precedence.
     """
     return Custody(await identity.custody_seed(database, vault, randomness), given=_given_keys(rpc))
 
@@ -49,12 +46,7 @@ async def open_custody(
 async def open_chain(
     config: ServerConfig, storage: Storage, custody: Custody, source: Randomness
 ) -> "EmbeddedChain | RpcChain":
-    """Open the chain of a server. The caller closes it.
-
-    Raises:
-        StartRefusedError: the database belongs to another chain; or the cluster must not be used with this
-            configuration, or does not respond.
-    """
+    """The caller closes the chain."""
     if config.rpc is None:
         return await _embedded_chain(storage, custody, config.clock, source)
     return await _cluster(config.rpc, config, storage, custody, source)
@@ -112,7 +104,6 @@ async def _cluster(
 
 
 def _check_use(chain: "RpcChain", storage: Storage, clock: Clock, source: Randomness) -> None:
-    """Refuse configurations that are dangerous on a public cluster."""
     if chain.is_test_chain:
         return
     if clock.is_manual:

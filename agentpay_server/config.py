@@ -22,16 +22,14 @@ if TYPE_CHECKING:
 class Edge:
     """A server's connections to the outside, which a simulation replaces.
 
-    Attributes:
-        entropy: source of secrets that must not depend on a seed, such as nonces.
-        rpc_client: creates the client of the RPC endpoint; None for a client over HTTP.
+    `entropy` is the source of secrets that must not depend on a seed, such as nonces.
     """
 
     entropy: Randomness = field(factory=SystemRandomness)
     rpc_client: "Callable[[RpcSettings], RpcCaller] | None" = None
 
     def randomness(self, seed: int | None, *, start: int = 0, stream: str = "") -> Randomness:
-        """Return what the function `randomness` does, with `entropy` as the system's source."""
+        """The function `randomness`, with `entropy` as the system's source."""
         return self.entropy if seed is None else randomness(seed, start=start, stream=stream)
 
 
@@ -41,26 +39,18 @@ def _same(chain: WatchedChain) -> WatchedChain:
 
 @frozen(kw_only=True)
 class ServerConfig:
-    """The configuration of a server.
+    """The configuration of a server; `AgentPayServer` describes the fields that it takes as arguments.
 
     Attributes:
-        data_dir: a directory for all data, created if missing.
-        database_url: a PostgreSQL database for all data, `postgresql://…`. With neither, data is in memory.
-        database_schema: the schema for all tables, created if missing.
+        database_url: without it and `data_dir`, data is in memory.
         rpc: the Solana cluster; None for an embedded chain.
-        seed: makes identifiers, keys and signatures repeatable, except the keys that hold money on a cluster.
-            None uses the operating system's randomness; public clusters require it.
-        seeded_port_keys: whether all API keys are derived from the seed; False limits that to the first
-            operator's.
+        seed: does not affect the keys that hold money on a cluster; public clusters require None.
+        seeded_port_keys: all API keys are derived from the seed; False limits that to the first operator's,
+            and requires data in memory.
         operator_key: a key of the first operator; None creates one at the first start on the data.
-        lend_key: whether to create a key for this run if none is given and the first is no longer known.
-        may_crash: whether the sandbox may kill the process, because it serves nothing else.
+        lend_key: create a key for this run if none is given and the first is no longer known.
+        may_crash: the sandbox may kill the process, because it serves nothing else.
         mounts: transports for event receivers within the process, by URL prefix.
-        wrap_chain: wraps the chain before the services use it.
-
-    Raises:
-        ValueError: both a data_dir and a database_url; one of them without `seeded_port_keys`; or an invalid
-            database_schema.
     """
 
     settings: Settings = field(factory=Settings)

@@ -15,12 +15,11 @@ from agentpay_server.vault import Vault
 
 @frozen(kw_only=True)
 class Context:
-    """The shared parts, created once in `server.py`.
+    """Created once in `server.py`.
 
     Attributes:
         wakeup: notifies schedulers that a due time has changed.
-        vault: seals stored secrets.
-        is_cluster: whether the chain is a cluster, where deposits are booked some time after they arrive.
+        is_cluster: deposits are booked some time after they arrive.
     """
 
     database: Database

@@ -17,11 +17,9 @@ CRASH_VARIABLE: Final = "AGENTPAY_SERVER_CRASH_AT"
 
 
 class Operation(StrEnum):
-    """The money operations."""
-
     TRANSFER = "transfer"
     PAYMENT = "payment"
-    """A payment behind HTTP 402, which its seller broadcasts."""
+    """Behind HTTP 402; its seller broadcasts it."""
 
     APPROVE = "approve"
     """A transfer that an operator has approved; before that, it is a `transfer`."""
@@ -37,8 +35,6 @@ class Operation(StrEnum):
 
 
 class Step(StrEnum):
-    """The steps of an operation."""
-
     BEGUN = "begun"
     """Requested; nothing is stored or signed."""
 
@@ -62,8 +58,6 @@ class Step(StrEnum):
 
 
 class ChainPoint(StrEnum):
-    """Points where the embedded chain can be killed."""
-
     EXECUTED = "chain.executed"
     """The machine has executed; the page is not written."""
 
@@ -75,7 +69,7 @@ _SEND_NOTHING: Final = frozenset({Operation.DEPOSIT, Operation.SESSION_CHARGE})
 
 
 def points_of(operation: Operation) -> tuple[str, ...]:
-    """Return the points of an operation. One that sends nothing has only `begun` and `booked`."""
+    """One that sends nothing has only `begun` and `booked`."""
     if operation in _SEND_NOTHING:
         steps = [Step.BEGUN, Step.BOOKED]
     else:
@@ -90,7 +84,6 @@ POINTS: Final = frozenset(
     {point for operation in Operation for point in points_of(operation)}
     | {str(point) for point in ChainPoint}
 )
-"""The names of all points."""
 
 
 class _Armed:
@@ -101,23 +94,17 @@ class _Armed:
 
 
 def fault_point(operation: Operation, step: Step) -> None:
-    """Mark that an operation has reached a step."""
     if _Armed.point is not None:
         _pass(f"{operation}.{step}")
 
 
 def chain_fault_point(point: ChainPoint) -> None:
-    """Mark that the embedded chain has reached a point."""
     if _Armed.point is not None:
         _pass(point)
 
 
 def arm(point: str) -> None:
-    """Arm a point, `name` or `name@count`, at which the process dies.
-
-    Raises:
-        ValueError: the point does not exist, or the count is invalid.
-    """
+    """Arm `name` or `name@count`."""
     name, _, count = point.partition("@")
     if name not in POINTS:
         raise ValueError(f"unknown fault point {name!r}; available: {', '.join(sorted(POINTS))}")
@@ -127,17 +114,14 @@ def arm(point: str) -> None:
 
 
 def armed() -> str | None:
-    """Return the armed point's name, or None."""
     return _Armed.point
 
 
 def disarm() -> None:
-    """Disarm the armed point."""
     _Armed.point = None
 
 
 def capture() -> Callable[[], None]:
-    """Return a function that restores the currently armed point."""
     point, passes_left = _Armed.point, _Armed.passes_left
 
     def restore() -> None:

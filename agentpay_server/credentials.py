@@ -27,12 +27,11 @@ _CODE: Final = "code"
 
 
 def new_key(kind: KeyKind | OperatorKeyKind, random_bytes: bytes) -> str:
-    """Return the key made of 32 random bytes."""
+    """`random_bytes` are 32."""
     return _credential(kind, random_bytes)
 
 
 def new_code(random_bytes: bytes) -> str:
-    """Return the sign-in code made of 32 random bytes."""
     return _credential(_CODE, random_bytes)
 
 
@@ -44,12 +43,12 @@ def _credential(kind: str, random_bytes: bytes) -> str:
 
 
 def digest_of(key: str) -> str | None:
-    """Return the digest under which a key is stored; None if `key` is malformed."""
+    """Return the digest under which a key is stored; None if it is malformed."""
     return _digest(key, is_code=False)
 
 
 def digest_of_code(code: str) -> str | None:
-    """Return the digest under which a sign-in code is stored; None if `code` is malformed."""
+    """Return the digest under which a code is stored; None if it is malformed."""
     return _digest(code, is_code=True)
 
 
@@ -61,7 +60,6 @@ def _digest(text: str, *, is_code: bool) -> str | None:
 
 
 def new_secret(random_bytes: bytes) -> str:
-    """Return the webhook secret for 32 random bytes."""
     return SECRET_PREFIX + _base62(int.from_bytes(random_bytes, "big"), 43)
 
 

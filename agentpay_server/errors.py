@@ -13,13 +13,9 @@ RETRY_AFTER_SECONDS: Final = 1
 class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
     """A request was refused or failed for a reason that the interface declares.
 
-    Args:
-        code: the error code; it determines the HTTP status.
-        message: what happened and what to do, in one or two sentences.
-        details: all faults of an invalid request.
-        session_id: the session; None for a refused session that was never stored.
-        decided_at: when it was decided, if this is a replay for its idempotency key.
-        allow: the methods of the path, for a 405.
+    `code` determines the HTTP status. `session_id` is None for a refused session that was never stored.
+    `decided_at` is set if this is a replay for its idempotency key. `allow` lists the methods of the path,
+    for a 405.
     """
 
     def __init__(
@@ -48,11 +44,10 @@ class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
 
     @property
     def http_status(self) -> int:
-        """The HTTP status of the response."""
         return HTTP_STATUS[self.code]
 
     def body(self, request_id: str) -> ErrorBody:
-        """Return the body of the response; that of a 402 has exactly four fields (interface E2, E3)."""
+        """The body of a 402 has exactly four fields (interface E2, E3)."""
         is_refused_payment = self.http_status == 402
         return ErrorBody(
             error=self.code,
@@ -66,20 +61,20 @@ class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
 
 
 def not_found(kind: str) -> Problem:
-    """Return a 404, the same for an unknown identifier and another operator's (interface E9)."""
+    """The same for an unknown identifier and another operator's (interface E9)."""
     return Problem(
         ErrorCode.NOT_FOUND, f"No {kind} with this identifier is visible to this key. Check the identifier."
     )
 
 
 def invalid(*faults: FieldFault) -> Problem:
-    """Return a 400 that lists every fault (interface E1, R9)."""
+    """List every fault (interface E1, R9)."""
     message = "The request is invalid; details lists every fault."
     return Problem(ErrorCode.INVALID_REQUEST, message, details=faults)
 
 
 def chain_unavailable() -> Problem:
-    """Return a 503 after which nothing is stored and nothing will be sent (interface E4, I5)."""
+    """Nothing is stored and nothing will be sent (interface E4, I5)."""
     return Problem(
         ErrorCode.CHAIN_UNAVAILABLE,
         "The chain did not respond, and nothing was done. Retry shortly.",
@@ -88,7 +83,7 @@ def chain_unavailable() -> Problem:
 
 
 def signing_stopped(account_id: str) -> Problem:
-    """Return a 503 for an account that an operator must review. Nothing was done."""
+    """An operator must review the account. Nothing was done."""
     return Problem(
         ErrorCode.CHAIN_UNAVAILABLE,
         f"Signing is stopped for {account_id}, and nothing was done: a transaction landed that the service "
@@ -99,7 +94,7 @@ def signing_stopped(account_id: str) -> Problem:
 
 
 def service_unavailable() -> Problem:
-    """Return a 503 for a request whose outcome is unknown, because the database did not respond."""
+    """The outcome is unknown, because the database did not respond."""
     return Problem(
         ErrorCode.SERVICE_UNAVAILABLE,
         "The service's own database did not respond: the request may or may not have been processed. Read "
@@ -109,6 +104,6 @@ def service_unavailable() -> Problem:
 
 
 def shown(text: str) -> str:
-    """Return a caller's text for use in a message: printable, and at most 80 characters."""
+    """Make a caller's text printable, and at most 80 characters."""
     printable = "".join(character if character.isprintable() else "�" for character in text[:80])
     return printable + ("…" if len(text) > 80 else "")

@@ -25,8 +25,8 @@ class Queue:
     """Work queued in the database, for any server process.
 
     Attributes:
-        oldest_due_us: when the oldest due delivery became due; None if none is due.
-        stopped_accounts: accounts for which nothing is signed until an operator reviews them.
+        oldest_due_us: when the oldest due delivery became due.
+        stopped_accounts: nothing is signed for them until an operator reviews them.
     """
 
     deliveries_due: int
@@ -36,12 +36,11 @@ class Queue:
 
 
 def stopped_accounts(connection: Connection) -> int:
-    """Return the number of accounts for which signing is stopped. Also proves that the database responds."""
+    """Also proves that the database responds."""
     return int(connection.execute(_STOPPED).scalar_one())
 
 
 def queue(connection: Connection, now_us: int) -> Queue:
-    """Return the queued work at a time of the server's clock."""
     due = connection.execute(_DUE, {"now_us": now_us}).one_or_none()
     assert due is not None  # noqa: S101 - a count is always one row
     return Queue(

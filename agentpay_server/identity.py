@@ -15,11 +15,9 @@ from agentpay_server.vault import Vault, VaultError
 
 SEED_BYTES: Final = 64
 _GENESIS: Final = "genesis"
-"""The chain that the database belongs to."""
 _MINT: Final = "usdc_mint"
 """The mint of its token accounts, if it is configurable."""
 _CHAIN: Final = "chain"
-"""The embedded chain that is stored in the database."""
 _CLOCK: Final = "manual_clock_us"
 _STARTS: Final = "starts"
 
@@ -33,16 +31,12 @@ class ForeignChainError(StartRefusedError):
 
 
 async def count_start(database: Database) -> int:
-    """Count this start, and return the number of earlier starts on the database."""
+    """Return the number of earlier starts on the database."""
     return await run_again_if_late(database, _count_start)
 
 
 async def custody_seed(database: Database, vault: Vault, randomness: Randomness) -> bytes:
-    """Return the seed of all signing keys, generated at the first start.
-
-    Raises:
-        WrongKeyError: the seed was sealed with another key.
-    """
+    """Return the seed of all signing keys, generated at the first start."""
     try:
         return bytes.fromhex(await run_again_if_late(database, _seed, vault, randomness))
     except VaultError:
@@ -58,17 +52,13 @@ async def embedded_genesis(ledger: Database | None, randomness: Randomness) -> s
 
 
 async def known_genesis(database: Database) -> str | None:
-    """Return the chain that the database belongs to; None before the first start."""
+    """Return None before the first start."""
     known = await database.read(state.get, _GENESIS)
     return None if known is None else known.decode("ascii")
 
 
 async def check_genesis(database: Database, genesis: str) -> None:
-    """Store the chain's identity at the first start, and compare it at later ones.
-
-    Raises:
-        ForeignChainError: the chain is another one.
-    """
+    """Store the chain's identity at the first start, and compare it at later ones."""
     known = await run_again_if_late(database, _known_or, _GENESIS, genesis)
     if known != genesis:
         raise ForeignChainError(
@@ -80,8 +70,7 @@ async def check_genesis(database: Database, genesis: str) -> None:
 async def check_mint(database: Database, usdc_mint: str) -> None:
     """Store the USDC mint at the first start on a cluster, and compare it at later ones.
 
-    Raises:
-        ForeignChainError: the mint is another one, for which the accounts have no token accounts.
+    The accounts have no token accounts for another mint.
     """
     known = await run_again_if_late(database, _known_or, _MINT, usdc_mint)
     if known != usdc_mint:
@@ -92,12 +81,12 @@ async def check_mint(database: Database, usdc_mint: str) -> None:
 
 
 async def restore_clock(database: Database, clock: ManualClock) -> None:
-    """Set a manual clock to the stored time, or store its time at the first start."""
+    """Set a manual clock to the stored time; store its time at the first start."""
     clock.set_to(int(await run_again_if_late(database, _known_or, _CLOCK, str(clock.now_us()))))
 
 
 async def note_clock(database: Database, now_us: int) -> None:
-    """Store the time that a manual clock is about to reach."""
+    """Store the time before a manual clock reaches it."""
     await database.run(state.put, _CLOCK, str(now_us).encode("ascii"))
 
 
@@ -117,7 +106,7 @@ def _seed(connection: Connection, vault: Vault, randomness: Randomness) -> str:
 
 
 def _known_or(connection: Connection, name: str, value: str) -> str:
-    """Return the value stored under a name; if missing, store `value`."""
+    """Return the stored value; if missing, store `value`."""
     known = state.get(connection, name)
     if known is None:
         state.add(connection, name, value.encode("ascii"))

@@ -18,21 +18,15 @@ _UPDATE: Final = (
 
 
 def get(connection: Connection, name: str, *, lock: bool = False) -> bytes | None:
-    """Return the value stored under a name, or None. With `lock`, lock its row."""
     value = connection.execute(_GET_LOCKED if lock else _GET, {"state_name": name}).scalar_one_or_none()
     return None if value is None else bytes(value)
 
 
 def add(connection: Connection, name: str, value: bytes) -> None:
-    """Store a value under an unused name.
-
-    Raises:
-        ConflictError: the name has a value.
-    """
+    """Store a value; `ConflictError` if the name has one."""
     connection.execute(_INSERT, {"name": name, "value": value})
 
 
 def put(connection: Connection, name: str, value: bytes) -> None:
-    """Store a value under a name, replacing an earlier one."""
     if connection.execute(_UPDATE, {"state_name": name, "new_value": value}).rowcount == 0:
         connection.execute(_INSERT, {"name": name, "value": value})

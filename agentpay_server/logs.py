@@ -28,17 +28,13 @@ Field = str | int | float | None
 
 
 class LogFormat(StrEnum):
-    """The format of log lines."""
-
     JSON = "json"
-    """One JSON object per line."""
 
     TEXT = "text"
-    """Lines for people."""
 
 
 class Event:
-    """The message of a log record: a name and ordered fields. Formatted only when printed."""
+    """A name and ordered fields. Formatted only when printed."""
 
     __slots__ = ("fields", "name")
 
@@ -69,14 +65,14 @@ def log(
 
 
 class _Outages:
-    """When each outage was last logged, and how many lines were suppressed since, for one event loop."""
+    """When each outage was last logged, and how many lines were suppressed since."""
 
     def __init__(self) -> None:
         self._logged_at: dict[str, float] = {}
         self._left_out: dict[str, int] = {}
 
     def left_out(self, event: str, now: float) -> int | None:
-        """Return the number of lines suppressed before this one; None if this one is suppressed too."""
+        """Return how many lines were suppressed before this one; None if this one is too."""
         if now < self._logged_at.get(event, -_QUIET_SECONDS) + _QUIET_SECONDS:
             self._left_out[event] = self._left_out.get(event, 0) + 1
             return None
@@ -100,7 +96,7 @@ def _log_outage(logger: logging.Logger, level: int, event: str, detail: str) -> 
 
 @contextmanager
 def logging_to(stream: TextIO, style: LogFormat, level: int = logging.INFO) -> Iterator[None]:
-    """Print the server's events from a level on, and its libraries' warnings, to a stream."""
+    """Also prints the warnings of libraries."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if style is LogFormat.JSON else TextFormatter())
     root, ours = logging.getLogger(), logging.getLogger(ROOT)
@@ -123,7 +119,7 @@ class JsonFormatter(logging.Formatter):
         self._moment = _Moment()
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the line of a record. Those of libraries are printed as the event `log`."""
+        """Records of libraries are printed as the event `log`."""
         message = record.msg
         if not isinstance(message, Event):
             fields = {"request_id": REQUEST_ID.get(), "logger": record.name, "message": record.getMessage()}
@@ -140,14 +136,11 @@ class JsonFormatter(logging.Formatter):
 
 
 class TextFormatter(logging.Formatter):
-    """A line for people: time, level, event, fields; then the traceback, if any."""
-
     def __init__(self) -> None:
         super().__init__()
         self._moment = _Moment()
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the text of a record."""
         lines = [f"{self._moment.text(record.created)} {record.levelname} {record.getMessage()}"]
         if record.exc_info:
             lines.append(self.formatException(record.exc_info))

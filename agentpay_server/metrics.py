@@ -12,7 +12,7 @@ SETTLEMENT_BOUNDS_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.
 
 
 class Histogram:
-    """A histogram. `bounds` are ascending and inclusive; the last of `counts` is above all bounds."""
+    """`bounds` are ascending and inclusive; the last of `counts` is above all bounds."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
@@ -20,7 +20,6 @@ class Histogram:
         self.total: float = 0.0
 
     def observe(self, value: float) -> None:
-        """Count a value."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
@@ -29,10 +28,10 @@ class Metrics:
     """The counts of one server since its start.
 
     Attributes:
-        transfers: transfers decided or ended by this server, by outcome and error code.
+        transfers: decided or ended by this server, by outcome and error code.
         settlement_seconds: from acceptance to finality, by the server's clock.
-        connections_dropped: connections closed because of their peers, by reason: `slow` (a deadline passed)
-            or `crowded` (replaced by a new connection).
+        connections_dropped: because of their peers, by reason: `slow` (a deadline passed) or `crowded`
+            (replaced by a new connection).
     """
 
     def __init__(self) -> None:

@@ -12,7 +12,7 @@ class Principal:
 
     Attributes:
         account_id: the account that an agent key is bound to; None for an operator key.
-        is_console: whether it is a console key: an operator key that cannot manage operator keys.
+        is_console: an operator key that cannot manage operator keys.
     """
 
     operator_id: str
@@ -23,34 +23,23 @@ class Principal:
 
     @classmethod
     def without_key(cls, address: str, request_id: str) -> "Principal":
-        """Return the principal of a request without a key, identified by its address."""
+        """A request without a key is identified by its address."""
         return cls(operator_id="", key_id=f"address {address}", request_id=request_id)
 
     @property
     def is_known(self) -> bool:
-        """Whether there is a key."""
         return bool(self.operator_id)
 
     @property
     def is_agent(self) -> bool:
-        """Whether the key is an agent key."""
         return self.account_id is not None
 
     def require_operator(self, operation: str) -> None:
-        """Refuse an agent key.
-
-        Raises:
-            Problem: `forbidden`.
-        """
         if self.is_agent:
             raise forbidden(operation, "an operator key")
 
     def require_operator_key(self, operation: str) -> None:
-        """Refuse an agent key or a console key (interface CO19).
-
-        Raises:
-            Problem: `forbidden`.
-        """
+        """Refuse an agent key or a console key (interface CO19)."""
         self.require_operator(operation)
         if self.is_console:
             raise Problem(
@@ -59,17 +48,13 @@ class Principal:
             )
 
     def require_account(self, account_id: str, operation: str) -> None:
-        """Refuse an agent key of another account, whether or not `account_id` exists.
-
-        Raises:
-            Problem: `forbidden`.
-        """
+        """Refuse an agent key of another account, whether or not `account_id` exists."""
         if self.is_agent and self.account_id != account_id:
             raise forbidden(operation, "an operator key, or an agent key of that account")
 
 
 def forbidden(operation: str, needed: str) -> Problem:
-    """Return a 403 that names the operation and the required scope (interface E9)."""
+    """Name the operation and the required scope (interface E9)."""
     return Problem(
         ErrorCode.FORBIDDEN,
         f"{operation} is not allowed with this agent key; it requires {needed}.",

@@ -42,14 +42,12 @@ _MARKER_HELP: Final = (
 )
 
 ServerFactory = Callable[..., "AgentPayServer"]
-"""Starts a server with the arguments of `AgentPayServer`. It is closed with the test session at the latest.
-"""
+"""Starts a server with the arguments of `AgentPayServer`; closed with the test session at the latest."""
 
 _servers: Final = pytest.StashKey["list[AgentPayServer]"]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker."""
     config.addinivalue_line("markers", _MARKER_HELP)
 
 
@@ -64,7 +62,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add the timelines of a failing test's servers to its report."""
     report = yield
     if report.failed:
         report.sections += [(SECTION, _timeline(server)) for server in _servers_of(item)]
@@ -201,11 +198,7 @@ def agentpay_mcp(agentpay_server: "AgentPayServer", agentpay_account: "Account")
 
 
 def _arguments(node: Any) -> Mapping[str, Any]:  # noqa: ANN401 - any node of pytest
-    """Return the combined arguments of a test's markers. The nearest marker has precedence.
-
-    Raises:
-        Failed: a marker has an unknown argument.
-    """
+    """Return the combined arguments of a test's markers. The nearest marker has precedence."""
     arguments: dict[str, Any] = {}
     for marker in node.iter_markers(MARKER):
         unknown = [repr(name) for name in marker.kwargs if name not in _ARGUMENTS]
@@ -225,9 +218,6 @@ def _check_fixtures(item: pytest.Item) -> None:
 
     Markers of a class or module may apply to some of its tests only. A test that uses `request` may request
     fixtures by name while it runs.
-
-    Raises:
-        Failed: an argument would be ignored.
     """
     function, used = getattr(item, "function", None), getattr(item, "fixturenames", ())
     if function is None or "request" in inspect.signature(function).parameters:
@@ -243,11 +233,6 @@ def _check_fixtures(item: pytest.Item) -> None:
 
 
 def _moment(clock: object) -> datetime:
-    """Return the time in a marker.
-
-    Raises:
-        Failed: it is invalid.
-    """
     problem = "not an ISO 8601 time"
     try:
         moment = clock if isinstance(clock, datetime) else datetime.fromisoformat(str(clock))
@@ -263,7 +248,6 @@ def _moment(clock: object) -> datetime:
 
 
 def _servers_of(item: pytest.Item) -> "list[AgentPayServer]":
-    """Return the running servers of a test's fixtures."""
     if "agentpay_server.embedded.server" not in sys.modules:
         return []
     from agentpay_server import AgentPayServer  # noqa: PLC0415 - already imported

@@ -11,34 +11,27 @@ from agentpay_server.clock import Clock
 
 
 class Randomness(Protocol):
-    """A source of random bytes."""
-
-    def randbytes(self, count: int, /) -> bytes:
-        """Return `count` random bytes."""
-        ...
+    def randbytes(self, count: int, /) -> bytes: ...
 
 
 class SystemRandomness:
-    """The operating system's source, suitable for secrets."""
+    """Suitable for secrets."""
 
     def randbytes(self, count: int, /) -> bytes:
-        """See `Randomness`."""
         return secrets.token_bytes(count)
 
 
 class SeededRandomness(random.Random):
-    """A repeatable source, only for tests."""
+    """Only for tests."""
 
     def capture(self) -> Callable[[], None]:
-        """Return a function that restores the current state."""
         state = self.getstate()
         return lambda: self.setstate(state)
 
 
 def randomness(seed: int | None, *, start: int = 0, stream: str = "") -> Randomness:
-    """Return the system's source, or for a seed a repeatable one, for tests.
+    """`start` counts earlier starts with this seed: restarts must not repeat identifiers and nonces.
 
-    `start` is the number of earlier starts with this seed: restarts must not repeat identifiers and nonces.
     `stream` names an independent source.
     """
     if seed is None:
@@ -52,12 +45,12 @@ def _time_text(milliseconds: int) -> str:
 
 
 def earliest_identifier(prefix: str, now_us: int) -> str:
-    """Return a lower bound of all identifiers with this prefix that are created from a time on."""
+    """Return a lower bound of all identifiers that are created from a time on."""
     return prefix + _time_text(max(now_us, 0) // 1_000)
 
 
 class Identifiers:
-    """Creates identifiers: a prefix and a ULID of the clock's time and 80 random bits (interface R13)."""
+    """Creates a prefix and a ULID of the clock's time and 80 random bits (interface R13)."""
 
     def __init__(self, clock: Clock, source: Randomness) -> None:
         self._clock = clock
@@ -67,7 +60,6 @@ class Identifiers:
         self._time = ""
 
     def new(self, prefix: str) -> str:
-        """Return a new identifier with this prefix."""
         milliseconds = self._clock.now_us() // 1_000
         if milliseconds != self._milliseconds:
             self._milliseconds = milliseconds

@@ -1,9 +1,9 @@
 """Reseals the ciphertexts of earlier versions.
 
 An earlier version authenticated a ciphertext with the identifier of its row only, so the two secrets of a
-webhook could be swapped. The current version also authenticates table and column. The custody seed shows
-which version sealed a database. All ciphertexts are resealed in the transaction that reseals the seed, so a
-crash leaves all of them unchanged. Only this module opens ciphertexts of that version.
+webhook could be swapped; now table and column are authenticated, too. The custody seed shows which version
+sealed a database. All ciphertexts are resealed in the transaction that reseals the seed, so a crash leaves
+all of them unchanged. Only this module opens ciphertexts of that version.
 """
 
 import logging
@@ -17,18 +17,14 @@ from agentpay_server.webhooks import store as webhooks
 from agentpay_server.webhooks.service import next_secret_place, secret_place
 
 CUSTODY_SEED: Final = Place(table="server_state", column="value", row="custody_seed")
-"""Where the seed of all signing keys is stored."""
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 
 def opened_seed(connection: Connection, vault: Vault, sealed: bytes) -> str:
-    """Return the custody seed. If an earlier version sealed it, reseal all ciphertexts.
+    """If an earlier version sealed the seed, reseal all ciphertexts.
 
-    The row of the seed is locked in this unit of work.
-
-    Raises:
-        VaultError: the seed was sealed with another key.
+    The seed's row is locked in this unit of work. Raises `VaultError` if it was sealed with another key.
     """
     try:
         return vault.open(sealed, CUSTODY_SEED)

@@ -26,14 +26,13 @@ class Scheduled(Protocol):
     """Work that is due at stored times."""
 
     async def next_due_us(self) -> int | None:
-        """Return when work is next due; None if none is waiting."""
+        """Return None if no work is waiting."""
         ...
 
     async def run_due(self) -> bool:
-        """Run the due work, or as much of it as there is room for.
+        """Run as much of the due work as there is room for; return whether anything was done.
 
-        Returns:
-            Whether anything was done. Work that cannot be done is deferred.
+        Work that cannot be done is deferred.
         """
         ...
 
@@ -45,32 +44,26 @@ class AddedWork:
         self._scheduled: list[Scheduled] = []
 
     def add(self, work: Scheduled) -> None:
-        """Run `work` from now on when it is due."""
         self._scheduled.append(work)
 
     def remove(self, work: Scheduled) -> None:
-        """Stop running `work`."""
         if work in self._scheduled:
             self._scheduled.remove(work)
 
     async def next_due_us(self) -> int | None:
-        """See `Scheduled`."""
         dues = [due for work in self._scheduled if (due := await work.next_due_us()) is not None]
         return min(dues, default=None)
 
     async def run_due(self) -> bool:
-        """See `Scheduled`."""
         return any([await work.run_due() for work in self._scheduled])
 
 
 class Scheduler:
     """Runs all work that is due.
 
-    Args:
-        scheduled: the kinds of work, in their order if several are due at the same time.
-        note_time: stores the time that a manual clock is about to reach, so that a restart cannot set it
-            back.
-        waits_outside: returns whether work waits for an external receiver, which may call the server.
+    `scheduled` are the kinds of work, in their order if several are due at the same time. `note_time` stores
+    the time that a manual clock is about to reach, so that a restart cannot set it back. `waits_outside`
+    returns whether work waits for an external receiver, which may call the server.
     """
 
     def __init__(
@@ -90,7 +83,7 @@ class Scheduler:
         self._next_checks: dict[Scheduled, float] = {}
 
     async def run(self) -> None:
-        """Run due work on a running clock until the server stops, each kind independently."""
+        """Run due work on a running clock, each kind independently."""
         await asyncio.gather(*(self._serve(work, self._wakeup.listener()) for work in self._scheduled))
 
     def lag_seconds(self) -> float:
@@ -104,9 +97,8 @@ class Scheduler:
     async def advance(self, duration_us: int) -> None:
         """Advance a manual clock, and return once everything that falls due has run, in order.
 
-        Raises:
-            Problem: `clock_not_manual`; `clock_moving` while another advance waits for an event receiver,
-                because the caller may be that receiver, and would wait for itself.
+        Raises `clock_moving` while another advance waits for an event receiver, because the caller may be
+        that receiver, and would wait for itself.
         """
         clock = self._clock
         if not isinstance(clock, ManualClock):
@@ -156,7 +148,7 @@ class Scheduler:
                 self._next_checks[work] = loop.time()
 
     async def _turn(self, work: Scheduled) -> float:
-        """Run the due work, and return the seconds until the next check."""
+        """Return the seconds until the next check."""
         due_us = await work.next_due_us()
         if due_us is None:
             return _LONGEST_WAIT_SECONDS

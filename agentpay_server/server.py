@@ -74,15 +74,9 @@ if TYPE_CHECKING:
 
 
 class Services:
-    """Every service of a server, and its scheduled work.
+    """Created at the start, and again when the server restores a snapshot, without side effects.
 
-    Created at the start, and again when the server restores a snapshot, which discards all that services
-    remember, like a restart. Creating them has no side effects.
-
-    Attributes:
-        payment_watch: determines the outcomes of payments.
-        tail: sends events to streams as they are committed.
-        requests: the newest requests, which restoring a snapshot does not undo.
+    A restore discards all that services remember, like a restart; only `requests` outlives it.
     """
 
     def __init__(self, server: "Server") -> None:
@@ -161,9 +155,8 @@ class Services:
     async def recover(self, *, is_alone: bool) -> None:
         """Resume all work of an earlier process at once, whatever the clock's time.
 
-        Args:
-            is_alone: whether no other process can be using the database, so that every existing lease is
-                void. Otherwise leases may belong to running servers, and expire automatically.
+        With `is_alone`, no other process can be using the database, so every existing lease is void.
+        Otherwise leases may belong to running servers, and expire automatically.
         """
         if is_alone:
             await self.sender.free_all()
@@ -182,17 +175,8 @@ class Services:
 class Server:
     """An assembled server, without access from outside.
 
-    Restoring a snapshot replaces its services, so read `services` at each call.
-
-    Attributes:
-        chain: the embedded chain or the cluster, without faults.
-        poster: posts events to endpoints.
-        arrivals: the token accounts that may have unbooked deposits.
-        added_work: work that is added after the start.
-        http_faults: the sandbox's faults of requests.
-        faults: all of the sandbox's faults.
-        requests: the newest requests of each operator.
-        operator: the first operator.
+    Restoring a snapshot replaces its services, so read `services` at each call. `chain` is without faults;
+    `arrivals` are the token accounts that may have unbooked deposits; `operator` is the first one.
     """
 
     operator: FirstOperator
@@ -225,22 +209,18 @@ class Server:
 
     @property
     def principal(self) -> Principal:
-        """The first operator, for operations in process."""
+        """For operations in process."""
         return Principal(operator_id=self.operator.operator_id, key_id=self.operator.key_id)
 
     def arrived(self, deposit: Deposit | None) -> None:
-        """Process a reported deposit. None means that some may be unreported."""
+        """None means that some deposits may be unreported."""
         self.services.deposits.arrived(deposit)
 
     def _executed(self, executed: Executed) -> None:
         self.services.payment_watch.executed(executed)
 
     async def begin(self) -> None:
-        """Resume work of an earlier process, and start the scheduler.
-
-        Raises:
-            ValueError: the operator's key is not an operator key, is revoked, or belongs to another operator.
-        """
+        """Resume work of an earlier process, and start the scheduler."""
         services, config = self.services, self.config
         await services.recover(is_alone=self.storage.is_alone)
         if self.context.clock.is_manual:
@@ -254,11 +234,9 @@ class Server:
         self.snapshots.mark_start()
 
     async def stop(self, *, within_seconds: float | None = None) -> None:
-        """Finish or suspend running work, and close the database.
+        """Let running work continue, by default for the setting's time, and close the database.
 
-        Args:
-            within_seconds: how long running work may continue; None uses the setting. The next start resumes
-                unfinished work.
+        The next start resumes unfinished work.
         """
         if within_seconds is None:
             within_seconds = self.context.settings.shutdown_seconds
@@ -275,7 +253,7 @@ class Server:
             self.context.tasks.start_loop(self.services.schedule.run())
 
     def _restarted(self) -> None:
-        """Continue after restoring a snapshot, at which no work was in progress."""
+        """No work was in progress at the snapshot."""
         self.services.tail.close()
         self.context.tasks.end_loops()
         self.context.wakeup.forget_listeners()
@@ -301,10 +279,7 @@ class Server:
 async def start_server(config: ServerConfig, storage: Storage | None = None) -> Server:
     """Assemble a server on the running event loop. It is bound to that loop's thread.
 
-    Args:
-        config: the server's configuration.
-        storage: an open storage, which is closed when the server stops. Its settings override those of
-            `config`.
+    The server closes `storage`, whose settings override those of `config`.
 
     Raises:
         ValueError: the operator's key is not an operator key, is revoked, or belongs to another operator.

@@ -13,7 +13,6 @@ from attrs import converters, field, frozen, validators
 from agentpay.contract.usdc import to_decimal
 
 KEY_VARIABLE: Final = "AGENTPAY_SERVER_ENCRYPTION_KEY"
-"""The environment variable that holds the encryption key, in hexadecimal digits."""
 
 
 class _Choice(StrEnum):
@@ -55,11 +54,7 @@ def _to_sol(value: Decimal | int | str) -> Decimal:
 
 
 def checked_metrics_key(key: str) -> str:
-    """Return a key for `/metrics` that fits into a header.
-
-    Raises:
-        ValueError: it does not. The message does not contain it.
-    """
+    """Require a key that fits into a header; the ValueError does not contain it."""
     if not re.fullmatch(r"[!-~]{1,200}", key):
         raise ValueError("the metrics key must be 1 to 200 visible ASCII characters, without spaces")
     return key

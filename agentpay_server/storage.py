@@ -1,7 +1,7 @@
 """The storage of a server: in memory, in a directory, or in PostgreSQL.
 
-A directory contains `store.sqlite3`, `chain.sqlite3` for the embedded chain, and `key`, unless an encryption
-key is given: the key that seals all secrets in the databases, readable only by its owner.
+A directory contains `store.sqlite3`, `chain.sqlite3` for the embedded chain, and, unless one is given, `key`,
+which seals all secrets in the databases, readable only by its owner.
 """
 
 import asyncio
@@ -34,26 +34,24 @@ _LEDGER_NAME: Final = "chain.sqlite3"
 _KEY_NAME: Final = "key"
 
 
-class EncryptionKeyError(StartRefusedError):
-    """There is no usable encryption key."""
+class EncryptionKeyError(StartRefusedError): ...
 
 
 class ExposedDirectoryError(StartRefusedError):
     """Other users of the machine can write to the data directory."""
 
 
-class MissingDriverError(StartRefusedError):
-    """PostgreSQL's driver is not installed."""
+class MissingDriverError(StartRefusedError): ...
 
 
 @frozen(kw_only=True)
 class Storage:
-    """The open, migrated storage of a server. The opener closes it or passes it to a server.
+    """The opener closes it or passes it to a server.
 
     Attributes:
         ledger: where the embedded chain is stored; None if it ends with the process.
-        is_alone: whether the server has exclusive use of the database, by a lock. With an embedded chain it
-            must; servers on a cluster may share a PostgreSQL database.
+        is_alone: the server has exclusive use of the database, by a lock. With an embedded chain it must;
+            servers on a cluster may share a PostgreSQL database.
         lost: set if that lock is lost with its connection to PostgreSQL. The server must then stop, because
             another one may use the database.
     """
@@ -65,7 +63,6 @@ class Storage:
     lost: asyncio.Event = field(factory=asyncio.Event)
 
     async def close(self) -> None:
-        """Close everything."""
         try:
             if self.ledger is not None and self.ledger is not self.database:
                 await self.ledger.close()
@@ -75,10 +72,6 @@ class Storage:
 
 async def open_storage(config: ServerConfig) -> Storage:
     """Open the database of a server and migrate it to this version.
-
-    Args:
-        config: the server's configuration. An encryption key that its settings lack is read from the
-            environment variable AGENTPAY_SERVER_ENCRYPTION_KEY, as 64 hexadecimal digits.
 
     Raises:
         StartRefusedError: another server uses the database, a newer version migrated it, the key is missing,
@@ -107,12 +100,7 @@ async def open_database(
 
     It opens no secrets, so it needs no encryption key. It creates a missing directory and missing tables. It
     does not migrate PostgreSQL tables of another version, because servers may be using them. No server may be
-    using `data_dir`.
-
-    Raises:
-        StartRefusedError: a server uses the directory, or the database is of another version.
-        DatabaseUnavailableError: it cannot be reached or used.
-        ValueError: the URL is invalid, or not exactly one of `data_dir` and `database_url` is given.
+    using `data_dir`. Raises as `open_storage` does, and for PostgreSQL tables of another version.
     """
     from agentpay_server.database import migrations  # noqa: PLC0415
 
@@ -177,7 +165,7 @@ async def _in_postgres(settings: Settings, url: str, schema: str, *, keeps_chain
 
 
 def _postgres(url: str, schema: str) -> "PostgresDatabase":
-    """Return a PostgreSQL database that is not connected yet."""
+    """The database is not connected yet."""
     try:
         from agentpay_server.database.postgres import PostgresDatabase  # noqa: PLC0415
     except ModuleNotFoundError as missing:
@@ -193,10 +181,6 @@ def _make_directory(path: Path) -> None:
     """Create a directory that only its owner can write to, or accept an existing one.
 
     Another user with write access could replace the database, and so steal the money.
-
-    Raises:
-        ExposedDirectoryError: other users can write to the directory.
-        DatabaseUnavailableError: the directory cannot be created.
     """
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -210,7 +194,6 @@ def _make_directory(path: Path) -> None:
 
 
 def _key_in(directory: Path, *, may_make: bool) -> bytes:
-    """Return the key in a directory. If it is missing and `may_make`, generate it."""
     path = directory / _KEY_NAME
     try:
         return _key_of(path.read_text("ascii").strip(), str(path))

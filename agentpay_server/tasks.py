@@ -28,11 +28,7 @@ async def all_ended(tasks: "Collection[asyncio.Task[Any]]", *, within_seconds: f
 
 
 class Tasks:
-    """Starts tasks, and waits for them or cancels them when the server stops.
-
-    Attributes:
-        closing: done once the server is about to end, so that callers stop waiting.
-    """
+    """`closing` is done once the server is about to end, so that callers stop waiting."""
 
     def __init__(self) -> None:
         self.closing: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -40,35 +36,30 @@ class Tasks:
         self._loops: set[asyncio.Task[Any]] = set()
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Start `work` in a new task."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._forget)
         return task
 
     def start_loop(self, work: Coroutine[Any, Any, None]) -> None:
-        """Start `work` that runs until the server stops."""
+        """Run `work` until the server stops."""
         self._loops.add(asyncio.get_running_loop().create_task(work))
 
     def end_loops(self) -> None:
-        """Cancel all loops at their current await."""
         for loop in self._loops:
             loop.cancel()
             loop.add_done_callback(self._loops.discard)
 
     async def complete(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` to its end, even if the caller is cancelled, and return its result."""
+        """Run `work` to its end, even if the caller is cancelled."""
         return await asyncio.shield(self.start(work))
 
     async def rest(self, *, within_seconds: float) -> bool:
-        """Wait until only loops are running. Return False on a timeout.
-
-        A task that calls this would wait for itself.
-        """
+        """Wait until only loops are running; return False on a timeout. A task must not call it."""
         return await self._rest(within_seconds, is_cut_off=False)
 
     async def cut_off(self, *, within_seconds: float) -> bool:
-        """Cancel all tasks except loops. Return False if one has not ended in time.
+        """Cancel all tasks except loops; return False if one has not ended in time.
 
         Their awaiting callers get a `CancelledError` without being cancelled.
         """
@@ -92,7 +83,7 @@ class Tasks:
             self.closing.set_result(None)
 
     async def stop(self, *, within_seconds: float) -> None:
-        """Cancel loops, wait for running tasks, and cancel tasks that do not finish in time.
+        """Cancel loops at once, and tasks that do not finish in time.
 
         A later start resumes them from the database.
         """
@@ -118,8 +109,6 @@ class Tasks:
 
 
 class Wakeup:
-    """Notifies schedulers that a due time has changed."""
-
     def __init__(self) -> None:
         self._listeners: list[asyncio.Event] = []
 
@@ -130,10 +119,9 @@ class Wakeup:
         return event
 
     def forget_listeners(self) -> None:
-        """Remove all listeners, which have ended."""
+        """All listeners have ended."""
         self._listeners.clear()
 
     def set(self) -> None:
-        """Wake every listener."""
         for event in self._listeners:
             event.set()

@@ -19,7 +19,6 @@ from agentpay_server.context import Context
 from agentpay_server.logs import log
 
 LAMPORTS: Final = 1_000_000_000
-"""Lamports in one SOL."""
 
 LOOK_EVERY_US: Final = 60 * SECOND_US
 _SIGNATURE_LAMPORTS: Final = 5_000
@@ -31,20 +30,16 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 @frozen(kw_only=True)
 class Funds:
-    """The treasury's balance.
-
-    Attributes:
-        can_pay: whether it can pay for a transfer and stay rent-exempt, as the chain requires.
-    """
+    """`can_pay`: the treasury can pay for a transfer and stay rent-exempt, as the chain requires."""
 
     sol: Decimal
     can_pay: bool
 
 
 class Treasury:
-    """Reads the treasury's balance once a minute in real time, and logs a warning if it is low.
+    """Reads the balance once a minute in real time, and warns if it is low.
 
-    `chain` is the chain without the sandbox's faults.
+    `chain` is without the sandbox's faults.
     """
 
     def __init__(self, context: Context, chain: Chain) -> None:
@@ -56,12 +51,12 @@ class Treasury:
         self._next_look_us = 0
 
     async def next_due_us(self) -> int | None:
-        """Return when to read next; None on a manual clock before that: advancing it has no effect."""
+        """Return None on a manual clock before the next read: advancing it has no effect."""
         wait_us = max(self._next_look_us - real_now_us(), 0)
         return None if wait_us and self._clock.is_manual else self._clock.now_us() + wait_us
 
     async def run_due(self) -> bool:
-        """Read the balance if it is due. If the chain does not respond, the next run retries."""
+        """If the chain does not respond, the next run retries."""
         if real_now_us() < self._next_look_us:
             return False
         self._next_look_us = real_now_us() + LOOK_EVERY_US
@@ -72,11 +67,7 @@ class Treasury:
         return True
 
     async def look(self) -> Funds:
-        """Return the balance, and log a warning if it has fallen below the threshold.
-
-        Raises:
-            ChainUnavailableError: the chain did not respond.
-        """
+        """Return the balance, and log a warning if it has fallen below the threshold."""
         found, rent_exempt, blockhash = await asyncio.gather(
             self._chain.account_size(self._address),
             self._chain.rent_exemption(0),
@@ -99,7 +90,7 @@ class Treasury:
 
 
 def transfer_fee(blockhash: Blockhash) -> int:
-    """Return the maximum cost of a transfer with a blockhash, in lamports."""
+    """Return the maximum cost, in lamports."""
     fee = _SIGNATURE_LAMPORTS * _TRANSFER_SIGNATURES
     budget = blockhash.compute_budget
     if budget is None:

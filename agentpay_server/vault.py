@@ -1,7 +1,7 @@
 """Sealing stored secrets with AES-256-GCM, bound to the place where they are stored.
 
-Table, column and row are authenticated with the ciphertext, so a ciphertext that is moved does not open. The
-key comes from the settings or the key file, never from the database.
+Table, column and row are authenticated with the ciphertext, so a moved one does not open. The key comes from
+the settings or the key file, never from the database.
 """
 
 from typing import Final, NoReturn
@@ -17,7 +17,7 @@ _NONCE_BYTES: Final = 12
 
 
 class VaultError(Exception):
-    """A stored secret cannot be opened: another key, another place, or damage."""
+    """Another key, another place, or damage."""
 
 
 @frozen(kw_only=True)
@@ -30,12 +30,11 @@ class Place:
 
     @property
     def associated_data(self) -> bytes:
-        """The place as bytes, unique for each place."""
         return f"{self.table}\0{self.column}\0{self.row}".encode()
 
 
 class Vault:
-    """Seals and opens secrets with a key of 32 bytes. Its `repr` shows nothing, and it cannot be pickled."""
+    """The key has 32 bytes. `repr` shows nothing, and it cannot be pickled."""
 
     def __init__(self, key: bytes, entropy: Randomness | None = None) -> None:
         if len(key) != KEY_BYTES:
@@ -44,26 +43,17 @@ class Vault:
         self._entropy = entropy or SystemRandomness()
 
     def seal(self, secret: str, place: Place) -> bytes:
-        """Seal a secret so that it opens only in `place`."""
         # Never from a seeded source, because a repeated nonce breaks the cipher.
         nonce = self._entropy.randbytes(_NONCE_BYTES)
         return nonce + self._cipher.encrypt(nonce, secret.encode("utf-8"), place.associated_data)
 
     def open(self, sealed: bytes, place: Place) -> str:
-        """Open a secret that was sealed for `place`.
-
-        Raises:
-            VaultError: it was sealed for another place or with another key.
-        """
         return self._opened(sealed, place, place.associated_data)
 
     def open_of_row(self, sealed: bytes, place: Place) -> str:
         """Open a secret that an earlier version sealed for the row of `place`, in any table and column.
 
         Only for `resealing.py`.
-
-        Raises:
-            VaultError: it was sealed for another row or with another key.
         """
         return self._opened(sealed, place, place.row.encode("utf-8"))
 

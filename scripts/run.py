@@ -1,4 +1,4 @@
-"""Run a session of the noxfile with only Python installed: creates .venv, installs nox and uv there, and runs it.
+"""Run a session of the noxfile with only Python installed: put nox and uv into .venv, and run it.
 
     python3 scripts/run.py quickstart
     python3 scripts/run.py tests

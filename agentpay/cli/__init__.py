@@ -1,9 +1,8 @@
 """`agentpay`: the command line for a running service. It needs only the SDK and the extra `cli`.
 
-Each command has its own module, imported when the command runs. Results go to standard output: as text, with
-`--json` as JSON, with `--quiet` as identifiers; everything else goes to standard error. Exit codes: 0
-success, 1 the server refused, failed or cannot be reached, 2 usage error, 3 the outcome is unknown, 130
-interrupted. `agentpay-server` includes these commands and adds its own.
+Each command has its own module, imported when it runs. Results go to standard output: as text, with `--json`
+as JSON, with `--quiet` as identifiers; everything else goes to standard error. Exit codes: 0 success, 1 the
+server refused, failed or cannot be reached, 2 usage error, 3 the outcome is unknown, 130 interrupted.
 """
 
 import warnings
@@ -50,26 +49,18 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 class Commands(click.Group):
-    """A group that imports a command when it is used.
-
-    Args:
-        available: module and one-line help of each command, by name.
-    """
+    """A group that imports a command when it is used. `available`: module and one-line help, by name."""
 
     def __init__(self, *, available: Mapping[str, tuple[str, str]], **attributes: Any) -> None:  # noqa: ANN401
         super().__init__(**attributes)
         self.available = available
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - as its base has it
-        """Return the names of the commands, in the order of the help."""
+        """Return the names, in the order of the help."""
         return list(self.available)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """Return a command; None if no command has this name.
-
-        Raises:
-            ClickException: the command is of the server, whose dependencies are not installed.
-        """
+        """Return a command; ClickException if it is of the server, whose dependencies are not installed."""
         if cmd_name not in self.available:
             return None
         module, _, name = self.available[cmd_name][0].partition(":")

@@ -37,12 +37,7 @@ _ADVICE: Final[Mapping[type[errors.APIError], str]] = {
 
 @frozen(kw_only=True)
 class Address:
-    """A server's URL and the key to use.
-
-    Attributes:
-        url: base URL of the server.
-        key: an operator key, or an agent key.
-    """
+    """A server's URL and the operator or agent key to use."""
 
     url: str
     key: str = field(repr=False)
@@ -57,11 +52,11 @@ class RefusedError(click.ClickException):
         self._fields = fields
 
     def format_message(self) -> str:
-        """Return the message, with escape sequences from the server made harmless."""
+        """Make escape sequences from the server harmless."""
         return printable(self.message)
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Print the message on standard error, as text or as one line of JSON."""
+        """Print on standard error, as text or as one line of JSON."""
         if self._output.is_json:
             fields = {name: value for name, value in self._fields.items() if value is not None}
             self._output.document({**fields, "message": self.message}, is_error=True)
@@ -129,13 +124,10 @@ def takes_address(command: _Command) -> _Command:
 
 
 def address_of(url: str | None, key: str | None, profile: str | None = None) -> Address:
-    """Return the address to call.
+    """Return the address to call, or raise UsageError.
 
     `--profile` comes first, then `--url` and `--key` or their variables, then `AGENTPAY_PROFILE`, then the
     current profile. Both parts come from one source: the key of a profile is never sent to another URL.
-
-    Raises:
-        UsageError: there is no key, no such profile, or both a profile and an option were passed.
     """
     if profile is not None:
         _refuse_both()
@@ -162,12 +154,7 @@ def client_of(address: Address) -> AgentPay:
 
 @contextlib.contextmanager
 def reported_errors(address: Address, output: Output) -> Iterator[None]:
-    """Turn exceptions of the SDK into messages with an exit code.
-
-    Raises:
-        UsageError: the URL or the key is invalid.
-        RefusedError: any other error.
-    """
+    """Turn exceptions of the SDK into messages with an exit code."""
     try:
         yield
     except errors.ConfigurationError as error:

@@ -104,11 +104,7 @@ def replay(
 
 
 def replay_named(server: AgentPay, output: Output, ids: tuple[str, ...], webhook_id: str | None) -> None:
-    """Replay deliveries and events given by identifier, and print the new deliveries.
-
-    Raises:
-        RefusedError: a delivery is unknown, or an event or a webhook was deleted.
-    """
+    """Replay deliveries and events given by identifier, and print the new deliveries."""
     _replay(server, output, lambda: _named(server, output, ids, webhook_id))
 
 

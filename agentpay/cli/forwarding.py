@@ -34,12 +34,9 @@ class Forward:
     """One attempt to forward an event.
 
     Attributes:
-        event_id: the event, `evt_…`.
-        event_type: name of its type.
-        attempt: number of the attempt, from 1.
+        attempt: from 1.
         status_code: the receiver's HTTP status; None without a response.
-        error: why there was no response; None with a response.
-        duration_ms: duration of the attempt, in milliseconds.
+        error: why there was no response.
         status: `delivered`, `retrying` or `undelivered`.
         retry_seconds: delay until the next attempt; None if this was the last.
     """
@@ -55,14 +52,7 @@ class Forward:
 
 
 class Forwarder:
-    """Posts events to one URL.
-
-    Args:
-        url: the URL.
-        secret: the signing secret.
-        report: called with every attempt.
-        sleep: waits for a number of seconds.
-    """
+    """Posts events to one URL; `report` is called with every attempt."""
 
     def __init__(
         self,
@@ -86,7 +76,7 @@ class Forwarder:
         self._in_flight: set[asyncio.Task[None]] = set()
 
     def start(self, event: Event) -> None:
-        """Start forwarding an event; each attempt is reported."""
+        """Start forwarding an event."""
         task = asyncio.get_running_loop().create_task(self.forward(event))
         self._in_flight.add(task)
         task.add_done_callback(self._in_flight.discard)

@@ -1,7 +1,7 @@
 """`agentpay listen`: printing events as they happen, and optionally forwarding them.
 
-It polls the console's list of events and registers no webhook, so it works with a server that cannot reach
-this machine. Events from before its start are not shown.
+Polls the console's list of events and registers no webhook, so it works with a server that cannot reach this
+machine. Events from before its start are not shown.
 """
 
 import asyncio
@@ -49,7 +49,6 @@ _FIELDS: Final = (
     "transfer_id",
     "session_id",
 )
-"""Fields of an event that are shown on its line, in order."""
 
 
 @click.command()
@@ -293,8 +292,8 @@ class Listener:
 class _Feed:
     """The events added to a server's list since the last call, oldest first.
 
-    It remembers a window of the newest events instead of only the newest one: with several servers, an event
-    may be inserted below the newest.
+    Remembers a window of the newest events instead of only the newest one: with several servers, an event may
+    be inserted below the newest.
     """
 
     def __init__(self, server: AsyncAgentPay, account_id: str | None) -> None:

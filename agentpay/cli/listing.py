@@ -22,12 +22,9 @@ _PAGE_MAX: Final = 100
 
 @frozen(kw_only=True)
 class Listing:
-    """How a list is printed.
+    """How a list is printed: with `is_wide` every column, nothing shortened.
 
-    Attributes:
-        limit: largest number of items.
-        is_wide: whether every column is shown, nothing shortened.
-        watch_seconds: pause between two refreshes; None prints the list once.
+    `watch_seconds` is the pause between two refreshes; None prints the list once.
     """
 
     limit: int
@@ -49,11 +46,7 @@ class Listing:
     ) -> None:
         """Print a list, and again whenever it changes if it is watched.
 
-        Args:
-            output: where to print.
-            items: reads the list; called at each refresh.
-            columns: the columns for people.
-            empty: text to print for an empty list.
+        `items` reads the list, at each refresh; `empty` is printed for an empty one.
         """
         if self.watch_seconds is None:
             with output.progress("Reading"):

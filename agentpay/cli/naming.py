@@ -1,4 +1,7 @@
-"""Names in place of identifiers: accounts by name or handle, keys by name, webhooks by URL."""
+"""Names in place of identifiers: accounts by name or handle, keys by name, webhooks by URL.
+
+Unknown and ambiguous names raise `RefusedError`.
+"""
 
 from collections.abc import Callable, Iterable
 from functools import cached_property
@@ -16,11 +19,7 @@ _NAMED_MAX: Final = 1000
 
 
 def find_account(server: AgentPay, output: Output, given: str) -> str:
-    """Return the identifier of an account given by identifier, name or handle.
-
-    Raises:
-        RefusedError: no account has this name, or several have, or an agent key is used.
-    """
+    """Return the account with this identifier, name or handle. Agent keys cannot look up names."""
     if is_identifier(given, ACCOUNT):
         return given
     try:
@@ -36,11 +35,7 @@ def find_account(server: AgentPay, output: Output, given: str) -> str:
 
 
 def find_account_or_own(server: AgentPay, output: Output, given: str | None) -> str:
-    """Return the identifier of a given account; without one, of the account that an agent key is bound to.
-
-    Raises:
-        RefusedError: no account or several have this name, or an operator key is used without an account.
-    """
+    """Return a given account's identifier; without one, that of the account of an agent key."""
     if given is not None:
         return find_account(server, output, given)
     account_id = server.whoami().account_id
@@ -55,17 +50,17 @@ def find_payee(server: AgentPay, output: Output, given: str) -> str:
 
 
 def find_key(server: AgentPay, output: Output, given: str) -> str:
-    """Return the identifier of an agent key given by identifier or name."""
+    """Return the identifier of an agent key."""
     return _named(given, KEY, lambda: server.console.agent_keys.list(limit=100), "agent key", output)
 
 
 def find_operator_key(server: AgentPay, output: Output, given: str) -> str:
-    """Return the identifier of an operator key given by identifier or name."""
+    """Return the identifier of an operator key."""
     return _named(given, KEY, lambda: server.console.operator_keys.list(limit=100), "operator key", output)
 
 
 def find_webhook(server: AgentPay, output: Output, given: str) -> str:
-    """Return the identifier of a webhook given by identifier or URL."""
+    """Return the identifier of a webhook."""
     if is_identifier(given, WEBHOOK):
         return given
     with output.progress(f"Looking up {given}"):
@@ -74,11 +69,7 @@ def find_webhook(server: AgentPay, output: Output, given: str) -> str:
 
 
 class AccountNames:
-    """The names of accounts, for lists. Read when first used; identifiers where names are not known.
-
-    Args:
-        server: the server.
-    """
+    """The names of accounts, for lists. Read when first used; identifiers where names are not known."""
 
     def __init__(self, server: AgentPay) -> None:
         self._server = server

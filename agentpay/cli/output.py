@@ -1,8 +1,8 @@
 """Printing of results: lines for people, JSON for programs, only identifiers for scripts.
 
-Results go to standard output: with `--json` as one line of JSON per object, with `--quiet` as one identifier
-per line. Notes and progress go to standard error. Text from a server is escaped, so that a name or a memo
-cannot control the terminal. Colours are used only on terminals, and not if `NO_COLOR` is set.
+With `--json` one line of JSON per object, with `--quiet` one identifier per line. Notes and progress go to
+standard error. Text from a server is escaped, so that a name or a memo cannot control the terminal. Colours
+are used only on terminals, and not if `NO_COLOR` is set.
 """
 
 import contextlib
@@ -41,12 +41,7 @@ class _Console(Console):
 
 
 class Output:
-    """Prints a command's results.
-
-    Attributes:
-        is_json: whether to print JSON.
-        is_quiet: whether to print identifiers only.
-    """
+    """Prints a command's results: as JSON, or identifiers only if quiet."""
 
     def __init__(self, *, is_json: bool, is_quiet: bool = False) -> None:
         self.is_json = is_json
@@ -102,10 +97,7 @@ class Output:
     def done(self, field: str, identifier: str, status: str) -> None:
         """Report the new status of an object that is not printed, such as a revoked key.
 
-        Args:
-            field: name of its identifier in JSON, such as `key_id`.
-            identifier: its identifier.
-            status: the status.
+        `field` is the name of its identifier in JSON.
         """
         with self._reporting_unwritten({field: identifier}):
             if self.is_json:
@@ -118,14 +110,7 @@ class Output:
     def items(
         self, models: Sequence[object], columns: Sequence[Column], *, empty: str, is_wide: bool = False
     ) -> None:
-        """Print a list of models: one line each.
-
-        Args:
-            models: the models; JSON has all of their fields.
-            columns: the columns for people.
-            empty: text to print for an empty list.
-            is_wide: whether to show every column, nothing shortened.
-        """
+        """Print a list of models: one line each; JSON has all of their fields."""
         with self._reporting_unwritten():
             self._items(models, columns, empty=empty, is_wide=is_wide)
 
@@ -205,7 +190,7 @@ class Output:
             raise click.exceptions.Exit(1 if fields is None else _OUTCOME_UNKNOWN) from None
 
     def fits(self, width: int) -> bool:
-        """Return whether a line of this width fits on one line."""
+        """Return whether a line of this width fits."""
         return width <= self._out.width
 
     def _lines(self, models: Sequence[object], columns: Sequence[Column], *, is_wide: bool) -> list[Text]:
@@ -215,7 +200,7 @@ class Output:
 
 
 def identifier_of(model: object) -> str:
-    """Return the identifier of a model: its first field that is one, or its first field without any."""
+    """Return the first field of a model that is an identifier, or its first field without any."""
     fields = _fields(model)
     names = (name for name in fields if name == "id" or name.endswith("_id"))
     return str(fields[next(names, next(iter(fields)))])
@@ -236,12 +221,12 @@ def _discard(stream: TextIO) -> None:
 
 
 def takes_json(command: _Command) -> _Command:
-    """Add the option `--json` to a command; it is called with `is_json`."""
+    """Add `--json`; the command is called with `is_json`."""
     return click.option("--json", "is_json", is_flag=True, help="Print JSON, one object per line.")(command)
 
 
 def takes_quiet(command: _Command) -> _Command:
-    """Add the option `--quiet` to a command; it is called with `is_quiet`."""
+    """Add `--quiet`; the command is called with `is_quiet`."""
     return click.option(
         "-q", "--quiet", "is_quiet", is_flag=True, help="Print only the identifier, or only the new key."
     )(command)

@@ -28,12 +28,7 @@ class ConfigError(Exception):
 
 @frozen(kw_only=True)
 class Profile:
-    """A named service.
-
-    Attributes:
-        base_url: URL of the service.
-        api_key: the key for it.
-    """
+    """A named service."""
 
     base_url: str
     api_key: str = field(repr=False)
@@ -44,8 +39,7 @@ class Config:
     """The content of the file.
 
     Attributes:
-        profiles: the services by name.
-        current: name of the service that commands use by default; None for none.
+        current: the service that commands use by default, if any.
         listen_secret: the secret that `listen` signs with; None before it is created.
     """
 
@@ -54,11 +48,11 @@ class Config:
     listen_secret: str | None = field(default=None, repr=False)
 
     def with_profile(self, name: str, profile: Profile) -> "Config":
-        """Return the config with a profile added or replaced; the first one becomes the current one."""
+        """Add or replace a profile; the first one becomes the current one."""
         return evolve(self, profiles={**self.profiles, name: profile}, current=self.current or name)
 
     def without_profile(self, name: str) -> "Config":
-        """Return the config without a profile."""
+        """Remove a profile."""
         others = {each: profile for each, profile in self.profiles.items() if each != name}
         return evolve(self, profiles=others, current=None if self.current == name else self.current)
 
@@ -74,11 +68,7 @@ def config_path() -> Path:
 
 
 def read_config() -> Config:
-    """Return the content of the file; an empty config if there is no file.
-
-    Raises:
-        ConfigError: the file cannot be read or is malformed.
-    """
+    """Return the content of the file; an empty config if there is no file."""
     path = config_path()
     try:
         values = tomllib.loads(path.read_text("utf-8"))
@@ -103,16 +93,11 @@ def is_shared() -> bool:
 
 
 def write_config(config: Config) -> Path:
-    """Write the file, readable by its owner only, and return its path.
-
-    Raises:
-        ConfigError: the file cannot be written.
-    """
+    """Write the file, readable by its owner only, and return its path."""
     path = config_path()
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # Replaced atomically, so that a reader sees the old file or the new one. The temporary file is
-        # created with mode 0600.
+        # Replaced atomically: a reader sees the old file or the new one. The temporary file has mode 0600.
         with _replacement(path) as file:
             file.write(_text_of(config))
     except OSError as error:

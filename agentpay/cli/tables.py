@@ -1,8 +1,8 @@
 """Lists for people: one line per item, identifiers whole, names before identifiers.
 
-On a narrow terminal, text is shortened with an ellipsis, in optional columns first, and optional columns that
-still do not fit are left out. Identifiers, amounts and times are never cut; of a payee's on-chain address,
-the ends are shown. If the output is not a terminal, nothing is cut or left out.
+On a narrow terminal, text is shortened with an ellipsis, in optional columns first; optional columns that
+still do not fit are left out. Identifiers, amounts and times are never cut; of an on-chain address, the ends
+are shown. Elsewhere nothing is cut or left out.
 """
 
 import re
@@ -47,7 +47,6 @@ STYLES: Final[Mapping[str, str]] = {
     "transfer.settled": "green",
     "undelivered": "red",
 }
-"""Colours of known words, such as statuses and event types."""
 
 
 class Show(Enum):
@@ -60,14 +59,7 @@ class Show(Enum):
 
 @frozen
 class Column:
-    """A column of a list.
-
-    Attributes:
-        heading: its heading.
-        look: returns the value for an item.
-        show: when it is shown.
-        is_text: whether values may be shortened.
-    """
+    """A column of a list. `look` returns the value for an item; `is_text` values may be shortened."""
 
     heading: str
     look: Callable[[Any], object]
@@ -80,12 +72,8 @@ def lines(
 ) -> list[Text]:
     """Return the heading and one line per item.
 
-    Args:
-        items: the items.
-        columns: the columns.
-        width: width of the terminal, in cells.
-        is_wide: whether to show every column, nothing shortened, and times as timestamps.
-        now: the current time, for relative times.
+    `width` is in cells. `is_wide` shows every column, nothing shortened, and times as timestamps; otherwise
+    they are relative to `now`.
     """
     shown = [column for column in columns if is_wide or column.show is not Show.WIDE]
     cells = {

@@ -34,7 +34,7 @@ class Seconds(click.FloatRange):
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> float:
-        """Return the number of seconds."""
+        """Return the seconds."""
         seconds: float = super().convert(value, param, ctx)
         if math.isnan(seconds):
             self.fail(f"{value} is not a number of seconds.", param, ctx)
@@ -54,7 +54,7 @@ class Parsed(click.ParamType[T]):
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> T:
-        """Return the parsed value."""
+        """Return the value."""
         try:
             return self._parse(str(value))
         except ValueError as error:
@@ -110,11 +110,7 @@ class Moment(Parsed[datetime]):
 
 
 class Identifier(click.ParamType[str]):
-    """An identifier of one of the given kinds.
-
-    Args:
-        prefixes: accepted prefixes, such as `acct_`.
-    """
+    """An identifier with one of `prefixes`, such as `acct_`."""
 
     name = "identifier"
 

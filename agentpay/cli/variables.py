@@ -10,11 +10,6 @@ CONFIG_VARIABLE: Final = "AGENTPAY_CONFIG"
 
 
 def export_lines(base_url: str, key: str | None) -> list[str]:
-    """Return shell lines that set the variables for a server.
-
-    Args:
-        base_url: URL of the server.
-        key: operator key; None if it is secret or unknown.
-    """
+    """Return shell lines that set the variables for a server; without a key if it is secret or unknown."""
     variables = {URL_VARIABLE: base_url} | ({} if key is None else {KEY_VARIABLE: key})
     return [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]

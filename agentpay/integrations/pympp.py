@@ -121,7 +121,7 @@ class AgentPayRuntime(PaymentRuntime):
 
 
 def _as_sent(challenge: Challenge) -> str:
-    """Return a challenge exactly as the seller wrote it, because the seller's signature covers `request`."""
+    """Return a challenge exactly as the seller wrote it: the seller's signature covers `request`."""
     echo = challenge.to_echo()
     given = [(name, getattr(echo, name)) for name in (*_PARAMETERS, "header")]
     fields = (f'{name}="{_escaped(value)}"' for name, value in given if value is not None)

@@ -1,6 +1,6 @@
 """Which calls need a person's approval in the host: the same rule for every framework.
 
-It applies before the tool runs, in addition to the service's own approvals, which no host can skip.
+Applies before the tool runs, in addition to the service's own approvals, which no host can skip.
 """
 
 from collections.abc import Callable, Mapping

@@ -1,7 +1,6 @@
 """Validates a tool's arguments against its JSON Schema, for the few keywords that the tools use.
 
-A model may send anything. An invalid argument is refused before anything else happens, with one sentence that
-names it.
+A model may send anything. An invalid argument is refused before anything else happens, in one sentence.
 """
 
 import re
@@ -16,11 +15,7 @@ class ToolInputError(ValueError):
 
 
 def checked(name: object, arguments: object) -> dict[str, Any]:
-    """Return the arguments of a tool, a mapping or None. Optional null values are left out.
-
-    Raises:
-        ToolInputError: the tool is unknown, or an argument is missing, unknown or invalid.
-    """
+    """Return the arguments of a tool, a mapping or None. Optional null values are left out."""
     spec = TOOLS.get(name) if isinstance(name, str) else None
     if spec is None:
         raise ToolInputError(f"unknown tool {name!r}; available: {', '.join(TOOLS)}")

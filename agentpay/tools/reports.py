@@ -53,12 +53,12 @@ _STEPS: Final = {
 
 
 def idempotency_key(ref: str) -> str:
-    """Return the idempotency key of a reference."""
+    """Return the key of a reference."""
     return f"{KEY_PREFIX}{ref}"
 
 
 def payment_of(transfer: Transfer, ref: str, *, base_url: str, **changes: Any) -> PaymentResult:  # noqa: ANN401
-    """Return the result for a payment that the service has recorded."""
+    """Return the result for a recorded payment."""
     status: Any = str(transfer.status)
     reason = transfer.message
     if status == "approved":
@@ -89,7 +89,7 @@ def payment_of(transfer: Transfer, ref: str, *, base_url: str, **changes: Any) -
 def payment_without_transfer(
     ref: str, status: PaymentStatus | None, *, to: str | None, amount_usdc: str | None, reason: str
 ) -> PaymentResult:
-    """Return the result for a payment without a record at the service."""
+    """Return the result for a payment that the service has not recorded."""
     return PaymentResult(
         status=status,
         money_moved="no" if status is None else _MOVED.get(status, "unknown"),
@@ -148,7 +148,7 @@ def reason_of(error: Exception) -> str:
 
 
 def explanation_of(error: Exception) -> str:
-    """Return the explanation of a refusal, with each fault of the request."""
+    """Return the explanation of a refusal, with each fault."""
     if not isinstance(error, APIError):
         return str(error)
     details = "; ".join(f"{fault.field} {fault.message}" for fault in error.details)
@@ -163,7 +163,7 @@ def logged_reason(error: Exception) -> str:
 
 
 def is_refusal(error: Exception) -> bool:
-    """Return whether the service or the client has refused a request, which then has no effect."""
+    """Return whether a request was refused, which then has no effect."""
     if isinstance(error, APIError):
         return error.status < 500 and error.status != 408 and error.code is not None
     return isinstance(error, ValueError) and not isinstance(error, AgentPayError)
@@ -194,12 +194,12 @@ def listed(transfer: Transfer) -> ListedPayment:
 
 
 def ref_of(key: str | None) -> str | None:
-    """Return the reference of an idempotency key; None for the key of another program."""
+    """Return the key's reference; None for another program's key."""
     return key.removeprefix(KEY_PREFIX) if key is not None and key.startswith(KEY_PREFIX) else None
 
 
 def session_of(session: Session, ref: str, **changes: Any) -> SessionResult:  # noqa: ANN401
-    """Return the result for a session that the service has recorded."""
+    """Return the result for a recorded session."""
     status: Any = str(session.status)
     result = SessionResult(
         status=status,
@@ -223,7 +223,7 @@ def session_of(session: Session, ref: str, **changes: Any) -> SessionResult:  # 
 def session_without_record(
     ref: str, status: SessionStatusOrRefusal, *, reason: str, charge_ref: str | None = None
 ) -> SessionResult:
-    """Return the result for a session without a record at the service."""
+    """Return the result for a session that the service has not recorded."""
     return SessionResult(
         status=status,
         money_moved=_MOVED.get(status, "unknown"),
@@ -271,12 +271,12 @@ def is_same(transfer: Transfer, *, to: str, amount_usdc: str, memo: str | None) 
 
 
 def approval_url(base_url: str, transfer_id: str) -> str:
-    """Return the URL of the console's page on which a transfer is approved."""
+    """Return the URL on which a transfer is approved."""
     return f"{base_url}/dashboard#/transfers/{transfer_id}"
 
 
 def padded(amount_usdc: str | None) -> str | None:
-    """Return an argument's amount with 6 decimals, as in results."""
+    """Return the amount with 6 decimals, as in results."""
     return None if amount_usdc is None else format_string(Decimal(amount_usdc))
 
 

@@ -1,7 +1,7 @@
 """An agent of a crash test, in its own process: makes its purchases, each under its own key.
 
-It stores only the names of finished purchases, in a file. After a kill, the next agent retries all others
-with the same keys.
+Stores only the names of finished purchases, in a file. After a kill, the next agent retries all others with
+the same keys.
 
     python -m agentpay_server._crash_test.agent PLAN.json
 """
@@ -28,9 +28,8 @@ _AGAIN_SHARE: Final = 0.1
 class Agent:
     """Makes the purchases of a plan.
 
-    Args:
-        plan: `services`, URLs of the service; `api_key`; `account_id`; `shop`, the seller's URL; `purchases`,
-            their names and paths; `done`, the file of finished purchases; `seed`.
+    `plan` holds `services` and `shop`, URLs; `api_key`; `account_id`; `purchases`, names and paths; `done`,
+    the file of finished purchases; `seed`.
     """
 
     def __init__(self, plan: dict[str, Any]) -> None:
@@ -50,7 +49,6 @@ class Agent:
                 file.write(f"{name} {outcome}:{asked}\n")
 
     def _shop(self, service_url: str) -> httpx.Client:
-        """Return a client of the seller that pays through one server of the service."""
         plan = self._plan
         service = AgentPay(api_key=plan["api_key"], base_url=service_url, max_retries=0, timeout=30)
         auth = PaymentAuth(service, account_id=plan["account_id"])
@@ -62,7 +60,7 @@ class Agent:
             yield from (line for line in self._done.read_text().splitlines() if ":" in line)
 
     def _buy(self, name: str, path: str) -> tuple[str, int]:
-        """Try a purchase a few times under its key; return the outcome and the number of tries."""
+        """Try a purchase a few times; return the outcome and the number of tries."""
         tries = 0
         for _ in range(_SERVICE_TRIES):
             try:
@@ -82,7 +80,7 @@ class Agent:
             except httpx.HTTPError:
                 pass
             except errors.AgentPayError as error:
-                # The server is down, or the outcome is unknown. The key makes a retry safe.
+                # The server is down, or the outcome is unknown: the key makes a retry safe.
                 sys.stderr.write(f"{name}: {error}\n")
                 time.sleep(_PAUSE_SECONDS)
                 tries -= 1

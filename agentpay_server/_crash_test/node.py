@@ -1,8 +1,4 @@
-"""The chain of a crash test: one embedded chain on a port, used by servers and sellers as a cluster.
-
-It outlives every server, and records every payment that lands. Its clock can run faster than real time, to
-shorten expiries.
-"""
+"""The chain of a crash test: an embedded chain on a port, used as a cluster. It outlives every server."""
 
 import asyncio
 import itertools
@@ -41,39 +37,26 @@ _WALLET_LAMPORTS: Final = 1_000_000_000
 
 
 class FastClock(SystemClock):
-    """A clock that runs at a multiple of the machine's pace.
-
-    Args:
-        speed: seconds per real second.
-    """
+    """Runs at `speed` seconds per real second, to shorten expiries."""
 
     def __init__(self, speed: int) -> None:
         self._speed = speed
         self._start_us = super().now_us()
 
     def now_us(self) -> int:
-        """Return microseconds since 1970, UTC."""
         return self._start_us + (super().now_us() - self._start_us) * self._speed
 
 
 @frozen
 class Landed:
-    """Payments that landed on the chain.
-
-    Attributes:
-        payments: number of landings, by memo.
-        micro: micro-USDC moved, by memo.
-    """
+    """Payments that landed, by memo."""
 
     payments: Counter[str]
     micro: Counter[str]
 
 
 class ChainNode:
-    """A running chain with its RPC node, at `speed` seconds per real second.
-
-    `environment` has the variables with the keys that a server on the chain needs.
-    """
+    """A running chain with its RPC node; `environment` has the keys that a server on it needs."""
 
     def __init__(self, *, speed: int) -> None:
         self.clock: FastClock = FastClock(speed)
@@ -92,17 +75,15 @@ class ChainNode:
         }
 
     def landed(self) -> Landed:
-        """Return the payments that have landed so far."""
         with self._lock:
             return Landed(self._payments.copy(), self._micro.copy())
 
     @property
     def usdc_mint(self) -> str:
-        """Address of the USDC mint."""
         return self._chain.usdc_mint
 
     def wallet(self, amount_micro: int) -> Keypair:
-        """Return the key of a new wallet with SOL for fees and an amount of micro-USDC."""
+        """Return the key of a new wallet with SOL for fees and an amount of USDC."""
         keypair = Keypair()
         self._owner.call(self._fund_wallet(keypair.pubkey(), amount_micro))
         return keypair
@@ -125,7 +106,6 @@ class ChainNode:
         await self._chain.send(bytes(VersionedTransaction(message, [self._treasury, self._mint_authority])))
 
     def close(self) -> None:
-        """Stop the node."""
         self._owner.stop(self._stop)
 
     async def _start(self) -> None:

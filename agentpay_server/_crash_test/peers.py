@@ -1,7 +1,7 @@
 """Other projects' clients against the same hostile sellers and kills, each in a separate environment.
 
-Such a client holds the key and signs in the agent's process. There is no server and no policy, so only agents
-are killed. Like the agents of a crash test, they retry until they have the resource.
+Such a client holds the key and signs in the agent's process: there is no server and no policy, so only agents
+are killed.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ _LATEST_SECONDS: Final = 30.0
 
 @frozen(kw_only=True)
 class Peer:
-    """Another project's client: its packages, the program that buys with it, and its payment protocol."""
+    """A client: its packages, the program that buys with it, and its payment protocol."""
 
     name: str
     packages: tuple[str, ...]
@@ -70,15 +70,9 @@ PEERS: Final = (
 
 @frozen(kw_only=True)
 class PeerLine:
-    """Results of a client.
+    """Results of a client; `twice` and `settled` according to the chain.
 
-    Attributes:
-        asked: number of calls of the client.
-        served: purchases that obtained the resource.
-        settled: purchases paid, according to the chain.
-        twice: purchases paid more than once, according to the chain.
-        twice_in_a_call: those paid more often than the client was called for them.
-        settled_usdc: USDC debited from its wallet, according to the chain.
+    `twice_in_a_call` are purchases paid more often than the client was called for them.
     """
 
     client: str
@@ -95,17 +89,9 @@ class PeerLine:
 def run_peers(
     *, seed: int, seconds: float, purchases: int, scratch: Path, say: Callable[[str], None]
 ) -> Iterator[PeerLine]:
-    """Run each peer, and yield its results.
+    """Run each peer, and yield its results; `CannotStartError` if one cannot be installed.
 
-    Args:
-        seed: determines modes and kills.
-        seconds: duration of purchases and kills per peer.
-        purchases: maximum number of purchases per peer.
-        scratch: directory for plans, journals and logs.
-        say: called with the progress.
-
-    Raises:
-        CannotStartError: a peer cannot be installed.
+    `seconds` is the duration of purchases and kills per peer, `purchases` the maximum.
     """
     for peer in PEERS:
         say(f"installing {peer.name}")
@@ -155,7 +141,7 @@ def _run(
 
 
 def _disturbed(command: Sequence[str], log: Any, chance: random.Random, seconds: float) -> int:  # noqa: ANN401 - a binary file
-    """Run and kill the agent until it finishes or the time is up. Return the number of kills."""
+    """Run and kill the agent until it finishes or the time is up; return the number of kills."""
     kills, ends_at = 0, time.monotonic() + seconds
     while True:
         kill_at = time.monotonic() + chance.expovariate(1 / KILL_EVERY_SECONDS)
@@ -173,7 +159,6 @@ def _disturbed(command: Sequence[str], log: Any, chance: random.Random, seconds:
 
 
 def line_of(peer: Peer, names: Sequence[str], done: Path, landed: Landed, *, kills: int) -> PeerLine:
-    """Return a client's results, from its agent's journal and the chain."""
     noted = done.read_text("utf-8").splitlines() if done.exists() else []
     asked = {name: noted.count(f"{name} asked") for name in names}
     tried = [name for name in names if asked[name]]
@@ -194,11 +179,7 @@ def line_of(peer: Peer, names: Sequence[str], done: Path, landed: Landed, *, kil
 
 
 def _installed(peer: Peer) -> list[str]:
-    """Return the command that runs a peer's program. Installs its packages at the first use.
-
-    Raises:
-        CannotStartError: the packages cannot be installed.
-    """
+    """Return the command that runs a peer's program; installs its packages at the first use."""
     digest = hashlib.sha256("\n".join((*peer.packages, sys.version)).encode()).hexdigest()[:12]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "agentpay" / "crash-test"
     directory = cache / f"{peer.program.partition('.')[0]}-{digest}"
@@ -222,7 +203,7 @@ def _installed(peer: Peer) -> list[str]:
 
 
 def _install_node(directory: Path, packages: Sequence[str]) -> None:
-    # Peer dependencies of these packages conflict, and are not needed.
+    # These packages' peer dependencies conflict, and are not needed.
     flags = ["--no-audit", "--no-fund", "--no-package-lock", "--legacy-peer-deps", "--silent"]
     _call(["npm", "install", *flags, "--prefix", str(directory), *packages])
 

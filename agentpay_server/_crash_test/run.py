@@ -42,10 +42,9 @@ class Plan:
     """The plan of a crash test.
 
     Attributes:
-        seed: determines modes, protocols and kills.
         seconds: duration of purchases and kills.
-        servers: number of server processes; more than one requires PostgreSQL.
-        database_url: PostgreSQL database to use; None for an SQLite file.
+        servers: number of processes; more than one requires PostgreSQL.
+        database_url: PostgreSQL database; None for an SQLite file.
         keep: a new directory for data, logs and journals; None for a temporary one.
     """
 
@@ -60,15 +59,9 @@ class Plan:
 
 @frozen(kw_only=True)
 class Line:
-    """Results of the purchases from sellers of one mode.
+    """Results of the purchases from sellers of one mode; `settled` and `twice` according to the chain.
 
-    Attributes:
-        purchases: purchases that were completed or paid.
-        asked: number of requests to sellers.
-        served: purchases that obtained the resource.
-        refused: purchases that the policy refused.
-        settled: purchases paid, according to the chain.
-        twice: purchases paid more than once, according to the chain.
+    `purchases` were completed or paid, `served` obtained the resource, `refused` were refused by the policy.
     """
 
     mode: str
@@ -86,8 +79,7 @@ class Verdict:
 
     Attributes:
         cap_usdc: the daily limit of the account.
-        settled_usdc: USDC debited from the account, according to the chain.
-        over_cap_usdc: the excess over the limit.
+        settled_usdc: debited from the account, according to the chain.
         undecided: payments without an outcome in time.
         differing: payments whose status at the service differs from the chain.
     """
@@ -110,13 +102,6 @@ class Verdict:
 
 
 class CrashTest:
-    """Runs a plan.
-
-    Args:
-        plan: the plan to run.
-        say: called with the progress.
-    """
-
     def __init__(self, plan: Plan, say: Callable[[str], None]) -> None:
         self._plan = plan
         self._say = say
@@ -125,11 +110,6 @@ class CrashTest:
         self._kills = 0
 
     def run(self) -> Verdict:
-        """Run the plan.
-
-        Raises:
-            CannotStartError: a server does not start.
-        """
         started = time.monotonic()
         with (
             self._directory() as scratch,
@@ -198,7 +178,7 @@ class CrashTest:
         try:
             self._say(f"starting {plan.servers} server(s)")
             for server in servers:
-                # One by one, because the first one creates the tables.
+                # One by one: the first one creates the tables.
                 server.start()
                 server.wait()
             yield servers
@@ -243,7 +223,6 @@ class CrashTest:
     # --- Kills
 
     def _disturb(self, servers: list[ServerProcess], agents: list[AgentProcess]) -> None:
-        """Run the agents, and kill servers and agents, until the time is up."""
         for agent in agents:
             agent.start()
         ends_at = time.monotonic() + self._plan.seconds
@@ -281,7 +260,7 @@ class CrashTest:
     # --- Results
 
     def _undecided(self, servers: list[ServerProcess], account_id: str) -> int:
-        """Wait until every payment has settled or failed. Return the number of payments that have not."""
+        """Wait until every payment has settled or failed; return how many have not."""
         deadline = time.monotonic() + _END_SECONDS
         with self._client(servers[0]) as client:
             while True:
@@ -297,7 +276,6 @@ class CrashTest:
     def _differing(
         self, servers: list[ServerProcess], account_id: str, landed: Landed, names: list[str]
     ) -> int:
-        """Return by how much the number of settled payments differs between service and chain."""
         with self._client(servers[0]) as client:
             payments = list(client.payments.list(account_id=account_id, limit=100))
         says = Counter(payment.status for payment in payments)
@@ -308,7 +286,6 @@ class CrashTest:
 def lines_of(
     modes: Mapping[str, Mode], outcomes: dict[str, tuple[str, int]], landed: Landed
 ) -> Iterator[Line]:
-    """Yield a line for each mode with purchases."""
     for mode in Mode:
         names = [
             name for name, its in modes.items() if its is mode and (name in outcomes or landed.payments[name])

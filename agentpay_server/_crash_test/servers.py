@@ -1,4 +1,4 @@
-"""The processes of a crash test: servers and agents, which are killed and restarted."""
+"""The processes of a crash test, which are killed and restarted."""
 
 import json
 import os
@@ -14,11 +14,11 @@ _START_SECONDS: Final = 120.0
 
 
 class CannotStartError(Exception):
-    """A process of the test cannot start. The message includes the end of its log."""
+    """The message includes the end of the process's log."""
 
 
 class ServerProcess:
-    """A server on a fixed port; `options` are those of `agentpay-server serve`, except the port."""
+    """A server on a fixed port; `options` are those of `serve`, except the port."""
 
     def __init__(self, options: Sequence[str], environment: dict[str, str], log: Path) -> None:
         with socket.socket() as sock:
@@ -33,7 +33,6 @@ class ServerProcess:
         self._is_ready = False
 
     def start(self) -> None:
-        """Start, without waiting until it accepts requests."""
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our own command
                 self._command, env=self._environment, stdout=subprocess.PIPE, stderr=log
@@ -41,11 +40,7 @@ class ServerProcess:
         self._is_ready = False
 
     def wait(self) -> None:
-        """Wait until it accepts requests.
-
-        Raises:
-            CannotStartError: it ended, or is not ready in time.
-        """
+        """Wait until it accepts requests; `CannotStartError` if not in time."""
         if self._is_ready:
             return
         assert self._process is not None  # noqa: S101 - it was started
@@ -58,7 +53,6 @@ class ServerProcess:
         self._is_ready = True
 
     def kill(self) -> None:
-        """Kill it by SIGKILL."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -71,13 +65,7 @@ class ServerProcess:
 
 
 class AgentProcess:
-    """An agent process.
-
-    Args:
-        plan: see `Agent`.
-        directory: directory of its files.
-        name: base name of its files.
-    """
+    """An agent process. For `plan` see `Agent`."""
 
     def __init__(self, plan: dict[str, Any], directory: Path, name: str) -> None:
         self._plan, self._log = directory / f"{name}.json", directory / f"{name}.log"
@@ -87,29 +75,25 @@ class AgentProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start or restart."""
         command = [sys.executable, "-m", "agentpay_server._crash_test.agent", str(self._plan)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log)  # noqa: S603 - our own command
 
     @property
     def is_running(self) -> bool:
-        """Whether its process runs."""
         return self._process is not None and self._process.poll() is None
 
     @property
     def has_finished(self) -> bool:
-        """Whether it has finished its plan."""
         return set(self._names) <= set(self.outcomes())
 
     def kill(self) -> None:
-        """Kill it by SIGKILL."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
     def outcomes(self) -> dict[str, tuple[str, int]]:
-        """Return the outcome of each finished purchase, and how often it was tried."""
+        """Return each finished purchase's outcome, and how often it was tried."""
         found: dict[str, tuple[str, int]] = {}
         if not self._done.exists():
             return found
@@ -122,5 +106,4 @@ class AgentProcess:
         return found
 
     def log_end(self) -> str:
-        """Return the end of its log."""
         return self._log.read_text("utf-8", "replace")[-800:] if self._log.exists() else ""

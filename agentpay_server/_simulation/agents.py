@@ -1,7 +1,6 @@
-"""The work in a simulation: agents that spend, operators that decide, a third party that sends money.
+"""Agents that spend, operators that decide, a third party that sends money.
 
 Each call has its own random stream, named by actor and number, so that leaving out a call changes no other.
-Agents use the real SDK with its retries.
 """
 
 import asyncio
@@ -32,12 +31,10 @@ _OPERATORS_PAUSES: Final = 10
 _STRANGERS_PAUSES: Final = 25
 _CHARGE_KEYS: Final = 400
 _UNKNOWN_FROM_STATUS: Final = 500
-"""From this status on, a response leaves unknown whether the request was processed."""
+"""From this status on, it is unknown whether the request was processed."""
 
 
 class SimulatedClient(AsyncAgentPay):
-    """The SDK with the simulation's time and randomness."""
-
     def __init__(self, world: "World", name: str, api_key: str) -> None:
         self._world, self._name = world, name
         super().__init__(
@@ -53,10 +50,7 @@ class SimulatedClient(AsyncAgentPay):
 
 
 class Worker(Actor):
-    """An actor that makes calls, one by one, until the work is over.
-
-    `think_seconds` is the average pause between two calls.
-    """
+    """Makes calls until the work is over, `think_seconds` apart on average."""
 
     def __init__(self, world: "World", name: str, think_seconds: float) -> None:
         super().__init__(name, world.chance)
@@ -64,7 +58,6 @@ class Worker(Actor):
         self._think_seconds = think_seconds
 
     async def work(self) -> None:
-        """Make calls until the work is over."""
         ACTOR.set(self)
         world, number = self.world, 0
         while True:
@@ -82,21 +75,17 @@ class Worker(Actor):
             except AgentPayError as error:
                 self.note("answer", type(error).__name__, getattr(error, "code", "") or "")
                 if isinstance(error, DecodingError) or isinstance(error.__cause__, DecodingError):
-                    # The network delivers complete responses or none, so this is a server's fault.
+                    # The network delivers complete responses or none: the server's fault.
                     world.violate("a response that its client refuses", self.name, error)
 
     async def act(self, chance: random.Random) -> None:
-        """Make one call."""
         raise NotImplementedError
 
     def note(self, kind: str, *what: object) -> None:
-        """Note an action in the timeline."""
         self.world.timeline.note(kind, self.name, *what)
 
 
 class Agent(Worker):
-    """An agent that pays, opens sessions, and checks the results."""
-
     def __init__(self, world: "World", number: int, api_key: str, own: Account | None) -> None:
         super().__init__(world, f"a{number}", world.plan.skew.think_seconds)
         self._clients = [SimulatedClient(world, f"{self.name}{twin}", api_key) for twin in ("", "'")]
@@ -106,7 +95,6 @@ class Agent(Worker):
         self._sessions: list[str] = []
 
     async def act(self, chance: random.Random) -> None:
-        """Make one call."""
         x, sessions = chance.random(), self.world.plan.skew.sessions
         if x < 0.1:
             await self._ask_about(chance)
@@ -207,7 +195,6 @@ class Agent(Worker):
             await client.accounts.balance(chance.choice(self.world.accounts).account_id)
 
     async def _twice(self, chance: random.Random, call: Callable[[SimulatedClient], Awaitable[None]]) -> None:
-        """Make a call, or the same call twice concurrently."""
         clients = self._clients if chance.random() < self.world.plan.skew.twins else self._clients[:1]
         ends = await asyncio.gather(*(call(client) for client in clients), return_exceptions=True)
         for end in ends:
@@ -218,7 +205,6 @@ class Agent(Worker):
 async def pay(
     world: "World", client: SimulatedClient, who: str, *, key: str, source: str, to: str, micro: int
 ) -> None:
-    """Request a transfer, and check the response."""
     judges, asked_at = world.judges, world.loop.time()
     is_new, pause = key not in judges.asked, judges.paused_since.get(source)
     judges.will_ask(key, source, to, micro)
@@ -239,15 +225,12 @@ async def pay(
 
 
 class Operator(Worker):
-    """An operator: approves and rejects, pauses and resumes, rotates secrets, replays events, mints."""
-
     def __init__(self, world: "World", number: int) -> None:
         super().__init__(world, f"op{number}", _OPERATORS_PAUSES * world.plan.skew.think_seconds)
         self._client = SimulatedClient(world, self.name, world.operator_key)
         self._webhooks: list[str] = []
 
     async def act(self, chance: random.Random) -> None:
-        """Make one call."""
         world, client, x = self.world, self._client, chance.random()
         account_id = chance.choice(world.accounts).account_id
         if x < 0.45 and world.waiting:
@@ -305,20 +288,19 @@ class Operator(Worker):
         except AgentPayError as error:
             status = error.status if isinstance(error, APIError) else None
             if status is None or status >= _UNKNOWN_FROM_STATUS:
-                # The secret may be rotated, but the response with it is lost.
+                # The secret may be rotated although its response is lost.
                 world.secrets[webhook_id].is_lost = True
             raise
         world.secrets[webhook_id].known.append(new.secret)
 
 
 class Stranger(Worker):
-    """A third party that sends USDC to accounts, and occasionally to the escrow of a session."""
+    """Sends USDC to accounts, and occasionally to a session's escrow."""
 
     def __init__(self, world: "World") -> None:
         super().__init__(world, "stranger", _STRANGERS_PAUSES * world.plan.skew.think_seconds)
 
     async def act(self, chance: random.Random) -> None:
-        """Send something."""
         world, micro = self.world, chance.randint(1, 5_000)
         if world.cluster.owes:
             # A payment to an escrow would make its rolled-back settlement fail permanently, which no service
@@ -334,5 +316,4 @@ class Stranger(Worker):
 
 
 def usdc(micro: int) -> Decimal:
-    """Convert micro-USDC to USDC."""
     return from_micro(micro)

@@ -1,4 +1,4 @@
-"""Randomness: an independent stream per actor and purpose, all from one seed.
+"""A random stream per actor and purpose, all from one seed.
 
 An actor that is left out, or draws more often, does not affect the others.
 """
@@ -9,8 +9,6 @@ from typing import Final
 
 
 class Chance:
-    """Creates the streams of one seed."""
-
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
@@ -22,9 +20,7 @@ class Chance:
 class Actor:
     """The owner of running code: one life of a server, an agent, an operator.
 
-    Attributes:
-        order: random order of its callbacks among those of others.
-        is_dead: whether none of its code may run any more.
+    `order` orders its callbacks among those of others. None of a dead actor's code may run.
     """
 
     def __init__(self, name: str, chance: Chance) -> None:
@@ -34,4 +30,4 @@ class Actor:
 
 
 ACTOR: Final[ContextVar[Actor | None]] = ContextVar("ACTOR", default=None)
-"""The actor of the running code. Tasks and callbacks inherit it from their creator."""
+"""The actor of the running code, inherited by the tasks and callbacks it creates."""

@@ -1,6 +1,6 @@
 """A Solana cluster on virtual time: slots, blockhashes, landings and forks.
 
-Transactions run on a LiteSVM machine. `nodes.py` decides what each node reports, and when. The cluster is
+Transactions run on a LiteSVM machine; `nodes.py` decides what each node reports, and when. The cluster is
 honest: a transaction lands at most once, and within the 150 blocks of its blockhash.
 """
 
@@ -34,7 +34,6 @@ from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS
 from agentpay_server.chain.signing import transaction_of
 
 FINALIZED_SLOTS: Final = 31
-"""Number of slots after which a block is irreversible."""
 
 USDC_MINT: Final = instructions.USDC_MINTS["mainnet-beta"]
 GENESIS: Final = str(Hash(hashlib.sha256(b"agentpay simulation").digest()))
@@ -55,12 +54,12 @@ class Described:
     """A transaction as it can be read on chain.
 
     Attributes:
-        signature: its first signature, by the fee payer.
-        subject: the transfer or session in its memo, or its payment; None without one.
+        signature: the first one, by the fee payer.
+        subject: the transfer or session in its memo, or its payment.
         kind: `transfer`, `payment`, `opening`, `closing`, or `other`.
-        source: token account that the first movement debits, if any.
+        source: token account that the first movement debits.
         destination: token account that the first movement credits.
-        last_valid_height: the last block height at which it can land; 0 if its blockhash is unknown.
+        last_valid_height: last block height at which it can land; 0 if its blockhash is unknown.
     """
 
     signature: str
@@ -75,14 +74,9 @@ class Described:
 
 @frozen(kw_only=True)
 class Landed:
-    """A transaction in a block.
+    """A transaction in a block; `error` is in JSON-RPC form.
 
-    Attributes:
-        error: in JSON-RPC form; None if it succeeded.
-
-        before: balances of its USDC accounts before it.
-        after: balances of its USDC accounts after it.
-        undo: its writable accounts before it.
+    `before` and `after` are balances of its USDC accounts, `undo` its writable accounts before it.
     """
 
     about: Described
@@ -97,36 +91,24 @@ class Landed:
 
 
 class Watcher(Protocol):
-    """Observes the cluster."""
-
     def handed_over(self, about: Described, by: str) -> None:
-        """A transaction was received for the first time."""
+        """Called only for the first time."""
         ...
 
-    def in_block(self, landing: Landed) -> None:
-        """A transaction is in a block."""
-        ...
+    def in_block(self, landing: Landed) -> None: ...
 
-    def undone(self, landing: Landed) -> None:
-        """A transaction was rolled back with its block."""
-        ...
+    def undone(self, landing: Landed) -> None: ...
 
 
 @define
 class _History:
-    """The transactions of an account, oldest first."""
-
     slots: list[int] = Factory(list)
     signatures: list[str] = Factory(list)
     places: dict[str, int] = Factory(dict)
 
 
 class Cluster:
-    """Executes transactions, and keeps the complete history.
-
-    Args:
-        wall_us: true time at the start of the simulation, in microseconds since 1970.
-    """
+    """Executes transactions; `wall_us` is the true time at the start, in microseconds since 1970."""
 
     def __init__(
         self,
@@ -149,7 +131,7 @@ class Cluster:
         self._machine = machines.acquire()
         self._heights: dict[str, int] = {}
         self._fork = 0
-        # The number of the fork that made the blocks from a slot on.
+        # The fork that made the blocks from a slot on.
         self._forks: list[tuple[int, int]] = [(0, 0)]
         self._known: dict[str, Described] = {}
         self._versions: dict[str, list[tuple[int, Account | None]]] = {}
@@ -166,27 +148,24 @@ class Cluster:
     # --- Time
 
     def slot(self) -> int:
-        """Return the newest slot."""
         return _FIRST_SLOT + _SLOTS_BEFORE + int(self._lived() / self.slot_seconds + 1e-9)
 
     def height(self, slot: int) -> int:
-        """Return the height of the block in a slot, or of the previous block if the slot is empty."""
+        """Return the block height at a slot, or the previous block's if the slot is empty."""
         slots = slot - _FIRST_SLOT
         return _FIRST_HEIGHT + slots - (slots // self._skips_every if self._skips_every else 0)
 
     def has_block(self, slot: int) -> bool:
-        """Return whether there is a block in a slot."""
         return slot >= _FIRST_SLOT and self.height(slot) > self.height(slot - 1)
 
     def newest_block(self, slot: int) -> int:
-        """Return the slot of the newest block up to a slot: the position that nodes report is never empty."""
+        """Return the newest slot with a block up to a slot: nodes never report an empty one."""
         while not self.has_block(slot):
             slot -= 1
         return slot
 
     @property
     def first_slot(self) -> int:
-        """The first slot that nodes have."""
         return _FIRST_SLOT + 1
 
     def _lived(self) -> float:
@@ -194,7 +173,6 @@ class Cluster:
         return now - self._stalled_seconds
 
     def stall(self, seconds: float) -> None:
-        """Produce no blocks for `seconds`."""
         if self._stalled_since is not None:
             return
         since = self._stalled_since = self._loop.time()
@@ -210,10 +188,7 @@ class Cluster:
     def furnish(
         self, *, treasury: str, mint_authority: str, sellers: Sequence[tuple[Pubkey, Pubkey]] = ()
     ) -> None:
-        """Create the treasury, the mint and the accounts of third parties, once.
-
-        `sellers` are each seller's owner and fee payer.
-        """
+        """Create the treasury, the mint and third parties' accounts, once. `sellers`: owner and fee payer."""
         if self._versions:
             return
         first = machine.first_accounts(
@@ -234,32 +209,28 @@ class Cluster:
     # --- Receiving and landing
 
     def blockhash(self, slot: int) -> str:
-        """Return the hash of the block at a slot."""
         fork = next(fork for since, fork in reversed(self._forks) if since <= slot)
         text = str(Hash(hashlib.sha256(b"%d/%d" % (slot, fork)).digest()))
         self._heights[text] = self.height(slot)
         return text
 
     def is_valid(self, blockhash: str, height: int) -> bool:
-        """Return whether a transaction with this blockhash can be in the block at a height."""
         made = self._heights.get(blockhash)
         return made is not None and made <= height <= made + BLOCKHASH_LIFE_BLOCKS
 
     def blocks_left(self, transaction: VersionedTransaction) -> int:
-        """Return the number of blocks in which a transaction can still land; negative if it is too late."""
+        """Negative if it is too late."""
         made = self._heights.get(str(transaction.message.recent_blockhash), 0)
         return made + BLOCKHASH_LIFE_BLOCKS - self.height(self.slot())
 
     def name_payment(self, message: str, transfer_id: str) -> None:
-        """Register the transfer that a message pays, because its memo need not name it."""
+        """Register the transfer that a message pays: its memo need not name it."""
         self._payments[message] = transfer_id
 
     def describe(self, raw: bytes) -> Described:
-        """Return the description of a transaction."""
         return self._described(transaction_of(raw))
 
     def submit(self, raw: bytes, by: str) -> str:
-        """Receive a transaction, which may land later, and return its signature."""
         transaction = transaction_of(raw)
         signature = str(transaction.signatures[0])
         about = self._known.get(signature)
@@ -280,7 +251,6 @@ class Cluster:
         return signature
 
     def pay_from_outside(self, token_account: str, amount_micro: int, *, slots_ago: int = 0) -> None:
-        """Land a payment of the third party to a token account, with a blockhash of `slots_ago`."""
         pay = instructions.transfer_checked(
             source=Pubkey.from_string(self.strangers_account),
             destination=Pubkey.from_string(token_account),
@@ -375,13 +345,10 @@ class Cluster:
         self._watcher.in_block(landing)
 
     def roll_back(self, slots: int, relands: Callable[[Described], float | None]) -> int:
-        """Roll back the newest blocks that are not final. Return the number of rolled-back transactions.
+        """Roll back the newest blocks that are not final; return the number of their transactions.
 
-        Rolls back only as many blocks as let all these transactions land again.
-
-        Args:
-            slots: maximum number of slots to roll back.
-            relands: returns the seconds after which a transaction lands again automatically; None for never.
+        Rolls back only as many blocks as let all these transactions land again. `relands` returns the seconds
+        after which one lands again automatically; None for never.
         """
         height = self.height(self.slot())
         fork = max(self.slot() - min(slots, FINALIZED_SLOTS - 1), self._kept_for_owed())
@@ -401,8 +368,7 @@ class Cluster:
         self._machine.with_transaction_history(machine.HISTORY_TRANSACTIONS)
         for landing in vanished:
             self._timeline.note("forget", "cluster", landing.about.kind, landing.about.signature[:12])
-        # Includes transactions of earlier forks. The order matters: a later one may spend the money of an
-        # earlier one.
+        # Includes transactions of earlier forks. Order matters: a later one may spend an earlier one's money.
         self._rolled_back = {
             each.about.signature: each for each in (*reversed(vanished), *self._rolled_back.values())
         }
@@ -416,12 +382,10 @@ class Cluster:
 
     @property
     def owes(self) -> bool:
-        """Whether a rolled-back transaction can still land again."""
         height = self.height(self.slot())
         return any(height <= self._made(each) + BLOCKHASH_LIFE_BLOCKS for each in self._rolled_back.values())
 
     def _made(self, landing: Landed) -> int:
-        """Return the height of the block of a transaction's blockhash."""
         return self._heights[str(landing.transaction.message.recent_blockhash)]
 
     def _kept_for_owed(self) -> int:
@@ -440,7 +404,7 @@ class Cluster:
         return slot if owed else 0
 
     def _land_again(self, landing: Landed, fork: int) -> None:
-        # A later fork schedules these landings again, in another order.
+        # A later fork reschedules these landings, in another order.
         if fork == self._fork:
             self._land(landing.transaction)
 
@@ -470,19 +434,17 @@ class Cluster:
     # --- Reading
 
     def account_at(self, address: str, slot: int) -> Account | None:
-        """Return the account at an address after a slot."""
         for changed, account in reversed(self._versions.get(address, ())):
             if changed <= slot:
                 return account
         return None
 
     def history(self, address: str, slot: int) -> tuple[Sequence[str], Mapping[str, int], int]:
-        """Return an account's signatures, oldest first, their positions, and their number up to a slot."""
+        """Return an account's signatures, oldest first, their positions, and how many are up to a slot."""
         history = self._histories[address]
         return history.signatures, history.places, bisect_right(history.slots, slot)
 
     def held_by(self, addresses: Sequence[str]) -> dict[str, int]:
-        """Return the balances of USDC accounts among addresses."""
         found = {}
         for address in addresses:
             account = machine.token_account_at(self._machine, address, USDC_MINT)
@@ -491,15 +453,12 @@ class Cluster:
         return found
 
     def all_usdc(self) -> dict[str, int]:
-        """Return the balance of every USDC account."""
         return self.held_by(list(self._versions))
 
     def rent_exemption(self, size: int) -> int:
-        """Return the rent exemption of an account of `size` bytes, in lamports."""
         return self._machine.minimum_balance_for_rent_exemption(size)
 
     def close(self) -> None:
-        """Release the machine."""
         machines.release(self._machine)
 
     def _bytes_at(self, address: str) -> bytes | None:
@@ -508,7 +467,7 @@ class Cluster:
 
 
 def message_name(transaction: VersionedTransaction) -> str:
-    """Return the identity of a transaction's message, independent of its signatures."""
+    """Identify a message, whatever its signatures."""
     return str(Message.hash_raw_message(to_bytes_versioned(transaction.message)))
 
 
@@ -527,7 +486,7 @@ def _usdc_account(owner: Pubkey, amount_micro: int) -> bytes:
 
 
 def _has_time(made: int, height: int) -> bool:
-    """Return whether half of a blockhash's life is left at a height, enough to land again."""
+    """Return whether half of a blockhash's life is left at a height: enough to land again."""
     return made + BLOCKHASH_LIFE_BLOCKS - height >= BLOCKHASH_LIFE_BLOCKS // 2
 
 

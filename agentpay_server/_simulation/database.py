@@ -1,8 +1,8 @@
 """The database of all simulated servers: SQLite in memory behind a network that delays, loses and rolls back.
 
 Committed strings that may be signatures are recorded, so that a judge can check that a transaction was stored
-before it was sent. Each life of a server first migrates the schema to its release. The other lives wait for
-it, and if it dies during the migration, nothing has changed.
+before it was sent. Each life first migrates the schema to its release; other lives wait for it, and if it
+dies meanwhile, nothing has changed.
 """
 
 import asyncio
@@ -39,12 +39,7 @@ class _UndoneError(Exception):
 
 
 class SharedDatabase:
-    """The database that all servers share.
-
-    Attributes:
-        signatures: committed strings that have the length of a signature.
-        changes: the life that is migrating the schema, and has locked it.
-    """
+    """`signatures` are committed strings of a signature's length; `changes` is the life that is migrating."""
 
     def __init__(self) -> None:
         self._database = MemoryDatabase()
@@ -55,7 +50,6 @@ class SharedDatabase:
         self.units = 0
 
     def run(self, unit: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
-        """Run a unit in a transaction and return its result after the commit."""
         noted: list[str] = []
 
         def run(connection: Connection) -> T:
@@ -67,8 +61,6 @@ class SharedDatabase:
         return result
 
     def undo(self, unit: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Run a unit and roll it back."""
-
         def run(connection: Connection) -> None:
             unit(connection, *args, **kwargs)
             raise _UndoneError
@@ -79,39 +71,27 @@ class SharedDatabase:
             return
 
     def read(self, unit: Callable[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> T:
-        """Run a read-only unit."""
         self.units += 1
         return _finished(self._database.read(unit, *args, **kwargs))
 
     @property
     def is_locked(self) -> bool:
-        """Whether a migration is running."""
         return self.changes is not None and not self.changes.is_dead
 
     def lay_out(self, release: Release) -> None:
-        """Migrate the schema to a release.
-
-        Raises:
-            NewerSchemaError: the schema is of a later release.
-        """
         _finished(migrations.upgrade(self._database, release=release))
         if release is NEXT_RELEASE:
             self.release = release
 
     def create_missing(self, tables: MetaData) -> None:
-        """Create tables that are missing."""
         _finished(self._database.create_missing(tables))
 
     def close(self) -> None:
-        """Close it."""
         _finished(self._database.close())
 
 
 class DatabaseLink:
-    """The connection of one life of a server to the database.
-
-    `may_die` kills the server at a place with some probability, and returns whether it did.
-    """
+    """One life's connection. `may_die` may kill the server at a place, and returns whether it did."""
 
     is_inline: ClassVar[bool] = False
 
@@ -132,12 +112,7 @@ class DatabaseLink:
         self._may_die, self._life = may_die, life
 
     async def lay_out(self, release: Release) -> None:
-        """Migrate the schema to a release. Other servers wait meanwhile.
-
-        Raises:
-            NewerSchemaError: the schema is of a later release.
-            DatabaseUnavailableError: the database did not respond.
-        """
+        """Other servers wait meanwhile."""
         await self._travel()
         shared = self._shared
         if release is not THIS_RELEASE and shared.release is THIS_RELEASE:
@@ -155,7 +130,6 @@ class DatabaseLink:
     async def run(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """See `Database.run`."""
         faults, server = self._faults, self._server
         await self._travel()
         if self._may_die("kill.before commit"):
@@ -175,12 +149,10 @@ class DatabaseLink:
     async def read(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """See `Database.read`."""
         await self._travel()
         return self._shared.read(unit, args, kwargs)
 
     async def create_missing(self, tables: MetaData) -> None:
-        """See `Database.create_missing`."""
         self._shared.create_missing(tables)
 
     async def close(self) -> None:
@@ -193,7 +165,6 @@ class DatabaseLink:
         while self._shared.is_locked:  # noqa: ASYNC110 - the life with the lock may die without a notice
             await asyncio.sleep(_WAIT_SECONDS)
         if self._life.is_dead:
-            # None of a dead server's code should run.
             raise RuntimeError("a killed server used its database")
         if self._faults.strike("db.lost before", self._server):
             raise DatabaseUnavailableError("the connection was lost before")
@@ -205,8 +176,6 @@ class DatabaseLink:
 
 
 class _Recording:
-    """A connection that records signatures in statement parameters."""
-
     __slots__ = ("_connection", "_noted")
 
     def __init__(self, connection: Connection, noted: list[str]) -> None:
@@ -225,13 +194,13 @@ class _Recording:
 
 
 def _note_release(driver: sqlite3.Connection) -> None:
-    """Record the schema's release, as migrations do, for tables that come from the template."""
+    """Record the release as migrations do, for tables that come from the template."""
     driver.execute("CREATE TABLE alembic_version (version_num VARCHAR(32) NOT NULL PRIMARY KEY)")
     driver.execute("INSERT INTO alembic_version VALUES (?)", (THIS_RELEASE.head,))
 
 
 def _finished(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine that never suspends, as of a database in memory."""
+    """Return the result of a coroutine that never suspends."""
     try:
         work.send(None)
     except StopIteration as done:

@@ -18,7 +18,6 @@ _UPGRADE_PAUSES_SECONDS = (0, 3, 30)
 
 
 def disasters(world: "World") -> Iterator[Coroutine[Any, Any, None]]:
-    """Return a task for each kind of scheduled fault in a plan."""
     for kind, seconds in world.plan.every_seconds.items():
         yield _recur(world, kind, seconds, _KINDS[kind])
 
@@ -71,7 +70,6 @@ def _jump(world: "World", strike: random.Random) -> None:
 
 
 def _upgrade(world: "World", strike: random.Random) -> None:
-    """Restart every server with the next release, all at once or one by one."""
     seconds = strike.choice(_UPGRADE_PAUSES_SECONDS)
     for number, server in enumerate(strike.sample(world.servers, len(world.servers))):
         is_killed = strike.random() < 0.3

@@ -1,6 +1,6 @@
 """The end of a simulation: faults stop, everything in flight must finish, and the books must be right.
 
-All state is read through the API, as an operator reads it, and compared with the chain.
+State is read only through the API, as operators do, and compared with the chain.
 """
 
 import asyncio
@@ -46,7 +46,7 @@ async def come_to_rest(world: "World") -> None:
     for server in world.servers:
         server.rpc.down_until = 0.0
         if world.database.release is NEXT_RELEASE:
-            # The upgrade that has begun is completed.
+            # Complete an upgrade that has begun.
             server.release = NEXT_RELEASE
     began = world.loop.time()
     while not all(server.is_up for server in world.servers):
@@ -57,8 +57,8 @@ async def come_to_rest(world: "World") -> None:
     world.is_healing = False
     client, done = world.client("auditor"), set[str]()
     asking = world.loop.create_task(_resolve_keys(world, client))
-    # Operations that start during the wait get the full time too: repeated keys, sessions that the clock
-    # closes.
+    # Operations that start during the wait get the full time too: repeated keys, sessions closed by the
+    # clock.
     since, first_seen = dict[str, float](), began
     while True:
         open_ones = await _under_way(world, client, done, counts=asking.done())
@@ -77,7 +77,6 @@ async def come_to_rest(world: "World") -> None:
 
 
 async def judge(world: "World") -> None:
-    """Compare everything that the service reports with the chain."""
     if world.violations:
         return
     client = world.client("auditor")
@@ -116,10 +115,9 @@ async def _resolve_keys(world: "World", client: SimulatedClient) -> None:
 async def _under_way(
     world: "World", client: SimulatedClient, done: set[str], *, counts: bool
 ) -> list[tuple[str, str]]:
-    """Return what is in flight, of all subjects sent to the cluster or named in a response.
+    """Return what is in flight; add ended subjects to `done`.
 
-    Adds the subjects that have ended to `done`. With `counts`, includes the servers' counts of transfers:
-    only once no more are requested.
+    `counts` includes the servers' own counts of transfers: only once no more are requested.
     """
     judges = world.judges
     names = {subject for subject, _ in judges.subjects} | set(judges.keys) | set(world.sessions)
@@ -145,7 +143,6 @@ async def _under_way(
 
 
 async def _transfers_in_flight(server: "Server") -> int:
-    """Return the number of transfers in flight, according to a server's metrics."""
     _, text = await _operations(server, "/metrics")
     found = _IN_FLIGHT.search(text)
     return int(float(found.group(1))) if found else -1  # Unreadable metrics do not prove that it is idle.
@@ -284,7 +281,6 @@ async def _spend(world: "World", client: SimulatedClient, account: Account, what
 
 
 async def _judge_account(world: "World", client: SimulatedClient, account: Account) -> None:
-    """Check that history, counters and chain agree."""
     name, address = account.account_id, account.usdc_token_account
     held = world.cluster.held_by([address]).get(address, 0)
     told = to_micro((await client.accounts.balance(name)).balance_usdc)
@@ -308,7 +304,7 @@ async def _judge_account(world: "World", client: SimulatedClient, account: Accou
 
 
 async def _judge_events(world: "World", client: SimulatedClient) -> None:
-    """Check that each change has its event, and that each event was received or has a listed delivery."""
+    """Check that each change has its event, and each event was received or has a listed delivery."""
     world.mail.judge()
     events = [event async for event in client.console.events.list(limit=100)]
     told = Counter((event.type, str(getattr(event.data, "transfer_id", None))) for event in events)
@@ -337,7 +333,6 @@ async def _judge_events(world: "World", client: SimulatedClient) -> None:
 
 
 async def _judge_audit(world: "World", client: SimulatedClient) -> None:
-    """Check that every transfer and session has an entry in the audit trail."""
     subjects = {entry.subject async for entry in client.console.audit.list(limit=100)}
     wanted = {subject for subject, _ in world.judges.subjects} | set(world.judges.told)
     for subject in sorted(wanted - subjects):

@@ -1,4 +1,4 @@
-"""Faults: decides whether one strikes, with a random stream per kind and actor; counts and records them."""
+"""Decides which faults strike, by a random stream per kind and actor; counts and records them."""
 
 import random
 from collections import Counter
@@ -10,12 +10,7 @@ from agentpay_server._simulation.timeline import Timeline
 
 
 class Faults:
-    """Decides which faults strike in a simulation.
-
-    Attributes:
-        are_on: whether faults are enabled.
-        struck: the name of each strike, in order, as in `Plan.without`.
-    """
+    """`struck` names each strike in order, as in `Plan.without`."""
 
     def __init__(self, plan: Plan, chance: Chance, timeline: Timeline) -> None:
         self._without = plan.without
@@ -29,7 +24,7 @@ class Faults:
         self.struck: list[str] = []
 
     def strike(self, kind: str, actor: str) -> random.Random | None:
-        """Return a random stream for a fault's details if it strikes now; otherwise None."""
+        """Return a stream for the details of a fault that strikes now, or None."""
         if not self.are_on:
             return None
         odds = self._odds.get(kind)
@@ -41,7 +36,7 @@ class Faults:
         return self.strikes(kind, actor) if stream.random() < odds else None
 
     def strikes(self, kind: str, actor: str) -> random.Random | None:
-        """Return a random stream for a scheduled fault's details; None if it is left out."""
+        """Strike unless it is left out."""
         number = self._strikes[kind, actor]
         self._strikes[kind, actor] += 1
         name = f"{kind}/{actor}/{number}"

@@ -1,7 +1,7 @@
 """Rules that must always hold, checked at the cluster's edge and in the service's responses.
 
-At the edge: a transaction is stored before it is first sent; a subject has one signature that can still land;
-it lands once; a key lands once; no limit is exceeded. In responses: a final status never changes, and a
+At the edge: a transaction is stored before it is first sent; a subject has one signature that can still land,
+and lands once; a key lands once; no limit is exceeded. In responses: a final status never changes, and a
 failed transfer never lands. Judges never read a server's memory or tables.
 """
 
@@ -20,7 +20,7 @@ from agentpay_server._simulation.cluster import Cluster, Described, Landed
 
 _DAY_SECONDS: Final = 24 * 3600.0
 _SLACK_SECONDS: Final = 600.0
-"""Maximum delay between a decision and its landing, plus the clock difference of two machines."""
+"""Maximum delay between a decision and its landing, plus two machines' clock difference."""
 
 _FINAL: Final = frozenset({TransferStatus.SETTLED, TransferStatus.REJECTED, TransferStatus.FAILED})
 
@@ -36,12 +36,7 @@ class Limits:
 
 @define
 class Asked:
-    """The requests and responses of an idempotency key.
-
-    Attributes:
-        terms: recipient and amount of each request.
-        transfers: the transfers in responses, with their newest status.
-    """
+    """The terms (recipient and amount) of a key's requests, and its transfers' newest status."""
 
     account_id: str
     terms: set[tuple[str, int]] = Factory(set)
@@ -51,19 +46,14 @@ class Asked:
 class Judges:
     """Observes the cluster's edge and the responses to agents.
 
-    Args:
-        is_stored: returns whether a commit contains a signature.
-        now: seconds since the start of the simulation.
-
     Attributes:
         keys: key by transfer, for transfers in responses.
         prices: accounts and prices of payment requests, by key.
         subjects: sent transactions by transfer or session, and kind.
-        limits: an account's limits, by token account.
+        limits: by token account.
         escrows: token accounts that openings fund.
-        session_keys: the idempotency keys under which sessions were requested.
-        paused_since: since when an account is certainly paused, by identifier.
-        spent: an account's spends and their times, by token account.
+        paused_since: since when an account is certainly paused.
+        spent: spends and their times, by token account.
     """
 
     def __init__(
@@ -97,7 +87,6 @@ class Judges:
     # --- At the edge of the cluster
 
     def handed_over(self, about: Described, by: str) -> None:
-        """Check a transaction that is sent for the first time."""
         if about.subject is None:
             return
         name = (about.subject, about.kind)
@@ -122,7 +111,6 @@ class Judges:
             self._violate("signed again after it had landed", about.subject, about.kind, *signatures)
 
     def in_block(self, landing: Landed) -> None:
-        """Check a transaction that has landed."""
         about = landing.about
         if about.subject is None or landing.error is not None:
             return
@@ -137,7 +125,6 @@ class Judges:
             self._judge_key(about.subject)
 
     def undone(self, landing: Landed) -> None:
-        """Forget a transaction that was rolled back."""
         about = landing.about
         if about.subject is None or landing.error is not None:
             return
@@ -149,7 +136,6 @@ class Judges:
             self.spent[source].append((self._now(), -taken))
 
     def _spent_by(self, landing: Landed) -> tuple[str, int]:
-        """Return the token account that a transaction debits, and the amount."""
         source = landing.about.source
         assert source is not None  # noqa: S101 - it moves USDC
         taken = landing.before.get(source, 0) - landing.after.get(source, 0)
@@ -187,16 +173,12 @@ class Judges:
     # --- Responses
 
     def will_ask(self, key: str, account_id: str, to: str, amount_micro: int) -> Asked:
-        """Record that a transfer is about to be requested."""
         asked = self.asked.setdefault(key, Asked(account_id))
         asked.terms.add((to, amount_micro))
         return asked
 
     def answered(self, transfer: Transfer, asked_at: float, asked_micro: int | None = None) -> None:
-        """Check a response about a transfer.
-
-        `asked_at` is when the request was sent, `asked_micro` its amount; None for a read.
-        """
+        """`asked_at` is when the request was sent; a read has no amount."""
         transfer_id, status = transfer.transfer_id, str(transfer.status)
         if asked_micro is not None and to_micro(transfer.amount_usdc) != asked_micro:
             self._violate("the answer is about another transfer", transfer_id, asked_micro)
@@ -213,18 +195,16 @@ class Judges:
         self._learn(transfer.idempotency_key, transfer.from_, transfer_id, status)
 
     def will_buy(self, key: str, account_id: str, amount_micro: int) -> None:
-        """Record that a payment is about to be requested."""
         self.asked.setdefault(key, Asked(account_id))
         self.prices[key].add((account_id, amount_micro))
 
     def authorized(self, key: str, account_id: str, amount_micro: int, payment: Payment) -> None:
-        """Check a response to a payment request."""
         if to_micro(payment.amount_usdc) != amount_micro or payment.account_id != account_id:
             self._violate("the answer is about another payment", payment.transfer_id, amount_micro)
         self._learn(key, account_id, payment.transfer_id, str(payment.status))
 
     def handed_out(self, key: str, transfer_id: str, message: str, transaction: VersionedTransaction) -> None:
-        """Check the transaction of a payment, which its holder can now land."""
+        """Check a payment's transaction: its holder can land it from now on."""
         if not any(self._is_stored(str(each)) for each in transaction.signatures):
             self._violate("a payment was handed out before it was stored", key, transfer_id)
         if self._messages.setdefault(key, message) != message:
@@ -232,12 +212,10 @@ class Judges:
         self.cluster.name_payment(message, transfer_id)
 
     def opened(self, key: str, session_id: str, status: str) -> None:
-        """Check a response about the session of a key."""
         if status != "failed" and self._opened.setdefault(key, session_id) != session_id:
             self._violate("one key, two sessions", key, self._opened[key], session_id)
 
     def refused(self, key: str, account_id: str, error: APIError) -> None:
-        """Check an error that names a transfer."""
         if error.transfer_id is not None and error.transfer_status is not None:
             self._learn(key, account_id, error.transfer_id, error.transfer_status)
 

@@ -15,13 +15,7 @@ _LOGGERS: Final = ("agentpay_server", "agentpay")
 
 
 class LogJudge(logging.Handler):
-    """Checks every record.
-
-    Args:
-        secrets: strings that no record may contain.
-        violate: reports a violation.
-        note: records a log record in the timeline.
-    """
+    """No record may contain one of `secrets`."""
 
     def __init__(
         self,
@@ -34,7 +28,6 @@ class LogJudge(logging.Handler):
         self._lines = logging.Formatter()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Check a record."""
         actor = ACTOR.get()
         if actor is not None and actor.is_dead:
             return
@@ -51,7 +44,6 @@ class LogJudge(logging.Handler):
 
 @contextmanager
 def judged_logs(judge: LogJudge, level: int) -> Iterator[None]:
-    """Pass all records of a level and above to a judge."""
     loggers = [logging.getLogger(name) for name in _LOGGERS]
     before = [(each.level, each.propagate) for each in loggers]
     for each in loggers:

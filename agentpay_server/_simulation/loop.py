@@ -1,7 +1,7 @@
 """An event loop on virtual time: it never waits, and runs ready callbacks in an order from the seed.
 
-When nothing is ready, time jumps to the next timer. There are no sockets, threads, signals or executors,
-which would not be repeatable: using one raises.
+When nothing is ready, time jumps to the next timer. Sockets, threads, signals and executors raise: they are
+not repeatable.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ class StuckError(Exception):
 
 
 async def never() -> NoReturn:
-    """Wait forever, in the code of a server that was killed."""
+    """Wait forever, in the code of a killed server."""
     await asyncio.get_running_loop().create_future()
     raise AssertionError("an endless wait ended")
 
@@ -39,7 +39,7 @@ class _Handle(asyncio.TimerHandle):
     def __init__(
         self, callback: Callable[..., object], args: tuple[Any, ...], context: Context | None, when: float
     ) -> None:
-        # Does not call the base class, which requires a loop with timers.
+        # The base class's `__init__` requires a loop with timers.
         self.call: Callable[..., object] | None = callback
         self.arguments = args
         self._due = when
@@ -59,14 +59,10 @@ class _Handle(asyncio.TimerHandle):
 
 
 class SimulatedLoop(asyncio.AbstractEventLoop):
-    """Runs callbacks and tasks on virtual time.
+    """`order` is the random order of callbacks that belong to no actor.
 
-    Args:
-        order: random order of callbacks that belong to no actor.
-
-    Attributes:
-        on_task: called with each new task and its actor.
-        on_exception: called with asyncio's reports, such as of an exception that was never retrieved.
+    `on_task` is called with each new task and its actor; `on_exception` with asyncio's reports, such as of an
+    exception that was never retrieved.
     """
 
     def __init__(self, order: random.Random) -> None:
@@ -84,7 +80,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     # --- Time
 
     def time(self) -> float:
-        """Return seconds since the start of the simulation."""
         return self._now
 
     # --- Callbacks
@@ -95,7 +90,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         *args: *Ts,
         context: Context | None = None,
     ) -> asyncio.Handle:
-        """Run a callback at the current time."""
         handle = _Handle(callback, args, context, self._now)
         self._ready.append(handle)
         return handle
@@ -106,7 +100,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         *args: *Ts,
         context: Context | None = None,
     ) -> asyncio.Handle:
-        """See `call_soon`. A simulation has a single thread."""
         return self.call_soon(callback, *args, context=context)
 
     def call_later(
@@ -116,7 +109,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         *args: *Ts,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        """Run a callback in `delay` seconds."""
         return self.call_at(self._now + delay, callback, *args, context=context)
 
     def call_at(
@@ -126,20 +118,18 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         *args: *Ts,
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
-        """Run a callback at a time."""
         handle = _Handle(callback, args, context, when)
         self._timers_made += 1
         heapq.heappush(self._timers, (when, self._timers_made, handle))
         return handle
 
     def schedule_event(self, delay: float, callback: Callable[[*Ts], object], *args: *Ts) -> None:
-        """Run a callback of the simulation itself in `delay` seconds, even if its requester dies."""
+        """Run a callback of the simulation itself, even if its requester dies."""
         self.call_at(self._now + delay, callback, *args, context=Context())
 
     # --- Futures and tasks
 
     def create_future(self) -> asyncio.Future[Any]:
-        """See `AbstractEventLoop`."""
         return asyncio.Future(loop=self)
 
     def create_task(
@@ -149,7 +139,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         context: Context | None = None,
         **options: Any,  # noqa: ANN401 - whatever a task takes
     ) -> asyncio.Task[T]:
-        """See `AbstractEventLoop`."""
         task: asyncio.Task[T] = asyncio.Task(coro, loop=self, context=context, **options)
         self.on_task(task, ACTOR.get() if context is None else context.get(ACTOR))
         return task
@@ -157,11 +146,7 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     # --- Running
 
     def run_until_complete(self, future: Any) -> Any:  # noqa: ANN401
-        """Run a coroutine to its end and return its result.
-
-        Raises:
-            StuckError: it cannot end.
-        """
+        """Run to its end; `StuckError` if it cannot end."""
         task = future if isinstance(future, asyncio.Future) else self.create_task(future)
         hooks = sys.get_asyncgen_hooks()
         before = events._get_running_loop()  # noqa: SLF001 - asyncio's interface for event loops
@@ -210,7 +195,6 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
         return [batch[place] for _, place in sorted(keyed)]
 
     def _jump(self) -> None:
-        """Advance to the next timer's time, and make all its timers ready."""
         timers = self._timers
         while timers and timers[0][2].call is None:
             heapq.heappop(timers)
@@ -232,15 +216,12 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
             self.create_task(generator.aclose())
 
     def is_running(self) -> bool:
-        """See `AbstractEventLoop`."""
         return self._is_running
 
     def is_closed(self) -> bool:
-        """See `AbstractEventLoop`."""
         return self._is_closed
 
     def close(self) -> None:
-        """Discard everything that is scheduled."""
         self._is_closed = True
         self._ready.clear()
         self._timers.clear()
@@ -251,20 +232,16 @@ class SimulatedLoop(asyncio.AbstractEventLoop):
     # --- Unsupported
 
     def get_debug(self) -> bool:
-        """Return False."""
         return False
 
     def set_debug(self, enabled: bool) -> None:  # noqa: FBT001 - as asyncio has it
-        """Do nothing."""
+        ...
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Report an error that no caller awaits."""
         self.on_exception(context)
 
     def run_in_executor(self, executor: object, func: object, *args: object) -> NoReturn:  # noqa: ARG002
-        """Raise: threads are not deterministic."""
         raise RuntimeError("a simulation has no threads")
 
     async def getaddrinfo(self, *_: object, **__: object) -> NoReturn:
-        """Raise: there is no DNS."""
         raise OSError("a simulation has no names to look up")

@@ -15,12 +15,7 @@ if TYPE_CHECKING:
 
 
 class Mail:
-    """Checks every post.
-
-    Attributes:
-        webhooks: webhook and subscribed event types, by path.
-        received: accepted events, by path.
-    """
+    """`webhooks` are identifiers and subscribed event types, `received` accepted events, by path."""
 
     def __init__(self, world: "World") -> None:
         self._world = world
@@ -30,11 +25,9 @@ class Mail:
         self.received: defaultdict[str, set[str]] = defaultdict(set)
 
     def registered(self, path: str, webhook_id: str, events: Sequence[str]) -> None:
-        """Record a webhook."""
         self.webhooks[path] = (webhook_id, frozenset(events))
 
     def arrived(self, path: str, headers: httpx.Headers, body: bytes) -> None:
-        """Check a post."""
         event_id, digest = headers["x-service-event-id"], hashlib.sha256(body).digest()
         if self._digests.setdefault(event_id, digest) != digest:
             self._world.violate("an event came with other bytes", path, event_id)

@@ -1,7 +1,7 @@
 """The network between agents and servers, and between servers and webhook receivers.
 
-Requests take time, get lost in either direction, arrive twice, and are cancelled by their sender. They are
-exchanged with the real application and the real sender of webhooks.
+Requests take time, get lost in either direction, arrive twice, and are cancelled by their sender. They reach
+the real application and come from the real sender of webhooks.
 """
 
 import asyncio
@@ -27,20 +27,12 @@ _DOCUMENTED_5XX: Final = 503
 
 
 class AgentTransport(httpx.AsyncBaseTransport):
-    """Delivers the requests of one client to any running server.
-
-    Args:
-        world: the simulation.
-        agent: the sender's name.
-    """
-
     def __init__(self, world: "World", agent: str) -> None:
         self._world, self._agent = world, agent
         self._latency = world.chance.stream("http latency", agent)
         self._choice = world.chance.stream("http server", agent)
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Return a server's response to a request."""
         world, faults, agent = self._world, self._world.faults, self._agent
         body = await request.aread()
         timeout = request.extensions.get("timeout", {}).get("read") or _TIMEOUT_SECONDS
@@ -113,21 +105,18 @@ class AgentTransport(httpx.AsyncBaseTransport):
 
 
 class Receivers:
-    """The webhook receivers of a simulation, for all URLs."""
-
     def __init__(self, world: "World") -> None:
         self._world = world
         self._latency = world.chance.stream("receiver latency")
         self._posting: defaultdict[tuple[str, str, str], list[Life]] = defaultdict(list)
 
     def transport(self, life: "Life", may_die: Callable[[str], bool]) -> httpx.AsyncBaseTransport:
-        """Return the transport from one life of a server to the receivers."""
         return _PostTransport(self, life, may_die)
 
     async def receive(
         self, life: "Life", request: httpx.Request, may_die: Callable[[str], bool]
     ) -> int | None:
-        """Return the status of a receiver's response to a post; None for no response."""
+        """Return the response's status; None for no response."""
         world, faults = self._world, self._world.faults
         path, event = request.url.path, request.headers["x-service-event-id"]
         attempt = request.headers["x-service-delivery-attempt"]
@@ -174,7 +163,7 @@ class _NoBody(httpx.AsyncByteStream):
 
 
 def _may_repeat(request: httpx.Request) -> bool:
-    """Return whether the network may duplicate a request: reads, and those with idempotency keys."""
+    """Return whether the network may duplicate a request: a read, or one with an idempotency key."""
     return request.method == "GET" or request.url.path.startswith(_KEYED)
 
 

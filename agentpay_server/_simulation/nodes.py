@@ -1,7 +1,6 @@
-"""Nodes of the cluster behind one RPC endpoint: their positions, and their JSON-RPC responses.
+"""The nodes behind one RPC endpoint, which lag, get stuck, and report wrong heights and slots.
 
-Nodes lag, get stuck, and report wrong heights and slots. They respond as of their newest slot, in the format
-of Solana's nodes.
+They respond as of their newest slot, in the format of Solana's nodes.
 """
 
 import base64
@@ -29,14 +28,7 @@ Options = Mapping[str, Any]
 
 @define
 class Node:
-    """One node.
-
-    Attributes:
-        behind: number of slots behind the newest one.
-        stuck_at: the slot at which it is stuck, if it is.
-        lies_until: until when its reported numbers are wrong by `lie`.
-        lie: the error of reported numbers.
-    """
+    """`behind` the newest slot, or `stuck_at` one; reports numbers wrong by `lie` until `lies_until`."""
 
     name: str
     behind: int = 0
@@ -46,24 +38,11 @@ class Node:
 
 
 class Nodes:
-    """Handles JSON-RPC calls for nodes.
-
-    Args:
-        cluster: the cluster.
-        faults: decides which faults strike.
-        now: seconds since the start of the simulation.
-    """
-
     def __init__(self, cluster: Cluster, faults: Faults, now: Callable[[], float]) -> None:
         self._cluster, self._faults, self._now = cluster, faults, now
         self.all: list[Node] = [Node(f"n{number}", behind=number) for number in range(3)]
 
     def answer(self, node: Node, by: str, method: str, params: Sequence[Any]) -> object:
-        """Return the result of a call.
-
-        Raises:
-            RpcRefusalError: the node returned an error.
-        """
         answer = getattr(self, f"_{method}", None)
         if answer is None:
             raise RpcRefusalError(method, _UNKNOWN_METHOD, "Method not found", None)
@@ -76,7 +55,6 @@ class Nodes:
         return self._cluster.slot() - node.behind if node.stuck_at is None else node.stuck_at
 
     def heal(self) -> None:
-        """Make all nodes follow the cluster closely, without lies."""
         for number, node in enumerate(self.all):
             node.behind, node.stuck_at, node.lies_until = number, None, 0.0
 
@@ -93,7 +71,7 @@ class Nodes:
                 return view - FINALIZED_SLOTS
 
     def _reported(self, node: Node, kind: str, number: int) -> int:
-        """Return a number as a node reports it."""
+        """Return a number, possibly a lie."""
         strike = self._faults.strike(kind, node.name)
         if strike is not None:
             node.lie = strike.choice(_LIES)

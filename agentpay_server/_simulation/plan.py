@@ -13,28 +13,28 @@ from attrs import Factory, evolve, frozen
 from agentpay_server._simulation.chance import Chance
 
 ODDS: Final[Mapping[str, float]] = {
-    # The database, for each unit of work
+    # The database, per unit of work
     "db.lost before": 0.002,  # the connection is lost before the unit runs
     "db.lost after": 0.002,  # it is committed, and the response is lost
     "db.rolled back": 0.006,  # it runs and is rolled back
     "db.rerun": 0.006,  # it is rolled back and run again, as after a deadlock
     "db.slow": 0.01,
-    # RPC, for each call
+    # RPC, per call
     "rpc.lost request": 0.01,
     "rpc.lost reply": 0.01,
     "rpc.refused": 0.003,  # a JSON-RPC error, as of a node that is behind
     "rpc.slow": 0.02,
-    # Transactions, for each that is handed over
+    # Transactions, per submission
     "tx.dropped": 0.03,
     "tx.late": 0.05,
-    "tx.repeated": 0.05,  # it is submitted again, up to 70 s later
-    # HTTP, for each request of an agent
+    "tx.repeated": 0.05,  # submitted again, up to 70 s later
+    # HTTP, per request of an agent
     "http.lost request": 0.02,
     "http.lost reply": 0.03,
     "http.repeated": 0.02,
     "http.hung up": 0.01,
     "http.slow": 0.02,
-    # Sellers behind HTTP 402, for each purchase
+    # Sellers behind HTTP 402, per purchase
     "shop.other price": 0.03,  # possibly for an earlier price
     "shop.never": 0.1,
     "shop.late": 0.1,
@@ -42,7 +42,7 @@ ODDS: Final[Mapping[str, float]] = {
     "shop.twice": 0.1,
     "shop.altered": 0.15,  # signed as fee payer in two ways, both of which reach the cluster
     "shop.asks again": 0.1,
-    # Webhook receivers, for each post
+    # Webhook receivers, per post
     "hook.refuses": 0.08,
     "hook.lost": 0.05,
     "hook.slow": 0.05,
@@ -54,7 +54,6 @@ ODDS: Final[Mapping[str, float]] = {
     "kill.before answer": 0.001,
     "kill.posting": 0.002,
 }
-"""The probability of each fault, per opportunity."""
 
 EVERY_SECONDS: Final[Mapping[str, float]] = {
     "server.killed": 25.0,
@@ -67,14 +66,13 @@ EVERY_SECONDS: Final[Mapping[str, float]] = {
     "clock.jumps": 120.0,
     "schema.upgraded": 300.0,  # once in a run: afterwards every server is of the next release
 }
-"""The average pause between two scheduled faults of a kind."""
 
 LIES: Final[Mapping[str, float]] = {
     "lie.last valid height": 0.01,
     "lie.height": 0.01,
     "lie.slot": 0.01,
 }
-"""The probability of each lie, per response with such a number; off unless requested."""
+"""Probability of each lie, per response with such a number; off unless requested."""
 
 KINDS: Final = frozenset({*ODDS, *EVERY_SECONDS, *LIES})
 
@@ -85,11 +83,11 @@ class Skew:
 
     Attributes:
         repeats: share of calls that reuse a key.
-        twins: share of calls that are made twice concurrently.
-        hot: share of the work on the first account; the rest is spread evenly.
+        twins: share of calls made twice concurrently.
+        hot: share of the work on the first account.
         sessions: share of the work with sessions.
         purchases: share of the other work with sellers that respond 402.
-        think_seconds: average pause of an agent between two calls.
+        think_seconds: average pause between two calls.
         skips_every: one slot in so many has no block; 0 means that all have one.
         sticky_seconds: how long a server's calls of a method go to one node; 0 means any node.
     """
@@ -114,8 +112,7 @@ class Plan:
         minutes: simulated minutes of work and faults.
         odds: probability of each kind of fault; missing kinds never strike.
         every_seconds: average pause between scheduled faults, by kind.
-
-        without: actors, kinds of faults, single strikes and calls to leave out; see `shrinking.py`.
+        without: actors, kinds of faults, single strikes and calls to leave out.
     """
 
     seed: int
@@ -129,7 +126,6 @@ class Plan:
     without: frozenset[str] = frozenset()
 
     def leaving_out(self, *names: str) -> "Plan":
-        """Return the same plan without these."""
         return evolve(self, without=self.without | set(names))
 
 
@@ -142,21 +138,15 @@ def drawn(
     lies: bool = False,
     strength: float = 1.0,
 ) -> Plan:
-    """Return the plan of a seed.
+    """Return the plan of a seed, which determines everything that is not given.
 
-    Args:
-        seed: determines everything that is not given.
-        minutes: simulated.
-        servers: None for 1 to 5, by the seed.
-        agents: number of agents.
-        lies: whether nodes lie about heights and slots.
-        strength: multiplies the frequency of every fault; 0 means no faults.
+    `strength` multiplies the frequency of every fault; 0 means none.
     """
     random_ = Chance(seed).stream("plan")
     odds = {kind: value * _strength(random_) * strength for kind, value in ODDS.items()}
     pauses = {kind: value / factor for kind, value in EVERY_SECONDS.items() if (factor := _strength(random_))}
     lying = {kind: value * _strength(random_) * strength for kind, value in LIES.items()}
-    # Always drawn, so that the rest of the plan is the same if a caller passes this number.
+    # Always drawn, so that passing this number leaves the rest of the plan the same.
     some_servers = random_.choice((1, 2, 3, 3, 3, 4, 5))
     return Plan(
         seed=seed,

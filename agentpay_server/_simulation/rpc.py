@@ -21,10 +21,7 @@ _NODE_IS_BEHIND = -32005
 
 
 class RpcLink:
-    """The connection between a server and the nodes, across the server's lives.
-
-    All calls fail until `down_until`.
-    """
+    """A server's connection, across its lives. All calls fail until `down_until`."""
 
     def __init__(
         self,
@@ -47,14 +44,7 @@ class RpcLink:
     async def call(
         self, method: str, params: tuple[Any, ...], *, timeout_seconds: float, may_die: Callable[[str], bool]
     ) -> object:
-        """Return the result of a call.
-
-        `may_die` kills the caller at a place with some probability, and returns whether it did.
-
-        Raises:
-            RpcRefusalError: a node returned an error.
-            ChainUnavailableError: there was no response.
-        """
+        """`may_die` may kill the caller at a place, and returns whether it did."""
         faults, server, is_send = self._faults, self._server, method == "sendTransaction"
         latency = self._latency
         await asyncio.sleep(latency.uniform(0.002, 0.06))

@@ -1,8 +1,7 @@
 """Sellers behind HTTP 402, and the agents' purchases: the service signs, sellers broadcast.
 
-An honest seller checks a payment, broadcasts it at once, and repeats this until it lands or expires. Each
-deviation of a hostile one is a kind of fault: it broadcasts never, late, twice, or in the last possible
-blocks; it signs as fee payer with two signatures; it asks again, or for another price.
+An honest seller checks a payment and broadcasts it until it lands or expires. Each deviation of a hostile one
+is a kind of fault.
 """
 
 import asyncio
@@ -38,14 +37,7 @@ _PROTOCOLS: Final = (Protocol.X402_V2, Protocol.X402_V2, Protocol.X402_V1, Proto
 
 @frozen(kw_only=True)
 class Purchase:
-    """A purchase of an agent under one key.
-
-    Attributes:
-        key: the idempotency key.
-        account_id: the paying account.
-
-        terms: price and payees.
-    """
+    """A purchase under one idempotency key; `terms` are price and payees."""
 
     key: str
     account_id: str
@@ -54,7 +46,7 @@ class Purchase:
 
 
 class Seller:
-    """A seller behind HTTP 402. `fee_payer` pays the fees of sponsored payments."""
+    """`fee_payer` pays the fees of sponsored payments."""
 
     def __init__(self, world: "World", number: int) -> None:
         self.name = f"shop{number}"
@@ -67,7 +59,6 @@ class Seller:
         self.origin = f"https://{self.name}.invalid"
 
     def terms(self, chance: random.Random) -> Terms:
-        """Return random terms: sponsored or not, split or not, in one of the protocols."""
         protocol = chance.choice(_PROTOCOLS)
         is_sponsored = chance.random() < (0.5 if protocol is Protocol.MPP else 0.9)
         recipient = str(self.owner.pubkey())
@@ -103,18 +94,14 @@ class Seller:
         return terms, headers, body.decode()
 
     def check(self, header: PaymentHeader, terms: Terms) -> CheckedPayment:
-        """Return the payment in a header, if it pays the requested terms.
-
-        Raises:
-            PaymentRefusedError: the payment does not match.
-        """
+        """Refuse a payment that does not pay the requested terms."""
         presented = challenges.read_payment([(header.name, header.value)])
         if presented is None:
             raise PaymentRefusedError("no payment", f"{header.name} presents none")
         return check_payment(presented.transaction, terms, fee_payers=(str(self.fee_payer.pubkey()),))
 
     async def take(self, paid: CheckedPayment) -> bool:
-        """Accept a payment and broadcast it in this seller's way. Return whether it asks again."""
+        """Accept a payment and broadcast it in this seller's way; return whether it asks again."""
         await asyncio.sleep(self._latency.uniform(0.005, 0.1))
         self._sell(paid)
         return self._world.faults.strike("shop.asks again", self.name) is not None
@@ -138,7 +125,6 @@ class Seller:
             world.loop.schedule_event(max(delay + altered.uniform(-2, 2), 0.0), self._broadcast, other)
 
     def _broadcast(self, paid: VersionedTransaction) -> None:
-        """Submit a payment repeatedly until it lands or expires."""
         world = self._world
         if str(paid.signatures[0]) in world.cluster.landings or world.cluster.blocks_left(paid) < 0:
             return
@@ -148,10 +134,7 @@ class Seller:
     def _signed(
         self, transaction: VersionedTransaction, other: random.Random | None = None
     ) -> VersionedTransaction:
-        """Return a transaction with this seller's signature if it is the fee payer.
-
-        `other` draws a different valid signature, which a key holder can always produce.
-        """
+        """Sign if this seller is the fee payer; `other` draws a different valid signature."""
         message, signatures = transaction.message, list(transaction.signatures)
         if message.account_keys[0] != self.fee_payer.pubkey():
             return transaction
@@ -165,7 +148,7 @@ class Seller:
 
 
 def second_signature(keypair: Keypair, message: bytes, chance: random.Random) -> Signature:
-    """Return a valid signature of a message other than the deterministic one (RFC 8032)."""
+    """Return a valid signature other than the deterministic one (RFC 8032): a key holder always can."""
     nonce_key = Keypair.from_seed(chance.randbytes(32))
     point = bytes(nonce_key.pubkey())
     hashed = hashlib.sha512(point + bytes(keypair.pubkey()) + message).digest()
@@ -174,7 +157,6 @@ def second_signature(keypair: Keypair, message: bytes, chance: random.Random) ->
 
 
 def _scalar(keypair: Keypair) -> int:
-    """Return the scalar of a public key."""
     half = bytearray(hashlib.sha512(keypair.secret()).digest()[:32])
     half[0] &= 248
     half[31] = half[31] & 127 | 64
@@ -182,7 +164,7 @@ def _scalar(keypair: Keypair) -> int:
 
 
 async def buy(world: "World", client: "SimulatedClient", who: str, purchase: Purchase) -> None:
-    """Buy something: have the seller's 402 authorized, and present the payment, up to twice."""
+    """Have the 402 authorized, and present the payment, up to twice."""
     for _ in range(2):
         paid = await _authorized(world, client, who, purchase)
         if paid is None or not await purchase.seller.take(paid):
@@ -192,7 +174,7 @@ async def buy(world: "World", client: "SimulatedClient", who: str, purchase: Pur
 async def _authorized(
     world: "World", client: "SimulatedClient", who: str, purchase: Purchase
 ) -> CheckedPayment | None:
-    """Authorize a 402 and check the response. Return the payment, unless it waits for an operator."""
+    """Return the payment, unless it waits for an operator."""
     judges, key, account_id = world.judges, purchase.key, purchase.account_id
     terms, headers, body = await purchase.seller.ask(purchase)
     is_new, pause = key not in judges.prices, judges.paused_since.get(account_id)

@@ -39,7 +39,7 @@ class ConnectionLostError(ConnectionError):
 
 @define
 class MachineClock:
-    """The clock of a machine: `offset_us` ahead of true time, and faster by the fraction `drift`."""
+    """`offset_us` ahead of true time, and faster by the fraction `drift`."""
 
     wall_us: int
     now: Callable[[], float]
@@ -47,18 +47,12 @@ class MachineClock:
     drift: float = 0.0
 
     def now_us(self) -> int:
-        """Return microseconds since 1970."""
         seconds = self.now()
         return self.wall_us + self.offset_us + int(seconds * (1 + self.drift) * 1_000_000)
 
 
 class Life(Actor):
-    """One life of a server, from its start to its end.
-
-    Attributes:
-        app: handles requests, once it has started.
-        answering: exchanges that wait for its responses.
-    """
+    """`answering` are the exchanges that wait for its responses."""
 
     def __init__(self, name: str, chance: Chance, clock: MachineClock) -> None:
         super().__init__(name, chance)
@@ -72,14 +66,12 @@ class Life(Actor):
         self._keeps = _TASKS_KEPT
 
     def add(self, task: asyncio.Task[Any]) -> None:
-        """Record one of its tasks."""
         self._tasks.append(task)
         if len(self._tasks) > self._keeps:
             self._tasks = [each for each in self._tasks if not each.done()]
             self._keeps = max(_TASKS_KEPT, 2 * len(self._tasks))
 
     def free(self) -> None:
-        """Free the memory of a dead life."""
         with warnings.catch_warnings():
             # Coroutines may have been created but never started.
             warnings.simplefilter("ignore", RuntimeWarning)
@@ -89,10 +81,7 @@ class Life(Actor):
 
 
 class Server:
-    """A simulated server: its machine and its consecutive lives.
-
-    `life` is the current or last one; `release` is that of the next.
-    """
+    """`life` is the current or last one; `release` is that of the next."""
 
     def __init__(self, world: "World", number: int, link: RpcLink, receivers: Receivers) -> None:
         self.name = f"s{number}"
@@ -111,12 +100,10 @@ class Server:
 
     @property
     def is_up(self) -> bool:
-        """Whether it handles requests."""
         life = self.life
         return life is not None and not life.is_dead and life.app is not None and not self._is_stopping
 
     def boot(self) -> None:
-        """Begin a life."""
         self._lives += 1
         self._is_stopping = False
         life = self.life = Life(f"{self.name}.{self._lives}", self._chance, self.clock)
@@ -124,7 +111,6 @@ class Server:
         self._world.loop.create_task(self._begin(life), context=life.context.copy())
 
     def kill(self, why: str) -> None:
-        """End its life at once."""
         life = self.life
         if life is None or life.is_dead:
             return
@@ -142,11 +128,7 @@ class Server:
         return True
 
     async def stop(self, *, forever: bool = False) -> None:
-        """End its life as SIGTERM does, and begin another one.
-
-        Args:
-            forever: whether to begin no other life.
-        """
+        """End its life as SIGTERM does, and begin another one unless `forever`."""
         life = self.life
         if life is None or not self.is_up:
             return
@@ -194,7 +176,7 @@ class Server:
             runtime = await start_server(config, await self._storage(life, release))
         except Exception as error:  # noqa: BLE001 - whatever it is, its supervisor restarts it
             if life.is_dead:
-                # It was killed meanwhile: its coroutines were closed, and their awaits fail.
+                # Killed meanwhile: its coroutines were closed, and their awaits fail.
                 return
             self._note("does not start", type(error).__name__, error)
             is_expected = isinstance(error, StartRefusedError | DatabaseUnavailableError)

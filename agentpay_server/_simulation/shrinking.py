@@ -1,4 +1,4 @@
-"""Minimizing a failing run: less time, fewer servers and agents, no unnecessary fault or call.
+"""Minimizes a failing run: less time, fewer servers and agents, no unnecessary fault or call.
 
 Random streams are independent, so leaving something out changes only its consequences. A smaller run is kept
 if it violates the same rule.
@@ -16,7 +16,7 @@ _SECONDS_AFTER: float = 1.0
 
 
 class Shrinker:
-    """Minimizes one failing run within `seconds` of processor time. `outcome` is the smallest so far."""
+    """Works for `seconds` of processor time. `outcome` is the smallest so far."""
 
     def __init__(
         self, outcome: Outcome, *, seconds: float = 60.0, told: Callable[[Outcome], None] | None = None
@@ -28,7 +28,6 @@ class Shrinker:
         self.runs = 0
 
     def shrink(self) -> Outcome:
-        """Return the outcome of the smallest failing run found in time, with its timeline."""
         size = -1
         while size != self._size() and not self._is_over():
             size = self._size()
@@ -48,7 +47,6 @@ class Shrinker:
         return time.process_time() >= self._until
 
     def _is_kept(self, plan: Plan) -> bool:
-        """Run a plan, and keep it if it violates the same rule."""
         if self._is_over():
             return False
         self.runs += 1
@@ -61,7 +59,7 @@ class Shrinker:
         return True
 
     def _shorten(self) -> None:
-        """End the work as early as possible: just after the violation, then even earlier."""
+        """End the work just after the violation, then even earlier."""
         while True:
             minutes = self.outcome.plan.minutes
             began = self.outcome.work_began_seconds

@@ -1,7 +1,7 @@
 """The record of a simulation: a digest of all notes, and lines for people.
 
-Two runs have the same digest only if everything is the same. Lines are kept for major notes; those of others
-(units of work, RPC reads) only with `keeps_all`.
+Only equal runs have equal digests. Lines are kept for major notes; those of others (units of work, RPC reads)
+only with `keeps_all`.
 """
 
 import hashlib
@@ -15,8 +15,6 @@ _STORY: Final = frozenset(
 
 
 class Timeline:
-    """Records what happens. It keeps lines only with `keeps`, and minor ones only with `keeps_all`."""
-
     def __init__(self, now: Callable[[], float], *, keeps: bool = True, keeps_all: bool = False) -> None:
         self._now = now
         self._digest = hashlib.blake2b(digest_size=16)
@@ -26,7 +24,6 @@ class Timeline:
         self.counts: Counter[str] = Counter()
 
     def note(self, kind: str, who: str, *what: object) -> None:
-        """Record something that happened."""
         line = f"{self._now():12.6f} {kind:9} {who:12} {' '.join(map(str, what))}"
         self._digest.update(line.encode())
         self.counts[kind] += 1
@@ -35,5 +32,4 @@ class Timeline:
 
     @property
     def digest(self) -> str:
-        """The digest, equal only for equal runs."""
         return self._digest.hexdigest()

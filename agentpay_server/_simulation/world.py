@@ -49,13 +49,10 @@ _EVENTS: Final[tuple[tuple[EventType, ...], ...]] = (
     get_args(EventType),
     ("transfer.settled", "session.settled"),
 )
-"""The subscriptions of the webhooks."""
 
 
 @frozen(kw_only=True)
 class Violation:
-    """A violation of a rule, `at_seconds` after the start of the simulation."""
-
     what: str
     details: str
     at_seconds: float
@@ -69,10 +66,9 @@ class Outcome:
     """The result of a run.
 
     Attributes:
-        calls: the calls made, as in `Plan.without`.
+        calls: as in `Plan.without`.
         struck: the faults that struck, as in `Plan.without`.
-        crashes: number of kills of servers.
-        work_began_seconds: start of work and faults, in simulated seconds.
+        work_began_seconds: in simulated seconds.
         settled_seconds: time from the end of the faults until nothing was in flight.
     """
 
@@ -94,12 +90,7 @@ class Outcome:
 
 @define
 class WebhookSecrets:
-    """The secrets of a webhook that were returned to its operator.
-
-    Attributes:
-        known: the secrets, in order.
-        is_lost: whether there may be another, because a response was lost.
-    """
+    """`is_lost` if a lost response may have held another secret."""
 
     known: list[str] = Factory(list)
     is_lost: bool = False
@@ -108,11 +99,7 @@ class WebhookSecrets:
 class World:
     """A run and all its parts.
 
-    Args:
-        keeps: whether to keep the lines of the timeline.
-        keeps_all: whether to keep minor lines too.
-        stops_early: whether the first violation ends the run.
-        watch: called every simulated second, to show progress.
+    `keeps` the lines of the timeline, `keeps_all` minor ones too. `watch` is called every simulated second.
     """
 
     def __init__(
@@ -189,7 +176,6 @@ class World:
         self.log_secrets: list[str] = [self.operator_key, (self.settings.encryption_key or b"-").hex()]
 
     def run(self) -> Outcome:
-        """Run the plan to its end."""
         started = time.process_time()
         self.loop.on_task, self.loop.on_exception = self._remember, self._reported
         # INFO logs every request. Only some runs do, because formatting a line takes time.
@@ -206,7 +192,6 @@ class World:
         return self._outcome(time.process_time() - started)
 
     def violate(self, what: str, *details: object) -> None:
-        """Report a violation."""
         found = Violation(what=what, details=" ".join(map(str, details)), at_seconds=self.loop.time())
         self.violations.append(found)
         self.timeline.note("VIOLATION", "judge", what, *details)
@@ -218,7 +203,6 @@ class World:
         return self.wall_us / 1_000_000 + self.loop.time()
 
     def client(self, name: str) -> SimulatedClient:
-        """Return a client with the operator's key."""
         return SimulatedClient(self, name, self.operator_key)
 
     # --- Its history
@@ -256,7 +240,6 @@ class World:
             self.violate("refused, though nothing is wrong", type(error).__name__, error)
 
     async def _begin(self) -> None:
-        """Start the servers, create accounts and fund them."""
         for server in self.servers:
             server.boot()
         while not all(server.is_up for server in self.servers):  # noqa: ASYNC110 - time is virtual
@@ -364,7 +347,6 @@ class World:
 
 
 def simulate(plan: Plan, **options: Any) -> Outcome:  # noqa: ANN401 - each of its own type
-    """Run a plan. The options are those of `World`."""
     return World(plan, **options).run()
 
 
@@ -388,7 +370,6 @@ def _manual_collection() -> Iterator[None]:
 
 
 def _collect() -> None:
-    """Free the memory of dead servers."""
     with _unawaited():
         gc.collect()
 

@@ -1,7 +1,7 @@
 """`agentpay-server`: the command line.
 
-It includes the commands of `agentpay`, with the same output and exit codes. Each command has its own module,
-imported when the command runs.
+Includes the commands of `agentpay`, with the same output and exit codes. Each command has its own module,
+imported when it runs.
 """
 
 from collections.abc import Mapping

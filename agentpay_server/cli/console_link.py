@@ -10,8 +10,6 @@ from agentpay.cli.output import Output
 
 @frozen(kw_only=True)
 class ConsoleLink:
-    """A link that signs in to the console once."""
-
     console_url: str = field(repr=False)
 
 

@@ -1,8 +1,7 @@
 """The sample data of `agentpay-server demo`: agents with policies, shops that they pay, and an operator.
 
-It uses only the public clients, and a separate key for each agent. The seed decides every step, so equal
-seeds give equal stories except for identifiers that contain the time. The user may interfere; failures that
-result are shown as steps.
+Uses only the public clients, and a separate key for each agent. Equal seeds give equal stories except for
+identifiers that contain the time. The user may interfere; failures that result are shown as steps.
 """
 
 import random
@@ -51,10 +50,10 @@ _LOW_USDC: Final = 20
 _LEFT_USDC: Final = 80
 """Minimum balance for the transfers that wait for the user, of at most 40 USDC each."""
 _LEFT: Final = 2
-"""Number of transfers that are left to the user to decide."""
+"""How many transfers are left to the user to decide."""
 _BOOKED_AGAIN: Final = 0.5
 _WAITING_MAX: Final = 4
-"""Maximum number of transfers that wait for the demo's operator."""
+"""How many transfers at most wait for the demo's operator."""
 
 
 @frozen(kw_only=True)
@@ -63,10 +62,8 @@ class Step:
 
     Attributes:
         number: from 1.
-        actor: name of the agent, `Operator`, `Server` or `Webhook receiver`.
-        action: what the actor did.
-        status: the result: a status of a transfer or a session, or `refused`, `funded`, `failed`.
-        message: why it was refused or failed.
+        actor: an agent's name, `Operator`, `Server` or `Webhook receiver`.
+        status: that of a transfer or a session, or `refused`, `funded`, `failed`.
     """
 
     number: int
@@ -79,13 +76,7 @@ class Step:
 
 
 class DemoWorld:
-    """Agents, shops and an operator on a new server.
-
-    Args:
-        server: a new server.
-        seed: decides every step.
-        show: called with every step.
-    """
+    """`seed` decides every step."""
 
     def __init__(self, server: AgentPayServer, seed: int, show: Callable[[Step], None]) -> None:
         self._server = server
@@ -125,10 +116,7 @@ class DemoWorld:
         self._has_begun = True
 
     def tools(self) -> dict[str, Any]:
-        """Create an account for a model, and return the configuration of an MCP server with its tools.
-
-        It can spend 20 USDC a day and 5 per transfer. From 3 USDC on, a person must approve.
-        """
+        """Create an account for a model, and return the configuration of an MCP server with its tools."""
         account_id = self._operator.accounts.create(name=MODEL).account_id
         self._server.sandbox.fund(account_id, 100)
         self._operator.policies.update(account_id, **_MODEL_POLICY)
@@ -139,11 +127,10 @@ class DemoWorld:
         return {"mcpServers": {"agentpay": started}}
 
     def listen(self) -> str:
-        """Open a port for the paid API, and return the URL of a call."""
+        """Return the URL of a call of the paid API."""
         return self._paid_api.listen() + _PAID_PATH
 
     def step(self) -> None:
-        """Perform one more step, and show it."""
         self._do(self._next)
 
     def _next(self) -> None:
@@ -205,7 +192,7 @@ class DemoWorld:
         return len(self._left) < _LEFT
 
     def _raise_limit(self) -> None:
-        """Raise the data buyer's daily limit, so that its payments are not refused until tomorrow."""
+        """Raise the data buyer's limit: its payments would be refused until tomorrow."""
         limit = (self._operator.policies.get(self.accounts[BUYER]).max_daily_spend or 0) + 100
         self._operator.policies.update(self.accounts[BUYER], max_daily_spend=limit)
         self._record("Operator", f"raises the daily limit of {BUYER} to {limit} USDC", "active")
@@ -233,7 +220,7 @@ class DemoWorld:
         self._pay(TRAVEL, AIRLINE, self._amount(2000, 4000), memo=f"flight AP{number}")
 
     def _decide(self) -> None:
-        """Approve or reject a transfer that does not wait for the user."""
+        """Decide a transfer that does not wait for the user."""
         if not self._waiting:
             self._book()
             return
@@ -253,7 +240,6 @@ class DemoWorld:
             self._refused("Operator", "approves a transfer", refusal)
 
     def _meter(self) -> None:
-        """Open a session, charge it, or close it once its cap is used up."""
         session = self._session
         if session is None:
             session = self._sessions.open(
@@ -278,7 +264,6 @@ class DemoWorld:
         self._record(RESEARCH, action, str(session.status), session_id=session.session_id)
 
     def _open_paid_api(self) -> None:
-        """Let the inference house also sell calls by HTTP 402."""
         seller = self._operator.accounts.get(self.accounts[INFERENCE]).chain_address
         self._paid_api = Paywall(self._server, pay_to=seller, name="demo")
         self._paid_api.sell(
@@ -294,7 +279,6 @@ class DemoWorld:
         )
 
     def _call_paid_api(self) -> None:
-        """Call the paid API, which first responds 402."""
         self._calls += 1
         response = self._http.get(_PAID_PATH, extensions={"payment_key": f"demo-call-{self._calls}"})
         transfer_id: str = response.extensions["payment"].transfer_id
@@ -304,7 +288,7 @@ class DemoWorld:
         self._record(RESEARCH, action, settled.status, transfer_id=transfer_id)
 
     def _break_receiver(self) -> None:
-        """Make the webhook's receiver fail once. The delivery is retried after 30 seconds."""
+        """Fail once. The delivery is retried after 30 seconds."""
         self._inbox.fail_next(503)
         self._record("Webhook receiver", "responds 503 to the next delivery", "retrying")
 

@@ -12,7 +12,7 @@ import click
 )
 def openapi(*, extensions: bool) -> None:
     """Print the OpenAPI document of /v1."""
-    # Imported late: the server's routes, from which the document is generated, import most of the server.
+    # Imported late: the server's routes import most of the server.
     from agentpay_server.http.app import document_text  # noqa: PLC0415
 
     click.echo(document_text(extensions=extensions), nl=False)

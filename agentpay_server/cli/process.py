@@ -45,11 +45,7 @@ _START_PAUSE_SECONDS: Final = 1.0
 
 
 class OptionError(Exception):
-    """The value of an option is invalid.
-
-    Attributes:
-        option: the option's name.
-    """
+    """The value of `option` is invalid."""
 
     def __init__(self, option: str, message: str) -> None:
         super().__init__(message)
@@ -57,7 +53,7 @@ class OptionError(Exception):
 
 
 class CannotServeError(Exception):
-    """The server cannot start or continue. The message says why, and what to do."""
+    """The message says why, and what to do."""
 
 
 @frozen(kw_only=True)
@@ -66,8 +62,7 @@ class Announcement:
 
     Attributes:
         operator_key: key of the first operator, if this start created it.
-        is_key_given: whether the user passed the key, which is then not printed.
-        console_url: link that signs in to the console once; None if the console is not served.
+        is_key_given: the user passed the key, which is then not printed.
     """
 
     base_url: str
@@ -78,7 +73,7 @@ class Announcement:
     console_url: str | None = field(default=None, repr=False)
 
     def line(self) -> str:
-        """Return the JSON line, without `operator_key` if an earlier start created the key."""
+        """Leave out `operator_key` if an earlier start created the key."""
         fields: dict[str, str | None] = {"base_url": self.base_url}
         if self.operator_key is not None or self.is_key_given:
             fields["operator_key"] = self.operator_key
@@ -113,9 +108,8 @@ def run(
 ) -> None:
     """Serve until a signal arrives.
 
-    Prints one JSON line on standard output once requests are accepted: `base_url`; `operator_key`, the new
-    key, null if it was passed, omitted if an earlier start created it; `rpc_url` and `facilitator_url` if the
-    chain is served; and `console_url` if the console is. Events are logged to standard error.
+    Prints the announcement on standard output once requests are accepted: `operator_key` is the new key, null
+    if it was passed, omitted if an earlier start created it. Events are logged to standard error.
 
     Raises:
         OptionError: `database_url` is not the URL of a database; or `operator_key` is not an operator key, is
@@ -137,7 +131,6 @@ def run(
 
 
 def why_not_bound(host: str, port: int, error: OSError) -> str:
-    """Return the message for a port that cannot be opened."""
     is_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
     advice = "pass another --port, or 0 for any free port" if is_port else "pass another --host"
     return f"cannot listen on {host} port {port}: {error.strerror or error}; {advice}"
@@ -172,7 +165,7 @@ async def _serve(
 
 
 async def _started(start: Callable[[], Awaitable[Server]], wait_seconds: float) -> Server:
-    """Start. While the database or cluster does not respond, retry for up to `wait_seconds`."""
+    """While the database or cluster does not respond, retry for up to `wait_seconds`."""
     loop = asyncio.get_running_loop()
     deadline = loop.time() + wait_seconds
     while True:
@@ -216,10 +209,9 @@ async def _serve_until_stopped(
 
 
 class _Server(PortServer):
-    """Announces its URL once it accepts requests; stops gracefully on a signal.
+    """Stops gracefully on a signal: requests in progress may continue for `shutdown_seconds`.
 
-    After the signal it accepts no requests. Those in progress may continue for `shutdown_seconds`. Then those
-    that wait for a transfer return its current state, and all others are aborted.
+    Then those that wait for a transfer return its current state, and all others are aborted.
     """
 
     def __init__(
@@ -248,7 +240,6 @@ class _Server(PortServer):
         )
 
     async def startup(self, sockets: Sequence[socket.socket] | None = None) -> None:
-        """Start to accept requests, and print the announcement."""
         await super().startup(sockets=sockets)
         announcement = self._announcement
         if self._owner.context.settings.serves_dashboard:
@@ -279,7 +270,6 @@ class _Server(PortServer):
         self._loop.call_soon_threadsafe(self._begin_to_stop, signal.Signals(sig).name)
 
     async def stop_when(self, lost: asyncio.Event) -> None:
-        """Stop at once when the database is lost."""
         await lost.wait()
         log(logger, logging.ERROR, "database.lost")
         self._wait_seconds = 0.0

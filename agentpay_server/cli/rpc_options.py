@@ -93,7 +93,7 @@ _OPTIONS: Final = (
 
 
 def takes_cluster(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the cluster options to a command, as an argument `rpc`; None for the embedded chain."""
+    """Add the cluster options, as an argument `rpc`; None for the embedded chain."""
 
     @functools.wraps(command)
     def with_cluster(
@@ -154,7 +154,7 @@ def _require_cluster(**given: object) -> None:
 
 
 def _key(path: Path | None, variable: str) -> bytes | None:
-    """Return the key from a file or an environment variable; None if neither is set."""
+    """Return the key from a file or an environment variable, if one is set."""
     try:
         text = os.environ.get(variable) if path is None else path.read_text("utf-8")
     except (OSError, UnicodeError):

@@ -322,7 +322,7 @@ def serve(
 
 
 def log_format_of(given: str | None) -> LogFormat:
-    """Return the given log format, or by default text on a terminal and JSON elsewhere."""
+    """By default text on a terminal and JSON elsewhere."""
     if given is not None:
         return LogFormat(given)
     return LogFormat.TEXT if sys.stderr is not None and sys.stderr.isatty() else LogFormat.JSON

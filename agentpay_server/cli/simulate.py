@@ -172,7 +172,6 @@ class _Progress:
 
 
 def _report(output: Output, outcome: "Outcome", shrink_for: float, again: str) -> None:
-    """Print the violation, and the timeline of the smallest run in which it occurs."""
     from agentpay_server._simulation.shrinking import Shrinker  # noqa: PLC0415
 
     click.echo(f"VIOLATION {outcome.violations[0]}", err=True)

@@ -1,6 +1,6 @@
 """Causes each type of event on a test chain, by the operations that it reports.
 
-It creates money, payees and a webhook where needed. It never changes the account's policy, which may refuse.
+Creates money, payees and a webhook where needed. Never changes the account's policy, which may refuse.
 Afterwards it closes a session, which returns the rest of its cap, and deletes a webhook.
 """
 
@@ -32,19 +32,19 @@ _NOWHERE: Final = "http://127.0.0.1:9/"
 
 
 class CannotHappenError(Exception):
-    """The event cannot occur for this account now. The message says what to do."""
+    """The message says what to do."""
 
 
 @frozen(kw_only=True)
 class Trace:
-    """A field of the caused event's data, and its value, which identify the event."""
+    """A field of the event's data, and its value, which identify the event."""
 
     field: str
     value: str
 
 
 class Stage:
-    """A server, and the account to cause events for. `say` is called with a description of each action.
+    """A server, and the account to cause events for.
 
     `amount_usdc` is the amount to move or request; None for 1 USDC, or less if the policy allows less.
     """
@@ -63,7 +63,7 @@ class Stage:
         self.account: AccountDetail = server.console.accounts.get(account_id)
 
     def pay(self, amount_usdc: Decimal) -> Transfer:
-        """Transfer an amount to a permitted payee, whatever the balance is."""
+        """Transfer to a permitted payee, whatever the balance is."""
         to = self._payee()
         self._say(f"Paying {amount_usdc} USDC")
         return self._server.transfers.create(
@@ -75,7 +75,7 @@ class Stage:
         )
 
     def open_session(self, cap_usdc: Decimal, cleaning: ExitStack) -> Session:
-        """Open a session, and close it when `cleaning` ends."""
+        """Close the session when `cleaning` ends."""
         to = self._payee()
         self._say(f"Opening a session with a cap of {cap_usdc} USDC")
         session = self._server.sessions.open(
@@ -86,17 +86,15 @@ class Stage:
         return session
 
     def charge(self, session: Session, micro: int) -> None:
-        """Charge micro-USDC to a session."""
         self._say(f"Charging {from_micro(micro)} USDC")
         self._server.sessions.charge(session.session_id, amount=from_micro(micro))
 
     def close(self, session: Session) -> None:
-        """Close a session."""
         self._say("Closing the session")
         self._server.sessions.close(session.session_id)
 
     def hold(self, amount_usdc: Decimal) -> Decimal:
-        """Fund the account up to `amount_usdc` if needed, and return its balance."""
+        """Fund the account if needed, and return its balance."""
         held = self._server.accounts.balance(self.account_id).balance_usdc
         if held >= amount_usdc:
             return held
@@ -104,7 +102,7 @@ class Stage:
         return Sandbox(self._server).fund(self.account_id, amount_usdc - held).balance_usdc
 
     def allowed_usdc(self) -> Decimal:
-        """Return the given amount, or by default what the policy allows without approval."""
+        """Return the given amount, or what the policy allows without approval."""
         if self.amount_usdc is not None:
             return self.amount_usdc
         policy = self.account.policy
@@ -115,7 +113,7 @@ class Stage:
         return max(min(limit for limit in limits if limit is not None), LEAST_USDC)
 
     def thresholds(self) -> list[Decimal]:
-        """Return the low-balance thresholds of the account's webhooks, ascending."""
+        """In ascending order."""
         return sorted(
             webhook.low_balance_threshold_usdc
             for webhook in self._server.console.webhooks.list(limit=100)
@@ -125,7 +123,7 @@ class Stage:
         )
 
     def add_threshold(self, threshold_usdc: Decimal, cleaning: ExitStack) -> None:
-        """Register a webhook with a threshold, and delete it when `cleaning` ends."""
+        """Delete the webhook when `cleaning` ends."""
         self._say(f"Registering a webhook with a threshold of {threshold_usdc} USDC")
         webhook = self._server.webhooks.create(
             url=_NOWHERE,
@@ -136,7 +134,7 @@ class Stage:
         cleaning.callback(self._server.console.webhooks.delete, webhook.webhook_id or "")
 
     def _payee(self) -> str:
-        """Return a permitted payee: one from the policy, or a new outside token account."""
+        """Return one from the policy, or a new outside token account."""
         allowed = self.account.policy.allowed_counterparties
         if allowed is None:
             self._say("Creating a recipient")
@@ -157,7 +155,7 @@ class Stage:
 
 
 def new_account(server: AgentPay, event_type: EventType, amount_usdc: Decimal | None) -> str:
-    """Create an account whose policy allows an event of a type; return its id."""
+    """Create an account whose policy allows the event; return its id."""
     account_id = server.accounts.create(name="Trigger").account_id
     if event_type is EventType.ESCALATION_REQUIRED:
         server.policies.update(account_id, escalation_threshold=amount_usdc or USUAL_USDC)
@@ -166,12 +164,7 @@ def new_account(server: AgentPay, event_type: EventType, amount_usdc: Decimal | 
 
 @contextmanager
 def caused(event_type: EventType, stage: Stage) -> Iterator[Trace]:
-    """Cause an event of a type, and clean up when the block ends.
-
-    Raises:
-        CannotHappenError: the event cannot occur for this account.
-        AgentPayError: the server refuses, or fails.
-    """
+    """Clean up when the block ends."""
     with ExitStack() as cleaning:
         yield _CAUSES[event_type](stage, cleaning)
 

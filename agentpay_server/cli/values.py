@@ -13,8 +13,6 @@ from agentpay_server.settings import checked_metrics_key
 
 
 class Sol(click.ParamType[Decimal]):
-    """An amount of SOL, from 0."""
-
     name = "sol"
 
     def convert(
@@ -23,7 +21,6 @@ class Sol(click.ParamType[Decimal]):
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> Decimal:
-        """Return the amount."""
         try:
             amount = Decimal(str(value))
         except InvalidOperation:
@@ -34,28 +31,22 @@ class Sol(click.ParamType[Decimal]):
 
 
 class Host(Parsed[str]):
-    """A host name or an IP address, without scheme and port."""
-
     def __init__(self) -> None:
         super().__init__("host", allowed_host)
 
 
 class MetricsKey(Parsed[str]):
-    """The key of `/metrics`."""
-
     def __init__(self) -> None:
         super().__init__("key", checked_metrics_key)
 
 
 class SchemaName(Parsed[str]):
-    """The name of a PostgreSQL schema."""
-
     def __init__(self) -> None:
         super().__init__("schema", check_database_schema)
 
 
 class DataDirectory(click.Path):
-    """A directory for data; an empty path, such as that of an unset variable, would be the current one."""
+    """Refuses an empty path, such as that of an unset variable: it would be the current directory."""
 
     def __init__(self) -> None:
         super().__init__(file_okay=False, path_type=Path)
@@ -66,7 +57,6 @@ class DataDirectory(click.Path):
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> Any:  # noqa: ANN401 - as its base has it
-        """Return the path."""
         if value == "":
             self.fail("the path must not be empty.", param, ctx)
         return super().convert(value, param, ctx)

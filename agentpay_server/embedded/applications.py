@@ -1,7 +1,7 @@
-"""Delivering events to the user's application in process, by ASGI or WSGI.
+"""Delivers events to the user's application in process, by ASGI or WSGI.
 
-A post ends with the application's response. Later work, such as background tasks and the handlers of a
-`WebhookRouter`, is tracked so that a test can wait for it.
+A post ends with the application's response. Later work (background tasks, the handlers of a `WebhookRouter`)
+is tracked so that a test can wait for it.
 """
 
 import asyncio
@@ -26,39 +26,22 @@ _HOST: Final = "testserver"
 
 
 class Application(Protocol):
-    """An application that deliveries are posted to."""
-
     loop: asyncio.AbstractEventLoop | None
     """The caller's event loop that it runs on; None if it has its own thread."""
 
-    async def post(self, headers: Headers, body: bytes) -> int:
-        """Post to the application, and return the response's status."""
-        ...
+    async def post(self, headers: Headers, body: bytes) -> int: ...
 
     def settle(self, timeout: float) -> None:
-        """Wait until the application has finished all work that posts started.
-
-        Raises:
-            TimeoutError: the work takes longer than `timeout` seconds.
-            Exception: raised by the application.
-        """
+        """Wait for all work that posts started; raise its exception, or `TimeoutError`."""
         ...
 
-    def close(self) -> None:
-        """End the application's thread, if it has one."""
-        ...
+    def close(self) -> None: ...
 
 
 def application(app: Callable[..., Any], path: str) -> Application:
-    """Wrap an application for posting to it.
+    """Wrap an ASGI 3 or WSGI application, distinguished by the number of arguments.
 
-    Args:
-        app: an ASGI 3 or WSGI application, distinguished by the number of arguments.
-        path: the application's path for deliveries.
-
-    Raises:
-        TypeError: `app` is neither.
-        ValueError: the path does not begin with a slash.
+    Raises TypeError if it is neither, ValueError if the path does not begin with a slash.
     """
     if not path.startswith("/"):
         raise ValueError(f"the path of a receiver begins with a slash, as /hooks does, not {path!r}")
@@ -77,8 +60,6 @@ def application(app: Callable[..., Any], path: str) -> Application:
 
 
 class _Work:
-    """The work of an application that continues after its responses."""
-
     def __init__(self) -> None:
         self._futures: list[Future[Any]] = []
 

@@ -1,7 +1,7 @@
 """A webhook receiver within the process, with which tests inspect deliveries and make them fail.
 
-It is a real receiver except for the socket: it is registered, gets posts from the server's sender, and
-verifies every signature.
+A real receiver except for the socket: it is registered, gets posts from the server's sender, and verifies
+every signature.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from agentpay.errors import WebhookError
 from agentpay_server.embedded.applications import Application, Headers
 
 INBOX_URL: Final = "http://inbox.agentpay.invalid/"
-"""Prefix of the URLs of inboxes, to which only their own server can post."""
+"""URL prefix of inboxes, to which only their own server can post."""
 
 T = TypeVar("T")
 
@@ -139,7 +139,7 @@ class WebhookInbox:
             if self._pump is not None:
                 self._pump(deadline - time.monotonic())
             receipts = self.receipts
-            # Without the lock, because `where` may call the server, which may post here.
+            # Without the lock: `where` may call the server, which may post here.
             events = _events(receipts)
             for event in events:
                 if event.type == event_type and (where is None or where(event)):
@@ -315,8 +315,6 @@ def _events(receipts: Sequence[Receipt]) -> list[Event]:
 
 
 class InboxTransport(httpx.AsyncBaseTransport):
-    """Passes the posts of a server's sender to its inboxes."""
-
     def __init__(self) -> None:
         self._inboxes: dict[str, WebhookInbox] = {}
 
@@ -326,23 +324,19 @@ class InboxTransport(httpx.AsyncBaseTransport):
         app: Application | None = None,
         app_secret: str | None = None,
     ) -> WebhookInbox:
-        """Return a new inbox, reachable at its URL."""
         inbox = WebhookInbox(f"{INBOX_URL}{len(self._inboxes) + 1}", pump, app, app_secret)
         self._inboxes[inbox.url] = inbox
         return inbox
 
     def refuse_to_block(self, spelling: str) -> None:
-        """See `WebhookInbox.refuse_to_block`, for every inbox."""
         for inbox in list(self._inboxes.values()):
             inbox.refuse_to_block(spelling)
 
     def close(self) -> None:
-        """End the threads of the applications that have one."""
         for inbox in list(self._inboxes.values()):
             inbox.close()
 
     def capture(self) -> Callable[[], None]:
-        """Return a function that restores the current inboxes and their states."""
         inboxes = dict(self._inboxes)
         restorers = [inbox.capture() for inbox in inboxes.values()]
 
@@ -354,7 +348,6 @@ class InboxTransport(httpx.AsyncBaseTransport):
         return restore
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Post to an inbox."""
         inbox = self._inboxes.get(str(request.url))
         body = await request.aread()
         status_code = None if inbox is None else await inbox.receive(request.headers.multi_items(), body)

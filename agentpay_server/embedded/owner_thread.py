@@ -1,7 +1,7 @@
 """The thread that owns a server's event loop, database connection and chain.
 
 Other threads submit coroutines. Every call ends: one that would deadlock, on its own thread or a stopping
-one, or in a forked child, which has no such thread, is refused at once.
+one, or in a forked child, which has no such thread, is refused at once with RuntimeError.
 """
 
 import asyncio
@@ -27,8 +27,6 @@ _FORKED: Final = (
 
 
 class OwnerThread:
-    """A thread that runs an event loop until it is stopped."""
-
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._lock = threading.Lock()
@@ -40,17 +38,10 @@ class OwnerThread:
 
     @property
     def is_current(self) -> bool:
-        """Whether the caller is on this thread."""
         return threading.get_ident() == self._thread.ident
 
     def call(self, work: Coroutine[Any, Any, T], *, timeout: float | None = None) -> T:
-        """Run `work` on the thread and wait for its result.
-
-        Raises:
-            TimeoutError: `work` took longer than `timeout` seconds, and was cancelled.
-            RuntimeError: called on this thread, which would deadlock, in a forked child, or after the stop;
-                or cancelled by the stop.
-        """
+        """Run `work` and wait for its result; cancel it after `timeout` seconds."""
         if self.is_current:
             work.close()
             raise RuntimeError("this call would wait for its own thread: await inside the server")
@@ -64,19 +55,9 @@ class OwnerThread:
             raise RuntimeError(_CLOSED) from None
 
     def begin(self, work: Coroutine[Any, Any, T]) -> "Future[T]":
-        """Run `work` on the thread, and return a future that any thread may wait for.
-
-        Raises:
-            RuntimeError: called after the stop, or in a forked child.
-        """
         return self._submit(work)
 
     async def call_async(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` on the thread, and await its result on the caller's event loop.
-
-        Raises:
-            RuntimeError: called after the stop, or cancelled by it.
-        """
         if self.is_current:
             return await work
         if not _runs_asyncio():
@@ -90,12 +71,9 @@ class OwnerThread:
             raise RuntimeError(_CLOSED) from None
 
     def stop(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
-        """Refuse new calls, let running ones finish, run `last` and end the thread. Idempotent.
+        """Refuse new calls, cancel running ones after five seconds, run `last`, end the thread.
 
-        Calls that take longer than five seconds are cancelled.
-
-        Raises:
-            RuntimeError: called on this thread, which would deadlock.
+        Idempotent.
         """
         if self.is_current:
             raise RuntimeError("this call would wait for its own thread: close the server from another")
@@ -113,7 +91,6 @@ class OwnerThread:
             self._thread.join()
 
     def _close(self) -> bool:
-        """Refuse new calls. Return False if they were already refused."""
         with self._lock:
             was_open, self._is_open = self._is_open, False
         return was_open
@@ -138,20 +115,19 @@ class OwnerThread:
         return future
 
     def _begin(self, work: Coroutine[Any, Any, T], future: Future[T]) -> None:
-        """Run `work` in a task, linked to its caller's future."""
         task = self._loop.create_task(self._complete(work, future))
 
         def end(ended: Future[T]) -> None:
             self._calls.discard(ended)
             if ended.cancelled():
-                # Without this, `concurrent.futures.wait` does not count it as done.
+                # Otherwise `concurrent.futures.wait` does not count it as done.
                 ended.set_running_or_notify_cancel()
                 self._loop.call_soon_threadsafe(task.cancel)
 
         future.add_done_callback(end)
 
     async def _complete(self, work: Coroutine[Any, Any, T], future: Future[T]) -> None:
-        """Run `work` and set its caller's future directly, which is cheaper than asyncio's chaining."""
+        """Set the future directly, which is cheaper than asyncio's chaining."""
         try:
             result = await work
         except BaseException as error:

@@ -16,13 +16,7 @@ _TURNS_TO_CLOSE: Final = 3
 
 
 class Listener:
-    """Serves an application on a listening socket until it is closed.
-
-    `app` is the application in its wrappers. `allowed_hosts` are accepted in addition to loopback names.
-
-    Raises:
-        ValueError: one of `allowed_hosts` is not a host.
-    """
+    """Serves until it is closed; ValueError if one of `allowed_hosts` is not a host."""
 
     def __init__(
         self,
@@ -46,11 +40,10 @@ class Listener:
 
     @property
     def base_url(self) -> str:
-        """The application's URL."""
         return url_of(self._socket)
 
     async def start(self) -> None:
-        """Start accepting requests, and return once it does."""
+        """Return once requests are accepted."""
         self._serving = asyncio.get_running_loop().create_task(self._server.serve(sockets=[self._socket]))
         while not self._server.started:
             if self._serving.done():
@@ -59,7 +52,6 @@ class Listener:
             await asyncio.sleep(0.001)
 
     async def close(self) -> None:
-        """Finish requests in progress, then close the socket."""
         self._server.stop()
         if self._serving is not None:
             await self._serving
@@ -96,11 +88,7 @@ class _Server(PortServer):
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Port 0 selects a free one.
-
-    Raises:
-        OSError: the address cannot be bound.
-    """
+    """Return a listening socket. Port 0 selects a free one."""
     try:
         host.encode("idna")
     except UnicodeError:
@@ -120,6 +108,5 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 
 def url_of(sock: socket.socket) -> str:
-    """Return the address of a listening socket as a URL."""
     host, port = sock.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,7 +1,7 @@
 """A random operator key for ports, if the server's key is derived from a seed and so predictable.
 
-In process both keys are valid, so that tests are repeatable. On a port only the random key is. The server
-itself never sees it, so snapshots, restore and reset do not affect it.
+In process both keys are valid, so that tests are repeatable; on a port only the random one is. The server
+itself never sees it: snapshots, restore and reset do not affect it.
 """
 
 import secrets
@@ -18,23 +18,17 @@ _Headers = list[tuple[bytes, bytes]]
 
 
 class PortKey:
-    """A random operator key that replaces a seeded one on ports."""
-
     def __init__(self, seeded_key: str) -> None:
         self.key: str = new_key(KeyKind.OPERATOR, secrets.token_bytes(32))
         self._own, self._seeded = self.key.encode("ascii"), seeded_key.encode("ascii")
 
     def in_process(self, app: ASGIApp) -> ASGIApp:
-        """Return an application that accepts both keys."""
-
         async def translating(scope: Scope, receive: Receive, send: Send) -> None:
             await app({**scope, "headers": self._translated(scope["headers"])}, receive, send)
 
         return translating
 
     def on_port(self, app: ASGIApp) -> ASGIApp:
-        """Return an application that accepts only the random key."""
-
         async def guarding(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] == "http":
                 headers = [one for one in scope["headers"] if not self._holds_seeded(*one)]

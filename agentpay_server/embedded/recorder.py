@@ -1,7 +1,7 @@
 """Records a server's requests and its chain's transactions, for tests to inspect.
 
-A `Recorder` stores raw data up to a limit, and builds models on access. No record contains a secret: API keys
-are not stored, and keys and webhook secrets in bodies are masked.
+Models are built on access. No record contains a secret: API keys are not stored, and keys and webhook secrets
+in bodies are masked.
 """
 
 import itertools
@@ -28,7 +28,7 @@ T = TypeVar("T")
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 RECORDS_MAX: Final = 1_000
-"""Maximum number each of requests, events, deliveries and transactions kept for inspection."""
+"""Of each: requests, events, deliveries and transactions."""
 
 _BODIES_MAX_BYTES: Final = 8 * 1024 * 1024
 _SHOWN_CHARACTERS: Final = 300
@@ -123,8 +123,6 @@ class ChainTransaction:
 
 @define
 class _Exchange:
-    """A request in progress."""
-
     number: int
     method: str
     path: bytes
@@ -139,7 +137,7 @@ class _Exchange:
 
 
 class Recorder:
-    """Records the newest requests of an application and transactions of a chain. Bound to one thread."""
+    """Bound to one thread."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -152,7 +150,7 @@ class Recorder:
         )
 
     def watch(self, chain: WatchedChain) -> WatchedChain:
-        """Record the transactions of a chain, if it is an embedded one, and return the chain."""
+        """Record the transactions of an embedded chain; return the chain."""
         if not isinstance(chain, EmbeddedChain):
             return chain
 
@@ -164,7 +162,6 @@ class Recorder:
         return chain
 
     def capture(self) -> Callable[[], None]:
-        """Return a function that restores the current records."""
         exchanges, transactions = tuple(self._exchanges), tuple(self._transactions)
 
         def restore() -> None:
@@ -179,14 +176,11 @@ class Recorder:
         return restore
 
     def release(self) -> None:
-        """Release the watched chain, which is no longer used."""
         if self._chain is not None:
             self._chain.release()
             self._chain = None
 
     def around(self, app: Asgi) -> Asgi:
-        """Wrap an application so that its requests are recorded."""
-
         async def recorded(scope: Scope, receive: Receive, send: Send) -> None:
             if scope["type"] != "http":
                 await app(scope, receive, send)
@@ -223,11 +217,9 @@ class Recorder:
         return recorded
 
     def requests(self) -> Records[RecordedRequest]:
-        """Return the newest requests, oldest first."""
         return Records(_request(exchange) for exchange in self._exchanges)
 
     def transactions(self) -> Records[ChainTransaction]:
-        """Return the newest transactions, oldest first."""
         return Records(itertools.starmap(_transaction, self._transactions))
 
     def _keep_to_bound(self, ended: _Exchange) -> None:
@@ -241,7 +233,6 @@ class Recorder:
 
 
 def masked(text: str) -> str:
-    """Return a text with API keys and webhook secrets cut to their prefixes."""
     return _SECRET.sub(_MASK, text)
 
 

@@ -1,6 +1,6 @@
-"""Scenarios: situations that an agent must handle, created by real operations.
+"""Situations that an agent must handle, created by real operations.
 
-Each function adds new accounts to a running server, whatever its state, and returns what a test needs.
+Each function adds new accounts to a running server, whatever its state.
 """
 
 from collections.abc import Callable, Mapping
@@ -112,11 +112,6 @@ class UndeliveredWebhook(Scenario):
 
 
 def stage(server: "AgentPayServer", name: str) -> Scenario:
-    """Create a scenario.
-
-    Raises:
-        ValueError: the scenario does not exist.
-    """
     if name not in _SCENARIOS:
         raise ValueError(f"unknown scenario {name!r}; available: {', '.join(sorted(_SCENARIOS))}")
     return _SCENARIOS[name](_Stage(server))

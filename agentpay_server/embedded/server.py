@@ -1,8 +1,4 @@
-"""`AgentPayServer`: the whole service in process, for tests and for getting started.
-
-It runs on its own thread, with its database, chain and clock. Its clients need no socket; `listen` opens a
-port.
-"""
+"""`AgentPayServer`: the whole service in process, on its own thread, for tests and for getting started."""
 
 from collections.abc import Callable, Sequence
 from datetime import datetime
@@ -484,7 +480,7 @@ class AgentPayServer:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # Shielded, because a cancelled caller has to close the server, too.
+        # Shielded: a cancelled caller has to close the server, too.
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self.close)
 

@@ -1,4 +1,4 @@
-"""The timeline of a server: what happened, in order, on one page, to find out why a test failed.
+"""The timeline of a server: what happened, in order, to find out why a test failed.
 
 Requests and chain transactions appear in order of arrival. Events and delivery attempts follow the
 transaction that they report, the request that caused them, or the advance of the clock that made them due.
@@ -38,7 +38,7 @@ class _Line:
 
 
 async def timeline(server: Server, recorder: Recorder, *, seed: int | None, started_at: datetime) -> str:
-    """Return the newest `LINES_MAX` lines of the timeline. Called on the server's thread."""
+    """Called on the server's thread."""
     requests, transactions = recorder.requests(), recorder.transactions()
     events = await server.services.deliveries.newest_events(RECORDS_MAX)
     deliveries = await server.services.deliveries.newest_deliveries(RECORDS_MAX)
@@ -63,8 +63,6 @@ def _head(seed: int | None, started_at: str, now: str) -> str:
 
 
 class _Positions:
-    """Finds the position of other records among requests and transactions."""
-
     def __init__(self, requests: Sequence[RecordedRequest], transactions: Sequence[ChainTransaction]) -> None:
         self._by_signature = {transaction.signature: transaction.number for transaction in transactions}
         self._by_subject: dict[str, list[RecordedRequest]] = defaultdict(list)
@@ -78,7 +76,7 @@ class _Positions:
         self._latest: tuple[int, datetime] | None = None
 
     def of_event(self, event: Event) -> int:
-        """Return the number of the record that an event follows. Called in the order of events."""
+        """Return the record that an event follows. Called in the order of events."""
         at = event.created_at
         data = codec.unstructure(event.data)
         number = self._by_signature.get(str(data.get("tx_signature")))
@@ -106,7 +104,6 @@ class _Positions:
 
 
 def _during(requests: Iterable[RecordedRequest], moment: datetime) -> int | None:
-    """Return the number of the first request that was in progress at a time."""
     return next((r.number for r in requests if r.at <= moment <= r.answered_at), None)
 
 
@@ -168,7 +165,7 @@ def _printed(line: _Line) -> str:
 
 
 def _json(value: object) -> str:
-    """Return a space and the JSON of a value without null fields; an empty string for None."""
+    """Leave out null fields; an empty string for None."""
     if value is None:
         return ""
     if isinstance(value, dict):

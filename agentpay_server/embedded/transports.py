@@ -1,4 +1,4 @@
-"""httpx transports to an in-process server: requests and responses as over HTTP, without a socket."""
+"""httpx transports to an in-process server: as over HTTP, without a socket."""
 
 import asyncio
 import contextlib
@@ -20,14 +20,11 @@ _ASGI_VERSION: Final = {"version": "3.0", "spec_version": "2.3"}
 
 
 class EmbeddedTransport(httpx.BaseTransport):
-    """Passes the requests of an `httpx.Client` to an in-process server."""
-
     def __init__(self, app: Asgi, owner: OwnerThread) -> None:
         self._app = app
         self._owner = owner
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        """Return the server's response to a request."""
         body = request.read()
         if request.url.path == STREAM_EVENTS.path:
             feed = self._owner.call(Feed.of(self._app, request, body))
@@ -43,14 +40,11 @@ class EmbeddedTransport(httpx.BaseTransport):
 
 
 class AsyncEmbeddedTransport(httpx.AsyncBaseTransport):
-    """Passes the requests of an `httpx.AsyncClient` to an in-process server."""
-
     def __init__(self, app: Asgi, owner: OwnerThread) -> None:
         self._app = app
         self._owner = owner
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """Return the server's response to a request."""
         body = await request.aread()
         if request.url.path == STREAM_EVENTS.path:
             feed = await self._owner.call_async(Feed.of(self._app, request, body))
@@ -83,7 +77,7 @@ class Feed:
 
     @classmethod
     async def of(cls, app: Asgi, request: httpx.Request, body: bytes) -> "Feed":
-        """Send a request to an ASGI application, and return its response once that has begun."""
+        """Return the response once it has begun."""
         feed = cls()
         feed._task = asyncio.get_running_loop().create_task(feed._run(app, request, body))
         await feed._begun.wait()
@@ -94,11 +88,9 @@ class Feed:
         return feed
 
     async def next(self) -> bytes | None:
-        """Return the next chunk; None at the end."""
         return await self._chunks.get()
 
     async def close(self) -> None:
-        """Disconnect."""
         self._task.cancel()
         await asyncio.wait((self._task,))
 
@@ -185,7 +177,6 @@ def _scope(request: httpx.Request) -> Scope:
 
 
 async def exchange(app: Asgi, request: httpx.Request, body: bytes) -> _Answer:
-    """Send a request to an ASGI application and return its complete response."""
     scope = _scope(request)
     status = 0
     headers: list[tuple[bytes, bytes]] = []

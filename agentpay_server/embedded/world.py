@@ -42,7 +42,7 @@ class CannotListenError(OSError):
 
 
 class _Clock(SandboxClock):
-    """A clock that refuses to advance if that would block the event loop of a receiver."""
+    """Refuses to advance if that would block the event loop of a receiver."""
 
     def __init__(self, client: AgentPay, inboxes: InboxTransport) -> None:
         super().__init__(client._caller)  # noqa: SLF001 - as the sandbox does
@@ -57,18 +57,11 @@ class _Clock(SandboxClock):
         days: float = 0,
         **options: Unpack[CallOptions],
     ) -> datetime:
-        """Advance the clock.
-
-        Raises:
-            RuntimeError: an application of `deliver_to` runs on the caller's event loop.
-        """
         self._inboxes.refuse_to_block("await server.async_sandbox.clock.advance(...)")
         return super().advance(seconds, minutes=minutes, hours=hours, days=days, **options)
 
 
 class World:
-    """A running server, with its clients and ports."""
-
     def __init__(
         self,
         server: Server,
@@ -107,21 +100,17 @@ class World:
         self.async_sandbox: AsyncSandbox = AsyncSandbox(self.async_operator)
 
     def call(self, work: Coroutine[Any, Any, T], *, timeout: float | None = None) -> T:
-        """Run `work` on the server's thread."""
         return self._owner.call(work, timeout=timeout)
 
     def client(self, api_key: str | None) -> AgentPay:
-        """Return a new client."""
         key = self.key if api_key is None else api_key
         return AgentPay(api_key=key, base_url=IN_PROCESS_URL, transport=self._transport)
 
     def async_client(self, api_key: str | None) -> AsyncAgentPay:
-        """Return a new async client."""
         key = self.key if api_key is None else api_key
         return AsyncAgentPay(api_key=key, base_url=IN_PROCESS_URL, transport=self._async_transport)
 
     def listen(self, port: int, allowed_hosts: Sequence[str]) -> str:
-        """Open a port and return its URL."""
         if self._listener is not None:
             raise RuntimeError(f"the server is already listening, on {self.base_url}")
         app = self._app if self._port_key is None else self._port_key.on_port(self._app)
@@ -141,33 +130,18 @@ class World:
         return self.base_url
 
     def console_url(self) -> str:
-        """Return a new single-use link that signs in to the console.
-
-        Raises:
-            RuntimeError: no port is open, or the console is not served.
-        """
+        """Return a new single-use link; RuntimeError if the console is not served."""
         if self._listener is None or not self.server.context.settings.serves_dashboard:
             raise RuntimeError("the console needs a port, and Settings(serves_dashboard=True): call listen()")
         return self.call(dashboard.console_url(self.server, self.base_url))
 
     def rpc_url(self) -> str:
-        """Return the URL of the chain's JSON-RPC. The first call opens its port.
-
-        Raises:
-            ValueError: the chain is a cluster.
-            RuntimeError: called on the server's own thread.
-        """
+        """Open the chain's port at the first call. ValueError on a cluster."""
         from agentpay_server.http import chain_rpc  # noqa: PLC0415 - most servers are never asked for it
 
         return self._chain_port() + chain_rpc.PATH
 
     def facilitator_url(self) -> str:
-        """Return the URL of the x402 facilitator, on the same port.
-
-        Raises:
-            ValueError: the chain is a cluster.
-            RuntimeError: called on the server's own thread.
-        """
         from agentpay_server.http import facilitator  # noqa: PLC0415 - most servers are never asked for it
 
         return self._chain_port() + facilitator.PATH
@@ -186,16 +160,11 @@ class World:
 
     @property
     def owner(self) -> OwnerThread:
-        """The server's thread."""
         return self._owner
 
     @property
     def node(self) -> "Node":
-        """The chain's RPC node, for use on the server's thread.
-
-        Raises:
-            ValueError: the chain is a cluster.
-        """
+        """For use on the server's thread; ValueError on a cluster."""
         with self._opening:
             if self._node is None:
                 from agentpay_server.http import chain_rpc  # noqa: PLC0415 - as above
@@ -204,11 +173,9 @@ class World:
             return self._node
 
     def open_port(self, application: Served, port: int) -> Listener:
-        """Open a port for another application on the server's thread. It closes with the server.
+        """Open a port on the server's thread; it closes with the server.
 
-        Raises:
-            CannotListenError: the port is in use or not permitted.
-            ValueError: `port` is out of range.
+        Raises `CannotListenError`, or ValueError if `port` is out of range.
         """
         listener = Listener(application, application, _socket(port))
         self._owner.call(listener.start())
@@ -216,7 +183,6 @@ class World:
         return listener
 
     def close(self) -> None:
-        """Finish running work, close the ports, stop the thread."""
         self._owner.stop(self._end)
 
     async def _end(self) -> None:

@@ -1,9 +1,9 @@
 """The ASGI application: routes of the endpoint tables, and the order of checks (interface R17).
 
 The order: key, path and method, scope of the key, rate limit, size, media type and content of the body, then
-everything that needs the database. Expected failures are a `Problem`, or an unresponsive database, which is a
-503. Anything else is a bug, which is logged and returned as a bare 500. Every response is counted and logged
-with the template of its path, because paths may contain a caller's data.
+everything that needs the database. Expected failures are a `Problem`, or an unresponsive database (503).
+Anything else is a bug: logged, and a bare 500. Responses are counted and logged with the template of their
+path: paths may contain a caller's data.
 """
 
 import asyncio
@@ -67,22 +67,20 @@ NO_ROUTE: Final = "none"
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 DOCUMENTS: Final = {"/openapi.json": False, "/openapi-extensions.json": True}
-"""The paths of the OpenAPI documents, which need no key, and whether each describes the extensions."""
+"""Paths of the OpenAPI documents, which need no key, and whether each describes the extensions."""
 
 _WITHOUT_KEY: Final = frozenset(
     path
     for path, methods in METHODS_OF.items()
     if all(endpoint.scope is KeyScope.NO_KEY for endpoint in methods.values())
 )
-"""The paths whose endpoints need no key. Another method is 405 there, with or without a key."""
+"""Paths whose endpoints need no key. Another method is 405 there, with or without a key."""
 
 _POLLED: Final = "/console/events"
 logger: logging.Logger = logging.getLogger(__name__)
 
 
 class _Trace:
-    """Data on a request for its log line and metrics."""
-
     __slots__ = ("error", "request_id", "route", "status", "transfer_id")
 
     def __init__(self, request_id: str, route: str = NO_ROUTE) -> None:
@@ -94,8 +92,6 @@ class _Trace:
 
 
 class Application:
-    """The server as an ASGI application."""
-
     def __init__(self, server: Server) -> None:
         self._server = server
         self._identifiers = server.context.identifiers
@@ -115,7 +111,6 @@ class Application:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
         if scope["type"] != "http":
             await _not_http(scope, receive, send)
             return
@@ -168,17 +163,11 @@ class Application:
             REQUEST_ID.reset(token)
 
     async def _principal(self, scope: Scope, headers: Mapping[str, str], request_id: str) -> Principal:
-        """Return the principal of a request.
-
-        Raises:
-            Problem: `unauthorized`.
-        """
         if scope["path"] in _WITHOUT_KEY:
             return Principal.without_key((scope.get("client") or ("unknown",))[0], request_id)
         return await authenticated(headers, self._server.services.keys, request_id)
 
     def _keyless_route(self, path: str) -> str | None:
-        """Return the route of a path outside the endpoint tables, which needs no key."""
         if path in self._operations:
             return path
         return dashboard.PATH if self.settings.serves_dashboard and dashboard.is_dashboard(path) else None
@@ -199,7 +188,7 @@ class Application:
         await respond(send, answer.status, answer.body, answer.headers, answer.content_type)
 
     def refusal(self, problem: Problem) -> tuple[int, Headers, bytes]:
-        """Return a refusal of malformed or incomplete HTTP, counted and logged like other responses."""
+        """Refuse malformed or incomplete HTTP; counted and logged like other responses."""
         start = asyncio.get_running_loop().time()
         trace = _Trace(self._identifiers.new(REQUEST_PREFIX))
         token = REQUEST_ID.set(trace.request_id)
@@ -218,11 +207,7 @@ class Application:
 
     @contextlib.contextmanager
     def _served(self, scope: Scope) -> Iterator[None]:
-        """Count a request in service, up to the operator's share of the port's connections.
-
-        Raises:
-            Problem: `rate_limited`.
-        """
+        """Count a request in service; `rate_limited` beyond the operator's share of connections."""
         share: int | None = scope.get(SHARE)
         if share is None:
             yield
@@ -244,7 +229,6 @@ class Application:
                 del self._in_service[operator_id]
 
     def _record(self, trace: _Trace, scope: Scope, start: float, level: int) -> None:
-        """Count a finished request, and log it."""
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self._requests[trace.route, method, "none" if trace.status is None else str(trace.status)] += 1
         principal: Principal | None = scope.get("agentpay.principal")
@@ -277,19 +261,16 @@ class Application:
 
 
 def _level_of(trace: _Trace) -> int:
-    """Return the level of a request's log event: DEBUG for the polling of `listen`."""
+    """Return DEBUG for the polling of `listen`."""
     return logging.DEBUG if trace.route == _POLLED and trace.status == 200 else logging.INFO
 
 
 @cache
 def document_text(*, extensions: bool) -> str:
-    """Return an OpenAPI document: of `/v1`, or of the extensions."""
     return openapi.printed(BOUND_ENDPOINTS, extensions=extensions)
 
 
 class _Path:
-    """The endpoints of one path, by method."""
-
     def __init__(
         self,
         path: str,
@@ -326,7 +307,6 @@ class _Path:
     async def _fail(
         self, fault: HttpFault, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Apply an armed request fault of the sandbox."""
         restores = self._snapshots.restores
         if fault.effect is HttpEffect.RESET:
             raise DroppedError
@@ -370,18 +350,13 @@ class _Path:
 
 
 def _require_admitted(scope: Scope) -> None:
-    """Refuse a request that its port has marked.
-
-    Raises:
-        Problem: `invalid_request`, `misdirected_request`.
-    """
     refused: Problem | None = scope.get(REFUSED)
     if refused is not None:
         raise refused
 
 
 def _require_scope(endpoint: Endpoint, principal: Principal, path: Mapping[str, str]) -> None:
-    """Refuse a key without access, before any lookup (interface E9, K5)."""
+    """Refuse a key before any lookup (interface E9, K5)."""
     operation = f"{endpoint.method} {endpoint.path}"
     if endpoint.scope is KeyScope.OPERATOR:
         principal.require_operator(operation)
@@ -392,11 +367,7 @@ def _require_scope(endpoint: Endpoint, principal: Principal, path: Mapping[str, 
 
 
 def _require_plain_path(scope: Scope) -> None:
-    """Refuse a path with an encoded slash or a control character.
-
-    Raises:
-        Problem: `not_found`.
-    """
+    """Refuse an encoded slash or a control character."""
     raw_path: bytes = scope.get("raw_path") or b""
     is_split = b"%2f" in raw_path.lower() and not raw_path.startswith(_FREE_TEXT)
     if is_split or not scope["path"].isprintable():
@@ -412,7 +383,7 @@ _FREE_TEXT: Final = tuple(
 
 
 def _headers(scope: Scope) -> dict[str, str]:
-    """Return header fields by lower-case name. Repeated ones are joined (RFC 9110, 5.3)."""
+    """Names in lower case; repeated fields are joined (RFC 9110, 5.3)."""
     headers: dict[str, str] = {}
     for raw_name, raw_value in scope["headers"]:
         name, value = raw_name.decode("latin-1"), raw_value.decode("latin-1")
@@ -425,7 +396,6 @@ def _raw_header(scope: Scope, wanted: bytes) -> bytes | None:
 
 
 def _noted(send: Send, trace: _Trace) -> Send:
-    """Return a `send` that records the status and identifies the request."""
     send = identified(send, trace.request_id)
 
     async def noted(message: Message) -> None:

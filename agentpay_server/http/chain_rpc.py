@@ -1,8 +1,8 @@
 """JSON-RPC of the embedded chain over HTTP and WebSocket, for Solana clients. It needs no key.
 
-It is served only for test chains and on loopback. A caller can spend only its own money, and can get test
-SOL. Web pages cannot use it: HTTP requests must declare JSON, which needs a CORS permission that browsers do
-not get, and the origin of a WebSocket must be on this machine.
+Served only for test chains and on loopback. A caller can spend only its own money, and can get test SOL. Web
+pages cannot use it: HTTP requests must declare JSON, which needs a CORS permission that browsers do not get,
+and a WebSocket's origin must be on this machine.
 """
 
 import asyncio
@@ -33,7 +33,6 @@ from agentpay_server.randomness import Identifiers, SystemRandomness
 from agentpay_server.server import Server
 
 PATH: Final = "/sandbox/rpc"
-"""The path of the endpoint."""
 
 _MOST_WAITING: Final = 10_000
 _LOCAL_HOSTS: Final = ("127.0.0.1", "::1", "localhost")
@@ -45,15 +44,12 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class ChainRpc:
-    """The RPC node as an ASGI application."""
-
     def __init__(self, node: Node, *, body_timeout_seconds: float) -> None:
         self._node = node
         self._body_timeout_seconds = body_timeout_seconds
         self._connections = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle a request, or a WebSocket until it ends."""
         if scope["type"] == "websocket":
             await self._websocket(scope, receive, send)
         else:
@@ -137,7 +133,7 @@ class ChainRpc:
     async def _read(
         self, receive: Receive, subscriptions: Subscriptions, outgoing: "asyncio.Queue[dict[str, Any]]"
     ) -> bool:
-        """Process messages; return False once the client disconnects, True if it must be disconnected."""
+        """Return False once the client disconnects, True if it must be disconnected."""
         while (message := await receive())["type"] == "websocket.receive":
             text = message.get("text")
             body = message.get("bytes") or b"" if text is None else text.encode("utf-8", "surrogatepass")
@@ -149,7 +145,7 @@ class ChainRpc:
     async def _handle(
         self, request: RpcRequest, subscriptions: Subscriptions, outgoing: "asyncio.Queue[dict[str, Any]]"
     ) -> None:
-        """Handle the calls in a message. Each response is a separate message."""
+        """Each response is a separate message."""
         for call in request.calls:
             follow_up = None
             try:
@@ -180,10 +176,9 @@ async def _write(outgoing: "asyncio.Queue[dict[str, Any]]", send: Send) -> None:
 
 
 class Mounted:
-    """An application that serves the RPC node and the facilitator at their paths.
+    """Serves the RPC node and the facilitator; `app` handles all other paths, None responds 404.
 
-    `app` handles all other paths; None responds 404. `request_ids` identify the requests that `app` does not
-    handle; None leaves them without an identifier.
+    `request_ids` identify the requests that `app` does not handle.
     """
 
     def __init__(
@@ -199,7 +194,6 @@ class Mounted:
         self._request_ids = request_ids
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request or WebSocket."""
         if self._app is not None and (scope.get(REFUSED) is not None or not self._is_own(scope)):
             await self._app(scope, receive, send)
         elif self._request_ids is None or scope["type"] != "http":
@@ -231,11 +225,7 @@ class Mounted:
 
 
 def node_of(server: Server) -> Node:
-    """Return an RPC node of a server's embedded chain.
-
-    Raises:
-        ValueError: the server uses a Solana cluster.
-    """
+    """ValueError on a cluster."""
     chain, context = server.chain, server.context
     if not isinstance(chain, EmbeddedChain):
         raise ValueError("the server works on a cluster, whose nodes answer JSON-RPC: ask one of them")
@@ -257,10 +247,6 @@ def node_of(server: Server) -> Node:
 
 
 def mounted(server: Server, node: Node, app: ASGIApp | None = None) -> Mounted:
-    """Return an application that serves a node and the facilitator at their paths.
-
-    `app` handles all other paths; None responds 404.
-    """
     timeout_seconds = server.context.settings.body_timeout_seconds
     facilitator = facilitator_of(node, body_timeout_seconds=timeout_seconds)
     rpc = ChainRpc(node, body_timeout_seconds=timeout_seconds)

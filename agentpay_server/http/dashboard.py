@@ -3,22 +3,22 @@
 The page calls the API like any other client, with a key that its user enters. The headers restrict it to this
 server, so that markup injected into a memo or name can neither load nor send anything.
 
-The files are plain ES modules without a build step; together they may not exceed a fixed size, so what
-explains their design is here:
+The files are plain ES modules without a build step; together they may not exceed a fixed size, so their
+design is explained here:
 
-- `app.js` signs in, draws the frame, moves between pages and reads the keyboard. The key is in the tab's
-  sessionStorage only.
+- `app.js` signs in, draws the frame, navigates and reads the keyboard. The key is in the tab's sessionStorage
+  only.
 - `page.js` reads the shown page: at once, after each change, and every few seconds, at most once a second. A
   page that was left cancels its requests, so a late response never replaces a newer page. A list redraws only
   what differs.
 - `api.js` sends requests and follows the stream of events. An event only says that something changed; the
-  page then reads everything it shows again. While a tab is hidden it has no stream and sends nothing.
+  page then reads everything it shows again. A hidden tab has no stream and sends nothing.
 - `ui.js` builds elements from text nodes and attributes; nothing parses markup. It escapes characters that
   hide or reorder text, and isolates the direction of text that others wrote.
-- The other modules hold the pages. `admin.js`: accounts, keys, webhooks and the audit trail. `history.js`:
-  timeline, sessions and deliveries. `transfer.js`: approvals, and a transfer from request to delivery; behind
-  HTTP 402 the whole exchange. `bench.js`: time, funds, faults and saved points of a test chain. A dialog
-  confirms each change; if it moves money, focus starts on Cancel.
+- The other modules hold the pages: `admin.js` accounts, keys, webhooks and the audit trail; `history.js`
+  timeline, sessions and deliveries; `transfer.js` approvals, and a transfer with its HTTP 402 exchange;
+  `bench.js` the controls of a test chain. A dialog confirms each change; if it moves money, focus starts on
+  Cancel.
 """
 
 import hashlib
@@ -67,27 +67,20 @@ class _File:
 
 
 def is_dashboard(path: str) -> bool:
-    """Return whether a path belongs to the console."""
     return path == PATH or path.startswith(f"{PATH}/")
 
 
 def link(base_url: str, code: str) -> str:
-    """Return a single-use link that signs in to the console."""
     return f"{base_url}{PATH}#code={code}"
 
 
 async def console_url(server: Server, base_url: str) -> str:
-    """Create a single-use link that signs in to a server's console as its first operator."""
+    """Create a single-use link that signs in as the first operator."""
     code = await server.services.sign_ins.create_code(audit.Server(server.operator.operator_id))
     return link(base_url, code.code)
 
 
 def answer(path: str, method: str, if_none_match: bytes | None) -> Answer:
-    """Return the response to a request for a path of the console.
-
-    Raises:
-        Problem: `method_not_allowed`, `not_found`.
-    """
     require_get(PATH, method)
     file = _files().get(path.removeprefix(PATH).removeprefix("/") or _INDEX)
     if file is None:
@@ -100,7 +93,6 @@ def answer(path: str, method: str, if_none_match: bytes | None) -> Answer:
 
 @cache
 def _files() -> dict[str, _File]:
-    """Return the files by name, read at the first request."""
     return {
         file.name: _File(body, _TYPES[suffix], f'"{hashlib.sha256(body).hexdigest()[:32]}"'.encode("ascii"))
         for file in resources.files("agentpay_server.dashboard").iterdir()

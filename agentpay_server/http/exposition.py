@@ -1,4 +1,7 @@
-"""Metrics in Prometheus' text format. Imported at the first request for metrics, to keep starts fast."""
+"""Metrics in Prometheus' text format. Imported at the first request for metrics, to keep starts fast.
+
+Those of a queue or treasury that is None are left out.
+"""
 
 from collections.abc import Iterator
 from decimal import Decimal
@@ -18,8 +21,6 @@ CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4.encode("ascii")
 
 
 class Exposition(Collector):
-    """Prints the metrics of one server."""
-
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._queue: Queue | None = None
@@ -29,12 +30,10 @@ class Exposition(Collector):
         self._registry.register(self)
 
     def text(self, queue: Queue | None, now_us: int, treasury_sol: Decimal | None) -> bytes:
-        """Return the metrics. Those of the queue and the treasury are left out if None."""
         self._queue, self._now_us, self._treasury_sol = queue, now_us, treasury_sol
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """Return the samples of each metric."""
         requests = CounterMetricFamily(
             "agentpay_requests",
             "Responses, by route template, method and status.",

@@ -1,7 +1,6 @@
 """The local facilitator over HTTP, for sellers' x402 packages. It needs no key.
 
-It is served only for test chains and on loopback. Web pages cannot use it, because a request with a body must
-declare JSON.
+Served only for test chains and on loopback. Web pages cannot use it: a request with a body must declare JSON.
 """
 
 import logging
@@ -27,8 +26,6 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class FacilitatorHttp:
-    """The facilitator as an ASGI application, at the paths below `PATH`."""
-
     def __init__(self, facilitator: Facilitator, *, body_timeout_seconds: float) -> None:
         self._facilitator = facilitator
         self._body_timeout_seconds = body_timeout_seconds
@@ -38,7 +35,6 @@ class FacilitatorHttp:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
         path, method = scope["path"].removeprefix(PATH), scope["method"]
         if path == "/supported":
             if method == "GET":
@@ -76,10 +72,7 @@ class FacilitatorHttp:
 
 
 def facilitator_of(node: Node, *, body_timeout_seconds: float) -> FacilitatorHttp:
-    """Return the facilitator of a node's chain.
-
-    Its key is derived from the chain, so that challenges issued before a restart remain valid.
-    """
+    """Its key is derived from the chain, so that challenges issued before a restart remain valid."""
     fee_payer = FeePayer(keypair_of("facilitator", node.chain.genesis_hash), rpc_of(node))
     return FacilitatorHttp(Facilitator(fee_payer), body_timeout_seconds=body_timeout_seconds)
 

@@ -20,10 +20,7 @@ _LOOPBACK_6: Final = str(ipaddress.IPv6Address("::1"))
 
 
 def host_of(authority: str) -> str | None:
-    """Return the normalized host of `host[:port]`; None if it is malformed.
-
-    Normalizes case, a trailing dot and IPv6 notation; drops the port.
-    """
+    """Normalize case, a trailing dot and IPv6 notation; drop the port. None if malformed."""
     return None if len(authority) > _AUTHORITY_MAX else _host_of(authority)
 
 
@@ -46,25 +43,14 @@ def _normalized(host: str) -> str | None:
 
 @frozen
 class Hosts:
-    """The hosts that one port accepts.
-
-    Attributes:
-        allowed: the explicitly allowed hosts, normalized.
-        is_loopback: whether the port is bound to a loopback address.
-    """
+    """`allowed` are normalized."""
 
     allowed: frozenset[str]
     is_loopback: bool
 
     @classmethod
     def of(cls, address: str, allowed: Iterable[str] = ()) -> Self:
-        """Return the hosts of a port that is bound to an IP address.
-
-        `allowed` are names and addresses without ports; IPv6 addresses may have brackets.
-
-        Raises:
-            ValueError: one of `allowed` is not a host.
-        """
+        """`allowed` may have brackets around IPv6 addresses; ValueError if one is no host."""
         return cls(frozenset(allowed_host(host) for host in allowed), is_loopback(address))
 
     def __contains__(self, host: str) -> bool:
@@ -75,11 +61,7 @@ class Hosts:
 
 
 def allowed_host(text: str) -> str:
-    """Return the normalized form of a host to allow.
-
-    Raises:
-        ValueError: it is not a host, or has a port.
-    """
+    """Normalize a host to allow; ValueError if it is no host, or has a port."""
     bare = text.strip()
     host = _normalized(f"[{bare}]" if ":" in bare and not bare.startswith("[") else bare)
     if host is None:
@@ -88,7 +70,6 @@ def allowed_host(text: str) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether an IP address is a loopback address."""
     bound = ipaddress.ip_address(address.partition("%")[0])
     mapped = bound.ipv4_mapped if isinstance(bound, ipaddress.IPv6Address) else None
     return (mapped or bound).is_loopback

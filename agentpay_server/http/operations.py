@@ -1,7 +1,7 @@
 """Endpoints for operations: `/healthz`, `/readyz` and `/metrics`.
 
-They are outside the endpoint tables: only GET, no API key, and no use of the server's randomness. They reveal
-no secrets and nothing about accounts. A separate key can protect the metrics.
+Outside the endpoint tables: only GET, no API key, and no use of the server's randomness. They reveal no
+secrets and nothing about accounts. A separate key can protect the metrics.
 """
 
 import asyncio
@@ -33,8 +33,6 @@ PROBE_SECONDS: Final = 2.0
 
 @frozen
 class Answer:
-    """A complete response."""
-
     status: int
     body: bytes
     content_type: bytes = JSON_TYPE
@@ -42,8 +40,6 @@ class Answer:
 
 
 class Operations:
-    """Handles requests for health and metrics."""
-
     def __init__(self, server: Server) -> None:
         self._context = server.context
         self._server = server
@@ -55,15 +51,9 @@ class Operations:
         }
 
     def __contains__(self, path: str) -> bool:
-        """Whether a path is one of these endpoints."""
         return path in self._by_path
 
     async def answer(self, path: str, method: str, authorization: bytes | None) -> Answer:
-        """Return the response to a request for one of these paths.
-
-        Raises:
-            Problem: `unauthorized`, `method_not_allowed`.
-        """
         if path == _METRICS:
             self._require_metrics_key(authorization)
         require_get(path, method)
@@ -123,17 +113,12 @@ class Operations:
 
 
 def require_get(path: str, method: str) -> None:
-    """Refuse another method than GET.
-
-    Raises:
-        Problem: `method_not_allowed`.
-    """
     if method != "GET":
         raise Problem(ErrorCode.METHOD_NOT_ALLOWED, f"{path} supports only GET.", allow=("GET",))
 
 
 async def _answer(question: Awaitable[T]) -> T | None:
-    """Return the result of a check; None if it takes too long."""
+    """Return None if it takes too long."""
     try:
         async with asyncio.timeout(PROBE_SECONDS):
             return await question

@@ -24,7 +24,6 @@ class RateLimit:
         self._kept_max = _KEPT_MAX
 
     def capture(self) -> Callable[[], None]:
-        """Return a function that restores the current use of each key."""
         full_at_us = self._full_at_us.copy()
 
         def restore() -> None:
@@ -33,11 +32,7 @@ class RateLimit:
         return restore
 
     def take(self, key_id: str) -> None:
-        """Count a request.
-
-        Raises:
-            Problem: `rate_limited`, with the time until the next request is allowed.
-        """
+        """Count a request; `rate_limited` names the time until the next one is allowed."""
         now_us = self._clock.now_us()
         cost_us = _MINUTE_US // self._per_minute
         full_at_us = max(self._full_at_us.get(key_id, 0), now_us) + cost_us
@@ -50,6 +45,6 @@ class RateLimit:
             )
         self._full_at_us[key_id] = full_at_us
         if len(self._full_at_us) > self._kept_max:
-            # There is no bound on addresses without a key. Dropping full buckets has no effect.
+            # Addresses without a key are unbounded. Dropping full buckets has no effect.
             self._full_at_us = {name: full for name, full in self._full_at_us.items() if full > now_us}
             self._kept_max = max(2 * len(self._full_at_us), _KEPT_MAX)

@@ -1,4 +1,4 @@
-"""Parsing an ASGI request: the principal, and body and query as models (interface K1, E7, R9 to R11)."""
+"""Parses an ASGI request: the principal, and body and query as models (interface K1, E7, R9 to R11)."""
 
 import asyncio
 import json
@@ -21,13 +21,13 @@ from agentpay_server.principals import Principal
 
 JSON_TYPE: Final = b"application/json"
 DROP: Final = "agentpay.drop"
-"""ASGI scope key of a function that closes the connection without a response; set by a port."""
+"""ASGI scope key, set by a port: closes the connection without a response."""
 
 REFUSED: Final = "agentpay.refused"
-"""ASGI scope key of the problem with which the application must refuse a request; set by a port."""
+"""ASGI scope key, set by a port: the problem with which the application must refuse a request."""
 
 SHARE: Final = "agentpay.share"
-"""ASGI scope key of the number of requests that one operator may have in service; set by a port."""
+"""ASGI scope key, set by a port: how many requests one operator may have in service."""
 
 WHOLE: Final = "agentpay.whole"
 """ASGI scope key by which an in-process caller declares that the body is complete."""
@@ -42,7 +42,7 @@ class DroppedError(Exception):
 
 @frozen(kw_only=True)
 class Call:
-    """An authenticated, valid request. `headers` have lower-case names."""
+    """An authenticated, valid request; `headers` have lower-case names."""
 
     principal: Principal
     path: Mapping[str, str]
@@ -52,11 +52,7 @@ class Call:
 
 
 async def authenticated(headers: Mapping[str, str], keys: Keys, request_id: str) -> Principal:
-    """Return the principal of a request's key.
-
-    Raises:
-        Problem: `unauthorized`: the key is missing, malformed, unknown or revoked.
-    """
+    """Raise `unauthorized` for a missing, malformed, unknown or revoked key."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or len(key) > _MAX_KEY_CHARACTERS:
         raise _unauthorized()
@@ -67,9 +63,9 @@ async def authenticated(headers: Mapping[str, str], keys: Keys, request_id: str)
 
 
 def _unauthorized() -> Problem:
-    """Return a 401, the same for a missing, malformed, unknown or revoked key (interface E7)."""
-    # A new object each time: a shared one would collect the traceback of every raise, with the headers of the
-    # refused request.
+    """The same for a missing, malformed, unknown or revoked key (interface E7)."""
+    # Not shared: an object would collect the traceback of every raise, with the headers of the refused
+    # request.
     return Problem(
         ErrorCode.UNAUTHORIZED,
         "No valid API key: send Authorization: Bearer followed by a key that is not revoked.",
@@ -83,17 +79,9 @@ class DisconnectedError(Exception):
 async def read_body(
     headers: Mapping[str, str], receive: Receive, *, timeout_seconds: float, is_whole: bool = False
 ) -> bytes:
-    """Return the complete body.
+    """Return the complete body; `DisconnectedError` if it is incomplete.
 
-    Args:
-        headers: the request's.
-        receive: ASGI's callable.
-        timeout_seconds: timeout for the complete body.
-        is_whole: whether the body is complete, so that no timeout is needed.
-
-    Raises:
-        Problem: `payload_too_large`, `request_timeout`.
-        DisconnectedError: the body is incomplete.
+    With `is_whole` it is there, so that no timeout is needed.
     """
     length = headers.get("content-length", "").lstrip("0")
     # The number of digits first: `int` raises on thousands of them.
@@ -132,11 +120,7 @@ def _too_large() -> Problem:
 
 
 def require_json(headers: Mapping[str, str]) -> None:
-    """Refuse a media type other than JSON in UTF-8. A missing one is accepted.
-
-    Raises:
-        Problem: `unsupported_media_type`.
-    """
+    """Refuse a media type other than JSON in UTF-8. A missing one is accepted."""
     if headers.get("content-encoding", "identity").strip().lower() != "identity":
         raise Problem(
             ErrorCode.UNSUPPORTED_MEDIA_TYPE, "The body must not be compressed: send no Content-Encoding."
@@ -153,11 +137,7 @@ def require_json(headers: Mapping[str, str]) -> None:
 
 
 def structured_body(body: bytes, model: type) -> object:
-    """Parse a JSON body to a model.
-
-    Raises:
-        Problem: `invalid_request`, with every fault.
-    """
+    """`invalid_request` names every fault."""
     try:
         value = json_text.parse_request_json(body)
     except InvalidJsonError as error:
@@ -177,11 +157,7 @@ def structured_body(body: bytes, model: type) -> object:
 
 
 def structured_query(query_string: bytes, model: type) -> object:
-    """Parse a query string to a model. Unknown parameters are ignored.
-
-    Raises:
-        Problem: `invalid_request`, with every fault.
-    """
+    """`invalid_request` names every fault. Unknown parameters are ignored."""
     known = set(model.__annotations__)
     values: dict[str, Any] = {}
     faults = []

@@ -25,7 +25,7 @@ Headers = list[Header]
 
 @frozen(kw_only=True)
 class Reply:
-    """A successful response: a status, a model or a stream as its body, and additional headers."""
+    """A success: `model` or `stream` is the body."""
 
     status: int
     model: object = None
@@ -34,7 +34,6 @@ class Reply:
 
 
 def rendered(problem: Problem, request_id: str) -> tuple[int, Headers, bytes]:
-    """Return status, headers and body of a problem."""
     headers: Headers = []
     if problem.code is ErrorCode.UNAUTHORIZED:
         headers.append((b"www-authenticate", b"Bearer"))
@@ -49,13 +48,12 @@ def rendered(problem: Problem, request_id: str) -> tuple[int, Headers, bytes]:
 
 
 def internal_error(request_id: str) -> bytes:
-    """Return the body of a 500."""
     message = f"The server failed. Report request {request_id} to its operators."
     return json_text.print_json({"error": "internal_error", "message": message, "request_id": request_id})
 
 
 def identified(send: Send, request_id: str) -> Send:
-    """Return a `send` that adds `X-Request-Id` to the response (interface R16)."""
+    """Add `X-Request-Id` to the response (interface R16)."""
 
     async def send_identified(message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -66,7 +64,7 @@ def identified(send: Send, request_id: str) -> Send:
 
 
 async def send_reply(send: Send, receive: Receive, reply: Reply) -> None:
-    """Send a success. A stream is sent until it ends or the caller disconnects."""
+    """A stream is sent until it ends or the caller disconnects."""
     if reply.stream is not None:
         await _stream(send, receive, reply.stream)
         return
@@ -77,7 +75,7 @@ async def send_reply(send: Send, receive: Receive, reply: Reply) -> None:
 async def respond(
     send: Send, status: int, body: bytes, headers: Sequence[Header] = (), content_type: bytes = JSON_TYPE
 ) -> None:
-    """Send a complete response, by default with `Cache-Control: no-store`."""
+    """By default with `Cache-Control: no-store`."""
     lines = list(headers)
     if body:
         lines.append((b"content-type", content_type))
@@ -90,7 +88,7 @@ async def respond(
 
 
 async def drop(scope: Scope, receive: Receive) -> bool:
-    """Close a connection without a response. Return False if the port does not support it."""
+    """Return False if the port does not support it."""
     close = scope.get(DROP)
     if close is None:
         return False
@@ -100,7 +98,6 @@ async def drop(scope: Scope, receive: Receive) -> bool:
 
 
 async def _stream(send: Send, receive: Receive, pieces: AsyncGenerator[bytes]) -> None:
-    """Send a streamed body until it ends or the caller disconnects."""
     headers = [(b"content-type", _STREAM_TYPE), _NO_STORE, (b"x-accel-buffering", b"no")]
     async with contextlib.aclosing(pieces):
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -123,6 +120,5 @@ async def _send_pieces(send: Send, pieces: AsyncGenerator[bytes]) -> None:
 
 
 async def _disconnected(receive: Receive) -> None:
-    """Return once the caller has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -18,12 +18,10 @@ class Route:
     """How to handle an endpoint.
 
     Attributes:
-        reply: the status of a success, whose body is the handler's result; or a function from that result to
-            the reply.
-        handler: calls the operation.
-        is_owned: whether the operation runs in a task of the server, and so completes even if the caller
-            disconnects. False for operations that start such tasks themselves, and for those on snapshots,
-            which wait for running operations or cancel them.
+        reply: the status of a success, whose body is the handler's result; or a function from that result.
+        is_owned: runs in a task of the server, and so completes even if the caller disconnects. False for
+            operations that start such tasks themselves, and for those on snapshots, which wait for running
+            operations or cancel them.
     """
 
     reply: int | Callable[[Any], Reply]
@@ -31,7 +29,6 @@ class Route:
     is_owned: bool = False
 
     async def answer(self, services: Services, call: Call) -> Reply:
-        """Handle a call."""
         work = self.handler(services, call)
         result = await (services.tasks.complete(work) if self.is_owned else work)
         return Reply(status=self.reply, model=result) if isinstance(self.reply, int) else self.reply(result)
@@ -76,13 +73,11 @@ ROUTES: Final[Mapping[str, Route]] = {
     "accounts.budget": Route(200, lambda s, c: s.accounts.budget(c.principal, c.path["account_id"])),
     "transfers.check": Route(200, lambda s, c: s.checks.check(c.principal, c.body)),
     "transfers.list": Route(200, lambda s, c: s.transfers.list(c.principal, c.query)),
-    # Sessions
     "sessions.open": Route(201, lambda s, c: s.sessions.open(c.principal, c.body)),
     "sessions.charge": Route(200, lambda s, c: s.sessions.charge(c.principal, c.path["session_id"], c.body)),
     "sessions.close": Route(200, lambda s, c: s.sessions.close(c.principal, c.path["session_id"])),
     "sessions.get": Route(200, lambda s, c: s.sessions.get(c.principal, c.path["session_id"])),
     "sessions.list": Route(200, lambda s, c: s.sessions.list(c.principal, c.query)),
-    # Payments
     "payments.authorize": Route(
         _payment, lambda s, c: s.payments.authorize(c.principal, c.body), is_owned=True
     ),
@@ -91,7 +86,6 @@ ROUTES: Final[Mapping[str, Route]] = {
     "payments.report_outcome": Route(
         200, lambda s, c: s.payments.report_outcome(c.principal, c.path["transfer_id"], c.body), is_owned=True
     ),
-    # The console
     "console.accounts.list": Route(200, lambda s, c: s.accounts.list_details(c.principal, c.query)),
     "console.origins.list": Route(200, lambda s, c: s.origins.list(c.principal, c.query)),
     "console.origins.put": Route(200, lambda s, c: s.origins.put(c.principal, c.path["origin"], c.body)),
@@ -135,7 +129,6 @@ ROUTES: Final[Mapping[str, Route]] = {
     ),
     "console.deliveries.replay": Route(202, lambda s, c: s.deliveries.replay_since(c.principal, c.body)),
     "console.deliveries.list": Route(200, lambda s, c: s.deliveries.list_deliveries(c.principal, c.query)),
-    # The sandbox
     "sandbox.accounts.fund": Route(
         200, lambda s, c: s.sandbox.fund(c.principal, c.path["account_id"], c.body), is_owned=True
     ),
@@ -162,4 +155,3 @@ ROUTES: Final[Mapping[str, Route]] = {
     ),
     "sandbox.reset": Route(204, lambda s, c: s.sandbox.reset(c.principal)),
 }
-"""A route for each of `BOUND_ENDPOINTS`."""

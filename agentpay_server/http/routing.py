@@ -17,7 +17,6 @@ _PATHS: Final = "agentpay.paths"
 
 
 def no_such_path() -> Problem:
-    """Return the 404 of an unknown path."""
     return Problem(
         ErrorCode.NOT_FOUND,
         "Unknown path. GET /openapi.json and GET /openapi-extensions.json list all paths.",
@@ -25,23 +24,12 @@ def no_such_path() -> Problem:
 
 
 class Paths:
-    """Dispatches each request to the handler of its path.
-
-    Args:
-        paths: the handlers, by path as in `METHODS_OF`.
-    """
-
     def __init__(self, paths: Mapping[str, ASGIApp]) -> None:
         self._paths = paths
         # Most paths have no parameters, and need no matching.
         self._fixed = {path: found for path, found in paths.items() if "{" not in path}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request.
-
-        Raises:
-            Problem: `not_found`, or raised by the handler.
-        """
         path = scope["path"]
         found = self._fixed.get(path)
         if found is None:
@@ -58,15 +46,11 @@ def _methods_of(endpoints: Iterable[Endpoint]) -> Mapping[str, Mapping[str, Endp
 
 
 METHODS_OF: Final = _methods_of(BOUND_ENDPOINTS)
-"""All endpoints, by path and method."""
 
 
 @cache
 def _routers() -> Mapping[str, Router]:
-    """Return the routers, by path family, for any server.
-
-    A router tries its routes one by one, so each family has its own router.
-    """
+    """By path family: a router tries its routes one by one."""
     families: dict[str, list[Route]] = defaultdict(list)
     for path, methods in METHODS_OF.items():
         families[_family(path)].append(Route(_pattern(path, methods), _Found(path)))
@@ -77,7 +61,7 @@ def _routers() -> Mapping[str, Router]:
 
 
 class _Found:
-    """Passes a matched request to its server's handler of the path."""
+    """Passes a matched request to its server's handler."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -91,7 +75,7 @@ def _family(path: str) -> str:
 
 
 def _pattern(path: str, methods: Mapping[str, Endpoint]) -> str:
-    """Return a path as a router's pattern. Its last parameter may match several segments."""
+    """The last parameter may match several segments."""
     is_open = any(endpoint.takes_rest_of_path for endpoint in methods.values())
     return f"{path.removesuffix('}')}:path}}" if is_open else path
 

@@ -54,7 +54,7 @@ class FirstOperator:
     Attributes:
         key_id: the key that in-process calls use.
         key: that key, if it was created or passed at this start.
-        is_lent: whether the key was created for this run only, and is revoked when the run ends.
+        is_lent: created for this run only, and revoked when it ends.
     """
 
     operator_id: str
@@ -64,9 +64,8 @@ class FirstOperator:
 
 
 class Keys:
-    """Creates, looks up and revokes keys.
+    """With `are_all_seeded`, all keys come from the server's randomness, which may be seeded.
 
-    With `are_all_seeded`, all keys come from the server's source of randomness, which may be seeded.
     Otherwise all but the first operator's come from the operating system.
     """
 
@@ -75,7 +74,7 @@ class Keys:
         self._are_all_seeded = are_all_seeded
 
     async def authenticate(self, key: str, request_id: str) -> Principal | None:
-        """Return the principal of a key; None for a malformed, unknown, revoked or expired key."""
+        """Return None if the key is malformed, unknown, revoked or expired."""
         digest = digest_of(key)
         if digest is None:
             return None
@@ -94,7 +93,6 @@ class Keys:
         )
 
     async def identify(self, principal: Principal) -> Identity:
-        """Return which key a request uses, and whose money it moves."""
         cluster = self._context.chain.cluster_name
         return Identity(
             key_id=principal.key_id,
@@ -106,7 +104,6 @@ class Keys:
         )
 
     async def create_operator(self, name: str, *, requested_by: Principal) -> NewOperator:
-        """Create an operator with its first key; `requested_by` is the principal that requested it."""
         key = self._new_key(KeyKind.OPERATOR)
         new = NewOperator.of(self._context.identifiers, self._context.randomness, key=key)
         now_us = self._context.clock.now_us()
@@ -118,13 +115,10 @@ class Keys:
         """Return the operator that the server was first started with; create it on the first start.
 
         Args:
-            key: an operator key to use; added to the operator's keys if the database does not have it.
-            lend_key: whether to create a key for this run if `key` is None and the first key is no longer
-                known.
-            is_alone: whether no other server can be using the database.
-
-        Raises:
-            ValueError: `key` is not an operator key, is revoked, or belongs to another operator.
+            key: an operator key to use; added if the database does not have it. ValueError if it is not an
+                operator key, is revoked, or belongs to another operator.
+            lend_key: create a key for this run if `key` is None and the first key is no longer known.
+            is_alone: no other server can be using the database.
         """
         key = None if key is None else _operator_key(key)
         first_key = new_key(KeyKind.OPERATOR, self._context.randomness.randbytes(32))
@@ -133,24 +127,19 @@ class Keys:
         )
 
     async def revoke_lent_key(self, operator: FirstOperator) -> None:
-        """Revoke the key that was created for this run, if any."""
         if operator.is_lent:
             await self._context.database.run(self._revoke_lent, operator.operator_id)
 
     # --- Operator keys
 
     async def create_operator_key(self, principal: Principal, request: CreateOperatorKey) -> NewOperatorKey:
-        """Create another key of the operator; only this response shows it (interface K8, K9)."""
+        """Only this response shows the key (interface K8, K9)."""
         return await self._context.database.run(self._insert_operator_key, principal, request)
 
     async def list_operator_keys(
         self, principal: Principal, query: ListOperatorKeys
     ) -> PageBody[OperatorKey]:
-        """Return a page of the operator's live keys, newest first, without the keys themselves.
-
-        Raises:
-            Problem: `invalid_request` for a cursor of another list.
-        """
+        """Live keys, newest first, without the keys themselves."""
         listing = List("operator-keys", principal.operator_id)
         before = listing.before(query.cursor)
         rows = await self._context.database.read(
@@ -164,29 +153,20 @@ class Keys:
         )
 
     async def revoke_operator_key(self, principal: Principal, key_id: str) -> None:
-        """Revoke an operator key; the next request with it is refused.
+        """The next request with the key is refused.
 
-        Raises:
-            Problem: `not_found`; `last_operator_key` for the last one, not counting keys of this run only.
+        Raises `not_found`, or `last_operator_key` for the last one, not counting keys of this run only.
         """
         await self._context.database.run(self._revoke_operator_key, principal, key_id)
 
     # --- Agent-scoped keys
 
     async def create_agent_key(self, principal: Principal, request: CreateAgentKey) -> NewAgentKey:
-        """Create a key that is bound to one account; only this response shows it (interface K7).
-
-        Raises:
-            Problem: `not_found` of the account.
-        """
+        """Only this response shows the key (interface K7)."""
         return await self._context.database.run(self._insert_agent_key, principal, request)
 
     async def list_agent_keys(self, principal: Principal, query: ListAgentKeys) -> PageBody[AgentKey]:
-        """Return a page of the operator's live agent-scoped keys, without the keys themselves.
-
-        Raises:
-            Problem: `invalid_request` for a cursor of another list.
-        """
+        """Live keys, without the keys themselves."""
         listing = List("agent-keys", principal.operator_id)
         before = listing.before(query.cursor)
         rows = await self._context.database.read(
@@ -205,11 +185,7 @@ class Keys:
         )
 
     async def revoke_agent_key(self, principal: Principal, key_id: str) -> None:
-        """Revoke an agent-scoped key; the next request with it is refused.
-
-        Raises:
-            Problem: `not_found`.
-        """
+        """The next request with the key is refused."""
         await self._context.database.run(self._revoke_agent_key, principal, key_id)
 
     # --- Units of work
@@ -265,7 +241,7 @@ class Keys:
         kind: str = KeyKind.OPERATOR,
         requested_by: Principal | None = None,
     ) -> str:
-        """Store an operator key, audited as created by `requested_by`, else by the key itself."""
+        """Audited as created by `requested_by`, else by the key itself."""
         key_id, now_us = self._new_key_id(), self._context.clock.now_us()
         insert_key(
             connection, key, key_id=key_id, operator_id=operator_id, name=name, kind=kind, now_us=now_us

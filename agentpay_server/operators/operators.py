@@ -17,7 +17,7 @@ from agentpay_server.randomness import Identifiers, Randomness, SystemRandomness
 
 @frozen(kw_only=True)
 class NewOperator:
-    """An operator and its first key, which is shown only here."""
+    """The key is shown only here."""
 
     operator_id: str
     key_id: str
@@ -31,7 +31,7 @@ class NewOperator:
 
 
 async def create_operator(database: Database, name: str) -> NewOperator:
-    """Create an operator in a migrated database, which a running server may use; return its first key."""
+    """Create an operator in a migrated database, which a running server may use."""
     clock, randomness = SystemClock(), SystemRandomness()
     new = NewOperator.of(Identifiers(clock, randomness), randomness)
     return await database.run(insert_operator, new, name, clock.now_us())
@@ -45,11 +45,7 @@ def insert_operator(
     *,
     requested_by: Principal | None = None,
 ) -> NewOperator:
-    """Store an operator with its first key, and return it.
-
-    `name` labels the operator and the key. `requested_by` is the operator that requested it in the sandbox;
-    None audits the new operator as its creator.
-    """
+    """`name` labels operator and key. None as `requested_by` audits the new operator as its creator."""
     store.insert_operator(connection, new.operator_id, name, now_us)
     insert_key(
         connection,
@@ -83,7 +79,7 @@ def insert_key(
     now_us: int,
     expires_us: int | None = None,
 ) -> None:
-    """Store a new key; `account_id` is None for an operator key."""
+    """`account_id` is None for an operator key."""
     digest = digest_of(key)
     assert digest is not None  # noqa: S101 - callers pass a valid key
     store.insert_key(

@@ -16,10 +16,9 @@ from agentpay_server.principals import Principal
 from agentpay_server.treasury import LAMPORTS, Treasury
 
 KEPT: Final = 1000
-"""Number of requests that are kept for each operator."""
 
 OPERATORS_MAX: Final = 100
-"""Number of operators whose requests are kept: the most recently active ones."""
+"""The most recently active ones."""
 
 
 @frozen(kw_only=True)
@@ -52,7 +51,6 @@ class RequestLog:
         status: int | None,
         duration_ms: int,
     ) -> None:
-        """Keep a completed request, and drop the oldest if there are too many."""
         self._seq += 1
         kept = self._by_operator.setdefault(principal.operator_id, deque(maxlen=KEPT))
         kept.append(
@@ -72,11 +70,6 @@ class RequestLog:
             self._by_operator.popitem(last=False)
 
     async def list(self, principal: Principal, query: ListServedRequests) -> PageBody[ServedRequest]:
-        """Return a page of the operator's requests, newest first.
-
-        Raises:
-            Problem: `invalid_request` for a cursor of another list.
-        """
         listing = List("requests", principal.operator_id)
         before = listing.before(query.cursor)
         kept = self._by_operator.get(principal.operator_id, ())
@@ -85,14 +78,11 @@ class RequestLog:
 
 
 class Overview:
-    """Counts an operator's objects and pending work."""
-
     def __init__(self, context: Context, treasury: Treasury) -> None:
         self._context = context
         self._treasury = treasury
 
     async def summary(self, principal: Principal) -> ConsoleSummary:
-        """Return the counts of an operator."""
         counts = await self._context.database.read(store.counts, principal.operator_id)
         try:
             lamports: int | None = int((await self._treasury.look()).sol * LAMPORTS)

@@ -1,8 +1,8 @@
 """Signing in to the console: links with one-use codes, and the keys of browsers (CO18 to CO20).
 
-Codes and keys come from the operating system's randomness, never from a seed, because links are opened on
-ports. They expire on the server's clock. A browser that advances this clock, or restores a snapshot, keeps
-its key for the time that it had left.
+Codes and keys come from the operating system's randomness, never from a seed: links are opened on ports. They
+expire on the server's clock. A browser that advances this clock, or restores a snapshot, keeps its key for
+the time that it had left.
 """
 
 import secrets
@@ -25,31 +25,22 @@ from agentpay_server.operators.store import KeyRecord
 from agentpay_server.principals import Principal
 
 CODE_US: Final = 600 * SECOND_US
-"""How long a code is valid."""
 
 KEY_US: Final = 12 * HOUR_US
-"""How long a console key is valid."""
 
 _NAME: Final = "Console"
 _BYTES: Final = 32
 
 
 class SignIns:
-    """Creates codes, and exchanges them for console keys."""
-
     def __init__(self, context: Context) -> None:
         self._context = context
 
     async def create_code(self, actor: audit.Actor) -> SignInCode:
-        """Return a new code for the actor's operator. It is never shown again."""
         return await self._context.database.run(self._insert_code, actor)
 
     async def sign_in(self, principal: Principal, request: SignIn) -> ConsoleKey:
-        """Exchange a code for a key; a code can be exchanged once.
-
-        Raises:
-            Problem: `unauthorized`: the code is malformed, unknown, expired or used.
-        """
+        """Exchange a code for a key, once; `unauthorized` if it is malformed, unknown, expired or used."""
         digest = digest_of_code(request.code)
         key = None
         if digest is not None:
@@ -76,7 +67,7 @@ class SignIns:
         )
 
     async def restore_key(self, key: KeyRecord | None, *, at_us: int) -> None:
-        """Store a console key that a restore may have removed, with the time that it had left at `at_us`."""
+        """Store a key that a restore may have removed, with the time that it had left at `at_us`."""
         if key is not None and key.expires_us is not None:
             expires_us = key.expires_us - at_us + self._context.clock.now_us()
             await self._context.database.run(_restore_key, key, expires_us)

@@ -13,8 +13,6 @@ from agentpay_server.database.tables import api_keys, operators, sign_in_codes
 
 @frozen
 class KeyRecord:
-    """A stored key, without the key itself."""
-
     seq: int
     key_id: str
     operator_id: str
@@ -112,7 +110,6 @@ _REVOKE_OPERATOR_KEY: Final = _REVOKE.where(api_keys.c.account_id.is_(None))
 
 
 def first_operator(connection: Connection) -> str | None:
-    """Return the operator that was created first, if any."""
     operator_id: str | None = connection.execute(_FIRST_OPERATOR).scalar_one_or_none()
     return operator_id
 
@@ -123,24 +120,22 @@ def lock_operator(connection: Connection, operator_id: str) -> None:
 
 
 def lasting_keys(connection: Connection, operator_id: str) -> list[str]:
-    """Return the key_ids of an operator's oldest two live keys, except keys created for one run only."""
+    """Return an operator's oldest two live keys, except keys created for one run only."""
     return list(connection.execute(_LASTING, {"operator_id": operator_id}).scalars())
 
 
 def operator_key(connection: Connection, digest: str) -> KeyRecord | None:
-    """Return an operator key, revoked or not."""
     row = connection.execute(_OPERATOR_KEY, {"digest": digest}).one_or_none()
     return None if row is None else KeyRecord(*row)
 
 
 def revoke_lent(connection: Connection, operator_id: str, now_us: int) -> list[tuple[str, str]]:
-    """Revoke an operator's live keys that were created for one run; return their key_ids and names."""
+    """Revoke live keys that were created for one run; return their key_ids and names."""
     rows = connection.execute(_REVOKE_LENT, {"of_operator": operator_id, "now_us": now_us})
     return [(key_id, name) for key_id, name in rows]
 
 
 def insert_operator(connection: Connection, operator_id: str, name: str, created_us: int) -> None:
-    """Store an operator."""
     connection.execute(_INSERT_OPERATOR, {"operator_id": operator_id, "name": name, "created_us": created_us})
 
 
@@ -156,7 +151,7 @@ def insert_key(
     created_us: int,
     expires_us: int | None = None,
 ) -> None:
-    """Store the digest of a key; `account_id` is None for an operator key."""
+    """`account_id` is None for an operator key."""
     connection.execute(
         _INSERT_KEY,
         {
@@ -173,13 +168,13 @@ def insert_key(
 
 
 def live_key(connection: Connection, digest: str) -> tuple[str, str, str | None, int | None] | None:
-    """Return key_id, operator_id, bound account and expiry of a key that is not revoked."""
+    """Return key_id, operator_id, bound account and expiry, unless revoked."""
     row = connection.execute(_LIVE_BY_DIGEST, {"digest": digest}).one_or_none()
     return None if row is None else (row[0], row[1], row[2], row[3])
 
 
 def agent_keys(connection: Connection, operator_id: str, before: int, count: int) -> list[KeyRecord]:
-    """Return an operator's live agent-scoped keys below a sequence number, newest first."""
+    """Live keys below a sequence number, newest first."""
     rows = connection.execute(_AGENT_KEYS, {"operator_id": operator_id, "before": before, "count": count})
     return [KeyRecord(*row) for row in rows]
 
@@ -187,7 +182,7 @@ def agent_keys(connection: Connection, operator_id: str, before: int, count: int
 def operator_keys(
     connection: Connection, operator_id: str, before: int, count: int, now_us: int
 ) -> list[KeyRecord]:
-    """Return an operator's live operator keys below a sequence number, newest first."""
+    """Live keys below a sequence number, newest first."""
     values = {"operator_id": operator_id, "before": before, "count": count, "now_us": now_us}
     rows = connection.execute(_OPERATOR_KEYS, values)
     return [KeyRecord(*row) for row in rows]
@@ -196,38 +191,36 @@ def operator_keys(
 def revoke_agent_key(
     connection: Connection, operator_id: str, key_id: str, now_us: int
 ) -> tuple[str, str | None] | None:
-    """Revoke an agent-scoped key; return its account and name, or None if no such live key exists."""
+    """Return the key's account and name, or None if no such live key exists."""
     values = {"of_operator": operator_id, "of_key": key_id, "now_us": now_us}
     row = connection.execute(_REVOKE_AGENT_KEY, values).one_or_none()
     return None if row is None else (row[0], row[1])
 
 
 def live_operator_key(connection: Connection, operator_id: str, key_id: str) -> KeyRecord | None:
-    """Return a live operator key of an operator."""
     values = {"operator_id": operator_id, "key_id": key_id}
     row = connection.execute(_LIVE_OPERATOR_KEY, values).one_or_none()
     return None if row is None else KeyRecord(*row)
 
 
 def revoke_operator_key(connection: Connection, operator_id: str, key_id: str, now_us: int) -> None:
-    """Revoke an operator key."""
     values = {"of_operator": operator_id, "of_key": key_id, "now_us": now_us}
     connection.execute(_REVOKE_OPERATOR_KEY, values)
 
 
 def set_expiry(connection: Connection, key_id: str, expires_us: int) -> bool:
-    """Set when a key expires; return whether the key exists."""
+    """Return whether the key exists."""
     return connection.execute(_SET_EXPIRY, {"of_key": key_id, "until_us": expires_us}).rowcount == 1
 
 
 def insert_code(connection: Connection, digest: str, operator_id: str, expires_us: int, now_us: int) -> None:
-    """Store the digest of a sign-in code, and delete expired codes."""
+    """Also deletes expired codes."""
     connection.execute(_FORGET_CODES, {"now_us": now_us})
     values = {"digest": digest, "operator_id": operator_id, "expires_us": expires_us}
     connection.execute(_INSERT_CODE, values)
 
 
 def take_code(connection: Connection, digest: str, now_us: int) -> str | None:
-    """Consume a sign-in code, and return its operator; None if it has expired or was used."""
+    """Return the code's operator; None if it has expired or was used."""
     row = connection.execute(_TAKE_CODE, {"of_digest": digest, "now_us": now_us}).one_or_none()
     return None if row is None else str(row[0])

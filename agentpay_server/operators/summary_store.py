@@ -14,7 +14,7 @@ UNDELIVERED_MAX: Final = 10_000
 _OPERATOR: Final[BindParameter[str]] = bindparam("operator_id")
 _ACCOUNTS: Final = select(func.count()).where(accounts.c.operator_id == _OPERATOR)
 _PAUSED: Final = _ACCOUNTS.where(accounts.c.paused == true())
-# Literals in the SQL text, as in the partial indexes: with parameters the indexes would not be used.
+# Literals, as in the partial indexes: with parameters the indexes would not be used.
 _PENDING: Final = select(func.count()).where(
     transfers.c.operator_id == _OPERATOR, transfers.c.status == literal_column("'pending_approval'")
 )
@@ -36,7 +36,6 @@ _OPEN: Final = select(func.count()).where(
 
 
 def counts(connection: Connection, operator_id: str) -> dict[str, int]:
-    """Return the fields of `ConsoleSummary` that come from the database, by name."""
     statements = {
         "accounts": _ACCOUNTS,
         "paused_accounts": _PAUSED,

@@ -21,8 +21,6 @@ _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
 
 
 class SellerApp:
-    """A seller as an ASGI application that a port can serve."""
-
     def __init__(self, seller: Seller, owner: OwnerThread) -> None:
         self.settings: Settings = Settings()
         self.metrics: Metrics = Metrics()
@@ -30,12 +28,10 @@ class SellerApp:
         self._owner = owner
 
     def refusal(self, problem: Problem) -> tuple[int, Headers, bytes]:
-        """Return the response to malformed HTTP."""
         status, headers, body = rendered(problem, "none")
         return status, [*headers, (b"content-length", str(len(body)).encode("ascii"))], body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Respond to one request."""
         if scope["type"] != "http":
             return
         refused: Problem | None = scope.get(REFUSED) or _host_fault(scope)
@@ -77,7 +73,7 @@ def _fields(scope: Scope) -> list[tuple[str, str]]:
 
 
 def _host_fault(scope: Scope) -> Problem | None:
-    """Return the refusal of a malformed host, which a port refuses itself; None if there is none."""
+    """Refuse a malformed host, as a port does itself."""
     try:
         _ = urlsplit(_url(scope, dict(_fields(scope)))).port
     except ValueError:

@@ -1,7 +1,4 @@
-"""Challenges as sellers write them, and payments as sellers read them. Pure functions.
-
-The challenges of hostile modes are in `hostile.py`.
-"""
+"""Challenges as sellers write them (hostile ones: `hostile.py`), and payments as sellers read them."""
 
 import base64
 import hashlib
@@ -41,10 +38,7 @@ _PAYMENT_HEADERS: Final = {
 class Challenge:
     """The parts of a challenge beyond its terms.
 
-    Attributes:
-        category: the seller's category, if any.
-        error: why the last payment was refused; None for the first challenge.
-        now_us: the seller's time, in microseconds since 1970.
+    `error` is why the last payment was refused. `now_us` is in microseconds since 1970.
     """
 
     url: str
@@ -56,11 +50,7 @@ class Challenge:
 
 @frozen(kw_only=True)
 class Presented:
-    """A payment as a request presents it.
-
-    Attributes:
-        echo: the parts of the challenge that the payment repeats.
-    """
+    """`echo` repeats parts of the challenge."""
 
     protocol: Protocol
     transaction: bytes = field(repr=False)
@@ -71,7 +61,6 @@ class Presented:
 
 
 def write(offers: Sequence[Terms], challenge: Challenge) -> tuple[Headers, bytes]:
-    """Return headers and body of a 402 that offers some terms."""
     headers: Headers = []
     content: dict[str, Any] = {}
     for terms in offers:
@@ -145,7 +134,6 @@ def _mpp(terms: Terms, challenge: Challenge) -> str:
 
 
 def mpp_request(terms: Terms) -> dict[str, Any]:
-    """Return the request of an MPP challenge."""
     primary, *others = terms.legs
     details: dict[str, Any] = {
         "network": terms.network.value,
@@ -168,7 +156,7 @@ def mpp_request(terms: Terms) -> dict[str, Any]:
 
 
 def receipt(presented: Presented, *, payer: str, signature: str, now_us: int) -> tuple[str, str]:
-    """Return the header with the receipt for a payer; `signature` is empty for none."""
+    """`signature` is empty for none."""
     if presented.protocol is Protocol.MPP:
         parameters = {
             "status": "success",
@@ -187,11 +175,7 @@ def receipt(presented: Presented, *, payer: str, signature: str, now_us: int) ->
 
 
 def read_payment(headers: Iterable[tuple[str, str]]) -> Presented | None:
-    """Return the payment that a request presents, if any.
-
-    Raises:
-        PaymentRefusedError: it cannot be read.
-    """
+    """Return the presented payment, if any; `PaymentRefusedError` if it cannot be read."""
     for name, value in headers:
         protocol = _PAYMENT_HEADERS.get(name.lower())
         if protocol is None or (protocol is Protocol.MPP and value[:8].lower() != "payment "):
@@ -204,11 +188,7 @@ def read_payment(headers: Iterable[tuple[str, str]]) -> Presented | None:
 
 
 def require_own(presented: Presented, terms: Terms, now_us: int) -> None:
-    """Check that a payment is for a challenge that this seller issued for `terms`.
-
-    Raises:
-        PaymentRefusedError: it is not.
-    """
+    """Refuse a payment unless it is for a challenge that this seller issued for `terms`."""
     if presented.protocol is Protocol.MPP:
         _require_own_mpp(presented.echo, terms, now_us)
     elif presented.protocol is _V2:
@@ -253,7 +233,6 @@ def _presented(protocol: Protocol, value: str) -> Presented:
 
 
 def encoded(content: object) -> str:
-    """Return JSON in standard base64."""
     return base64.b64encode(json_text.print_json(content)).decode("ascii")
 
 
@@ -270,7 +249,7 @@ def _mac(parameters: Mapping[str, str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    r"""Escape a quoted string. A header is printable ASCII, so `é` becomes `\u00e9`, as mppx writes it."""
+    r"""A header is printable ASCII, so `é` becomes `\u00e9`, as mppx writes it."""
     parts = []
     for character in text:
         if character in '\\"':

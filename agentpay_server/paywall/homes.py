@@ -26,50 +26,32 @@ _LOOK_SECONDS: Final = 0.2
 
 
 class Work(Scheduled, Part, Protocol):
-    """A seller as its home sees it: it has due work, and a snapshot restores it."""
+    """It has due work, and a snapshot restores it."""
 
 
 class Home(Protocol):
-    """Where a seller runs: its thread, its clock and its chain."""
-
     owner: OwnerThread
     clock: Clock
     usdc_mint: str
 
     @property
-    def rpc(self) -> Rpc:
-        """Calls a node of the chain."""
-        ...
+    def rpc(self) -> Rpc: ...
 
-    def keypair(self, name: str) -> Keypair:
-        """Return a key of the seller."""
-        ...
+    def keypair(self, name: str) -> Keypair: ...
 
-    def start(self, work: Work) -> None:
-        """Run the due work of a seller from now on."""
-        ...
+    def start(self, work: Work) -> None: ...
 
     def wake(self) -> None:
-        """Wake the scheduler because work falls due; called on the owner's thread."""
+        """Called on the owner's thread when work falls due."""
         ...
 
-    def listen(self, app: Served, port: int) -> str:
-        """Open a port on 127.0.0.1, and return its URL."""
-        ...
+    def listen(self, app: Served, port: int) -> str: ...
 
-    def close(self, work: Work | None) -> None:
-        """Close the port and stop the due work."""
-        ...
+    def close(self, work: Work | None) -> None: ...
 
 
 class ServerHome:
-    """A seller's home on the thread, the chain and the clock of a server in process.
-
-    The seller's keys are derived from `name` and the chain.
-
-    Raises:
-        ValueError: the server works on a cluster.
-    """
+    """A home on the thread, the chain and the clock of a server in process; ValueError on a cluster."""
 
     def __init__(self, server: AgentPayServer, name: str) -> None:
         self._world: World = server._running  # noqa: SLF001 - as its port does
@@ -86,16 +68,13 @@ class ServerHome:
 
     @property
     def rpc(self) -> Rpc:
-        """Calls the node of the server's chain, on the server's thread."""
         return self._rpc
 
     def keypair(self, name: str) -> Keypair:
-        """Return a key that is the same for the same chain; others may know it."""
+        """The same key for the same chain; others may know it."""
         return keypair_of("paywall", self._name, name, self._genesis)
 
     def start(self, work: Work) -> None:
-        """Run the due work of a seller from now on, by the server's clock."""
-
         async def add() -> None:
             self._world.server.added_work.add(work)
             self._world.server.snapshots.include(work)
@@ -103,17 +82,14 @@ class ServerHome:
         self.owner.call(add())
 
     def wake(self) -> None:
-        """Wake the scheduler."""
         self._wakeup.set()
 
     def listen(self, app: Served, port: int) -> str:
-        """Open a port on 127.0.0.1, until the paywall or the server closes."""
+        """Closes with the paywall or the server."""
         self._listener = self._world.open_port(app, port)
         return self._listener.base_url
 
     def close(self, work: Work | None) -> None:
-        """Close the port and stop the due work."""
-
         async def end() -> None:
             if self._listener is not None:
                 await self._listener.close()
@@ -126,12 +102,9 @@ class ServerHome:
 
 
 class NodeHome:
-    """A seller's home on its own thread, next to the RPC node of a test chain.
+    """A home on its own thread, next to the RPC node of a test chain.
 
-    Args:
-        rpc_url: of the node.
-        usdc_mint: address of the USDC mint; None for that of mainnet.
-        clock: the seller's time; None for the machine's.
+    `usdc_mint` defaults to that of mainnet, `clock` to the machine's.
     """
 
     def __init__(self, rpc_url: str, usdc_mint: str | None, clock: Clock | None) -> None:
@@ -147,7 +120,6 @@ class NodeHome:
 
     @property
     def rpc(self) -> Rpc:
-        """Calls the node."""
         return self._call
 
     async def _call(self, method: str, *params: Any) -> Any:  # noqa: ANN401 - JSON
@@ -168,12 +140,10 @@ class NodeHome:
         return reply["result"]
 
     def keypair(self, name: str) -> Keypair:
-        """Return a random key: on a shared chain, others must not know it."""
+        """A random key: on a shared chain, others must not know it."""
         return self._keypairs.setdefault(name, Keypair())
 
     def start(self, work: Work) -> None:
-        """Poll for due work from now on."""
-
         async def look() -> None:
             while True:
                 due_us = await work.next_due_us()
@@ -190,14 +160,11 @@ class NodeHome:
         """Do nothing: the next poll is soon."""
 
     def listen(self, app: Served, port: int) -> str:
-        """Open a port on 127.0.0.1, until the paywall closes."""
         self._listener = Listener(app, app, bound_socket("127.0.0.1", port))
         self.owner.call(self._listener.start())
         return self._listener.base_url
 
     def close(self, work: Work | None) -> None:  # noqa: ARG002 - part of the protocol
-        """Close the port, stop the due work and end the thread."""
-
         async def end() -> None:
             if self._listener is not None:
                 await self._listener.close()

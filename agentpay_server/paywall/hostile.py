@@ -25,17 +25,14 @@ _ENORMOUS_CHARACTERS: Final = 1024 * 1024
 
 
 def on_mainnet(terms: Terms) -> Terms:
-    """Return the terms with mainnet as their network."""
     return evolve(terms, network=Network.MAINNET)
 
 
 def of_other_mint(terms: Terms) -> Terms:
-    """Return the terms with another token."""
     return evolve(terms, mint=OTHER_MINT)
 
 
 def at_higher_price(terms: Terms) -> Terms:
-    """Return the terms at five times the price."""
     return evolve(
         terms,
         legs=tuple(evolve(leg, amount_micro=leg.amount_micro * PRICE_FACTOR) for leg in terms.legs),
@@ -43,13 +40,12 @@ def at_higher_price(terms: Terms) -> Terms:
 
 
 def to_other_payee(terms: Terms, payee: str) -> Terms:
-    """Return the terms with another recipient."""
     primary, *others = terms.legs
     return evolve(terms, legs=(evolve(primary, recipient=payee), *others))
 
 
 def malformed(offers: Sequence[Terms], challenge: Challenge, number: int) -> tuple[Headers, bytes]:
-    """Return headers and body of a 402 that cannot be read; `number` selects the malformation."""
+    """An unreadable 402; `number` selects the malformation."""
     headers: Headers = []
     body = b"{}"
     for terms in offers:
@@ -63,7 +59,7 @@ def malformed(offers: Sequence[Terms], challenge: Challenge, number: int) -> tup
 
 
 def enormous(offers: Sequence[Terms], challenge: Challenge) -> tuple[Headers, bytes]:
-    """Return headers and body of a 402 of a megabyte, well-formed apart from its size."""
+    """A 402 of a megabyte, well-formed apart from its size."""
     padding = "A" * _ENORMOUS_CHARACTERS
     headers: Headers = []
     body = b"{}"
@@ -97,8 +93,6 @@ _Writer = Callable[[Terms, Challenge], _Made]
 
 
 def _entry_with(**changed: Any) -> _Writer:  # noqa: ANN401 - JSON
-    """Return a writer of an x402 challenge with changes in its entry."""
-
     def write(terms: Terms, challenge: Challenge) -> _Made:
         entry = {**requirements(terms, url=challenge.url), **changed}
         if terms.protocol is Protocol.X402_V2:
@@ -165,4 +159,3 @@ _MALFORMED: Final[dict[Protocol, tuple[_Writer, ...]]] = {
 }
 
 MALFORMED_KINDS: Final = max(map(len, _MALFORMED.values()))
-"""Maximum number of malformed challenges in a protocol."""

@@ -59,7 +59,6 @@ class Mode(StrEnum):
 
 
 LATE_SECONDS: Final = 20
-"""How long `SETTLE_LATE` waits."""
 
 HELD_SECONDS: Final = 55
 """How long `HOLD` waits: a payment that is presented at once expires after 60 seconds."""

@@ -24,15 +24,13 @@ class Product:
     """A priced route.
 
     Attributes:
-        amount_micro: its price, in micro-USDC.
-        protocols: the protocols that it is offered in.
-        is_sponsored: whether the seller pays the fee; None for the protocol's default: x402 yes, MPP no.
+        amount_micro: price in micro-USDC.
+        is_sponsored: the seller pays the fee; None for the protocol's default: x402 yes, MPP no.
         splits: micro-USDC of the price for further recipients, by address; MPP only.
-        external_id: memo that the payment must carry on chain, if any.
-        category: the seller's category, if any; MPP only.
-        description: text for people.
+        external_id: memo that the payment must carry on chain.
+        category: MPP only.
         content: the JSON that is sold.
-        mode: how the seller behaves for it; None for the seller's mode.
+        mode: None for the seller's mode.
     """
 
     path: str
@@ -47,7 +45,6 @@ class Product:
     mode: Mode | None = None
 
     def terms(self, protocol: Protocol, *, mint: str, recipient: str, fee_payer: str) -> Terms:
-        """Return the terms in a protocol, one of `protocols`."""
         rest_micro = self.amount_micro - sum(self.splits.values())
         legs = [Leg(recipient=recipient, amount_micro=rest_micro, memo=self.external_id)]
         legs += [Leg(recipient=address, amount_micro=part) for address, part in self.splits.items()]
@@ -74,13 +71,7 @@ def product(
     content: Any = None,  # noqa: ANN401 - any JSON
     mode: Mode | str | None = None,
 ) -> Product:
-    """Return a product.
-
-    Raises:
-        TypeError: an amount is a float, or `content` has no JSON form.
-        ValueError: the path, an amount, an address, a text, a protocol or the mode is invalid, or the
-            protocol has no splits.
-    """
+    """Raises TypeError for a float or a `content` without JSON form, else ValueError."""
     if not path.startswith("/"):
         raise ValueError(f"path must begin with a slash: {path!r}")
     offered = tuple(_member(Protocol, name, "protocol") for name in protocols)
@@ -114,22 +105,13 @@ def product(
 
 
 def owner_address(text: str, name: str) -> str:
-    """Return an address of an owner who is paid.
-
-    Raises:
-        ValueError: it is no Solana address.
-    """
+    """ValueError, naming `name`, if it is no Solana address."""
     if not is_public_key(text):
         raise ValueError(f"{name}: {text!r} is not a Solana address; pass one, such as a chain_address")
     return text
 
 
 def mode_of(name: Mode | str) -> Mode:
-    """Return a mode by its name.
-
-    Raises:
-        ValueError: the mode does not exist.
-    """
     return _member(Mode, name, "mode")
 
 

@@ -37,13 +37,11 @@ _UNSETTLED: Final = (Mode.SETTLE_LATE, Mode.HOLD, Mode.NEVER_SETTLE)
 
 
 class LostReplyError(Exception):
-    """The connection is to be dropped without a response."""
+    """Drop the connection without a response."""
 
 
 @frozen
 class Reply:
-    """A response."""
-
     status: int
     headers: Headers
     body: bytes
@@ -51,8 +49,6 @@ class Reply:
 
 @frozen(kw_only=True)
 class _Visit:
-    """A request, with its product, mode and offers."""
-
     method: str
     url: str
     product: Product
@@ -61,11 +57,6 @@ class _Visit:
     now_us: int
 
     def terms_of(self, presented: Presented) -> Terms:
-        """Return the terms in the protocol of a payment.
-
-        Raises:
-            PaymentRefusedError: the product is not offered in it.
-        """
         for terms in self.offers:
             if terms.protocol is presented.protocol:
                 return terms
@@ -82,20 +73,9 @@ class _OpenRecord:
 class Seller:
     """Sells products.
 
-    Args:
-        rpc: calls a node of the chain.
-        fee_payer: pays the fees of sponsored payments.
-        usdc_mint: address of the USDC mint.
-        recipient: address of the primary recipient of every payment.
-        other_payee: the recipient in `CHANGE_PAYEE`.
-        now_us: the seller's time, in microseconds since 1970.
-        on_late_work: called when a payment is held, to be broadcast later.
-
-    Attributes:
-        products: by path.
-        mode: how it behaves, unless a product says otherwise.
-        serves_again: whether a settled payment is served again when it is presented again.
-        requests: the newest requests.
+    `fee_payer` pays the fees of sponsored payments. `recipient` is the primary recipient of every payment,
+    `other_payee` that in `CHANGE_PAYEE`. `now_us` is in microseconds since 1970. `on_late_work` is called
+    when a payment is held, to be broadcast later.
     """
 
     def __init__(
@@ -128,11 +108,10 @@ class Seller:
 
     @property
     def sales(self) -> list[Sale]:
-        """All accepted payments, oldest first."""
         return list(self._sales.values())
 
     def capture(self) -> Callable[[], None]:
-        """Return a function that restores the seller's records; products and modes stay as they are."""
+        """Restores the records; products and modes stay as they are."""
         sales, late, requests = self._sales.copy(), self._late.copy(), self.requests.copy()
 
         def restore() -> None:
@@ -143,11 +122,9 @@ class Seller:
     # --- Scheduled work
 
     async def next_due_us(self) -> int | None:
-        """Return when the next held payment is to be broadcast, if any."""
         return min((due_us for due_us, _ in self._late.values()), default=None)
 
     async def run_due(self) -> bool:
-        """Broadcast the held payments that are due."""
         now_us = self._now_us()
         due = [name for name, (due_us, _) in self._late.items() if due_us <= now_us]
         for message_hash in due:
@@ -160,11 +137,7 @@ class Seller:
     # --- Requests
 
     async def respond(self, method: str, url: str, headers: Sequence[tuple[str, str]]) -> Reply:
-        """Return the response to a request.
-
-        Raises:
-            LostReplyError: the connection is to be dropped.
-        """
+        """Raises `LostReplyError` if the connection is to be dropped."""
         noted = PaywallRequest(
             method=method,
             url=url,
@@ -239,7 +212,7 @@ class Seller:
         return Reply(402, [*_JSON, *headers], body)
 
     def _ask_more(self, visit: _Visit) -> Reply:
-        """Return the 402 of a seller that has been paid and asks again."""
+        """Ask again, after being paid."""
         offers: Sequence[Terms] = visit.offers
         if visit.mode is Mode.RAISE_PRICE:
             offers = [hostile.at_higher_price(terms) for terms in offers]
@@ -314,11 +287,7 @@ class Seller:
             raise PaymentRefusedError("transaction_simulation_failed", str(error), checked.payer) from None
 
     async def _settle(self, checked: CheckedPayment) -> Sale:
-        """Broadcast a payment, and return its sale.
-
-        Raises:
-            PaymentRefusedError: it has not landed.
-        """
+        """Broadcast a payment; `PaymentRefusedError` if it has not landed."""
         sale = self._sales[checked.message_hash]
         try:
             signature = await self._fee_payer.broadcast(self._fee_payer.completed(checked.transaction))
@@ -390,7 +359,7 @@ def _receipt(visit: _Visit, presented: Presented, sale: Sale) -> tuple[str, str]
 
 
 def _collector_url(url: str) -> str:
-    """Return the URL of the same product on another origin, which also reaches this seller."""
+    """Return the same product's URL on another origin, which also reaches this seller."""
     parts = urlsplit(url)
     if parts.port is None:
         host = _COLLECTOR_HOST

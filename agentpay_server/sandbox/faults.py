@@ -22,11 +22,9 @@ _NAMES: Final = ", ".join(ChainFault)
 
 @frozen(kw_only=True)
 class ArmedFault:
-    """An armed fault.
+    """`times` is how often it will still happen; None until it is disarmed.
 
-    Attributes:
-        times: how often it will still happen; None until it is disarmed.
-        seq: its position among all armed faults; a later one has a greater number.
+    Later faults have a greater `seq`.
     """
 
     name: str
@@ -37,7 +35,7 @@ class ArmedFault:
 
 
 class Faults:
-    """Arms, lists and disarms faults. `may_crash` tells whether the server's process may be killed."""
+    """`may_crash`: the server's process may be killed."""
 
     def __init__(self, chain: FaultyChain, http: HttpFaults, *, may_crash: bool) -> None:
         self._chain = chain
@@ -47,11 +45,6 @@ class Faults:
         self._last_seq = 0
 
     def check_name(self, name: str) -> None:
-        """Check that a fault of this name exists.
-
-        Raises:
-            Problem: `invalid_request`.
-        """
         if name in list(ChainFault):
             return
         if name.startswith(HTTP):
@@ -76,11 +69,7 @@ class Faults:
             )
 
     def check(self, name: str, request: SetFault) -> None:
-        """Check that a fault of this name exists and accepts these parameters.
-
-        Raises:
-            Problem: `invalid_request`.
-        """
+        """Refuse an unknown fault or invalid parameters."""
         self.check_name(name)
         wrong = []
         if name.startswith(HTTP) and request.effect is None:
@@ -97,7 +86,7 @@ class Faults:
             raise invalid(*wrong)
 
     def set(self, name: str, request: SetFault) -> ArmedFault:
-        """Arm a fault that passed `check`, replacing an armed one; only one crash point can be armed."""
+        """The fault has passed `check`. Only one crash point can be armed."""
         times = request.times
         if name.startswith(CRASH_AT):
             points.arm(name.removeprefix(CRASH_AT))
@@ -114,7 +103,6 @@ class Faults:
         )
 
     def delete(self, name: str) -> None:
-        """Disarm a fault, if it is armed."""
         if name.startswith(HTTP):
             self._http.disarm(name.removeprefix(HTTP))
         elif not name.startswith(CRASH_AT):
@@ -123,12 +111,11 @@ class Faults:
             points.disarm()
 
     def clear(self) -> None:
-        """Disarm every fault."""
         for fault in self.armed():
             self.delete(fault.name)
 
     def armed(self) -> list[ArmedFault]:
-        """Return the armed faults, the last armed first."""
+        """The last armed first."""
         counts: dict[str, int | None] = {str(fault): self._chain.times(fault) for fault in ChainFault}
         crash = self._crash()
         if crash is not None:
@@ -152,7 +139,6 @@ class Faults:
         return sorted(found, key=lambda fault: fault.seq, reverse=True)
 
     def capture(self) -> Callable[[], None]:
-        """Return a function that restores the currently armed faults in their order."""
         restorers = [self._chain.capture(), self._http.capture()]
         if self._may_crash:
             restorers.append(points.capture())

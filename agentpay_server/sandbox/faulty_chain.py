@@ -1,10 +1,8 @@
 """A chain with the sandbox's faults, on top of any real chain.
 
 A fault changes which responses the service gets, or whether a send arrives, never the effects of a
-transaction. Unless a fault is armed or an earlier one has pending effects, calls pass through unchanged.
-
-No fault gives a response that a real chain could not give. In particular, a landed transaction is never
-missing above its last valid block height, because that would prove that it never lands.
+transaction. No fault gives a response that a real chain could not give: a landed transaction is never missing
+above its last valid block height, because that would prove that it never lands.
 """
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -27,12 +25,10 @@ from agentpay_server.chain.protocol import (
 )
 
 LOOK_UPS_UNTIL_KNOWN: Final = 5
-"""How many look-ups a slow chain needs to show a transaction: 0.6 s of a driver's pauses."""
+"""Look-ups until a slow chain shows a transaction: 0.6 s of a driver's pauses."""
 
 
 class ChainFault(StrEnum):
-    """Faults of the chain."""
-
     DOWN = "chain_down"
     """Calls fail."""
 
@@ -51,17 +47,14 @@ class ChainFault(StrEnum):
 
 @define
 class _Hidden:
-    """A transaction that a slow chain does not show yet, and the block height it reports meanwhile."""
+    """The look-ups until a slow chain shows a transaction, and the block height that it reports meanwhile."""
 
     look_ups_left: int
     height: int
 
 
 class FaultyChain:
-    """A `WatchedChain` with faults.
-
-    `expire` expires the valid blockhash of `inner`, the chain that executes; None if only time can.
-    """
+    """`expire` expires the valid blockhash of `inner`, the chain that executes; None if only time can."""
 
     def __init__(self, inner: WatchedChain, expire: Callable[[], None] | None = None) -> None:
         self.inner = inner
@@ -74,12 +67,10 @@ class FaultyChain:
         self._is_active = False
 
     def arm(self, fault: ChainFault, times: int | None) -> None:
-        """Make a fault happen `times` times; None until it is disarmed."""
         self._armed[fault] = times
         self._is_active = True
 
     def disarm(self, fault: ChainFault) -> None:
-        """Disarm a fault."""
         if fault is ChainFault.SLOW:
             self._hidden.clear()
         if fault in self._armed:
@@ -87,11 +78,11 @@ class FaultyChain:
         self._update_active()
 
     def times(self, fault: ChainFault) -> int | None:
-        """Return how often a fault will still happen: None until it is disarmed, 0 if it is not armed."""
+        """Return None until it is disarmed, 0 if it is not armed."""
         return self._armed.get(fault, 0)
 
     def capture(self) -> Callable[[], None]:
-        """Return a function that restores the armed faults, and pending effects of earlier ones."""
+        """Also captures the pending effects of earlier faults."""
         armed, hidden = self._armed.copy(), _copied(self._hidden)
         shown, dropped = self._shown.copy(), self._dropped.copy()
 
@@ -104,46 +95,39 @@ class FaultyChain:
 
     @property
     def usdc_mint(self) -> str:
-        """Address of the USDC mint."""
         return self.inner.usdc_mint
 
     @property
     def cluster_name(self) -> str:
-        """The name of the inner chain."""
         return self.inner.cluster_name
 
     @property
     def is_test_chain(self) -> bool:
-        """Whether money on it has no value."""
         return self.inner.is_test_chain
 
     @property
     def landing_seconds(self) -> float:
-        """How long to wait after a send before asking for the status."""
         return self.inner.landing_seconds
 
     @property
     def blockhash_life_seconds(self) -> float:
-        """How long a transaction may land after it was signed."""
         return self.inner.blockhash_life_seconds
 
     def explorer_url(self, signature: str) -> str:
-        """Link to a transaction in a block explorer."""
         return self.inner.explorer_url(signature)
 
     async def latest_blockhash(self) -> Blockhash:
-        """Return a blockhash for a new transaction."""
         self._check_down()
         return await self.inner.latest_blockhash()
 
     async def block_height(self) -> int:
-        """Return the height of the newest block; a slow chain reports an old one."""
+        """A slow chain reports an old height."""
         self._check_down()
         height = await self.inner.block_height()
         return min((hidden.height for hidden in self._hidden.values()), default=height)
 
     async def signature_status(self, signature: str) -> SignatureStatus | None:
-        """Return the status of a transaction; None for the first look-ups of a slow one."""
+        """Return None for the first look-ups of a slow transaction."""
         self._check_down()
         status = await self.inner.signature_status(signature)
         hidden = self._hidden.get(signature)
@@ -160,36 +144,30 @@ class FaultyChain:
     async def find_cosigned(
         self, cosigned: Cosigned, *, proof_height: int | None = None
     ) -> SignatureStatus | None:
-        """Return the status of a transaction that another party broadcasts."""
         self._check_down()
         return await self.inner.find_cosigned(cosigned, proof_height=proof_height)
 
     async def holds(self, token_account: str, amount_micro: int) -> bool:
-        """Return whether a token account holds at least an amount of micro-USDC."""
         self._check_down()
         return await self.inner.holds(token_account, amount_micro)
 
     async def newest_signature(self, token_account: str) -> str | None:
-        """Return the signature of the newest transaction of a token account."""
         self._check_down()
         return await self.inner.newest_signature(token_account)
 
     async def landing_heights(self, blockhash: str, last_valid_height: int) -> tuple[int, int] | None:
-        """Return the heights of the first and the last block that can contain a transaction, if known."""
         self._check_down()
         return await self.inner.landing_heights(blockhash, last_valid_height)
 
     async def knows_blocks(self, first_height: int, last_height: int) -> bool:
-        """Return whether the chain knows all signatures in the blocks between two heights."""
         self._check_down()
         return await self.inner.knows_blocks(first_height, last_height)
 
     async def wait_for_notice(self, signature: str, seconds: float) -> None:
-        """Return when the status may have changed, after `seconds` at the latest."""
         await self.inner.wait_for_notice(signature, seconds)
 
     async def send(self, raw: bytes, *, even_if_failing: bool = True) -> None:
-        """Send a signed transaction: it executes, is lost, or executes with its response lost."""
+        """Execute, lose, or execute with a lost response."""
         self._check_down()
         if not self._is_active:
             await self.inner.send(raw, even_if_failing=even_if_failing)
@@ -214,25 +192,21 @@ class FaultyChain:
             raise ChainUnavailableError("sandbox fault: the chain's response was lost")
 
     async def token_accounts(self, addresses: Sequence[str]) -> list[TokenAccount | None]:
-        """Return the USDC token accounts at `addresses`; None for one that is missing or of another mint."""
         self._check_down()
         return await self.inner.token_accounts(addresses)
 
     async def deposits(
         self, token_account: str, *, after: str | None, booked: Booked = nothing_booked
     ) -> AsyncIterator[DepositBatch]:
-        """Yield the deposits of a token account since a cursor."""
         self._check_down()
         async for batch in self.inner.deposits(token_account, after=after, booked=booked):
             yield batch
 
     async def account_size(self, address: str) -> tuple[int, int] | None:
-        """Return lamports and bytes of data of any account; None if it does not exist."""
         self._check_down()
         return await self.inner.account_size(address)
 
     async def rent_exemption(self, size: int) -> int:
-        """Return the lamports that exempt an account of `size` bytes from rent."""
         self._check_down()
         return await self.inner.rent_exemption(size)
 
@@ -242,7 +216,7 @@ class FaultyChain:
             raise ChainUnavailableError("sandbox fault: the chain is down")
 
     def _count(self, fault: ChainFault) -> None:
-        """Count an occurrence of a fault; the last one disarms it."""
+        """The last occurrence disarms the fault."""
         times = self._armed.get(fault)
         if times is None:
             return

@@ -1,7 +1,4 @@
-"""Faults of requests: which operations fail, how, and how often.
-
-This module decides which requests fail; `http/app.py` makes them fail.
-"""
+"""Decides which requests fail, how, and how often; `http/app.py` makes them fail."""
 
 from collections.abc import Callable
 from typing import Final
@@ -22,11 +19,7 @@ OPERATIONS: Final = frozenset(
 
 @frozen(kw_only=True)
 class HttpFault:
-    """A fault of one operation.
-
-    Attributes:
-        times: how often it will still happen; None until it is disarmed.
-    """
+    """`times` is None until it is disarmed."""
 
     effect: HttpEffect
     delay_ms: int | None
@@ -34,7 +27,7 @@ class HttpFault:
 
 
 class HttpFaults:
-    """The armed faults, at most one per operation."""
+    """At most one per operation."""
 
     def __init__(self) -> None:
         self._armed: dict[str, HttpFault] = {}
@@ -44,19 +37,16 @@ class HttpFaults:
         return bool(self._armed)
 
     def arm(self, operation: str, fault: HttpFault) -> None:
-        """Arm a fault of an operation, replacing an armed one."""
         self._armed[operation] = fault
 
     def disarm(self, operation: str) -> None:
-        """Disarm the fault of an operation."""
         self._armed.pop(operation, None)
 
     def armed(self) -> dict[str, HttpFault]:
-        """Return the faults by operation."""
         return self._armed.copy()
 
     def take(self, operation: str) -> HttpFault | None:
-        """Return the fault for a request of an operation, and count it."""
+        """Return the fault for a request, and count it."""
         fault = self._armed.get(operation)
         if fault is not None and fault.times is not None:
             if fault.times > 1:
@@ -66,7 +56,6 @@ class HttpFaults:
         return fault
 
     def capture(self) -> Callable[[], None]:
-        """Return a function that restores the currently armed faults."""
         armed = self._armed.copy()
 
         def restore() -> None:

@@ -1,4 +1,7 @@
-"""The sandbox: an extension with test features that need a test chain (interface SB1 to SB10)."""
+"""The sandbox: an extension with test features that need a test chain (interface SB1 to SB10).
+
+Every operation raises `forbidden` on a chain where money is real.
+"""
 
 import asyncio
 import contextlib
@@ -60,36 +63,24 @@ _Key = TypeVar("_Key")
 
 
 class NewTenant(Protocol):
-    """A new operator, with its first key."""
+    @property
+    def operator_id(self) -> str: ...
 
     @property
-    def operator_id(self) -> str:
-        """Its identifier."""
-        ...
-
-    @property
-    def key(self) -> str:
-        """The key. It is never shown again."""
-        ...
+    def key(self) -> str: ...
 
 
 class CreateTenant(Protocol):
-    """Creates an operator."""
-
-    async def __call__(self, name: str, *, requested_by: Principal) -> NewTenant:
-        """Return a new operator."""
-        ...
+    async def __call__(self, name: str, *, requested_by: Principal) -> NewTenant: ...
 
 
 class ConsoleKeys(Protocol[_Key]):
     """Keeps a browser signed in that advances the clock or restores a snapshot."""
 
-    async def postpone(self, principal: Principal, by_us: int) -> None:
-        """Postpone the expiry of a request's console key."""
-        ...
+    async def postpone(self, principal: Principal, by_us: int) -> None: ...
 
     async def current_key(self, principal: Principal) -> _Key | None:
-        """Return the console key of a request; None for other keys."""
+        """Return None for other keys."""
         ...
 
     async def restore_key(self, key: _Key | None, *, at_us: int) -> None:
@@ -98,8 +89,6 @@ class ConsoleKeys(Protocol[_Key]):
 
 
 class Sandbox:
-    """The operations of the sandbox, for any operator."""
-
     def __init__(
         self,
         context: Context,
@@ -124,9 +113,7 @@ class Sandbox:
     async def fund(self, principal: Principal, account_id: str, request: Fund) -> Funding:
         """Mint test USDC to an account of the operator; it appears in the history as a deposit.
 
-        Raises:
-            Problem: `not_found`; `chain_unavailable`: nothing was minted; `service_unavailable`: the outcome
-                is unknown; `forbidden` on a chain where money is real.
+        After `chain_unavailable` nothing was minted; after `service_unavailable` the outcome is unknown.
         """
         self._require_test_chain()
         context = self._context
@@ -200,18 +187,14 @@ class Sandbox:
         return Funding(tx_signature=signed.signature, balance_usdc=from_micro(balance_micro))
 
     async def create_operator(self, principal: Principal, request: CreateOperator) -> Operator:
-        """Create another operator; only this response shows its key."""
+        """Only this response shows the key."""
         self._require_test_chain()
         principal.require_operator("POST /sandbox/operators")
         operator = await self._create_tenant(request.name, requested_by=principal)
         return Operator(operator_id=operator.operator_id, key=operator.key)
 
     async def create_token_account(self, principal: Principal) -> OutsideTokenAccount:
-        """Create an outside recipient: a USDC token account whose owner's key was discarded.
-
-        Raises:
-            Problem: `chain_unavailable`, `forbidden` on a chain where money is real.
-        """
+        """Create a USDC token account whose owner's key was discarded."""
         self._require_test_chain()
         context = self._context
         owner = outside_address(context.randomness.randbytes(32))
@@ -239,16 +222,11 @@ class Sandbox:
         return OutsideTokenAccount(owner=owner, usdc_token_account=address)
 
     async def clock(self) -> ClockReading:
-        """Return the server's time."""
         self._require_test_chain()
         return ClockReading(now=from_us(self._context.clock.now_us()))
 
     async def advance_clock(self, principal: Principal, request: AdvanceClock) -> ClockReading:
-        """Advance a manual clock, and return when all work that fell due has run.
-
-        Raises:
-            Problem: `clock_not_manual`, `clock_moving`, or `invalid_request` beyond the last valid time.
-        """
+        """Return when all work that fell due has run."""
         self._require_test_chain()
         duration_us, before_us = int(request.seconds * SECOND_US), self._context.clock.now_us()
         if before_us + duration_us > LATEST_US:
@@ -272,12 +250,7 @@ class Sandbox:
         return await self.clock()
 
     async def set_fault(self, principal: Principal, name: str, request: SetFault) -> Fault:
-        """Arm a fault, for every tenant of the server.
-
-        Raises:
-            Problem: `invalid_request` if the fault does not exist; `forbidden` on a chain where money is
-                real.
-        """
+        """For every tenant of the server."""
         self._require_test_chain()
         faults = self._faults
         faults.check(name, request)
@@ -285,11 +258,6 @@ class Sandbox:
         return _fault(faults.set(name, request))
 
     async def delete_fault(self, principal: Principal, name: str) -> None:
-        """Disarm a fault, if it is armed.
-
-        Raises:
-            Problem: `invalid_request` if the fault does not exist.
-        """
         self._require_test_chain()
         faults = self._faults
         faults.check_name(name)
@@ -299,7 +267,6 @@ class Sandbox:
             faults.delete(name)
 
     async def clear_faults(self, principal: Principal) -> None:
-        """Disarm all faults."""
         self._require_test_chain()
         faults = self._faults
         armed = faults.armed()
@@ -310,7 +277,6 @@ class Sandbox:
             faults.clear()
 
     async def list_faults(self, principal: Principal, query: ListFaults) -> PageBody[Fault]:
-        """Return a page of the armed faults, the last armed first."""
         self._require_test_chain()
         listing = List("faults", principal.operator_id)
         before = listing.before(query.cursor)
@@ -318,22 +284,12 @@ class Sandbox:
         return listing.page(rows[: query.limit + 1], query.limit, seq=lambda row: row.seq, item=_fault)
 
     async def snapshot(self, principal: Principal) -> Snapshot:
-        """Take a snapshot of the server's state, of all tenants.
-
-        Raises:
-            Problem: `not_in_memory`; `not_at_rest` if money stays in flight; `forbidden` on a chain where
-                money is real.
-        """
+        """Take a snapshot of all tenants; `not_at_rest` if money stays in flight."""
         self._require_test_chain()
         return _snapshot(await self._snapshots.take(principal))
 
     async def list_snapshots(self, principal: Principal, query: ListSnapshots) -> PageBody[Snapshot]:
-        """Return a page of the operator's snapshots, newest first; empty if the server cannot take any.
-
-        Raises:
-            Problem: `invalid_request` for a cursor of another list; `forbidden` on a chain where money is
-                real.
-        """
+        """Newest first; empty if the server cannot take any."""
         self._require_test_chain()
         listing = List("snapshots", principal.operator_id)
         before = listing.before(query.cursor)
@@ -341,21 +297,13 @@ class Sandbox:
         return listing.page(rows[: query.limit + 1], query.limit, seq=lambda row: row.seq, item=_snapshot)
 
     async def restore(self, principal: Principal, snapshot_id: str) -> Snapshot:
-        """Restore a snapshot of the operator, for all tenants; work in progress is cancelled.
-
-        Raises:
-            Problem: `not_found`, `not_in_memory`, `not_at_rest`; `forbidden` on a chain where money is real.
-        """
+        """For all tenants; work in progress is cancelled."""
         self._require_test_chain()
         async with self._signed_in(principal):
             return _snapshot(await self._snapshots.restore(principal, snapshot_id))
 
     async def reset(self, principal: Principal) -> None:
-        """Restore the server's state at its start, for all tenants.
-
-        Raises:
-            Problem: `not_in_memory`, `not_at_rest`; `forbidden` on a chain where money is real.
-        """
+        """Restore the server's state at its start, for all tenants."""
         self._require_test_chain()
         async with self._signed_in(principal):
             await self._snapshots.reset(principal)

@@ -1,9 +1,9 @@
 """Snapshots: the whole state of a server in memory, captured while idle and restored (interface SB9, SB10).
 
-A snapshot contains the state that a restart would find, and any other state that a caller could notice: the
-database with its queues, the chain, the clock, the source of randomness, armed faults, receivers within the
-process. Each part captures itself. Services are not captured but created again, as after a restart. Capturing
-and restoring happen without an await, so that no task sees an intermediate state. Metrics continue to count.
+A snapshot contains all state that a restart would find or a caller could notice: the database with its
+queues, the chain, the clock, the randomness, armed faults, receivers within the process. Each part captures
+itself. Services are created again, as after a restart. Capturing and restoring happen without an await, so
+that no task sees an intermediate state. Metrics continue to count.
 
 A server with external state cannot do this: a directory or a PostgreSQL database has its own backup tools,
 and an external chain cannot be reverted.
@@ -28,7 +28,7 @@ from agentpay_server.principals import Principal
 from agentpay_server.randomness import Identifiers
 
 KEPT: Final = 64
-"""Number of snapshots that a server keeps; the least recently used one is dropped."""
+"""Snapshots that a server keeps; the least recently used one is dropped."""
 
 _REST_SECONDS: Final = 5.0
 
@@ -39,19 +39,12 @@ Restore = Callable[[], None]
 class Part(Protocol):
     """A part of the state. Capturing and restoring it must not wait."""
 
-    def capture(self) -> Restore:
-        """Return a function that restores the current state."""
-        ...
+    def capture(self) -> Restore: ...
 
 
 @frozen(kw_only=True)
 class Snapshot:
-    """The state of a server at one moment.
-
-    Attributes:
-        seq: its position among all snapshots; a later one has a greater number.
-        taken_us: the server's time at which it was taken.
-    """
+    """`seq` is greater for later snapshots; `taken_us` is the server's time."""
 
     snapshot_id: str
     operator_id: str
@@ -63,15 +56,10 @@ class Snapshot:
 class Snapshots:
     """Takes and restores snapshots.
 
-    Args:
-        context: the parts of the server.
-        names: generates identifiers; not restored with the rest, so that they stay unique.
-        parts: the parts of the state; None if the server cannot take snapshots.
-        restarted: starts the server's services after a restore, without waiting.
-
-    Attributes:
-        restores: number of restores so far. Code that awaits compares it, because a restore invalidates
-            earlier results, such as the holder of a key.
+    `names` is not restored with the rest, so that identifiers stay unique. `parts` is None if the server
+    cannot take snapshots. `restarted` starts the server's services after a restore, without waiting. Code
+    that awaits compares `restores`, because a restore invalidates earlier results, such as the holder of a
+    key.
     """
 
     def __init__(
@@ -101,11 +89,7 @@ class Snapshots:
             self._start.append(part.capture())
 
     async def take(self, principal: Principal) -> Snapshot:
-        """Wait until the server is idle, and return a new snapshot.
-
-        Raises:
-            Problem: `not_in_memory`, `not_at_rest`.
-        """
+        """Wait until the server is idle; `not_at_rest` if it stays busy."""
         self._require_parts()
         if not await self._context.tasks.rest(within_seconds=_REST_SECONDS):
             raise Problem(
@@ -129,16 +113,12 @@ class Snapshots:
         return snapshot
 
     def of_operator(self, operator_id: str) -> Sequence[Snapshot]:
-        """Return the kept snapshots of an operator, newest first."""
+        """Newest first."""
         kept = [snapshot for snapshot in self._kept.values() if snapshot.operator_id == operator_id]
         return sorted(kept, key=lambda snapshot: snapshot.seq, reverse=True)
 
     async def restore(self, principal: Principal, snapshot_id: str) -> Snapshot:
-        """Restore a snapshot; work in progress is cancelled, as if the server had died.
-
-        Raises:
-            Problem: `not_in_memory`, `not_found`, `not_at_rest`.
-        """
+        """Work in progress is cancelled, as if the server had died."""
         self._require_parts()
         snapshot = self._kept.get(snapshot_id)
         if snapshot is None or snapshot.operator_id != principal.operator_id:
@@ -150,11 +130,7 @@ class Snapshots:
         return snapshot
 
     async def reset(self, principal: Principal) -> None:
-        """Restore the server's state at its start. Snapshots are kept.
-
-        Raises:
-            Problem: `not_in_memory`, `not_at_rest`.
-        """
+        """Snapshots are kept."""
         self._require_parts()
         await self._restore_all(self._start)
         await self._record(principal, RESET, "server")

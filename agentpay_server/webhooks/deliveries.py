@@ -38,17 +38,11 @@ REPLAYED_AT_ONCE: Final = 1000
 
 
 class Deliveries:
-    """Lists events, their deliveries and the result of each attempt, and replays events."""
-
     def __init__(self, context: Context) -> None:
         self._context = context
 
     async def list_deliveries(self, principal: Principal, query: ListDeliveries) -> PageBody[Delivery]:
-        """Return a page of deliveries with every attempt, newest first.
-
-        Raises:
-            Problem: `invalid_request` for a cursor of another list.
-        """
+        """With every attempt, newest first."""
         filters = _filters(query, "status", "event_id", "webhook_id", "transfer_id")
         listing = List("deliveries", principal.operator_id)
         before = listing.before(query.cursor)
@@ -60,11 +54,7 @@ class Deliveries:
         )
 
     async def list_events(self, principal: Principal, query: ListEvents) -> PageBody[Event]:
-        """Return a page of the operator's events, newest first.
-
-        Raises:
-            Problem: `invalid_request` for a cursor of another list.
-        """
+        """Newest first."""
         listing = List("events", principal.operator_id)
         before = listing.before(query.cursor)
         rows = await self._context.database.read(
@@ -77,31 +67,23 @@ class Deliveries:
         return listing.page(rows, query.limit, seq=lambda row: row.seq, item=lambda row: _event(row.body))
 
     async def newest_events(self, count: int) -> list[Event]:
-        """Return the newest events of all operators, newest last. For in-process use only."""
+        """All operators', newest last. For in-process use only."""
         rows = await self._context.database.read(event_store.newest, count)
         return [_event(row.body) for row in reversed(rows)]
 
     async def newest_deliveries(self, count: int) -> list[Delivery]:
-        """Return the newest deliveries of all operators, newest last. For in-process use only."""
+        """All operators', newest last. For in-process use only."""
         rows = await self._context.database.read(_newest_with_attempts, count)
         return [_delivery(row, attempts) for row, attempts in reversed(rows)]
 
     async def replay(self, principal: Principal, event_id: str, request: ReplayEvent) -> PageBody[Delivery]:
-        """Create new deliveries of an event, with the same body and identifier.
-
-        Raises:
-            Problem: `not_found` of the event; `invalid_request` for an unknown webhook.
-        """
+        """Create deliveries of an event, with the same body and identifier."""
         rows = await self._context.database.run(self._replay, principal, event_id, request)
         self._context.wakeup.set()
         return PageBody(data=tuple(_delivery(row, []) for row in rows), cursor="", has_more=False)
 
     async def replay_since(self, principal: Principal, request: ReplayDeliveries) -> ReplayedDeliveries:
-        """Create new deliveries of the events since a time whose newest delivery has a given status.
-
-        Raises:
-            Problem: `invalid_request` for an unknown webhook.
-        """
+        """Replay the events since a time whose newest delivery has a given status."""
         replayed = await self._context.database.run(self._replay_since, principal, request)
         self._context.wakeup.set()
         return replayed

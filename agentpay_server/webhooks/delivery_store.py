@@ -29,8 +29,6 @@ from agentpay_server.webhooks.rules import DeliveryStatus, NextStep
 
 @frozen
 class DeliveryRecord:
-    """A row of `deliveries`."""
-
     seq: int
     delivery_id: str
     operator_id: str
@@ -46,8 +44,6 @@ class DeliveryRecord:
 
 @frozen
 class AttemptRecord:
-    """A row of `delivery_attempts`."""
-
     delivery_id: str
     attempt: int
     at_us: int
@@ -59,7 +55,7 @@ class AttemptRecord:
 
 @frozen
 class DueDelivery:
-    """A delivery that is due, with the data needed to send it; its secrets are still sealed."""
+    """The data needed to send a delivery; its secrets are still sealed."""
 
     delivery_id: str
     webhook_id: str
@@ -253,7 +249,7 @@ _REPLAYABLE: Final = (
     .order_by(deliveries.c.seq)
     .limit(bindparam("count"))
 )
-# A literal in the SQL text, as in the partial index: with a parameter the index would not be used.
+# Literals, as in the partial index: with a parameter the index would not be used.
 _REPLAYABLE_BY_STATUS: Final = {
     status: _REPLAYABLE.where(deliveries.c.status == literal_column(f"'{status}'"))
     for status in (DeliveryStatus.UNDELIVERED, DeliveryStatus.DELIVERED)
@@ -267,14 +263,13 @@ def _page_by(*names: str) -> Select[Any]:
 
 
 def insert_deliveries(connection: Connection, rows: Sequence[dict[str, object]]) -> None:
-    """Store deliveries; each row has all columns but `seq`."""
     connection.execute(_INSERT, rows)
 
 
 def due(
     connection: Connection, now_us: int, real_now_us: int, count: int, *, is_fair: bool
 ) -> list[DueDelivery]:
-    """Return up to `count` deliveries that are due at `now_us` and not leased at `real_now_us`.
+    """Return deliveries that are due at `now_us` and not leased at `real_now_us`.
 
     With `is_fair`, endpoints and operators take turns; otherwise the longest due come first.
     """
@@ -283,23 +278,22 @@ def due(
 
 
 def next_due_us(connection: Connection, real_now_us: int) -> int | None:
-    """Return when the next unleased delivery is due, if any."""
+    """Return when the next unleased delivery is due."""
     value = connection.execute(_NEXT_DUE, {"real_now_us": real_now_us}).scalar_one_or_none()
     return None if value is None else int(value)
 
 
 def lease(connection: Connection, delivery_id: str, until_us: int) -> None:
-    """Lease a delivery until a real time, not the server's."""
+    """Lease until a real time, not the server's."""
     connection.execute(_LEASE, {"of_delivery": delivery_id, "until_us": until_us})
 
 
 def free_all(connection: Connection) -> None:
-    """Void all leases."""
     connection.execute(_FREE_ALL, {})
 
 
 def finish_attempt(connection: Connection, attempt: AttemptRecord, step: NextStep) -> bool:
-    """Store an attempt and the next step; False if it was already stored or the delivery was abandoned."""
+    """Return False if the attempt was already stored or the delivery was abandoned."""
     values = {
         "of_delivery": attempt.delivery_id,
         "attempts_before": attempt.attempt - 1,
@@ -329,7 +323,6 @@ def abandon(connection: Connection, webhook_id: str) -> None:
 
 
 def attempts(connection: Connection, delivery_id: str) -> list[AttemptRecord]:
-    """Return the attempts of a delivery, in order."""
     rows = connection.execute(_ATTEMPTS, {"delivery_id": delivery_id})
     return [AttemptRecord(*row) for row in rows]
 
@@ -337,18 +330,14 @@ def attempts(connection: Connection, delivery_id: str) -> list[AttemptRecord]:
 def page(
     connection: Connection, operator_id: str, before: int, count: int, filters: Mapping[str, object]
 ) -> list[DeliveryRecord]:
-    """Return an operator's deliveries below a sequence number, newest first.
-
-    `filters` are values of `status`, `event_id`, `webhook_id` and `transfer_id`, and times as `since_us` and
-    `until_us`.
-    """
+    """Deliveries below a sequence number, newest first; `filters` are those of `_FILTERS`."""
     statement = _page_by(*(name for name in _FILTERS if name in filters))
     values = {"operator_id": operator_id, "before": before, "count": count, **filters}
     return [DeliveryRecord(*row) for row in connection.execute(statement, values)]
 
 
 def newest(connection: Connection, count: int) -> list[DeliveryRecord]:
-    """Return the newest deliveries of all operators, newest first."""
+    """All operators', newest first."""
     return [DeliveryRecord(*row) for row in connection.execute(_NEWEST, {"count": count})]
 
 

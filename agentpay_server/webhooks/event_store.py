@@ -14,8 +14,6 @@ from agentpay_server.database.tables import events
 
 @frozen
 class EventRecord:
-    """A row of `events`."""
-
     seq: int
     event_id: str
     operator_id: str
@@ -68,12 +66,10 @@ def _page_by(*names: str) -> Select[Any]:
 
 
 def insert_events(connection: Connection, rows: Sequence[dict[str, object]]) -> None:
-    """Store events; each row has all columns but `seq`."""
     connection.execute(_INSERT, rows)
 
 
 def event(connection: Connection, event_id: str) -> EventRecord | None:
-    """Return an event."""
     row = connection.execute(_BY_ID, {"event_id": event_id}).one_or_none()
     return None if row is None else EventRecord(*row)
 
@@ -81,35 +77,31 @@ def event(connection: Connection, event_id: str) -> EventRecord | None:
 def page(
     connection: Connection, operator_id: str, before: int, count: int, filters: Mapping[str, object]
 ) -> list[EventRecord]:
-    """Return an operator's events below a sequence number, newest first.
-
-    `filters` are values of `type`, `account_id`, `transfer_id` and `session_id`, and times as `since_us` and
-    `until_us`.
-    """
+    """Events below a sequence number, newest first; `filters` are those of `_FILTERS`."""
     statement = _page_by(*(name for name in _FILTERS if name in filters))
     values = {"operator_id": operator_id, "before": before, "count": count, **filters}
     return [EventRecord(*row) for row in connection.execute(statement, values)]
 
 
 def newest(connection: Connection, count: int) -> list[EventRecord]:
-    """Return the newest events of all operators, newest first."""
+    """All operators', newest first."""
     return [EventRecord(*row) for row in connection.execute(_NEWEST, {"count": count})]
 
 
 def last_seq(connection: Connection) -> int:
-    """Return the sequence number of the newest event of all operators; 0 if no event exists."""
+    """Of all operators; 0 if no event exists."""
     row = connection.execute(_NEWEST, {"count": 1}).one_or_none()
     return 0 if row is None else EventRecord(*row).seq
 
 
 def after(connection: Connection, seq: int, count: int) -> list[EventRecord]:
-    """Return events of all operators above a sequence number, in order."""
+    """Events of all operators above a sequence number, in order."""
     return [EventRecord(*row) for row in connection.execute(_AFTER, {"after": seq, "count": count})]
 
 
 def between(
     connection: Connection, operator_id: str, after_seq: int, until_seq: int, count: int
 ) -> list[EventRecord]:
-    """Return an operator's events above one sequence number and up to another, in order."""
+    """Events above one sequence number and up to another, in order."""
     values = {"operator_id": operator_id, "after": after_seq, "until": until_seq, "count": count}
     return [EventRecord(*row) for row in connection.execute(_BETWEEN, values)]

@@ -24,22 +24,18 @@ from agentpay_server.webhooks.rules import TIMEOUT_SECONDS
 
 _RESPONSE_MAX_BYTES: Final = 64 * 1024
 EXCERPT_BYTES: Final = 1024
-"""Number of bytes of a response that are kept for the operator."""
+"""Bytes of a response that are kept for the operator."""
 
 _DRAIN_SECONDS: Final = 1.0
 _CONNECTIONS: Final = 256
 _ADDRESSES_MAX: Final = 4
-"""Maximum number of addresses to try for one name."""
 
 
 @frozen(kw_only=True)
 class PostResult:
-    """The result of a post.
+    """`error` is why no response arrived, so that `status_code` is None.
 
-    Attributes:
-        status_code: the HTTP status; None if no response arrived.
-        error: why no response arrived; None if one did.
-        excerpt: the start of the body as text that is safe to print; None for an empty one.
+    `excerpt` is the start of the body as text that is safe to print; None for an empty one.
     """
 
     status_code: int | None
@@ -51,10 +47,8 @@ class PostResult:
 class HttpPoster:
     """Posts over HTTP.
 
-    Args:
-        public_only: whether only https to public addresses is allowed.
-        mounts: transports for receivers within the process, by URL prefix.
-        look_ups: resolves names; None uses the system's resolver.
+    With `public_only`, only https to public addresses. `mounts` are transports for receivers within the
+    process, by URL prefix.
     """
 
     def __init__(
@@ -72,16 +66,12 @@ class HttpPoster:
         self._posts = 0
 
     def is_posting(self) -> bool:
-        """Whether a post is waiting for its response."""
         return self._posts > 0
 
     async def post(
         self, url: str, headers: Mapping[str, str], body: bytes, *, operator_id: str = ""
     ) -> PostResult:
-        """Post `body` and return the result; a receiver cannot cause an exception.
-
-        `operator_id` is the operator whose limit on look-ups applies.
-        """
+        """A receiver cannot cause an exception. The look-up limit of `operator_id` applies."""
         loop = asyncio.get_running_loop()
         started = loop.time()
         status_code, error, start = None, None, b""
@@ -108,18 +98,15 @@ class HttpPoster:
         )
 
     async def close(self) -> None:
-        """Close all connections."""
         for client in self._clients.values():
             await client.aclose()
 
     async def _sent(
         self, url: str, headers: Mapping[str, str], body: bytes, operator_id: str
     ) -> httpx.Response:
-        """Return the response to a post as soon as its headers have arrived.
+        """Return the response as soon as its headers have arrived.
 
-        Raises:
-            _ForbiddenAddressError: an address is not public, or the scheme is not https.
-            OSError: the name does not resolve.
+        Raises `_ForbiddenAddressError` if an address is not public, or the scheme is not https.
         """
         target = httpx.URL(url)
         if self._public_only and target.scheme != "https":
@@ -171,12 +158,12 @@ class HttpPoster:
 
 @cache
 def _ssl_context() -> ssl.SSLContext:
-    """Return the TLS context, shared in this process: loading the CA file takes 20 ms or more."""
+    """Shared in this process: loading the CA file takes 20 ms or more."""
     return httpx.create_ssl_context(trust_env=False)
 
 
 async def _drained(response: httpx.Response) -> bytes:
-    """Read the rest of a response, up to a limit, so that its connection can be reused; return its start."""
+    """Read the rest, up to a limit, so that the connection can be reused; return the start."""
     start = b""
     with contextlib.suppress(Exception):
         try:
@@ -193,17 +180,16 @@ async def _drained(response: httpx.Response) -> bytes:
 
 
 def _text(start: bytes) -> str | None:
-    """Return the start of a body as text without control characters, except for line breaks."""
+    """Remove control characters, except for line breaks."""
     lines = start.decode("utf-8", "replace").split("\n")
     return "\n".join(printable(line) for line in lines) or None
 
 
-class _ForbiddenAddressError(Exception):
-    """Events may not be posted to this endpoint."""
+class _ForbiddenAddressError(Exception): ...
 
 
 def _pinned(request: httpx.Request, target: httpx.URL, address: str, addresses: int) -> httpx.Request:
-    """Return `request` for one of its host's addresses; the Host header and TLS keep the name."""
+    """Connect to one of the host's addresses; the Host header and TLS keep the name."""
     pinned = httpx.Request(
         request.method, target.copy_with(host=address), headers=request.headers, content=request.content
     )
@@ -218,5 +204,5 @@ def _pinned(request: httpx.Request, target: httpx.URL, address: str, addresses: 
 
 
 def no_response(failure: BaseException) -> str:
-    """Describe a failure by its type only: its text may contain addresses of the operator's network."""
+    """Name only the type: the text may contain addresses of the operator's network."""
     return f"no answer: {type(failure).__name__}"

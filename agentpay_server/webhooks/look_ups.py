@@ -17,25 +17,19 @@ LookUp = Callable[[str, int], list[str]]
 """Returns the IP addresses of a host and port, best first, or raises `OSError`."""
 
 AT_ONCE: Final = 64
-"""Maximum number of concurrent look-ups."""
 
 OF_ONE_OPERATOR_AT_ONCE: Final = 4
 """Maximum number for one operator, so that its slow name servers delay only its own deliveries."""
 
 
 def system_look_up(host: str, port: int) -> list[str]:
-    """Return the addresses that the system's resolver finds.
-
-    Raises:
-        OSError: the name does not resolve.
-        UnicodeError: DNS cannot hold the name.
-    """
+    """Raises OSError if the name does not resolve, UnicodeError if DNS cannot hold it."""
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, proto=socket.IPPROTO_TCP)
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
 
 
 class LookUps:
-    """Resolves names by `look_up`, which may block. An instance belongs to one event loop."""
+    """`look_up` may block. An instance belongs to one event loop."""
 
     def __init__(self, look_up: LookUp = system_look_up) -> None:
         self._look_up = look_up
@@ -44,12 +38,7 @@ class LookUps:
         self._places_of: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     async def addresses(self, host: str, port: int, *, operator_id: str) -> list[str]:
-        """Return the IP addresses of a host, an ASCII name, best first.
-
-        Raises:
-            OSError: the name does not resolve.
-            UnicodeError: DNS cannot hold the name.
-        """
+        """Return the addresses of an ASCII name, best first. Raises as `system_look_up` does."""
         own = self._places_of.get(operator_id)
         if own is None:
             own = self._places_of[operator_id] = asyncio.Semaphore(OF_ONE_OPERATOR_AT_ONCE)

@@ -22,8 +22,6 @@ from agentpay_server.webhooks.rules import DeliveryStatus, Subscription
 
 @frozen(kw_only=True)
 class NewEvent:
-    """An event about an account: its type and its payload."""
-
     type: EventType
     data: object
 
@@ -46,19 +44,19 @@ class Outbox:
         self._deliveries: list[dict[str, object]] = []
 
     def add(self, event: NewEvent) -> None:
-        """Add an event, for every webhook that is subscribed to its type and account."""
+        """For every webhook that is subscribed to its type and account."""
         subscriptions = [s for s in self._subscriptions if s.wants(event.type, self._account_id)]
         self._add(event, subscriptions)
 
     def wants_drop(self, *, before_micro: int, after_micro: int) -> bool:
-        """Return whether a change of the balance crosses the low-balance threshold of any webhook."""
+        """Return whether the change crosses the low-balance threshold of any webhook."""
         return any(
             subscription.wants_drop(self._account_id, before_micro=before_micro, after_micro=after_micro)
             for subscription in self._subscriptions
         )
 
     def add_drop_of_balance(self, *, before_micro: int, after_micro: int) -> None:
-        """Add a `balance.low_threshold` for each webhook whose threshold a change crosses (interface EV4)."""
+        """Add a `balance.low_threshold` for each webhook whose threshold is crossed (interface EV4)."""
         for subscription in self._subscriptions:
             if not subscription.wants_drop(
                 self._account_id, before_micro=before_micro, after_micro=after_micro
@@ -78,7 +76,6 @@ class Outbox:
             self._add(low, [subscription])
 
     def write(self) -> None:
-        """Store the added events."""
         if self._events:
             events.insert_events(self.connection, self._events)
         if self._deliveries:
@@ -117,7 +114,6 @@ class Outbox:
 def new_delivery(
     *, delivery_id: str, operator_id: str, event_id: str, event_type: str, webhook_id: str, now_us: int
 ) -> dict[str, object]:
-    """Return the row of a delivery that is due now."""
     return {
         "delivery_id": delivery_id,
         "operator_id": operator_id,

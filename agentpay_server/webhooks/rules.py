@@ -26,10 +26,8 @@ from agentpay_server.clock import SECOND_US
 class Subscription:
     """The subscription of a webhook.
 
-    Attributes:
-        events: names of the subscribed event types.
-        account_ids: the subscribed accounts; empty means all accounts of the operator.
-        low_balance_micro: micro-USDC below which a balance is low; None means never.
+    Without `account_ids`, all accounts of the operator. `low_balance_micro` is in micro-USDC; None means
+    never.
     """
 
     webhook_id: str
@@ -38,14 +36,10 @@ class Subscription:
     low_balance_micro: int | None
 
     def wants(self, event_type: str, account_id: str) -> bool:
-        """Return whether it receives events of a type about an account."""
         return event_type in self.events and (not self.account_ids or account_id in self.account_ids)
 
     def wants_drop(self, account_id: str, *, before_micro: int, after_micro: int) -> bool:
-        """Return whether a change of balance goes from at or above the threshold to below it.
-
-        Only the crossing counts: while the balance stays below, no further event is sent.
-        """
+        """Only the crossing counts: while the balance stays below, no further event is sent."""
         threshold = self.low_balance_micro
         return (
             threshold is not None
@@ -58,15 +52,12 @@ RETRY_DELAYS_US: Final = tuple(seconds * SECOND_US for seconds in RETRY_DELAYS_S
 """How long after each failure the next attempt is due. No attempt follows the last one."""
 
 TIMEOUT_SECONDS: Final = ATTEMPT_TIMEOUT_SECONDS
-"""How long to wait for a receiver's response."""
 
 LEASE_US: Final = 60 * SECOND_US
 """How long, in real time, an attempt in progress prevents other servers from starting the same one."""
 
 
 class DeliveryStatus(StrEnum):
-    """The status of a delivery."""
-
     PENDING = "pending"
     RETRYING = "retrying"
     DELIVERED = "delivered"
@@ -75,19 +66,19 @@ class DeliveryStatus(StrEnum):
 
 @frozen(kw_only=True)
 class NextStep:
-    """The result of an attempt: the new status, and when the next attempt is due, if any."""
+    """When the next attempt is due, if any."""
 
     status: DeliveryStatus
     due_us: int | None = None
 
 
 def is_received(status_code: int | None) -> bool:
-    """Return whether a response, None for no response, means that the event was received: only 2xx does."""
+    """Only 2xx means that the event was received."""
     return status_code is not None and 200 <= status_code <= 299
 
 
 def after_attempt(attempt: int, status_code: int | None, ended_us: int) -> NextStep:
-    """Return the next step after an attempt, counted from 1. Without a response, `status_code` is None."""
+    """`attempt` counts from 1. Without a response, `status_code` is None."""
     if is_received(status_code):
         return NextStep(status=DeliveryStatus.DELIVERED)
     if attempt > len(RETRY_DELAYS_US):

@@ -4,9 +4,9 @@ A delivery is leased, in a committed transaction, before it is posted; the resul
 process dies in between, the lease expires and the attempt is repeated. So every event is sent at least once,
 always with the same identifier.
 
-On a running clock attempts run concurrently, with limits in total, per operator and per endpoint, so that a
-slow receiver delays only its own. On a manual clock they run one after another, in the order in which they
-fell due.
+On a running clock attempts run concurrently, with limits in total, per operator and per endpoint: a slow
+receiver delays only its own. On a manual clock they run one after another, in the order in which they fell
+due.
 """
 
 import asyncio
@@ -30,21 +30,18 @@ from agentpay_server.webhooks.service import SealedSecret, sealed_secrets
 ATTEMPTS_AT_ONCE: Final = 256
 
 UNSIGNED: Final = "not posted: the webhook's secret cannot be decrypted with this server's encryption key"
-"""The error stored for an attempt that could not be signed."""
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 
 class WebhookSender:
-    """Makes the attempts that are due."""
-
     def __init__(self, context: Context, poster: HttpPoster) -> None:
         self._context = context
         self._poster = poster
         self._attempts: set[asyncio.Task[None]] = set()
 
     async def next_due_us(self) -> int | None:
-        """Return when the next unleased attempt is due; None without one, or if the limit is reached."""
+        """Return None if no unleased attempt is due, or the limit is reached."""
         if len(self._attempts) >= ATTEMPTS_AT_ONCE:
             return None
         return await self._context.database.read(store.next_due_us, real_now_us())
@@ -61,14 +58,10 @@ class WebhookSender:
         return bool(claimed)
 
     async def claim(self, count: int) -> list[DueDelivery]:
-        """Lease up to `count` deliveries that are due now.
-
-        On a running clock endpoints and operators take turns; on a manual one the longest due comes first.
-        """
         return await self._context.database.run(self._claim, count)
 
     async def attempt(self, delivery: DueDelivery) -> None:
-        """Make one attempt at a claimed delivery, and store its result."""
+        """Store the result of one attempt at a claimed delivery."""
         at_us, attempt = self._context.clock.now_us(), delivery.attempts + 1
         result = await self._post(delivery, attempt, at_us)
         record = AttemptRecord(
@@ -96,7 +89,7 @@ class WebhookSender:
         )
 
     async def free_all(self) -> None:
-        """Void all leases. Only for a caller that knows that no other process can hold any."""
+        """Void all leases. Only if no other process can hold any."""
         await self._context.database.run(store.free_all)
 
     async def _run_in_order(self) -> bool:
@@ -118,7 +111,7 @@ class WebhookSender:
         self._context.wakeup.set()
 
     async def _post(self, delivery: DueDelivery, attempt: int, at_us: int) -> PostResult:
-        """Post a delivery and return the result. Only a cancellation of this task is raised.
+        """Only a cancellation of this task is raised.
 
         An attempt without a stored result is repeated whenever its lease expires, without limit. So every
         exception is stored as a failed attempt, which the operator can see.

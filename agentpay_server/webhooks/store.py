@@ -13,8 +13,6 @@ from agentpay_server.webhooks.rules import Subscription
 
 @frozen
 class WebhookRecord:
-    """A row of `webhooks`."""
-
     seq: int
     webhook_id: str
     operator_id: str
@@ -30,7 +28,6 @@ class WebhookRecord:
 
     @property
     def subscription(self) -> Subscription:
-        """The webhook's subscription."""
         return Subscription(
             webhook_id=self.webhook_id,
             events=json.loads(self.events),
@@ -78,35 +75,35 @@ _SET_SECRETS: Final = (
 
 
 def insert_webhook(connection: Connection, **values: object) -> None:
-    """Store a webhook. A column that `values` omits is NULL."""
+    """A column that `values` omits is NULL."""
     connection.execute(_INSERT, values)
 
 
 def webhook(connection: Connection, webhook_id: str, *, lock: bool = False) -> WebhookRecord | None:
-    """Return a webhook that is not deleted; with `lock`, locked until the unit of work ends."""
+    """Leave out deleted webhooks; `lock` until the unit of work ends."""
     row = connection.execute(_BY_ID_LOCKED if lock else _BY_ID, {"webhook_id": webhook_id}).one_or_none()
     return None if row is None else WebhookRecord(*row)
 
 
 def of_operator(connection: Connection, operator_id: str) -> list[WebhookRecord]:
-    """Return all webhooks of an operator, oldest first."""
+    """Oldest first."""
     rows = connection.execute(_OF_OPERATOR, {"operator_id": operator_id})
     return [WebhookRecord(*row) for row in rows]
 
 
 def page(connection: Connection, operator_id: str, before: int, count: int) -> list[WebhookRecord]:
-    """Return an operator's webhooks below a sequence number, newest first."""
+    """Webhooks below a sequence number, newest first."""
     values = {"operator_id": operator_id, "before": before, "count": count}
     return [WebhookRecord(*row) for row in connection.execute(_PAGE, values)]
 
 
 def delete(connection: Connection, webhook_id: str, now_us: int) -> bool:
-    """Delete a webhook; False if it does not exist."""
+    """Return False if it does not exist."""
     return connection.execute(_DELETE, {"of_webhook": webhook_id, "now_us": now_us}).rowcount == 1
 
 
 def sealed(connection: Connection) -> list[tuple[str, bytes, bytes | None]]:
-    """Return identifier, sealed secret and sealed next secret of every webhook, deleted ones included."""
+    """Return identifier, sealed secret and sealed next secret, of deleted webhooks too."""
     return [
         (webhook_id, bytes(secret), None if next_secret is None else bytes(next_secret))
         for webhook_id, secret, next_secret in connection.execute(_SEALED)
@@ -114,7 +111,6 @@ def sealed(connection: Connection) -> list[tuple[str, bytes, bytes | None]]:
 
 
 def reseal(connection: Connection, webhook_id: str, *, secret: bytes, next_secret: bytes | None) -> None:
-    """Store a webhook's secrets, resealed."""
     values = {"of_webhook": webhook_id, "secret": secret, "next_secret": next_secret}
     connection.execute(_RESEAL, values)
 

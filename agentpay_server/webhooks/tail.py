@@ -22,20 +22,18 @@ from agentpay_server.webhooks import event_store as store
 from agentpay_server.webhooks.event_store import EventRecord
 
 POLL_SECONDS: Final = 0.5
-"""Pause between two polls of the outbox."""
 
 GAP_SECONDS: Final = 2.0
 """Longest wait for a missing number."""
 
 HEARTBEAT_SECONDS: Final = 15.0
-"""Longest silence of a stream."""
 
 STREAMS_OF_ONE_OPERATOR: Final = 10
 
 _POLL_MAX: Final = 500
 _PAGE: Final = 100
 _QUEUE_MAX: Final = 1000
-"""Maximum number of events queued for a slow reader; beyond it the stream ends, and the reader resumes."""
+"""Events queued for a slow reader; beyond that the stream ends, and the reader resumes."""
 
 _RETRY: Final = b"retry: 2000\n\n"
 _HEARTBEAT: Final = b": \n\n"
@@ -46,8 +44,6 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class EventTail:
-    """Follows the outbox while there are streams."""
-
     def __init__(self, context: Context) -> None:
         self._context = context
         self._streams: defaultdict[str, set[_Stream]] = defaultdict(set)
@@ -57,10 +53,9 @@ class EventTail:
         self._is_closed = False
 
     async def stream(self, principal: Principal, last_event_id: str | None) -> AsyncGenerator[bytes]:
-        """Return an operator's events from now on, or after `last_event_id`, as server-sent events.
+        """Return events from now on, or after `last_event_id`, as server-sent events.
 
-        Raises:
-            Problem: `rate_limited`: the operator has too many open streams.
+        Raises `rate_limited` if the operator has too many open streams.
         """
         operator_id = principal.operator_id
         stream = _Stream()
@@ -151,7 +146,7 @@ class EventTail:
             self._end_streams()
 
     async def _poll(self) -> bool:
-        """Send events committed since the last poll; return whether more may be available at once."""
+        """Send new events; return whether more may be available at once."""
         assert self._position is not None  # noqa: S101 - set before the first poll
         rows = await self._context.database.read(store.after, self._position, _POLL_MAX)
         settled = self._settled(rows)
@@ -181,27 +176,24 @@ class EventTail:
 
 
 class _Stream:
-    """The queue of one reader."""
-
     def __init__(self) -> None:
         self._waiting: list[EventRecord] = []
         self._changed = asyncio.Event()
         self._is_over = False
 
     def put(self, rows: list[EventRecord]) -> None:
-        """Add events; end the stream if its reader has too many unread."""
+        """End the stream if its reader has too many unread events."""
         self._waiting += rows
         if len(self._waiting) > _QUEUE_MAX:
             self._is_over = True
         self._changed.set()
 
     def end(self) -> None:
-        """End the stream."""
         self._is_over = True
         self._changed.set()
 
     async def next(self, within_seconds: float) -> list[EventRecord] | None:
-        """Return the queued events, an empty list after the timeout, or None at the end of the stream."""
+        """Return an empty list after the timeout, None at the end of the stream."""
         try:
             async with asyncio.timeout(within_seconds):
                 await self._changed.wait()

@@ -1,4 +1,4 @@
-"""The agents in Python share this: they buy what a plan lists, and resume after a kill from their journal."""
+"""Shared by the agents in Python: buy what a plan lists, and resume after a kill from the journal."""
 
 import json
 import sys
@@ -11,7 +11,6 @@ SECONDS = 70
 
 
 def read_plan() -> dict[str, Any]:
-    """Return the plan that the command line names."""
     plan: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
     return plan
 
@@ -24,10 +23,7 @@ async def buy(
 ) -> None:
     """Try each purchase until it is served or its tries are used up, those before a kill included.
 
-    Args:
-        plan: purchases, tries, and the journal.
-        fetch: returns the response of a URL, after paying for it.
-        final: errors after which the client tells its callers not to retry.
+    After an error in `final`, the client tells its callers not to retry.
     """
     done = Path(plan["done"])
     lines = done.read_text().splitlines() if done.exists() else []

@@ -1,7 +1,7 @@
 """Buys with pympp from PyPI: `python pympp_client.py PLAN.json`.
 
 pympp has no method for Solana. The one below does the least that sellers accept: it signs what the challenge
-asks for, up to the price of the plan.
+asks for.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ DECIMALS = 6
 
 
 class Anything(BaseModel, extra="allow"):
-    """A model without checks: the seller checks the values."""
+    """Without checks: the seller checks the values."""
 
 
 def token_account(owner: Pubkey, mint: Pubkey) -> Pubkey:
@@ -40,8 +40,6 @@ def token_account(owner: Pubkey, mint: Pubkey) -> Pubkey:
 
 
 class Solana:
-    """A method of pympp: `solana/charge`."""
-
     def __init__(self, plan: dict[str, Any]) -> None:
         self._plan = plan
         self._keypair = Keypair.from_bytes(bytes(plan["secret"]))

@@ -23,7 +23,7 @@ async def main() -> None:
     payer.set_spend_controls({"allowed_assets": [allowed]})
 
     async def fetch(url: str) -> httpx.Response:
-        # A client for each request, as in the example of the package.
+        # A client per request, as in the package's example.
         async with x402HttpxClient(payer, timeout=SECONDS, trust_env=False) as http:
             return await http.get(url)
 

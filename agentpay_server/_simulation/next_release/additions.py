@@ -12,7 +12,6 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Make the additions."""
     for name in sqlalchemy.inspect(op.get_bind()).get_table_names():
         if not name.startswith("alembic"):
             op.add_column(name, sqlalchemy.Column("simulated", sqlalchemy.Text))
@@ -20,5 +19,4 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """Not supported."""
     raise NotImplementedError

@@ -1,8 +1,4 @@
-"""The two OpenAPI documents: the interface's operations under `/v1`, and the extensions.
-
-Both are generated from the endpoint tables: keys, requests, every status with its body and headers, and links
-to follow-up operations. The first also describes the webhooks.
-"""
+"""The two OpenAPI documents, from the endpoint tables: `/v1` with its webhooks, and the extensions."""
 
 import json
 import re
@@ -59,7 +55,6 @@ _PATH_WORDS: Final = {
     "name": "The name of the fault, such as `chain_down`; percent-encoded.",
     "origin": "The origin of the seller, such as `https://api.example.com`; percent-encoded.",
 }
-"""Descriptions of the path parameters that are not identifiers of objects."""
 
 _SCOPES: Final = {
     Scope.OPERATOR: "Operator key only.",
@@ -113,20 +108,17 @@ _DELIVERY_HEADERS: Final = (
 
 
 def document(endpoints: Iterable[Endpoint], *, extensions: bool) -> dict[str, Any]:
-    """Return the document of `/v1` or of the extensions as a JSON value, with exact numbers as `Decimal`."""
+    """Numbers are exact `Decimal`."""
     chosen = [endpoint for endpoint in endpoints if endpoint.is_extension is extensions]
     return _Printer(chosen).document(_EXTENSIONS if extensions else _V1, has_webhooks=not extensions)
 
 
 def printed(endpoints: Iterable[Endpoint], *, extensions: bool) -> str:
-    """Return a document as indented JSON text with a final newline."""
     value = document(endpoints, extensions=extensions)
     return json.dumps(value, indent=2, ensure_ascii=False, default=_number) + "\n"
 
 
 class _Printer:
-    """Prints one document."""
-
     def __init__(self, endpoints: Sequence[Endpoint]) -> None:
         self._endpoints = endpoints
         self._schemas = Schemas()

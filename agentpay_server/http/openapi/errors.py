@@ -14,14 +14,14 @@ from agentpay.contract.schemas import IDENTIFIERS, Schema, Schemas, field_words
 from agentpay_server.http.openapi.parts import Headers, json_content
 
 _NAMED_BY_CODES = 3
-"""Maximum number of codes that name a response. With more, its name is the status phrase."""
+"""Maximum number of codes that name a response; with more, its name is the status phrase."""
 
 
 _NO_FIELDS: Final[Mapping[str, Schema]] = {}
 
 
 class Errors:
-    """The error responses of one document; equal ones share a component."""
+    """Equal responses share a component."""
 
     def __init__(self, schemas: Schemas, headers: Headers) -> None:
         self._schemas = schemas
@@ -29,7 +29,6 @@ class Errors:
         self.components: dict[str, dict[str, Any]] = {}
 
     def of(self, endpoint: Endpoint) -> dict[str, dict[str, Any]]:
-        """Return the error responses of an endpoint, by status."""
         by_status: dict[int, list[ErrorCode]] = defaultdict(list)
         for code in endpoint.every_error:
             by_status[HTTP_STATUS[code]].append(code)
@@ -57,7 +56,7 @@ class Errors:
         words = [f"`{code.value}`: {MEANINGS[code]}" for code in codes]
         if unresolved is not None:
             unknown = self._unknown_outcome(unresolved)
-            # The more specific choice first, because a client may decode the first that fits.
+            # The more specific choice first: a client may decode the first that fits.
             content = {"anyOf": [self._schemas.add(_unknown_name(unresolved), unknown), content]}
             examples["outcome_unknown"] = error_example(ErrorCode.CHAIN_UNAVAILABLE, unknown)
             words.append(

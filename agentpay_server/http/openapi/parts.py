@@ -8,7 +8,6 @@ from agentpay.contract.schemas import Schema
 
 
 def json_content(schema: Schema, examples: Mapping[str, object]) -> dict[str, Any]:
-    """Return the content of a JSON body with its named examples."""
     named = {name: {"value": value} for name, value in examples.items()}
     return {"application/json": {"schema": schema, "examples": named}}
 
@@ -20,7 +19,6 @@ class Headers:
         self.components: dict[str, dict[str, Any]] = {}
 
     def of(self, headers: Iterable[Header]) -> dict[str, Any]:
-        """Return references to the header fields of a response, `X-Request-Id` first."""
         return {header.name: self._reference(header) for header in (REQUEST_ID, *headers)}
 
     def _reference(self, header: Header) -> dict[str, str]:
@@ -34,7 +32,6 @@ class Headers:
 
 
 def header_parameter(header: Header, *, required: bool) -> dict[str, Any]:
-    """Return a header field of a request."""
     return {
         "name": header.name,
         "in": "header",

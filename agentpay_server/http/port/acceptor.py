@@ -1,8 +1,8 @@
 """Accepts connections up to a limit, and pauses at the limit.
 
-asyncio's own servers have no limit. Out of file descriptors, they log one traceback a second for each place
-in the backlog. An `Acceptor` stops accepting until there is room, leaves new connections in the kernel's
-backlog, and logs one line a minute.
+asyncio's own servers have no limit: out of file descriptors, they log one traceback a second for each place
+in the backlog. An `Acceptor` leaves new connections in the kernel's backlog until there is room, and logs one
+line a minute.
 """
 
 import asyncio
@@ -24,10 +24,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Acceptor:
-    """Accepts connections on a listening socket, which it closes in the end.
-
-    Has the methods of `asyncio.Server` that uvicorn calls.
-    """
+    """Has the methods of `asyncio.Server` that uvicorn calls, and closes its socket in the end."""
 
     def __init__(
         self, sock: socket.socket, connections: Connections, protocol: Callable[[], asyncio.Protocol]
@@ -42,11 +39,9 @@ class Acceptor:
         self._accepting.add_done_callback(self._ended)
 
     def close(self) -> None:
-        """Stop accepting."""
         self._accepting.cancel()
 
     async def wait_closed(self) -> None:
-        """Return once the socket is closed."""
         await asyncio.wait({self._accepting})
 
     async def _accept(self) -> None:
@@ -65,7 +60,7 @@ class Acceptor:
                 await self._connect(accepted)
 
     async def _connect(self, accepted: socket.socket) -> None:
-        """Serve a connection once there is room. Later ones wait in the backlog."""
+        """Serve once there is room. Later ones wait in the backlog."""
         try:
             while self._connections.is_full:
                 self._log_full("max_connections")
@@ -77,7 +72,6 @@ class Acceptor:
             raise
 
     def _log_full(self, reason: str) -> None:
-        """Log that the limit is reached, at most once a minute."""
         now = self._loop.time()
         if now < self._next_line_at:
             return
@@ -92,7 +86,7 @@ class Acceptor:
         )
 
     def _ended(self, accepting: asyncio.Task[None]) -> None:
-        # Only now, because the event loop watches the socket until the task ends.
+        # Only now: the event loop watches the socket until the task ends.
         self._socket.close()
         with contextlib.suppress(asyncio.CancelledError):
             if (error := accepting.exception()) is not None:

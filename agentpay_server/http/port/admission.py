@@ -1,8 +1,8 @@
 """Checks of a request from a socket, before the application sees it (interface R19).
 
 The framing must be unambiguous, the target a path or an absolute URL, and the host one that the port accepts.
-A request that fails is marked, and the application refuses it, so that its response, log line and metric are
-like those of any other refusal. In-process requests skip these checks.
+A request that fails is marked, and refused by the application, with response, log line and metric like any
+other refusal. In-process requests skip these checks.
 """
 
 import re
@@ -24,17 +24,16 @@ TARGET: Final = "agentpay.target"
 
 _ABSOLUTE: Final = re.compile(rb"https?://([^/?#]*)([^?#]*)(?:\?([^#]*))?", re.IGNORECASE)
 _READS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
-"""Methods that change nothing, and are allowed from any origin."""
 
 _SAME_SITES: Final = frozenset({b"same-origin", b"none"})
-"""Values of Sec-Fetch-Site for requests of this server's pages and of the user."""
+"""Of requests by this server's pages and by the user."""
 
 _OTHER_FORMS: Final = frozenset({"CONNECT", "OPTIONS"})
 """Methods whose target may be neither a path nor a URL (RFC 9112, 3.2.3 and 3.2.4)."""
 
 
 def malformed() -> Problem:
-    """Return a 400 for bytes that are not a request, or that two parsers could frame differently."""
+    """A 400 for bytes that are not a request, or that two parsers could frame differently."""
     message = (
         f"must be well-formed HTTP/1.1 with one Host, at most {HEAD_MAX_BYTES} bytes of request line and "
         "headers, and a body framed by Content-Length or by Transfer-Encoding, not by both"
@@ -43,10 +42,10 @@ def malformed() -> Problem:
 
 
 def admit(scope: Scope, hosts: Hosts) -> bool:
-    """Check a request, store a fault under `REFUSED`, and replace an absolute target by its path.
+    """Store a fault under `REFUSED`; replace an absolute target by its path.
 
-    Returns:
-        Whether the connection can be reused: after ambiguous framing, the next request's start is unknown.
+    Returns whether the connection can be reused: after ambiguous framing, the next request's start is
+    unknown.
     """
     if not _is_framed(scope):
         scope[REFUSED] = malformed()
@@ -87,11 +86,7 @@ def _target(scope: Scope) -> bytes:
 
 
 def _authority(scope: Scope) -> str | None:
-    """Replace an absolute target by its path, and return the requested host with its port.
-
-    Raises:
-        Problem: `invalid_request`: the target's form is invalid for the method.
-    """
+    """Replace an absolute target by its path; return the requested host with its port."""
     host = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"host"), None)
     target = _target(scope)
     if target.startswith(b"/"):
@@ -114,13 +109,7 @@ def _set_path(scope: Scope, raw_path: bytes, query: bytes) -> None:
 
 
 def _check_host(authority: str | None, hosts: Hosts) -> None:
-    """Refuse a host that the port does not accept.
-
-    HTTP/1.0 without a host (None) is accepted, because no browser sends it.
-
-    Raises:
-        Problem: `invalid_request`, `misdirected_request`.
-    """
+    """HTTP/1.0 without a host (None) is accepted: no browser sends it."""
     if authority is None:
         return
     host = host_of(authority)
@@ -137,10 +126,7 @@ def _check_host(authority: str | None, hosts: Hosts) -> None:
 def _check_origin(scope: Scope, authority: str | None) -> None:
     """Refuse a write that a page of another origin sends.
 
-    Browsers report the origin in Sec-Fetch-Site or in Origin. Programs send neither.
-
-    Raises:
-        Problem: `forbidden`.
+    Browsers report the origin in Sec-Fetch-Site or in Origin; programs send neither.
     """
     if scope["method"] in _READS:
         return

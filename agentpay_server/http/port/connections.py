@@ -1,8 +1,8 @@
 """The open connections of one port, and which of them wait for their peers.
 
 A connection with a request in service is never dropped. One that waits for its peer (to send a request or the
-rest of one, or to read a response) can be dropped, because a retry loses nothing. At the limit, each new
-connection replaces the one that has waited longest, so slow or silent peers cannot lock others out.
+rest of one, or to read a response) can be: a retry loses nothing. At the limit, each new connection replaces
+the one that has waited longest, so slow or silent peers cannot lock others out.
 """
 
 import asyncio
@@ -18,20 +18,14 @@ except ImportError:  # Windows has no such limit.
 from agentpay_server.metrics import Metrics
 
 _OTHER_DESCRIPTORS: Final = 400
-"""File descriptors reserved for everything else: 256 deliveries, the database, the chain, files."""
+"""File descriptors for everything else: 256 deliveries, the database, the chain, files."""
 
 
 class Peer(Protocol):
-    """A connection of the port."""
-
-    def drop(self) -> None:
-        """Close it at once."""
-        ...
+    def drop(self) -> None: ...
 
 
 class Connections:
-    """Counts connections, and makes room for new ones."""
-
     def __init__(self, limit: int, metrics: Metrics) -> None:
         self.limit: int = limit
         self._metrics = metrics
@@ -45,34 +39,31 @@ class Connections:
 
     @property
     def is_full(self) -> bool:
-        """Whether the limit is reached."""
         return len(self._open) >= self.limit
 
     def opened(self, connection: Peer) -> None:
-        """Count a new connection."""
         self._open.add(connection)
         self._metrics.connections += 1
 
     def closed(self, connection: Peer) -> None:
-        """Forget a closed connection."""
         self._waiting.pop(connection, None)
         if connection in self._open:
             self._forget(connection)
         self._changed.set()
 
     def waits(self, connection: Peer) -> None:
-        """Note that a connection now waits for its peer."""
+        """The connection now waits for its peer."""
         self._waiting.pop(connection, None)
         if connection in self._open:
             self._waiting[connection] = None
             self._changed.set()
 
     def serves(self, connection: Peer) -> None:
-        """Note that a connection's request is being served."""
+        """Its request is being served."""
         self._waiting.pop(connection, None)
 
     def make_room(self) -> bool:
-        """Drop the connection that has waited longest for its peer. Return False if none waits."""
+        """Drop the connection that has waited longest; return False if none waits."""
         longest = next(iter(self._waiting), None)
         if longest is None:
             return False
@@ -83,11 +74,10 @@ class Connections:
         return True
 
     def count_dropped(self, reason: str) -> None:
-        """Count a connection that was dropped because of its peer."""
         self._metrics.connections_dropped[reason] += 1
 
     async def changed(self, *, within_seconds: float) -> None:
-        """Return once a connection closes or starts to wait for its peer, or after a timeout."""
+        """Return once a connection closes or starts to wait, or after a timeout."""
         self._changed.clear()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_seconds):
@@ -99,10 +89,7 @@ class Connections:
 
 
 def connection_limit(wanted: int) -> int:
-    """Return `wanted`, or fewer if the process may not open enough files.
-
-    Reserves file descriptors for the database and the chain.
-    """
+    """Return `wanted`, or fewer if the process may not open enough files."""
     if resource is None:
         return wanted
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -111,7 +98,7 @@ def connection_limit(wanted: int) -> int:
 
 
 def raise_descriptor_limit(connections: int) -> None:
-    """Raise the soft limit on open files to what `connections` connections need, up to the hard limit."""
+    """Raise the soft limit on open files as needed, up to the hard limit."""
     if resource is None:
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -13,7 +13,7 @@ _AHEAD_MAX: Final = 128
 
 
 class GuardedHttptools(Guarded, HttpToolsProtocol):
-    """A connection parsed by httptools, which does not limit the data that it buffers."""
+    """httptools does not limit the data that it buffers."""
 
     _running: RequestResponseCycle | None = None
     _reads_head = False
@@ -22,7 +22,7 @@ class GuardedHttptools(Guarded, HttpToolsProtocol):
     _field_bytes = 0
 
     def data_received(self, data: bytes) -> None:
-        """Parse the data, and refuse a head that grows too large."""
+        """Refuse a head that grows too large."""
         was_in_head = self._reads_head
         super().data_received(data)
         # A head that began in this data is not counted: the read size limits it.
@@ -31,12 +31,11 @@ class GuardedHttptools(Guarded, HttpToolsProtocol):
             self.send_400_response("")
 
     def on_message_begin(self) -> None:
-        """Note the start of a head."""
         super().on_message_begin()
         self._reads_head, self._field_bytes = True, 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Keep a field of the head. Trailer fields are dropped, but count toward the limit."""
+        """Trailer fields are dropped, but count toward the limit."""
         self._field_bytes += len(name) + len(value)
         if self._field_bytes > HEAD_MAX_BYTES:
             raise httptools.HttpParserError("too many fields")
@@ -44,7 +43,6 @@ class GuardedHttptools(Guarded, HttpToolsProtocol):
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Serve a request, or queue it behind earlier ones."""
         if len(self.pipeline) >= _AHEAD_MAX:
             raise httptools.HttpParserError("too many requests ahead")
         self._reads_head, self._reads_body = False, True
@@ -56,7 +54,7 @@ class GuardedHttptools(Guarded, HttpToolsProtocol):
         parser: Any = self.parser
         is_upgrade = parser.should_upgrade()
         if is_upgrade and self._should_upgrade():
-            # It becomes a WebSocket, which has no request cycle.
+            # A WebSocket has no request cycle.
             return
         if not self.pipeline:
             self._running = self.cycle
@@ -65,17 +63,14 @@ class GuardedHttptools(Guarded, HttpToolsProtocol):
             self.cycle.keep_alive = False
 
     def handle_websocket_upgrade(self) -> None:
-        """Hand the connection over to a WebSocket."""
         self._leave()
         super().handle_websocket_upgrade()
 
     def on_message_complete(self) -> None:
-        """Note the end of a request."""
         self._reads_body = False
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """Continue with the next pipelined request."""
         if self.pipeline:
             self._running = self.pipeline[-1][0]
         super().on_response_complete()

@@ -1,7 +1,7 @@
 """One connection with deadlines, which refuses malformed HTTP in the application's own format.
 
-uvicorn parses and prints HTTP; `Guarded` adds deadlines and refusals to each of its parsers. At any moment a
-connection either has a request in service or waits for its peer, and each kind of wait has a deadline:
+uvicorn parses and prints HTTP; `Guarded` adds deadlines and refusals to each of its parsers. A connection
+either has a request in service or waits for its peer, and each kind of wait has a deadline:
 
     HEAD      the rest of a request's head          ──► 408, then closed (closed silently if nothing arrived)
     IDLE      another request                       ──► closed
@@ -37,9 +37,7 @@ from agentpay_server.settings import Settings
 Refusal = Callable[[Problem], tuple[int, Headers, bytes]]
 
 _LINGER_SECONDS: Final = 2.0
-"""How long a refused peer may keep sending. An earlier close could reset the connection before the peer has
-read the refusal.
-"""
+"""How long a refused peer may keep sending: closing earlier could reset the connection before it reads."""
 
 # Silences uvicorn's warnings about malformed requests, which the application logs. By a filter, because a
 # uvicorn server elsewhere in this process resets levels.
@@ -50,8 +48,6 @@ _CLOSE: Final = (b"connection", b"close")
 
 
 class Wait(Enum):
-    """The kinds of wait."""
-
     HEAD = auto()
     IDLE = auto()
     BODY = auto()
@@ -64,9 +60,8 @@ class Wait(Enum):
 class Port:
     """The state that the connections of one port share.
 
-    Attributes:
-        refusal: counts and logs a refusal of malformed HTTP; returns its status, headers and body.
-        seconds: the deadline of each kind of wait, unless the application bounds it.
+    `refusal` counts and logs malformed HTTP; returns status, headers and body. `seconds` are the deadlines,
+    unless the application bounds a wait.
     """
 
     app: ASGIApp
@@ -82,7 +77,6 @@ class Port:
 
 
 def seconds_of(settings: Settings) -> Mapping[Wait, float]:
-    """Return the deadline of each kind of wait."""
     return {
         Wait.HEAD: settings.head_timeout_seconds,
         Wait.IDLE: settings.idle_timeout_seconds,
@@ -95,8 +89,6 @@ def seconds_of(settings: Settings) -> Mapping[Wait, float]:
 if TYPE_CHECKING:
 
     class _Parser(asyncio.Protocol):
-        """The common interface of uvicorn's protocols."""
-
         app: Any
         flow: Any
         logger: logging.Logger
@@ -123,7 +115,7 @@ else:
 
 
 class Guarded(_Parser):
-    """A connection with deadlines: a mixin for uvicorn's protocols."""
+    """A mixin for uvicorn's protocols."""
 
     def __init__(
         self,
@@ -145,25 +137,22 @@ class Guarded(_Parser):
         self.app: ASGIApp = self._serve
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start waiting for a request."""
         super().connection_made(transport)
         self._port.connections.opened(self)
         self._await(Wait.HEAD)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Cancel the wait."""
         self._await(None)
         super().connection_lost(exc)
         self._port.connections.closed(self)
 
     def data_received(self, data: bytes) -> None:
-        """Parse the data; after a refusal, discard it."""
+        """Discard data after a refusal."""
         if not self._is_refused:
             super().data_received(data)
             self._look()
 
     def on_response_complete(self) -> None:
-        """Continue with the next request, or wait for one."""
         super().on_response_complete()
         self._unset_keepalive_if_required()
         self._look()
@@ -171,12 +160,10 @@ class Guarded(_Parser):
             self._refuse(self._refusal)
 
     def pause_writing(self) -> None:
-        """Wait for the peer to read."""
         super().pause_writing()
         self._look()
 
     def resume_writing(self) -> None:
-        """Continue after the peer has read."""
         super().resume_writing()
         self._look()
 
@@ -200,7 +187,7 @@ class Guarded(_Parser):
         self._port.connections.closed(self)
 
     def _should_upgrade_to_ws(self) -> bool:
-        """Return whether to upgrade. An unaccepted host is refused like for any other request."""
+        """An unaccepted host is refused like for any other request."""
         if not super()._should_upgrade_to_ws():
             return False
         scope: Scope = dict(self.scope)
@@ -230,7 +217,6 @@ class Guarded(_Parser):
         await self._port.app(scope, receive, send if is_certain else _closing(send))
 
     def _look(self) -> None:
-        """Update the wait from the state of the connection."""
         if self._is_refused or self._is_websocket:
             return
         served = self._served()
@@ -248,7 +234,7 @@ class Guarded(_Parser):
         self._await(wait)
 
     def _await(self, wait: Wait | None) -> None:
-        """Start a wait, or none. A wait of the same kind keeps its deadline."""
+        """A wait of the same kind keeps its deadline."""
         if wait is self._wait:
             return
         self._wait = wait
@@ -264,7 +250,6 @@ class Guarded(_Parser):
             self._deadline = self.loop.call_later(seconds, self._late)
 
     def _late(self) -> None:
-        """Close the connection at the deadline of its wait."""
         wait, self._deadline = self._wait, None
         if wait is not Wait.IDLE:
             self._port.connections.count_dropped("slow")
@@ -311,8 +296,6 @@ class Guarded(_Parser):
 
 
 class GuardedH11(Guarded, H11Protocol):
-    """A connection parsed by h11."""
-
     def _served(self) -> Any:  # noqa: ANN401 - as its base has it
         return self.cycle
 
@@ -323,14 +306,11 @@ class GuardedH11(Guarded, H11Protocol):
         return bool(self.conn.trailing_data[0])
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Hand the connection over to a WebSocket."""
         self._leave()
         super().handle_websocket_upgrade(event)
 
 
 def _closing(send: Send) -> Send:
-    """Return a `send` that closes the connection after the response."""
-
     async def closing(message: Message) -> None:
         if message["type"] == "http.response.start":
             message["headers"].append(_CLOSE)

@@ -26,7 +26,6 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 def parser() -> type[Guarded]:
-    """Return the protocol of connections: httptools if the extra `fast` is installed, otherwise h11."""
     if find_spec("httptools") is None:
         return GuardedH11
     from agentpay_server.http.port.fast import GuardedHttptools  # noqa: PLC0415 - an extra's
@@ -35,30 +34,22 @@ def parser() -> type[Guarded]:
 
 
 class Served(Protocol):
-    """An application that a port can serve.
-
-    Attributes:
-        settings: the limits on connections and waits.
-        metrics: receives the port's counts.
-    """
+    """`metrics` receives the port's counts."""
 
     settings: Settings
     metrics: Metrics
 
     def refusal(self, problem: Problem) -> tuple[int, Headers, bytes]:
-        """Return status, headers and body of a refusal of malformed HTTP."""
+        """Refuse malformed HTTP: status, headers and body."""
         ...
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handle one request."""
-        ...
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
 
 class PortServer(uvicorn.Server):
-    """Serves an application on listening sockets.
+    """Requests in service may continue for `shutdown_seconds` after the port closes.
 
-    Requests in service may continue for `shutdown_seconds` after the port closes. `app` is `application` with
-    a wrapper; None for `application` itself.
+    `app` is `application` in a wrapper.
     """
 
     def __init__(
@@ -100,7 +91,6 @@ class PortServer(uvicorn.Server):
             log(logger, logging.WARNING, "connections.limited", limit=limit, max_connections=wanted)
 
     async def startup(self, sockets: Sequence[socket.socket] | None = None) -> None:
-        """Start accepting connections."""
         make = partial(
             self._parser,
             self._port,
@@ -114,5 +104,5 @@ class PortServer(uvicorn.Server):
         self.started = True
 
     async def shutdown(self, sockets: Sequence[socket.socket] | None = None) -> None:  # noqa: ARG002
-        """Stop gracefully. The acceptors close their own sockets."""
+        """The acceptors close their own sockets."""
         await super().shutdown(None)

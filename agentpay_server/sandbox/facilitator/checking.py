@@ -29,7 +29,7 @@ MAX_UNITS: Final = 200_000
 """Maximum compute-unit limit that sellers of MPP accept."""
 
 MAX_UNIT_PRICE: Final = 5_000_000
-"""Maximum price of a compute unit that sellers pay, in millionths of a lamport."""
+"""Maximum price of a compute unit, in millionths of a lamport."""
 
 _LIGHTHOUSE: Final = Pubkey.from_string("L2TExMFKdjpN9kozasaurPirfHy9P8sbXoAN1qA3S95")
 _MIN_STEPS: Final = 3
@@ -39,12 +39,7 @@ _INVALID: Final = "invalid_exact_svm_payload"
 
 
 class PaymentRefusedError(ValueError):
-    """A transaction does not pay the terms.
-
-    Attributes:
-        reason: an x402 error code.
-        payer: address of the payer; empty if unknown.
-    """
+    """`reason` is an x402 error code; `payer` is empty if unknown."""
 
     def __init__(self, reason: str, message: str, payer: str = "") -> None:
         super().__init__(message)
@@ -56,9 +51,7 @@ class PaymentRefusedError(ValueError):
 class CheckedPayment:
     """A transaction that pays the terms, if the chain accepts it.
 
-    Attributes:
-        transaction: the signature slot of the seller's fee payer may be empty.
-        message_hash: identifies the signed message, independent of the signatures.
+    The signature slot of the seller's fee payer may be empty. `message_hash` does not depend on signatures.
     """
 
     transaction: VersionedTransaction
@@ -76,13 +69,10 @@ class _Step:
 
 
 def check_payment(raw: bytes, terms: Terms, *, fee_payers: Collection[str]) -> CheckedPayment:
-    """Return the transaction in `raw`, if it pays `terms`, whose mint is an address.
+    """Return the transaction in `raw`, if it pays `terms`, whose mint is an address, and does nothing else.
 
     Only a simulation shows whether its signatures are valid and the payer has the money. `fee_payers` are the
     addresses that the seller signs with.
-
-    Raises:
-        PaymentRefusedError: it pays something else, or does more than pay.
     """
     try:
         transaction = transaction_of(raw)
@@ -141,7 +131,7 @@ def _require_fee_payer(keys: Sequence[str], terms: Terms, fee_payers: Collection
 
 
 def _payer(steps: Sequence[_Step]) -> str:
-    """Return the authority of the first checked transfer; empty without one."""
+    """Return the authority of the first checked transfer."""
     return next((step.accounts[3] for step in steps if _is_transfer(step)), "")
 
 

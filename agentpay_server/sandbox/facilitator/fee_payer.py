@@ -1,7 +1,6 @@
 """A seller's own key: pays the fees of the payments that it receives, and broadcasts them.
 
-It uses the methods of an RPC node. It requests test SOL when it has little left, so it works only on test
-chains.
+Requests test SOL from an RPC node when it has little left, so it works only on test chains.
 """
 
 import asyncio
@@ -23,10 +22,9 @@ from agentpay_server.chain.node.methods import Node
 from agentpay_server.chain.node.requests import RpcCall
 
 Rpc = Callable[..., Awaitable[Any]]
-"""Calls a method of an RPC node with parameters and returns its result; an error is an `RpcError`."""
+"""Calls a method of an RPC node and returns its result; an error is an `RpcError`."""
 
 CONFIRM_SECONDS: Final = 30.0
-"""How long a seller waits for a broadcast transaction."""
 
 _MIN_LAMPORTS: Final = 1_000_000_000
 _AIRDROP_LAMPORTS: Final = 10 * _MIN_LAMPORTS
@@ -36,15 +34,11 @@ _CONFIRMED: Final = ("confirmed", "finalized")
 
 
 class NotConfirmedError(Exception):
-    """A broadcast transaction has not landed yet, and may or may not land."""
+    """The transaction may or may not land."""
 
 
 class FailedOnChainError(Exception):
-    """A transaction landed and failed; it moved nothing.
-
-    Attributes:
-        error: the error as the node reports it.
-    """
+    """A transaction landed and failed, moving nothing; `error` is as the node reports it."""
 
     def __init__(self, error: object) -> None:
         super().__init__(f"the transaction failed on chain: {error}")
@@ -56,7 +50,7 @@ class SimulationFailedError(Exception):
 
 
 def rpc_of(node: Node) -> Rpc:
-    """Return a function that calls a node in this process, on the thread that owns its chain."""
+    """Call a node in this process, on the thread that owns its chain."""
 
     async def call(method: str, *params: Any) -> Any:  # noqa: ANN401 - JSON
         return await node.result(RpcCall(None, method, params))
@@ -65,16 +59,11 @@ def rpc_of(node: Node) -> Rpc:
 
 
 def keypair_of(*names: str) -> Keypair:
-    """Return the key derived from names: the same in every process, and known to everyone.
-
-    It must hold only test SOL, which is free.
-    """
+    """Derive a key from names: the same in every process, and known to everyone. Only for test SOL."""
     return Keypair.from_seed(hashlib.sha256("\n".join(("agentpay test seller", *names)).encode()).digest())
 
 
 class FeePayer:
-    """A key with the SOL to pay fees."""
-
     def __init__(self, keypair: Keypair, rpc: Rpc) -> None:
         self._keypair = keypair
         self._rpc = rpc
@@ -82,12 +71,7 @@ class FeePayer:
         self.address: str = str(keypair.pubkey())
 
     async def ready(self) -> None:
-        """Request test SOL from the node, if little is left.
-
-        Raises:
-            RpcError: the node refuses.
-            NotConfirmedError: it did not arrive in time.
-        """
+        """Request test SOL, if little is left."""
         if await self._lamports() >= _MIN_LAMPORTS:
             return
         async with self._airdrops:
@@ -97,12 +81,7 @@ class FeePayer:
                 await self.confirmed(signature)
 
     async def create_token_accounts(self, owners: Iterable[str], mint: str) -> None:
-        """Create the associated token accounts of owners, at the cost of this key. Repeatable.
-
-        Raises:
-            RpcError: the node refuses.
-            NotConfirmedError, FailedOnChainError: they were not created.
-        """
+        """Create the owners' associated token accounts, at the cost of this key. Repeatable."""
         await self.ready()
         payer = self._keypair.pubkey()
         steps = [
@@ -116,7 +95,7 @@ class FeePayer:
         await self.confirmed(await self.broadcast(VersionedTransaction(message, [self._keypair])))
 
     def completed(self, transaction: VersionedTransaction) -> VersionedTransaction:
-        """Return a transaction with the signature of this key in its slot, if it has one."""
+        """Sign if the transaction has a slot for this key."""
         message = transaction.message
         keys = message.account_keys[: message.header.num_required_signatures]
         signatures: list[Signature] = list(transaction.signatures)
@@ -128,11 +107,9 @@ class FeePayer:
         return VersionedTransaction.populate(message, signatures)
 
     async def simulate(self, transaction: VersionedTransaction) -> None:
-        """Check that a signed transaction would land now.
+        """Raise `SimulationFailedError` unless the transaction would land now.
 
-        Raises:
-            SimulationFailedError: it would not: a signature or money is missing, or it has already landed.
-            RpcError: the node fails.
+        A signature or money may be missing, or it may have already landed.
         """
         try:
             response = await self._rpc(
@@ -144,23 +121,13 @@ class FeePayer:
             raise SimulationFailedError(str(response["value"]["err"]))
 
     async def broadcast(self, transaction: VersionedTransaction) -> str:
-        """Send a signed transaction, and return its signature.
-
-        Raises:
-            RpcError: the node refuses it.
-        """
         signature: str = await self._rpc(
             "sendTransaction", _text(transaction), {**_BASE64, "skipPreflight": True}
         )
         return signature
 
     async def confirmed(self, signature: str, *, within_seconds: float = CONFIRM_SECONDS) -> None:
-        """Wait until a transaction has landed.
-
-        Raises:
-            FailedOnChainError: it landed and failed.
-            NotConfirmedError: it has not landed in time.
-        """
+        """Wait until a transaction has landed; `NotConfirmedError` if not in time."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + within_seconds
         while True:

@@ -1,7 +1,7 @@
 """The local facilitator: verifies and settles x402 payments on a test chain, for sellers that run offline.
 
 It has the interface of public facilitators, in versions 2 and 1 of x402, so that sellers' packages use it
-unchanged. It signs with its own key, which pays fees and nothing else.
+unchanged. Its own key pays fees and nothing else.
 """
 
 import base64
@@ -22,7 +22,7 @@ from agentpay_server.sandbox.facilitator.fee_payer import (
 )
 
 NETWORKS: Final = {2: "solana:EtWTRABZaYq6iMfeYKouRu166VU2xqa1", 1: "solana-devnet"}
-"""The name of the embedded chain in each version of x402, whose packages know no private chains."""
+"""The embedded chain's name in each version of x402, whose packages know no private chains."""
 
 _SCHEME: Final = "exact"
 _PROTOCOLS: Final = {2: Protocol.X402_V2, 1: Protocol.X402_V1}
@@ -32,13 +32,11 @@ Json = dict[str, Any]
 
 
 class InvalidRequestError(ValueError):
-    """A request is no x402 request; the message names the field."""
+    """The message names the field."""
 
 
 @frozen
 class _Request:
-    """A request to verify or settle a payment."""
-
     version: int
     scheme: str
     network: str
@@ -49,8 +47,6 @@ class _Request:
 
 
 class Facilitator:
-    """Verifies and settles payments for sellers; `fee_payer` signs and broadcasts."""
-
     def __init__(self, fee_payer: FeePayer) -> None:
         self._fee_payer = fee_payer
         self._settling: set[str] = set()
@@ -68,11 +64,6 @@ class Facilitator:
         }
 
     async def verify(self, content: object) -> Json:
-        """Return whether a payment would settle now.
-
-        Raises:
-            InvalidRequestError: `content` is no x402 request.
-        """
         try:
             checked = self._checked(_read(content))
             await self._simulate(checked)
@@ -86,11 +77,6 @@ class Facilitator:
         return {"isValid": True, "payer": checked.payer}
 
     async def settle(self, content: object) -> Json:
-        """Verify a payment, broadcast it, and return the outcome.
-
-        Raises:
-            InvalidRequestError: `content` is no x402 request.
-        """
         request = _read(content)
         try:
             checked = self._checked(request)
@@ -192,11 +178,6 @@ def _decoded(text: str) -> bytes:
 
 
 def _terms(request: _Request) -> Terms:
-    """Return the terms that a seller asks for.
-
-    Raises:
-        PaymentRefusedError: no payment can meet its requirements.
-    """
     requirements = request.requirements
     try:
         extra = fields.optional(requirements, "extra", dict) or {}
