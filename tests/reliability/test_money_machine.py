@@ -582,7 +582,6 @@ class DeepRestartedMoney(RestartedMoney):
 
 DEEP_EXAMPLES = int(os.environ.get("AGENTPAY_DEEP_EXAMPLES", "1000"))
 
-TestMoney = case_of(Money, 30)
 TestInterruptedMoney = case_of(InterruptedMoney, 30)
 TestRestartedMoney = case_of(RestartedMoney, 10)
 TestDeepMoney = pytest.mark.deep(case_of(DeepMoney, DEEP_EXAMPLES))

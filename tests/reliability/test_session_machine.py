@@ -497,6 +497,5 @@ class DeepMoneyWithSessions(InterruptedMoneyWithSessions):
     """As many as are asked for."""
 
 
-TestMoneyWithSessions = case_of(MoneyWithSessions, 20)
 TestInterruptedMoneyWithSessions = case_of(InterruptedMoneyWithSessions, 20)
 TestDeepMoneyWithSessions = pytest.mark.deep(case_of(DeepMoneyWithSessions, DEEP_EXAMPLES))

@@ -1,10 +1,10 @@
 """Worlds without a planted bug: no rule is broken, and a seed gives the same run, to the byte, everywhere."""
 
+import hashlib
 import os
 import subprocess
 import sys
 
-import pytest
 from attrs import evolve
 
 from agentpay_server._simulation.plan import EVERY_SECONDS, KINDS, LIES, ODDS, Plan, drawn
@@ -19,41 +19,28 @@ print(outcome.digest, len(outcome.lines), hashlib.sha256("\\n".join(outcome.line
 """
 
 
-@pytest.mark.parametrize("seed", [3, 14, 15])
-def test_random_worlds_break_no_rule(seed: int) -> None:
-    outcome = simulate(drawn(seed, minutes=0.7))
-    assert outcome.violations == ()
-    assert outcome.crashes
-    assert outcome.landed
-    assert outcome.settled_seconds >= 0
-
-
-def test_two_processes_log_the_same_for_a_seed() -> None:
-    logs = [
-        subprocess.run(
-            [sys.executable, "-c", DIGEST],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed},
-            check=True,
-            capture_output=True,
-            text=True,
-        ).stdout
-        for hash_seed in ("1", "2")
-    ]
-    assert logs[0] == logs[1]
-    digest, lines, _ = logs[0].split()
-    assert int(lines) > 1_000
-    # And the same in this process, where other worlds have been before.
-    assert simulate(drawn(11, minutes=0.4)).digest == digest
-
-
-def test_different_seeds_give_different_runs() -> None:
-    assert simulate(drawn(1, minutes=0.2)).digest != simulate(drawn(2, minutes=0.2)).digest
+def test_another_process_logs_the_same_for_a_seed() -> None:
+    told = subprocess.run(
+        [sys.executable, "-c", DIGEST],
+        env={**os.environ, "PYTHONHASHSEED": "1"},
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split()
+    # In this process other worlds have been before, and text has other hashes.
+    outcome = simulate(drawn(11, minutes=0.4), keeps=True, keeps_all=True)
+    logged = hashlib.sha256("\n".join(outcome.lines).encode()).hexdigest()
+    assert told == [outcome.digest, str(len(outcome.lines)), logged]
+    assert len(outcome.lines) > 1_000
+    assert simulate(drawn(12, minutes=0.2)).digest != outcome.digest
 
 
 def test_agents_buy_from_sellers_and_each_purchase_lands_once() -> None:
     plan = drawn(16, minutes=1, strength=2)
     outcome = simulate(evolve(plan, skew=evolve(plan.skew, purchases=0.8, sessions=0.2)), keeps=True)
     assert outcome.violations == ()
+    assert outcome.crashes
+    assert outcome.settled_seconds >= 0
     landed = [line.split()[4] for line in outcome.lines if " land " in line and " payment " in line]
     assert len(landed) == len(set(landed)) > 5
     assert {kind for kind in outcome.faults if kind.startswith("shop.")}
