@@ -384,7 +384,7 @@ def docs(session: nox.Session) -> None:
     install_browser(session)
     session.run("python", "scripts/diagrams.py", "--check")
     session.run("python", "scripts/build_site.py")
-    session.run("pytest", "tests/browser/test_site.py", env={"AGENTPAY_SITE": "site"})
+    session.run("pytest", "-n", "auto", "tests/browser/test_site.py", env={"AGENTPAY_SITE": "site"})
 
 
 @nox.session(venv_backend="none")
