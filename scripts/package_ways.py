@@ -43,6 +43,16 @@ assert "solders" in of_extras and not of_extras & installed, of_extras & install
 assert agentpay.__version__ == importlib.metadata.version("agentpay-kit")
 """
 
+SMALL = """
+import compileall, importlib.metadata, pathlib, sysconfig
+
+place = pathlib.Path(sysconfig.get_path("purelib"))
+compileall.compile_dir(place, quiet=1)
+size = sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
+assert size <= 12 * 1024**2, f"with bytecode it has {size:,} bytes"
+assert len(list(importlib.metadata.distributions())) <= 12
+"""
+
 PAY = """
 import sys
 from agentpay import AgentPay
@@ -210,8 +220,9 @@ def next_json(process: "subprocess.Popen[str]") -> Any:  # noqa: ANN401 - a JSON
 
 
 def as_client(client: Installed) -> None:
-    """Use the client in an environment without the server."""
+    """Use the client in an environment without the server, and check the size of that environment."""
     client.run("python", "-I", "-W", "error", "-c", ALONE)
+    client.run("python", "-I", "-c", SMALL)
     said = client.run("agentpay-mcp", code=1)
     if not re.fullmatch(r"agentpay-mcp: mcp is not installed: pip install \S+\[mcp\]\S*\n", said):
         fail("agentpay-mcp", said)
