@@ -16,7 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from agentpay import AgentPay
-from agentpay_server import Sandbox
+from agentpay_server import AgentPayServer, Sandbox
 from agentpay_server.cli import main
 
 SERVE = [sys.executable, "-m", "agentpay_server.cli", "serve", "--port", "0"]
@@ -58,61 +58,45 @@ def generated_key() -> str:
     return result.stdout.removesuffix("\n")
 
 
-def test_serve_prints_its_url_and_key_as_one_json_line() -> None:
-    with serving("--clock", "manual") as (announcement, process):
+def test_serve_prints_its_url_and_key_as_one_json_line_and_never_its_metrics_key() -> None:
+    with serving("--clock", "manual", "--metrics-key", "of-the-scraper") as (announcement, process):
         assert set(announcement) == {"base_url", "operator_key", "console_url"}
         page, _, code = announcement["console_url"].partition("#code=")
         assert page == f"{announcement['base_url']}/dashboard"
         with AgentPay(base_url=announcement["base_url"], api_key=announcement["operator_key"]) as client:
             account = client.accounts.create(name="over a port")
             assert [found.account_id for found in client.accounts.list()] == [account.account_id]
-        process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=20)
-        assert process.returncode == 0
-        assert out == ""
-        assert json.loads(err.splitlines()[0])["event"] == "server.started"
-        assert announcement["operator_key"] not in err
-        assert code[-20:] not in err
-
-
-def test_the_console_link_signs_in_the_operator_of_the_given_key() -> None:
-    key = generated_key()
-    with (
-        serving("--operator-key", key) as (announcement, _),
-        AgentPay(base_url=announcement["base_url"], api_key=key) as client,
-    ):
-        made = client.console.sign_in(announcement["console_url"].partition("#code=")[2])
-        console = client.with_options(api_key=made.key)
-        assert console.whoami().operator_id == client.whoami().operator_id
-    with serving("--no-dashboard") as (announcement, _):
-        assert set(announcement) == {"base_url", "operator_key"}
-
-
-def test_a_metrics_key_protects_the_metrics_and_is_never_printed() -> None:
-    with serving("--metrics-key", "of-the-scraper") as (announcement, process):
         url = f"{announcement['base_url']}/metrics"
         assert httpx.get(url).status_code == 401
         assert httpx.get(url, headers={"Authorization": "Bearer of-the-scraper"}).status_code == 200
         process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=20)
-        assert "of-the-scraper" not in out + err
+        assert process.returncode == 0
+        assert out == ""
+        assert json.loads(err.splitlines()[0])["event"] == "server.started"
+        for secret in (announcement["operator_key"], code[-20:], "of-the-scraper"):
+            assert secret not in err
 
 
-def test_a_given_operator_key_is_used_and_never_printed() -> None:
+def test_a_given_key_is_used_by_the_console_link_and_not_shown_on_the_terminal() -> None:
     key = generated_key()
-    with serving("--operator-key", key) as (announcement, process):
+    with (
+        serving_on_a_terminal("--operator-key", key) as (announcement, shown),
+        AgentPay(base_url=announcement["base_url"], api_key=key) as client,
+    ):
         assert announcement["operator_key"] is None
-        with AgentPay(base_url=announcement["base_url"], api_key=key) as client:
-            assert list(client.accounts.list()) == []
-        process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=20)
-        assert key not in out + err
+        made = client.console.sign_in(announcement["console_url"].partition("#code=")[2])
+        console = client.with_options(api_key=made.key)
+        assert console.whoami().operator_id == client.whoami().operator_id
+        assert f"export AGENTPAY_BASE_URL={announcement['base_url']}" in shown
+        assert "Set AGENTPAY_API_KEY to the operator key that you passed." in shown
+        assert key not in "\n".join(shown)
 
 
-def test_a_key_given_to_a_data_directory_is_never_printed_at_any_start(tmp_path: Path) -> None:
+def test_a_key_given_to_a_data_directory_is_never_printed(tmp_path: Path) -> None:
     first_key, second_key = generated_key(), generated_key()
     where = ["--data-dir", str(tmp_path / "data")]
-    for given in (first_key, first_key, second_key):
+    for given in (first_key, second_key):
         with serving(*where, "--operator-key", given) as (announcement, process):
             assert announcement["operator_key"] is None
             for key in {first_key, given}:
@@ -137,28 +121,6 @@ def test_the_terminal_shows_exports_that_the_sdk_and_the_commands_accept() -> No
             [sys.executable, "-c", code], env={**os.environ, **exported}, capture_output=True, check=True
         )
         assert done.stdout.strip() == b"[]"
-
-
-def test_the_exports_do_not_show_a_given_key() -> None:
-    key = generated_key()
-    with serving_on_a_terminal("--operator-key", key) as (announcement, shown):
-        assert f"export AGENTPAY_BASE_URL={announcement['base_url']}" in shown
-        assert "Set AGENTPAY_API_KEY to the operator key that you passed." in shown
-        assert key not in "\n".join(shown)
-
-
-def test_a_directory_writable_by_others_is_refused_with_the_remedy(tmp_path: Path) -> None:
-    data = tmp_path / "their data"
-    data.mkdir()
-    data.chmod(0o775)
-    refused = CliRunner().invoke(main, ["serve", "--port", "0", "--data-dir", str(data)])
-    assert (refused.exit_code, refused.stdout) == (1, "")
-    command = f"chmod go-w '{data}'"
-    assert refused.stderr.strip().endswith(f": {command}")
-    assert list(data.iterdir()) == []
-    subprocess.run(command, shell=True, check=True)
-    with serving("--data-dir", str(data)) as (announcement, _):
-        assert announcement["operator_key"]
 
 
 @pytest.mark.parametrize(
@@ -187,19 +149,31 @@ def test_invalid_options_are_refused_with_the_remedy(options: list[str], says: s
     assert "Traceback" not in result.output
 
 
-@pytest.mark.parametrize("option", ["--session-idle", "--session-lifetime"])
-def test_session_limits_are_options(option: str) -> None:
-    with serving("--clock", "manual", option, "60", "--json") as (announcement, _):
+def test_session_limits_are_options_and_the_console_can_be_left_out() -> None:
+    limits = ("--session-idle", "60", "--session-lifetime", "90")
+    with serving("--clock", "manual", *limits, "--no-dashboard", "--json") as (announcement, _):
+        assert set(announcement) == {"base_url", "operator_key"}
         where = {"base_url": announcement["base_url"], "api_key": announcement["operator_key"]}
         with AgentPay(**where) as server:
             payer, payee = (server.accounts.create(name=name).account_id for name in "ab")
             sandbox = Sandbox(server)
-            sandbox.fund(payer, 1)
-            session = server.sessions.open(account_id=payer, to=payee, cap_usdc=1)
+            sandbox.fund(payer, 3)
+            idle, used = (
+                server.sessions.open(account_id=payer, to=payee, cap_usdc=1).session_id for _ in range(2)
+            )
+
+            def statuses() -> list[str]:
+                return [server.sessions.get(session).status for session in (idle, used)]
+
             sandbox.clock.advance(59)
-            assert server.sessions.get(session.session_id).status == "open"
+            server.sessions.charge(used, amount="0.1")
+            assert statuses() == ["open", "open"]
             sandbox.clock.advance(1)
-            assert server.sessions.get(session.session_id).status == "settled"
+            assert statuses() == ["settled", "open"]
+            sandbox.clock.advance(29)
+            assert statuses() == ["settled", "open"]
+            sandbox.clock.advance(1)
+            assert statuses() == ["settled", "settled"]
 
 
 @pytest.mark.parametrize("host", ["é" * 64, "256.256.256.256"])
@@ -212,15 +186,25 @@ def test_an_invalid_address_is_named(host: str) -> None:
 
 
 def test_a_port_that_is_taken_is_named() -> None:
-    with serving() as (announcement, _):
-        port = announcement["base_url"].rpartition(":")[2]
+    with AgentPayServer() as server:
+        port = server.listen().rpartition(":")[2]
         result = CliRunner().invoke(main, ["serve", "--port", port])
         assert result.exit_code == 1
         assert f"port {port}" in result.output
 
 
-def test_a_data_directory_survives_a_restart_and_its_key_is_shown_once(tmp_path: Path) -> None:
-    where = ["--data-dir", str(tmp_path / "data"), "--clock", "manual"]
+def test_a_data_directory_must_be_private_survives_a_kill_and_its_key_is_shown_once(tmp_path: Path) -> None:
+    data = tmp_path / "their data"
+    where = ["--data-dir", str(data), "--clock", "manual"]
+    # Writable by others, it is refused with the command that changes this.
+    data.mkdir()
+    data.chmod(0o775)
+    refused = CliRunner().invoke(main, ["serve", "--port", "0", *where])
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    command = f"chmod go-w '{data}'"
+    assert refused.stderr.strip().endswith(f": {command}")
+    assert list(data.iterdir()) == []
+    subprocess.run(command, shell=True, check=True)
     with serving(*where) as (first, process):
         key = first["operator_key"]
         with AgentPay(base_url=first["base_url"], api_key=key) as client:
