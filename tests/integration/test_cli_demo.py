@@ -4,6 +4,7 @@ import json
 import signal
 from typing import Any
 
+import httpx
 import pytest
 import stores
 from click.testing import CliRunner, Result
@@ -32,35 +33,43 @@ def story(*arguments: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in result.stdout.splitlines()]
 
 
-def test_a_seed_determines_the_demo() -> None:
-    def told(seed: str) -> list[tuple[str, ...]]:
-        _, *steps = story("--seed", seed, "--steps", "40")
-        return [tuple(line["step"][name] for name in ("actor", "action", "status")) for line in steps]
+def test_a_seed_determines_the_demo_and_its_key() -> None:
+    def told(seed: str) -> tuple[str, list[tuple[str, ...]]]:
+        announced, *steps = story("--seed", seed, "--steps", "25")
+        # Exactly the requested steps.
+        assert [line["step"]["number"] for line in steps] == list(range(1, 26))
+        names = ("actor", "action", "status")
+        return announced["demo"]["operator_key"], [tuple(line["step"][n] for n in names) for line in steps]
 
-    first = told("1")
-    assert told("1") == first
-    assert told("2") != first
-    assert {"settled", "refused", "pending_approval", "open"} <= {status for _, _, status in first}
+    key, first = told("5")
+    assert told("5") == (key, first)
+    other_key, second = told("2")
+    assert other_key != key
+    assert second != first
+    statuses = {status for _, _, status in [*first, *second]}
+    assert {"settled", "refused", "pending_approval", "open"} <= statuses
 
 
 def test_the_terminal_shows_the_address_and_the_events() -> None:
-    result = demo("--seed", "5", "--steps", "40")
+    result = demo("--seed", "5", "--steps", "25")
     assert result.exit_code == 0
     assert "export AGENTPAY_BASE_URL=http://127.0.0.1:" in result.stdout
     assert "export AGENTPAY_API_KEY=ap_operator_" in result.stdout
     assert "--seed 5 runs the same story again" in result.stdout
     assert "Travel desk" in result.stdout
     assert "max_single_transfer is 5.000000" in result.stdout
+    assert "mcpServers" not in result.stdout
+    assert "can compute all keys of this server" in result.stderr
 
 
 def test_the_mcp_option_prints_tools_of_a_limited_account() -> None:
-    first, *_ = story("--steps", "0", "--mcp")
+    first, *steps = story("--steps", "0", "--mcp")
+    assert steps == []
     (configured,) = first["demo"]["mcpServers"].values()
     assert configured["env"]["AGENTPAY_API_KEY"].startswith("ap_agent_")
     shown = demo("--steps", "0", "--mcp").stdout
     text = shown[shown.index("{") : shown.rindex("}") + 1]
     assert json.loads(text)["mcpServers"]["agentpay"].keys() == configured.keys()
-    assert "mcpServers" not in demo("--steps", "0").stdout
 
 
 def test_the_account_of_a_model_is_funded_and_limited() -> None:
@@ -76,12 +85,6 @@ def test_the_account_of_a_model_is_funded_and_limited() -> None:
     assert [budget[name] for name in limits] == [5, 20, 3]
 
 
-@pytest.mark.parametrize("steps", [0, 1, 7])
-def test_exactly_the_requested_steps_are_run(steps: int) -> None:
-    _, *told = story("--steps", str(steps))
-    assert [line["step"]["number"] for line in told] == list(range(1, steps + 1))
-
-
 def test_the_demo_does_not_wait_after_its_last_step() -> None:
     result = CliRunner().invoke(main, ["demo", "--port", "0", "--steps", "1", "--interval", "3600"])
     assert result.exit_code == 0
@@ -90,30 +93,29 @@ def test_the_demo_does_not_wait_after_its_last_step() -> None:
 # --- Its keys
 
 
-def test_a_generated_seed_does_not_determine_the_operator_key() -> None:
-    (first, *_) = story("--steps", "0")
+def test_the_seed_is_random_by_default_and_does_not_determine_the_operator_key() -> None:
+    (first, *_) = story("--for", "0")
+    assert first["demo"]["seed"] >= 0
     with AgentPayServer(clock="system", seed=first["demo"]["seed"]) as server:
         assert server.operator_key != first["demo"]["operator_key"]
 
 
-def test_a_given_seed_determines_the_key_and_is_logged() -> None:
-    keys = {story("--seed", "7", "--steps", "0")[0]["demo"]["operator_key"] for _ in range(2)}
-    assert len(keys) == 1
-    assert "can compute all keys of this server" in demo("--seed", "7", "--steps", "0").stderr
-
-
-@pytest.mark.parametrize("seed", [(), ("--seed", "7")])
-def test_a_given_key_is_used_and_not_printed(seed: tuple[str, ...]) -> None:
+def test_a_given_key_is_used_and_not_printed() -> None:
     key = new_key(KeyKind.OPERATOR, bytes(32))
-    with processing("demo", "--port", "0", "--json", "--operator-key", key, *seed) as process:
+    options = ("--json", "--operator-key", key, "--allowed-host", "pay.example")
+    with processing("demo", "--port", "0", *options) as process:
         announced = next_json(process)["demo"]
         assert announced["operator_key"] is None
         with AgentPay(base_url=announced["base_url"], api_key=key) as server:
             assert len(list(server.accounts.list())) == 7
-        process.send_signal(signal.SIGINT)
+        health = f"{announced['base_url']}/healthz"
+        for host, status in (("localhost", 200), ("pay.example:443", 200), ("evil.example", 421)):
+            assert httpx.get(health, headers={"Host": host}).status_code == status
+        process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=WAIT_SECONDS)
-        assert key not in out + err
-    told = demo("--operator-key", key, "--steps", "0", *seed).output
+        assert (process.returncode, err) == (0, "")
+        assert key not in out
+    told = demo("--operator-key", key, "--steps", "0", "--seed", "7").output
     assert key not in told
     assert "set AGENTPAY_API_KEY to the operator key that you passed" in told
 
@@ -123,11 +125,6 @@ def test_an_invalid_key_is_refused_and_not_printed() -> None:
     assert (result.exit_code, result.stdout) == (2, "")
     assert "--operator-key" in result.stderr
     assert "hunter2" not in result.stderr
-
-
-def test_the_seed_is_random_by_default_and_a_duration_ends_the_demo() -> None:
-    (announced, *_) = story("--for", "0")
-    assert announced["demo"]["seed"] >= 0
 
 
 def test_the_sample_data_is_complete_at_the_start_and_ctrl_c_ends_the_demo() -> None:
@@ -142,14 +139,6 @@ def test_the_sample_data_is_complete_at_the_start_and_ctrl_c_ends_the_demo() -> 
             assert len(server.console.agent_keys.list().data) >= 4
             eventually(lambda: bool(server.console.deliveries.list(status="delivered").data), WAIT_SECONDS)
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=WAIT_SECONDS)
-        assert (process.returncode, err) == (0, "")
-
-
-def test_sigterm_ends_the_demo() -> None:
-    with processing("demo", "--port", "0", "--json") as process:
-        next_json(process)
-        process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=WAIT_SECONDS)
         assert (process.returncode, err) == (0, "")
 
@@ -182,14 +171,25 @@ class World:
             self.world.step()
         return self.steps[before:]
 
+    def lives_until(self, *words: str, steps: int = 60) -> None:
+        """Live until each of the words was the action, the message or the status of a step."""
+        before, missing = len(self.steps), set(words)
+        while missing:
+            assert len(self.steps) < before + steps, missing
+            for step in self.lives(1):
+                told = f"{step.action}\n{step.message}\n{step.status}"
+                missing = {each for each in missing if each not in told}
+
 
 @pytest.fixture
 def world(server: AgentPayServer) -> World:
     return World(server)
 
 
-def test_the_demo_runs_hundreds_of_steps_without_a_failure(world: World) -> None:
-    steps = world.lives(400)
+def test_the_demo_runs_without_a_failure_and_leaves_pending_approvals_to_the_user(world: World) -> None:
+    left = {each.transfer_id for each in world.server.console.approvals.list()}
+    assert len(left) == 2
+    steps = world.lives(100)
     assert [step.number for step in world.steps] == list(range(1, len(world.steps) + 1))
     assert not [step for step in steps if step.status == "failed"]
     told = " ".join(f"{step.actor} {step.action} {step.status}" for step in steps)
@@ -202,15 +202,10 @@ def test_the_demo_runs_hundreds_of_steps_without_a_failure(world: World) -> None
         "Webhook receiver responds 503 to the next delivery",
     ):
         assert words in told, words
-    # There are always transfers that wait for the user, and the demo's operator decides none of those.
-    assert 2 <= len(list(world.server.console.approvals.list())) <= 6
-
-
-def test_the_demo_leaves_pending_approvals_to_the_user(world: World) -> None:
-    left = {each.transfer_id for each in world.server.console.approvals.list()}
-    assert len(left) == 2
-    world.lives(150)
-    assert left <= {each.transfer_id for each in world.server.console.approvals.list()}
+    # The demo's operator decides none of the transfers that wait for the user.
+    waiting = {each.transfer_id for each in world.server.console.approvals.list()}
+    assert left <= waiting
+    assert 2 <= len(waiting) <= 6
     for transfer_id in left:
         world.server.console.approvals.approve(transfer_id)
     world.lives(30)
@@ -245,13 +240,11 @@ def test_the_demo_continues_after_actions_of_its_user(world: World) -> None:
     for session in list(world.server.sessions.list()):
         world.server.sessions.close(session.session_id)
     travel = next(a.account_id for a in world.client.accounts.list() if a.name == "Travel desk")
-    steps = world.lives(60)
-    assert "was too late to decide" in {step.action for step in steps}
-    assert any("session_closed" in (step.message or "") for step in steps)
+    world.lives_until("was too late to decide", "session_closed")
     world.client.policies.pause(travel)
-    assert any("paused is true" in (step.message or "") for step in world.lives(60))
+    world.lives_until("paused is true")
     world.server.sandbox.set_fault("chain_down")
     failed = [step for step in world.lives(1) if step.status == "failed"]
     assert any("chain_unavailable" in (step.message or "") for step in failed)
     world.server.sandbox.clear_faults()
-    assert any(step.status == "settled" for step in world.lives(40))
+    world.lives_until("settled")
