@@ -65,7 +65,6 @@ BEHAVIOUR = [
         "console",
         "console_lists",
         "deliveries",
-        "deliveries_leases",
         "deliveries_running",
         "deposits",
         "duplicates_together",

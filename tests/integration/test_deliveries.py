@@ -146,6 +146,20 @@ def test_each_delay_counts_from_the_failure_before_it(server: AgentPayServer, pa
     ]
 
 
+def test_leases_expire_in_real_time_on_a_manual_clock(server: AgentPayServer, pay):
+    inbox = server.webhook_inbox(events=SETTLED)
+    deliveries = server._running.server.services.sender
+    pay()
+
+    server._running._owner.call(deliveries.claim(1))
+    server.sandbox.clock.advance(days=30)
+
+    # A month of the server's time does not end an attempt in real time.
+    assert inbox.receipts == []
+    (row,) = rows(server, tables.deliveries)
+    assert row["leased_until_us"] > 1_700_000_000_000_000
+
+
 def test_deliveries_run_in_the_order_in_which_they_fall_due(server: AgentPayServer, pay):
     inbox = server.webhook_inbox(events=SETTLED)
     inbox.fail_next(times=5)

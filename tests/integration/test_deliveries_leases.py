@@ -7,8 +7,7 @@ from contextlib import asynccontextmanager
 import attrs
 import httpx
 import pytest
-from money import rows
-from server_world import START, Funded
+from server_world import START
 from sqlalchemy import select
 
 from agentpay import webhooks
@@ -17,7 +16,6 @@ from agentpay.contract.deliveries import ListDeliveries, ListEvents, ReplayEvent
 from agentpay.contract.event_types import EventType
 from agentpay.contract.transfers import CreateTransfer
 from agentpay.contract.webhooks import CreateWebhook
-from agentpay_server import AgentPayServer
 from agentpay_server.clock import SystemClock, manual_clock, to_us
 from agentpay_server.config import ServerConfig
 from agentpay_server.contract.sandbox import Fund
@@ -496,18 +494,3 @@ async def test_on_a_manual_clock_deliveries_are_claimed_in_order_of_due_time():
         assert claimed == await runtime.context.database.read(
             lambda connection: list(connection.execute(by_seq).scalars())
         )
-
-
-def test_leases_expire_in_real_time_on_a_manual_clock(server: AgentPayServer, funded: Funded):
-    payer, payee = funded("10"), funded("1")
-    inbox = server.webhook_inbox(events=["transfer.settled"])
-    deliveries = server._running.server.services.sender
-    server.client().transfers.create(from_=payer.account_id, to=payee.account_id, amount="1")
-
-    server._running._owner.call(deliveries.claim(1))
-    server.sandbox.clock.advance(days=30)
-
-    # A month of the server's time does not end an attempt in real time.
-    assert inbox.receipts == []
-    (row,) = rows(server, tables.deliveries)
-    assert row["leased_until_us"] > 1_700_000_000_000_000

@@ -1,5 +1,6 @@
 """The documentation as a whole: no broken link, no unresolved name, nothing left out, nothing out of date."""
 
+import ast
 import importlib
 import importlib.util
 import inspect
@@ -368,3 +369,18 @@ def test_every_guarantee_names_an_existing_command() -> None:
     rows = re.findall(r"^\| P(\d+) \| \*\*.+?\| .+ \| `nox -s \w+[^`]*` \|$", page, re.MULTILINE)
     # The row of P17 names another command.
     assert [int(number) for number in rows] == [*range(1, 17), 18, 19]
+
+
+def test_every_log_event_is_documented() -> None:
+    sources = (path.read_text("utf-8") for path in (ROOT / "agentpay_server").rglob("*.py"))
+    calls = [
+        node
+        for source in sources
+        if " log(" in source
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "log"
+    ]
+    events = {str(call.args[2].value) for call in calls if isinstance(call.args[2], ast.Constant)}
+    page = (DOCS / "reference/metrics-and-logs.md").read_text("utf-8")
+    assert {"deposit.booked", "request.answered"} <= events
+    assert {event for event in events if f"`{event}`" not in page} == set()

@@ -2,6 +2,8 @@
 
 import gc
 import pickle
+import subprocess
+import sys
 import warnings
 from datetime import UTC, datetime, timedelta
 
@@ -164,3 +166,20 @@ def test_the_default_clock_is_paused_at_the_start():
     with AgentPayServer() as server:
         assert abs(server.sandbox.clock.now() - datetime.now(UTC)) < timedelta(seconds=60)
         assert server.sandbox.clock.now() == server.sandbox.clock.now()
+
+
+def test_a_server_is_silent_even_when_it_fails():
+    code = (
+        "from agentpay import ServerError\n"
+        "from agentpay_server import AgentPayServer\n"
+        "with AgentPayServer() as server:\n"
+        "    async def fail(*_, **__): raise ZeroDivisionError\n"
+        "    server._running.server.services.accounts.__class__.list = fail\n"
+        "    try: list(server.client().accounts.list())\n"
+        "    except ServerError: pass\n"
+        "    else: raise AssertionError\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("", "")

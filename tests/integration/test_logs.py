@@ -1,13 +1,9 @@
 """The server's logs: one line per event, silent by default, and never a secret."""
 
-import ast
 import io
 import json
 import logging
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +11,6 @@ import httpx
 import pytest
 from server_world import START, Funded, raw_client
 
-import agentpay_server
 from agentpay import AgentPay
 from agentpay_server import AgentPayServer
 from agentpay_server.cli.serve import log_format_of
@@ -79,20 +74,6 @@ def test_a_transfer_is_followed_from_its_request_to_its_end(
     assert settled["request_id"] == request["request_id"]
     assert settled["tx_signature"] == transfer.tx_signature
     assert settled["duration_ms"] == 0  # the clock is paused
-
-
-def test_every_log_event_is_documented() -> None:
-    root = Path(agentpay_server.__file__).parent
-    calls = [
-        node
-        for path in root.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text("utf-8")))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "log"
-    ]
-    events = {str(call.args[2].value) for call in calls if isinstance(call.args[2], ast.Constant)}
-    documents = (root.parent / "docs" / "reference" / "metrics-and-logs.md").read_text("utf-8")
-    assert {"deposit.booked", "request.answered"} <= events
-    assert {event for event in events if f"`{event}`" not in documents} == set()
 
 
 def test_a_refused_transfer_is_logged_with_the_reason(
@@ -204,23 +185,6 @@ def test_the_text_format_is_one_line_with_quoted_values() -> None:
     assert first.endswith(r'INFO thing.happened request_id=req_1 a=1 b="x \"y\"\nz"')
     assert second.endswith("ERROR it.failed request_id=req_1")
     assert last == "ValueError: why"
-
-
-def test_an_embedded_server_is_silent_even_when_it_fails() -> None:
-    code = (
-        "from agentpay import ServerError\n"
-        "from agentpay_server import AgentPayServer\n"
-        "with AgentPayServer() as server:\n"
-        "    async def fail(*_, **__): raise ZeroDivisionError\n"
-        "    server._running.server.services.accounts.__class__.list = fail\n"
-        "    try: list(server.client().accounts.list())\n"
-        "    except ServerError: pass\n"
-        "    else: raise AssertionError\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert (done.stdout, done.stderr) == ("", "")
 
 
 def test_log_configuration_is_restored() -> None:
