@@ -195,7 +195,13 @@ async def _opened(config: ServerConfig) -> Storage:
 
 
 async def _fresh_directory() -> Path:
-    """Return a directory of databases that are laid out and empty, as a server finds after its first start.
+    directory = Path(tempfile.mkdtemp(dir=run.scratch))
+    await lay_out(directory)
+    return directory
+
+
+async def lay_out(directory: Path) -> None:
+    """Put databases into a directory that are laid out and empty, as a server finds after its first start.
 
     They are copies: laying one out takes longer than most tests.
     """
@@ -206,10 +212,8 @@ async def _fresh_directory() -> Path:
         await upgrade(draft)
         await draft.close()
         path.replace(template)
-    directory = Path(tempfile.mkdtemp(dir=run.scratch))
     for name in _FILES:
         shutil.copyfile(template, directory / name)
-    return directory
 
 
 def has_snapshots() -> bool:

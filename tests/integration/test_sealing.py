@@ -57,7 +57,10 @@ class Place:
 @pytest.fixture(params=["file", "postgres"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     if request.param == "file":
-        yield Place({"data_dir": tmp_path / "data"})
+        data = tmp_path / "data"
+        data.mkdir(mode=0o700)
+        asyncio.run(stores.lay_out(data))
+        yield Place({"data_dir": data})
         return
     url = asyncio.run(stores.fresh_url())
     yield Place({"database_url": url})

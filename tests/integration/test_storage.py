@@ -66,7 +66,10 @@ class Place:
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     monkeypatch.delenv(KEY_VARIABLE, raising=False)
     if request.param == "file":
-        yield Place({"data_dir": tmp_path / "data"})
+        data = tmp_path / "data"
+        data.mkdir(mode=0o700)
+        asyncio.run(stores.lay_out(data))
+        yield Place({"data_dir": data})
         return
     url = asyncio.run(stores.fresh_url())
     monkeypatch.setenv(KEY_VARIABLE, stores.KEY.hex())
@@ -389,13 +392,13 @@ def test_a_directory_that_others_can_write_to_is_refused(tmp_path: Path, mode: i
     assert list(data.iterdir()) == []
 
 
-@pytest.mark.parametrize("mode", [0o700, 0o750, 0o755])
-def test_a_directory_that_others_can_read_is_accepted(tmp_path: Path, mode: int) -> None:
+def test_a_directory_that_others_can_read_is_accepted(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
-    data.chmod(mode)
-    with AgentPayServer(data_dir=data) as server:
-        assert server.operator_key
+    for mode in (0o700, 0o750, 0o755):
+        data.chmod(mode)
+        with AgentPayServer(data_dir=data) as server:
+            assert server.operator_key
 
 
 def test_existing_data_writable_by_others_is_refused(tmp_path: Path) -> None:
