@@ -5,7 +5,6 @@ import time
 
 import pytest
 import rpc_world
-import surfpool as validators
 from rpc_world import USDC, RpcWorld
 from solders.keypair import Keypair
 from surfpool import Surfpool
@@ -14,7 +13,6 @@ from agentpay_server.chain import instructions, transactions
 from agentpay_server.chain.custody import POLICY_AUTHORITY, TREASURY, Custody, record_key
 from agentpay_server.chain.policy_record import PolicyRecord
 from agentpay_server.chain.protocol import (
-    BLOCKHASH_LIFE_BLOCKS,
     Blockhash,
     ChainUnavailableError,
     FailureReason,
@@ -160,25 +158,6 @@ async def test_an_unknown_blockhash_is_not_an_outcome(world: RpcWorld) -> None:
     with pytest.raises(ChainUnavailableError, match="Blockhash not found"):
         await world.chain.send(signed.raw)
     assert await world.chain.signature_status(signed.signature) is None
-
-
-async def test_after_its_expiry_a_transaction_is_known_or_can_never_land() -> None:
-    with validators.running(slot_ms=5) as fast:
-        async with rpc_world.world(fast) as world:
-            landed, unsent = await world.provision(1), await world.provision(2)
-            await world.land(landed)
-            await world.expired(landed)
-            await world.expired(unsent)
-
-            assert (await world.end(landed)).is_irreversible
-            earliest = unsent.last_valid_block_height - BLOCKHASH_LIFE_BLOCKS
-            assert await world.chain.knows_blocks(earliest, unsent.last_valid_block_height)
-            assert await world.chain.signature_status(unsent.signature) is None
-            with pytest.raises(ChainUnavailableError):
-                await world.chain.send(unsent.raw)
-            await asyncio.sleep(0.1)
-            assert await world.chain.signature_status(unsent.signature) is None
-            assert await world.chain.token_accounts([world.token_address(2)]) == [None]
 
 
 # --- Reading

@@ -1,5 +1,7 @@
 """Payments whose fee their seller pays, on a real validator: found by what was signed, or proved absent."""
 
+import asyncio
+
 import pytest
 import rpc_world
 import surfpool as validators
@@ -104,13 +106,27 @@ async def test_a_payment_that_failed_on_chain_is_found_with_the_fee_payer_signat
     assert status.failure.chain_signature == purchase.signed.signature
 
 
-async def test_after_its_expiry_a_payment_is_found_or_proved_absent() -> None:
+async def test_after_its_expiry_a_transaction_or_payment_is_found_or_can_never_land() -> None:
     with validators.running(slot_ms=5) as fast:
         async with rpc_world.world(fast) as world:
             landed, held_back = await bought(world), await bought(world, nonce=1)
             await world.land(landed.signed)
-            await world.expired(held_back.signed)
-            await world.expired(landed.signed)
+            made, unsent = await world.provision(11), await world.provision(12)
+            await world.land(made)
+            # All at once: expiring takes many seconds.
+            for signed in (held_back.signed, landed.signed, made, unsent):
+                await world.expired(signed)
+
+            assert (await world.end(made)).is_irreversible
+            earliest = unsent.last_valid_block_height - BLOCKHASH_LIFE_BLOCKS
+            assert await world.chain.knows_blocks(earliest, unsent.last_valid_block_height)
+            assert await world.chain.signature_status(unsent.signature) is None
+            with pytest.raises(ChainUnavailableError):
+                await world.chain.send(unsent.raw)
+            await asyncio.sleep(0.1)
+            assert await world.chain.signature_status(unsent.signature) is None
+            assert await world.chain.token_accounts([world.token_address(12)]) == [None]
+
             await world.transfer(1, world.token_address(2), 1)
 
             last = landed.signed.last_valid_block_height
