@@ -350,12 +350,12 @@ def test_a_rejected_transfer_ends_with_the_operators_reason(
     ]
 
 
-@pytest.mark.parametrize("reason", ["", "   ", "x" * 201, "a\nb", 5, None])
 def test_a_reason_must_be_one_line_of_at_most_200_characters(
-    http: httpx.Client, escalated: Escalated, reason: object
+    http: httpx.Client, escalated: Escalated
 ) -> None:
     waiting = escalated()
-    assert refused(post(http, waiting, "reject", {"reason": reason}), "invalid_request")["details"]
+    for reason in ("", "   ", "x" * 201, "a\nb", 5, None):
+        assert refused(post(http, waiting, "reject", {"reason": reason}), "invalid_request")["details"]
     assert post(http, waiting, "reject", {"reason": "x" * 200}).status_code == 200
 
 

@@ -546,10 +546,12 @@ def test_a_subscription_ends_once_and_unknown_ones_are_refused(server: AgentPayS
 # --- Where it is served ------------------------------------------------------------------------------------
 
 
-def test_serve_prints_the_chain_s_address_and_serves_it_too() -> None:
+def test_serve_prints_the_addresses_of_chain_and_facilitator_and_serves_them_too() -> None:
     with processing("serve", "--port", "0", "--chain-rpc") as process:
         told = next_json(process)
         assert told["rpc_url"] == f"{told['base_url']}/sandbox/rpc"
+        assert told["facilitator_url"] == f"{told['base_url']}/sandbox/x402"
+        assert httpx.get(f"{told['facilitator_url']}/supported").status_code == 200
         call = {"jsonrpc": "2.0", "id": 1, "method": "getEpochInfo"}
         assert httpx.post(told["rpc_url"], json=call).json()["result"]["blockHeight"] >= 0
         answer = httpx.get(
@@ -567,14 +569,6 @@ def test_serve_prints_the_chain_s_address_and_serves_it_too() -> None:
                 await websockets.connect(told["base_url"].replace("http", "ws", 1) + "/v1/accounts")
 
         asyncio.run(asyncio.wait_for(listen(), 30))
-
-
-def test_without_the_option_the_rpc_path_requires_a_key() -> None:
-    with processing("serve", "--port", "0") as process:
-        told = next_json(process)
-        assert "rpc_url" not in told
-        call = {"jsonrpc": "2.0", "id": 1, "method": "getEpochInfo"}
-        assert httpx.post(f"{told['base_url']}/sandbox/rpc", json=call).status_code == 401
 
 
 def test_a_restart_of_a_served_chain_remembers_what_has_landed(tmp_path: Path) -> None:

@@ -59,16 +59,16 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("words", "expected"), CASES)
-def test_bash_completes(home: Path, words: Sequence[str], expected: set[str]) -> None:
-    program = words[0]
-    function = f"_{program.replace('-', '_')}_completion"
-    given = " ".join(f"'{word}'" for word in words)
-    script = (
-        f'eval "$({program} completion bash)"; complete -p {program} >/dev/null; COMP_WORDS=({given}); '
-        f"COMP_CWORD={len(words) - 1}; {function} {program}; printf '%s\\n' \"${{COMPREPLY[@]}}\""
-    )
-    assert set(said(home, "bash", script).split()) == expected
+def test_bash_completes(home: Path) -> None:
+    programs = {words[0]: f"_{words[0].replace('-', '_')}_completion" for words, _ in CASES}
+    script = [f'eval "$({name} completion bash)"; complete -p {name} >/dev/null' for name in programs]
+    for words, _ in CASES:
+        given = " ".join(f"'{word}'" for word in words)
+        script += [f"COMPREPLY=(); COMP_WORDS=({given}); COMP_CWORD={len(words) - 1}"]
+        script += [f"{programs[words[0]]} {words[0]}"]
+        script += ['echo "${COMPREPLY[@]}"']
+    told = said(home, "bash", "\n".join(script)).splitlines()
+    assert [set(line.split()) for line in told] == [expected for _, expected in CASES]
 
 
 @pytest.mark.parametrize(("words", "expected"), CASES)

@@ -85,13 +85,14 @@ def test_advancing_by_zero_runs_due_work(server: AgentPayServer, pay):
 
 
 @pytest.mark.parametrize("failures", range(6))
-@pytest.mark.parametrize("how", ["status", "drop"])
-def test_the_schedule_is_kept_to_the_millisecond(server: AgentPayServer, pay, failures, how):
+def test_the_schedule_is_kept_to_the_millisecond(server: AgentPayServer, pay, failures):
     inbox = server.webhook_inbox(events=SETTLED)
-    if how == "status":
-        inbox.fail_next(503, times=failures)
-    else:
-        inbox.drop_next(times=failures)
+    for number in range(failures):
+        # Odd and even numbers of failures begin with a different one.
+        if (number + failures) % 2:
+            inbox.fail_next(503)
+        else:
+            inbox.drop_next()
     pay()
     attempts = min(failures + 1, 5)
 
@@ -337,32 +338,32 @@ def test_each_webhook_signs_with_its_own_secret(server: AgentPayServer, pay, rec
     assert signatures == {webhooks.sign(receiver.posts[0].body, secret) for secret in secrets}
 
 
-@pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
-def test_a_2xx_ends_the_delivery(server: AgentPayServer, pay, receiver: Receiver, status):
+def test_a_2xx_ends_the_delivery(server: AgentPayServer, pay, receiver: Receiver):
     server.client().webhooks.create(url=receiver.url, events=SETTLED)
-    receiver.default = status
-    pay()
+    for status in (200, 201, 202, 204, 299):
+        receiver.default = status
+        pay()
 
-    server.sandbox.clock.advance(hours=3)
+        server.sandbox.clock.advance(hours=3)
 
-    delivery = only(server)
-    assert delivery.status == "delivered"
-    assert [(attempt.status_code, attempt.error) for attempt in delivery.attempts] == [(status, None)]
+        delivery = next(iter(server.console.deliveries.list()))
+        assert delivery.status == "delivered"
+        assert [(attempt.status_code, attempt.error) for attempt in delivery.attempts] == [(status, None)]
 
 
-@pytest.mark.parametrize(
-    "status", [300, 301, 302, 304, 307, 308, 400, 401, 403, 404, 410, 422, 429, 500, 503]
-)
-def test_any_other_status_is_retried(server: AgentPayServer, pay, receiver: Receiver, status):
+def test_any_other_status_is_retried(server: AgentPayServer, pay, receiver: Receiver):
     server.client().webhooks.create(url=receiver.url, events=SETTLED)
-    receiver.next(answer(status, f"Location: {receiver.url}\r\nRetry-After: 1\r\n"))
-    pay()
+    for status in (300, 301, 302, 304, 307, 308, 400, 401, 403, 404, 410, 422, 429, 500, 503):
+        before = len(receiver.posts)
+        receiver.next(answer(status, f"Location: {receiver.url}\r\nRetry-After: 1\r\n"))
+        pay()
 
-    server.sandbox.clock.advance(29.999)
-    assert len(receiver.posts) == 1, "neither a redirect nor Retry-After changes anything"
-    server.sandbox.clock.advance(0.001)
+        server.sandbox.clock.advance(29.999)
+        assert len(receiver.posts) == before + 1, "neither a redirect nor Retry-After changes anything"
+        server.sandbox.clock.advance(0.001)
 
-    assert [attempt.status_code for attempt in only(server).attempts] == [status, 200]
+        delivery = next(iter(server.console.deliveries.list()))
+        assert [attempt.status_code for attempt in delivery.attempts] == [status, 200]
 
 
 @pytest.mark.parametrize("act", [drop, hang, b"garbage\r\n\r\n"], ids=["drop", "hang", "garbage"])

@@ -43,9 +43,6 @@ def transfer_body(**changes):
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/accounts", "/v1/nowhere", "/", "/console/audit", "/sandbox/clock", "/metrics/"]
-)
-@pytest.mark.parametrize(
     "authorization",
     [
         *[
@@ -68,7 +65,7 @@ def transfer_body(**changes):
         "Bearer {agent_prefixed}",
     ],
 )
-def test_without_a_valid_key_every_path_is_401(shared_http, shared_server, path, authorization):
+def test_without_a_valid_key_every_path_is_401(shared_http, shared_server, authorization):
     if isinstance(authorization, str):
         key = shared_server.operator_key
         authorization = authorization.format(
@@ -78,10 +75,11 @@ def test_without_a_valid_key_every_path_is_401(shared_http, shared_server, path,
         )
     headers = {} if authorization is None else {"Authorization": authorization}
     with raw_client(shared_server, "") as anonymous:
-        response = anonymous.get(path, headers=headers)
+        for path in ("/v1/accounts", "/v1/nowhere", "/", "/console/audit", "/sandbox/clock", "/metrics/"):
+            response = anonymous.get(path, headers=headers)
 
-    refused(response, "unauthorized")
-    assert response.headers["www-authenticate"] == "Bearer"
+            refused(response, "unauthorized")
+            assert response.headers["www-authenticate"] == "Bearer"
 
 
 def test_all_invalid_keys_get_the_same_answer(shared_server):
@@ -154,21 +152,19 @@ def test_a_method_that_a_path_does_not_take_is_405_with_those_it_takes(shared_ht
         assert response.headers["allow"] == ", ".join(sorted(allowed))
 
 
-@pytest.mark.parametrize(
-    "identifier", ["x", "%00", "%0a", "%F0%9F%A4%96", "acct_", "..;", "'--", "%25", "a" * 5_000]
-)
 # The name of a fault is not an identifier: unknown ones are 400 with a list of the available ones.
 @pytest.mark.parametrize("path", [path for path in PATHS if "_id}" in path])
-def test_a_malformed_identifier_is_404_like_an_unknown_one(shared_http, path, identifier):
+def test_a_malformed_identifier_is_404_like_an_unknown_one(shared_http, path):
     if "snapshot_id" in path and not stores.has_snapshots():
         pytest.skip("only a server that keeps everything in memory has snapshots")
     before, _, after = path.partition("{")
-    target = before + identifier + after.partition("}")[2]
 
-    for endpoint in BOUND_ENDPOINTS:
-        if endpoint.path == path:
-            body = {"json": SMALLEST.get(endpoint.name, {})} if endpoint.request else {}
-            refused(shared_http.request(endpoint.method, target, **body), "not_found")
+    for identifier in ("x", "%00", "%0a", "%F0%9F%A4%96", "acct_", "..;", "'--", "%25", "a" * 5_000):
+        target = before + identifier + after.partition("}")[2]
+        for endpoint in BOUND_ENDPOINTS:
+            if endpoint.path == path:
+                body = {"json": SMALLEST.get(endpoint.name, {})} if endpoint.request else {}
+                refused(shared_http.request(endpoint.method, target, **body), "not_found")
 
 
 def test_every_response_has_a_unique_request_id(shared_http):
@@ -312,16 +308,17 @@ def test_a_nesting_of_16_is_read(http):
     assert http.post("/v1/accounts", content=body).status_code == 201
 
 
-@pytest.mark.parametrize("body", [b"null", b"true", b"1", b'"x"', b"[]", b'[{"name":"x"}]'])
 @pytest.mark.parametrize(
     "endpoint",
     [endpoint for endpoint in BOUND_ENDPOINTS if endpoint.request],
     ids=lambda endpoint: endpoint.name,
 )
-def test_a_body_must_be_an_object(shared_http, endpoint, body):
+def test_a_body_must_be_an_object(shared_http, endpoint):
     path = path_of(endpoint)
 
-    assert faults(shared_http.request(endpoint.method, path, content=body)) == {"body": "must be an object"}
+    for body in (b"null", b"true", b"1", b'"x"', b"[]", b'[{"name":"x"}]'):
+        response = shared_http.request(endpoint.method, path, content=body)
+        assert faults(response) == {"body": "must be an object"}
 
 
 # --- Order of checks (interface R17)

@@ -74,47 +74,43 @@ def pay(request: pytest.FixtureRequest, server: AgentPayServer) -> Iterator[Pay]
         yield pay_once
 
 
-def order(payer: Account, payee: Account) -> dict[str, Any]:
-    return {
-        "from_": payer.account_id,
-        "to": payee.account_id,
-        "amount": "7",
-        "idempotency_key": "order-7",
-    }
+def order(payer: Account, payee: Account, key: str = "order-7") -> dict[str, Any]:
+    return {"from_": payer.account_id, "to": payee.account_id, "amount": "7", "idempotency_key": key}
 
 
-@pytest.mark.parametrize("effect", ["delay", "reset", "reply_lost"])
 def test_the_sdk_pays_once_whatever_fault_hits_its_first_request(
-    server: AgentPayServer, funded: Funded, pay: Pay, effect: str
+    server: AgentPayServer, funded: Funded, pay: Pay
 ):
-    payer, payee = funded(), funded("1")
-    with server.sandbox.fault(TRANSFERS, times=1, **EFFECTS[effect]):
-        transfer = pay(order(payer, payee))
-        assert list(server.sandbox.faults()) == []
-    assert (transfer.status, transfer.idempotency_key) == ("settled", "order-7")
-    assert [row["idempotency_key"] for row in money.rows(server, tables.transfers)] == ["order-7"]
-    assert money.held(server, payee.usdc_token_account) == 8_000_000
+    payer = funded()
+    for count, effect in enumerate(("delay", "reset", "reply_lost"), start=1):
+        payee = funded("1")
+        with server.sandbox.fault(TRANSFERS, times=1, **EFFECTS[effect]):
+            transfer = pay(order(payer, payee, effect))
+            assert list(server.sandbox.faults()) == []
+        assert (transfer.status, transfer.idempotency_key) == ("settled", effect)
+        keys = [row["idempotency_key"] for row in money.rows(server, tables.transfers)]
+        assert (len(keys), keys.count(effect)) == (count, 1)
+        assert money.held(server, payee.usdc_token_account) == 8_000_000
 
 
-@pytest.mark.parametrize("effect", EFFECTS)
-def test_an_unknown_outcome_is_resolved_with_the_same_key(
-    server: AgentPayServer, funded: Funded, pay: Pay, effect: str
-):
-    payer, payee = funded(), funded("1")
-    with server.sandbox.fault(TRANSFERS, **EFFECTS[effect]):
-        if effect == "delay":
-            assert pay(order(payer, payee), max_retries=0).status == "settled"
-        else:
-            with pytest.raises(TransferOutcomeUnknownError) as caught:
-                pay(order(payer, payee), max_retries=0)
-            assert caught.value.idempotency_key == "order-7"
-            assert isinstance(
-                caught.value.__cause__, ServerError if effect == "internal_error" else APIConnectionError
-            )
-    assert len(money.rows(server, tables.transfers)) == PROCESSED[effect]
-    assert pay(order(payer, payee)).status == "settled"
-    assert len(money.rows(server, tables.transfers)) == 1
-    assert money.held(server, payee.usdc_token_account) == 8_000_000
+def test_an_unknown_outcome_is_resolved_with_the_same_key(server: AgentPayServer, funded: Funded, pay: Pay):
+    payer = funded()
+    for before, effect in enumerate(EFFECTS):
+        payee = funded("1")
+        with server.sandbox.fault(TRANSFERS, **EFFECTS[effect]):
+            if effect == "delay":
+                assert pay(order(payer, payee, effect), max_retries=0).status == "settled"
+            else:
+                with pytest.raises(TransferOutcomeUnknownError) as caught:
+                    pay(order(payer, payee, effect), max_retries=0)
+                assert caught.value.idempotency_key == effect
+                assert isinstance(
+                    caught.value.__cause__, ServerError if effect == "internal_error" else APIConnectionError
+                )
+        assert len(money.rows(server, tables.transfers)) == before + PROCESSED[effect]
+        assert pay(order(payer, payee, effect)).status == "settled"
+        assert len(money.rows(server, tables.transfers)) == before + 1
+        assert money.held(server, payee.usdc_token_account) == 8_000_000
 
 
 def test_a_delay_longer_than_the_client_waits_is_a_timeout(server: AgentPayServer, funded: Funded, pay: Pay):
@@ -123,7 +119,7 @@ def test_a_delay_longer_than_the_client_waits_is_a_timeout(server: AgentPayServe
         server.sandbox.fault(TRANSFERS, effect="delay", delay_ms=60_000),
         pytest.raises(TransferOutcomeUnknownError),
     ):
-        pay(order(payer, payee), timeout=1, max_retries=0)
+        pay(order(payer, payee), timeout=0.2, max_retries=0)
     assert pay(order(payer, payee)).status == "settled"
     assert money.held(server, payee.usdc_token_account) == 8_000_000
 

@@ -3,7 +3,6 @@
 import json
 import logging
 import traceback
-from itertools import product
 
 import attrs
 import httpx
@@ -92,7 +91,9 @@ WHOSE = ["own", "sibling", "foreign", "unknown", "malformed"]
 def test_agent_keys_get_403_for_every_unlisted_endpoint(matrix, endpoint):
     before = state_of(matrix.server)
 
-    for whose, content in product(WHOSE, [None, b"{}", b"{", b'{"account_id":"x"}']):
+    accounts = WHOSE if "{account_id}" in endpoint.path else WHOSE[:1]
+    contents = [None, b"{}", b"{", b'{"account_id":"x"}']
+    for whose, content in [*((each, None) for each in accounts), *(("own", each) for each in contents)]:
         path = path_of(endpoint, account_id=matrix.account(whose))
         body = refused(matrix.http.request(endpoint.method, path, content=content), "forbidden")
         assert f"{endpoint.method} {endpoint.path}" in body["message"]

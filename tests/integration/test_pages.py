@@ -49,13 +49,13 @@ def walk(http, path, limit, between=lambda: None, **query):
         between()
 
 
-@pytest.mark.parametrize("limit", [1, 2, 3, 5, 6, 7, 100])
-def test_pages_together_are_the_list(lists, http: httpx.Client, limit):
+def test_pages_together_are_the_list(lists, http: httpx.Client):
     for path in lists:
         whole = http.get(path, params={"limit": 100}).json()["data"]
 
         assert len(whole) >= 5
-        assert walk(http, path, limit) == whole
+        for limit in (1, 2, 3, 5, 6, 7, 100):
+            assert walk(http, path, limit) == whole
 
 
 def test_lists_are_newest_first(lists, http: httpx.Client):
