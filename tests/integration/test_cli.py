@@ -59,7 +59,8 @@ def generated_key() -> str:
 
 
 def test_serve_prints_its_url_and_key_as_one_json_line_and_never_its_metrics_key() -> None:
-    with serving("--clock", "manual", "--metrics-key", "of-the-scraper") as (announcement, process):
+    options = ("--clock", "manual", "--metrics-key", "of-the-scraper", "--treasury-low", "2000000000")
+    with serving(*options) as (announcement, process):
         assert set(announcement) == {"base_url", "operator_key", "console_url"}
         page, _, code = announcement["console_url"].partition("#code=")
         assert page == f"{announcement['base_url']}/dashboard"
@@ -77,7 +78,11 @@ def test_serve_prints_its_url_and_key_as_one_json_line_and_never_its_metrics_key
         out, err = process.communicate(timeout=20)
         assert process.returncode == 0
         assert out == ""
-        assert json.loads(err.splitlines()[0])["event"] == "server.started"
+        events = {line["event"]: line for line in map(json.loads, err.splitlines())}
+        assert "server.started" in events
+        low = events["treasury.low"]
+        assert (low["level"], low["threshold_sol"]) == ("warning", "2000000000")
+        assert 999_999_999 < float(low["sol"]) <= 1_000_000_000
         for secret in (announcement["operator_key"], code[-20:], "of-the-scraper"):
             assert secret not in err
 

@@ -173,7 +173,7 @@ def test_a_truncated_list_says_that_more_exist(commands: CommandLine, funded: Fu
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("option", ["--json", "--quiet", None])
+@pytest.mark.parametrize("option", ["--json", None])
 def test_a_payment_whose_result_cannot_be_written_has_not_failed(
     client: AgentPay, commands: CommandLine, funded: Funded, option: str | None
 ) -> None:

@@ -332,12 +332,14 @@ from agentpay_server import AgentPayServer
 from agentpay_server.http.port import guarded, server as port_server
 {parser}
 logging.basicConfig(level=logging.WARNING)
-held = []
+held, is_limited = [], False
 with AgentPayServer() as server:
     print(server.listen(), flush=True)
     for line in sys.stdin:
         if line == "hold\\n":
-            resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20,) * 2)
+            if not is_limited:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 20,) * 2)
+                is_limited = True
             try:
                 while True:
                     held.append(os.open(os.devnull, os.O_RDONLY))
@@ -395,18 +397,15 @@ needs_proc = pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="it c
 
 
 @needs_proc
-def test_without_file_descriptors_a_port_pauses_and_logs_it_once(child: Child) -> None:
+def test_without_file_descriptors_a_port_pauses_closes_idle_connections_and_logs_it_once(
+    child: Child,
+) -> None:
     child.told("hold")
     with ExitStack() as open_ones:
         waiting = [open_ones.enter_context(Peer(child.base_url)).send(GET_HEALTH) for _ in range(30)]
         assert "connections.full reason=" in child.next_line()
         child.told("release")
         assert [peer.answer().status for peer in waiting] == [200] * 30
-    assert child.end() == ""
-
-
-@needs_proc
-def test_without_file_descriptors_idle_connections_are_closed(child: Child) -> None:
     with ExitStack() as open_ones:
         idle = [open_ones.enter_context(Peer(child.base_url)) for _ in range(3)]
         for peer in idle:
@@ -415,9 +414,7 @@ def test_without_file_descriptors_idle_connections_are_closed(child: Child) -> N
         for _ in idle:
             assert is_healthy(child.base_url)
         assert idle[0].rest() == b"", "the longest idle one was closed"
-    said = child.end()
-    assert said.count("\n") == 1
-    assert "connections.full" in said
+    assert child.end() == ""
 
 
 def test_the_connection_limit_leaves_descriptors_for_database_and_chain(

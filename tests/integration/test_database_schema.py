@@ -1,7 +1,6 @@
 """A server's schema on a PostgreSQL that others use too: it reads nothing else, and is refused theirs."""
 
 import asyncio
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,9 +11,11 @@ from typing import Any
 import asyncpg
 import pytest
 import stores
+from click.testing import CliRunner
 from sqlalchemy import make_url
 
 from agentpay_server import AgentPayServer
+from agentpay_server.cli import main
 from agentpay_server.database.postgres_schema import SchemaRefusedError
 from agentpay_server.database.runner import DatabaseInUseError, StartRefusedError
 
@@ -114,15 +115,10 @@ def test_a_schema_with_foreign_tables_is_refused_and_unchanged(url: str) -> None
 
 def test_the_command_line_reports_a_foreign_schema_in_one_sentence(url: str) -> None:
     administer(url, *FOREIGN)
-    done = subprocess.run(
-        [sys.executable, "-m", "agentpay_server", "serve", "--port", "0", "--database-schema", "public"],
-        env={**os.environ, "AGENTPAY_SERVER_DATABASE_URL": url},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert (done.returncode, done.stdout) == (1, "")
+    environment = {"AGENTPAY_SERVER_DATABASE_URL": url, KEY_VARIABLE: stores.KEY.hex()}
+    command = ["serve", "--port", "0", "--database-schema", "public"]
+    done = CliRunner(env=environment).invoke(main, command)
+    assert (done.exit_code, done.stdout) == (1, "")
     (line,) = done.stderr.splitlines()
     assert line.startswith("Error: the database schema 'public' holds tables of other software")
 

@@ -277,19 +277,6 @@ def ended(*arguments: str, env: dict[str, str], stdin: str = "") -> "subprocess.
     return subprocess.run(**started, input=stdin, capture_output=True, text=True, check=False, timeout=60)
 
 
-def one_sentence(process: "subprocess.CompletedProcess[str]") -> str:
-    (line,) = process.stderr.splitlines()
-    assert process.stdout == ""
-    assert line.startswith("agentpay-mcp: ")
-    return line
-
-
-def test_an_operator_key_is_refused_at_startup(place: Place) -> None:
-    done = ended(env={**place.env, "AGENTPAY_API_KEY": place.server.operator_key})
-    assert done.returncode == 2
-    assert "agent-scoped key" in one_sentence(done)
-
-
 def test_the_server_exits_when_the_host_closes_the_connection(place: Place) -> None:
     done = ended(env=place.env)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

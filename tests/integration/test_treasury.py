@@ -3,13 +3,8 @@
 See interface O1.
 """
 
-import json
 import logging
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 import money
@@ -137,22 +132,3 @@ def test_treasury_checks_do_not_consume_counted_faults(watched: Watched) -> None
         assert watched.sol() is not None
         with raw_client(watched.server) as http:
             assert [fault["times"] for fault in http.get("/sandbox/faults").json()["data"]] == [1]
-
-
-def test_a_server_starting_below_the_treasury_threshold_warns() -> None:
-    with subprocess.Popen(
-        [sys.executable, "-m", "agentpay_server", "serve", "--port", "0", "--treasury-low", "2000000000"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "AGENTPAY_SERVER_OPERATOR_KEY": ""},
-    ) as process:
-        assert process.stderr is not None
-        try:
-            events: list[dict[str, Any]] = []
-            while not events or events[-1]["event"] != "treasury.low":
-                events.append(json.loads(process.stderr.readline()))
-        finally:
-            process.kill()
-    assert events[-1]["level"] == "warning"
-    assert (events[-1]["sol"], events[-1]["threshold_sol"]) == ("1000000000", "2000000000")
