@@ -312,13 +312,11 @@ def test_a_key_is_revoked_by_its_name(agentpay: Client, funded: Funded) -> None:
 # --- Forms
 
 
-@pytest.mark.parametrize("width", ["80", "100", "200"])
-def test_identifiers_are_whole_on_one_line_at_80_columns(
+def test_identifiers_are_whole_on_one_line_at_every_width(
     server: AgentPayServer,
     agentpay: Client,
     client: AgentPay,
     funded: Funded,
-    width: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     account_id = funded(name="A research bot with a very long name indeed, longer than most").account_id
@@ -330,27 +328,31 @@ def test_identifiers_are_whole_on_one_line_at_80_columns(
     assert inbox.webhook_id
 
     real = Output.__init__
+    widths = [80]
 
     def on_a_narrow_terminal(self: Output, *, is_json: bool, is_quiet: bool = False) -> None:
         real(self, is_json=is_json, is_quiet=is_quiet)
-        self._out.width = int(width)
+        self._out.width = widths[-1]
 
     monkeypatch.setattr(Output, "__init__", on_a_narrow_terminal)
     lists = ("accounts", "transfers", "sessions", "approvals", "webhooks", "events", "deliveries", "keys")
     for name in lists:
-        heading, *rows = agentpay.shown(name, "list").splitlines()
-        assert rows, name
-        assert len(rows) == len(agentpay.items(name, "list"))
-        for row in rows:
-            assert len(row) <= int(width), (name, row)
-            assert ID.search(row), (name, row)
-            # Nothing is a part of an identifier: what is shown of one is all of it.
-            assert not re.search(r"\b(?:acct|txn|sess|wh|evt|dlv|key)_[0-9a-z]{0,25}\b", row), (name, row)
-        assert len(heading) <= int(width)
+        count = len(agentpay.items(name, "list"))
+        assert count, name
+        for width in (80, 100, 200):
+            widths.append(width)
+            heading, *rows = agentpay.shown(name, "list").splitlines()
+            assert len(rows) == count
+            for row in rows:
+                assert len(row) <= width, (name, row)
+                assert ID.search(row), (name, row)
+                # Nothing is a part of an identifier: what is shown of one is all of it.
+                assert not re.search(r"\b(?:acct|txn|sess|wh|evt|dlv|key)_[0-9a-z]{0,25}\b", row), (name, row)
+            assert len(heading) <= width
+            wide = agentpay.shown(name, "list", "--wide")
+            assert "…" not in wide
         shortest = agentpay.shown(name, "list", "--quiet").splitlines()
-        assert [bool(ID.fullmatch(line)) for line in shortest] == [True] * len(rows)
-        wide = agentpay.shown(name, "list", "--wide")
-        assert "…" not in wide
+        assert [bool(ID.fullmatch(line)) for line in shortest] == [True] * count
 
 
 @pytest.mark.parametrize(

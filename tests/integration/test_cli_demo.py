@@ -241,8 +241,13 @@ def test_the_demo_continues_after_actions_of_its_user(world: World) -> None:
         world.server.sessions.close(session.session_id)
     travel = next(a.account_id for a in world.client.accounts.list() if a.name == "Travel desk")
     world.lives_until("was too late to decide", "session_closed")
+    for _ in range(3):
+        world.world._do(world.world._book)
     world.client.policies.pause(travel)
     world.lives_until("paused is true")
+    while world.world._waiting:
+        world.world._do(world.world._decide)
+    assert ("approves a transfer", "refused") in {(step.action, step.status) for step in world.steps}
     world.server.sandbox.set_fault("chain_down")
     failed = [step for step in world.lives(1) if step.status == "failed"]
     assert any("chain_unavailable" in (step.message or "") for step in failed)
