@@ -12,6 +12,7 @@ USDC = USDC_MINTS["mainnet-beta"]
 SELLER = str(Keypair.from_seed(b"seller..........................").pubkey())
 SPLIT = str(Keypair.from_seed(b"split...........................").pubkey())
 FACILITATOR = Keypair.from_seed(b"facilitator.....................")
+FEE_PAYER = str(FACILITATOR.pubkey())
 DEVNET = "solana:EtWTRABZaYq6iMfeYKouRu166VU2xqa1"
 NOW_US = 1_767_225_600_000_000  # 2026-01-01T00:00:00Z
 
@@ -32,7 +33,7 @@ def v2_entry(**changed: Any) -> dict[str, Any]:
         "amount": "1000",
         "payTo": SELLER,
         "maxTimeoutSeconds": 60,
-        "extra": {"feePayer": str(FACILITATOR.pubkey())},
+        "extra": {"feePayer": FEE_PAYER},
     }
     return {**entry, **changed}
 
@@ -61,7 +62,7 @@ def v1_body(**changed: Any) -> bytes:
         "resource": "https://api.example.com/forecast",
         "description": "Weather",
         "maxTimeoutSeconds": 60,
-        "extra": {"feePayer": str(FACILITATOR.pubkey())},
+        "extra": {"feePayer": FEE_PAYER},
     }
     return json.dumps({"x402Version": 1, "accepts": [{**entry, **changed}]}).encode()
 
@@ -71,7 +72,7 @@ def mpp_request(**changed: Any) -> dict[str, Any]:
         "network": "localnet",
         "decimals": 6,
         "feePayer": True,
-        "feePayerKey": str(FACILITATOR.pubkey()),
+        "feePayerKey": FEE_PAYER,
     }
     request = {
         "amount": "1000",
