@@ -5,7 +5,6 @@ import threading
 from collections import Counter
 
 import pytest
-import stores
 import worlds
 from worlds import Answer, World
 
@@ -77,12 +76,10 @@ async def test_concurrent_openings_with_one_key_fund_one_escrow(seed: int) -> No
         assert world.attempts(answers[0].body["session_id"]) == ["landed"]
 
 
-@pytest.mark.parametrize("kind", ["memory", "file"])
-async def test_200_racing_openings_stop_at_exactly_the_session_limit(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stores.run, "kind", kind)
-    async with worlds.world(interrupted=1, max_open_sessions=20, settlement_wait_seconds=100) as world:
+async def test_200_racing_openings_stop_at_exactly_the_session_limit() -> None:
+    async with worlds.world(
+        store="file", interrupted=1, max_open_sessions=20, settlement_wait_seconds=100
+    ) as world:
         source, to = await world.account("100"), await world.account()
         answers = await asyncio.gather(
             *(world.open_session(f"s{number}", source, to, "0.1") for number in range(200))
