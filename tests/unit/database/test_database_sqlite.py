@@ -2,6 +2,8 @@
 
 import re
 import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -15,7 +17,15 @@ from statements import ROWS, STATEMENTS, TEXTS, WORDS, columns_of, filled_databa
 from agentpay_server.database.connection import ConflictError
 from agentpay_server.database.sqlite import SqliteConnection
 
-every_statement = pytest.mark.parametrize("name", STATEMENTS)
+
+@contextmanager
+def naming(statement: str) -> Iterator[None]:
+    """Add the name of a statement to a failure."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(statement)
+        raise
 
 
 def values_of(name: str, kind: Any) -> st.SearchStrategy[Any]:
@@ -115,7 +125,7 @@ def test_the_statements_of_every_store_module_are_tested():
     assert len(STATEMENTS) > 50
 
 
-@every_statement
+@pytest.mark.parametrize("name", STATEMENTS)
 def test_a_statement_behaves_as_with_sqlalchemy(both, name):
     statement = STATEMENTS[name]
 
@@ -153,35 +163,19 @@ def test_inserting_many_rows_behaves_as_with_sqlalchemy(both, name):
     check()
 
 
-# An INSERT has the columns that it is given.
-@pytest.mark.parametrize(
-    "name", [name for name, value in STATEMENTS.items() if not isinstance(value, Insert)]
-)
-def test_a_missing_parameter_is_an_error(both, name):
-    statement = STATEMENTS[name]
-    parameters = dict.fromkeys(parameters_of(statement), 1)
-    for missing in parameters:
-        with pytest.raises(KeyError):
-            both.by_us(statement, {name: 1 for name in parameters if name != missing})
-
-
-@every_statement
-def test_an_unknown_parameter_is_an_error(both, name):
-    statement = STATEMENTS[name]
-    parameters = dict.fromkeys(parameters_of(statement), 1)
-
-    with pytest.raises(KeyError):
-        both.by_us(statement, {**parameters, "surprise": 1})
-
-
-@pytest.mark.parametrize("name", [name for name, value in STATEMENTS.items() if isinstance(value, Insert)])
-def test_a_later_row_without_a_column_of_the_first_is_an_error(both, name):
-    statement = STATEMENTS[name]
-    columns = columns_of(statement) or []
-    whole = dict.fromkeys(columns, 1)
-
-    with pytest.raises(KeyError):
-        both.by_us(statement, [whole, dict.fromkeys(columns[1:], 1)])
+def test_parameters_that_do_not_fit_are_errors(both):
+    for name, statement in STATEMENTS.items():
+        whole = dict.fromkeys(parameters_of(statement), 1)
+        misfits: list[Any] = [{**whole, "surprise": 1}]
+        if isinstance(statement, Insert):
+            # An INSERT has the columns that it is given; every row must have those of the first.
+            columns = columns_of(statement) or []
+            misfits.append([dict.fromkeys(columns, 1), dict.fromkeys(columns[1:], 1)])
+        else:
+            misfits += [{other: 1 for other in whole if other != missing} for missing in whole]
+        for parameters in misfits:
+            with naming(name), pytest.raises(KeyError):
+                both.by_us(statement, parameters)
 
 
 def test_booleans_are_returned_as_booleans(both):
@@ -190,21 +184,19 @@ def test_booleans_are_returned_as_booleans(both):
     assert [type(value) for row in outcome for value in row].count(bool) == 1
 
 
-@every_statement
-def test_no_returning_clause_holds_a_boolean(name):
+def test_no_returning_clause_holds_a_boolean():
     # Only the rows of a SELECT are converted.
-    statement = STATEMENTS[name]
-    if not isinstance(statement, Select):
-        assert not [c for c in statement._returning if isinstance(c.type, Boolean)]
+    for name, statement in STATEMENTS.items():
+        if not isinstance(statement, Select):
+            assert not [c for c in statement._returning if isinstance(c.type, Boolean)], name
 
 
-@every_statement
-def test_every_statement_compiles_for_postgresql(name):
-    statement = STATEMENTS[name]
-
-    text = str(statement.compile(dialect=postgresql.dialect(), column_keys=columns_of(statement)))
-
-    assert text.startswith(("SELECT", "INSERT", "UPDATE", "DELETE", "WITH"))
+def test_every_statement_compiles_for_postgresql():
+    dialect = postgresql.dialect()
+    for name, statement in STATEMENTS.items():
+        with naming(name):
+            text = str(statement.compile(dialect=dialect, column_keys=columns_of(statement)))
+            assert text.startswith(("SELECT", "INSERT", "UPDATE", "DELETE", "WITH"))
 
 
 @pytest.mark.parametrize("name", ["webhooks.delivery_store._OLDEST", "webhooks.delivery_store._FAIR"])
@@ -235,16 +227,15 @@ def plan_of(driver, name):
     return [row[3] for row in driver.execute(f"EXPLAIN QUERY PLAN {text}", [1] * text.count("?"))]
 
 
-@every_statement
-def test_only_allowed_statements_scan_a_whole_table(filled, name):
-    plan = plan_of(filled, name)
-
+def test_only_allowed_statements_scan_a_whole_table(filled):
     # An alias may refer to a table; only a statement's own intermediate results may be scanned.
-    scans = [step for step in plan if re.match(r"SCAN (?!anon_|\(subquery|CONSTANT ROW)", step)]
-    if name in MAY_SCAN:
-        assert scans
-    else:
-        assert scans == [], plan
+    plans = {name: plan_of(filled, name) for name in STATEMENTS}
+    scans = {
+        name: plan
+        for name, plan in plans.items()
+        if any(re.match(r"SCAN (?!anon_|\(subquery|CONSTANT ROW)", step) for step in plan)
+    }
+    assert scans.keys() == MAY_SCAN.keys(), scans
 
 
 def test_a_fair_claim_scans_webhooks_and_finds_deliveries_by_index(filled):
@@ -294,16 +285,18 @@ def test_each_list_uses_its_index(filled, name, index):
     assert re.search(f"USING (COVERING )?INDEX {index} ", " / ".join(plan_of(filled, name)))
 
 
-@pytest.mark.parametrize("name", [name for name in STATEMENTS if name.startswith("transfers.store._PAGES[")])
-def test_a_list_of_transfers_needs_no_sorting(filled, name):
-    steps = plan_of(filled, name)
-
-    # In the order of an index: what is sorted must be read whole before the first row is known.
-    assert not [step for step in steps if "TEMP B-TREE" in step]
-    walk = next(step for step in steps if "ix_transfers_" in step)
-    # With a moment, the walk ends where the last transfer before it is: that is one look-up.
-    assert ("seq>? AND seq<?" in walk) == ("since_us" in name), walk
-    assert any("transfer_id<?" in step for step in steps) == ("since_us" in name)
+def test_a_list_of_transfers_needs_no_sorting(filled):
+    names = [name for name in STATEMENTS if name.startswith("transfers.store._PAGES[")]
+    assert names
+    for name in names:
+        with naming(name):
+            steps = plan_of(filled, name)
+            # In the order of an index: what is sorted must be read whole before the first row is known.
+            assert not [step for step in steps if "TEMP B-TREE" in step]
+            walk = next(step for step in steps if "ix_transfers_" in step)
+            # With a moment, the walk ends where the last transfer before it is: that is one look-up.
+            assert ("seq>? AND seq<?" in walk) == ("since_us" in name), walk
+            assert any("transfer_id<?" in step for step in steps) == ("since_us" in name)
 
 
 # --- Results ----------------------------------------------------------------------------------------------
