@@ -181,8 +181,9 @@ policies = st.builds(
     Policy,
     max_single_transfer=limits,
     max_daily_spend=limits,
-    allowed_counterparties=st.none() | st.lists(st.just(ACCOUNT_ID) | st.just(ADDRESS)).map(tuple),
-    categories=st.none() | st.lists(st.text(min_size=1, max_size=64)).map(tuple),
+    allowed_counterparties=st.none()
+    | st.lists(st.just(ACCOUNT_ID) | st.just(ADDRESS), max_size=3).map(tuple),
+    categories=st.none() | st.lists(st.text(min_size=1, max_size=64), max_size=3).map(tuple),
     require_memo=st.booleans(),
     escalation_threshold=limits,
     paused=st.booleans(),

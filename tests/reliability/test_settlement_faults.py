@@ -94,7 +94,7 @@ async def test_one_fault_at_any_call_moves_the_money_once(world: World, site: in
     await assert_moved_once(world, source, to, seen)
 
 
-@settings(max_examples=120, deadline=None)
+@settings(deadline=None)
 @given(
     faults=st.dictionaries(st.integers(1, 14), st.sampled_from(sorted(FAULTS)), min_size=2, max_size=5),
     wait=st.sampled_from([0.01, 0.5, 20.0]),

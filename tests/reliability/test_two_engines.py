@@ -114,7 +114,7 @@ async def assert_booked_once(world: World, one: Begun, *, has_landed: bool) -> N
     assert (world.balance(one.source), world.balance(one.to)) == (10_000_000 - moved, received)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(deadline=None)
 @given(
     kind=st.sampled_from([Kind.TRANSFER, Kind.SESSION_OPEN, Kind.SESSION_SETTLE]),
     end=st.sampled_from(ENDS),

@@ -5,7 +5,7 @@ import base64
 import mpp as pympp
 import pytest
 from challenge_world import SELLER, mpp_request
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from mpp._parsing import ParseError, format_www_authenticate, parse_authorization, parse_www_authenticate
 
@@ -28,7 +28,6 @@ def challenge_of(name: str, realm: str, description: str | None) -> pympp.Challe
     )
 
 
-@settings(max_examples=500)
 @given(name=TEXTS, realm=TEXTS, description=st.none() | TEXTS)
 def test_challenges_are_parsed_as_by_pympp(name: str, realm: str, description: str | None) -> None:
     value = format_www_authenticate(challenge_of(name, realm, description), realm)
@@ -68,7 +67,6 @@ PIECES = [
 ESCAPED = st.lists(st.sampled_from(PIECES), max_size=8).map("".join)
 
 
-@settings(max_examples=500)
 @given(text=ESCAPED)
 def test_escapes_are_parsed_as_by_pympp(text: str) -> None:
     value = f'Payment id="{text}x", realm="r", method="solana", intent="charge", request="e30"'

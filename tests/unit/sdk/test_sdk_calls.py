@@ -44,6 +44,25 @@ CALLS = {
 }
 
 
+INVALID_OPTIONS = [
+    ({"timeout": 0}, "timeout must be above 0"),
+    ({"timeout": "3"}, "timeout is a number of seconds"),
+    ({"deadline": float("inf")}, "deadline must be above 0"),
+    ({"deadline": -1}, "deadline must be above 0"),
+    ({"max_retries": -1}, "max_retries must be an integer"),
+    ({"extra_headers": ["X-A"]}, "extra_headers must be a mapping"),
+    ({"extra_headers": {"X A": "1"}}, "a name that is not valid for a header field"),
+    ({"extra_headers": {"X-A": "a\r\nX-B: c"}}, r"extra_headers\['X-A'\] must be printable"),
+    ({"extra_headers": {"X-A": "ü"}}, "must be printable ASCII"),
+    ({"extra_headers": {"X-A": " a"}}, "without blanks at its ends"),
+    ({"extra_headers": {"X-A": 1}}, "must be printable ASCII"),
+    ({"extra_headers": {"authorization": "Bearer x"}}, "authorization, which the client sets"),
+    ({"extra_headers": {"Host": "evil.example"}}, "Host, which the client sets"),
+    ({"extra_headers": {"Content-Length": "1"}}, "Content-Length, which the client sets"),
+    ({"extra_headers": {"If-Match": "*"}}, "If-Match, which the client sets"),
+]
+
+
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 class TestOptions:
     def test_extra_headers_are_sent_with_every_request_of_the_call(self, caller, call):
@@ -86,31 +105,12 @@ class TestOptions:
             caller(lambda c: make(c, timeuot=3))
         assert not script.requests
 
-    @pytest.mark.parametrize(
-        ("options", "problem"),
-        [
-            ({"timeout": 0}, "timeout must be above 0"),
-            ({"timeout": "3"}, "timeout is a number of seconds"),
-            ({"deadline": float("inf")}, "deadline must be above 0"),
-            ({"deadline": -1}, "deadline must be above 0"),
-            ({"max_retries": -1}, "max_retries must be an integer"),
-            ({"extra_headers": ["X-A"]}, "extra_headers must be a mapping"),
-            ({"extra_headers": {"X A": "1"}}, "a name that is not valid for a header field"),
-            ({"extra_headers": {"X-A": "a\r\nX-B: c"}}, r"extra_headers\['X-A'\] must be printable"),
-            ({"extra_headers": {"X-A": "ü"}}, "must be printable ASCII"),
-            ({"extra_headers": {"X-A": " a"}}, "without blanks at its ends"),
-            ({"extra_headers": {"X-A": 1}}, "must be printable ASCII"),
-            ({"extra_headers": {"authorization": "Bearer x"}}, "authorization, which the client sets"),
-            ({"extra_headers": {"Host": "evil.example"}}, "Host, which the client sets"),
-            ({"extra_headers": {"Content-Length": "1"}}, "Content-Length, which the client sets"),
-            ({"extra_headers": {"If-Match": "*"}}, "If-Match, which the client sets"),
-        ],
-    )
-    def test_an_invalid_option_is_refused_by_name(self, caller, call, options, problem):
+    def test_an_invalid_option_is_refused_by_name(self, caller, call):
         make, _ = call
         script = caller.script()
-        with pytest.raises(errors.ConfigurationError, match=problem):
-            caller(lambda c: make(c, **options))
+        for options, problem in INVALID_OPTIONS:
+            with pytest.raises(errors.ConfigurationError, match=problem):
+                caller(lambda c, options=options: make(c, **options))
         assert not script.requests
 
 

@@ -56,18 +56,16 @@ def example(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    "again",
-    [copy.copy, copy.deepcopy, *(lambda e, p=p: pickle.loads(pickle.dumps(e, p)) for p in range(6))],
-)
-def test_every_exception_keeps_its_attributes_when_pickled_and_copied(kind, again):
+def test_every_exception_keeps_its_attributes_when_pickled_and_copied(kind):
     error = example(kind)
     error.add_note("a note")
-    twin = again(error)
-    assert type(twin) is kind
-    assert (twin.args, str(twin)) == (error.args, str(error))
-    assert vars(twin) == vars(error)
-    assert vars(twin)["__notes__"] == ["a note"]
+    twins = {f"pickled by protocol {p}": pickle.loads(pickle.dumps(error, p)) for p in range(6)}
+    twins |= {"copied": copy.copy(error), "copied deeply": copy.deepcopy(error)}
+    for how, twin in twins.items():
+        assert type(twin) is kind, how
+        assert (twin.args, str(twin)) == (error.args, str(error)), how
+        assert vars(twin) == vars(error), how
+        assert vars(twin)["__notes__"] == ["a note"], how
 
 
 def test_the_documented_exception_tree_is_correct():
