@@ -134,6 +134,10 @@ class RpcProxy:
         """Let `act` stand in for every request of a method, `*` for all methods, until `clear`."""
         self._always[method] = act
 
+    def is_armed(self, method: str) -> bool:
+        """Whether an act still waits for a request of a method."""
+        return bool(self._acts[method])
+
     def clear(self) -> None:
         """End all trouble."""
         self._acts.clear()
