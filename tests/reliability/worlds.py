@@ -26,6 +26,7 @@ from virtual_time import VirtualTimeLoop
 from agentpay._async.client import AsyncAgentPay
 from agentpay_server.chain import transactions
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY
+from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.instructions import TOKEN_PROGRAM, memo
 from agentpay_server.chain.protocol import SignedTransaction
 from agentpay_server.chain.signing import sign_transaction
@@ -472,6 +473,10 @@ async def world(**options: Any) -> AsyncIterator[World]:
         yield made
     finally:
         await made.stop()
+        chain = made.chain.inner
+        if isinstance(chain, EmbeddedChain):
+            # For the next world: a machine takes longer to make than the rest of a server.
+            chain.release()
 
 
 def run(test: Callable[[], Coroutine[Any, Any, None]]) -> None:
