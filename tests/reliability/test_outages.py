@@ -276,27 +276,27 @@ async def ended(process: asyncio.subprocess.Process) -> tuple[int, str]:
     return process.returncode, " ".join(said.decode().replace("\u2502", " ").split())
 
 
-async def test_startup_waits_for_an_unreachable_database(url: str) -> None:
-    port = free_port()
-    async with serving("--database-url", by_way_of(port, url)) as process:
-        assert "PostgreSQL did not respond" in (await until_waiting(process))["detail"]
-        async with way_to(to_postgres(url), port):
-            await until_started(process)
-
-
-async def test_startup_waits_for_an_unreachable_rpc_endpoint(surfpool: Surfpool) -> None:
+async def test_startup_waits_for_an_unreachable_database_and_then_for_the_rpc_endpoint(
+    url: str, surfpool: Surfpool
+) -> None:
     rpc_world.prepare(surfpool)
-    there, port = urlsplit(surfpool.url), free_port()
+    there, database_port, rpc_port = urlsplit(surfpool.url), free_port(), free_port()
     keys = {
         FEE_PAYER_VARIABLE: json.dumps(list(rpc_world.GIVEN[TREASURY])),
         MINT_AUTHORITY_VARIABLE: json.dumps(list(rpc_world.GIVEN[TEST_MINT_AUTHORITY])),
     }
-    async with serving("--rpc-url", f"http://127.0.0.1:{port}/?api-key=hunter2", **keys) as process:
-        waiting = await until_waiting(process)
-        assert "the RPC endpoint did not respond" in waiting["detail"]
-        assert "hunter2" not in json.dumps(waiting)
-        async with way_to(lambda: asyncio.open_connection(there.hostname, there.port), port):
-            await until_started(process)
+    options = ["--database-url", by_way_of(database_port, url)]
+    options += ["--rpc-url", f"http://127.0.0.1:{rpc_port}/?api-key=hunter2"]
+    async with serving(*options, **keys) as process:
+        assert "PostgreSQL did not respond" in (await until_waiting(process))["detail"]
+        async with way_to(to_postgres(url), database_port):
+            waiting = await until_waiting(process)
+            while "PostgreSQL" in waiting["detail"]:
+                waiting = await until_waiting(process)
+            assert "the RPC endpoint did not respond" in waiting["detail"]
+            assert "hunter2" not in json.dumps(waiting)
+            async with way_to(lambda: asyncio.open_connection(there.hostname, there.port), rpc_port):
+                await until_started(process)
 
 
 @pytest.mark.parametrize("wait_seconds", [0, 2])
