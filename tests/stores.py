@@ -200,8 +200,12 @@ async def _fresh_directory() -> Path:
     return directory
 
 
+def is_empty(directory: Path) -> bool:
+    return not any(directory.iterdir())
+
+
 async def lay_out(directory: Path) -> None:
-    """Put databases into a directory that are laid out and empty, as a server finds after its first start.
+    """Put empty databases into a directory, as a first start leaves them.
 
     They are copies: laying one out takes longer than most tests.
     """

@@ -446,11 +446,15 @@ async def started(
 
     # Machines work in the smallest units, where every mistake shows.
     settings = {"min_session_cap_usdc": "0.000001", **settings}
+    if data_dir is not None:
+        settings = {"encryption_key": stores.KEY, **settings}
     wanted = Settings(settlement_wait_seconds=settlement_wait_seconds, **settings)
     with _real_time():
         if data_dir is None:
             storage = Storage(database=await stores.new_database(store), ledger=None, settings=wanted)
         else:
+            if stores.is_empty(data_dir):
+                await stores.lay_out(data_dir)
             storage = await open_storage(ServerConfig(settings=wanted, data_dir=data_dir))
     ledger = None if storage.ledger is None else InterruptedDatabase(storage.ledger, None)
     runtime = await start_server(
