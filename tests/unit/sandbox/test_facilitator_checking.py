@@ -2,7 +2,7 @@
 
 import pytest
 from attrs import evolve
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from solders.hash import Hash
 from solders.instruction import AccountMeta, Instruction
@@ -114,6 +114,8 @@ GOOD = {Protocol.MPP: signed(*STEPS), Protocol.X402_V2: signed(*STEPS[:4])}
 ASKED = {Protocol.MPP: TERMS, Protocol.X402_V2: evolve(TERMS, protocol=Protocol.X402_V2, legs=TERMS.legs[:1])}
 
 
+# Few altered transactions get as far as the last checks.
+@settings(max_examples=400)
 @given(
     protocol=st.sampled_from(list(GOOD)),
     places=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), min_size=1, max_size=4),
