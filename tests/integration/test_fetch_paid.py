@@ -6,7 +6,6 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from itertools import cycle
 from typing import Any
 
 import anyio
@@ -222,16 +221,16 @@ def test_a_payment_that_needs_approval_is_returned_as_pending(
 # --- Hostile sellers
 
 
-# Each mode with one of the protocols; tests/reliability/test_kill_payments.py has each mode with each.
-@pytest.mark.parametrize(("mode", "protocol"), list(zip(Mode, cycle(Protocol))))
+@pytest.mark.parametrize("mode", list(Mode))
+@protocols
 def test_no_seller_gets_more_than_one_payment(
     tools: AgentTools,
     server: AgentPayServer,
     client: AgentPay,
     account: str,
     paywall: Paywall,
-    mode: Mode,
     protocol: Protocol,
+    mode: Mode,
 ) -> None:
     paywall.sell("/forecast", "0.25", protocols=[protocol], mode=mode)
     for _ in range(3):
