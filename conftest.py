@@ -74,6 +74,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Measure only where this run does (`--cov`), and only what is not `unmeasured`."""
     coverage = Coverage.current()
     if coverage is not None and session.config.pluginmanager.hasplugin("_cov"):
+        # In a worker process pytest-cov starts two, and the first continues while the second is stopped.
+        while (running := Coverage.current()) is not None:
+            running.stop()
+        coverage.start()
         unmeasured = session.config.getini("unmeasured")
         session.config.pluginmanager.register(_Measurement(coverage, unmeasured))
 

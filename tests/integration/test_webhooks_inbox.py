@@ -122,6 +122,7 @@ def test_a_missing_event_is_an_error_that_lists_the_received_ones(server: AgentP
     ):
         inbox.wait_for("transfer.settled", timeout=0)
     pay(server, payer.account_id, payee.account_id)
+    inbox.drain()
 
     with pytest.raises(TimeoutError, match=r"received: transfer\.initiated, transfer\.settled"):
         inbox.wait_for("transfer.rejected", timeout=0)
