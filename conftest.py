@@ -71,7 +71,7 @@ class _Measurement:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Measure only where this run does (`--cov`), and only what is not `unmeasured`."""
+    """Measure coverage if this run does (`--cov`), except in the files that are listed as `unmeasured`."""
     coverage = Coverage.current()
     if coverage is not None and session.config.pluginmanager.hasplugin("_cov"):
         # In a worker process pytest-cov starts two, and the first continues while the second is stopped.

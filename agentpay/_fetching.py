@@ -1,8 +1,8 @@
 """Fetching a page that a model named: no private address, no redirect, a bounded body.
 
 The name is resolved here, and the connection goes to the checked address, so that a name which later resolves
-differently reaches nothing. Proxies of the environment would resolve the name themselves, so they are not
-used.
+differently reaches nothing. Proxies of the environment are not used, because they would resolve the name
+themselves.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from agentpay.contract.addresses import is_public
 from agentpay.contract.printable import printable
 
 BODY_MAX_BYTES: Final = 256 * 1024
-"""Before and after decompression."""
+"""Maximum number of bytes read from a body, before and after decompression."""
 
 CONNECT_SECONDS: Final = 10.0
 _GZIP_BITS: Final = 31
@@ -44,7 +44,7 @@ _DECIDED: Final = frozenset(
 
 
 class FetchRefusedError(Exception):
-    """Nothing was sent. The message says why."""
+    """The page was not fetched, and nothing was sent. The message says why."""
 
 
 class FetchFailedError(Exception):
@@ -53,9 +53,14 @@ class FetchFailedError(Exception):
 
 @frozen(kw_only=True)
 class Target:
-    """`host` is resolved; `origin` is normalized.
+    """The target of a request.
 
-    With `is_private_allowed`, the configuration of the tools allows it to be private.
+    Attributes:
+        url: the whole URL.
+        origin: normalized scheme, host and port.
+        host: the host to resolve.
+        port: the port.
+        is_private_allowed: whether the configuration of the tools allows this origin to be private.
     """
 
     url: str
@@ -65,7 +70,11 @@ class Target:
     is_private_allowed: bool
 
     def redirected(self, location: str, private_origins: Iterable[str]) -> "Target":
-        """Require the same origin."""
+        """Return the target of a redirect, which must have the same origin.
+
+        Raises:
+            FetchRefusedError: the origin differs.
+        """
         target = target_of(urljoin(self.url, location), private_origins)
         if target.origin != self.origin:
             raise FetchRefusedError(
@@ -77,6 +86,8 @@ class Target:
 
 @frozen(kw_only=True)
 class Request:
+    """A request for a page, with checked headers."""
+
     target: Target
     method: str = "GET"
     headers: Mapping[str, str] = {}
@@ -84,14 +95,19 @@ class Request:
     read_seconds: float = 20.0
 
     def at(self, target: Target) -> "Request":
+        """Return the same request for another target."""
         return evolve(self, target=target)
 
 
 @frozen(kw_only=True)
 class Page:
-    """A response, whatever its status; header names are in lower case.
+    """A response, whatever its status.
 
-    `body` has at most the first `BODY_MAX_BYTES`.
+    Attributes:
+        status: HTTP status.
+        headers: names in lower case, and values.
+        body: at most the first `BODY_MAX_BYTES` of the body.
+        is_truncated: whether the body was longer.
     """
 
     status: int
@@ -100,16 +116,25 @@ class Page:
     is_truncated: bool
 
     def header(self, name: str) -> str | None:
+        """Return the first value of a header."""
         return next((value for key, value in self.headers if key == name), None)
 
 
 def origin_of(url: str) -> str:
-    """Normalize; the URL is http or https, without a user name."""
+    """Return normalized scheme, host and port of a URL.
+
+    Raises:
+        FetchRefusedError: it is not http or https, or has a user name.
+    """
     return target_of(url, (), is_any=True).origin
 
 
 def private_origin(text: str) -> str:
-    """Normalize a configured origin; port `*` means any."""
+    """Return the normalized form of a configured origin; port `*` means any.
+
+    Raises:
+        ValueError: it is not an origin.
+    """
     is_any_port = text.endswith(":*")
     try:
         origin = origin_of(text.removesuffix(":*"))
@@ -121,10 +146,15 @@ def private_origin(text: str) -> str:
 
 
 def target_of(url: str, private_origins: Iterable[str], *, is_any: bool = False) -> Target:
-    """Require https, or http where that is allowed.
+    """Return the target of a URL.
 
-    `private_origins` may be private and need no https; port `*` means any. With `is_any`, every origin is
-    one.
+    Args:
+        url: the URL.
+        private_origins: origins that may be private and need no https; port `*` means any.
+        is_any: whether every origin is one of them.
+
+    Raises:
+        FetchRefusedError: the URL is not https, or http where that is allowed.
     """
     scheme, host, port = _parts(url)
     port = _DEFAULT_PORTS[scheme] if port is None else port
@@ -138,6 +168,7 @@ def target_of(url: str, private_origins: Iterable[str], *, is_any: bool = False)
 
 
 def _parts(url: str) -> tuple[str, str, int | None]:
+    """Return scheme, host and port of a URL."""
     with contextlib.suppress(ValueError):
         parts = urlsplit(url)
         host, port = (parts.hostname or "").rstrip("."), parts.port
@@ -152,7 +183,11 @@ def _parts(url: str) -> tuple[str, str, int | None]:
 
 
 def checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
-    """Refuse a field that is reserved for the tool, or cannot be sent."""
+    """Return the headers of a model's request.
+
+    Raises:
+        FetchRefusedError: a field is reserved for the tool, or cannot be sent.
+    """
     for name, value in (headers or {}).items():
         if name.lower() in _DECIDED:
             raise FetchRefusedError(f"headers must not set {printable(name)[:64]}, which the tool decides")
@@ -163,6 +198,8 @@ def checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
 
 
 class Fetcher:
+    """Fetches pages, synchronously."""
+
     def fetch(self, request: Request) -> Page:
         """Return the response to a request.
 
@@ -178,7 +215,15 @@ class Fetcher:
 
 
 class AsyncFetcher:
+    """Fetches pages."""
+
     async def fetch(self, request: Request) -> Page:
+        """Return the response to a request.
+
+        Raises:
+            FetchRefusedError: the name resolves to a private address; nothing was sent.
+            FetchFailedError: no response arrived.
+        """
         import anyio.to_thread  # noqa: PLC0415 - only this tool needs it
 
         found = await anyio.to_thread.run_sync(_resolved, request.target)
@@ -215,7 +260,11 @@ def _resolved(target: Target) -> list[str]:
 
 
 def _checked(addresses: list[str], target: Target) -> str:
-    """Return the address to connect to. All addresses of the name must be public."""
+    """Return the address to connect to. All addresses of the name must be public.
+
+    Raises:
+        FetchRefusedError: an address is private.
+    """
     if not addresses or (not target.is_private_allowed and not all(map(is_public, addresses))):
         raise FetchRefusedError(
             f"{printable(target.origin)[:200]} is a private address, which the configuration of these tools "
@@ -244,17 +293,20 @@ def _sent(request: Request, address: str) -> dict[str, Any]:
 
 
 class _Reading:
+    """A response as far as it was read, up to a size."""
+
     def __init__(self) -> None:
         self.response: Any = None
         self.is_whole = False
         self._body = bytearray()
 
     def feed(self, chunk: bytes) -> bool:
-        """Return whether to read on."""
+        """Add received data; return whether to read on."""
         self._body += chunk
         return len(self._body) <= BODY_MAX_BYTES
 
     def page(self, response: Any) -> Page:  # noqa: ANN401 - a response of either library
+        """Return what was read."""
         headers = tuple((name.lower(), value) for name, value in response.headers.multi_items())
         body, is_truncated = bytes(self._body[:BODY_MAX_BYTES]), not self.is_whole
         if (response.headers.get("content-encoding") or "identity").lower() == "gzip":

@@ -1,7 +1,7 @@
 """The schedule of scans for deposits.
 
-A chain within the process reports all deposits. A remote cluster is also scanned every few seconds, in real
-time.
+A chain within the process reports all deposits, so only reported accounts are scanned. A remote cluster is
+also scanned every few seconds, in real time.
 """
 
 from typing import Final
@@ -11,11 +11,11 @@ from agentpay_server.chain.protocol import ChainUnavailableError
 from agentpay_server.clock import SECOND_US, Clock, real_now_us
 
 RETRY_US: Final = 5 * SECOND_US
-"""After the chain did not respond."""
+"""Pause after the chain did not respond."""
 
 
 class DepositSchedule:
-    """`look_every_us` is None if the chain reports all deposits."""
+    """Books deposits on schedule. `look_every_us` is None if the chain reports all deposits."""
 
     def __init__(self, deposits: Deposits, *, clock: Clock, look_every_us: int | None = None) -> None:
         self._deposits = deposits
@@ -25,6 +25,7 @@ class DepositSchedule:
         self._retry_us = 0
 
     async def next_due_us(self) -> int | None:
+        """Return when to scan next: now if there may be a deposit, else at the next interval."""
         now_us = self._clock.now_us()
         if self._deposits.is_any_due:
             return max(now_us, self._retry_us)

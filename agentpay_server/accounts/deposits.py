@@ -6,7 +6,7 @@ second watcher loses or duplicates a deposit. Transfers between accounts of the 
 settle, and always skipped here.
 
 A scan covers the accounts that the chain names, and all accounts whose books differ from their on-chain
-balance.
+balance. `deposit_schedule.py` decides when.
 """
 
 import logging
@@ -30,20 +30,25 @@ from agentpay_server.money import transactions as chain_transactions
 from agentpay_server.money.settlement import Settlement
 
 _NEWEST: Final = 1_000
-"""History entries to read, to skip transactions that are already booked."""
+"""How many of an account's history entries are read to skip transactions that are already booked."""
 
 _BATCHES_AT_ONCE: Final = 10
-"""Batches of an account to book before other accounts get a turn."""
+"""How many batches of an account are booked before other accounts get a turn."""
 
 ACCOUNTS_AT_ONCE: Final = 100
-"""In one call to the chain."""
+"""How many token accounts one call to the chain reads."""
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 
 @define
 class _Look:
-    """`also` is written in the commit of the next batch."""
+    """The progress of one scan of a token account.
+
+    Attributes:
+        also: additional writes for the commit of the next batch.
+        batches_left: how many more batches to book in this scan.
+    """
 
     also: Callable[[Connection], None] | None
     batches_left: int
@@ -52,15 +57,19 @@ class _Look:
 
 @define
 class Arrivals:
-    """Where there may be unscanned deposits: in `token_accounts` that the chain has named, or anywhere.
+    """Where there may be unscanned deposits.
 
-    Anywhere at the start: deposits may have arrived while no server ran.
+    Attributes:
+        token_accounts: accounts that the chain has named.
+        is_anywhere: whether any account may have some; true at the start, because deposits may have arrived
+            while no server ran.
     """
 
     token_accounts: set[str] = field(factory=set)
     is_anywhere: bool = True
 
     def capture(self) -> Callable[[], None]:
+        """Return a function that restores the current content."""
         token_accounts, is_anywhere = self.token_accounts.copy(), self.is_anywhere
 
         def restore() -> None:
@@ -70,6 +79,8 @@ class Arrivals:
 
 
 class Deposits:
+    """Watches the token accounts of all accounts."""
+
     def __init__(self, context: Context, settlement: Settlement, arrivals: Arrivals) -> None:
         self._context = context
         self._database = context.database
@@ -81,10 +92,11 @@ class Deposits:
 
     @property
     def is_any_due(self) -> bool:
+        """Whether there may be unscanned deposits."""
         return self._arrivals.is_anywhere or bool(self._arrivals.token_accounts)
 
     def arrived(self, deposit: Deposit | None) -> None:
-        """None means that there may be unreported deposits."""
+        """Process a report of the chain; None means that there may be unreported deposits."""
         if deposit is None:
             self._arrivals.is_anywhere = True
         elif deposit.signature in self._expected or self._settlement.is_driven(deposit.signature):
@@ -108,18 +120,20 @@ class Deposits:
             self._expected.discard(signature)
 
     async def look_at_reported(self) -> None:
-        """Unreadable accounts do not delay the others.
+        """Book deposits wherever there may be some. Unreadable accounts do not delay the others.
 
-        After `ChainUnavailableError` the rest must be scanned again.
+        Raises:
+            ChainUnavailableError: the rest must be scanned again later.
         """
         if self._arrivals.is_anywhere:
             await self.look_everywhere()
         await self._look_at(sorted(self._arrivals.token_accounts))
 
     async def look_everywhere(self) -> None:
-        """Scan every account whose books differ from its on-chain balance.
+        """Book the deposits of every account whose books differ from its on-chain balance.
 
-        After `ChainUnavailableError` the rest must be scanned again.
+        Raises:
+            ChainUnavailableError: the rest must be scanned again later.
         """
         self._arrivals.is_anywhere = False
         try:
@@ -133,9 +147,10 @@ class Deposits:
             raise
 
     async def look_if_reported(self, token_account: str) -> None:
-        """Book the reported deposits of a token account before a spend, if they can be read.
+        """Book the reported deposits of a token account, if they can be read.
 
-        A third party's transaction that no node returns must not prevent spends.
+        Called before spends. Unreadable deposits are booked later: a third party's transaction that no node
+        returns must not prevent an account from spending.
         """
         if token_account in self._arrivals.token_accounts:
             with suppress(ChainUnavailableError):
@@ -145,10 +160,17 @@ class Deposits:
         """Book the deposits of a token account, if it belongs to an account.
 
         After very many deposits the rest is left to a later scan, so that flooding one account delays neither
-        the others nor spends from it. `also` is executed once: in the commit that books, or separately if no
-        deposit is found. After `ChainUnavailableError` the rest must be scanned again.
+        the others nor spends from it.
+
+        Args:
+            token_account: its address.
+            also: an additional write, executed once: in the commit that books, or separately if no deposit is
+                found.
+
+        Raises:
+            ChainUnavailableError: the rest must be scanned again later.
         """
-        # Before the scan, so that deposits that arrive meanwhile cause another one.
+        # Clear it before the scan, so that deposits that arrive meanwhile cause another scan.
         self._arrivals.token_accounts.discard(token_account)
         work = _Look(also=also, batches_left=_BATCHES_AT_ONCE)
         try:
@@ -165,7 +187,7 @@ class Deposits:
             self._context.wakeup.set()
 
     async def _look_at(self, token_accounts: Iterable[str]) -> None:
-        """Scan all, even if some cannot be read."""
+        """Scan all of them, even if some cannot be read."""
         unread: ChainUnavailableError | None = None
         for token_account in token_accounts:
             try:
@@ -199,7 +221,7 @@ class Deposits:
         ]
 
     async def _catch_up(self, token_account: str, work: _Look) -> None:
-        """Book until another watcher is faster."""
+        """Book the deposits since the account's cursor, until another watcher is faster."""
         account = await self._database.read(account_store.account_at, token_account)
         if account is None:
             work.is_done = True
@@ -238,7 +260,10 @@ class Deposits:
         batch: DepositBatch,
         also: Callable[[Connection], None] | None,
     ) -> list[Deposit] | None:
-        """Return the booked deposits; None if the cursor is no longer at the start of the batch."""
+        """Book a batch of an account's history, move its cursor, and return the booked deposits.
+
+        Returns None if the cursor is no longer at the start of the batch.
+        """
         # Settling a transfer to the account also locks this row, so only one of the two books the deposit.
         account = account_store.existing_account(connection, account_id, lock=True)
         if account.deposit_cursor != after:
@@ -274,7 +299,7 @@ def book_deposit(
     sender: str | None,
     now_us: int,
 ) -> bool:
-    """The account is locked. Return whether the deposit was booked now.
+    """Book a deposit of a locked account, unless it is already booked; return whether it was booked now.
 
     `sender` is the token account that paid; None for minted money.
     """
@@ -298,7 +323,7 @@ def book_deposit(
 
 
 def _is_settled_here(connection: Connection, deposit: Deposit, account_id: str) -> bool:
-    """Whether a handler books the deposit, with a transfer or settlement of the service.
+    """Return whether a handler books the deposit, with a transfer or settlement of the service.
 
     Only the service signs for its accounts and escrows, and it stores transactions before sending them. A
     settled transfer is in the history. A settlement is recognized only by its signature, because not every

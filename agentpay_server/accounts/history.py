@@ -20,12 +20,19 @@ from agentpay_server.principals import Principal
 
 
 class History:
+    """Reads history."""
+
     def __init__(self, context: Context) -> None:
         self._context = context
 
     async def list(
         self, principal: Principal, account_id: str, query: ListTransactions
     ) -> PageBody[Transaction]:
+        """Return a page of an account's history, newest first.
+
+        Raises:
+            Problem: `invalid_request` for a cursor of another list, `not_found`.
+        """
         listing = List("transactions", account_id)
         before = listing.before(query.cursor)
         await self._context.database.read(own_account, principal, account_id)

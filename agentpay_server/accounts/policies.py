@@ -1,7 +1,7 @@
 """Policies: read, change conditionally, queue the on-chain record (interface PO1 to PO4, PO11, PO12).
 
 A new policy is in force from its commit on: every spend reads it with the account locked. The on-chain record
-never delays a change.
+follows (`policy_records.py`) and never delays a change.
 """
 
 from attrs import frozen
@@ -27,27 +27,43 @@ from agentpay_server.settings import PolicyUpdate
 
 @frozen
 class VersionedPolicy:
+    """A policy of an account with the entity tag of its version."""
+
     policy: AccountPolicy
     etag: str
 
 
 def canonical_policy(policy: Policy) -> str:
-    """Return RFC 8785 JSON. This text is stored, and its digest is on chain."""
+    """Return a policy as RFC 8785 JSON. This text is stored, and its digest is on chain."""
     return codec.print_canonical_json(codec.unstructure(policy)).decode("utf-8")
 
 
 class Policies:
+    """Reads and changes policies."""
+
     def __init__(self, context: Context, records: PolicyRecords) -> None:
         self._context = context
         self._records = records
 
     async def get(self, principal: Principal, account_id: str) -> VersionedPolicy:
+        """Return the policy of an account.
+
+        Raises:
+            Problem: `not_found`.
+        """
         return _versioned(await self._context.database.read(store.own_account, principal, account_id))
 
     async def put(
         self, principal: Principal, account_id: str, change: PolicyChange, *, if_match: str | None
     ) -> VersionedPolicy:
-        """The setting `policy_update` decides about fields that `change` omits."""
+        """Change the policy of an account; it is in force on return.
+
+        The setting `policy_update` decides about fields that `change` omits; `if_match` is the `If-Match`
+        header.
+
+        Raises:
+            Problem: `not_found`, or `precondition_failed`: the policy is not at the version of `if_match`.
+        """
         account = await self._context.database.run(self._put, principal, account_id, change, if_match)
         self._records.write_soon(account_id)
         return _versioned(account)
@@ -118,5 +134,5 @@ def _etag(account: AccountRecord) -> str:
 
 
 def _matches(if_match: str, etag: str) -> bool:
-    """Compare by RFC 9110 13.1.1: any tag of a list matches, `*` matches all, weak tags never."""
+    """Compare according to RFC 9110 13.1.1: any tag of a list matches, `*` matches all, weak tags never."""
     return any(tag.strip() in (etag, "*") for tag in if_match.split(","))

@@ -1,4 +1,4 @@
-"""SQL statements for the on-chain records of policies (interface PO12)."""
+"""SQL statements for the on-chain records of policies, and when to write them (interface PO12)."""
 
 from typing import Final
 
@@ -12,6 +12,8 @@ from agentpay_server.money.transactions import Kind, State
 
 @frozen
 class PolicyRecord:
+    """A row of `policy_records`."""
+
     account_id: str
     address: str
     written_version: int
@@ -55,13 +57,13 @@ _SET_WRITTEN: Final = (
 
 
 def record(connection: Connection, account_id: str) -> PolicyRecord | None:
-    """None if the policy never changed."""
+    """Return the record of an account; None if its policy never changed."""
     row = connection.execute(_BY_ACCOUNT, {"account_id": account_id}).one_or_none()
     return None if row is None else PolicyRecord(*row)
 
 
 def existing_record(connection: Connection, account_id: str) -> PolicyRecord:
-    """Records are never deleted."""
+    """Return a record that must exist: records are never deleted."""
     found = record(connection, account_id)
     if found is None:
         raise LookupError(f"the policy record of {account_id} is gone")
@@ -69,6 +71,7 @@ def existing_record(connection: Connection, account_id: str) -> PolicyRecord:
 
 
 def insert_record(connection: Connection, account_id: str, *, address: str, due_us: int) -> None:
+    """Store that an account's policy must be written to chain for the first time."""
     connection.execute(
         _INSERT,
         {
@@ -83,13 +86,14 @@ def insert_record(connection: Connection, account_id: str, *, address: str, due_
 
 
 def set_due(connection: Connection, account_id: str, *, due_us: int, failures: int) -> None:
+    """Store when the record must be written next."""
     connection.execute(_SET_DUE, {"of_account": account_id, "due_us": due_us, "failures": failures})
 
 
 def set_written(
     connection: Connection, account_id: str, *, version: int, tx_signature: str, due_us: int | None
 ) -> None:
-    """`due_us` is set if a newer version must be written."""
+    """Store which version is on chain; `due_us` is set if a newer one must be written."""
     connection.execute(
         _SET_WRITTEN,
         {
@@ -102,11 +106,11 @@ def set_written(
 
 
 def due(connection: Connection, now_us: int, count: int) -> list[str]:
-    """Due and not being written; longest due first."""
+    """Return accounts whose record is due and not being written, longest due first."""
     return list(connection.execute(_DUE, {"now_us": now_us, "count": count}).scalars())
 
 
 def next_due_us(connection: Connection) -> int | None:
-    """None if all are written or being written."""
+    """Return when the next record is due; None if all are written or being written."""
     value = connection.execute(_NEXT_DUE).scalar_one()
     return None if value is None else int(value)

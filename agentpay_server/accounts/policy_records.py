@@ -1,8 +1,8 @@
 """Writes policies to chain: one record per account, kept at the newest version (interface PO12).
 
-A write contains the full record, so it can be repeated. An older write must never land after a newer one:
-each account has one write in flight, which is driven to its proven outcome before the next is signed. The
-database enforces this for all servers that share it.
+A write contains the full record, so it can be repeated. An older write must never land after a newer one. So
+each account has one write in flight at a time, which is driven to its proven outcome before the next is
+signed. The database enforces this for all servers that share it.
 """
 
 import asyncio
@@ -37,6 +37,8 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class PolicyRecords:
+    """Signs the newest policy of accounts whose record is due, and drives the write."""
+
     def __init__(self, context: Context, settlement: Settlement) -> None:
         self._context = context
         self._database = context.database
@@ -47,7 +49,7 @@ class PolicyRecords:
         self._awaited: set[asyncio.Task[None]] = set()
 
     def write_soon(self, account_id: str) -> "asyncio.Task[None]":
-        """Start a write if the record is due."""
+        """Start writing the record of an account if it is due, without waiting for it."""
         # A running writer may have read the policy before this change: have it check again.
         self._wanted.add(account_id)
         writer = self._writers.get(account_id)
@@ -61,13 +63,13 @@ class PolicyRecords:
         return writer
 
     async def next_due_us(self) -> int | None:
-        """None if all records are written or being written."""
+        """Return when the next record is due; None if all are written or being written."""
         if self._awaited:
             return self._context.clock.now_us()
         return await self._database.read(store.next_due_us)
 
     async def run_due(self) -> bool:
-        """Write every due record, and return whether there were any."""
+        """Write every record that is due now, and return whether there were any."""
         # Writes whose outcome is unknown continue.
         awaited, self._awaited = self._awaited, set()
         await all_ended(awaited, within_seconds=_WAIT_SECONDS)
@@ -77,7 +79,7 @@ class PolicyRecords:
         return bool(awaited or due)
 
     async def _write(self, account_id: str) -> None:
-        """Until the record is the newest policy, or the chain does not respond."""
+        """Write the record of an account until it is the newest policy, or the chain does not respond."""
         try:
             while account_id in self._wanted:
                 self._wanted.remove(account_id)
@@ -90,7 +92,11 @@ class PolicyRecords:
             del self._writers[account_id]
 
     async def _write_once(self, account_id: str) -> bool:
-        """Return whether another step toward the newest record is due now."""
+        """Take one step toward the newest record, and return whether another step is due now.
+
+        Raises:
+            ChainUnavailableError: nothing could be signed.
+        """
         state = await self._database.read(_state, account_id)
         if state is None:
             return False
@@ -106,11 +112,11 @@ class PolicyRecords:
         return tx is None or await self._ended(tx, record, is_new=True)
 
     async def _ended(self, tx: ChainTransaction, record: store.PolicyRecord, *, is_new: bool) -> bool:
-        """False: the server stops first."""
+        """Drive a write, and return whether it ended before the server stops."""
         return await self._settlement.settle(tx, record, is_new=is_new, deadline=math.inf) is not None
 
     async def _sign(self, account: AccountRecord, record: store.PolicyRecord) -> SignedTransaction:
-        """The write must be stored before it is sent."""
+        """Sign a write of the newest policy; it must be stored before it is sent."""
         chain = self._context.chain
         wanted = PolicyRecord(
             account_id=account.account_id,
@@ -131,7 +137,11 @@ class PolicyRecords:
     def _store(
         self, connection: Connection, signed_for: AccountRecord, signed: SignedTransaction
     ) -> ChainTransaction | None:
-        """None if another write is in flight, or an equally new one has landed."""
+        """Store a signed write; None if another one is in flight, or an equally new one has landed.
+
+        Raises:
+            ChainUnavailableError: a write with the same bytes has expired.
+        """
         account_id = signed_for.account_id
         account_store.existing_account(connection, account_id, lock=True)
         record = store.existing_record(connection, account_id)
@@ -151,6 +161,8 @@ class PolicyRecords:
 
 
 class PolicyRecordHandler(Handler[store.PolicyRecord]):
+    """Books the outcomes of a policy record's transaction."""
+
     kind = Kind.POLICY_RECORD
     # An undone write that is resent could land after a newer one.
     must_be_irreversible = True
@@ -158,13 +170,15 @@ class PolicyRecordHandler(Handler[store.PolicyRecord]):
     supersedes = False
 
     def operation(self, subject: store.PolicyRecord) -> Operation:  # noqa: ARG002
+        """Return the purpose of the transaction."""
         return Operation.POLICY_RECORD
 
     def load(self, connection: Connection, subject_id: str) -> store.PolicyRecord:
+        """Return the record."""
         return store.existing_record(connection, subject_id)
 
     def settled(self, unit: Unit, tx: ChainTransaction, subject: store.PolicyRecord) -> store.PolicyRecord:
-        """A newer version is due at once."""
+        """Store which version is on chain now; a newer one is due at once."""
         account = account_store.existing_account(unit.connection, subject.account_id, lock=True)
         version = _version(tx)
         store.set_written(
@@ -183,13 +197,14 @@ class PolicyRecordHandler(Handler[store.PolicyRecord]):
         subject: store.PolicyRecord,
         failure: Failure,  # noqa: ARG002
     ) -> store.PolicyRecord:
+        """Schedule another write for later."""
         _postpone(unit.connection, subject.account_id, unit.now_us)
         return store.existing_record(unit.connection, subject.account_id)
 
     def sign_replacement(
         self, unit: Unit, tx: ChainTransaction, subject: store.PolicyRecord, means: SigningInputs
     ) -> None:
-        """`dropped` schedules a write of the newest policy, which may have changed."""
+        """Sign nothing: `dropped` schedules a write of the newest policy, which may have changed."""
 
     def dropped(
         self,
@@ -198,6 +213,7 @@ class PolicyRecordHandler(Handler[store.PolicyRecord]):
         subject: store.PolicyRecord,
         reason: object,  # noqa: ARG002
     ) -> store.PolicyRecord:
+        """Schedule a write of the newest policy at once."""
         account_store.existing_account(unit.connection, subject.account_id, lock=True)
         store.set_due(unit.connection, subject.account_id, due_us=unit.now_us, failures=subject.failures)
         return store.existing_record(unit.connection, subject.account_id)
@@ -222,6 +238,7 @@ class PolicyRecordHandler(Handler[store.PolicyRecord]):
         subject: store.PolicyRecord,
         detail: str | None,
     ) -> None:
+        """Log a write that the chain has rejected."""
         if detail is not None:
             log(
                 logger,
@@ -251,7 +268,7 @@ def _postpone(connection: Connection, account_id: str, now_us: int) -> None:
 def _state(
     connection: Connection, account_id: str
 ) -> tuple[AccountRecord, store.PolicyRecord, ChainTransaction | None] | None:
-    """None if the policy never changed."""
+    """Return an account, its record, and the write in flight; None if its policy never changed."""
     record = store.record(connection, account_id)
     if record is None:
         return None

@@ -29,11 +29,15 @@ class _RefusedError(ChainUnavailableError):
 
 @frozen(eq=False)
 class _Waiting:
+    """An account to provision, and the future of its caller."""
+
     key_index: int
     end: "asyncio.Future[SignedTransaction | None]"
 
 
 class Provisioning:
+    """Provisions accounts on chain, in batches."""
+
     def __init__(self, context: Context, settlement: Settlement) -> None:
         self._context = context
         self._chain = context.chain
@@ -41,9 +45,13 @@ class Provisioning:
         self._waiting: list[_Waiting] = []
 
     async def provision(self, key_index: int) -> SignedTransaction | None:
-        """Retry until the account exists; return the transaction if it could still be undone.
+        """Provision the account of a spending key, retrying until it exists.
 
-        After `ChainUnavailableError` the outcome is unknown.
+        Returns:
+            The transaction that provisioned it, if it could still be undone.
+
+        Raises:
+            ChainUnavailableError: the outcome is unknown.
         """
         if not self._chain.landing_seconds:
             # Transactions execute at once: sharing one saves nothing.
@@ -55,11 +63,13 @@ class Provisioning:
         return await waiting.end
 
     def _abandon(self, collecting: "asyncio.Task[None]") -> None:
+        """Fail the waiting callers if the collecting task was cancelled."""
         if collecting.cancelled():
             waiting, self._waiting = self._waiting, []
             _fail(waiting, ChainUnavailableError("the server stops"))
 
     async def _collect(self) -> None:
+        """Provision all accounts that join within a moment, with the fewest transactions."""
         await asyncio.sleep(COLLECTING_SECONDS)
         waiting, self._waiting = self._waiting, []
         starts = range(0, len(waiting), transactions.MOST_PROVISIONED)
@@ -71,7 +81,7 @@ class Provisioning:
             _fail(waiting, ChainUnavailableError("the server stops"))
 
     async def _together(self, several: Sequence[_Waiting]) -> None:
-        """In one transaction if possible."""
+        """Provision some accounts, in one transaction if possible, and notify their callers."""
         error: Exception = ChainUnavailableError("the server stops")
         try:
             signed = await self._landed([each.key_index for each in several])
@@ -83,13 +93,13 @@ class Provisioning:
             if len(several) > 1:
                 await asyncio.gather(*(self._together([each]) for each in several))
         except Exception as caught:  # noqa: BLE001
-            # The waiting callers would otherwise wait forever.
+            # Pass any error on to the waiting callers, which would otherwise wait forever.
             error = caught
         finally:
             _fail(several, error)
 
     async def _landed(self, key_indexes: Sequence[int]) -> SignedTransaction | None:
-        """Return the transaction if it could still be undone."""
+        """Land one transaction that provisions all accounts; return it if it could still be undone."""
         chain, signer = self._chain, self._context.signer
         while True:
             present = await asyncio.gather(

@@ -9,7 +9,7 @@ _OTHER: Final = re.compile(r"[^a-z0-9]+", re.ASCII)
 
 
 def handle_of(name: str) -> str:
-    """Return `@` and at most 32 of `a-z`, `0-9` and single `-`."""
+    """Return the handle for a name: `@` and at most 32 of `a-z`, `0-9` and single `-`."""
     decomposed = unicodedata.normalize("NFKD", name)
     letters = "".join(
         character for character in decomposed if not unicodedata.category(character).startswith("M")

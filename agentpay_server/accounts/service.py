@@ -49,12 +49,18 @@ _CUSTODIAL = "custodial"
 
 
 class Accounts:
+    """Provisions and reads accounts."""
+
     def __init__(self, context: Context, settlement: Settlement) -> None:
         self._context = context
         self._provisioning = Provisioning(context, settlement)
 
     async def create(self, principal: Principal, request: CreateAccount) -> Account:
-        """After `chain_unavailable` nothing was stored (interface A1, A7 to A10)."""
+        """Provision an account on chain and return it (interface A1, A7 to A10).
+
+        Raises:
+            Problem: `chain_unavailable`; nothing was stored.
+        """
         principal.require_operator("POST /v1/accounts")
         fault_point(Operation.ACCOUNT, Step.BEGUN)
         key_index = await run_again_if_late(self._context.database, store.next_key_index)
@@ -67,11 +73,21 @@ class Accounts:
         return _account(record, 0)
 
     async def get(self, principal: Principal, account_id: str) -> Account:
+        """Return an account with its live balance (interface A2).
+
+        Raises:
+            Problem: `not_found`, `chain_unavailable`.
+        """
         record = await self._context.database.read(own_account, principal, account_id)
         (balance,) = await self._balances([record])
         return _account(record, balance)
 
     async def list(self, principal: Principal, query: ListAccounts) -> PageBody[Account]:
+        """Return a page of the operator's accounts, newest first (interface R14, R15).
+
+        Raises:
+            Problem: `invalid_request` for a cursor of another list, `chain_unavailable`.
+        """
         principal.require_operator("GET /v1/accounts")
         listing = List("accounts", principal.operator_id)
         paused = None if query.status is None else query.status is AccountStatus.PAUSED
@@ -85,6 +101,11 @@ class Accounts:
         )
 
     async def balance(self, principal: Principal, account_id: str) -> Balance:
+        """Return the live balance of an account (interface A5).
+
+        Raises:
+            Problem: `not_found`, `chain_unavailable`.
+        """
         record = await self._context.database.read(own_account, principal, account_id)
         (balance,) = await self._balances([record])
         return Balance(
@@ -94,12 +115,22 @@ class Accounts:
         )
 
     async def detail(self, principal: Principal, account_id: str) -> AccountDetail:
+        """Return an account with metadata, policy record, and its spending.
+
+        Raises:
+            Problem: `not_found`, `chain_unavailable`.
+        """
         account = await self.get(principal, account_id)
         # One read gives consistent limits: those by which a transfer at that moment would be judged.
         detail = await self._context.database.read(self._detail, principal, account_id)
         return _in_full(account, detail)
 
     async def list_details(self, principal: Principal, query: ListAccountDetails) -> PageBody[AccountDetail]:
+        """Return a page of the operator's accounts in full, newest first.
+
+        Raises:
+            Problem: `invalid_request` for a cursor of another list, `chain_unavailable`.
+        """
         listing = List("account-details", principal.operator_id)
         before = listing.before(query.cursor)
         rows = await self._context.database.read(
@@ -115,6 +146,11 @@ class Accounts:
         )
 
     async def budget(self, principal: Principal, account_id: str) -> Budget:
+        """Return the budget of an account (interface B1, B2).
+
+        Raises:
+            Problem: `not_found`, `chain_unavailable`.
+        """
         # As for a transfer, read the reservations before the balance and again after it.
         before = await self._context.database.read(own_account, principal, account_id)
         try:
@@ -124,12 +160,17 @@ class Accounts:
         return await self._context.database.read(self._budget, principal, before, held)
 
     async def allow_signing(self, principal: Principal, account_id: str) -> AccountDetail:
-        """After `chain_unavailable` the account is unblocked, but its balance could not be read."""
+        """Unblock an account, and return it.
+
+        Raises:
+            Problem: `not_found`; `chain_unavailable`: the account is unblocked, but its balance could not be
+                read.
+        """
         await self._context.database.run(self._allow_signing, principal, account_id)
         return await self.detail(principal, account_id)
 
     async def _balances(self, records: Sequence[AccountRecord]) -> Sequence[int]:
-        """In micro-USDC."""
+        """Return the accounts' on-chain balances, in micro-USDC."""
         if not records:
             return []
         try:

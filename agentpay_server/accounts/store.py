@@ -1,4 +1,4 @@
-"""SQL statements for accounts."""
+"""SQL statements for accounts, their policies and their counters."""
 
 from typing import Final
 
@@ -14,6 +14,8 @@ from agentpay_server.principals import Principal
 
 @frozen
 class AccountRecord:
+    """A row of `accounts`."""
+
     seq: int
     account_id: str
     operator_id: str
@@ -175,7 +177,7 @@ _CREDIT: Final = (
 
 
 def next_key_index(connection: Connection) -> int:
-    """A position in the custody tree; the first is 1."""
+    """Return an unused position in the custody tree; the first is 1."""
     value = connection.execute(_NEXT, {"counter": KEY_INDEX}).scalar_one_or_none()
     if value is None:
         connection.execute(_INSERT_COUNTER, {"name": KEY_INDEX, "value": 1})
@@ -184,11 +186,12 @@ def next_key_index(connection: Connection) -> int:
 
 
 def insert_account(connection: Connection, **values: object) -> None:
+    """Store an account; `values` are the columns but `seq`."""
     connection.execute(_INSERT, values)
 
 
 def account(connection: Connection, account_id: str, *, lock: bool = False) -> AccountRecord | None:
-    """With `lock`, locked until the unit of work ends."""
+    """Return an account; with `lock`, locked until the unit of work ends."""
     row = connection.execute(_BY_ID_LOCKED if lock else _BY_ID, {"account_id": account_id}).one_or_none()
     return None if row is None else AccountRecord(*row)
 
@@ -196,7 +199,11 @@ def account(connection: Connection, account_id: str, *, lock: bool = False) -> A
 def own_account(
     connection: Connection, principal: Principal, account_id: str, *, lock: bool = False
 ) -> AccountRecord:
-    """Raise the same `not_found` for a missing account as for one of another operator."""
+    """Return an account of the principal's operator.
+
+    Raises:
+        Problem: `not_found`, the same for a missing account as for one of another operator.
+    """
     record = None
     if is_identifier(account_id, ACCOUNT):
         record = account(connection, account_id, lock=lock)
@@ -206,7 +213,7 @@ def own_account(
 
 
 def existing_account(connection: Connection, account_id: str, *, lock: bool = False) -> AccountRecord:
-    """Accounts are never deleted."""
+    """Return an account that must exist: accounts are never deleted."""
     found = account(connection, account_id, lock=lock)
     if found is None:
         raise LookupError(f"{account_id} is gone")
@@ -214,19 +221,20 @@ def existing_account(connection: Connection, account_id: str, *, lock: bool = Fa
 
 
 def account_at(connection: Connection, token_account: str) -> AccountRecord | None:
+    """Return the account with a given USDC token account."""
     row = connection.execute(_BY_TOKEN_ACCOUNT, {"token_account": token_account}).one_or_none()
     return None if row is None else AccountRecord(*row)
 
 
 def accounts_after(connection: Connection, seq: int, count: int) -> list[AccountRecord]:
-    """Of all operators, oldest first."""
+    """Return accounts of all operators above a sequence number, oldest first."""
     return [AccountRecord(*row) for row in connection.execute(_AFTER, {"after": seq, "count": count})]
 
 
 def parties(
     connection: Connection, source: str, target: str
 ) -> tuple[AccountRecord | None, AccountRecord | None]:
-    """`target` is an identifier or a USDC token account."""
+    """Return the account `source`, and the account whose identifier or USDC token account is `target`."""
     # Usually both are identifiers, which one index finds.
     statement = _BY_IDS if target.startswith(ACCOUNT) else _PARTIES
     rows = [
@@ -241,7 +249,7 @@ def parties(
 def page(
     connection: Connection, operator_id: str, before: int, count: int, *, paused: bool | None
 ) -> list[AccountRecord]:
-    """Below a sequence number, newest first."""
+    """Return an operator's accounts below a sequence number, newest first."""
     values: dict[str, object] = {"operator_id": operator_id, "before": before, "count": count}
     if paused is None:
         return [AccountRecord(*row) for row in connection.execute(_PAGE, values)]
@@ -251,7 +259,7 @@ def page(
 def set_policy(
     connection: Connection, account_id: str, *, policy: str, paused: bool, version: int, now_us: int
 ) -> None:
-    """As canonical JSON."""
+    """Set the policy in force, as canonical JSON."""
     connection.execute(
         _SET_POLICY,
         {
@@ -265,6 +273,7 @@ def set_policy(
 
 
 def reserve(connection: Connection, account_id: str, *, spent_total: int, spent_us: int, amount: int) -> None:
+    """Count an amount as spent and in flight."""
     connection.execute(
         _RESERVE,
         {"of_account": account_id, "spent_total": spent_total, "last_spend_us": spent_us, "amount": amount},
@@ -272,31 +281,32 @@ def reserve(connection: Connection, account_id: str, *, spent_total: int, spent_
 
 
 def reserve_again(connection: Connection, account_id: str, amount: int) -> None:
-    """An earlier spend may be back in the balance."""
+    """Count an earlier spend as in flight again, because it may be back in the balance."""
     connection.execute(_RESERVE_AGAIN, {"of_account": account_id, "amount": amount})
 
 
 def release(connection: Connection, account_id: str, amount: int) -> None:
-    """The amount can no longer leave the balance."""
+    """Count an amount as no longer in flight, because it can no longer leave the balance."""
     connection.execute(_RELEASE, {"of_account": account_id, "amount": amount})
 
 
 def reserve_cap(connection: Connection, account_id: str, cap: int) -> None:
-    """In flight, and reserved until the session is settled."""
+    """Count a session's cap as in flight, and as reserved until the session is settled."""
     connection.execute(_RESERVE_CAP, {"of_account": account_id, "cap": cap})
 
 
 def release_cap(connection: Connection, account_id: str, cap: int) -> None:
-    """The session's opening failed."""
+    """Count the cap of a session whose opening failed as neither in flight nor reserved."""
     connection.execute(_RELEASE_CAP, {"of_account": account_id, "cap": cap})
 
 
 def settle_cap(
     connection: Connection, account_id: str, *, cap: int, settled: int, credited: int, now_us: int
 ) -> tuple[int, int]:
-    """Count the charges of a session as spent, and the rest of its cap as received.
+    """Count a session's cap as no longer reserved: the charges as spent, the rest as received.
 
-    Returns the account's running total of spends, this one included, and the time of this one.
+    Returns:
+        The account's running total of spends, this one included, and the time of this one.
     """
     values = {
         "of_account": account_id,
@@ -311,7 +321,12 @@ def settle_cap(
 
 
 def debit(connection: Connection, account_id: str, amount: int) -> tuple[int, int]:
-    """Return the new balance, and what had left it before since `balance.low_threshold` was last checked."""
+    """Count an amount that was in flight as having left the balance.
+
+    Returns:
+        The new balance, and the micro-USDC that had left it before, since `balance.low_threshold` was last
+        checked.
+    """
     row = connection.execute(_DEBIT, {"of_account": account_id, "amount": amount}).one_or_none()
     assert row is not None  # noqa: S101 - accounts are never deleted
     return int(row[0]), int(row[1])
@@ -323,20 +338,20 @@ def set_unjudged(connection: Connection, account_id: str, amount: int) -> None:
 
 
 def credit(connection: Connection, account_id: str, amount: int) -> str:
-    """Return the account's operator."""
+    """Count an amount as received, and return the account's operator."""
     return str(connection.execute(_CREDIT, {"of_account": account_id, "amount": amount}).scalar_one())
 
 
 def stop(connection: Connection, account_id: str, now_us: int) -> bool:
-    """Nothing is signed for the account until an operator allows it. False if it already was blocked."""
+    """Block an account: nothing is signed for it until an operator allows it. False if it already was."""
     return connection.execute(_STOP, {"of_account": account_id, "now_us": now_us}).rowcount == 1
 
 
 def allow_signing(connection: Connection, account_id: str) -> bool:
-    """False if it already was allowed."""
+    """Allow an account to spend again; False if it already was."""
     return connection.execute(_ALLOW_SIGNING, {"of_account": account_id}).rowcount == 1
 
 
 def set_deposit_cursor(connection: Connection, account_id: str, cursor: str) -> None:
-    """How far the account's on-chain history has been scanned for deposits."""
+    """Store how far the account's on-chain history has been scanned for deposits."""
     connection.execute(_SET_DEPOSIT_CURSOR, {"of_account": account_id, "cursor": cursor})

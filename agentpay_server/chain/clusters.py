@@ -1,6 +1,6 @@
 """The Solana clusters: where a server may run, whether money is real there, and explorer links. Pure.
 
-The genesis hash identifies a cluster, because an endpoint's URL can be misleading.
+A cluster is identified by its genesis hash, because an endpoint's URL can be misleading.
 """
 
 from typing import Final
@@ -20,12 +20,12 @@ _PUBLIC_CLUSTERS: Final = {
 
 
 class ClusterRefusedError(Exception):
-    """The text says what to change."""
+    """The server must not run on this cluster with these settings; the text says what to change."""
 
 
 @frozen(kw_only=True)
 class Cluster:
-    """`name` is `mainnet-beta`, `devnet` or `testnet`; None for a private cluster."""
+    """A Solana cluster. `name` is `mainnet-beta`, `devnet` or `testnet`; None for a private one."""
 
     genesis_hash: str
     name: str | None
@@ -33,16 +33,23 @@ class Cluster:
 
     @property
     def is_public(self) -> bool:
-        """The sandbox is disabled there."""
+        """Whether it is one of Solana's own clusters. The sandbox is disabled there."""
         return self.name is not None
 
 
 def choose_cluster(
     genesis_hash: str, *, stored_genesis_hash: str | None, usdc_mint: str | None, allow_mainnet: bool
 ) -> Cluster:
-    """Raise `ClusterRefusedError` if a server must not run on the cluster of a genesis hash.
+    """Return the cluster that a genesis hash identifies, if a server may run on it.
 
-    `stored_genesis_hash` is None for a new database; `usdc_mint` None for mainnet's address.
+    Args:
+        genesis_hash: as the node reports it.
+        stored_genesis_hash: the cluster that the database belongs to; None for a new database.
+        usdc_mint: the mint on a cluster without Circle's USDC; None for mainnet's address.
+        allow_mainnet: whether the operator allows real money.
+
+    Raises:
+        ClusterRefusedError: the cluster has changed, is mainnet without permission, or has a different USDC.
     """
     name = _PUBLIC_CLUSTERS.get(genesis_hash)
     if stored_genesis_hash not in (None, genesis_hash):
@@ -72,9 +79,12 @@ _NAMED_BY_EXPLORER: Final = frozenset({"devnet", "testnet"})
 
 
 def explorer_url(signature: str, cluster: str) -> str:
-    """`cluster` is a name as in `Cluster`, or the RPC URL of any other cluster.
+    """Return the explorer's page of a transaction.
 
-    Only the URL's scheme, host and port are included, because providers put keys into the rest.
+    Args:
+        signature: base58 text.
+        cluster: `mainnet-beta`, `devnet`, `testnet`, or the RPC URL of any other cluster. Only the URL's
+            scheme, host and port are included, because providers put keys into the rest.
     """
     if cluster == "mainnet-beta":
         return _EXPLORER + signature

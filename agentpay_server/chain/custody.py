@@ -1,8 +1,8 @@
 """Key custody: a key per account and role, derived from one seed.
 
 Derivation paths follow BIP-44 for Solana, `m/44'/501'/{account}'/{change}'`, hardened at every level. An
-existing key can be given for a role, such as a fee payer that holds SOL. No secret is stored, encrypted or
-returned, so that a KMS could implement `Signer` instead.
+existing key can be given for a role, such as a fee payer that holds SOL. Nothing here stores, encrypts or
+returns a secret, so that a KMS could implement `Signer` instead.
 """
 
 import json
@@ -19,7 +19,10 @@ _CACHED_KEYS: Final = 1024  # Deriving a key takes as long as two signatures.
 
 
 class KeyPath(NamedTuple):
-    """`account` is 0 for the service's own roles, otherwise the account's index, which is never reused."""
+    """Identifies a key by the two variable levels of its derivation path.
+
+    `account` is 0 for the service's own roles, otherwise the account's index, which is never reused.
+    """
 
     account: int
     change: int
@@ -36,27 +39,34 @@ TEST_MINT_AUTHORITY: Final = KeyPath(0, 2)
 
 
 def spending_key(account_index: int) -> KeyPath:
-    """Owns an account's token account. `account_index` starts at 1."""
+    """Return the key that owns an account's token account. `account_index` starts at 1."""
     return KeyPath(_account(account_index), 0)
 
 
 def record_key(account_index: int) -> KeyPath:
-    """Its address is an account's policy record."""
+    """Return the key whose address is an account's policy record. `account_index` starts at 1."""
     return KeyPath(_account(account_index), 1)
 
 
 def escrow_authority(account_index: int) -> KeyPath:
-    """Owns an account's escrows, which the spending key therefore cannot spend."""
+    """Return the key that owns the escrows of an account's sessions. `account_index` starts at 1.
+
+    Separate from the spending key, which therefore cannot spend escrows.
+    """
     return KeyPath(_account(account_index), 2)
 
 
 def outside_address(seed: bytes) -> str:
-    """The address of the key derived from 32 bytes. The key is discarded."""
+    """Return the address of the key derived from 32 bytes, and discard the key."""
     return str(Keypair.from_seed(seed).pubkey())
 
 
 def read_key(text: str) -> bytes:
-    """Parse a `solana-keygen` file: 64 numbers, a secret and its public half. Errors quote nothing of it."""
+    """Parse the text of a `solana-keygen` file: 64 numbers, a secret and its public half.
+
+    Raises:
+        ValueError: the text is not such a key. The message quotes nothing of it.
+    """
     try:
         return bytes(Keypair.from_bytes(bytes(list(json.loads(text)))))
     except (ValueError, TypeError, RecursionError):
@@ -67,18 +77,24 @@ class Signer(Protocol):
     """Holds the keys. Synchronous, because signing happens inside a unit of work."""
 
     def address(self, key: KeyPath) -> str:
-        """In base58."""
+        """Return the public key in base58."""
         ...
 
     def sign(self, key: KeyPath, message: bytes) -> bytes:
-        """The 64-byte Ed25519 signature."""
+        """Return the 64-byte Ed25519 signature of a serialized transaction message."""
         ...
 
 
 class Custody:
-    """Derives keys from one seed of 64 bytes (SLIP-10). It cannot be pickled; its `repr` shows nothing.
+    """A `Signer` over keys derived from one seed (SLIP-10). It cannot be pickled; its `repr` shows nothing.
 
-    Keys that are `given` replace derived ones; each is 64 bytes, the secret and the public half.
+    Args:
+        seed: 64 secret bytes.
+        given: keys to use instead of derived ones, each of 64 bytes as in `solana-keygen` files: the secret
+            and the public half.
+
+    Raises:
+        ValueError: a seed or key has a wrong length, or the halves of a key do not match.
     """
 
     __slots__ = ("_derive",)
@@ -92,15 +108,18 @@ class Custody:
         def derive(key: KeyPath) -> tuple[Keypair, str]:
             path = f"m/44'/501'/{_index(key.account)}'/{_index(key.change)}'"
             keypair = keypairs.get(key) or Keypair.from_seed_and_derivation_path(seed, path)
-            # Cached too: a Keypair computes its address on each access, in half the time of a signature.
+            # Cached too, because a Keypair computes its address on each access, in half the time of a
+            # signature.
             return keypair, str(keypair.pubkey())
 
         self._derive: Callable[[KeyPath], tuple[Keypair, str]] = derive
 
     def address(self, key: KeyPath) -> str:
+        """See `Signer.address`."""
         return self._derive(key)[1]
 
     def sign(self, key: KeyPath, message: bytes) -> bytes:
+        """See `Signer.sign`."""
         return bytes(self._derive(key)[0].sign_message(message))
 
     def __repr__(self) -> str:
@@ -114,7 +133,7 @@ def _keypair(secret: bytes) -> Keypair:
     try:
         return Keypair.from_bytes(secret)
     except ValueError:
-        # A traceback must contain nothing derived from a secret.
+        # Suppress the cause: a traceback must contain nothing derived from a secret.
         raise ValueError(_NO_KEY) from None
 
 

@@ -1,18 +1,19 @@
 """The escrow of a session: a separate token account, and the two transactions that open and settle it.
 
-Its address is derived from the session's id, under a key that signs for nothing else
-(`custody.escrow_authority`). Both are atomic, and of several signed for one session only one can succeed: an
-existing escrow cannot be created, and a closed one cannot be emptied. A closed escrow could be created again,
-so an opening is signed again only if none has landed. `sessions/rules.py` decides the amounts.
+The escrow's address is derived from the session's id, under a key that signs for nothing else
+(`custody.escrow_authority`). Both transactions are atomic, and of several signed for one session only one can
+succeed: an existing escrow cannot be created, and a closed one cannot be emptied. A closed escrow could be
+created again, so an opening is signed again only if none has landed. Both are pure functions from arguments
+to signed bytes; `sessions/rules.py` decides the amounts.
 
 If the chain rejects one (`protocol.FailureReason`), nothing moves:
 
 - Opening: `INSUFFICIENT_FUNDS` if the account now holds less than the cap; `OTHER` if the escrow already
   exists.
-- Settling: `ACCOUNT_NOT_EMPTY` if a third party sent money to the escrow: read the balance and sign again.
-  `ACCOUNT_MISSING` if the payee's token account does not exist, which another settlement can create; a closed
-  escrow causes it too, so check that first. `ACCOUNT_FROZEN` if an account cannot receive: the money stays in
-  the escrow until it can.
+- Settling: `ACCOUNT_NOT_EMPTY` if the escrow holds more than the transaction moves, because a third party
+  sent money to it: read the balance and sign again. `ACCOUNT_MISSING` if the payee's token account does not
+  exist, which another settlement can create; a closed escrow causes it too, so check that first.
+  `ACCOUNT_FROZEN` if an account cannot receive: the money stays in the escrow until it can.
 """
 
 from typing import Final
@@ -26,11 +27,11 @@ from agentpay_server.chain.protocol import Blockhash, SignedTransaction
 from agentpay_server.chain.signing import sign_transaction, with_units_for
 
 ESCROW_BYTES: Final = TOKEN_ACCOUNT_BYTES
-"""The treasury lends the rent exemption for this size."""
+"""Data size in bytes. The treasury lends the rent exemption for it."""
 
 
 def escrow_address(signer: Signer, *, account_index: int, session_id: str) -> str:
-    """Whether or not the escrow exists."""
+    """Return the address of a session's escrow, whether or not it exists."""
     return str(_escrow(_authority(signer, account_index), session_id))
 
 
@@ -45,9 +46,10 @@ def open_escrow(
     cap_micro: int,
     rent_exempt_lamports: int,
 ) -> SignedTransaction:
-    """Create a session's escrow, and pay `cap_micro`, at least 1, into it from the token account `source`.
+    """Build the transaction that creates a session's escrow and pays the cap into it.
 
-    `rent_exempt_lamports` is for `ESCROW_BYTES` bytes.
+    The account's spending key pays `cap_micro`, at least 1, from its token account `source`.
+    `rent_exempt_lamports` is the rent exemption of `ESCROW_BYTES` bytes.
     """
     treasury = Pubkey.from_string(signer.address(TREASURY))
     authority = _authority(signer, account_index)
@@ -89,14 +91,14 @@ def settle_escrow(
     source: str,
     source_micro: int,
 ) -> SignedTransaction:
-    """Pay out a session's escrow to payee and account, and close it.
+    """Build the transaction that pays out a session's escrow to payee and account, and closes it.
 
     A transfer of 0 is left out, so that a payee who is owed nothing cannot block the settlement. The chain
-    rejects the transaction unless the amounts add up to the escrow's balance.
+    rejects the transaction unless the two amounts add up to the escrow's balance.
 
-    `number` counts the session's settlements from 1. It is in the memo from 2 on: a settlement after a
-    rejected one must be a different transaction. `new_payee_owner` creates the payee's associated token
-    account if it is missing, at the treasury's expense.
+    `number` counts the session's settlements from 1. It is in the memo from 2 on, because a settlement after
+    a rejected one must be a different transaction. `new_payee_owner` creates the payee's associated token
+    account if it is missing, at the treasury's expense; None if `payee` exists.
     """
     treasury = Pubkey.from_string(signer.address(TREASURY))
     mint = Pubkey.from_string(usdc_mint)

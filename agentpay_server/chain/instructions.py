@@ -1,4 +1,4 @@
-"""Builders of the Solana instructions that the service uses. Pure."""
+"""Builders of the Solana instructions that the service uses. Pure; `transactions.py` combines them."""
 
 import hashlib
 import struct
@@ -54,19 +54,23 @@ USDC_MINTS: Final = {
     "mainnet-beta": "EPjFWdd5AufqSSqeM2qN1xzybapC8G4wEGGkZwyTDt1v",
     "devnet": "4zMMC9srt5Ri5X14GAgXhaHii3GnPAEERYPJgZJDncDU",
 }
-"""Circle's, by cluster."""
+"""Circle's USDC mint, by cluster."""
 
 _MAX_AMOUNT_MICRO: Final = 2**64 - 1
 _MAX_SEED_BYTES: Final = 32
 
 
 def associated_token_address(owner: str, mint: str) -> str:
-    """Whether or not the account exists."""
+    """Return the address of `owner`'s associated token account for `mint`, whether or not it exists."""
     return str(get_associated_token_address(Pubkey.from_string(owner), Pubkey.from_string(mint)))
 
 
 def address_with_seed(base: Pubkey, seed: str, program: Pubkey) -> Pubkey:
-    """`seed` has at most 32 bytes."""
+    """Return the address that `base` controls under `seed` (at most 32 bytes) for `program`.
+
+    Raises:
+        ValueError: `seed` is longer.
+    """
     if len(seed.encode()) > _MAX_SEED_BYTES:
         raise ValueError(f"a seed of an address has at most {_MAX_SEED_BYTES} bytes: {seed[:64]!r} has more")
     return Pubkey.create_with_seed(base, seed, program)
@@ -76,7 +80,7 @@ def address_with_seed(base: Pubkey, seed: str, program: Pubkey) -> Pubkey:
 
 
 def transfer_lamports(source: Pubkey, destination: Pubkey, lamports: int) -> Instruction:
-    """`source` signs."""
+    """Move `lamports` of SOL; `source` signs."""
     return Instruction(
         SYSTEM_PROGRAM,
         struct.pack("<IQ", 2, lamports),
@@ -85,21 +89,21 @@ def transfer_lamports(source: Pubkey, destination: Pubkey, lamports: int) -> Ins
 
 
 def allocate(account: Pubkey, size: int) -> Instruction:
-    """`account` signs and has no data yet."""
+    """Allocate `size` bytes of data to `account`, which signs and has none yet."""
     return Instruction(SYSTEM_PROGRAM, struct.pack("<IQ", 8, size), [_signer(account, writable=True)])
 
 
 def assign(account: Pubkey, program: Pubkey) -> Instruction:
-    """`account` signs."""
+    """Assign `account`, which signs, to `program`."""
     return Instruction(
         SYSTEM_PROGRAM, struct.pack("<I", 1) + bytes(program), [_signer(account, writable=True)]
     )
 
 
 def allocate_with_seed(*, base: Pubkey, seed: str, size: int, program: Pubkey) -> Instruction:
-    """Allocate the empty account at `address_with_seed`, and assign it to `program`.
+    """Allocate `size` bytes to the empty account at `address_with_seed`, and assign it to `program`.
 
-    `base` signs: such an address has no private key.
+    `base` signs for it, because such an address has no private key.
     """
     text = seed.encode()
     return Instruction(
@@ -113,11 +117,12 @@ def allocate_with_seed(*, base: Pubkey, seed: str, size: int, program: Pubkey) -
 
 
 def set_compute_unit_limit(units: int) -> Instruction:
+    """Limit the transaction to `units` compute units."""
     return Instruction(COMPUTE_BUDGET_PROGRAM, struct.pack("<BI", 2, units), [])
 
 
 def set_compute_unit_price(micro_lamports: int) -> Instruction:
-    """For each compute unit of the limit, in addition to the fee for signatures."""
+    """Pay `micro_lamports` for each compute unit of the limit, in addition to the fee for signatures."""
     return Instruction(COMPUTE_BUDGET_PROGRAM, struct.pack("<BQ", 3, micro_lamports), [])
 
 
@@ -125,7 +130,7 @@ def set_compute_unit_price(micro_lamports: int) -> Instruction:
 
 
 def memo(text: str) -> Instruction:
-    """The memo needs no signer: the transaction's signatures cover it."""
+    """Log `text` on chain. The memo needs no signer: the transaction's signatures cover it."""
     return Instruction(MEMO_PROGRAM, text.encode(), [])
 
 
@@ -135,7 +140,11 @@ def memo(text: str) -> Instruction:
 def transfer_checked(
     *, source: Pubkey, destination: Pubkey, owner: Pubkey, mint: Pubkey, amount_micro: int
 ) -> Instruction:
-    """`owner` of the source signs."""
+    """Move `amount_micro` micro-USDC between two token accounts; `owner` of the source signs.
+
+    Raises:
+        ValueError: the amount is 0 or exceeds 64 bits.
+    """
     return Instruction(
         TOKEN_PROGRAM,
         struct.pack("<BQB", 12, _amount(amount_micro), USDC_DECIMALS),
@@ -146,7 +155,11 @@ def transfer_checked(
 def mint_to_checked(
     *, mint: Pubkey, destination: Pubkey, mint_authority: Pubkey, amount_micro: int
 ) -> Instruction:
-    """`mint_authority` signs."""
+    """Mint `amount_micro` micro-USDC to a token account; `mint_authority` signs.
+
+    Raises:
+        ValueError: the amount is 0 or exceeds 64 bits.
+    """
     return Instruction(
         TOKEN_PROGRAM,
         struct.pack("<BQB", 14, _amount(amount_micro), USDC_DECIMALS),
@@ -155,17 +168,20 @@ def mint_to_checked(
 
 
 def initialize_token_account(*, account: Pubkey, mint: Pubkey, owner: Pubkey) -> Instruction:
-    """`account` must be rent-exempt, have `TOKEN_ACCOUNT_BYTES` bytes and belong to the Token program."""
+    """Make `account` a token account for `mint`.
+
+    It must be rent-exempt, have `TOKEN_ACCOUNT_BYTES` bytes and belong to the Token program.
+    """
     return Instruction(TOKEN_PROGRAM, b"\x12" + bytes(owner), [_writable(account), _readonly(mint)])
 
 
 def close_account(*, account: Pubkey, destination: Pubkey, owner: Pubkey) -> Instruction:
-    """The account must be empty; `destination` gets its lamports; `owner` signs."""
+    """Close an empty token account and send its lamports to `destination`; `owner` signs."""
     return Instruction(TOKEN_PROGRAM, b"\x09", [_writable(account), _writable(destination), _signer(owner)])
 
 
 def create_associated_token_account_idempotent(*, payer: Pubkey, owner: Pubkey, mint: Pubkey) -> Instruction:
-    """`payer` pays and signs. Does nothing if the account exists."""
+    """Create `owner`'s associated token account, paid by `payer`, who signs; do nothing if it exists."""
     return Instruction(
         ASSOCIATED_TOKEN_PROGRAM,
         b"\x01",
@@ -191,12 +207,12 @@ def initialize_metadata_pointer(mint: Pubkey) -> Instruction:
 
 
 def initialize_record_mint(mint: Pubkey, authority: Pubkey) -> Instruction:
-    """With 0 decimals, and without a freeze authority."""
+    """Make `mint` a mint of 0 decimals under `authority`, without a freeze authority."""
     return Instruction(TOKEN_2022_PROGRAM, b"\x14\x00" + bytes(authority) + b"\x00", [_writable(mint)])
 
 
 def initialize_metadata(*, mint: Pubkey, authority: Pubkey, name: str, symbol: str, uri: str) -> Instruction:
-    """`authority`, the mint authority, signs and becomes update authority."""
+    """Write the three fixed fields. `authority`, the mint authority, signs and becomes update authority."""
     return Instruction(
         TOKEN_2022_PROGRAM,
         _INITIALIZE_METADATA + _string(name) + _string(symbol) + _string(uri),
@@ -205,7 +221,7 @@ def initialize_metadata(*, mint: Pubkey, authority: Pubkey, name: str, symbol: s
 
 
 def update_metadata_field(*, mint: Pubkey, authority: Pubkey, key: str, value: str) -> Instruction:
-    """`authority` signs."""
+    """Create or update an additional field; `authority` signs."""
     custom_key = b"\x03"
     return Instruction(
         TOKEN_2022_PROGRAM,
@@ -215,7 +231,7 @@ def update_metadata_field(*, mint: Pubkey, authority: Pubkey, key: str, value: s
 
 
 def remove_metadata_field(*, mint: Pubkey, authority: Pubkey, key: str) -> Instruction:
-    """`authority` signs. The field may be missing."""
+    """Remove an additional field, if it exists; `authority` signs."""
     idempotent = b"\x01"
     return Instruction(
         TOKEN_2022_PROGRAM,

@@ -1,6 +1,7 @@
 """Parsing on-chain data: token accounts, failures, and the transfers that a transaction requests.
 
-Token accounts are validated strictly, because money depends on them. The transfers are for display only.
+Token accounts are validated strictly, because money depends on them. The requested transfers are for display
+only.
 """
 
 import struct
@@ -16,7 +17,7 @@ from agentpay_server.chain.protocol import FailureReason, TokenAccount
 
 
 def read_token_account(address: str, *, program: str, data: bytes, usdc_mint: str) -> TokenAccount | None:
-    """None if `program` or the mint is not USDC's."""
+    """Return the USDC token account in `data`; None if `program` or the mint is another one."""
     if program != str(TOKEN_PROGRAM):
         return None
     try:
@@ -49,9 +50,10 @@ _REASONS: Final[dict[int | str, FailureReason]] = {
 
 
 def failure_reason(program: str, error: int | str) -> FailureReason:
-    """Only the Token program's error codes are mapped.
+    """Return why an instruction failed.
 
-    Elsewhere the same numbers mean something else, such as a treasury short of SOL.
+    Only the Token program's error codes are mapped: in other programs the same numbers mean something else,
+    such as a treasury short of SOL.
     """
     if program != _TOKEN_PROGRAM:
         return FailureReason.OTHER
@@ -59,9 +61,11 @@ def failure_reason(program: str, error: int | str) -> FailureReason:
 
 
 def json_failure_reason(error: object, programs: Sequence[str]) -> FailureReason:
-    """Map an error such as `{"InstructionError": [1, {"Custom": 1}]}` or `"AccountNotFound"`.
+    """Return why a transaction failed, from its error in JSON-RPC form.
 
-    `programs` has the program of each instruction; empty if unknown.
+    Args:
+        error: such as `{"InstructionError": [1, {"Custom": 1}]}` or `"AccountNotFound"`.
+        programs: the program of each of the transaction's instructions; empty if unknown.
     """
     match error:
         case {"InstructionError": [int(index), {"Custom": int(cause)} | str(cause)]} if (
@@ -78,7 +82,7 @@ _MINT_TO_CHECKED: Final = 14
 
 @frozen
 class Movement:
-    """`source` is None for minted USDC."""
+    """USDC from one token account to another. `source` is None for minted USDC."""
 
     source: str | None
     destination: str
@@ -86,7 +90,7 @@ class Movement:
 
 
 def movements(transaction: VersionedTransaction) -> tuple[Movement, ...]:
-    """In a transaction of this service, in order."""
+    """Return the movements of USDC in a transaction of this service, in order."""
     message = transaction.message
     found = []
     for instruction in message.instructions:
@@ -103,6 +107,7 @@ def movements(transaction: VersionedTransaction) -> tuple[Movement, ...]:
 
 
 def memo(transaction: VersionedTransaction) -> str | None:
+    """Return the text of a transaction's memo; None if it has none."""
     message = transaction.message
     return next(
         (

@@ -1,4 +1,7 @@
-"""The on-chain policy record (interface PO12): the metadata of a Token-2022 mint that never mints."""
+"""The on-chain policy record: its content, its size, and how to parse it (interface PO12).
+
+The record is the metadata extension of a Token-2022 mint that never mints. `transactions.py` writes it.
+"""
 
 import struct
 from typing import Final
@@ -25,7 +28,11 @@ _KEYS_BYTES: Final = 64  # The update authority and the mint.
 
 @frozen(kw_only=True)
 class PolicyRecord:
-    """`policy_sha256` is the hex digest of the RFC 8785 JSON `policy`; None if it is not on chain."""
+    """The content of an account's policy record.
+
+    `policy_sha256` is the hex digest of the policy as RFC 8785 JSON; `policy` is that JSON, None if it is not
+    on chain.
+    """
 
     account_id: str
     policy_version: int
@@ -34,13 +41,14 @@ class PolicyRecord:
 
     @property
     def publishable_policy(self) -> str | None:
+        """The policy, unless it is longer than `MAX_POLICY_CHARACTERS`."""
         if self.policy is None or len(self.policy) > MAX_POLICY_CHARACTERS:
             return None
         return self.policy
 
     @property
     def size(self) -> int:
-        """Maximum bytes of the account's data; an unpublishable policy does not count."""
+        """The maximum size of the account's data in bytes; an unpublishable policy does not count."""
         texts = [self.account_id, RECORD_SYMBOL, ""]
         texts += [VERSION_FIELD, str(self.policy_version), SHA256_FIELD, self.policy_sha256]
         if self.publishable_policy is not None:
@@ -50,7 +58,11 @@ class PolicyRecord:
 
 
 def read_policy_record(data: bytes) -> PolicyRecord:
-    """Raises `ValueError` if the data is not a complete policy record."""
+    """Parse the data of a record account.
+
+    Raises:
+        ValueError: `data` is not a complete policy record.
+    """
     try:
         name, fields = _read_metadata(_metadata_extension(data))
         return PolicyRecord(

@@ -2,8 +2,9 @@
 
 It is small on purpose: `money/broadcast.py` decides on sending, waiting, expiry and signing again.
 
-A chain also reports deposits. The service books each one once, in one commit with the cursor: the key is
-`(signature, token_account)`, and the service's own transactions are left out.
+A chain also reports the deposits of token accounts. The service books each one once, in one commit with the
+cursor: the key is `(signature, token_account)`, and the service's own transactions are left out.
+An account whose balance equals its books needs no scan.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
@@ -13,10 +14,10 @@ from typing import Final, Protocol
 from attrs import Factory, field, frozen
 
 BLOCKHASH_LIFE_BLOCKS: Final = 150
-"""Blocks in which a transaction can land, up to its last valid block height."""
+"""Number of blocks in which a transaction can land, up to its last valid block height."""
 
 MOST_COMPUTE_UNITS: Final = 1_400_000
-"""The highest limit that a transaction can request."""
+"""The highest compute limit that a transaction can request."""
 
 
 class ChainUnavailableError(Exception):
@@ -24,7 +25,7 @@ class ChainUnavailableError(Exception):
 
 
 class DoubtfulNodeError(ChainUnavailableError):
-    """A node does not know a signature, but lags or reports an implausible position.
+    """A node does not know a signature, but it lags or reports an implausible position.
 
     So the signature may have landed. Resending the same bytes is harmless.
     """
@@ -42,10 +43,13 @@ class FailureReason(StrEnum):
 
 @frozen(kw_only=True)
 class ComputeBudget:
-    """A transaction that needs more than `unit_limit` fails.
+    """The compute limits and the priority fee of a transaction.
 
-    The price is for each unit of the limit, used or not, in millionths of a lamport. `unit_limits` are lower
-    limits by shape of transaction (see `signing.py`).
+    Attributes:
+        unit_limit: maximum compute units; the transaction fails if it needs more.
+        unit_price_micro_lamports: the priority fee for each unit of the limit, used or not, in millionths of
+            a lamport.
+        unit_limits: lower limits by shape of transaction, where its need is known (see `signing.py`).
     """
 
     unit_limit: int
@@ -55,7 +59,12 @@ class ComputeBudget:
 
 @frozen(kw_only=True)
 class Blockhash:
-    """Transactions with it can land up to the block height `last_valid_block_height`."""
+    """A recent blockhash, and the compute budget of transactions that use it.
+
+    Attributes:
+        last_valid_block_height: a transaction with this blockhash can land up to this block height.
+        compute_budget: None to include none.
+    """
 
     value: str
     last_valid_block_height: int
@@ -64,7 +73,13 @@ class Blockhash:
 
 @frozen(kw_only=True)
 class TokenAccount:
-    """Its `owner` may spend from it."""
+    """The state of a USDC token account on chain.
+
+    Attributes:
+        owner: the address that may spend from it.
+        amount_micro: micro-USDC held.
+        is_frozen: whether the mint's freeze authority has frozen it.
+    """
 
     address: str
     owner: str
@@ -76,7 +91,10 @@ class TokenAccount:
 class Failure:
     """A transaction that the chain processed and rejected: it moved nothing and never will.
 
-    `detail` is the chain's error text, for logs.
+    Attributes:
+        reason: the kind of failure.
+        detail: the chain's error text, for logs.
+        chain_signature: see `SignatureStatus.chain_signature`.
     """
 
     reason: FailureReason
@@ -88,15 +106,14 @@ class Failure:
 class SignatureStatus:
     """The chain's information on a signature.
 
-    `is_final`: it counts as settled here. A failure is final only when it is irreversible: if its block is
-    dropped, the same bytes may still succeed.
-
-    `is_irreversible` implies `is_final`: its block can no longer be dropped (interface T12).
-
-    `is_refused`: the chain refused it before execution and never will execute it: it counts as expired,
-    whatever the block height. It is not final, because it is on no chain.
-
-    `chain_signature` identifies it on chain, if it was looked up by another key.
+    Attributes:
+        is_final: whether it has reached the finality that counts as settled here. A failure is final only
+            when it is irreversible: if its block is dropped, the same bytes may still succeed.
+        failure: why it moved nothing; None if it succeeded or is not final yet.
+        is_irreversible: whether its block can no longer be dropped (interface T12). Implies `is_final`.
+        is_refused: whether the chain refused it before execution and never will execute it: it counts as
+            expired, whatever the block height. It is not final, because it is on no chain.
+        chain_signature: the transaction's identity on chain, if it was looked up by another key.
     """
 
     is_final: bool
@@ -108,10 +125,12 @@ class SignatureStatus:
 
 @frozen(kw_only=True)
 class SignedTransaction:
-    """May be sent repeatedly, because the chain executes a signature once.
+    """The bytes of a transaction. They may be sent repeatedly, because the chain executes a signature once.
 
-    `signature` is the first one, in base58; `raw` has at most 1,232 bytes; above `last_valid_block_height`
-    the transaction can no longer land.
+    Attributes:
+        signature: base58 text of the first signature, which identifies the transaction.
+        raw: the wire bytes, at most 1,232; not in `repr`.
+        last_valid_block_height: above this block height it can no longer land.
     """
 
     signature: str
@@ -123,8 +142,11 @@ class SignedTransaction:
 class Cosigned:
     """A transaction that the service has signed, and whose fee another party pays.
 
-    It debits `token_account`, whose newest transaction before was `after`; None if unknown. `signature` is
-    the service's; `message_hash` identifies the message that all signatures sign.
+    Attributes:
+        token_account: the account that it debits.
+        signature: the service's signature.
+        message_hash: identifies the message that all its signatures sign.
+        after: the token account's newest transaction before it was signed; None if unknown.
     """
 
     token_account: str
@@ -134,7 +156,7 @@ class Cosigned:
 
 
 def reported_landing_heights(last_valid_height: int) -> tuple[int, int]:
-    """`Chain.landing_heights` for a correct last valid height."""
+    """Return what `Chain.landing_heights` returns if the last valid height is correct."""
     return max(last_valid_height - BLOCKHASH_LIFE_BLOCKS, 0), last_valid_height
 
 
@@ -142,7 +164,9 @@ class Chain(Protocol):
     """A Solana cluster. Every coroutine may raise `ChainUnavailableError`."""
 
     @property
-    def usdc_mint(self) -> str: ...
+    def usdc_mint(self) -> str:
+        """Address of the USDC mint."""
+        ...
 
     @property
     def cluster_name(self) -> str:
@@ -169,35 +193,44 @@ class Chain(Protocol):
         ...
 
     def explorer_url(self, signature: str) -> str:
-        """In a block explorer (interface T11)."""
+        """Link to a transaction in a block explorer (interface T11)."""
         ...
 
-    async def latest_blockhash(self) -> Blockhash: ...
+    async def latest_blockhash(self) -> Blockhash:
+        """Return a blockhash for a new transaction."""
+        ...
 
     async def block_height(self) -> int:
-        """The height of the newest irreversible block."""
+        """Return the height of the newest irreversible block."""
         ...
 
     async def signature_status(self, signature: str) -> SignatureStatus | None:
-        """None if the chain has not seen it yet.
+        """Return the status of a transaction; None if the chain has not seen it yet.
 
-        Raises `DoubtfulNodeError` if the node does not know it, but may lack transactions that landed.
+        Raises:
+            DoubtfulNodeError: the node does not know it, but may lack transactions that landed.
         """
         ...
 
     async def find_cosigned(
         self, cosigned: Cosigned, *, proof_height: int | None = None
     ) -> SignatureStatus | None:
-        """Find a transaction whose fee another party pays.
+        """Return the status of a transaction whose fee another party pays; None if it has not been found.
 
         The fee payer's signature, which identifies it on chain, is unknown here. It is found by the signed
-        message and the service's signature over it. With `proof_height`, None must prove that it is in no
-        block up to this height, or `ChainUnavailableError` is raised.
+        message and the service's signature over it.
+
+        Args:
+            cosigned: the transaction to find.
+            proof_height: None must prove that it is in no block up to this height, if given.
+
+        Raises:
+            ChainUnavailableError: its status is unknown, or its absence cannot be proved.
         """
         ...
 
     async def holds(self, token_account: str, amount_micro: int) -> bool:
-        """Whether a token account holds at least an amount.
+        """Return whether a token account holds at least an amount of micro-USDC.
 
         Reads a block with the finality of settlements, at or above the height that `block_height` returned
         before the call.
@@ -205,7 +238,7 @@ class Chain(Protocol):
         ...
 
     async def newest_signature(self, token_account: str) -> str | None:
-        """The newest irreversible one.
+        """Return the signature of the newest irreversible transaction of a token account.
 
         None without a transaction, or if the chain finds a message without it.
         """
@@ -214,18 +247,23 @@ class Chain(Protocol):
     async def landing_heights(self, blockhash: str, last_valid_height: int) -> tuple[int, int] | None:
         """Return the heights of the first and the last block that can contain a transaction.
 
-        The last valid height is what a node reported with the blockhash, and may be wrong: it is checked
-        against the block of that hash. It is below the height that `block_height` returned before. Returns
-        None if the chain no longer knows that block; raises `ChainUnavailableError` if the transaction may
-        still land, or that is unknown.
+        The last valid height is what a node reported with the blockhash, and may be wrong. It is checked
+        against the block of that hash. Returns None if the chain no longer knows that block.
+
+        Args:
+            blockhash: the recent blockhash of the transaction.
+            last_valid_height: below the height that `block_height` returned before the call.
+
+        Raises:
+            ChainUnavailableError: the transaction may still land, or that is unknown.
         """
         ...
 
     async def knows_blocks(self, first_height: int, last_height: int) -> bool:
-        """Whether the chain knows all signatures in the blocks between two past heights.
+        """Return whether the chain knows all signatures in the blocks between two past heights.
 
         Nodes prune blocks after some days, and miss those produced while they were down. An unknown signature
-        proves an expiry only if the chain knows every block that could contain it.
+        proves an expiry only if the chain knows every block that could contain it: see `landing_heights`.
         """
         ...
 
@@ -236,27 +274,35 @@ class Chain(Protocol):
     async def send(self, raw: bytes, *, even_if_failing: bool = True) -> None:
         """Send a signed transaction. A return means only that a node has accepted it.
 
-        `even_if_failing` sends it even if a node predicts a failure, to get a final failure; False to resend
-        one that was reorganized away: it may yet succeed, but a failure would be final.
+        Args:
+            raw: the transaction's wire bytes.
+            even_if_failing: whether to send it even if a node predicts a failure, to get a final failure. Use
+                False to resend one that succeeded and was reorganized away: it may yet succeed, but a failure
+                would be final.
         """
         ...
 
     async def token_accounts(self, addresses: Sequence[str]) -> list[TokenAccount | None]:
-        """None for each that is missing or of another mint."""
+        """Return the USDC token accounts at `addresses`; None for each that is missing or of another mint."""
         ...
 
     async def account_size(self, address: str) -> tuple[int, int] | None:
-        """The lamports and data size in bytes of any account."""
+        """Return the lamports and data size in bytes of any account; None if it does not exist."""
         ...
 
-    async def rent_exemption(self, size: int) -> int: ...
+    async def rent_exemption(self, size: int) -> int:
+        """Return the lamports that exempt an account of `size` bytes from rent."""
+        ...
 
 
 @frozen(kw_only=True)
 class Deposit:
-    """A transaction increased the USDC of a token account.
+    """A transaction that increased the USDC of a token account.
 
-    `sender` is the token account that was debited, if there is exactly one.
+    Attributes:
+        token_account: the account that received.
+        amount_micro: the increase in micro-USDC, at least 1.
+        sender: the token account that was debited, if there is exactly one.
     """
 
     signature: str
@@ -267,7 +313,12 @@ class Deposit:
 
 @frozen(kw_only=True)
 class DepositBatch:
-    """The next part of an account's history, up to `cursor`. Oldest first; may be empty."""
+    """The next part of an account's history.
+
+    Attributes:
+        deposits: oldest first; may be empty.
+        cursor: the end of this part.
+    """
 
     deposits: tuple[Deposit, ...]
     cursor: str
@@ -278,6 +329,7 @@ Booked = Callable[[], Awaitable[Collection[str]]]
 
 
 async def nothing_booked() -> Collection[str]:
+    """Return no signatures."""
     return ()
 
 
@@ -289,9 +341,15 @@ class DepositSource(Protocol):
     ) -> AsyncIterator[DepositBatch]:
         """Yield the deposits since a cursor, in batches, oldest first; only irreversible ones.
 
-        A batch can be read again from the cursor before it. Booked deposits may be repeated. `after` is the
-        cursor of the last booked batch; None for all of the history. `booked` returns signatures to skip,
-        which saves calls.
+        A batch can be read again from the cursor before it. Booked deposits may be repeated.
+
+        Args:
+            token_account: address of a USDC token account.
+            after: the cursor of the last booked batch; None for all of the history.
+            booked: returns signatures to skip, which saves calls.
+
+        Raises:
+            ChainUnavailableError: the rest cannot be read at the moment.
         """
         ...
 

@@ -22,20 +22,26 @@ from agentpay_server.chain.instructions import (
 from agentpay_server.chain.protocol import MOST_COMPUTE_UNITS, Blockhash, ComputeBudget, SignedTransaction
 
 MAX_TRANSACTION_BYTES: Final = 1_232
-"""The largest that Solana forwards: one IPv6 packet."""
+"""The largest transaction that Solana forwards: one IPv6 packet."""
 
 _SIGNATURE_BYTES: Final = 64
 _SAME_LENGTH_BYTES: Final = 64
 
 
 class TransactionTooLargeError(ValueError):
-    """Shorten the transaction's memo or text."""
+    """A transaction would exceed `MAX_TRANSACTION_BYTES`: shorten its memo or text."""
 
 
 def sign_transaction(
     signer: Signer, blockhash: Blockhash, instructions: Sequence[Instruction], *cosigners: KeyPath
 ) -> SignedTransaction:
-    """The treasury pays and signs, and so do `cosigners`. `blockhash` sets the expiry and compute budget."""
+    """Return `instructions` as one transaction, signed by the treasury, which pays, and by `cosigners`.
+
+    `blockhash` sets its expiry and compute budget.
+
+    Raises:
+        TransactionTooLargeError: it exceeds `MAX_TRANSACTION_BYTES`; nothing was signed.
+    """
     keys = {signer.address(key): key for key in (TREASURY, *cosigners)}
     treasury = Pubkey.from_string(signer.address(TREASURY))
     steps = [*_budget(blockhash.compute_budget, instructions), *instructions]
@@ -58,7 +64,7 @@ def sign_transaction(
 
 
 def with_units_for(blockhash: Blockhash, count: int) -> Blockhash:
-    """The compute limit is `count` times as high."""
+    """Return a blockhash whose compute limit is `count` times as high."""
     budget = blockhash.compute_budget
     if budget is None:
         return blockhash
@@ -67,6 +73,12 @@ def with_units_for(blockhash: Blockhash, count: int) -> Blockhash:
 
 
 def transaction_of(raw: bytes) -> VersionedTransaction:
+    """Parse the bytes of a signed transaction.
+
+    Raises:
+        TransactionTooLargeError: larger than a packet.
+        ValueError: not a transaction, or one without signatures.
+    """
     if len(raw) > MAX_TRANSACTION_BYTES:
         raise TransactionTooLargeError(f"{len(raw)} bytes sent, the limit is {MAX_TRANSACTION_BYTES}")
     transaction = VersionedTransaction.from_bytes(raw)
@@ -78,7 +90,7 @@ def transaction_of(raw: bytes) -> VersionedTransaction:
 def shape_of(message: Message | MessageV0 | MessageV1) -> str | None:
     """Return a key that is equal for messages that need about the same compute units.
 
-    None if the need varies, for example because a program searches for an account's address.
+    None if the need varies, for example because the program searches for an account's address.
     """
     if not isinstance(message, Message):
         return None

@@ -1,7 +1,7 @@
-"""The transactions of the service, but those of sessions: pure functions to signed bytes.
+"""The transactions of the service: a pure function for each, from arguments to signed bytes.
 
 They are local and synchronous, so that the signed bytes are stored in the same commit as the decision to send
-them.
+them. The transactions of sessions are in `escrow.py`.
 """
 
 import hashlib
@@ -33,10 +33,10 @@ from agentpay_server.chain.protocol import Blockhash, SignedTransaction
 from agentpay_server.chain.signing import TransactionTooLargeError, sign_transaction, with_units_for
 
 MAX_MEMO_BYTES: Final = 769
-"""In bytes of UTF-8, with any compute budget."""
+"""The longest memo, in bytes of UTF-8, that fits into a transfer with any compute budget."""
 
 MOST_PROVISIONED: Final = 10
-"""In one transaction, with any compute budget."""
+"""The most accounts that one transaction can provision, with any compute budget."""
 
 MemoMode = Literal["id", "full"]
 
@@ -66,7 +66,13 @@ def transfer(
     amount_micro: int,
     memo: str,
 ) -> SignedTransaction:
-    """`amount_micro` is at least 1; `memo` comes from `memo_text`."""
+    """Build a transfer of `amount_micro`, at least 1, from an account's token account.
+
+    The spending key of `account_index` signs. `memo` comes from `memo_text`.
+
+    Raises:
+        TransactionTooLargeError: the memo exceeds `MAX_MEMO_BYTES`.
+    """
     key = spending_key(account_index)
     pay = instructions.transfer_checked(
         source=Pubkey.from_string(source),
@@ -86,13 +92,17 @@ def provision_accounts(
     present_lamports: Mapping[int, int],
     rent_exempt_lamports: int,
 ) -> SignedTransaction:
-    """Fund accounts' authorities and create their token accounts (interface A10).
+    """Build the transaction that funds accounts' authorities and creates their token accounts.
 
-    Repeatable: it creates only missing token accounts, and only tops up lamports. The compute limit of
-    `blockhash` applies per account.
+    See interface A10. Repeatable: it creates only missing token accounts, and only tops up lamports. The
+    compute limit of `blockhash` applies per account.
 
-    `present_lamports` has, by account index, the lamports of each authority; at most `MOST_PROVISIONED`. Each
-    is topped up to `rent_exempt_lamports`, the rent exemption of 0 bytes, or 0 for no funding.
+    `present_lamports` has, by account index, the lamports at each authority's address, 0 if it does not
+    exist; at most `MOST_PROVISIONED`. Each is topped up to `rent_exempt_lamports`, the rent exemption of 0
+    bytes, or 0 for no funding.
+
+    Raises:
+        TransactionTooLargeError: too many accounts.
     """
     treasury = Pubkey.from_string(signer.address(TREASURY))
     steps: list[Instruction] = []
@@ -112,7 +122,7 @@ def provision_accounts(
 def create_token_account(
     signer: Signer, blockhash: Blockhash, *, usdc_mint: str, owner: str
 ) -> SignedTransaction:
-    """Paid by the treasury; repeatable."""
+    """Build the transaction that creates an associated token account, paid by the treasury; repeatable."""
     create = instructions.create_associated_token_account_idempotent(
         payer=Pubkey.from_string(signer.address(TREASURY)),
         owner=Pubkey.from_string(owner),
@@ -124,7 +134,7 @@ def create_token_account(
 def mint(
     signer: Signer, blockhash: Blockhash, *, usdc_mint: str, token_account: str, amount_micro: int, memo: str
 ) -> SignedTransaction:
-    """At least 1 micro-USDC.
+    """Build the transaction that mints test USDC, at least 1 micro-USDC.
 
     The memo must be unique, because equal transactions with one blockhash are one transaction.
     """
@@ -140,7 +150,7 @@ def mint(
 def airdrop(
     signer: Signer, blockhash: Blockhash, *, recipient: str, lamports: int, memo: str
 ) -> SignedTransaction:
-    """From the treasury. The memo must be unique, as for `mint`."""
+    """Build a transfer of SOL from the treasury. The memo must be unique, as for `mint`."""
     treasury = Pubkey.from_string(signer.address(TREASURY))
     give = instructions.transfer_lamports(treasury, Pubkey.from_string(recipient), lamports)
     return sign_transaction(signer, blockhash, [give, instructions.memo(memo)])
@@ -155,14 +165,14 @@ def write_policy_record(
     present: tuple[int, int] | None,
     rent_exempt_lamports: int,
 ) -> SignedTransaction:
-    """Create or update an account's policy record (interface PO12).
+    """Build the transaction that creates or updates an account's policy record (interface PO12).
 
     The policy's text is included if it is publishable and fits the packet: about 430 bytes at creation and
     over 700 in an update, 52 fewer with a compute budget. Otherwise the field is removed, so that an old
     policy never appears with a newer digest.
 
-    `present` has the record's lamports and data size in bytes, if it exists; `rent_exempt_lamports` is for
-    `record.size` bytes.
+    `present` has the record's current lamports and data size in bytes; None if it does not exist.
+    `rent_exempt_lamports` is the rent exemption of `record.size` bytes.
     """
     address = Pubkey.from_string(signer.address(record_key(account_index)))
     authority = Pubkey.from_string(signer.address(POLICY_AUTHORITY))

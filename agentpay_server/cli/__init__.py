@@ -57,7 +57,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
 def main() -> None:
     """The reference server of the agent payment account service.
 
-    The commands serve and demo start a server, simulate and crash-test start servers of their own, and the
+    The commands serve and demo start a server, simulate and crash-test start their own servers, and the
     command operators changes the data of a server directly. Most other commands call a running server: set
     its URL with --url or AGENTPAY_BASE_URL, and the operator key with --key or AGENTPAY_API_KEY.
 

@@ -211,7 +211,7 @@ async def _serve_until_stopped(
 class _Server(PortServer):
     """Stops gracefully on a signal: requests in progress may continue for `shutdown_seconds`.
 
-    Then those that wait for a transfer return its current state, and all others are aborted.
+    Then requests that wait for a transfer return its current state, and all others are aborted.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
-"""The database connection that a unit of work receives: a subset of SQLAlchemy's, which satisfies it.
+"""The database connection that a unit of work receives, independent of the engine.
 
-SQLite has its own implementation (`sqlite.py`).
+A `Connection` is a subset of SQLAlchemy's, which satisfies it. SQLite has its own implementation
+(`sqlite.py`).
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +12,7 @@ from sqlalchemy import Executable
 Parameters = Mapping[str, Any]
 
 UNCACHED_PLAN: Final = {"agentpay_planned_each_time": True}
-"""For a statement whose best plan depends on its parameters: engines must not cache it."""
+"""Execution options of a statement whose best plan depends on its parameters: engines must not cache it."""
 
 
 class ConflictError(Exception):
@@ -19,6 +20,8 @@ class ConflictError(Exception):
 
 
 class Rows(Protocol):
+    """The result of a statement."""
+
     @property
     def rowcount(self) -> int:
         """Number of rows that the statement matched, if it changes rows."""
@@ -27,17 +30,19 @@ class Rows(Protocol):
     def __iter__(self) -> Iterator[Sequence[Any]]: ...
 
     def one_or_none(self) -> Sequence[Any] | None:
-        """More than one row is an error."""
+        """Return the only row, or None; more than one is an error."""
         ...
 
-    def scalars(self) -> Iterator[Any]: ...
+    def scalars(self) -> Iterator[Any]:
+        """Return the first column of every row."""
+        ...
 
     def scalar_one(self) -> Any:  # noqa: ANN401 - whatever the column holds
-        """The only column of the only row; no row is an error."""
+        """Return the only column of the only row; no row is an error."""
         ...
 
     def scalar_one_or_none(self) -> Any | None:  # noqa: ANN401 - whatever the column holds
-        """The only column of the only row, or None if there is no row."""
+        """Return the only column of the only row, or None if there is no row."""
         ...
 
 
@@ -49,6 +54,7 @@ class Connection(Protocol):
     ) -> Rows:
         """Run a statement; with a sequence of parameters, once for each of them.
 
-        Raises `ConflictError` if a row would violate a constraint.
+        Raises:
+            ConflictError: a row would violate a constraint.
         """
         ...

@@ -1,12 +1,20 @@
 """SQLite in a file: one connection, one writer thread, and group commits.
 
+Usage:
+
+    database = FileDatabase(directory / "store.sqlite3")  # opened and locked; DatabaseInUseError if taken
+    await database.create_missing(metadata)  # or `await migrations.upgrade(database)`
+    await database.run(unit, ...)  # BEGIN IMMEDIATE, unit, COMMIT: on disk when it returns
+    await database.read(unit, ...)  # one consistent state of the database; changes are rolled back
+    await database.close()  # after all queued units
+
 Any event loop and any thread may use it. A file belongs to one `FileDatabase` at a time, across processes:
 SQLite holds the lock, and the process releases it however it ends.
 
 `run` returns once the commit is on disk (`synchronous=FULL`). The disk is the bottleneck, so all queued units
 share one transaction, each in a savepoint. A failing unit is rolled back without affecting the others, and no
 caller gets a result before the shared commit. A read runs at once if the connection is free, otherwise on the
-thread; it sees one committed state, and its changes are rolled back.
+thread; it sees only committed data.
 
 Cancelling a caller drops its unit while queued; a unit that has begun runs to its commit.
 """
@@ -48,6 +56,8 @@ class _Kind(Enum):
 
 @frozen(eq=False)
 class _Job:
+    """A queued call, and the future that receives its result."""
+
     kind: _Kind
     work: Callable[[], Any]
     future: "asyncio.Future[Any]"
@@ -58,7 +68,15 @@ _Outcome = tuple[_Job, Any, BaseException | None]
 
 
 class FileDatabase:
-    """The file is created if missing. Raises `DatabaseInUseError` if another server holds it."""
+    """Runs units of work on a SQLite file.
+
+    Args:
+        path: the file, created if missing in an existing directory.
+
+    Raises:
+        DatabaseInUseError: another server holds the file.
+        DatabaseUnavailableError: the file cannot be opened, or is not a SQLite database.
+    """
 
     is_inline: ClassVar[bool] = False
 
@@ -76,18 +94,29 @@ class FileDatabase:
 
     @property
     def path(self) -> Path:
+        """The path of the file."""
         return self._path
 
     async def run(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """After `DatabaseUnavailableError`, nothing is committed."""
+        """See `Database.run`: returns once the commit is on disk.
+
+        Raises:
+            DatabaseUnavailableError: the disk is full or fails; nothing is committed.
+            RuntimeError: the database is closed.
+        """
         return await self._on_thread(_Kind.WRITE, lambda: unit(self._connection, *args, **kwargs))
 
     async def read(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """No other unit runs meanwhile."""
+        """See `Database.read`. No other unit runs meanwhile.
+
+        Raises:
+            DatabaseUnavailableError: the disk fails.
+            RuntimeError: the database is closed.
+        """
 
         def transaction() -> T:
             self._driver.execute("BEGIN")
@@ -109,14 +138,15 @@ class FileDatabase:
         return cast("T", result)
 
     async def create_missing(self, tables: MetaData) -> None:
+        """See `Database.create_missing`."""
         await self._on_thread(_Kind.EXCLUSIVE, lambda: create_missing(self._driver, tables))
 
     async def with_driver(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """For migrations and copies: on the raw connection, outside any transaction."""
+        """Run `work` on the raw connection, outside any transaction, for migrations and copies."""
         return await self._on_thread(_Kind.EXCLUSIVE, lambda: work(self._driver))
 
     async def close(self) -> None:
-        """Finishes all queued units. Closing twice is allowed."""
+        """Finish all queued units and release the file. Closing twice is allowed."""
         with self._lock:
             was_open, self._is_open = self._is_open, False
             if not was_open:
@@ -142,7 +172,7 @@ class FileDatabase:
         self._jobs.put(_Job(kind, work, future, loop))
         return future
 
-    # --- On the thread
+    # --- On the thread -------------------------------------------------------------------------------------
 
     def _serve(self) -> None:
         while (first := self._jobs.get()) is not None:
@@ -190,7 +220,7 @@ class FileDatabase:
         return result
 
     def _commit_group(self, jobs: "list[_Job]") -> "list[_Outcome] | None":
-        """None if the transaction was rolled back: each unit then needs its own."""
+        """Run units in one transaction. None if it was rolled back: each then needs its own."""
         outcomes: list[_Outcome] = []
 
         def units() -> None:
@@ -221,6 +251,7 @@ def _attempt(work: Callable[[], T]) -> tuple[T | None, BaseException | None]:
 
 
 def _deliver(outcomes: "list[_Outcome]") -> None:
+    """Deliver the results to the callers, grouped by event loop."""
     by_loop: dict[asyncio.AbstractEventLoop, list[_Outcome]] = {}
     for outcome in outcomes:
         by_loop.setdefault(outcome[0].loop, []).append(outcome)

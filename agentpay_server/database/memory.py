@@ -36,6 +36,7 @@ class MemoryDatabase:
     async def run(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
+        """See `Database.run`."""
         self._check_thread()
         self._driver.execute("BEGIN IMMEDIATE")
         try:
@@ -49,21 +50,22 @@ class MemoryDatabase:
     async def read(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """No other unit runs meanwhile."""
+        """See `Database.read`. No other unit runs meanwhile."""
         self._check_thread()
         return unit(self._connection, *args, **kwargs)
 
     async def create_missing(self, tables: MetaData) -> None:
+        """See `Database.create_missing`."""
         self._check_thread()
         create_missing(self._driver, tables)
 
     async def with_driver(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """For migrations: on the raw connection, outside any transaction."""
+        """Run `work` on the raw connection, outside any transaction, for migrations."""
         self._check_thread()
         return work(self._driver)
 
     def capture(self) -> Callable[[], None]:
-        """Return a function that restores the contents. No unit may be running."""
+        """Return a function that restores the current contents. No unit may be running."""
         self._check_thread()
         pages = self._driver.serialize()
 
@@ -74,6 +76,7 @@ class MemoryDatabase:
         return restore
 
     async def close(self) -> None:
+        """Close the connection and discard all data."""
         self._driver.close()
 
     def _check_thread(self) -> None:

@@ -1,7 +1,7 @@
 """Cursors of lists: opaque strings, each valid for one list (interface R15).
 
-A cursor holds the sequence number at which the previous page ended, and a digest over it and the list's name
-and owner, which detects forged cursors and those of other lists.
+A cursor holds the sequence number at which the previous page ended, and a digest over that number and the
+list's name and owner. The digest detects forged cursors and cursors of other lists.
 """
 
 import base64
@@ -26,11 +26,17 @@ Item = TypeVar("Item")
 
 @frozen
 class List:
+    """A list that can be paged through: its name and its owner."""
+
     name: str
     owner: str
 
     def before(self, cursor: str) -> int:
-        """The sequence number below which the page after `cursor` starts."""
+        """Return the sequence number below which the page after `cursor` starts.
+
+        Raises:
+            Problem: `invalid_request`: the cursor does not belong to this list.
+        """
         if not cursor:
             return _START
         try:
@@ -51,7 +57,7 @@ class List:
         seq: Callable[[Row], int],
         item: Callable[[Row], Item],
     ) -> PageBody[Item]:
-        """A row beyond `limit` indicates that there is a next page."""
+        """Return a page of at most `limit` items. An extra row indicates that there is a next page."""
         has_more = len(rows) > limit
         shown = rows[:limit]
         return PageBody(

@@ -2,11 +2,11 @@
 
 A unit runs at READ COMMITTED with explicit row locks. A read runs at REPEATABLE READ, so that all its
 statements see one state. A unit is retried if PostgreSQL aborted it to resolve a deadlock, or if the
-connection was lost before COMMIT was sent: nothing was changed. A connection lost after that raises
-`DatabaseUnavailableError`, because the outcome is unknown.
+connection was lost before COMMIT was sent: in both cases nothing was changed. A connection lost after COMMIT
+was sent raises `DatabaseUnavailableError`, because the outcome is unknown.
 
-Servers may share a schema, or use different schemas of one database. A server that needs its schema
-exclusively calls `hold_alone` first.
+All tables live in one schema. Servers may share a schema, or use different schemas of one database. A server
+that needs its schema exclusively calls `hold_alone` first.
 """
 
 import asyncio
@@ -38,23 +38,23 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 POOL_SIZE: Final = 16
-"""Further units wait for a connection."""
+"""Maximum connections per server; further units wait for one."""
 
 _TRIES: Final = 5
 _TRYING_SECONDS: Final = 15.0
 """A unit is not retried after this time: on a dead network each attempt takes its full timeout."""
 
 _ABORTED: Final = {"40001", "40P01"}
-"""Aborted in favor of another transaction: serialization failure, deadlock."""
+"""SQLSTATEs of a transaction aborted in favor of another: serialization failure, deadlock."""
 
 _SERVER_STOPPING: Final = {"57P01", "57P02", "57P03"}
-"""Shutting down, crashed, or still starting."""
+"""SQLSTATEs of a server that is shutting down, has crashed, or is still starting."""
 
 _TEMPORARY: Final = {"08", "53"}
-"""Classes of temporary errors: a failed connection, a server out of resources."""
+"""Classes of SQLSTATEs that are temporary: a failed connection, a server out of resources."""
 
 _BUGS: Final = {"22", "25", "42"}
-"""Classes for which a retry is pointless: an invalid value, transaction or statement."""
+"""Classes of SQLSTATEs for which a retry is pointless: an invalid value, transaction or statement."""
 
 _URL_OPTIONS: Final = frozenset(inspect.signature(asyncpg.connect).parameters)
 
@@ -71,9 +71,14 @@ _PROBE: Final = "SELECT 1"
 
 
 class PostgresDatabase:
-    """Runs units of work, from one event loop. No table outside `schema` is ever read.
+    """Runs units of work on a PostgreSQL database, from one event loop.
 
-    `url` is `postgresql://user:password@host:port/name`, with `?host=/directory` for a socket.
+    Args:
+        url: `postgresql://user:password@host:port/name`, with `?host=/directory` for a socket.
+        schema: holds all tables; created if missing. No table outside it is ever read.
+
+    Raises:
+        ValueError: `url` is not a PostgreSQL URL, or `schema` is not a valid name.
     """
 
     is_inline: ClassVar[bool] = False
@@ -94,24 +99,41 @@ class PostgresDatabase:
     async def run(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """If the caller is cancelled, a unit that has begun still runs to its commit."""
+        """See `Database.run`. If the caller is cancelled, a unit that has begun still runs to its commit.
+
+        Raises:
+            DatabaseUnavailableError: the database did not respond; the unit may or may not be committed.
+            RuntimeError: the database is closed.
+        """
         return await self._shielded(self._in_transaction(_BEGIN, lambda c: unit(c, *args, **kwargs)))
 
     async def read(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run without a transaction first: a single SELECT sees one state, and two statements are saved.
+        """See `Database.read`.
 
-        If the unit has several statements, it is run again in a transaction, as all later runs are.
+        A single SELECT sees one state even without a transaction, which saves two statements. So a unit first
+        runs without one. If it has several statements, it is run again in a transaction, as all later runs
+        are.
+
+        Raises:
+            DatabaseUnavailableError: the database did not respond.
+            RuntimeError: the database is closed.
         """
         kind = getattr(unit, "__code__", type(unit))
         return await self._shielded(self._read(kind, lambda c: unit(c, *args, **kwargs)))
 
     async def create_missing(self, tables: MetaData) -> None:
+        """See `Database.create_missing`."""
         await self.lay_out(tables.create_all)
 
     async def lay_out(self, work: Callable[[sqlalchemy.Connection], T]) -> T:
-        """Run `work`, which changes tables, under a lock against other servers of this schema."""
+        """Run `work`, which changes tables, under a lock against other servers of this schema.
+
+        Raises:
+            SchemaRefusedError: the role may not create the schema or its tables.
+            DatabaseUnavailableError: the database did not respond.
+        """
 
         def alone(connection: sqlalchemy.Connection) -> T:
             connection.execute(_LOCK, {"key": postgres_schema.lock_key("layout", self._schema)})
@@ -137,8 +159,11 @@ class PostgresDatabase:
     async def hold_alone(self, lost: Callable[[], None] = lambda: None) -> None:
         """Acquire exclusive use of this schema until `close`, against all servers that do the same.
 
-        If it is lost, running units are aborted, later ones refused, and `lost` is called. Raises
-        `DatabaseInUseError` if another server holds the schema.
+        If it is lost, running units are aborted, later ones refused, and `lost` is called.
+
+        Raises:
+            DatabaseInUseError: another server holds the schema.
+            DatabaseUnavailableError: the database did not respond.
         """
         if self._holder is None:
             holder = await _declaring(self._hold())
@@ -147,7 +172,10 @@ class PostgresDatabase:
             self._probing = asyncio.get_running_loop().create_task(_probe(holder))
 
     async def close(self) -> None:
-        """Closing twice is allowed. Units that take more than five seconds are aborted."""
+        """Finish running units and close all connections. Closing twice is allowed.
+
+        Units that take more than five seconds are aborted.
+        """
         self._is_open = False
         if self._running:
             _, late = await asyncio.wait(self._running, timeout=_LAST_UNITS_SECONDS)
@@ -211,7 +239,7 @@ class PostgresDatabase:
     async def _repeated(
         self, once: Callable[[Session], Awaitable[T]], is_committing: Callable[[], bool]
     ) -> T:
-        """Retry on another connection if nothing was changed."""
+        """Run `once` on a connection, and retry on another connection if nothing was changed."""
         loop = asyncio.get_running_loop()
         last_try_at = loop.time() + _TRYING_SECONDS
         for tries_left in reversed(range(_TRIES)):
@@ -269,7 +297,7 @@ class PostgresDatabase:
 
 
 async def _probe(holder: Session) -> None:
-    """Close a connection that does not respond.
+    """Check periodically that a connection responds, and close it if it does not.
 
     On a network that drops packets this server would not notice that PostgreSQL released the hold.
     """
@@ -296,7 +324,7 @@ def _sqlstate(error: BaseException | None) -> str:
 
 
 def _is_lost(error: Exception) -> bool:
-    """The connection, or its server, is gone."""
+    """Return whether an error means that the connection, or its server, is gone."""
     state = _sqlstate(error)
     # asyncpg's message for a connection that was closed while idle.
     is_drivers = isinstance(error, (asyncpg.InterfaceError, asyncpg.InternalClientError))
@@ -310,7 +338,7 @@ def _is_lost(error: Exception) -> bool:
 
 
 def _declared(error: Exception) -> DatabaseUnavailableError | None:
-    """None for a bug."""
+    """Return the declared error for an error of the driver or network; None for a bug."""
     cause = error.orig if isinstance(error, DBAPIError) else error
     state = _sqlstate(cause)
     # A ValueError is a bug (a value that asyncpg cannot send), unless it reports an invalid URL option.
@@ -325,7 +353,7 @@ def _declared(error: Exception) -> DatabaseUnavailableError | None:
 
 
 def _is_temporary(cause: BaseException | None, state: str) -> bool:
-    """Waiting may help, unlike with a wrong name, password or certificate."""
+    """Return whether waiting may help, unlike with a wrong name, password or certificate."""
     if isinstance(cause, ssl.SSLCertVerificationError):
         return False
     is_away = state in _SERVER_STOPPING or state[:2] in _TEMPORARY

@@ -24,10 +24,12 @@ T = TypeVar("T")
 _DIALECT: Final = PGDialect_asyncpg()  # type: ignore[no-untyped-call]
 _PREPARER: Final = Preparer(_DIALECT)
 CONNECTING_SECONDS: Final = 10.0
+"""Timeout of connecting."""
 
 _CLOSING_SECONDS: Final = 2.0
 _ANSWER_SECONDS: Final = 10.0
-"""Of a statement: one usually takes milliseconds, and a network that drops packets reports nothing."""
+"""Timeout of a statement: one usually takes milliseconds, and a network that drops packets reports nothing.
+"""
 
 _KEEPALIVE: Final = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
 """Closes an idle connection about ten seconds after its peer is gone."""
@@ -46,12 +48,12 @@ _CUSTOM_PLAN: Final = "SET LOCAL plan_cache_mode = force_custom_plan"
 
 
 def session_settings(schema: str) -> dict[str, str]:
-    """Only `schema` and PostgreSQL's own are on the search path."""
+    """Return the settings of every connection: only `schema` and PostgreSQL's own are on the search path."""
     return {**_SETTINGS, "search_path": f'"{schema}"'}
 
 
 class MultipleStatements(BaseException):
-    """The unit has several statements, or one that is not a plain SELECT: it needs a transaction."""
+    """A unit needs a transaction: it has several statements, or one that is not a plain SELECT."""
 
 
 class UnansweredError(ConnectionAbortedError):
@@ -63,19 +65,24 @@ class UndoneError(Exception):
 
 
 class Session:
+    """A connection to the server, with its prepared statements."""
+
     def __init__(self, driver: asyncpg.Connection) -> None:
         self.driver = driver
         self._statements: dict[str, PreparedStatement] = {}
 
     @property
     def is_idle(self) -> bool:
-        """Open and outside a transaction."""
+        """Whether it is open and outside a transaction."""
         return not self.driver.is_closed() and not self.driver.is_in_transaction()
 
     async def in_transaction(
         self, begin: str, unit: Callable[[Connection], T], committing: Callable[[], None]
     ) -> T:
-        """`committing` is called just before COMMIT is sent."""
+        """Run `unit` in a transaction, and return its result after the commit.
+
+        `begin` is the statement that begins it; `committing` is called just before COMMIT is sent.
+        """
         await self.execute(begin)
         try:
             result = await greenlet_spawn(unit, _Connection(self))
@@ -91,24 +98,30 @@ class Session:
         return result
 
     async def single_select(self, unit: Callable[[Connection], T]) -> T:
-        """Run `unit` without a transaction. If it does more than one SELECT, raise `MultipleStatements`."""
+        """Run `unit`, which may execute one SELECT only, without a transaction.
+
+        Raises:
+            MultipleStatements: the unit does more; nothing was changed.
+        """
         return await greenlet_spawn(unit, _SingleStatementConnection(self))
 
     async def execute(self, text: str) -> str:
-        """Return the status text."""
+        """Run a statement without parameters, and return its status text."""
         status: str = await self._answered(self.driver.execute(text))
         return status
 
     async def fetch(self, text: str, values: list[Any]) -> "_Rows":
+        """Run a statement."""
         statement = await self._prepared(text)
         return _Rows(await self._answered(statement.fetch(*values)), statement.get_statusmsg())
 
     async def run_each(self, text: str, values: list[list[Any]]) -> "_Rows":
-        """In one batch."""
+        """Run a statement once for each set of values, in one batch."""
         await self._answered((await self._prepared(text)).executemany(values))
         return _Rows([], "")
 
     async def close(self) -> None:
+        """Close the connection."""
         # Errors while closing have no effect.
         with contextlib.suppress(Exception):
             await self.driver.close(timeout=_CLOSING_SECONDS)
@@ -120,7 +133,11 @@ class Session:
         return found
 
     async def _answered(self, answer: Awaitable[T]) -> T:
-        """Close the connection if the response takes too long."""
+        """Return the server's response; close the connection if it takes too long.
+
+        Raises:
+            UnansweredError: the statement timed out.
+        """
         limit = asyncio.timeout(_ANSWER_SECONDS)
         try:
             async with limit:
@@ -140,7 +157,7 @@ class _Connection:
     def execute(
         self, statement: Executable, parameters: Parameters | Sequence[Parameters] | None = None, /
     ) -> "_Rows":
-        """A conflict aborts the transaction."""
+        """See `Connection.execute`. A conflict aborts the transaction."""
         try:
             if isinstance(parameters, Sequence):
                 prepared = _PREPARER.prepared(statement, parameters[0])
@@ -155,11 +172,18 @@ class _Connection:
 
 
 class _SingleStatementConnection(_Connection):
+    """Runs a single SELECT, without a transaction."""
+
     _is_used = False
 
     def execute(
         self, statement: Executable, parameters: Parameters | Sequence[Parameters] | None = None, /
     ) -> "_Rows":
+        """Run the statement.
+
+        Raises:
+            MultipleStatements: it is not the first, or not a SELECT.
+        """
         if self._is_used or not isinstance(statement, Select):
             raise MultipleStatements
         self._is_used = True
@@ -167,6 +191,8 @@ class _SingleStatementConnection(_Connection):
 
 
 class _Rows:
+    """See `Rows`."""
+
     __slots__ = ("_records", "_status")
 
     def __init__(self, records: "list[asyncpg.Record]", status: str) -> None:
@@ -200,7 +226,7 @@ class _Rows:
 
 
 class Pool:
-    """Connections are opened on demand and kept open; callers wait if `size` are in use.
+    """The connections of one server, opened on demand and kept open; callers wait if `size` are in use.
 
     asyncpg's own pool resets every returned connection, and so discards its prepared statements. Units never
     change session state, so no reset is needed.
@@ -216,12 +242,17 @@ class Pool:
         self._is_aborted = False
 
     async def connect(self) -> Session:
-        """It is not part of the pool."""
+        """Open a connection that is not part of the pool."""
         driver = await asyncpg.connect(**self._options)
         _keep_alive(driver)
         return Session(driver)
 
     async def acquire(self) -> Session:
+        """Return a connection for exclusive use; `release` returns it.
+
+        Raises:
+            ConnectionAbortedError: all connections were aborted.
+        """
         await self._places.acquire()
         try:
             session = await self._usable()
@@ -245,7 +276,7 @@ class Pool:
         raise ConnectionAbortedError("this server has closed its database connections")
 
     def drop_idle(self) -> None:
-        """Close the idle connections after the loss of one: they may be lost too.
+        """Close the idle connections after the loss of one, because they may be lost too.
 
         Otherwise a unit could spend all its retries on lost connections.
         """
@@ -254,12 +285,13 @@ class Pool:
             session.driver.terminate()
 
     def abort(self) -> None:
-        """Even those in use; refuse new ones."""
+        """Abort all connections, even those in use, and refuse new ones."""
         self._is_aborted = True
         for session in (*self._taken, *self._free):
             session.driver.terminate()
 
     def release(self, session: Session) -> None:
+        """Return a connection to the pool, or close it if it is unusable."""
         self._taken.discard(session)
         if session.is_idle:
             self._free.append(session)
@@ -268,13 +300,13 @@ class Pool:
         self._places.release()
 
     async def close(self) -> None:
-        """None may be in use."""
+        """Close all connections. None may be in use."""
         free, self._free = self._free, []
         await asyncio.gather(*(session.close() for session in free))
 
 
 def _keep_alive(driver: asyncpg.Connection) -> None:
-    """Set what asyncpg has no option for."""
+    """Enable TCP keepalive, for which asyncpg has no option."""
     found = driver._transport.get_extra_info("socket")  # noqa: SLF001
     if found is None or found.family not in (socket.AF_INET, socket.AF_INET6):
         return

@@ -1,7 +1,7 @@
 """The PostgreSQL schema of a server: creating it, and refusing an unsuitable one.
 
 A connection has only this schema on its search path, so that no statement reaches other tables. Locks are per
-schema too, so that servers can share a database.
+schema too, so that servers with different schemas can share a database.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from sqlalchemy.schema import CreateSchema
 from agentpay_server.database.runner import StartRefusedError
 
 VERSION_TABLE: Final = "agentpay_version"
-"""`alembic_version` may belong to other software, and is never read."""
+"""Holds the current migration. `alembic_version` may belong to other software, and is never read."""
 
 _NOT_PERMITTED: Final = "42501"
 _USABLE: Final = text("SELECT has_schema_privilege(oid, 'USAGE') FROM pg_namespace WHERE nspname = :name")
@@ -26,16 +26,21 @@ _CURRENT: Final = text("SELECT current_schema()")
 
 
 class SchemaRefusedError(StartRefusedError):
-    """No permission, or the schema contains tables of other software."""
+    """The schema cannot hold a server's tables: no permission, or it contains tables of other software."""
 
 
 def lock_key(purpose: str, schema: str) -> int:
-    """Of an advisory lock. It includes the schema, because a database shares these keys."""
+    """Return the key of an advisory lock. It includes the schema, because a database shares these keys."""
     digest = hashlib.sha256(f"agentpay {purpose} {schema}".encode()).digest()
     return int.from_bytes(digest[:8], "big", signed=True)
 
 
 def create_schema(connection: Connection, name: str) -> None:
+    """Create the schema if it does not exist.
+
+    Raises:
+        SchemaRefusedError: the connection's role may neither create nor use it.
+    """
     is_usable = connection.execute(_USABLE, {"name": name}).scalar_one_or_none()
     if is_usable is None:
         # Only if missing: IF NOT EXISTS needs the right to create schemas even for an existing one.
@@ -45,12 +50,17 @@ def create_schema(connection: Connection, name: str) -> None:
 
 
 def refusal_of(error: DBAPIError, schema: str) -> SchemaRefusedError | None:
+    """Return the refusal for a denied permission; None for any other error."""
     is_refusal = getattr(error.orig, "sqlstate", None) == _NOT_PERMITTED
     return _not_permitted(schema) if is_refusal else None
 
 
 def check_contents(connection: Connection) -> bool:
-    """False if the current schema is empty."""
+    """Return whether the current schema is migrated; False if it is empty.
+
+    Raises:
+        SchemaRefusedError: it holds tables of other software.
+    """
     names = list(connection.execute(_RELATIONS).scalars())
     if names and VERSION_TABLE not in names:
         schema = connection.execute(_CURRENT).scalar_one()

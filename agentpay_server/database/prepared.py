@@ -1,7 +1,7 @@
 """Compiled statements, which both engines run without SQLAlchemy.
 
-SQLAlchemy's other work per execution takes several times as long as the driver's, and dominated the cost of a
-transfer.
+SQLAlchemy caches compilation, but its other work per execution takes several times as long as the driver's,
+and dominated the cost of a transfer.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,9 +17,12 @@ Row = Sequence[Any]
 
 @frozen
 class Prepared:
-    """`names` are in the order of the placeholders; the statement itself sets `constants`.
+    """A statement in the form that a driver takes.
 
-    `convert` converts a row from the driver's types to the tables'; None if they are equal.
+    Attributes:
+        names: the parameters in the order of the placeholders.
+        constants: parameters that the statement itself sets.
+        convert: converts a row from the driver's types to the tables'; None if they are equal.
     """
 
     text: str
@@ -28,6 +31,7 @@ class Prepared:
     convert: Callable[[Row], Row] | None
 
     def positional(self, parameters: Parameters) -> list[Any]:
+        """Return the values of the parameters in the order of the placeholders."""
         constants = self.constants
         if not constants:
             return [parameters[name] for name in self.names]
@@ -35,7 +39,10 @@ class Prepared:
 
 
 class Preparer:
-    """`dialect` has positional parameters."""
+    """Compiles statements for one engine, and caches them.
+
+    `dialect` has positional parameters; `converter` returns `Prepared.convert` for a SELECT.
+    """
 
     def __init__(
         self,
@@ -47,7 +54,11 @@ class Preparer:
         self._prepared: dict[tuple[Executable, tuple[str, ...]], Prepared] = {}
 
     def prepared(self, statement: Executable, parameters: Parameters) -> Prepared:
-        """Compile for the names of `parameters`; the statement must have all of them."""
+        """Return a statement compiled for the names of `parameters`.
+
+        Raises:
+            KeyError: the statement lacks one of these parameters.
+        """
         # Statements are module constants, which bounds the cache. The key includes the names, because they
         # decide the columns of an INSERT.
         key = (statement, tuple(parameters))

@@ -2,7 +2,7 @@
 
 A unit of work is a plain function `unit(connection, ...)`. A runner opens a transaction, calls it, commits,
 and returns its result; an exception rolls everything back. A unit cannot await, so no transaction is ever
-held across an await. The engines have their own runners: `memory.py`, `file.py`, `postgres.py`.
+held across an await. The engines differ in their runners: `memory.py`, `file.py`, `postgres.py`.
 
 A unit may run more than once: if the engine aborts its transaction (PostgreSQL does, to resolve a deadlock),
 the runner retries it. So a unit must have no side effects outside the database.
@@ -20,20 +20,24 @@ T = TypeVar("T")
 
 
 class DatabaseUnavailableError(Exception):
-    """Whether the transaction was committed is unknown. Check the database before retrying.
+    """The database cannot be reached or cannot write.
 
-    `outage` names this outage in logs, at most once a second.
+    It is unknown whether the transaction was committed. Check the database before retrying.
+
+    Attributes:
+        outage: the name of this outage in logs. It is logged at most once a second, however many callers
+            fail.
     """
 
     outage: ClassVar[str] = "database"
 
 
 class DatabaseAwayError(DatabaseUnavailableError):
-    """The database may respond later: a starting server waits for it."""
+    """The database does not respond at the moment but may later: a starting server waits for it."""
 
 
 class StartRefusedError(Exception):
-    """The message says why a server cannot start with this configuration, and what to do."""
+    """A server cannot start with this configuration; the message says why, and what to do."""
 
 
 class DatabaseInUseError(StartRefusedError):
@@ -41,39 +45,48 @@ class DatabaseInUseError(StartRefusedError):
 
 
 class NewerSchemaError(StartRefusedError):
-    """This version does not know the schema."""
+    """The schema is of a newer version, which this version does not know."""
 
 
 class OlderSchemaError(StartRefusedError):
-    """Servers of the schema's older version may still be running."""
+    """The schema is of an older version, and servers of that version may still be running."""
 
 
 class Database(Protocol):
-    """Runs units of work. If `is_inline`, a unit never yields to the event loop: it cannot be cancelled."""
+    """Runs units of work.
+
+    Attributes:
+        is_inline: whether a unit runs without yielding to the event loop, so that it cannot be cancelled.
+    """
 
     is_inline: ClassVar[bool]
 
     async def run(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run a unit in one transaction and return its result after the commit.
+        """Run `unit(connection, ...)` in one transaction and return its result after the commit.
 
-        After `DatabaseUnavailableError` it may or may not be committed.
+        Raises:
+            DatabaseUnavailableError: the database did not respond; the unit may or may not be committed.
         """
         ...
 
     async def read(
         self, unit: Callable[Concatenate[Connection, P], T], /, *args: P.args, **kwargs: P.kwargs
     ) -> T:
-        """Run a read-only unit on one state of the database."""
+        """Run a read-only `unit(connection, ...)` on one state of the database.
+
+        Raises:
+            DatabaseUnavailableError: the database did not respond.
+        """
         ...
 
     async def create_missing(self, tables: MetaData) -> None:
-        """Tables and indexes."""
+        """Create the tables and indexes that are missing."""
         ...
 
     async def close(self) -> None:
-        """Finish running units first."""
+        """Finish running units and close all connections."""
         ...
 
 
@@ -82,8 +95,8 @@ async def run_again_if_late(
 ) -> T:
     """Run a unit that inserts a row if it is missing and returns the stored one.
 
-    Two servers that start at once may both find no row. The slower one gets a conflict; its unit is run again
-    and returns the other's row.
+    Two servers that start at once may both find no row. The slower one gets a conflict, and its unit is run
+    again and returns the other's row.
     """
     try:
         return await database.run(unit, *args, **kwargs)

@@ -15,11 +15,11 @@ from agentpay_server.database.connection import ConflictError, Parameters
 from agentpay_server.database.prepared import Preparer, Row
 
 CACHED_STATEMENTS: Final = 512
-"""Statements that a connection keeps parsed: more than a server uses."""
+"""Number of statements that a connection keeps parsed: more than a server uses."""
 
 
 def _converter(statement: Select[Any]) -> Callable[[Row], Row] | None:
-    """0 and 1 become booleans; None for rows without booleans."""
+    """Return a function that converts 0 and 1 to booleans; None for rows without booleans."""
     columns = list(statement.selected_columns)
     places = [place for place, column in enumerate(columns) if isinstance(column.type, Boolean)]
     if not places:
@@ -39,6 +39,8 @@ _PREPARER: Final = Preparer(_DIALECT, _converter)
 
 
 class SqliteRows:
+    """See `Rows`."""
+
     __slots__ = ("_convert", "_cursor")
 
     def __init__(self, cursor: sqlite3.Cursor, convert: Callable[[Row], Row] | None) -> None:
@@ -47,12 +49,14 @@ class SqliteRows:
 
     @property
     def rowcount(self) -> int:
+        """See `Rows`."""
         return self._cursor.rowcount
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self._cursor) if self._convert is None else map(self._convert, self._cursor)
 
     def one_or_none(self) -> Row | None:
+        """See `Rows`."""
         row: Row | None = self._cursor.fetchone()
         if row is None:
             return None
@@ -61,21 +65,24 @@ class SqliteRows:
         return row if self._convert is None else self._convert(row)
 
     def scalars(self) -> Iterator[Any]:
+        """See `Rows`."""
         return (row[0] for row in self)
 
     def scalar_one(self) -> Any:  # noqa: ANN401 - whatever the column holds
+        """See `Rows`."""
         row = self.one_or_none()
         if row is None:
             raise ValueError("the statement returned no row")
         return row[0]
 
     def scalar_one_or_none(self) -> Any | None:  # noqa: ANN401 - whatever the column holds
+        """See `Rows`."""
         row = self.one_or_none()
         return None if row is None else row[0]
 
 
 class SqliteConnection:
-    """The sqlite3 connection's own transaction control is off."""
+    """Runs Core statements on a sqlite3 connection without its own transaction control."""
 
     def __init__(self, driver: sqlite3.Connection) -> None:
         self._driver = driver
@@ -83,6 +90,12 @@ class SqliteConnection:
     def execute(
         self, statement: Executable, parameters: Parameters | Sequence[Parameters] | None = None, /
     ) -> SqliteRows:
+        """See `Connection.execute`.
+
+        Raises:
+            ConflictError: a row would violate a constraint.
+            KeyError: a parameter is missing.
+        """
         try:
             if isinstance(parameters, Sequence):
                 prepared = _PREPARER.prepared(statement, parameters[0])
@@ -97,7 +110,7 @@ class SqliteConnection:
 
 
 def create_missing(driver: sqlite3.Connection, tables: MetaData) -> None:
-    """In one transaction."""
+    """Create the tables and indexes that are missing, in one transaction."""
     driver.execute("BEGIN IMMEDIATE")
     try:
         for table in tables.sorted_tables:

@@ -1,8 +1,8 @@
 """Filters by time, for lists that are read in order of sequence numbers.
 
 Times follow the numbers only roughly: a transaction takes its number before it commits, and the clocks of
-servers differ. So an index of times gives the numbers around a moment, with some slack, and the times within
-are compared exactly. The cost does not grow with the list.
+several servers differ. So an index of times gives the numbers around a moment, with some slack, and the times
+within are compared exactly. The cost does not grow with the list.
 """
 
 from typing import Any, Final
@@ -21,7 +21,7 @@ _UNTIL: Final[BindParameter[int]] = bindparam("until_us", type_=BigInteger)
 
 
 def after(table: Table) -> tuple[ColumnElement[Any], ...]:
-    """Conditions for rows after `since_us`."""
+    """Return the conditions for rows after `since_us`."""
     near = table.alias("near_since")
     well_before = (
         select(near.c.seq)
@@ -34,7 +34,7 @@ def after(table: Table) -> tuple[ColumnElement[Any], ...]:
 
 
 def up_to(table: Table) -> tuple[ColumnElement[Any], ...]:
-    """Conditions for rows up to `until_us`."""
+    """Return the conditions for rows up to `until_us`."""
     near = table.alias("near_until")
     well_after = (
         select(near.c.seq)

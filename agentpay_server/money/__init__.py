@@ -1,1 +1,1 @@
-"""The money core."""
+"""The money core: authorizes every spend and drives every transaction to its outcome."""

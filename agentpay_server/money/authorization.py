@@ -1,7 +1,8 @@
-"""The only path by which money leaves an account.
+"""Authorization: the only path by which money leaves an account.
 
-`preflight.py` reads the chain first. Then one unit of work locks the account, claims the idempotency key,
-applies the policy, and either refuses or reserves and signs. `settlement.py` drives the transaction.
+Transfers, approved transfers, payments behind HTTP 402 and session openings all use it. `preflight.py` reads
+the chain first. Then one unit of work locks the account, claims the idempotency key, applies the policy, and
+either refuses or reserves and signs. `settlement.py` drives the signed transaction.
 """
 
 import asyncio
@@ -34,7 +35,14 @@ R = TypeVar("R")
 
 @frozen(kw_only=True)
 class Parties:
-    """A recipient has an account if this service holds it; `others` maps further token accounts to theirs."""
+    """The payer and the recipients of a spend.
+
+    Attributes:
+        source: the paying account.
+        recipient: the recipient's account, if this service holds it.
+        others: further token accounts to pay, each with its account if this service holds it.
+        is_broadcast_by_us: whether this service sends the transaction.
+    """
 
     source: AccountRecord
     recipient: AccountRecord | None
@@ -43,7 +51,11 @@ class Parties:
 
 
 def own_parties(connection: Connection, principal: Principal, account_id: str, to: str) -> Parties:
-    """Raise the same `not_found` for a missing account as for one of another operator."""
+    """Return the parties of a spend from an account of the principal's operator.
+
+    Raises:
+        Problem: `not_found`, the same for a missing account as for one of another operator.
+    """
     if is_identifier(account_id, ACCOUNT):
         source, recipient = account_store.parties(connection, account_id, to)
         if source is not None and source.operator_id == principal.operator_id:
@@ -53,7 +65,11 @@ def own_parties(connection: Connection, principal: Principal, account_id: str, t
 
 @frozen(kw_only=True)
 class Decided(Generic[R]):
-    """`tx` is None if no money may leave."""
+    """The decision about a spend.
+
+    Attributes:
+        tx: the signed transaction; None if no money may leave.
+    """
 
     record: R
     tx: ChainTransaction | None = None
@@ -61,7 +77,11 @@ class Decided(Generic[R]):
 
 @frozen(kw_only=True)
 class SpendUnit:
-    """`source` is the account's current row, locked."""
+    """The unit of work that decides about a spend.
+
+    Attributes:
+        source: the paying account's current row, locked.
+    """
 
     connection: Connection
     source: AccountRecord
@@ -70,10 +90,11 @@ class SpendUnit:
 
     @property
     def spent_us(self) -> int:
-        """It never decreases within an account."""
+        """The time at which the spend counts. It never decreases within an account."""
         return max(self.now_us, self.source.last_spend_us)
 
     def hold(self, tx: ChainTransaction, amount_micro: int) -> ChainTransaction:
+        """Store a signed transaction and count its amount as spent and in flight."""
         total = self.source.spent_total + amount_micro
         held = attrs.evolve(tx, held=amount_micro, spent_us=self.spent_us, spent_total=total)
         transactions.insert_transaction(self.connection, held)
@@ -87,6 +108,7 @@ class SpendUnit:
         return held
 
     def hold_cap(self, tx: ChainTransaction, cap_micro: int) -> ChainTransaction:
+        """Store the transaction that funds an escrow; count its cap as reserved and in flight."""
         held = attrs.evolve(tx, held=cap_micro)
         transactions.insert_transaction(self.connection, held)
         account_store.reserve_cap(self.connection, self.source.account_id, cap_micro)
@@ -102,49 +124,53 @@ class Intent(ABC, Generic[R]):
     """Whether an operator has approved it; if so, it is not escalated."""
 
     retry_hint: ClassVar[str] = "retry with the same key"
-    """The end of a sentence: after funding an account with `insufficient_balance`, do this."""
+    """For `insufficient_balance`: what to do after funding the account; the end of a sentence."""
 
     @property
     @abstractmethod
-    def account_id(self) -> str: ...
+    def account_id(self) -> str:
+        """The paying account."""
 
     @property
     @abstractmethod
     def to(self) -> str:
-        """As the caller named it."""
+        """The recipient, as the caller named it."""
 
     @abstractmethod
-    def spend(self, preflight: Preflight) -> Spend: ...
+    def spend(self, preflight: Preflight) -> Spend:
+        """Return the spend that the policy judges."""
 
     @abstractmethod
     def claim(self, connection: Connection) -> bool:
         """Claim the idempotency key, or check that the spend is still undecided.
 
-        False: stored data has changed since it was read, and the request must start over.
+        Returns:
+            False if the stored data has changed since it was read: the request must start over.
         """
 
     def objection(self, unit: SpendUnit) -> Refusal | None:  # noqa: ARG002
-        """Precedes the policy's rules."""
+        """Return a refusal by a rule of the feature, which comes before the policy's rules."""
         return None
 
     @abstractmethod
-    def submitted(self, unit: SpendUnit) -> Decided[R]: ...
+    def submitted(self, unit: SpendUnit) -> Decided[R]:
+        """Sign the spend, reserve its amount and store it."""
 
     @abstractmethod
     def escalated(self, unit: SpendUnit, policy: Policy) -> Decided[R]:
-        """Raise a Problem if the spend cannot wait for an operator."""
+        """Store the spend as pending approval, or raise a Problem if it cannot wait for an operator."""
 
     @abstractmethod
     def refused(self, connection: Connection, refusal: Refusal, now_us: int) -> Decided[R]:
         """Store the refusal, or raise it as a Problem if refusals are not stored."""
 
     def is_key_taken(self, connection: Connection) -> bool:  # noqa: ARG002
-        """By another request."""
+        """Return whether another request holds the idempotency key."""
         return False
 
 
 class Authorizer:
-    """`book_arrivals` books the reported deposits of a token account."""
+    """Authorizes spends. `book_arrivals` books the reported deposits of a token account."""
 
     def __init__(
         self, context: Context, settlement: Settlement, book_arrivals: Callable[[str], Awaitable[None]]
@@ -154,11 +180,15 @@ class Authorizer:
         self._book_arrivals = book_arrivals
 
     def deadline(self) -> float:
-        """In the event loop's time."""
+        """Return the deadline of a request that starts now, in the event loop's time."""
         return asyncio.get_running_loop().time() + self._context.settings.settlement_wait_seconds
 
     async def preflight(self, to: str, parties: Parties) -> Preflight | None:
-        """None while the account is paused."""
+        """Read the on-chain data for a decision; None while the account is paused.
+
+        Raises:
+            Problem: `invalid_recipient`, `chain_unavailable`.
+        """
         source = parties.source
         if source.paused:
             return None
@@ -179,7 +209,14 @@ class Authorizer:
             raise chain_unavailable() from None
 
     async def authorize(self, intent: Intent[R], parties: Parties, deadline: float) -> Decided[R] | None:
-        """None: the request must start over. If a Problem is raised, nothing was stored."""
+        """Decide about a spend in one unit of work.
+
+        Returns:
+            The decision, or None if the request must start over.
+
+        Raises:
+            Problem: `invalid_recipient`, `chain_unavailable`, or an error of the intent. Nothing was stored.
+        """
         is_last_look = asyncio.get_running_loop().time() >= deadline
         preflight = await self.preflight(intent.to, parties)
         fault_point(intent.operation, Step.BEGUN)
@@ -209,7 +246,7 @@ class Authorizer:
     def _decide(
         self, connection: Connection, intent: Intent[R], preflight: Preflight | None, *, is_last_look: bool
     ) -> Decided[R] | None:
-        # The account's policy changes and spends take this lock: they happen one after another.
+        # The account's policy changes and spends take this lock, so they happen one after another.
         source = account_store.existing_account(connection, intent.account_id, lock=True)
         if must_look_again(source, preflight) or not intent.claim(connection):
             return None
@@ -231,7 +268,11 @@ class Authorizer:
 
 
 def must_look_again(source: AccountRecord, preflight: Preflight | None) -> bool:
-    """Whether the account was resumed since the preflight."""
+    """Return whether the account was resumed since the preflight, so that the chain must be read again.
+
+    Raises:
+        Problem: signing is stopped for the account.
+    """
     if source.paused:
         return False
     if preflight is None:
@@ -242,7 +283,17 @@ def must_look_again(source: AccountRecord, preflight: Preflight | None) -> bool:
 
 
 def refusal_of(unit: SpendUnit, spend: Spend, *, retry_hint: str, is_last_look: bool) -> Refusal | None:
-    """Raises `Contended` if the balance must be read again, unless `is_last_look`: no time is left."""
+    """Return why the policy or the balance refuses a spend, or None. Escalation is judged separately.
+
+    Args:
+        unit: the unit of work.
+        spend: the spend.
+        retry_hint: see `Intent.retry_hint`.
+        is_last_look: whether no time is left to read the balance again.
+
+    Raises:
+        Contended: the balance must be read again.
+    """
     source, preflight = unit.source, unit.preflight
     policy, spent_micro = stored_policy(source.policy), 0
     if policy.max_daily_spend is not None:

@@ -3,11 +3,12 @@
 The chain may lose requests and replies, lag, or be unreachable. Therefore:
 
 1. Only committed bytes are sent, and the same bytes are resent for as long as they may land.
-2. A missing status proves that a transaction can never land only if (a) it was read after the block height
-   had passed the last valid one; (b) that height fits the block of the blockhash, because a node may have
-   reported a wrong one; (c) the node knows all blocks that could contain it: nodes prune old blocks, and miss
-   blocks while they are down; (d) 150 blocks can have passed since the signature by this server's own clock,
-   because nodes may report wrong heights. The only other proof is a final rejection by the chain.
+2. A missing status proves that a transaction can never land only under four conditions. First, the status
+   was read after the block height had passed the transaction's last valid one. Second, that height fits the
+   block of the transaction's blockhash, because a node may have reported a wrong one. Third, the node knows
+   all blocks that could contain the transaction; nodes prune old blocks, and miss blocks while they are down.
+   Fourth, 150 blocks can have passed since the signature by this server's own clock, because nodes may report
+   wrong heights. The only other proof is a final rejection by the chain.
 3. An error of the chain proves nothing: the loop asks again.
 """
 
@@ -48,9 +49,11 @@ class Expired(Enum):
 
 @frozen
 class Landed:
-    """`is_irreversible`: its block can no longer be reorganized away.
+    """The transaction is final on chain and succeeded.
 
-    `chain_signature` is set if it differs from the stored one.
+    Attributes:
+        is_irreversible: whether its block can no longer be reorganized away.
+        chain_signature: its signature on chain, if that differs from the signature it was stored under.
     """
 
     is_irreversible: bool
@@ -61,15 +64,15 @@ Outcome = Landed | Expired | Failure
 
 
 class Find(Protocol):
-    """None if it is not there (yet)."""
+    """Looks a transaction up on chain; None if it is not there (yet)."""
 
     async def __call__(self, *, proof_height: int | None) -> SignatureStatus | None:
-        """With `proof_height`, None proves that no block up to this height holds it."""
+        """Look it up; with `proof_height`, None proves that no block up to this height holds it."""
         ...
 
 
 def may_vanish(end: Outcome) -> bool:
-    """By a reorganization."""
+    """Return whether a reorganization can still undo an outcome."""
     return isinstance(end, Landed) and not end.is_irreversible
 
 
@@ -80,21 +83,25 @@ class Ages:
         self._since: dict[str, float] = {}
 
     def note(self, signature: str) -> None:
+        """Start the age of a transaction, unless it is known."""
         if signature not in self._since and len(self._since) >= _MAX_AGES:
             # Forget the oldest. If it is asked for again, its age starts at zero, which is safe.
             del self._since[next(iter(self._since))]
         self._since.setdefault(signature, asyncio.get_running_loop().time())
 
     def seconds(self, signature: str) -> float:
-        """The age of an unknown transaction starts now."""
+        """Return how long a transaction has been known; the age of an unknown one starts now."""
         self.note(signature)
         return asyncio.get_running_loop().time() - self._since[signature]
 
     def forget(self, signature: str) -> None:
+        """Forget a transaction."""
         self._since.pop(signature, None)
 
 
 class Broadcaster:
+    """Sends transactions and determines their outcomes."""
+
     def __init__(self, chain: Chain) -> None:
         self._chain = chain
         self.ages: Ages = Ages()
@@ -111,8 +118,16 @@ class Broadcaster:
     ) -> Outcome:
         """Send a stored transaction, repeatedly if necessary, and return its outcome.
 
-        `sent` is called once, if the transaction was sent and is not final at the next check. `is_new`: it
-        was certainly never sent. After `ChainUnavailableError` it may still land.
+        Args:
+            signed: the transaction.
+            sent: called once, if the transaction was sent and is not final at the next check.
+            operation: its purpose, for fault points.
+            is_new: whether it was certainly never sent.
+            patience_seconds: how long to wait.
+            irreversibly: whether to wait until the outcome is irreversible.
+
+        Raises:
+            ChainUnavailableError: `patience_seconds` have passed; the transaction may still land.
         """
         self.ages.note(signed.signature)
         deadline = asyncio.get_running_loop().time() + patience_seconds
@@ -130,7 +145,7 @@ class Broadcaster:
                         self.ages.forget(signed.signature)
                     return end
             except ChainUnavailableError:
-                # The request or the reply was lost: the next check shows which.
+                # Either the request or the reply was lost: the next check shows which.
                 must_send = False
             if is_sent and sent is not None:
                 await sent()
@@ -143,7 +158,7 @@ class Broadcaster:
     async def first_look(
         self, signed: SignedTransaction, operation: Operation, deadline: float
     ) -> tuple[bool, Outcome | None]:
-        """Return whether sending succeeded, and the outcome if it is already known."""
+        """Send a new transaction; return whether that succeeded, and the outcome if it is already known."""
         is_sent, end = False, None
         try:
             async with asyncio.timeout_at(deadline):
@@ -156,6 +171,7 @@ class Broadcaster:
         return is_sent, end
 
     async def _send(self, signed: SignedTransaction, operation: Operation) -> None:
+        """Send a transaction, then wait the usual time until it lands."""
         fault_point(operation, Step.SIGNED)
         await self._chain.send(signed.raw)
         fault_point(operation, Step.SENT)
@@ -169,14 +185,18 @@ class Broadcaster:
         return end, must_send
 
     async def look(self, signed: SignedTransaction, find: Find | None = None) -> tuple[Outcome | None, bool]:
-        """Check once, without sending; return the outcome if known, and whether to resend the bytes.
+        """Check once a transaction that may have been sent, without sending it.
 
-        `find` looks the transaction up; None: by its signature.
+        Returns its outcome if known, and whether to resend the bytes. `find` looks it up; None looks it up by
+        its signature.
+
+        Raises:
+            ChainUnavailableError: the chain did not respond.
         """
         try:
             return await self._seen(signed, find or self._by_signature(signed.signature))
         except DoubtfulNodeError:
-            # The node proves nothing; resending the bytes is harmless.
+            # The node proves nothing, and resending the bytes is harmless.
             return None, True
 
     def _by_signature(self, signature: str) -> Find:

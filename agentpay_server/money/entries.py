@@ -11,6 +11,8 @@ from agentpay_server.database.tables import entries
 
 @frozen
 class EntryRecord:
+    """A row of `entries`."""
+
     seq: int
     transaction_id: str
     account_id: str
@@ -37,7 +39,7 @@ _PAGE: Final = (
     .limit(bindparam("count"))
 )
 _DEPOSIT: Final = select(entries.c.seq).where(
-    # A literal: the partial index is not used for a bound parameter.
+    # A literal in the SQL text: the partial index is not used for a bound parameter.
     entries.c.type == literal_column("'deposit'"),
     entries.c.account_id == bindparam("account_id"),
     entries.c.tx_signature == bindparam("tx_signature"),
@@ -59,16 +61,18 @@ _PAGES: Final = {
 
 
 def insert_entries(connection: Connection, *rows: dict[str, object]) -> None:
-    """A column that a row omits is NULL."""
+    """Store history entries. A column that a row omits is NULL."""
     connection.execute(_INSERT, [{name: row.get(name) for name in _COLUMNS} for row in rows])
 
 
 def is_deposit_booked(connection: Connection, account_id: str, tx_signature: str) -> bool:
+    """Return whether an account's history has a deposit entry for a transaction."""
     values = {"account_id": account_id, "tx_signature": tx_signature}
     return connection.execute(_DEPOSIT, values).scalar_one_or_none() is not None
 
 
 def newest_signatures(connection: Connection, account_id: str, count: int) -> set[str]:
+    """Return the transaction signatures of an account's newest entries."""
     rows = connection.execute(_NEWEST, {"account_id": account_id, "count": count})
     return {signature for signature in rows.scalars() if signature is not None}
 
@@ -82,7 +86,7 @@ def page(
     status: str | None,
     since_us: int | None,
 ) -> list[EntryRecord]:
-    """Return entries below a sequence number, newest first."""
+    """Return an account's entries below a sequence number, newest first."""
     values: dict[str, object] = {"account_id": account_id, "before": before, "count": count}
     if status is not None:
         values["status"] = status

@@ -1,4 +1,7 @@
-"""The engine decides when a transaction has ended; the handler of its kind books the outcome."""
+"""The interface between the settlement engine (`settlement.py`) and the handlers of its transactions.
+
+The engine decides when a transaction has ended; the handler of its kind books the outcome.
+"""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, Final, Generic, TypeVar
@@ -16,12 +19,16 @@ from agentpay_server.money.transactions import ChainTransaction, Kind, State
 S = TypeVar("S")
 
 LEASE_US: Final = 30 * SECOND_US
-"""How long, in real time, a process keeps a lease without renewing it."""
+"""How long, in real time, a process keeps a transaction's lease without renewing it."""
 
 
 @frozen
 class Unit:
-    """`afterwards` runs after its commit."""
+    """A running unit of work.
+
+    Attributes:
+        afterwards: actions to run after its commit.
+    """
 
     connection: Connection
     context: Context
@@ -31,7 +38,7 @@ class Unit:
 
 @frozen(kw_only=True)
 class Replacement:
-    """With the handler's log detail."""
+    """The replacement of an expired transaction, and the handler's log detail."""
 
     signed: SignedTransaction
     detail: str | None = None
@@ -39,7 +46,12 @@ class Replacement:
 
 @frozen(kw_only=True)
 class SigningInputs:
-    """The signing account, locked, and the result of `Handler.prepare`."""
+    """The inputs for signing a replacement.
+
+    Attributes:
+        source: the signing account, locked.
+        prepared: the result of `Handler.prepare`.
+    """
 
     source: AccountRecord
     blockhash: Blockhash
@@ -49,8 +61,8 @@ class SigningInputs:
 class Handler(Generic[S]):
     """Books the outcomes of one kind of transaction. Stateless.
 
-    The methods run in the engine's unit of work, after it has changed the row's state: each outcome is booked
-    once, however many processes drive the transaction.
+    The methods run in the engine's unit of work, after it has changed the row's state. So each outcome is
+    booked once, however many processes drive the transaction.
     """
 
     kind: ClassVar[Kind]
@@ -59,7 +71,7 @@ class Handler(Generic[S]):
     """Whether an outcome must be irreversible before the subject's next transaction is signed."""
 
     is_broadcast_by_us: ClassVar[bool] = True
-    """If not, the transaction is looked up on chain, and never replaced."""
+    """Whether this service sends the transaction. Otherwise it is looked up on chain, and never replaced."""
 
     announces: ClassVar[bool] = False
     """Whether to emit an event that the transaction was sent, if it is not final at once."""
@@ -68,20 +80,22 @@ class Handler(Generic[S]):
     """Whether a late landing ends the replacement transaction. Otherwise both continue."""
 
     def operation(self, subject: S) -> Operation:
-        """For fault points."""
+        """Return the transaction's purpose, for fault points."""
         raise NotImplementedError
 
     def load(self, connection: Connection, subject_id: str) -> S:
+        """Return the stored subject."""
         raise NotImplementedError
 
     def announced(self, unit: Unit, tx: ChainTransaction, subject: S) -> None:
-        """It was sent and is not final yet."""
+        """Record that the transaction was sent and is not final yet."""
 
     def settled(self, unit: Unit, tx: ChainTransaction, subject: S) -> S:
+        """Book that the transaction has landed."""
         raise NotImplementedError
 
     def failed(self, unit: Unit, tx: ChainTransaction, subject: S, failure: Failure) -> S:
-        """The chain rejected it: it moved nothing."""
+        """Book that the chain rejected the transaction: it moved nothing."""
         raise NotImplementedError
 
     async def find(
@@ -91,30 +105,38 @@ class Handler(Generic[S]):
         *,
         proof_height: int | None,  # noqa: ARG002
     ) -> SignatureStatus | None:
-        """None if it is not there (yet).
+        """Look a transaction up on chain; None if it is not there (yet).
 
         With `proof_height`, None proves that no block up to this height contains it.
+
+        Raises:
+            ChainUnavailableError: the result is unknown.
         """
         return await chain.signature_status(tx.signature)
 
     async def prepare(self, context: Context, subject: S) -> object:
         """Read from the chain what signing a replacement needs besides a blockhash.
 
-        After a `ChainUnavailableError` nothing is signed for now.
+        Raises:
+            ChainUnavailableError: nothing is signed for now.
         """
 
     def sign_replacement(
         self, unit: Unit, tx: ChainTransaction, subject: S, means: SigningInputs
     ) -> Replacement | Any:  # noqa: ANN401 - the reason for `dropped`
-        """Return a replacement of an expired transaction, or a reason for `dropped`."""
+        """Sign a replacement of an expired transaction, or return a reason for `dropped`."""
         raise NotImplementedError
 
     def dropped(self, unit: Unit, tx: ChainTransaction, subject: S, reason: Any) -> S:  # noqa: ANN401
-        """It has expired and is not replaced."""
+        """Book that the transaction has expired and is not replaced."""
         raise NotImplementedError
 
     def landed_late(self, unit: Unit, tx: ChainTransaction) -> str | None:
-        """It landed after its expiry; return the signature of its replacement, if any."""
+        """Book a transaction that landed after it was considered expired.
+
+        Returns:
+            The signature of its replacement, if any.
+        """
         raise NotImplementedError
 
     def report(self, context: Context, tx: ChainTransaction, subject: S, detail: str | None) -> None:
@@ -134,7 +156,7 @@ def pending_transaction(
     spent_total: int | None = None,
     detail: str | None = None,
 ) -> ChainTransaction:
-    """Leased by this process."""
+    """Return the row of a new signed transaction, leased by this process."""
     return ChainTransaction(
         signature=signed.signature,
         kind=kind,
@@ -155,7 +177,7 @@ def pending_transaction(
 def watched_transaction(
     signed: SignedTransaction, *, kind: Kind, account_id: str, now_us: int
 ) -> ChainTransaction:
-    """Landed, but can still be undone. It holds no amount."""
+    """Return the row of a landed transaction that can still be undone. It holds no amount."""
     return ChainTransaction(
         signature=signed.signature,
         kind=kind,

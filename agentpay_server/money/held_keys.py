@@ -1,9 +1,9 @@
 """SQL statements for the idempotency keys of transfers and sessions (interface I9).
 
-A row holds its key under its source account. An agent-scoped key sees only its own account's keys. An
-operator key sees those of all the operator's accounts, and must not use one key for two of them: the newest
-row that it created under a key carries the operator's claim (`claimed_by_operator`). Two constraints decide
-every race:
+A row holds its key under its source account. A request with an agent-scoped key sees only its own account's
+keys. A request with an operator key sees those of all the operator's accounts, and must not use one key for
+two of them. Therefore the newest of the rows that an operator key created under an idempotency key carries
+the operator's claim (`claimed_by_operator`). Two constraints decide every race:
 
     UNIQUE (account_id, held_key)                              requests for one account, by any key
     UNIQUE (operator_id, held_key) WHERE claimed_by_operator   operator keys, for different accounts
@@ -47,8 +47,12 @@ _YIELD_CLAIM: Final = "yield_claim"
 class Held(Generic[Row]):
     """The rows that hold an idempotency key, as far as the caller may see them.
 
-    `holder` is under the source account. Only for operator keys: `claim_id` is the row with the operator's
-    claim, under any account; `is_held_elsewhere`: the key is in force under another account.
+    Attributes:
+        holder: the row that holds it under the source account, if any.
+        claim_id: identifier of the row with the operator's claim, under any account; None for agent-scoped
+            keys.
+        is_held_elsewhere: whether the key is in force under another account of the operator; False for
+            agent-scoped keys.
     """
 
     holder: Row | None
@@ -64,7 +68,7 @@ class Held(Generic[Row]):
 
 @frozen(kw_only=True)
 class RequestedKey:
-    """The account exists."""
+    """A request's idempotency key and its scope: an existing source account, and the kind of API key."""
 
     account_id: str
     idempotency_key: str
@@ -72,7 +76,11 @@ class RequestedKey:
 
 
 class HeldKeys(Generic[Row]):
-    """`found_by` comes from `statements`; `identifier` is the record's identifying attribute."""
+    """The idempotency keys that the rows of one table hold.
+
+    `found_by` comes from `statements`; `record` converts a row to a record, whose identifying attribute is
+    `identifier`.
+    """
 
     def __init__(
         self, found_by: Mapping[str, Executable], record: Callable[..., Row], identifier: str
@@ -82,7 +90,7 @@ class HeldKeys(Generic[Row]):
         self._identifier = identifier
 
     def find(self, connection: Connection, requested: RequestedKey, now_us: int) -> Held[Row]:
-        """The row of an expired key still holds it, but not in force."""
+        """Return the rows that hold a key. The row of an expired key still holds it, but not in force."""
         values = {"account_id": requested.account_id, "held_key": requested.idempotency_key}
         if not requested.by_operator:
             found = connection.execute(self._found_by[_OF_ACCOUNT], values).one_or_none()
@@ -94,12 +102,15 @@ class HeldKeys(Generic[Row]):
         return evolve(held, claim_id=claim_id, is_held_elsewhere=bool(is_held_elsewhere))
 
     def take(self, connection: Connection, requested: RequestedKey, seen: Held[Row], now_us: int) -> bool:
-        """Free a key for a new row of an account, which must be locked; False if the rows differ from `seen`.
+        """Free a key for a new row of an account, which must be locked.
 
         The key is read again, because the constraints do not cover a key in force under another account. For
         an agent-scoped request whose key was free, the account's constraint decides. The insertion may then
-        wait for a transaction that settles a row; that one has locked its accounts first, so no deadlock can
-        occur.
+        wait for a transaction that settles a row. That transaction has locked its accounts first, so no
+        deadlock can occur.
+
+        Returns:
+            False if the rows differ from `seen`: the request must be judged again.
         """
         if not requested.by_operator and not seen.is_held:
             return True
@@ -125,6 +136,7 @@ class HeldKeys(Generic[Row]):
 
 
 def statements(table: Table, identifier: Column[Any]) -> Mapping[str, Executable]:
+    """Return the statements for the idempotency keys of a table; `identifier` is its identifier column."""
     of_row = identifier == bindparam("of_row")
     return {
         _OF_ACCOUNT: select(table).where(

@@ -14,30 +14,36 @@ from agentpay_server.money.held_keys import Held
 R = TypeVar("R")
 
 KEY_LIFETIME_US: Final = DAY_US
-"""After its request became final."""
+"""How long a key is held after its request became final."""
 
 
 class Verdict(Enum):
     """How to treat a request, given the row that holds its idempotency key."""
 
     NEW = "new"
+    """The key is free: process the request."""
 
     CONFLICT = "conflict"
-    """Other parameters."""
+    """The key is held by a request with other parameters."""
 
     REPLAY = "replay"
     """Return the stored result; move nothing."""
 
     RESUME = "resume"
-    """Still in progress: finish it, do not start another."""
+    """The stored request is still in progress: finish it, do not start another."""
 
     RETRY = "retry"
-    """It failed for a reason other than policy: start a new one."""
+    """The stored request failed for a reason other than policy: start a new one."""
 
 
 @frozen(kw_only=True)
 class KeyHolder:
-    """The row that holds an idempotency key; `key_expires_us` is None until the row is final."""
+    """The row that holds an idempotency key.
+
+    Attributes:
+        if_equal: how to treat a request with equal parameters.
+        key_expires_us: when the key is released; None until the row is final.
+    """
 
     terms: object
     if_equal: Verdict
@@ -47,9 +53,14 @@ class KeyHolder:
 def verdict(
     holder: KeyHolder | None, terms: object, now_us: int, *, is_held_elsewhere: bool = False
 ) -> Verdict:
-    """Compare a request with the row that holds its key under the source account (interface I1 to I9).
+    """Compare a request with the row that holds its key (interface I1 to I9).
 
-    `is_held_elsewhere`: an operator key is used, and the idempotency key is in force under another account.
+    Args:
+        holder: the row that holds the key under the source account, if any.
+        terms: the requested parameters.
+        now_us: the current time.
+        is_held_elsewhere: whether the caller uses an operator key, and the idempotency key is in force under
+            another of the operator's accounts. A row of the source account takes precedence.
     """
     if holder is None or not is_in_force(holder.key_expires_us, now_us):
         return Verdict.CONFLICT if is_held_elsewhere else Verdict.NEW
@@ -57,10 +68,12 @@ def verdict(
 
 
 def is_in_force(key_expires_us: int | None, now_us: int) -> bool:
+    """Return whether a row still holds its key; None as the expiry means that the row is not final."""
     return key_expires_us is None or now_us < key_expires_us
 
 
 def conflict() -> Problem:
+    """Return the error for a key that was used with other parameters."""
     return Problem(
         ErrorCode.IDEMPOTENCY_CONFLICT,
         "This idempotency_key was used with other parameters. Retry with the same ones, or use a new key.",
@@ -68,10 +81,12 @@ def conflict() -> Problem:
 
 
 class View(Protocol):
-    """The rows that hold a request's key, and what its feature reads with them."""
+    """The stored data for a request: the rows that hold its key, and what its feature reads with them."""
 
     @property
-    def held(self) -> Held[Any]: ...
+    def held(self) -> Held[Any]:
+        """The rows that hold its key."""
+        ...
 
 
 V = TypeVar("V", bound=View)
@@ -88,8 +103,20 @@ async def perform(
 ) -> tuple[R, bool]:
     """Process a request under its idempotency key, unless an earlier request has done so.
 
-    `decide` decides about a new request and drives it; None if stored data has changed since `read`. `finish`
-    drives a stored one. The bool: the record is the final result of an earlier request.
+    Args:
+        clock: the clock.
+        terms: the requested parameters.
+        read: reads the stored data for the request, given the current time.
+        key_holder: describes the record that holds a key.
+        decide: decides about a new request and brings it on; None if stored data has changed since it was
+            read, and the request must start over.
+        finish: brings on a stored request that is in progress.
+
+    Returns:
+        The record, and whether it is the final result of an earlier request.
+
+    Raises:
+        Problem: `idempotency_conflict`, or what the callables raise.
     """
     while True:
         now_us = clock.now_us()

@@ -1,10 +1,10 @@
 """Watches expired transactions until the chain's history rules out that they landed.
 
 An expiry is derived from block heights that nodes report. If those were wrong despite all checks, a
-transaction may land after it was replaced or its amount was released. It is then booked and counted toward
-the limit, the account is blocked, and an operator must review it.
+transaction may land after it was replaced or after its amount was released. It is then booked and counted
+toward the limit, the account is blocked, and an operator must review it.
 
-Several servers over one database may watch one transaction; only one of them books it.
+Several servers over one database may watch the same transaction; only one of them books it.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ from agentpay_server.money.transactions import ChainTransaction, Kind, State
 
 _PAGE_SIZE: Final = 256
 _LIFETIMES: Final = 2
-"""Minimum watch of an expired transaction, in blockhash lifetimes, both by blocks and by time."""
+"""Minimum time to watch an expired transaction, in blockhash lifetimes, both by blocks and by time."""
 
 _FIRST_PAUSE_SECONDS: Final = 30.0
 _LONGEST_PAUSE_SECONDS: Final = 3_600.0
@@ -43,6 +43,8 @@ class _Search:
 
 
 class LateLandings:
+    """Watches expired transactions."""
+
     def __init__(self, context: Context, settlement: Settlement) -> None:
         self._context = context
         self._chain = context.chain
@@ -52,13 +54,18 @@ class LateLandings:
         self._searches: dict[str, _Search] = {}
 
     async def look(self) -> None:
+        """Check all watched transactions once."""
         after = ""
         while page := await self._database.read(store.expired_after, after, _PAGE_SIZE):
             await asyncio.gather(*(self._look_at(expired) for expired in page))
             after = page[-1].subject_id
 
     async def look_at(self, subject_id: str) -> None:
-        """Check a subject's watched transactions before its newest one is booked as lost or failed."""
+        """Check a subject's watched transactions before its newest one is booked as lost or failed.
+
+        Raises:
+            ChainUnavailableError: the state of one of them is currently unknown.
+        """
         watched = await self._database.read(store.expired_of, subject_id)
         if watched:
             # Reject nodes that lag behind the finalized block: the failure happened before it.
@@ -90,7 +97,7 @@ class LateLandings:
         return handler.must_be_irreversible and not status.is_irreversible
 
     async def _is_ruled_out(self, expired: ChainTransaction) -> bool:
-        """History must show that it never landed, long after it could have."""
+        """Return whether history shows that a transaction never landed, long after it could have."""
         life_seconds = self._chain.blockhash_life_seconds
         if self._ages.seconds(expired.signature) < _LIFETIMES * life_seconds or not self._is_time(expired):
             return False
@@ -117,7 +124,7 @@ class LateLandings:
         return search is None or asyncio.get_running_loop().time() >= search.at
 
     def _postpone(self, expired: ChainTransaction) -> None:
-        """This node lacks the history, and each attempt takes many calls."""
+        """Delay the next history query: this node lacks the history, and each attempt takes many calls."""
         before = self._searches.get(expired.signature)
         pause_seconds = _FIRST_PAUSE_SECONDS
         if before is not None:

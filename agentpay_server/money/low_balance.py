@@ -1,7 +1,7 @@
 """Detects low balances of accounts (interface EV4).
 
 On a cluster, deposits are booked some time after they arrive, so the booked balance may look low by mistake.
-It is then checked when the books are next compared with the chain.
+Such a balance is checked when the books are next compared with the chain.
 """
 
 from functools import partial
@@ -15,7 +15,10 @@ from agentpay_server.webhooks.outbox import Outbox
 
 
 def spent(outbox: Outbox, unit: Unit, account_id: str, amount_micro: int) -> None:
-    """Book that an amount has left the balance; check the rest, after the commit if that needs the chain."""
+    """Book that an amount has left the balance, and check what remains.
+
+    A check that must read the chain runs after the commit.
+    """
     connection, context = unit.connection, unit.context
     balance_micro, unjudged_micro = accounts.debit(connection, account_id, amount_micro)
     before_micro = balance_micro + amount_micro + unjudged_micro
@@ -29,7 +32,10 @@ def spent(outbox: Outbox, unit: Unit, account_id: str, amount_micro: int) -> Non
 
 
 async def judge(context: Context, account_id: str) -> None:
-    """If the chain does not respond, the next comparison of books and chain checks the balance."""
+    """Check a balance that looks low in the books, unless the chain holds more than is booked.
+
+    If the chain does not respond, the next comparison of books and chain checks it.
+    """
     account = await context.database.read(accounts.existing_account, account_id)
     try:
         (held,) = await context.chain.token_accounts([account.usdc_token_account])
@@ -39,7 +45,7 @@ async def judge(context: Context, account_id: str) -> None:
 
 
 async def judge_by(context: Context, account_id: str, held_micro: int) -> None:
-    """If the on-chain amount is larger, the books are behind."""
+    """Check a balance, given the on-chain amount. If that is larger, the books are behind."""
     if await context.database.run(_judge, context, account_id, held_micro):
         context.wakeup.set()
 

@@ -1,7 +1,7 @@
 """Units of work that book the outcome of a chain transaction of any kind.
 
 A row leaves `pending` once, in the commit that books the outcome, so several drivers of one transaction book
-it once. The handler books the effects on its transfer, session or policy record.
+it once. The handler of the transaction's kind books the effects on its transfer, session or policy record.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -23,14 +23,18 @@ S = TypeVar("S")
 
 @frozen
 class Ended(Generic[S]):
+    """A subject whose transaction has ended."""
+
     subject: S
 
 
 @frozen
 class Booked(Generic[S]):
-    """`following` is the ended subject, or the transaction to drive next.
+    """The result of a unit of work.
 
-    `tx` is None if another driver has ended it.
+    Attributes:
+        following: the ended subject, or the transaction to drive next.
+        tx: the ended transaction; None if another driver has ended it.
     """
 
     following: Ended[S] | ChainTransaction
@@ -39,6 +43,8 @@ class Booked(Generic[S]):
 
 
 class Outcomes:
+    """Books outcomes, each once."""
+
     def __init__(self, context: Context, handlers: Mapping[Kind, Handler[Any]]) -> None:
         self._context = context
         self._handlers = handlers
@@ -47,6 +53,7 @@ class Outcomes:
         return Unit(connection, self._context, self._context.clock.now_us())
 
     def announce(self, connection: Connection, tx: ChainTransaction, subject: S) -> None:
+        """Book that a transaction was sent."""
         unit = self._unit(connection)
         if store.announce(connection, tx, unit.now_us):
             self._handlers[tx.kind].announced(unit, tx, subject)
@@ -54,6 +61,7 @@ class Outcomes:
     def end(
         self, connection: Connection, tx: ChainTransaction, subject: S, end: Landed | Failure
     ) -> Booked[S]:
+        """Book what became of a transaction on chain."""
         handler, unit = self._handlers[tx.kind], self._unit(connection)
         tx = evolve(tx, chain_signature=end.chain_signature or tx.chain_signature)
         if isinstance(end, Landed):
@@ -76,7 +84,11 @@ class Outcomes:
         blockhash: Blockhash,
         prepared: object,
     ) -> Booked[S]:
-        """Sign and store a replacement for an expired transaction, or book that it will have none."""
+        """Sign and store a replacement for an expired transaction, or book that it will have none.
+
+        Raises:
+            ChainUnavailableError: signing is stopped for the account, or the blockhash is the expired one.
+        """
         handler, unit = self._handlers[tx.kind], self._unit(connection)
         expired = store.expire(connection, tx, unit.now_us)
         if expired is None:
@@ -116,11 +128,16 @@ class Outcomes:
         return Booked(Ended(subject), expired, unit.afterwards)
 
     def current(self, connection: Connection, tx: ChainTransaction) -> Ended[Any] | ChainTransaction:
+        """Return the subject's pending transaction, or else the ended subject."""
         current = store.pending(connection, tx.kind, tx.subject_id)
         return current or Ended(self._handlers[tx.kind].load(connection, tx.subject_id))
 
     def book_late(self, connection: Connection, tx: ChainTransaction) -> tuple[str | None] | None:
-        """None if another server was faster; else a tuple of the replacement's signature, if any."""
+        """Book an expired transaction that has landed; None if another server was faster.
+
+        Returns:
+            A tuple of the signature of its replacement; the tuple contains None without a replacement.
+        """
         handler, unit = self._handlers[tx.kind], self._unit(connection)
         if not store.end_expired(connection, tx, State.LANDED_LATE, unit.now_us):
             return None

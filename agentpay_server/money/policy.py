@@ -1,11 +1,13 @@
 """Decides whether a policy allows a spend. Pure functions.
 
-The first failing rule in the order of interface PO6 decides: paused, (recipient), memo, counterparty,
-category, single transfer, daily spend, balance, escalation. `paused` has its own function because it is
-judged before the recipient is looked up.
+The rules are judged in the order of interface PO6, and the first that fails decides: paused, (recipient),
+memo, counterparty, category, single transfer, daily spend, balance, escalation. Each refusal names the field,
+its value and the request. `paused` has its own function because it is judged before the recipient is looked
+up.
 
-All rules apply to transfers and payments; counterparty, category and daily spend to the opening of a session;
-single transfer to each of its charges (interface S5, S9).
+Transfers and payments are judged by all rules. The opening of a session is judged by the rules for the
+recipient, the category and the daily spend; each of its charges by the rule for a single transfer (interface
+S5, S9).
 """
 
 from collections.abc import Callable, Iterable
@@ -26,12 +28,13 @@ _LISTED: Final = 50
 
 
 class Purpose(StrEnum):
-    """The nouns that refusals use."""
+    """The purpose of a spend. The values are the nouns that refusals use."""
 
     TRANSFER = "transfer"
+    """One payment."""
 
     PAYMENT = "payment"
-    """Behind HTTP 402."""
+    """One payment behind HTTP 402."""
 
     SESSION = "session"
     """The opening of a session; the amount is its whole cap."""
@@ -39,9 +42,12 @@ class Purpose(StrEnum):
 
 @frozen(kw_only=True)
 class Recipient:
-    """Under every name that an allowlist may use (interface PO8).
+    """The recipient of a spend, under every name that an allowlist may use (interface PO8).
 
-    `account_id`: if this service holds it. `owner` owns the token account.
+    Attributes:
+        account_id: its account, if this service holds it.
+        token_account: the USDC token account that receives.
+        owner: the address that owns the token account.
     """
 
     account_id: str | None
@@ -51,9 +57,15 @@ class Recipient:
 
 @frozen(kw_only=True)
 class Spend:
-    """At least 1 micro-USDC. Sessions have no memo. An allowlist must name each of `others`.
+    """A requested spend.
 
-    `to` is the recipient as the caller named it.
+    Attributes:
+        amount_micro: micro-USDC, at least 1.
+        to: the recipient, as the caller named it.
+        recipient: the recipient that `to` resolves to.
+        memo: None if absent; sessions have no memo.
+        purpose: decides which rules apply.
+        others: further recipients: an allowlist must name each of them.
     """
 
     amount_micro: int
@@ -67,9 +79,11 @@ class Spend:
 
 @frozen(kw_only=True)
 class Means:
-    """`spent_micro` is spent or reserved in the rolling 24-hour window.
+    """The account's spending so far, and its funds.
 
-    `available_micro` is on chain, less amounts in flight (interface T9).
+    Attributes:
+        spent_micro: micro-USDC spent or reserved in the rolling 24-hour window.
+        available_micro: micro-USDC on chain, less amounts in flight (interface T9).
     """
 
     spent_micro: int
@@ -78,11 +92,14 @@ class Means:
 
 @frozen(kw_only=True)
 class Refusal:
+    """The reason for refusing a spend: error code and message."""
+
     code: ErrorCode
     message: str
 
 
 def paused_refusal(policy: Policy) -> Refusal | None:
+    """Return the refusal for a paused account. Judged before all other rules."""
     if not policy.paused:
         return None
     return Refusal(
@@ -94,9 +111,9 @@ def paused_refusal(policy: Policy) -> Refusal | None:
 def spending_refusal(
     policy: Policy, spend: Spend, means: Means, *, retry_hint: str = "retry with the same key"
 ) -> Refusal | None:
-    """Judge a spend to a valid recipient, but not the escalation.
+    """Return why a spend to a valid recipient is refused, or None. Escalation is judged separately.
 
-    `retry_hint` is the end of the sentence that says what to do after funding the account.
+    `retry_hint`, the end of a sentence, says what to do after funding an account with `insufficient_balance`.
     """
     for rule in _RULES[spend.purpose]:
         reason = rule(policy, spend, means)
@@ -106,16 +123,18 @@ def spending_refusal(
 
 
 def single_charge_refusal(policy: Policy, amount_micro: int) -> Refusal | None:
-    """Whether an amount is too large for a single charge of a session."""
+    """Return why an amount is too large for a single charge of a session, or None."""
     reason = _over_single_transfer(policy, amount_micro, "charge")
     return None if reason is None else Refusal(code=ErrorCode.POLICY_VIOLATION, message=reason)
 
 
 def needs_approval(policy: Policy, amount_micro: int) -> bool:
+    """Return whether an amount reaches the escalation threshold and needs an operator (interface PO7)."""
     return policy.escalation_threshold is not None and amount_micro >= to_micro(policy.escalation_threshold)
 
 
 def usdc_text(micro: int) -> str:
+    """Format an amount for a message."""
     return format_string(from_micro(micro))
 
 
@@ -203,5 +222,5 @@ def _listed(values: Iterable[str]) -> str:
 
 @lru_cache(maxsize=1024)
 def stored_policy(text: str) -> Policy:
-    """Parse a stored policy. Cached, because many rows have the same text."""
+    """Parse a policy stored as canonical JSON. Cached, because many rows have the same text."""
     return codec.structure(codec.parse_json(text.encode()), Policy)

@@ -1,7 +1,7 @@
 """Preflight: the on-chain data for a decision about a spend: the balance, the recipient, a blockhash.
 
 It is read before the unit of work, which cannot wait for the chain. Amounts put in flight since then count as
-already spent.
+already spent. Nothing here decides.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,8 @@ _NO_OTHERS: Final[Mapping[str, AccountRecord | None]] = {}
 class Contended(Exception):  # noqa: N818 - a signal, not an error
     """The balance may or may not include amounts in flight: it must be read again.
 
-    `is_payments_only`: only payments, which their sellers may never broadcast, are in flight.
+    Args:
+        is_payments_only: whether only payments are in flight, which their sellers may never broadcast.
     """
 
     def __init__(self, *, is_payments_only: bool = False) -> None:
@@ -34,10 +35,15 @@ class Contended(Exception):  # noqa: N818 - a signal, not an error
 
 @frozen(kw_only=True)
 class Preflight:
-    """The on-chain data, and the reservations just before it was read.
+    """The on-chain data for a request, and the reservations just before it was read.
 
-    `in_flight_micro` may or may not have left `balance_micro` already; `in_flight_total_micro` is the running
-    total of all amounts ever in flight. `newest_signature` is the source's; None if this service broadcasts.
+    Attributes:
+        balance_micro: micro-USDC that the source's token account holds.
+        blockhash: a recent one, to sign with.
+        in_flight_micro: micro-USDC that may or may not have left that balance already.
+        in_flight_total_micro: running total of all amounts ever in flight.
+        others: further recipients.
+        newest_signature: the source's newest transaction; None if this service broadcasts.
     """
 
     balance_micro: int
@@ -49,13 +55,17 @@ class Preflight:
     newest_signature: str | None = None
 
     def available_micro(self, source: AccountRecord) -> int:
-        """The amount that can certainly be spent; `source` is the current row, locked."""
+        """Return the micro-USDC that can certainly be spent; `source` is the current row, locked."""
         return self.balance_micro - self._uncertain_micro(source)
 
     def confirmed(
         self, connection: Connection, refusal: Refusal | None, source: AccountRecord, *, is_last_look: bool
     ) -> Refusal | None:
-        """Return `refusal`, or raise `Contended` if reading the balance again could change it."""
+        """Return `refusal`, unless reading the balance again could change it.
+
+        Raises:
+            Contended: the balance may be sufficient.
+        """
         is_short = refusal is not None and refusal.code == ErrorCode.INSUFFICIENT_BALANCE
         if is_short and not is_last_look and (uncertain := self._uncertain_micro(source)):
             payments = transactions.payments_of(connection, source.account_id)
@@ -67,11 +77,15 @@ class Preflight:
 
 
 def uncertain_micro(source: AccountRecord, in_flight_micro: int, in_flight_total_micro: int) -> int:
-    """Return what may or may not have left a balance that was read on chain.
+    """Return the micro-USDC that may or may not have left a balance that was read on chain.
 
     Every amount in flight when the balance was read, or accepted since, may or may not be missing from it.
-    Counting all of them can refuse too much, but never allow too much. `source` is the current row; the other
-    arguments are from its row just before the balance was read.
+    Counting all of them can refuse too much, but never allow too much.
+
+    Args:
+        source: the account's current row.
+        in_flight_micro: `in_flight` of its row just before the balance was read.
+        in_flight_total_micro: `in_flight_total` of that row.
     """
     return in_flight_micro + source.in_flight_total - in_flight_total_micro
 
@@ -85,9 +99,19 @@ async def look(
     others: Mapping[str, AccountRecord | None] = _NO_OTHERS,
     is_broadcast_by_us: bool = True,
 ) -> Preflight:
-    """`source` was read just before; `recipient` is the account that `to` names, if this service holds it.
+    """Read from the chain the data for a decision about a spend.
 
-    Raises the Problem `invalid_recipient`.
+    Args:
+        chain: the chain.
+        to: the recipient, as the caller named it.
+        source: the paying account, read just before.
+        recipient: the account that `to` names, if this service holds it.
+        others: see `Parties`.
+        is_broadcast_by_us: see `Parties`.
+
+    Raises:
+        Problem: `invalid_recipient`.
+        ChainUnavailableError: the chain could not be read.
     """
     address = to if recipient is None else recipient.usdc_token_account
     if to.startswith(identifiers.ACCOUNT) and recipient is None:
@@ -125,11 +149,12 @@ def _recipient(to: str, found: TokenAccount | None, account: AccountRecord | Non
 
 
 def spendable_micro(held: TokenAccount | None) -> int:
-    """0 while the token account is frozen."""
+    """Return the micro-USDC that can leave a token account: 0 while it is frozen."""
     return 0 if held is None or held.is_frozen else held.amount_micro
 
 
 def invalid_recipient(to: str, reason: str) -> Problem:
+    """Return the error for a recipient that cannot be paid."""
     return Problem(
         ErrorCode.INVALID_RECIPIENT,
         f"to {shown(to)!r} {reason}; send an account_id, or the address of a USDC token account.",

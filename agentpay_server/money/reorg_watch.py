@@ -1,12 +1,13 @@
 """Watches settled transactions until they are irreversible (interface T12).
 
-If a reorganization removes one, the same bytes are resent for as long as they may land, but not while the
-chain expects them to fail: a failure would be final, and the transactions they depend on may be about to land
-again. Until it lands again, its amount, which is back in the balance, is reserved. The booking stays, so
-clients that saw it settled get no contradicting event. Only a cluster that undoes confirmed blocks for a
-minute can make it impossible; operators must then intervene.
+If a reorganization removes a settled transaction, the same bytes are resent for as long as they may land.
+They are not sent while the chain expects them to fail: a failure on chain would be final, and the
+transactions they depend on may be about to land again. Until the transaction lands again, its amount, which
+is back in the balance, is reserved. The booking stays, so clients that saw it settled get no contradicting
+event. Only a cluster that undoes confirmed blocks for a minute can make the transaction impossible; operators
+must then intervene.
 
-Several servers over one database may watch one transaction; resending the same bytes is harmless.
+Several servers over one database may watch the same transaction; resending the same bytes is harmless.
 """
 
 import asyncio
@@ -31,13 +32,15 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Confirmations:
+    """Watches settled transactions."""
+
     def __init__(self, context: Context, settlement: Settlement) -> None:
         self._database = context.database
         self._chain = context.chain
         self._settlement = settlement
 
     async def look(self) -> None:
-        """Drop irreversible transactions, resend vanished ones."""
+        """Check all watched transactions once: drop irreversible ones, resend vanished ones."""
         after = ""
         while page := await self._database.read(store.confirmed_after, after, _PAGE_SIZE):
             looks = await asyncio.gather(*(self._looked_at(tx) for tx in page))
@@ -47,7 +50,7 @@ class Confirmations:
             after = page[-1].signature
 
     async def _looked_at(self, tx: ChainTransaction) -> ChainTransaction:
-        """Resend a transaction if it disappeared and can still land."""
+        """Return a transaction with its current state; resend it if it disappeared and can still land."""
         try:
             end, must_send = await self._settlement.broadcaster.look(tx.signed)
             if must_send:

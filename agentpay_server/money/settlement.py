@@ -1,10 +1,10 @@
 """The settlement engine: drives stored transactions of every kind to their outcome.
 
-`broadcast.py` determines the outcome, and `outcomes.py` books it. Callers wait as long as they choose; the
-driver continues without them.
+`broadcast.py` determines the outcome of a transaction, and `outcomes.py` books it. Callers wait as long as
+they choose; the driver continues without them.
 
-Each transaction is leased to one process, in real time, while leases are renewed; if two processes drive one
-for a moment, this does no harm.
+Each transaction is leased to one process, in real time. Two processes over one database do not drive each
+other's transactions while leases are renewed; if both drive one for a moment, this does no harm.
 """
 
 import asyncio
@@ -40,18 +40,18 @@ S = TypeVar("S")
 _BATCH: Final = 100
 _MAX_DOUBTED: Final = 10_000
 _LOOKS_AT_ONCE: Final = 8
-"""How many payments of an account are checked at once. They pile up while servers restart: only a server that
-has run for as long as a transaction may land accepts an expiry."""
+"""How many payments of an account are checked at once. Payments pile up while servers restart: an expiry is
+accepted only by a server that has run for as long as a transaction may land."""
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 
 async def _check_nothing(_: str) -> None:
-    """For a chain on which expiry is certain."""
+    """Check nothing; for a chain on which expiry is certain."""
 
 
 class Settlement:
-    """One task per subject in this process."""
+    """Drives every pending transaction to its outcome, with one task per subject in this process."""
 
     def __init__(self, context: Context, handlers: Iterable[Handler[Any]]) -> None:
         self._context = context
@@ -64,42 +64,49 @@ class Settlement:
         self._driven_signatures: set[str] = set()
         # The running check of each account's payments.
         self._looks: dict[str, asyncio.Task[int]] = {}
-        # Payments whose doubtful expiry is logged already.
+        # The payments whose doubtful expiry is logged already.
         self._doubted: set[str] = set()
         self.broadcaster: Broadcaster = Broadcaster(context.chain)
         self._check_earlier: Callable[[str], Awaitable[None]] = _check_nothing
 
     def handler(self, kind: Kind) -> Handler[Any]:
+        """Return the handler of a kind of transaction."""
         return self._handlers[kind]
 
     def check_earlier_with(self, check: Callable[[str], Awaitable[None]]) -> None:
-        """Set the check that books a subject's expired transactions that have landed after all.
+        """Set the check of expired transactions to run before a subject's newest one is booked as lost.
 
-        It runs before the subject's newest one is booked as lost: such a landing changes that booking.
+        Args:
+            check: books a subject's expired transactions that have landed after all. It runs first because
+                such a landing changes how the newest one is booked.
         """
         self._check_earlier = check
 
     def stop_driving(self, kind: Kind, subject_id: str) -> None:
-        """The subject ended in another way; waiting callers read it again."""
+        """Stop driving a subject that ended in another way; waiting callers read it again."""
         driver = self._drivers.pop((kind, subject_id), None)
         if driver is not None:
             driver.cancel()
 
     @property
     def driven(self) -> set[str]:
+        """The identifiers of the subjects that this process drives."""
         return {subject_id for _, subject_id in tuple(self._drivers)}
 
     def is_driven(self, signature: str) -> bool:
-        """Whether this process drives a transaction, so that its handler books all its effects."""
+        """Return whether this process drives a transaction, so that its handler books all its effects."""
         return signature in self._driven_signatures
 
-    # --- Waiting and driving
+    # --- Waiting and driving --------------------------------------------------------------------------------
 
     async def settle(self, tx: ChainTransaction, subject: S, *, is_new: bool, deadline: float) -> S | None:
-        """Drive a transaction to its outcome; None if that takes too long.
+        """Drive a transaction to its outcome and return the subject, or None if that takes too long.
 
-        `is_new`: the caller has just stored it, so it is sent without checking the chain first. At
-        `deadline`, in the event loop's time, only the waiting ends.
+        Args:
+            tx: the stored transaction.
+            subject: its subject.
+            is_new: whether the caller has just stored it. If so, it is sent without checking the chain first.
+            deadline: when to stop waiting, in the event loop's time. The driver continues.
         """
         self.broadcaster.ages.note(tx.signature)
         if is_new and _subject(tx) not in self._drivers:
@@ -121,14 +128,20 @@ class Settlement:
         return await self._awaited(self.drive(tx, subject), deadline)
 
     async def finish(self, kind: Kind, subject_id: str, deadline: float) -> Any | None:  # noqa: ANN401
-        """Drive a subject's pending transaction; None if that takes too long, or if nothing is pending."""
+        """Drive the pending transaction of a subject to its outcome and return the subject.
+
+        Returns None if that takes longer than `deadline`, or if nothing is pending.
+        """
         tx = await self._database.read(store.pending, kind, subject_id)
         return None if tx is None else await self._awaited(self.drive(tx), deadline)
 
     async def finish_in_flight(self, account_id: str, deadline: float) -> bool:
-        """Drive an account's transactions in flight; return whether anything may have changed.
+        """Drive an account's transactions in flight to their outcomes, until `deadline`.
 
         Transactions that others broadcast are checked once, without waiting.
+
+        Returns:
+            Whether anything may have changed.
         """
         driven = await self._database.read(store.in_flight, account_id)
         for tx in driven:
@@ -139,11 +152,12 @@ class Settlement:
         return bool(driven) or (look.done() and not look.cancelled() and look.result() > 0)
 
     def is_looking_at_payments(self, account_id: str) -> bool:
+        """Return whether a check of an account's payments is running."""
         look = self._looks.get(account_id)
         return look is not None and not look.done()
 
     def look_at_payments(self, account_id: str) -> asyncio.Task[int]:
-        """Start or join the check of an account's payments; its result is how many have ended.
+        """Return the running check of an account's payments, or start one; its result is how many have ended.
 
         Callers share it, because each payment costs several requests to the chain.
         """
@@ -157,6 +171,7 @@ class Settlement:
             del self._looks[account_id]
 
     async def _look_at_payments(self, account_id: str) -> int:
+        """Check an account's payments, once each; return how many have ended."""
         waiting = await self._database.read(store.payments_of, account_id)
         # One at a time on a manual clock, so that the same seed always books in the same order.
         turns = asyncio.Semaphore(1 if self._context.clock.is_manual else _LOOKS_AT_ONCE)
@@ -165,7 +180,7 @@ class Settlement:
             async with turns:
                 return await self.look_at(tx) is not None
 
-        # Wait for all before raising an error: none outlives its caller.
+        # All have ended before an error is raised: none outlives its caller.
         results = await asyncio.gather(*map(look, waiting), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):
@@ -173,7 +188,11 @@ class Settlement:
         return sum(map(bool, results))
 
     async def look_at(self, tx: ChainTransaction) -> Any | None:  # noqa: ANN401
-        """Check once a transaction that others broadcast; return its subject if it has ended."""
+        """Check once a transaction that others broadcast, and book its outcome if it has one.
+
+        Returns:
+            Its subject if it has ended; None if its outcome is unknown.
+        """
         handler = self._handlers[tx.kind]
         try:
             end, _ = await self.broadcaster.look(tx.signed, partial(handler.find, self._chain, tx))
@@ -191,18 +210,28 @@ class Settlement:
         return following.subject if isinstance(following, Ended) else None
 
     async def free_all(self) -> None:
-        """Only for a caller that knows that no other process can hold a lease."""
+        """Void all leases. Only for a caller that knows that no other process can hold any."""
         await self._database.run(store.free_all)
 
     async def is_any_abandoned(self) -> bool:
+        """Return whether a transaction in flight has no valid lease."""
         return await self._database.read(self._is_any_abandoned)
 
     async def recover(self) -> "list[asyncio.Task[Ended[Any]]]":
-        """Renew the leases of the driven transactions, and drive one batch of those without a lease."""
+        """Renew the leases of the driven transactions, and drive one batch of those without a lease.
+
+        Returns:
+            The drivers of the transactions that had no lease.
+        """
         return [self.drive(tx) for tx in await self._database.run(self._claim)]
 
     def drive(self, tx: ChainTransaction, subject: S | None = None) -> "asyncio.Task[Ended[S]]":
-        """Start or join the task that drives a subject to its outcome. `tx` may have been sent before."""
+        """Return the task that drives a subject to its outcome; start it if needed.
+
+        Args:
+            tx: its stored pending transaction; it may have been sent before.
+            subject: the subject, if already read.
+        """
         running = self._drivers.get(_subject(tx))
         # A finished task of an earlier transaction stays registered for one turn of the loop.
         if running is None or running.done():
@@ -222,7 +251,7 @@ class Settlement:
         if self._drivers.get(subject) is driver:
             del self._drivers[subject]
         if not driver.cancelled() and (error := driver.exception()) is not None:
-            # It is stored, so recovery resumes it.
+            # The transaction is stored, so recovery resumes it.
             log(logger, logging.ERROR, "driver.failed", exception=error, subject=subject[1])
 
     def _stop_tracking(self, tx: ChainTransaction) -> None:
@@ -241,16 +270,17 @@ class Settlement:
         return bool(self._abandoned(connection, lock=False))
 
     def _abandoned(self, connection: Connection, *, lock: bool) -> list[ChainTransaction]:
-        # A manual clock means a single process: a transaction not driven here has no driver.
+        # A manual clock means a single process: a transaction that is not driven here has no driver.
         horizon_us = real_now_us() + (LEASE_US if self._context.clock.is_manual else 0)
         found = store.abandoned(connection, horizon_us, _BATCH + len(self._drivers), lock=lock)
         return [tx for tx in found if _subject(tx) not in self._drivers]
 
-    # --- From one transaction to the next
+    # --- From one transaction to the next -----------------------------------------------------------------
 
     async def _send_new(
         self, tx: ChainTransaction, subject: S, deadline: float
     ) -> Ended[S] | ChainTransaction:
+        """Send a new transaction and check it once; return its outcome, or the transaction to drive."""
         handler = self._handlers[tx.kind]
         is_sent, end = await self.broadcaster.first_look(tx.signed, handler.operation(subject), deadline)
         if isinstance(end, Landed | Failure) and not _may_vanish(handler, end):
@@ -260,6 +290,7 @@ class Settlement:
         return tx
 
     async def _drive_to_end(self, tx: ChainTransaction, subject: S | None) -> Ended[S]:
+        """Drive a stored transaction and its replacements until there is an outcome."""
         handler = self._handlers[tx.kind]
         pause, is_new = 0.0, False
         while True:
@@ -286,7 +317,7 @@ class Settlement:
     async def _drive_once(
         self, tx: ChainTransaction, subject: S, *, is_new: bool
     ) -> Ended[S] | ChainTransaction:
-        """Return the next step; the same transaction means to check it again."""
+        """Drive one transaction and return the next step; the same transaction means to check it again."""
         handler = self._handlers[tx.kind]
         outcome = await self.broadcaster.outcome(
             tx.signed,
@@ -310,6 +341,7 @@ class Settlement:
     async def _booked(
         self, tx: ChainTransaction, subject: S, end: Landed | Failure
     ) -> Ended[S] | ChainTransaction:
+        """Book an outcome, and return the next step."""
         if isinstance(end, Failure):
             # It may have failed because an earlier transaction has landed.
             await self._check_earlier(tx.subject_id)
@@ -321,6 +353,7 @@ class Settlement:
         return booked.following
 
     async def _replaced(self, tx: ChainTransaction, subject: S) -> Ended[S] | ChainTransaction:
+        """Sign a replacement for an expired transaction, or book that it will have none."""
         handler = self._handlers[tx.kind]
         await self._check_earlier(tx.subject_id)
         current = await self._database.read(self.outcomes.current, tx)
@@ -342,10 +375,13 @@ class Settlement:
         return booked.following
 
     async def _check_balance(self, tx: ChainTransaction) -> None:
-        """Raise if the chain holds less than is booked: the expired transaction may have landed after all.
+        """Raise if the chain holds less than is booked: a transaction has landed that is not booked yet.
 
         A transaction that others broadcast is found in a node's index of accounts, which may lack it although
         the node has executed it. Balances come from the execution itself.
+
+        Raises:
+            ChainUnavailableError: the expired transaction may be the one that landed.
         """
         source = await self._database.read(account_store.existing_account, tx.account_id)
         if await self._chain.holds(source.usdc_token_account, source.balance):
@@ -365,6 +401,7 @@ class Settlement:
         raise ChainUnavailableError("an account holds less on chain than is booked")
 
     async def _after_commit(self, booked: Booked[S], detail: str | None) -> None:
+        """Run the actions that follow a commit, such as logging."""
         self._context.wakeup.set()
         if booked.tx is not None and isinstance(booked.following, Ended):
             handler = self._handlers[booked.tx.kind]

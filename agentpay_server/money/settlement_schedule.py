@@ -12,13 +12,15 @@ from agentpay_server.money.settlement import Settlement
 from agentpay_server.tasks import all_ended
 
 LOOK_EVERY_US: Final = 10 * SECOND_US
-"""Renews a lease twice before it expires."""
+"""Often enough to renew a lease twice before it expires."""
 
 _MANUAL_WAIT_SECONDS: Final = 5.0
 """How long an advance of the clock waits for an unresponsive chain; the drivers continue."""
 
 
 class RecoverySchedule:
+    """Resumes transactions without a driver."""
+
     def __init__(self, settlement: Settlement, *, clock: Clock) -> None:
         self._settlement = settlement
         self._clock = clock
@@ -27,13 +29,13 @@ class RecoverySchedule:
         self._awaited: set[asyncio.Task[Any]] = set()
 
     async def resume(self) -> None:
-        """Without waiting for the outcome."""
+        """Resume all transactions of an earlier process, without waiting for their outcome."""
         while drivers := await self._recover():
             if self._clock.is_manual:
                 self._awaited.update(drivers)
 
     async def next_due_us(self) -> int | None:
-        """On a manual clock: now if there is work, otherwise never."""
+        """Return when to recover next. On a manual clock: now if there is work, otherwise never."""
         if self._clock.is_manual:
             return (
                 self._clock.now_us() if self._awaited or await self._settlement.is_any_abandoned() else None

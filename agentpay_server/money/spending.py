@@ -2,8 +2,8 @@
 
 Each spend stores its account's running total, itself included. The amount spent within the window is the
 difference of two totals: the newest, and that of the last spend that has left the window. A failed spend is
-not subtracted from the totals, which would change every later one: its row stores its time as `released_us`,
-and its amount is subtracted while that time lies within the window.
+not subtracted from the totals, which would change every later one. Its row stores the time of the spend as
+`released_us`, and its amount is subtracted while that time lies within the window.
 """
 
 from typing import Final
@@ -22,23 +22,30 @@ WINDOW_US: Final = DAY_US
 
 @frozen(kw_only=True)
 class Release:
-    """`at_us` is the first microsecond at which the amount has left the window."""
+    """An amount in micro-USDC that leaves the window, and the first microsecond at which it has left."""
 
     at_us: int
     amount_micro: int
 
 
 def window_start_us(now_us: int) -> int:
-    """Spends at or before it no longer count."""
+    """Return the window's start: spends at or before it no longer count."""
     return now_us - WINDOW_US
 
 
 def spent_in_window(*, total_micro: int, total_before_micro: int, released_micro: int) -> int:
-    """The totals are those of the newest spend, and of the last one at or before the window's start."""
+    """Return the micro-USDC spent within the window.
+
+    Args:
+        total_micro: running total of the account's newest spend.
+        total_before_micro: running total of the last spend at or before the window's start; 0 if none.
+        released_micro: sum of the released spends within the window.
+    """
     return total_micro - total_before_micro - released_micro
 
 
 def remaining(*, limit_micro: int | None, spent_micro: int) -> int | None:
+    """Return the largest transfer that a daily limit still allows; None without a limit."""
     return None if limit_micro is None else max(limit_micro - spent_micro, 0)
 
 
@@ -75,6 +82,7 @@ _SPENT: Final = select(_TOTAL_BEFORE.scalar_subquery(), _RELEASED.scalar_subquer
 
 
 def spent(connection: Connection, account: AccountRecord, now_us: int) -> int:
+    """Return the micro-USDC that an account has spent within the window that ends at `now_us`."""
     values = {"account_id": account.account_id, "start_us": window_start_us(now_us)}
     ((before, released),) = connection.execute(_SPENT, values)
     return spent_in_window(
@@ -83,12 +91,15 @@ def spent(connection: Connection, account: AccountRecord, now_us: int) -> int:
 
 
 def against_daily_limit(connection: Connection, account: AccountRecord, now_us: int) -> int:
-    """The spends within the window, and the caps of all unsettled sessions (interface PO9)."""
+    """Return the micro-USDC that count toward `max_daily_spend`, for decisions and display (interface PO9).
+
+    These are the spends within the window, and the caps of all unsettled sessions.
+    """
     return spent(connection, account, now_us) + account.session_reserved
 
 
 def next_release(connection: Connection, account: AccountRecord, now_us: int) -> Release | None:
-    """None if nothing is spent within the window that ends at `now_us`."""
+    """Return the next release from the window that ends at `now_us`; None if nothing is spent within it."""
     account_id, start_us = account.account_id, window_start_us(now_us)
     values: dict[str, object] = {"account_id": account_id, "start_us": start_us}
     total_before = connection.execute(_TOTAL_BEFORE, values).scalar_one_or_none() or 0
@@ -110,7 +121,10 @@ def next_release(connection: Connection, account: AccountRecord, now_us: int) ->
 
 
 def reserved(connection: Connection, account: AccountRecord) -> int:
-    """Return what counts as spent but may be released: in flight, and caps of unsettled sessions."""
-    # A session being opened is both in flight and part of the reserved caps: count it once.
+    """Return the micro-USDC of an account that count as spent but may be released.
+
+    These are the amounts of its transfers in flight, and the caps of its unsettled sessions.
+    """
+    # A session that is being opened is both in flight and part of the reserved caps: count it once.
     opening = transactions.opening_caps(connection, account.account_id)
     return account.in_flight - opening + account.session_reserved

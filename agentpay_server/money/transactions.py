@@ -26,6 +26,8 @@ from agentpay_server.database.tables import chain_transactions as table
 
 
 class Kind(StrEnum):
+    """The purpose of a transaction."""
+
     TRANSFER = "transfer"
     PAYMENT = "payment"
     SESSION_OPEN = "session_open"
@@ -36,6 +38,8 @@ class Kind(StrEnum):
 
 
 class State(StrEnum):
+    """The state of a transaction."""
+
     PENDING = "pending"
     CONFIRMED = "confirmed"
     FINALIZED = "finalized"
@@ -48,6 +52,8 @@ class State(StrEnum):
 
 @frozen(kw_only=True)
 class ChainTransaction:
+    """A row of `chain_transactions`."""
+
     seq: int = 0
     signature: str
     kind: Kind = field(converter=Kind)
@@ -71,12 +77,16 @@ class ChainTransaction:
 
     @property
     def name(self) -> str | None:
-        """None for a payment that its fee payer has not signed yet."""
+        """Its signature on chain; None for a payment that its fee payer has not signed yet."""
         return self.chain_signature if self.kind is Kind.PAYMENT else self.signature
 
     @property
     def signed(self) -> SignedTransaction:
-        """Raises `ValueError` if the transaction has ended and must not be sent."""
+        """The signed bytes, to be sent.
+
+        Raises:
+            ValueError: the transaction has ended and must not be sent.
+        """
         if self.raw is None:
             raise ValueError(f"{self.signature} is {self.state} and must not be sent")
         return SignedTransaction(
@@ -86,7 +96,7 @@ class ChainTransaction:
         )
 
 
-# Literals, as in the partial indexes: with parameters the indexes would not be used.
+# Literals in the SQL text, as in the partial indexes: with parameters the indexes would not be used.
 _IS_PENDING: Final = table.c.state == literal_column(f"'{State.PENDING}'")
 _IS_CONFIRMED: Final = table.c.state == literal_column(f"'{State.CONFIRMED}'")
 _IS_EXPIRED: Final = table.c.state == literal_column(f"'{State.EXPIRED}'")
@@ -222,15 +232,20 @@ _VANISHED_OPENINGS: Final = select(func.coalesce(func.sum(table.c.reserved), 0))
 
 
 def insert_transaction(connection: Connection, tx: ChainTransaction) -> None:
-    """The transaction may only be sent after the commit. The database assigns `seq`.
+    """Store a signed transaction, which may only be sent after the commit. The database assigns `seq`.
 
-    Raises `ConflictError` if another one is pending for the same subject.
+    Raises:
+        ConflictError: another one is pending for the same subject.
     """
     connection.execute(_INSERT, {name: getattr(tx, name) for name in _COLUMNS})
 
 
 def insert_following(connection: Connection, tx: ChainTransaction) -> None:
-    """The subject's previous transaction has ended. A stuck node may offer its blockhash: the same bytes."""
+    """Store a signed transaction of a subject whose previous one has ended.
+
+    Raises:
+        ChainUnavailableError: it has the same bytes, because a node that is stuck offered an old blockhash.
+    """
     try:
         insert_transaction(connection, tx)
     except ConflictError:
@@ -238,22 +253,23 @@ def insert_following(connection: Connection, tx: ChainTransaction) -> None:
 
 
 def pending(connection: Connection, kind: Kind, subject_id: str) -> ChainTransaction | None:
+    """Return the pending transaction of a subject, if any."""
     row = connection.execute(_PENDING, {"kind": kind.value, "subject_id": subject_id}).one_or_none()
     return None if row is None else _record(row)
 
 
 def in_flight(connection: Connection, account_id: str) -> list[ChainTransaction]:
-    """Driven, and may still reduce the account's balance; oldest first."""
+    """Return the driven transactions that may still reduce an account's balance, oldest first."""
     return [_record(row) for row in connection.execute(_IN_FLIGHT, {"account_id": account_id})]
 
 
 def payments_of(connection: Connection, account_id: str) -> list[ChainTransaction]:
-    """Sellers may still broadcast them; oldest first."""
+    """Return an account's payments that their sellers may still broadcast, oldest first."""
     return [_record(row) for row in connection.execute(_PAYMENTS_OF, {"account_id": account_id})]
 
 
 def payment_signed(connection: Connection, signatures: Sequence[str]) -> ChainTransaction | None:
-    """Sellers may still broadcast it."""
+    """Return the payment, still to be broadcast, whose transaction has one of two signatures."""
     first, second = signatures
     values = {"first_signature": first, "second_signature": second}
     row = connection.execute(_PAYMENT_SIGNED, values).one_or_none()
@@ -261,12 +277,12 @@ def payment_signed(connection: Connection, signatures: Sequence[str]) -> ChainTr
 
 
 def payments_after(connection: Connection, seq: int, count: int) -> list[ChainTransaction]:
-    """Sellers may still broadcast them."""
+    """Return up to `count` payments that sellers may still broadcast, ordered by `seq`, above a given one."""
     return [_record(row) for row in connection.execute(_PAYMENTS, {"after": seq, "count": count})]
 
 
 def credits_account(connection: Connection, signature: str, account_id: str) -> bool:
-    """Whether a transaction's handler books its credit to an account, so that it is no deposit."""
+    """Return whether a transaction's handler books its credit to an account, so that it is no deposit."""
     values = {"signature": signature, "account_id": account_id}
     return connection.execute(_CREDITS, values).scalar_one_or_none() is not None
 
@@ -277,20 +293,20 @@ def credits_account(connection: Connection, signature: str, account_id: str) -> 
 def land(
     connection: Connection, tx: ChainTransaction, now_us: int, *, is_irreversible: bool
 ) -> ChainTransaction | None:
-    """It stays watched unless it is irreversible."""
+    """End a pending transaction: it is final on chain. It stays watched unless it is irreversible."""
     if is_irreversible:
         return _end(connection, evolve(tx, state=State.FINALIZED, raw=None, ended_us=now_us))
     return _end(connection, evolve(tx, state=State.CONFIRMED, ended_us=now_us))
 
 
 def fail(connection: Connection, tx: ChainTransaction, now_us: int) -> ChainTransaction | None:
-    """The chain has rejected it, and its spend did not happen."""
+    """End a pending transaction: the chain has rejected it, and its spend did not happen."""
     ended = evolve(tx, state=State.FAILED, raw=None, ended_us=now_us, released_us=tx.spent_us)
     return _end(connection, ended)
 
 
 def expire(connection: Connection, tx: ChainTransaction, now_us: int) -> ChainTransaction | None:
-    """It should never land, and stays watched in case it does."""
+    """End a pending transaction: it should never land, and stays watched in case it does."""
     return _end(connection, evolve(tx, state=State.EXPIRED, raw=None, ended_us=now_us))
 
 
@@ -311,7 +327,11 @@ def _end(connection: Connection, ended: ChainTransaction) -> ChainTransaction | 
 def replace(
     connection: Connection, expired: ChainTransaction, following: ChainTransaction
 ) -> ChainTransaction:
-    """Move the spend to the replacement."""
+    """Store the replacement of an expired transaction, and move the spend to it.
+
+    Raises:
+        ChainUnavailableError: it has the same bytes.
+    """
     following = evolve(
         following,
         spent_us=expired.spent_us,
@@ -325,7 +345,7 @@ def replace(
 
 
 def announce(connection: Connection, tx: ChainTransaction, now_us: int) -> bool:
-    """False if it already was announced, or is not pending."""
+    """Store that a pending transaction was announced as sent; False if it already was, or is not pending."""
     return connection.execute(_ANNOUNCE, {**_this(tx), "now_us": now_us}).rowcount == 1
 
 
@@ -335,17 +355,17 @@ def announce(connection: Connection, tx: ChainTransaction, now_us: int) -> bool:
 def set_spend(
     connection: Connection, tx: ChainTransaction, *, spent_us: int | None, spent_total: int | None
 ) -> None:
-    """The account's running total includes the spend."""
+    """Store when a transaction counts as a spend, and the account's running total including it."""
     connection.execute(_SET_SPEND, {**_this(tx), "spent_us": spent_us, "spent_total": spent_total})
 
 
 def set_released(connection: Connection, tx: ChainTransaction, released_us: int | None) -> None:
-    """None: the spend happened after all."""
+    """Store that a spend did not happen; with None, that it happened after all."""
     connection.execute(_SET_RELEASED, {**_this(tx), "released_us": released_us})
 
 
 def opening_caps(connection: Connection, account_id: str) -> int:
-    """In flight, in micro-USDC."""
+    """Return the micro-USDC of an account that are in flight for session openings."""
     values = {"account_id": account_id}
     pending_caps = int(connection.execute(_OPENING, values).scalar_one())
     # An opening that was reorganized away is being retried.
@@ -358,14 +378,17 @@ def opening_caps(connection: Connection, account_id: str) -> int:
 def abandoned(
     connection: Connection, now_us: int, count: int, *, lock: bool = False
 ) -> list[ChainTransaction]:
-    """Their leases have expired, in real time. With `lock`, rows locked by others are skipped."""
+    """Return up to `count` pending transactions whose lease has expired at `now_us`, in real time.
+
+    With `lock`, the rows are locked, and rows that another transaction has locked are skipped.
+    """
     values = {"now_us": now_us, "count": count}
     rows = connection.execute(_ABANDONED_LOCKED if lock else _ABANDONED, values)
     return [_record(row) for row in rows]
 
 
 def lease(connection: Connection, subjects: Iterable[tuple[Kind, str]], until_us: int) -> None:
-    """Until a moment in real time."""
+    """Lease the pending transaction of each subject until `until_us`, in real time."""
     values = [
         {"of_kind": kind.value, "of_subject": subject_id, "until_us": until_us}
         for kind, subject_id in subjects
@@ -375,6 +398,7 @@ def lease(connection: Connection, subjects: Iterable[tuple[Kind, str]], until_us
 
 
 def free_all(connection: Connection) -> None:
+    """Void all leases."""
     connection.execute(_FREE_ALL)
 
 
@@ -382,20 +406,20 @@ def free_all(connection: Connection) -> None:
 
 
 def confirmed_after(connection: Connection, signature: str, count: int) -> list[ChainTransaction]:
-    """Ordered by signature; "" for the first page."""
+    """Return up to `count` confirmed transactions, ordered by signature, above a given one; "" for all."""
     return [
         _record(row) for row in connection.execute(_CONFIRMED_AFTER, {"after": signature, "count": count})
     ]
 
 
 def set_reserved(connection: Connection, tx: ChainTransaction, reserved: int) -> bool:
-    """False if another server was faster."""
+    """Store the reserved amount of a confirmed transaction; False if another server was faster."""
     values = {**_this(tx), "reserved_before": tx.reserved, "new_reserved": reserved}
     return connection.execute(_SET_RESERVED, values).rowcount == 1
 
 
 def end_confirmed(connection: Connection, ended: Iterable[ChainTransaction]) -> None:
-    """Each carries its new `state`."""
+    """Stop watching confirmed transactions; each carries its new `state`."""
     values = [{**_this(tx), "new_state": tx.state.value} for tx in ended]
     if values:
         connection.execute(_END_CONFIRMED, values)
@@ -405,11 +429,15 @@ def end_confirmed(connection: Connection, ended: Iterable[ChainTransaction]) -> 
 
 
 def expired_of(connection: Connection, subject_id: str) -> list[ChainTransaction]:
+    """Return a subject's watched transactions."""
     return [_record(row) for row in connection.execute(_EXPIRED_OF, {"subject_id": subject_id})]
 
 
 def expired_after(connection: Connection, subject_id: str, count: int) -> list[ChainTransaction]:
-    """Ordered by subject; "" for the first page. About `count`: those of one subject come together."""
+    """Return about `count` watched transactions, ordered by subject, above a given subject; "" for the first.
+
+    All transactions of one subject are returned together.
+    """
     values = {"after": subject_id, "count": count}
     found = [_record(row) for row in connection.execute(_EXPIRED_AFTER, values)]
     if len(found) < count:
@@ -419,7 +447,7 @@ def expired_after(connection: Connection, subject_id: str, count: int) -> list[C
 
 
 def end_expired(connection: Connection, tx: ChainTransaction, state: State, now_us: int) -> bool:
-    """False if another server was faster."""
+    """Stop watching an expired transaction; False if another server was faster."""
     values = {**_this(tx), "new_state": state.value, "ended_us": now_us}
     return connection.execute(_END_EXPIRED, values).rowcount == 1
 

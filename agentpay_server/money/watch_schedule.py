@@ -12,21 +12,28 @@ LOOK_EVERY_US: Final = 4 * SECOND_US
 
 
 class Watch(Protocol):
-    async def look(self) -> None: ...
+    """A watch over transactions."""
+
+    async def look(self) -> None:
+        """Check all watched transactions once."""
+        ...
 
 
 class _WatchSchedule:
+    """Runs a watch periodically."""
+
     def __init__(self, watch: Watch, *, clock: Clock) -> None:
         self._watch = watch
         self._clock = clock
         self._next_look_us = 0
 
     async def next_due_us(self) -> int | None:
-        """On a manual clock None before the next check is due, since advancing it does not help."""
+        """Return when to run next; None on a manual clock before then, since advancing it does not help."""
         wait_us = max(self._next_look_us - real_now_us(), 0)
         return None if wait_us and self._clock.is_manual else self._clock.now_us() + wait_us
 
     async def run_due(self) -> bool:
+        """Run the watch if it is due."""
         if real_now_us() < self._next_look_us:
             return False
         try:
@@ -37,8 +44,8 @@ class _WatchSchedule:
 
 
 class ReorgWatchSchedule(_WatchSchedule):
-    """Watches settled transactions until they are irreversible."""
+    """Runs the watch over settled transactions until they are irreversible."""
 
 
 class LateLandingSchedule(_WatchSchedule):
-    """Watches expired transactions until history rules out that they landed."""
+    """Runs the watch over expired transactions until history rules out that they landed."""

@@ -1,1 +1,1 @@
-"""Payments behind HTTP 402."""
+"""Payments behind HTTP 402: read the challenge, sign the payment, build the header that presents it."""

@@ -1,6 +1,7 @@
 """Authorization of a payment: a new one, or one that an operator has approved.
 
-In addition to a transfer's rules, the pin of the seller's origin applies. The seller broadcasts.
+A payment is authorized like any transfer. In addition, the pin of the seller's origin applies, and the seller
+broadcasts the transaction.
 """
 
 from typing import ClassVar, Final
@@ -55,7 +56,7 @@ _UNBUILDABLE: Final = (FeePayerRefusedError, TransactionTooLargeError)
 def build_fault(
     connection: Connection, context: Context, source: AccountRecord, offer: Offer
 ) -> Problem | None:
-    """Return why the transaction that pays an offer cannot be built."""
+    """Return why the transaction that pays an offer cannot be built; None if it can."""
     try:
         check_buildable(
             context.signer,
@@ -71,7 +72,7 @@ def build_fault(
 
 
 def _own_addresses(connection: Connection, context: Context, offer: Offer) -> set[str]:
-    """The addresses of this service that an offer might name as its fee payer."""
+    """Return the addresses of this service that an offer might name as its fee payer."""
     own = {context.signer.address(key) for key in (TREASURY, POLICY_AUTHORITY, TEST_MINT_AUTHORITY)}
     fee_payer = offer.terms.fee_payer
     if fee_payer is not None:
@@ -87,9 +88,13 @@ def _unbuildable(error: ValueError) -> Problem:
 
 @frozen(kw_only=True)
 class Purchase:
-    """`url` is as the client reports it; `pin` as read before the decision.
+    """A purchase to pay for.
 
-    `token_account` is the primary recipient's; `origin` is the seller.
+    Attributes:
+        origin: the seller.
+        url: requested URL, as the client reports it.
+        pin: the operator's pin of the origin, as read before the decision; None without a pin.
+        token_account: token account of the primary recipient.
     """
 
     operator_id: str
@@ -103,16 +108,17 @@ class Purchase:
 
     @property
     def digest(self) -> str:
-        """Equal for equal terms."""
+        """Digest of the terms, equal for equal terms."""
         return self.offer.terms.digest(origin=self.origin, memo=self.memo)
 
     @property
     def category(self) -> str | None:
-        """From the pin, else from the challenge; never from the caller."""
+        """Category from the pin, else from the challenge; never from the caller."""
         return self.offer.category if self.pin is None or self.pin.category is None else self.pin.category
 
     @property
     def terms(self) -> Terms:
+        """The terms of the purchase, as a transfer's terms."""
         return Terms(
             account_id=self.account_id,
             to=self.token_account,
@@ -137,12 +143,17 @@ class PaymentIntent(TransferIntent):
         return store.pin(connection, purchase.operator_id, purchase.origin) == purchase.pin
 
     def spend(self, preflight: Preflight) -> Spend:
+        """Return the spend that the policy judges."""
         # The origin says what the payment is for, so require_memo accepts it without a memo.
         terms = attrs.evolve(self._terms, memo=self._purchase.memo or self._purchase.origin)
         return spend_of(terms, preflight, Purpose.PAYMENT)
 
     def objection(self, unit: SpendUnit) -> Refusal | None:
-        """By the pin of the seller's origin, or the Problem `invalid_recipient`."""
+        """Return a refusal by the pin of the seller's origin.
+
+        Raises:
+            Problem: `invalid_recipient`.
+        """
         terms, preflight = self._purchase.offer.terms, unit.preflight
         owners = {paid.owner for paid in (preflight.recipient, *preflight.others)}
         for leg in terms.legs:
@@ -151,6 +162,7 @@ class PaymentIntent(TransferIntent):
         return pin_refusal(self._purchase.pin, terms)
 
     def submitted(self, unit: SpendUnit) -> Decided[TransferRecord]:
+        """Sign the payment, store it and reserve its amount."""
         decided = super().submitted(unit)
         # The seller may broadcast as soon as the caller has the bytes, so `transfer.initiated` comes now.
         initiated = booking.initiated(decided.record)
@@ -229,6 +241,8 @@ class PaymentIntent(TransferIntent):
 
 
 class NewPayment(PaymentIntent, NewSpend):
+    """A new payment; see `NewSpend`."""
+
     action: ClassVar[str] = AUTHORIZE_PAYMENT.name
 
     def __init__(
@@ -243,7 +257,7 @@ class NewPayment(PaymentIntent, NewSpend):
         super().__init__(context, principal, purchase.terms, requested, held)
 
     def claim(self, connection: Connection) -> bool:
-        """Only if the pin is as it was read."""
+        """Claim the idempotency key, if the pin is as it was read."""
         return self._is_pin_as_seen(connection) and super().claim(connection)
 
     def _store(self, connection: Connection, decision: Decision, now_us: int) -> TransferRecord:
@@ -259,7 +273,7 @@ class NewPayment(PaymentIntent, NewSpend):
 class ApprovedPayment(PaymentIntent):
     """A payment that an operator has approved, when the caller requests it again.
 
-    `purchase` is from a fresh challenge; `approved` is the payment as stored.
+    `purchase` is from a fresh challenge; `approved` is the payment as currently stored.
     """
 
     is_approved = True
@@ -273,11 +287,12 @@ class ApprovedPayment(PaymentIntent):
         self._approved = approved
 
     def claim(self, connection: Connection) -> bool:
-        """The payment is still approved and unsigned, and the pin is as it was read."""
+        """Check that the payment is still approved and unsigned, and that the pin is as it was read."""
         waiting = transfer_store.approved(connection, self._transfer_id)
         return waiting == self._approved and self._is_pin_as_seen(connection)
 
     def refused(self, connection: Connection, refusal: Refusal, now_us: int) -> Decided[TransferRecord]:
+        """Store the payment as rejected, unless only funds are missing."""
         if refusal.code == ErrorCode.INSUFFICIENT_BALANCE:
             # No policy rule is violated: the payment stays approved.
             raise Problem(

@@ -29,7 +29,7 @@ from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, TransactionTooL
 from agentpay_server.payments.terms import Protocol, Terms
 
 MAX_UNITS: Final = 190_000
-"""MPP sellers accept up to 200,000, and some facilitators about half of that."""
+"""Maximum compute-unit limit: MPP sellers accept up to 200,000, and some facilitators about half of that."""
 
 _BASE_UNITS: Final = 20_000
 _UNITS_PER_LEG: Final = 7_500
@@ -44,10 +44,13 @@ class FeePayerRefusedError(ValueError):
 
 @frozen(kw_only=True)
 class PreparedPayment:
-    """In `raw`, the signature slot of an external fee payer is zero.
+    """A payment to be handed out.
 
-    By `signature`, ours in base58, the payment is recognized on chain. `message_hash` is independent of the
-    signatures.
+    Attributes:
+        raw: the transaction; the signature slot of an external fee payer is zero.
+        signature: our signature in base58, by which the payment is recognized on chain.
+        message_hash: hash of the signed message, independent of the signatures.
+        last_valid_block_height: the last block height at which it can land.
     """
 
     raw: bytes
@@ -57,7 +60,7 @@ class PreparedPayment:
 
 
 def base_units(terms: Terms, nonce_memo: str | None) -> int:
-    """The compute units that the transaction may need."""
+    """Return the compute units that the transaction of a payment may need."""
     memos = [leg.memo for leg in terms.legs] + [nonce_memo]
     memo_bytes = sum(len(text.encode("utf-8")) for text in memos if text)
     return _BASE_UNITS + _UNITS_PER_LEG * len(terms.legs) + _UNITS_PER_MEMO_BYTE * memo_bytes
@@ -72,7 +75,13 @@ def check_buildable(
     own_addresses: Collection[str],
     nonce_memo: str,
 ) -> None:
-    """Raise what `build_payment` would; sign nothing. `nonce_memo` needs only the right length."""
+    """Check that the transaction of a payment can be built; signs nothing.
+
+    The arguments are those of `build_payment`; `nonce_memo` needs only the right length.
+
+    Raises:
+        FeePayerRefusedError, TransactionTooLargeError: as `build_payment` raises them.
+    """
     _message(
         signer,
         Hash.default(),
@@ -98,13 +107,22 @@ def build_payment(
 ) -> PreparedPayment:
     """Return the transaction of a payment, with our signatures.
 
-    `blockhash` is from our own node, whatever the challenge says. No challenge may name one of
-    `own_addresses` as its fee payer. `nonce`, at least 0, is unique among the account's payments under this
-    blockhash; it is added to the compute-unit limit, so that two equal payments are two transactions.
-    `nonce_memo` is the memo that x402 requires if the seller gives none.
+    Args:
+        signer: holds the keys.
+        blockhash: a recent one from our own node, whatever the challenge says.
+        terms: the terms of the challenge.
+        payer_key: the paying account's key.
+        usdc_mint: address of the USDC mint.
+        own_addresses: our addresses, which no challenge may name as its fee payer.
+        nonce: unique among the account's payments under this blockhash, at least 0. It is added to the
+            compute-unit limit, so that two equal payments are two transactions.
+        nonce_memo: the memo that x402 requires if the seller gives none.
 
-    Nothing was signed if it raises `TransactionTooLargeError`: the transaction does not fit into a packet, or
-    needs more than `MAX_UNITS`.
+    Raises:
+        FeePayerRefusedError: the fee payer is one of our addresses, or takes part in the payment.
+        TransactionTooLargeError: the transaction does not fit into a packet, or needs more than `MAX_UNITS`
+            compute units; nothing was signed.
+        ValueError: `nonce` is negative.
     """
     payer = signer.address(payer_key)
     message = _message(

@@ -1,6 +1,7 @@
 """Reads fields that a seller has written. A field of the wrong form makes the challenge unreadable.
 
-Lengths are checked before decoding. An error never repeats the value, which a stranger wrote.
+Lengths are checked before decoding. An error names the field and never repeats the value, which a stranger
+wrote.
 """
 
 import base64
@@ -18,7 +19,7 @@ from agentpay_server.payments.terms import UnreadableChallengeError
 T = TypeVar("T")
 
 MAX_ENCODED_CHARACTERS: Final = 16 * 1024
-"""In a header."""
+"""Maximum length of an encoded challenge in a header."""
 
 MAX_TEXT_CHARACTERS: Final = 2_048
 MAX_MEMO_BYTES: Final = 256
@@ -29,6 +30,7 @@ _BASE64_URL: Final = re.compile(r"[A-Za-z0-9_-]*={0,2}")
 
 
 def json_object(body: bytes, name: str) -> dict[str, Any]:
+    """Parse a body that must be a JSON object."""
     try:
         content = json_text.parse_request_json(body)
     except InvalidJsonError as error:
@@ -37,7 +39,7 @@ def json_object(body: bytes, name: str) -> dict[str, Any]:
 
 
 def base64_object(text: str, name: str, *, is_url: bool = False) -> dict[str, Any]:
-    """In the URL-safe or the standard alphabet."""
+    """Decode a JSON object from base64, in the URL-safe or the standard alphabet."""
     if len(text) > MAX_ENCODED_CHARACTERS:
         raise UnreadableChallengeError(f"{name} is longer than {MAX_ENCODED_CHARACTERS} characters")
     alphabet = _BASE64_URL if is_url else _BASE64
@@ -52,25 +54,26 @@ def base64_object(text: str, name: str, *, is_url: bool = False) -> dict[str, An
 
 
 def exactly(value: object, kind: type[T], name: str) -> T:
-    """`True` is not an `int`."""
+    """Return a value if it has exactly the given type: `True` is not an `int`."""
     if type(value) is not kind:
         raise UnreadableChallengeError(f"{name} must be {_NAMES.get(kind, kind.__name__)}")
     return value
 
 
 def member(holder: Mapping[str, Any], key: str, kind: type[T]) -> T:
+    """Return a required member."""
     if key not in holder:
         raise UnreadableChallengeError(f"{key} is missing")
     return exactly(holder[key], kind, key)
 
 
 def optional(holder: Mapping[str, Any], key: str, kind: type[T]) -> T | None:
-    """None if it is missing or null."""
+    """Return an optional member; None if it is missing or null."""
     return None if holder.get(key) is None else member(holder, key, kind)
 
 
 def text(holder: Mapping[str, Any], key: str) -> str | None:
-    """Of bounded length; None if it is missing."""
+    """Return an optional text of bounded length; None if it is missing."""
     found = optional(holder, key, str)
     if found is None:
         return None
@@ -82,6 +85,7 @@ def text(holder: Mapping[str, Any], key: str) -> str | None:
 
 
 def unicode_text(value: object, name: str) -> str:
+    """Return a value if it is a text without lone surrogates."""
     found = exactly(value, str, name)
     if not is_unicode(found):
         raise UnreadableChallengeError(f"{name} contains a lone surrogate")
@@ -89,7 +93,7 @@ def unicode_text(value: object, name: str) -> str:
 
 
 def memo(holder: Mapping[str, Any], key: str) -> str | None:
-    """None if it is missing or empty."""
+    """Return a memo; None if it is missing or empty."""
     found = text(holder, key)
     if found and len(found.encode("utf-8")) > MAX_MEMO_BYTES:
         raise UnreadableChallengeError(f"{key} is longer than {MAX_MEMO_BYTES} bytes")
@@ -97,6 +101,7 @@ def memo(holder: Mapping[str, Any], key: str) -> str | None:
 
 
 def address(holder: Mapping[str, Any], key: str) -> str:
+    """Return a Solana address."""
     found = member(holder, key, str)
     try:
         # Normalized, so that equal addresses are equal texts.
@@ -106,7 +111,7 @@ def address(holder: Mapping[str, Any], key: str) -> str:
 
 
 def amount_micro(holder: Mapping[str, Any], key: str) -> int:
-    """In the smallest units, written as a text."""
+    """Return an amount in the smallest units, written as a text."""
     found = member(holder, key, str)
     if _AMOUNT.fullmatch(found) is None or not 1 <= int(found) <= MAX_MICRO:
         raise UnreadableChallengeError(f"{key} must be a whole number from 1 to {MAX_MICRO}, as a string")
@@ -114,7 +119,7 @@ def amount_micro(holder: Mapping[str, Any], key: str) -> int:
 
 
 def is_unicode(value: str) -> bool:
-    """JSON can express a lone surrogate, but no database can store it."""
+    """Return whether a text has no lone surrogate, which JSON can express but no database can store."""
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:

@@ -1,7 +1,7 @@
 """MPP (HTTP scheme `Payment`, method `solana`, intent `charge`): reads challenges, builds headers.
 
-Challenges of several schemes may share a header. Other methods and intents are skipped; an unreadable one of
-ours makes the header unreadable.
+Challenges of several schemes may share a header. Those of other methods and intents are skipped; an
+unreadable one of ours makes the header unreadable.
 """
 
 import base64
@@ -29,7 +29,7 @@ _MAX_HEADER_CHARACTERS: Final = 64 * 1024
 _MAX_CHALLENGES: Final = 64
 _MAX_CATEGORY_CHARACTERS: Final = 64
 USDC: Final = "USDC"
-"""A challenge may use the symbol instead of the mint's address."""
+"""Symbol that a challenge may use instead of the mint's address."""
 
 _USDC_DECIMALS: Final = 6
 _TOKEN_PROGRAM: Final = "TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA"  # noqa: S105 - a program's address
@@ -55,7 +55,11 @@ _UNIT: Final = re.compile(r"u([0-9a-fA-F]{4})")
 
 
 def read_header(value: str) -> list[Offer]:
-    """In the order of the header."""
+    """Return the Solana offers of a `WWW-Authenticate` header, in its order.
+
+    Raises:
+        UnreadableChallengeError: the header, or one of its Solana offers, cannot be read.
+    """
     if len(value) > _MAX_HEADER_CHARACTERS:
         raise UnreadableChallengeError(f"WWW-Authenticate is longer than {_MAX_HEADER_CHARACTERS} characters")
     found = []
@@ -68,6 +72,7 @@ def read_header(value: str) -> list[Offer]:
 
 
 def wrap(offer: Offer, transaction: bytes) -> tuple[str, str]:
+    """Return name and value of the header that presents a payment."""
     payload = {"type": "transaction", "transaction": base64.b64encode(transaction).decode("ascii")}
     content = json_text.print_json({"challenge": offer.echo, "payload": payload})
     encoded = base64.urlsafe_b64encode(content).rstrip(b"=").decode("ascii")
@@ -75,7 +80,7 @@ def wrap(offer: Offer, transaction: bytes) -> tuple[str, str]:
 
 
 def _challenges(value: str) -> Iterator[dict[str, str]]:
-    """Of the scheme `Payment`, by lower-case name."""
+    """Yield the parameters of each challenge of the scheme `Payment`, by lower-case name."""
     position = _skipped(value, 0)
     current: dict[str, str] | None = None
     is_first, is_payment = True, False
@@ -116,7 +121,7 @@ def _add(parameters: dict[str, str], found: "re.Match[str]") -> None:
 
 
 def _unescaped(text: str) -> str:
-    r"""Handle pairs like `\"`, and the `\u00e9` that some sellers write."""
+    r"""Return the text of a quoted string: pairs like `\"`, and the `\u00e9` that some sellers write."""
     if "\\" not in text:
         return text
     parts, position = [], 0
@@ -176,6 +181,7 @@ def _mint(request: Mapping[str, Any]) -> str:
 
 
 def _check_token(details: Mapping[str, Any]) -> None:
+    """Refuse decimals or a token program that USDC does not have."""
     decimals = fields.optional(details, "decimals", int)
     if decimals not in (None, _USDC_DECIMALS):
         raise UnreadableChallengeError(f"decimals must be {_USDC_DECIMALS}, as for USDC")

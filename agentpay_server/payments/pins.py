@@ -1,4 +1,4 @@
-"""Pins of sellers' origins: the payments that they forbid."""
+"""Pins of sellers' origins: the payments that they forbid; set, read, list and delete them."""
 
 from typing import Final
 
@@ -29,6 +29,7 @@ _ATTEMPTS: Final = 5
 
 
 def pin_refusal(pin: Pin | None, terms: Terms) -> Refusal | None:
+    """Return why a pin forbids a payment, or None."""
     reason = None if pin is None else _reason(pin, terms)
     return None if reason is None else Refusal(code=ErrorCode.POLICY_VIOLATION, message=reason)
 
@@ -51,11 +52,18 @@ def _reason(pin: Pin, terms: Terms) -> str | None:
 
 
 class Origins:
+    """Sets, reads and deletes pins."""
+
     def __init__(self, context: Context) -> None:
         self._context = context
         self._database = context.database
 
     async def put(self, principal: Principal, origin: str, request: PinOrigin) -> PinnedOrigin:
+        """Pin an origin, replacing an existing pin.
+
+        Raises:
+            Problem: `invalid_request` if `origin` is not an origin.
+        """
         pin = Pin(
             seq=0,
             operator_id=principal.operator_id,
@@ -77,17 +85,31 @@ class Origins:
         return _shown(pin)
 
     async def get(self, principal: Principal, origin: str) -> PinnedOrigin:
+        """Return the pin of an origin.
+
+        Raises:
+            Problem: `not_found`.
+        """
         pin = await self._database.read(store.pin, principal.operator_id, origin)
         if pin is None:
             raise not_found("origin")
         return _shown(pin)
 
     async def delete(self, principal: Principal, origin: str) -> None:
+        """Delete the pin of an origin.
+
+        Raises:
+            Problem: `not_found`.
+        """
         if not await self._database.run(self._delete, principal, origin):
             raise not_found("origin")
 
     async def list(self, principal: Principal, query: ListOrigins) -> PageBody[PinnedOrigin]:
-        """The most recently set first."""
+        """Return a page of pins, the most recently set first.
+
+        Raises:
+            Problem: `invalid_request` for a cursor of another list.
+        """
         listing = List("origins", principal.operator_id)
         before = listing.before(query.cursor)
         rows = await self._database.read(store.pins, principal.operator_id, before, query.limit + 1)

@@ -20,7 +20,14 @@ def shown(
     header: tuple[str, str] | None = None,
     is_replay: bool = False,
 ) -> Payment:
-    """`is_replay`: an earlier request had the payment signed."""
+    """Return the current state of a payment.
+
+    Args:
+        transfer: the payment's transfer.
+        payment: the payment's own row.
+        header: name and value of the header that presents it.
+        is_replay: whether an earlier request had it signed.
+    """
     expires_us = transfer.approval_expires_us if payment.expires_us is None else payment.expires_us
     outcome = None
     if payment.outcome_status is not None:
@@ -54,7 +61,7 @@ def shown(
 
 
 def problem_of(transfer: TransferRecord, *, is_replay: bool = False) -> Problem:
-    """The payment was refused, has failed, or has expired (interface I10)."""
+    """Return the error for a payment that was refused, has failed, or has expired (interface I10)."""
     if transfer.error in _ENDED:
         return Problem(
             ErrorCode(transfer.error),
@@ -66,7 +73,7 @@ def problem_of(transfer: TransferRecord, *, is_replay: bool = False) -> Problem:
 
 
 def conflict(transfer_id: str | None) -> Problem:
-    """Another transfer, or other terms, hold the key."""
+    """Return the error for a key that another transfer, or other terms, hold."""
     return Problem(
         ErrorCode.IDEMPOTENCY_CONFLICT,
         "This idempotency_key was used for a payment on other terms, or for a transfer. Retry with the same "

@@ -11,9 +11,14 @@ _PREFERRED: Final = (Protocol.MPP, Protocol.X402_V2, Protocol.X402_V1)
 
 
 def read_challenge(headers: Iterable[tuple[str, str]], body: bytes) -> list[Offer]:
-    """The preferred protocol first, in the seller's order within each.
+    """Return the Solana offers of a 402: the preferred protocol first, in the seller's order within each.
 
-    Only the first `MAX_HEADERS` headers are read; names in any case. `body` may be truncated at 64 KiB.
+    Args:
+        headers: of the response, names in any case; only the first `MAX_HEADERS` are read.
+        body: of the response; may be truncated at 64 KiB.
+
+    Raises:
+        UnreadableChallengeError: a challenge, or a Solana offer in it, cannot be read.
     """
     found: list[Offer] = []
     is_v2 = False
@@ -30,7 +35,7 @@ def read_challenge(headers: Iterable[tuple[str, str]], body: bytes) -> list[Offe
 
 
 def networks_of(cluster: str | None) -> Collection[Network]:
-    """Mainnet money never counts elsewhere, nor the reverse.
+    """Return the networks whose money a chain has. Mainnet money never counts elsewhere, nor the reverse.
 
     `cluster` is None for a private chain, which sellers know as devnet, or as localnet if their protocol
     names it.
@@ -46,7 +51,15 @@ def payable(
     now_us: int,
     max_amount_micro: int | None = None,
 ) -> list[Offer]:
-    """`cluster` is None for a private chain."""
+    """Return the offers that can be paid, in their order.
+
+    Args:
+        offers: from `read_challenge`.
+        cluster: the cluster of the service; None for a private chain.
+        usdc_mint: the mint of USDC there.
+        now_us: the current time.
+        max_amount_micro: the caller's maximum, if any.
+    """
     networks = networks_of(cluster)
     return [
         offer
@@ -59,6 +72,7 @@ def payable(
 
 
 def wrap(offer: Offer, transaction: bytes, *, payment_id: str) -> tuple[str, str]:
+    """Return name and value of the header that presents a payment, by its protocol."""
     if offer.terms.protocol is Protocol.MPP:
         return mpp.wrap(offer, transaction)
     return x402.wrap(offer, transaction, payment_id=payment_id)

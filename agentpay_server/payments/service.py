@@ -1,7 +1,7 @@
 """Payments behind HTTP 402: from a challenge to the header that pays it, at most once for a key.
 
 Checks run in the order of a transfer's: the account, the key, paused, recipients, pin and policy, balance.
-One transaction is signed for a key, and returned to every request on equal terms.
+The service signs one transaction for a key, and returns it to every request on equal terms.
 """
 
 from collections.abc import Sequence
@@ -47,6 +47,8 @@ _UNPRESENTED: Final = (TransferStatus.SUBMITTED, TransferStatus.SETTLED)
 
 @frozen(kw_only=True)
 class _View:
+    """The stored data for a request, and the offer to pay."""
+
     source: AccountRecord
     held: Held[TransferRecord]
     offer: Offer
@@ -55,6 +57,8 @@ class _View:
 
 
 class Payments:
+    """Authorizes, reads and lists payments."""
+
     def __init__(self, context: Context, execution: Execution, watch: PaymentWatch) -> None:
         self._context = context
         self._database = context.database
@@ -63,10 +67,13 @@ class Payments:
         self._watch = watch
 
     async def authorize(self, principal: Principal, request: AuthorizePayment) -> Payment:
-        """Return the signed payment and its header, or a payment pending approval.
+        """Pay a seller's 402: return the signed payment and its header, or a payment pending approval.
 
-        A refusal is a Problem with the transfer; after `chain_unavailable` nothing was done. After
-        `DatabaseUnavailableError` the decision may or may not be stored; retry with the same key.
+        Raises:
+            Problem: `not_found` of the account, `unreadable_challenge`, `nothing_payable`,
+                `idempotency_conflict`, `payment_expired`, `payment_failed`, a 402 with the transfer,
+                `invalid_recipient`; `chain_unavailable`: nothing was done.
+            DatabaseUnavailableError: the decision may or may not be stored; retry with the same key.
         """
         principal.require_account(request.account_id, "POST /payments")
         offers = self._offers(request)
@@ -86,7 +93,11 @@ class Payments:
                 return payment
 
     async def get(self, principal: Principal, transfer_id: str) -> Payment:
-        """With its current status on chain."""
+        """Return one payment with its current status on chain.
+
+        Raises:
+            Problem: `not_found`, also for a transfer that is not a payment.
+        """
         transfer, payment = await self._database.read(_own_payment, principal, transfer_id)
         if transfer.status == TransferStatus.SUBMITTED:
             await self._watch.look_at(transfer_id, within_seconds=_LOOK_SECONDS)
@@ -94,7 +105,11 @@ class Payments:
         return shown(transfer, payment)
 
     async def list(self, principal: Principal, query: ListPayments) -> PageBody[Payment]:
-        """For an agent-scoped key, only those of its account."""
+        """Return a page of payments, newest first; for an agent-scoped key, only those of its account.
+
+        Raises:
+            Problem: `forbidden` for another account, `invalid_request` for a cursor of another list.
+        """
         if query.account_id is not None:
             principal.require_account(query.account_id, "GET /payments")
         listing = List("payments", principal.account_id or principal.operator_id)
@@ -115,10 +130,15 @@ class Payments:
         return listing.page(rows, query.limit, seq=lambda row: row[1].seq, item=lambda row: shown(*row))
 
     async def report_outcome(self, principal: Principal, transfer_id: str, request: ReportOutcome) -> Payment:
+        """Store the seller's response, as the client reports it, and return the payment.
+
+        Raises:
+            Problem: `not_found`.
+        """
         await self._database.run(self._report, principal, transfer_id, request)
         return await self.get(principal, transfer_id)
 
-    # --- Looking up a key
+    # --- Looking up a key ---------------------------------------------------------------------------------
 
     def _offers(self, request: AuthorizePayment) -> Sequence[Offer]:
         try:
@@ -159,12 +179,12 @@ class Payments:
         header = rules.wrap(offer, payment.raw, payment_id=transfer.transfer_id)
         return shown(transfer, payment, header=header, is_replay=is_replay)
 
-    # --- Deciding
+    # --- Deciding -----------------------------------------------------------------------------------------
 
     async def _new(
         self, principal: Principal, request: AuthorizePayment, offer: Offer, view: _View, deadline: float
     ) -> Payment | None:
-        """None if the request must start over."""
+        """Authorize a new payment; None if the request must start over."""
         purchase = self._purchase(principal, request, offer, view)
         payment = NewPayment(
             self._context, principal, purchase, _requested_key(principal, request), view.held
@@ -179,7 +199,7 @@ class Payments:
         view: _View,
         deadline: float,
     ) -> Payment | None:
-        """None if the request must start over."""
+        """Authorize a payment that an operator has approved; None if the request must start over."""
         held = view.held.holder
         assert held is not None  # noqa: S101 - the approved payment
         expires_us = held.approval_expires_us
@@ -232,11 +252,11 @@ class Payments:
         )
 
     def _token_accounts(self, offer: Offer) -> Sequence[str]:
-        """Without duplicates, the primary recipient's first."""
+        """Return the token accounts that an offer pays, without duplicates, the primary recipient's first."""
         mint = self._chain.usdc_mint
         return list(dict.fromkeys(associated_token_address(leg.recipient, mint) for leg in offer.terms.legs))
 
-    # --- Units of work
+    # --- Units of work ------------------------------------------------------------------------------------
 
     def _view(
         self,

@@ -1,4 +1,4 @@
-"""The handler that books the outcomes of payments."""
+"""The handler that books the outcomes of payments: settled, refused by the chain, or expired."""
 
 import json
 from typing import Final
@@ -28,6 +28,8 @@ _REASONS: Final = {
 
 
 class PaymentHandler(TransferHandler):
+    """Books the outcomes of payments, which the service signs and the seller broadcasts."""
+
     kind = Kind.PAYMENT
     is_broadcast_by_us = False
     announces = False
@@ -35,12 +37,13 @@ class PaymentHandler(TransferHandler):
     must_be_irreversible = True
 
     def operation(self, subject: TransferRecord) -> Operation:  # noqa: ARG002
+        """Return the operation that the transaction belongs to."""
         return Operation.PAYMENT
 
     async def find(
         self, chain: Chain, tx: ChainTransaction, *, proof_height: int | None
     ) -> SignatureStatus | None:
-        """By the signature if that is known, else by the signed message."""
+        """Look the transaction up by its signature if that is known, else by its signed message."""
         if tx.chain_signature is None:
             return await chain.find_cosigned(cosigned_of(tx), proof_height=proof_height)
         status = await chain.signature_status(tx.chain_signature)
@@ -49,6 +52,7 @@ class PaymentHandler(TransferHandler):
     def failed(
         self, unit: Unit, tx: ChainTransaction, subject: TransferRecord, failure: Failure
     ) -> TransferRecord:
+        """Book a payment that the chain refused."""
         reason = _REASONS.get(failure.reason, "the transaction failed")
         message = f"{_FAILED.format(reason)}purchase needs a new idempotency_key."
         return self._failed(unit, tx, subject, Refusal(code=ErrorCode.PAYMENT_FAILED, message=message))
@@ -66,11 +70,12 @@ class PaymentHandler(TransferHandler):
         subject: TransferRecord,
         reason: Refusal | None,  # noqa: ARG002
     ) -> TransferRecord:
+        """Book a payment that has expired."""
         return self._failed(unit, tx, subject, EXPIRED)
 
 
 def detail_of(cosigned: Cosigned) -> str:
-    """The search criteria, for its transaction row."""
+    """Encode the search criteria of a payment for its transaction row."""
     found_by = {
         "source": cosigned.token_account,
         "message_hash": cosigned.message_hash,
@@ -80,6 +85,7 @@ def detail_of(cosigned: Cosigned) -> str:
 
 
 def cosigned_of(tx: ChainTransaction) -> Cosigned:
+    """Decode the search criteria of a payment."""
     found_by = json.loads(tx.detail or "{}")
     return Cosigned(
         token_account=found_by["source"],

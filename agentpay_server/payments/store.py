@@ -16,7 +16,7 @@ from agentpay_server.transfers.store import TransferRecord
 
 @frozen(kw_only=True)
 class PaymentRecord:
-    """The columns that a payment has in addition to its transfer."""
+    """A row of `payments`: the columns that a payment has in addition to its transfer."""
 
     seq: int = 0
     transfer_id: str
@@ -38,7 +38,7 @@ class PaymentRecord:
 
 @frozen
 class Pin:
-    """An operator's pin of a seller."""
+    """A row of `pinned_origins`: an operator's pin of a seller."""
 
     seq: int
     operator_id: str
@@ -123,11 +123,20 @@ _PINS: Final = (
 
 
 def insert_payment(connection: Connection, record: PaymentRecord) -> None:
-    """Raises `ConflictError` if another payment has the same nonce under the same blockhash."""
+    """Store a new payment; the database assigns `seq`.
+
+    Raises:
+        ConflictError: another payment of the account has the same nonce under the same blockhash.
+    """
     connection.execute(_INSERT, {name: getattr(record, name) for name in _WRITTEN})
 
 
 def sign(connection: Connection, record: PaymentRecord) -> None:
+    """Store the signed bytes of a payment.
+
+    Raises:
+        ValueError: the payment is already signed.
+    """
     values = {
         "of_transfer": record.transfer_id,
         "fee_payer": record.fee_payer,
@@ -141,12 +150,13 @@ def sign(connection: Connection, record: PaymentRecord) -> None:
 
 
 def payment(connection: Connection, transfer_id: str) -> PaymentRecord | None:
-    """None if the transfer is not a payment."""
+    """Return the payment row of a transfer; None if the transfer is not a payment."""
     row = connection.execute(_BY_ID, {"transfer_id": transfer_id}).one_or_none()
     return None if row is None else _record(row)
 
 
 def existing_payment(connection: Connection, transfer_id: str) -> PaymentRecord:
+    """Return the row of a payment that must exist."""
     found = payment(connection, transfer_id)
     if found is None:
         raise LookupError(f"{transfer_id} is not a payment")
@@ -154,7 +164,7 @@ def existing_payment(connection: Connection, transfer_id: str) -> PaymentRecord:
 
 
 def next_nonce(connection: Connection, account_id: str, blockhash: str) -> int:
-    """Unused by the account's payments under the blockhash; requires the account's lock."""
+    """Return a nonce unused by the account's payments under a blockhash; requires the account's lock."""
     values = {"account_id": account_id, "blockhash": blockhash}
     return int(connection.execute(_NEXT_NONCE, values).scalar_one())
 
@@ -162,6 +172,7 @@ def next_nonce(connection: Connection, account_id: str, blockhash: str) -> int:
 def set_outcome(
     connection: Connection, transfer_id: str, *, status: int, receipt: str | None, duration_ms: int | None
 ) -> None:
+    """Store the seller's response, as the client reports it."""
     values = {
         "of_transfer": transfer_id,
         "outcome_status": status,
@@ -172,7 +183,7 @@ def set_outcome(
 
 
 def next_expiry_us(connection: Connection) -> int | None:
-    """The earliest expiry of the payments that may still land."""
+    """Return the earliest expiry of the payments that may still land, if any."""
     expires_us: int | None = connection.execute(_NEXT_EXPIRY).scalar_one_or_none()
     return expires_us
 
@@ -180,9 +191,10 @@ def next_expiry_us(connection: Connection) -> int | None:
 def page(
     connection: Connection, operator_id: str, before: int, count: int, filters: Mapping[str, object]
 ) -> list[tuple[TransferRecord, PaymentRecord]]:
-    """Below a sequence number, newest first.
+    """Return an operator's payments below a sequence number, newest first.
 
-    `filters` are required values, and `since_us`, an exclusive lower bound of the creation time.
+    `filters` are required values of `account_id`, `origin`, `status` and `transfer_id`, and `since_us`, an
+    exclusive lower bound of the creation time.
     """
     statement = _PAGES[tuple(name for name in _FILTERS if name in filters)]
     values = {"operator_id": operator_id, "before": before, "count": count, **filters}
@@ -193,12 +205,17 @@ def page(
 
 
 def pin(connection: Connection, operator_id: str, origin: str) -> Pin | None:
+    """Return an operator's pin of an origin, if any."""
     row = connection.execute(_PIN, {"of_operator": operator_id, "of_origin": origin}).one_or_none()
     return None if row is None else _pin(row)
 
 
 def set_pin(connection: Connection, pinned: Pin) -> None:
-    """Raises `ConflictError` if a concurrent request has set one."""
+    """Store a pin, replacing one of the same origin; the database assigns `seq`.
+
+    Raises:
+        ConflictError: a concurrent request has pinned the same origin.
+    """
     delete_pin(connection, pinned.operator_id, pinned.origin)
     recipients = pinned.recipients
     values = {
@@ -214,12 +231,12 @@ def set_pin(connection: Connection, pinned: Pin) -> None:
 
 
 def delete_pin(connection: Connection, operator_id: str, origin: str) -> bool:
-    """False if there was no pin."""
+    """Delete an operator's pin of an origin; False if there was no pin."""
     return connection.execute(_UNPIN, {"of_operator": operator_id, "of_origin": origin}).rowcount == 1
 
 
 def pins(connection: Connection, operator_id: str, before: int, count: int) -> list[Pin]:
-    """Below a sequence number, newest first."""
+    """Return an operator's pins below a sequence number, newest first."""
     values = {"operator_id": operator_id, "before": before, "count": count}
     return [_pin(row) for row in connection.execute(_PINS, values)]
 

@@ -13,10 +13,12 @@ MAX_LEGS: Final = 9
 
 
 class UnreadableChallengeError(ValueError):
-    """The message names the field and the fault."""
+    """The challenge cannot be read; the message names the field and the fault."""
 
 
 class Protocol(StrEnum):
+    """The protocol of a challenge."""
+
     MPP = "mpp"
     X402_V2 = "x402_v2"
     X402_V1 = "x402_v1"
@@ -33,9 +35,12 @@ class Network(StrEnum):
 
 @frozen(kw_only=True)
 class Leg:
-    """`recipient` is the owner who is paid, not the token account.
+    """One of the transfers that make up a payment.
 
-    `memo` must follow the transfer on chain.
+    Attributes:
+        recipient: address of the owner who is paid, not of the token account.
+        amount_micro: micro-USDC, at least 1.
+        memo: memo that must follow the transfer on chain, if any.
     """
 
     recipient: str
@@ -47,8 +52,10 @@ class Leg:
 class Terms:
     """The parts of a challenge that determine the transaction. Equal terms are one payment.
 
-    `mint` may be `USDC`, that of the network. The primary recipient's leg is first. `fee_payer` signs first;
-    None if this service pays the fee.
+    Attributes:
+        mint: address of the mint, or `USDC` for that of the network.
+        legs: the transfers, the primary recipient's first.
+        fee_payer: address that pays the fee and signs first; None if this service pays it.
     """
 
     protocol: Protocol
@@ -59,16 +66,16 @@ class Terms:
 
     @property
     def amount_micro(self) -> int:
-        """Total that leaves the payer."""
+        """Total that leaves the payer, in micro-USDC."""
         return sum(leg.amount_micro for leg in self.legs)
 
     @property
     def recipient(self) -> str:
-        """The primary recipient."""
+        """Address of the primary recipient."""
         return self.legs[0].recipient
 
     def digest(self, *, origin: str, memo: str | None) -> str:
-        """Over the terms, the seller's origin and the caller's memo: 64 hexadecimal digits."""
+        """Return a digest of the terms, the seller's origin and the caller's memo: 64 hexadecimal digits."""
         # MPP lets a seller change the key that pays its fees; with x402 it is part of the terms.
         payer = self.fee_payer is not None if self.protocol is Protocol.MPP else self.fee_payer
         legs = [[leg.recipient, leg.amount_micro, leg.memo] for leg in self.legs]
@@ -78,9 +85,13 @@ class Terms:
 
 @frozen(kw_only=True)
 class Offer:
-    """`expires_us` and `category` are the seller's; `resource_url` is as the seller claims.
+    """One way to pay that a challenge offers.
 
-    The response must repeat `echo` unchanged.
+    Attributes:
+        expires_us: when the offer ends, if the seller says.
+        category: the seller's category, if any.
+        resource_url: URL of the purchase, as the seller claims.
+        echo: the parts that the response must repeat unchanged.
     """
 
     terms: Terms

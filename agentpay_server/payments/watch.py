@@ -3,7 +3,7 @@
 The embedded chain reports every transaction that it executes. A remote cluster is polled every few seconds of
 real time while a payment may still land. Expiries are scheduled on the server's clock.
 
-Waiting for a seller is not work in progress: a stop or a snapshot does not wait for it.
+Waiting for a seller is not work in progress, so a stop or a snapshot does not wait for it.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from agentpay_server.payments import store
 
 _BATCH: Final = 32
 _SIGNATURES: Final = 2
-"""The payer's and the fee payer's."""
+"""A payment has two signatures: the payer's and the fee payer's."""
 
 _LOOK_EVERY_US: Final = 2 * SECOND_US
 _ROUND_SECONDS: Final = 5.0
@@ -30,6 +30,8 @@ _QUIET_US: Final = 10 * SECOND_US
 
 
 class PaymentWatch:
+    """Books payments that have landed, failed or expired."""
+
     def __init__(self, context: Context, settlement: Settlement) -> None:
         self._context = context
         self._database = context.database
@@ -38,21 +40,24 @@ class PaymentWatch:
         self._next_look_us = 0
 
     def expect(self) -> None:
+        """Schedule polling for a payment that was handed out."""
         self._next_look_us = min(self._next_look_us, real_now_us() + _LOOK_EVERY_US)
 
     def executed(self, executed: Executed) -> None:
+        """Check a transaction that the embedded chain has executed."""
         signatures = [str(signature) for signature in executed.transaction.signatures]
         if len(signatures) == _SIGNATURES and not self._settlement.is_driven(signatures[0]):
             self._context.tasks.start(self._look_for(signatures))
 
     async def look_at(self, transfer_id: str, *, within_seconds: float) -> None:
+        """Book the outcome of a payment if it has one; stop waiting after `within_seconds`."""
         tx = await self._database.read(transactions.pending, Kind.PAYMENT, transfer_id)
         if tx is not None:
             look = self._context.tasks.start(self._settlement.look_at(tx))
             await asyncio.wait({look}, timeout=within_seconds)
 
     async def look(self) -> tuple[bool, bool]:
-        """Return whether any payment ended, and whether any is still open.
+        """Check every open payment; return whether any ended, and whether any is still open.
 
         Payments of different accounts do not wait for each other. A check that takes too long continues in
         the background, and its account is skipped until it ends.
@@ -66,7 +71,7 @@ class PaymentWatch:
         return is_any_ended, bool(await self._database.read(transactions.payments_after, 0, 1))
 
     async def _look_at_accounts(self, accounts: list[str], seen: set[str]) -> bool:
-        """Skip the accounts in `seen`; return whether any payment has ended in time."""
+        """Check the payments of the accounts that are not in `seen`; return whether any has ended in time."""
         looks = [
             self._settlement.look_at_payments(account_id)
             for account_id in accounts
@@ -81,7 +86,7 @@ class PaymentWatch:
         return any(look.result() for look in done if not look.cancelled() and look.exception() is None)
 
     async def next_due_us(self) -> int | None:
-        """On a manual clock, when the next payment expires."""
+        """Return when to check next; on a manual clock, when the next payment expires."""
         wait_us = max(self._next_look_us - real_now_us(), 0)
         if not self._clock.is_manual:
             return self._clock.now_us() + wait_us
@@ -90,6 +95,7 @@ class PaymentWatch:
         return None if due_us is not None and due_us <= self._clock.now_us() and wait_us else due_us
 
     async def run_due(self) -> bool:
+        """Check every payment that may still land, if it is time."""
         if self._clock.is_manual:
             due_us = await self._database.read(store.next_expiry_us)
             if due_us is None or due_us > self._clock.now_us():

@@ -1,7 +1,7 @@
 """x402 versions 2 and 1, scheme `exact` on Solana: reads challenges, builds headers. Pure functions.
 
-Version 2 has its challenge in the header `PAYMENT-REQUIRED`, version 1 in the body of the 402. Other schemes
-and networks are skipped; an unreadable offer of ours makes the whole challenge unreadable.
+Version 2 has its challenge in the header `PAYMENT-REQUIRED`, version 1 in the body of the 402. Offers of
+other schemes and networks are skipped; an unreadable offer of ours makes the whole challenge unreadable.
 """
 
 import base64
@@ -29,6 +29,11 @@ _IDENTIFIER: Final = "payment-identifier"
 
 
 def read_header(value: str) -> list[Offer]:
+    """Return the Solana offers of a `PAYMENT-REQUIRED` header, in its order.
+
+    Raises:
+        UnreadableChallengeError: it is no challenge of version 2, or one of its Solana offers cannot be read.
+    """
     challenge = fields.base64_object(value.strip(), "PAYMENT-REQUIRED")
     if fields.member(challenge, "x402Version", int) != 2:
         raise UnreadableChallengeError("x402Version must be 2 in PAYMENT-REQUIRED")
@@ -44,7 +49,11 @@ def read_header(value: str) -> list[Offer]:
 
 
 def read_body(body: bytes) -> list[Offer]:
-    """Empty if the body is no challenge of version 1."""
+    """Return the Solana offers in the body of a 402, in its order; none if it is no challenge.
+
+    Raises:
+        UnreadableChallengeError: it is a challenge of version 1, and one of its Solana offers cannot be read.
+    """
     # Most 402 bodies are something else, such as an HTML page.
     if body.lstrip()[:1] != b"{" or b"x402Version" not in body:
         return []
@@ -57,7 +66,10 @@ def read_body(body: bytes) -> list[Offer]:
 
 
 def wrap(offer: Offer, transaction: bytes, *, payment_id: str) -> tuple[str, str]:
-    """`payment_id` identifies the payment to sellers that declare the extension for it."""
+    """Return name and value of the header that presents a payment.
+
+    `payment_id` identifies the payment to sellers that declare the extension for it.
+    """
     content: dict[str, Any] = {
         "x402Version": 1 if offer.terms.protocol is Protocol.X402_V1 else 2,
     }
@@ -119,7 +131,7 @@ def _offer(
 
 
 def _with_identifier(extensions: Mapping[str, Any], payment_id: str) -> dict[str, Any]:
-    """Add our identifier to the extension that asks for it. For information only."""
+    """Return extensions with our identifier in the one that asks for it. For information only."""
     declared = extensions.get(_IDENTIFIER)
     if not isinstance(declared, dict):
         return dict(extensions)

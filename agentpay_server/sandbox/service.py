@@ -1,7 +1,4 @@
-"""The sandbox: an extension with test features that need a test chain (interface SB1 to SB10).
-
-Every operation raises `forbidden` on a chain where money is real.
-"""
+"""The sandbox: an extension with test features that need a test chain (interface SB1 to SB10)."""
 
 import asyncio
 import contextlib
@@ -63,24 +60,36 @@ _Key = TypeVar("_Key")
 
 
 class NewTenant(Protocol):
-    @property
-    def operator_id(self) -> str: ...
+    """A new operator, with its first key."""
 
     @property
-    def key(self) -> str: ...
+    def operator_id(self) -> str:
+        """Its identifier."""
+        ...
+
+    @property
+    def key(self) -> str:
+        """The key. It is never shown again."""
+        ...
 
 
 class CreateTenant(Protocol):
-    async def __call__(self, name: str, *, requested_by: Principal) -> NewTenant: ...
+    """Creates an operator."""
+
+    async def __call__(self, name: str, *, requested_by: Principal) -> NewTenant:
+        """Return a new operator."""
+        ...
 
 
 class ConsoleKeys(Protocol[_Key]):
     """Keeps a browser signed in that advances the clock or restores a snapshot."""
 
-    async def postpone(self, principal: Principal, by_us: int) -> None: ...
+    async def postpone(self, principal: Principal, by_us: int) -> None:
+        """Postpone the expiry of a request's console key."""
+        ...
 
     async def current_key(self, principal: Principal) -> _Key | None:
-        """Return None for other keys."""
+        """Return the console key of a request; None for other keys."""
         ...
 
     async def restore_key(self, key: _Key | None, *, at_us: int) -> None:
@@ -89,6 +98,8 @@ class ConsoleKeys(Protocol[_Key]):
 
 
 class Sandbox:
+    """The operations of the sandbox, for any operator."""
+
     def __init__(
         self,
         context: Context,
@@ -113,7 +124,9 @@ class Sandbox:
     async def fund(self, principal: Principal, account_id: str, request: Fund) -> Funding:
         """Mint test USDC to an account of the operator; it appears in the history as a deposit.
 
-        After `chain_unavailable` nothing was minted; after `service_unavailable` the outcome is unknown.
+        Raises:
+            Problem: `not_found`; `chain_unavailable`: nothing was minted; `service_unavailable`: the outcome
+                is unknown; `forbidden` on a chain where money is real.
         """
         self._require_test_chain()
         context = self._context
@@ -187,14 +200,18 @@ class Sandbox:
         return Funding(tx_signature=signed.signature, balance_usdc=from_micro(balance_micro))
 
     async def create_operator(self, principal: Principal, request: CreateOperator) -> Operator:
-        """Only this response shows the key."""
+        """Create another operator; only this response shows its key."""
         self._require_test_chain()
         principal.require_operator("POST /sandbox/operators")
         operator = await self._create_tenant(request.name, requested_by=principal)
         return Operator(operator_id=operator.operator_id, key=operator.key)
 
     async def create_token_account(self, principal: Principal) -> OutsideTokenAccount:
-        """Create a USDC token account whose owner's key was discarded."""
+        """Create an outside recipient: a USDC token account whose owner's key was discarded.
+
+        Raises:
+            Problem: `chain_unavailable`, `forbidden` on a chain where money is real.
+        """
         self._require_test_chain()
         context = self._context
         owner = outside_address(context.randomness.randbytes(32))
@@ -222,11 +239,16 @@ class Sandbox:
         return OutsideTokenAccount(owner=owner, usdc_token_account=address)
 
     async def clock(self) -> ClockReading:
+        """Return the server's time."""
         self._require_test_chain()
         return ClockReading(now=from_us(self._context.clock.now_us()))
 
     async def advance_clock(self, principal: Principal, request: AdvanceClock) -> ClockReading:
-        """Return when all work that fell due has run."""
+        """Advance a manual clock, and return when all work that fell due has run.
+
+        Raises:
+            Problem: `clock_not_manual`, `clock_moving`, or `invalid_request` beyond the last valid time.
+        """
         self._require_test_chain()
         duration_us, before_us = int(request.seconds * SECOND_US), self._context.clock.now_us()
         if before_us + duration_us > LATEST_US:
@@ -250,7 +272,12 @@ class Sandbox:
         return await self.clock()
 
     async def set_fault(self, principal: Principal, name: str, request: SetFault) -> Fault:
-        """For every tenant of the server."""
+        """Arm a fault, for every tenant of the server.
+
+        Raises:
+            Problem: `invalid_request` if the fault does not exist; `forbidden` on a chain where money is
+                real.
+        """
         self._require_test_chain()
         faults = self._faults
         faults.check(name, request)
@@ -258,6 +285,11 @@ class Sandbox:
         return _fault(faults.set(name, request))
 
     async def delete_fault(self, principal: Principal, name: str) -> None:
+        """Disarm a fault, if it is armed.
+
+        Raises:
+            Problem: `invalid_request` if the fault does not exist.
+        """
         self._require_test_chain()
         faults = self._faults
         faults.check_name(name)
@@ -267,6 +299,7 @@ class Sandbox:
             faults.delete(name)
 
     async def clear_faults(self, principal: Principal) -> None:
+        """Disarm all faults."""
         self._require_test_chain()
         faults = self._faults
         armed = faults.armed()
@@ -277,6 +310,7 @@ class Sandbox:
             faults.clear()
 
     async def list_faults(self, principal: Principal, query: ListFaults) -> PageBody[Fault]:
+        """Return a page of the armed faults, the last armed first."""
         self._require_test_chain()
         listing = List("faults", principal.operator_id)
         before = listing.before(query.cursor)
@@ -284,12 +318,22 @@ class Sandbox:
         return listing.page(rows[: query.limit + 1], query.limit, seq=lambda row: row.seq, item=_fault)
 
     async def snapshot(self, principal: Principal) -> Snapshot:
-        """Take a snapshot of all tenants; `not_at_rest` if money stays in flight."""
+        """Take a snapshot of the server's state, of all tenants.
+
+        Raises:
+            Problem: `not_in_memory`; `not_at_rest` if money stays in flight; `forbidden` on a chain where
+                money is real.
+        """
         self._require_test_chain()
         return _snapshot(await self._snapshots.take(principal))
 
     async def list_snapshots(self, principal: Principal, query: ListSnapshots) -> PageBody[Snapshot]:
-        """Newest first; empty if the server cannot take any."""
+        """Return a page of the operator's snapshots, newest first; empty if the server cannot take any.
+
+        Raises:
+            Problem: `invalid_request` for a cursor of another list; `forbidden` on a chain where money is
+                real.
+        """
         self._require_test_chain()
         listing = List("snapshots", principal.operator_id)
         before = listing.before(query.cursor)
@@ -297,13 +341,21 @@ class Sandbox:
         return listing.page(rows[: query.limit + 1], query.limit, seq=lambda row: row.seq, item=_snapshot)
 
     async def restore(self, principal: Principal, snapshot_id: str) -> Snapshot:
-        """For all tenants; work in progress is cancelled."""
+        """Restore a snapshot of the operator, for all tenants; work in progress is cancelled.
+
+        Raises:
+            Problem: `not_found`, `not_in_memory`, `not_at_rest`; `forbidden` on a chain where money is real.
+        """
         self._require_test_chain()
         async with self._signed_in(principal):
             return _snapshot(await self._snapshots.restore(principal, snapshot_id))
 
     async def reset(self, principal: Principal) -> None:
-        """Restore the server's state at its start, for all tenants."""
+        """Restore the server's state at its start, for all tenants.
+
+        Raises:
+            Problem: `not_in_memory`, `not_at_rest`; `forbidden` on a chain where money is real.
+        """
         self._require_test_chain()
         async with self._signed_in(principal):
             await self._snapshots.reset(principal)

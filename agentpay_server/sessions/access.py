@@ -1,4 +1,4 @@
-"""Operator keys see their operator's sessions, agent-scoped keys their account's."""
+"""Access to sessions: operator keys see their operator's, agent-scoped keys their account's."""
 
 from agentpay.contract import identifiers
 from agentpay_server.database.connection import Connection
@@ -9,6 +9,11 @@ from agentpay_server.sessions.store import SessionRecord
 
 
 def own_session(connection: Connection, principal: Principal, session_id: str) -> SessionRecord:
+    """Return a session that a key may see.
+
+    Raises:
+        Problem: `not_found`.
+    """
     record = None
     if identifiers.is_identifier(session_id, identifiers.SESSION):
         record = store.session(connection, session_id)
@@ -16,7 +21,11 @@ def own_session(connection: Connection, principal: Principal, session_id: str) -
 
 
 def visible(record: SessionRecord | None, principal: Principal) -> SessionRecord:
-    """Raise the same `not_found` for a missing session as for one that the key may not see."""
+    """Return a session that was looked up, if a key may see it.
+
+    Raises:
+        Problem: `not_found`, the same for a missing session as for one that the key may not see.
+    """
     if (
         record is None
         or record.operator_id != principal.operator_id

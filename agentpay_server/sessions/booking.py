@@ -1,8 +1,8 @@
 """The records of a session's changes: balances, spends, history, events (interface S18, EV1, H2).
 
 When the escrow is funded, the cap leaves the balance and counts as reserved. At the settlement the charges
-become a spend, and the rest returns. The history contains only the settlement: until then the money in the
-escrow still belongs to the account.
+become a spend, and the rest returns to the balance. The history contains only the settlement: until then the
+money in the escrow still belongs to the account.
 """
 
 import json
@@ -26,6 +26,7 @@ from agentpay_server.webhooks.outbox import NewEvent, Outbox
 
 
 def audited(session: SessionRecord) -> dict[str, object]:
+    """Return a session's request, and its outcome so far, for the audit trail."""
     return audit.given(
         account_id=session.account_id,
         to=session.to,
@@ -40,6 +41,7 @@ def audited(session: SessionRecord) -> dict[str, object]:
 
 
 def book_opened(unit: Unit, session: SessionRecord) -> None:
+    """Book a funded escrow."""
     opened = NewEvent(
         type=EventType.SESSION_OPENED,
         data=events.SessionOpenedData(
@@ -60,7 +62,10 @@ def book_opened(unit: Unit, session: SessionRecord) -> None:
 def book_charged(
     connection: Connection, context: Context, session: SessionRecord, now_us: int, *, before_micro: int
 ) -> bool:
-    """Return whether there are events. `session` is its state after the charge."""
+    """Write the events of a charge, and return whether there are any.
+
+    `session` is its state after the charge; `before_micro` is the running total before it.
+    """
     fired = cap_events(session.cap, before_micro=before_micro, after_micro=session.running_total)
     if not fired:
         return False
@@ -72,6 +77,7 @@ def book_charged(
 
 
 def book_settled(unit: Unit, tx: ChainTransaction, session: SessionRecord) -> None:
+    """Book a settled session on both sides."""
     deposited = deposited_micro(tx)
     payee_operator = _book_balances(unit, tx, session, deposited)
     _write_history(unit, session, payee_operator, deposited)
@@ -118,11 +124,12 @@ def book_loss(unit: Unit, tx: ChainTransaction, session: SessionRecord) -> None:
 
 
 def detail_of(deposited: int) -> str:
+    """Return a settlement's `detail`: the surplus beyond the cap, in micro-USDC."""
     return json.dumps({"deposited": deposited})
 
 
 def deposited_micro(tx: ChainTransaction) -> int:
-    """The surplus beyond the cap, which third parties sent to the escrow."""
+    """Return the surplus of a settlement beyond the cap, which third parties sent to the escrow."""
     return int(json.loads(tx.detail or "{}").get("deposited", 0))
 
 
@@ -151,11 +158,11 @@ def _cap_data(event_type: EventType, session: SessionRecord) -> object:
 
 
 def _book_balances(unit: Unit, tx: ChainTransaction, session: SessionRecord, deposited: int) -> str | None:
-    """Return the operator of a paid payee that this service holds."""
+    """Book balances, reservation and spends; return the operator of a paid payee that this service holds."""
     connection, account_id, settled = unit.connection, session.account_id, session.running_total
     payee = session.recipient_account_id if settled else None
     payee_operator = None
-    # In one order, so that two payments in opposite directions never deadlock.
+    # Lock rows in one order, so that two payments in opposite directions never deadlock.
     if payee is not None and payee < account_id:
         payee_operator = accounts.credit(connection, payee, settled)
     total, spent_us = accounts.settle_cap(

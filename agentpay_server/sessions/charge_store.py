@@ -12,7 +12,12 @@ from agentpay_server.sessions.store import IS_OPEN, OF_SESSION, SessionRecord
 
 @frozen(kw_only=True)
 class Chargeable:
-    """`policy` is canonical JSON; `charged` is None if nothing was charged under the key."""
+    """The data needed to judge a charge.
+
+    Attributes:
+        policy: the account's policy, as canonical JSON.
+        charged: the amount already charged under the key; None if there is no such charge.
+    """
 
     session: SessionRecord
     policy: str
@@ -46,7 +51,7 @@ _CHARGE: Final = (
 
 
 def chargeable(connection: Connection, session_id: str, idempotency_key: str) -> Chargeable | None:
-    """None if the session does not exist."""
+    """Return the data needed to judge a charge under a key; None if the session does not exist."""
     values = {"session_id": session_id, "idempotency_key": idempotency_key}
     row = connection.execute(_CHARGEABLE, values).one_or_none()
     if row is None:
@@ -56,10 +61,16 @@ def chargeable(connection: Connection, session_id: str, idempotency_key: str) ->
 
 
 def charge(connection: Connection, session_id: str, amount: int, *, closes_us: int | None) -> int | None:
-    """Add at least 1 micro-USDC; return the new running total.
+    """Add to the running total of an open session, within its cap.
 
-    None: the session is not open, or the cap would be exceeded. `closes_us`: when it now closes
-    automatically.
+    Args:
+        connection: the connection.
+        session_id: the session.
+        amount: micro-USDC, at least 1.
+        closes_us: when the session now closes automatically.
+
+    Returns:
+        The new running total; None if the session is not open or the cap would be exceeded.
     """
     values = {"of_session": session_id, "amount": amount, "closes_us": closes_us}
     return connection.execute(_CHARGE, values).scalar_one_or_none()
@@ -68,7 +79,11 @@ def charge(connection: Connection, session_id: str, amount: int, *, closes_us: i
 def insert_charge(
     connection: Connection, session_id: str, idempotency_key: str, *, amount: int, now_us: int
 ) -> None:
-    """Raises `ConflictError` if the key has already charged this session."""
+    """Store a charge under its key.
+
+    Raises:
+        ConflictError: the key has already charged this session.
+    """
     connection.execute(
         _INSERT,
         {

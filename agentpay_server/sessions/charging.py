@@ -28,13 +28,20 @@ from agentpay_server.sessions.store import SessionRecord
 
 @frozen
 class Charged:
-    """The session after the charge; whether to wake the schedulers, to send an event or to close in time."""
+    """The result of a charge.
+
+    Attributes:
+        session: the session after the charge.
+        must_wake: whether to wake the schedulers: to send an event, or to close the session in time.
+    """
 
     session: SessionRecord
     must_wake: bool = False
 
 
 class Charge:
+    """The unit of work that adds to a session's running total."""
+
     def __init__(
         self,
         context: Context,
@@ -51,9 +58,14 @@ class Charge:
         self._amount = to_micro(request.amount)
 
     def __call__(self, connection: Connection) -> Charged | None:
-        """None if another unit of work has changed the session: judge the charge again.
+        """Charge the session.
 
-        Raises `ConflictError` if another request has charged under the key meanwhile.
+        Returns:
+            None if another unit of work has changed the session meanwhile: the charge must be judged again.
+
+        Raises:
+            Problem: `not_found`, `idempotency_conflict`, or a refusal; nothing is stored.
+            ConflictError: another request has charged under the key meanwhile.
         """
         found = charges.chargeable(connection, self._session_id, self._request.idempotency_key)
         session = visible(None if found is None else found.session, self._principal)

@@ -53,16 +53,18 @@ from agentpay_server.sessions.rules import (
 )
 from agentpay_server.sessions.store import SessionRecord
 
-# A change on chain explains them: read the chain again and sign another settlement.
+# Failures that a change on chain explains: read the chain again and sign another settlement.
 _CHANGED_SINCE: Final = {FailureReason.ACCOUNT_MISSING, FailureReason.ACCOUNT_FROZEN}
 
 _CLAIM_US: Final = 5 * SECOND_US
-"""How long other processes leave a claimed session to its claimer."""
+"""How long other processes leave a claimed session to the process that has claimed it."""
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Closing:
+    """Claims sessions, signs their settlement and drives it."""
+
     def __init__(self, context: Context, driver: Settlement) -> None:
         self._context = context
         self._database = context.database
@@ -71,9 +73,12 @@ class Closing:
     async def closed(
         self, session: SessionRecord, deadline: float, *, principal: Principal | None = None
     ) -> SessionRecord:
-        """Return the session's state after the close, or at the deadline.
+        """Close an open or closing session; return its state after that, or at the deadline.
 
-        `deadline` is in the event loop's time; `principal` is None for an automatic close or recovery.
+        Args:
+            session: the session, as just read.
+            deadline: when to stop waiting, in the event loop's time.
+            principal: the caller; None for an automatic close or recovery.
         """
         fault_point(Operation.SESSION_CLOSE, Step.BEGUN)
         session = await self._claimed(session, principal)
@@ -99,11 +104,11 @@ class Closing:
         return session
 
     def _is_over(self, deadline: float) -> bool:
-        """The caller must get a response now; the scheduler continues."""
+        """Return whether the caller must get a response now; the scheduler continues."""
         return asyncio.get_running_loop().time() >= deadline or self._context.tasks.closing.done()
 
     async def _claimed(self, session: SessionRecord, principal: Principal | None) -> SessionRecord:
-        """Claim the session if it is open, or closing and postponed."""
+        """Return a session; claim it first if it is open, or closing and postponed."""
         is_postponed = session.status == SessionStatus.CLOSING and session.error is not None
         if session.status != SessionStatus.OPEN and not is_postponed:
             return session
@@ -150,7 +155,11 @@ class Closing:
         )
 
     async def _signed(self, session: SessionRecord) -> tuple[SessionRecord, ChainTransaction | None]:
-        """Return the current session, and its settlement if it was signed here."""
+        """Sign the settlement of a claimed session, if the chain allows it.
+
+        Returns:
+            The current session, and its settlement if it was signed here.
+        """
         chain = self._context.chain
         try:
             account = await self._database.read(account_store.existing_account, session.account_id)
@@ -198,15 +207,20 @@ class Closing:
 
 
 class SessionSettleHandler(Handler[SessionRecord]):
+    """Books the outcomes of the transaction that settles a session."""
+
     kind = Kind.SESSION_SETTLE
 
     def operation(self, subject: SessionRecord) -> Operation:  # noqa: ARG002
+        """Return the purpose of the transaction."""
         return Operation.SESSION_CLOSE
 
     def load(self, connection: Connection, subject_id: str) -> SessionRecord:
+        """Return the session."""
         return store.existing_session(connection, subject_id)
 
     def settled(self, unit: Unit, tx: ChainTransaction, subject: SessionRecord) -> SessionRecord:
+        """Book a session that is settled on chain."""
         check_transition(SessionStatus.CLOSING, SessionStatus.SETTLED)
         key_expires_us = unit.now_us + KEY_LIFETIME_US
         settled = attrs.evolve(
@@ -234,7 +248,7 @@ class SessionSettleHandler(Handler[SessionRecord]):
         subject: SessionRecord,
         failure: Failure,
     ) -> SessionRecord:
-        """The session stays closing, to be settled later."""
+        """Book a settlement that the chain rejected: the session stays closing, to be settled later."""
         # Reading the chain again shows the reason and the alternative. Do so only once: a payee that keeps
         # opening and closing its account would make the treasury pay a fee each time.
         may_have_alternative = failure.reason in _CHANGED_SINCE and subject.settlements == 1
@@ -244,6 +258,7 @@ class SessionSettleHandler(Handler[SessionRecord]):
         return _postponed(unit.connection, subject, REFUSED_BY_CHAIN, unit.now_us)
 
     async def prepare(self, context: Context, subject: SessionRecord) -> PayoutState:
+        """Read the escrow and the accounts to pay."""
         account = await context.database.read(account_store.existing_account, subject.account_id)
         return await look(context, subject, account)
 
@@ -254,7 +269,7 @@ class SessionSettleHandler(Handler[SessionRecord]):
         subject: SessionRecord,
         means: SigningInputs,
     ) -> Replacement | Obstacle:
-        """Whatever the current policy is."""
+        """Sign a replacement, whatever the current policy is."""
         session = store.existing_session(unit.connection, subject.session_id, lock=True)
         _, found = sign(unit, session, means.prepared, means.blockhash)
         return found
@@ -266,10 +281,14 @@ class SessionSettleHandler(Handler[SessionRecord]):
         subject: SessionRecord,
         reason: Obstacle,
     ) -> SessionRecord:
+        """Postpone the settlement of a session that cannot be settled now."""
         return _postponed(unit.connection, subject, reason, unit.now_us)
 
     def landed_late(self, unit: Unit, tx: ChainTransaction) -> str | None:
-        """An escrow cannot be settled twice: of two settlements one lands, and the other fails."""
+        """Book a settlement that landed after it was considered expired.
+
+        An escrow cannot be settled twice: of two settlements one lands, and the other fails.
+        """
         session = store.existing_session(unit.connection, tx.subject_id, lock=True)
         if session.status == SessionStatus.CLOSING:
             self.settled(unit, tx, session)
@@ -283,11 +302,12 @@ class SessionSettleHandler(Handler[SessionRecord]):
         subject: SessionRecord,
         detail: str | None,
     ) -> None:
+        """Log the session."""
         report(subject, detail=detail)
 
 
 def takeover_us(context: Context) -> int:
-    """When other processes sign the settlement, unless this one does first.
+    """Return when other processes sign the settlement of a closing session, unless this one does first.
 
     A manual clock belongs to one process: its next advance signs it.
     """
@@ -297,7 +317,11 @@ def takeover_us(context: Context) -> int:
 def sign(
     unit: Unit, session: SessionRecord, state: PayoutState, blockhash: Blockhash
 ) -> tuple[SessionRecord, Replacement | Obstacle]:
-    """Raises `ChainUnavailableError` if signing is stopped for the account."""
+    """Sign the settlement of a closing session, or find the obstacle; return the session with it.
+
+    Raises:
+        ChainUnavailableError: signing is stopped for the account.
+    """
     connection, context, now_us = unit.connection, unit.context, unit.now_us
     legs = settlement(
         cap_micro=session.cap,

@@ -54,7 +54,7 @@ _FAILED: Final = Refusal(
 
 
 class NewSession(Intent[SessionRecord]):
-    """Storing it raises ConflictError if another request has taken its key.
+    """A requested session. Storing it raises ConflictError if another request has taken its key.
 
     `held` are the rows that held the key when the request was judged; an ended session loses the key.
     """
@@ -82,14 +82,16 @@ class NewSession(Intent[SessionRecord]):
 
     @property
     def account_id(self) -> str:
+        """The paying account."""
         return self._request.account_id
 
     @property
     def to(self) -> str:
+        """The recipient, as the caller named it."""
         return self._request.to
 
     def spend(self, preflight: Preflight) -> Spend:
-        """The whole cap."""
+        """Return the spend that the policy judges: the whole cap."""
         return Spend(
             amount_micro=self._terms.cap_micro,
             to=self._terms.to,
@@ -100,19 +102,27 @@ class NewSession(Intent[SessionRecord]):
         )
 
     def claim(self, connection: Connection) -> bool:
+        """Claim the idempotency key."""
         return store.KEYS.take(connection, self._requested_key, self._held, self._context.clock.now_us())
 
     def is_key_taken(self, connection: Connection) -> bool:
+        """Return whether another request holds the idempotency key."""
         return store.KEYS.find(connection, self._requested_key, self._context.clock.now_us()).is_held
 
     def refused(self, connection: Connection, refusal: Refusal, now_us: int) -> NoReturn:  # noqa: ARG002
+        """Raise the refusal: nothing is stored."""
         raise refused(refusal, None)
 
     def escalated(self, unit: SpendUnit, policy: Policy) -> NoReturn:  # noqa: ARG002
-        """A session cannot wait for an operator."""
+        """Refuse the session: it cannot wait for an operator."""
         raise refused(escalation_refusal(policy, self._terms.cap_micro), None)
 
     def submitted(self, unit: SpendUnit) -> Decided[SessionRecord]:
+        """Sign the funding of the escrow, store the session and reserve its cap.
+
+        Raises:
+            Problem: `too_many_sessions`.
+        """
         connection, source, preflight, now_us = unit.connection, unit.source, unit.preflight, unit.now_us
         # The account is locked, so no other session of it can be opened before this one is stored.
         unsettled = store.unsettled(connection, source.account_id)
@@ -186,15 +196,20 @@ class NewSession(Intent[SessionRecord]):
 
 
 class SessionOpenHandler(Handler[SessionRecord]):
+    """Books the outcomes of the transaction that funds a session's escrow."""
+
     kind = Kind.SESSION_OPEN
 
     def operation(self, subject: SessionRecord) -> Operation:  # noqa: ARG002
+        """Return the purpose of the transaction."""
         return Operation.SESSION_OPEN
 
     def load(self, connection: Connection, subject_id: str) -> SessionRecord:
+        """Return the session."""
         return store.existing_session(connection, subject_id)
 
     def settled(self, unit: Unit, tx: ChainTransaction, subject: SessionRecord) -> SessionRecord:
+        """Book a session whose escrow is funded."""
         check_transition(SessionStatus.OPENING, SessionStatus.OPEN)
         closing_us = closes_us(limits_of(unit.context), opened_us=unit.now_us, charged_us=None)
         opened = attrs.evolve(
@@ -217,11 +232,12 @@ class SessionOpenHandler(Handler[SessionRecord]):
     def failed(
         self, unit: Unit, tx: ChainTransaction, subject: SessionRecord, failure: Failure
     ) -> SessionRecord:
+        """Book a session whose funding the chain rejected."""
         is_short = failure.reason is FailureReason.INSUFFICIENT_FUNDS
         return self._failed(unit, tx, subject, _SHORT if is_short else _FAILED)
 
     async def prepare(self, context: Context, subject: SessionRecord) -> int:  # noqa: ARG002
-        """In lamports, of an escrow."""
+        """Return the rent exemption of an escrow in lamports."""
         return await context.chain.rent_exemption(escrow.ESCROW_BYTES)
 
     def sign_replacement(
@@ -231,7 +247,7 @@ class SessionOpenHandler(Handler[SessionRecord]):
         subject: SessionRecord,
         means: SigningInputs,
     ) -> Replacement | Refusal:
-        """Sign nothing if the account is now paused.
+        """Sign a replacement, unless the account is now paused.
 
         It is proved that the previous transaction never landed. Otherwise a closed escrow could be created
         again.
@@ -253,14 +269,15 @@ class SessionOpenHandler(Handler[SessionRecord]):
     def dropped(
         self, unit: Unit, tx: ChainTransaction, subject: SessionRecord, reason: Refusal
     ) -> SessionRecord:
-        """The account was paused before a replacement could be signed."""
+        """Book a failed session: its account was paused before a replacement could be signed."""
         message = f"{reason.message} The transaction had expired without landing; nothing was moved."
         return self._failed(unit, tx, subject, attrs.evolve(reason, message=message))
 
     def landed_late(self, unit: Unit, tx: ChainTransaction) -> str | None:
-        """An existing escrow cannot be created again: of two openings one lands, and the other fails.
+        """Book a funding that landed after it was considered expired.
 
-        So usually nothing has moved twice: the session continues with the one that landed.
+        An existing escrow cannot be created again: of two openings one lands, and the other fails. So usually
+        nothing has moved twice, and the session continues with the one that landed.
         """
         connection, now_us = unit.connection, unit.now_us
         account_store.existing_account(connection, tx.account_id, lock=True)
@@ -290,6 +307,7 @@ class SessionOpenHandler(Handler[SessionRecord]):
         subject: SessionRecord,
         detail: str | None,
     ) -> None:
+        """Log the session."""
         report(subject, detail=detail)
 
     def _failed(
@@ -348,6 +366,7 @@ def _signed(
 
 
 def requested_key(principal: Principal, request: OpenSession) -> RequestedKey:
+    """Return a request's idempotency key and its scope."""
     return RequestedKey(
         account_id=request.account_id,
         idempotency_key=request.idempotency_key,
@@ -356,6 +375,7 @@ def requested_key(principal: Principal, request: OpenSession) -> RequestedKey:
 
 
 def terms_of(request: OpenSession) -> Terms:
+    """Return the request's terms."""
     return Terms(
         account_id=request.account_id,
         to=request.to,
@@ -365,6 +385,7 @@ def terms_of(request: OpenSession) -> Terms:
 
 
 def key_holder_of(record: SessionRecord) -> KeyHolder:
+    """Return a stored session as the holder of an idempotency key."""
     return KeyHolder(
         terms=Terms(
             account_id=record.account_id, to=record.to, cap_micro=record.cap, category=record.category

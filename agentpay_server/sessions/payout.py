@@ -1,7 +1,8 @@
 """The on-chain data for a settlement: where the payee is paid, and obstacles to paying.
 
 The payee is paid at the token account that the session was opened for. If that no longer exists, its owner is
-paid at the owner's associated token account, which the settlement creates if needed.
+paid at the owner's associated token account, which the settlement creates if needed. Nothing here signs,
+stores or sends.
 """
 
 from typing import Final
@@ -21,7 +22,13 @@ from agentpay_server.sessions.store import SessionRecord
 
 @frozen(kw_only=True)
 class PayoutState:
-    """`escrow` holds at least the cap; `source` is None if the account's token account does not exist."""
+    """The on-chain data for a settlement.
+
+    Attributes:
+        escrow: the session's token account; it holds at least the cap.
+        payee: where the payee is paid.
+        source: the account's token account; None if it does not exist.
+    """
 
     escrow: TokenAccount
     payee: "Payee"
@@ -30,9 +37,12 @@ class PayoutState:
 
 @frozen(kw_only=True)
 class Payee:
-    """`is_missing`: the token account does not exist, and its owner cannot be paid elsewhere.
+    """Where a payee is paid.
 
-    `new_owner`: the owner for whom the settlement creates an associated token account.
+    Attributes:
+        is_frozen: whether the token account cannot receive now.
+        is_missing: whether it does not exist, and its owner cannot be paid elsewhere.
+        new_owner: the owner for whom the settlement creates an associated token account; None if it exists.
     """
 
     token_account: str
@@ -43,16 +53,23 @@ class Payee:
 
 @frozen(kw_only=True)
 class Obstacle:
-    """`refusal` is the error for a caller that closes the session."""
+    """An obstacle to settling a session.
+
+    Attributes:
+        reason: the session's closing reason.
+        refusal: the error for a caller that closes it.
+    """
 
     reason: ClosingReason
     refusal: Refusal
 
 
 async def look(context: Context, session: SessionRecord, account: AccountRecord) -> PayoutState:
-    """Raises `ChainUnavailableError` also if signing is stopped, or the chain does not show the whole cap.
+    """Read the data for a settlement from the chain.
 
-    Then a node lags or a settlement has landed.
+    Raises:
+        ChainUnavailableError: the chain did not respond; or it does not show the whole cap in the escrow,
+            because a node lags or a settlement has landed; or signing is stopped for the account.
     """
     if account.stopped_us is not None:
         raise ChainUnavailableError("the account is blocked: nothing is signed for it")
@@ -75,7 +92,7 @@ async def look(context: Context, session: SessionRecord, account: AccountRecord)
 
 
 def obstacle(session: SessionRecord, legs: Settlement, state: PayoutState) -> Obstacle | None:
-    """A side that receives nothing cannot be an obstacle."""
+    """Return an obstacle to settling, if any. A side that receives nothing cannot be one."""
     if state.escrow.is_frozen:
         address = session.escrow_token_account
         return _obstacle(ClosingReason.ESCROW_FROZEN, f"The escrow's token account {address} is frozen")
@@ -97,10 +114,13 @@ def obstacle(session: SessionRecord, legs: Settlement, state: PayoutState) -> Ob
 def _payee(
     session: SessionRecord, held: TokenAccount | None, fallback: str | None, found: TokenAccount | None
 ) -> Payee:
-    """`held` is the token account that the session was opened for.
+    """Return where a payee is paid.
 
-    `fallback` is the associated one of its owner, None if the owner is unknown; `found` its content, unless
-    it is the same account.
+    Args:
+        session: the session.
+        held: the token account that it was opened for; None if it does not exist.
+        fallback: the associated token account of its owner; None if the owner is unknown.
+        found: the content of `fallback`, unless it is the same account; None if it does not exist.
     """
     address = session.recipient_token_account
     if held is not None:

@@ -16,15 +16,16 @@ from agentpay_server.sessions.rules import Limits
 from agentpay_server.sessions.store import SessionRecord
 
 REJECTED: Final = "rejected"
-"""Of a refused opening, which stores no session."""
+"""The status in the response to a refused opening, which stores no session."""
 
 PUBLIC_IDLE_SECONDS: Final = 24 * 3600.0
-"""The default on a public cluster (interface S17)."""
+"""The default idle limit on a public cluster (interface S17)."""
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 
 def shown(record: SessionRecord) -> Session:
+    """Return a session as callers see it."""
     total, reason = from_micro(record.running_total), record.closing_reason
     is_settled = record.status == SessionStatus.SETTLED
     return Session(
@@ -47,7 +48,7 @@ def shown(record: SessionRecord) -> Session:
 
 
 def refused(refusal: Refusal, session: SessionRecord | None) -> Problem:
-    """`session` is None for a refused opening."""
+    """Return the error for a refused opening, which has no session, or for a stored session."""
     if refusal.code is ErrorCode.CHAIN_UNAVAILABLE:
         return Problem(refusal.code, refusal.message, retry_after_seconds=RETRY_AFTER_SECONDS)
     if refusal.code in (ErrorCode.SESSION_CLOSED, ErrorCode.TOO_MANY_SESSIONS):
@@ -61,7 +62,7 @@ def refused(refusal: Refusal, session: SessionRecord | None) -> Problem:
 
 
 def unresolved(record: SessionRecord) -> Problem:
-    """The outcome of an opening or of a settlement is unknown."""
+    """Return the response while the outcome of an opening or of a settlement is unknown."""
     if record.status == SessionStatus.OPENING:
         message = (
             "The session is opening and its outcome is not known yet. Retry with the same idempotency_key, "
@@ -82,7 +83,7 @@ def unresolved(record: SessionRecord) -> Problem:
 
 
 def stopped(record: SessionRecord) -> Problem:
-    """The opening has failed, or the settlement is refused."""
+    """Return the error for a session whose opening has failed, or whose settlement is refused."""
     return Problem(
         ErrorCode(record.error or ErrorCode.TRANSFER_FAILED),
         record.message or "The chain refused the transaction; nothing moved.",
@@ -107,7 +108,7 @@ def report(record: SessionRecord, *, detail: str | None = None) -> None:
 
 
 def limits_of(context: Context) -> Limits:
-    """On a public cluster a forgotten session would tie up SOL."""
+    """Return the time limits of sessions. On a public cluster a forgotten session would tie up SOL."""
     settings = context.settings
     idle_seconds = settings.session_idle_seconds
     if idle_seconds is None and not context.chain.is_test_chain:

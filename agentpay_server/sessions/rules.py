@@ -40,14 +40,16 @@ _MAX_DOUBLINGS: Final = 6
 _LONGEST_RETRY_US: Final = 3_600_000_000
 
 MAX_PAYEES_CREATED: Final = 10
-"""Daily maximum of payee token accounts that the treasury pays to create, per account. Closing a token
-account gives its rent to the owner: an agent that pays its own wallet could drain the treasury's SOL session
-by session."""
+"""Daily maximum of payee token accounts that the treasury pays to create, per account.
+
+The owner of a token account receives its rent when closing it. Without a limit, an agent that pays its own
+wallet could drain the treasury's SOL session by session.
+"""
 
 PAYEES_CREATED_WITHIN_US: Final = 24 * 3_600_000_000
 
 WARNING_PERCENT: Final = 80
-"""Of the cap: a higher running total emits a warning event (interface S11)."""
+"""The running total, in percent of the cap, above which a session emits a warning event (interface S11)."""
 
 TRANSITIONS: Final = frozenset(
     {
@@ -59,10 +61,15 @@ TRANSITIONS: Final = frozenset(
         (SessionStatus.CLOSING, SessionStatus.SETTLED),
     }
 )
+"""All valid changes of status."""
 
 
 def check_transition(before: str | None, after: str) -> None:
-    """An invalid change is a bug in the server."""
+    """Check a change of status; `before` is None for a new session.
+
+    Raises:
+        ValueError: `before` cannot become `after`. This is a bug in the server, never a caller's error.
+    """
     if (before, after) not in TRANSITIONS:
         raise ValueError(f"a session does not go from {before} to {after}")
 
@@ -72,7 +79,7 @@ def check_transition(before: str | None, after: str) -> None:
 
 @frozen(kw_only=True)
 class Terms:
-    """Equal terms make two requests under one key the same request."""
+    """The parameters that make two opening requests under one key the same request."""
 
     account_id: str
     to: str
@@ -81,15 +88,16 @@ class Terms:
 
 
 def verdict_if_equal(status: str) -> Verdict:
+    """Return how to treat an opening request that equals the session that holds its key."""
     if status == SessionStatus.OPENING:
         return Verdict.RESUME
     return Verdict.RETRY if status == SessionStatus.FAILED else Verdict.REPLAY
 
 
 def escalation_refusal(policy: Policy, cap_micro: int) -> Refusal:
-    """An agent's session reaches the escalation threshold (interface PO7).
+    """Return the refusal of an agent's session whose cap reaches the escalation threshold (interface PO7).
 
-    Using an operator key is the approval.
+    Such a session requires an operator key; using one is the approval.
     """
     threshold = policy.escalation_threshold
     assert threshold is not None  # noqa: S101 - without one nothing is escalated
@@ -101,7 +109,10 @@ def escalation_refusal(policy: Policy, cap_micro: int) -> Refusal:
 
 
 def session_limit_refusal(unsettled: int, most: int) -> Refusal | None:
-    """The treasury has lent rent to each unsettled session, so `most` limits their number."""
+    """Return why an account with `unsettled` sessions may not open another one, or None.
+
+    The treasury has lent rent to each unsettled session, so `most` limits their number.
+    """
     if unsettled < most:
         return None
     return Refusal(
@@ -115,10 +126,10 @@ def session_limit_refusal(unsettled: int, most: int) -> Refusal | None:
 
 
 def charge_verdict(charged_micro: int | None, amount_micro: int) -> Verdict:
-    """Compare a charge with the amount charged under its key, if any.
+    """Compare a charge of `amount_micro` with `charged_micro`, stored under its key, if any.
 
-    A key lasts as long as its session. A refused charge stores nothing. Check this first: the replay of an
-    accepted charge must succeed even if the session has been closed since.
+    A key lasts as long as its session. A refused charge stores nothing, so its key can be used again. Check
+    this first: the replay of an accepted charge must succeed even if the session has been closed since.
     """
     if charged_micro is None:
         return Verdict.NEW
@@ -128,7 +139,7 @@ def charge_verdict(charged_micro: int | None, amount_micro: int) -> Verdict:
 def charge_refusal(
     policy: Policy, *, status: str, cap_micro: int, running_total_micro: int, amount_micro: int
 ) -> Refusal | None:
-    """Judge the status, paused, `max_single_transfer`, then the cap.
+    """Return why a charge is refused, or None: the status, paused, `max_single_transfer`, then the cap.
 
     The SQL statement that stores a charge enforces status and cap; this explains why it changed no row.
     """
@@ -147,14 +158,17 @@ def charge_refusal(
 
 
 def closing_refusal(status: str) -> Refusal | None:
-    """Closing a `closing` session resumes it; closing a `settled` one returns it unchanged."""
+    """Return why a session cannot be closed, or None: it is not open yet, or its opening failed.
+
+    Closing a `closing` session resumes it; closing a `settled` one returns it unchanged.
+    """
     if status in (SessionStatus.CLOSING, SessionStatus.SETTLED):
         return None
     return _unless_open(status, "it cannot be closed")
 
 
 def cap_events(cap_micro: int, *, before_micro: int, after_micro: int) -> tuple[EventType, ...]:
-    """Return the events of a charge, in order.
+    """Return the events that a charge emits, in order.
 
     An event is emitted when the running total crosses its threshold. The total never falls, so each is
     emitted once per session without further state.
@@ -191,8 +205,11 @@ def _unless_open(status: str, otherwise: str) -> Refusal | None:
 class Settlement:
     """How the content of an escrow is distributed. The parts add up to exactly its content.
 
-    The payee gets `settled_micro`, the sum of all charges; the account `returned_micro`, the rest of the cap,
-    and `deposited_micro`, the surplus from third parties, booked there as a deposit.
+    Attributes:
+        settled_micro: the sum of all charges, paid to the payee.
+        returned_micro: the rest of the cap, returned to the account.
+        deposited_micro: the surplus from third parties, also paid to the account and booked there as a
+            deposit.
     """
 
     settled_micro: int
@@ -201,14 +218,23 @@ class Settlement:
 
     @property
     def account_leg_micro(self) -> int:
+        """The amount that the settlement transfers to the account."""
         return self.returned_micro + self.deposited_micro
 
 
 def settlement(*, cap_micro: int, running_total_micro: int, escrow_micro: int) -> Settlement:
-    """`escrow_micro` is the last known balance of the escrow.
+    """Return how the content of an escrow is distributed.
 
-    If a third party sends more before the settlement lands, the chain refuses to close the escrow, nothing
-    moves, and the balance is read again. `ValueError` means a bug: nothing is settled.
+    Args:
+        cap_micro: the session's cap.
+        running_total_micro: the sum of all charges.
+        escrow_micro: the last known on-chain balance of the escrow. If a third party sends more before the
+            settlement lands, the chain refuses to close the escrow, nothing moves, and the balance is read
+            again.
+
+    Raises:
+        ValueError: the charges exceed the cap, or the escrow holds less than the cap. Both are bugs: nothing
+            is settled.
     """
     if not 0 <= running_total_micro <= cap_micro <= escrow_micro:
         raise ValueError(
@@ -223,9 +249,11 @@ def settlement(*, cap_micro: int, running_total_micro: int, escrow_micro: int) -
 
 @frozen(kw_only=True)
 class Limits:
-    """After how long a session closes automatically, so that no escrow is forgotten. None: no limit.
+    """After how long a session closes automatically, so that no escrow is forgotten.
 
-    `idle_us` counts since the last charge, or since opening; `lifetime_us` since opening.
+    Attributes:
+        idle_us: microseconds since the last charge, or since opening, at least 1; None: no limit.
+        lifetime_us: microseconds since opening, at least 1; None: no limit.
     """
 
     idle_us: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
@@ -233,7 +261,7 @@ class Limits:
 
 
 def closes_us(limits: Limits, *, opened_us: int, charged_us: int | None) -> int | None:
-    """None without limits."""
+    """Return when an open session closes automatically; None without limits."""
     active_us = opened_us if charged_us is None else max(opened_us, charged_us)
     moments = (
         None if limits.idle_us is None else active_us + limits.idle_us,
@@ -243,11 +271,12 @@ def closes_us(limits: Limits, *, opened_us: int, charged_us: int | None) -> int 
 
 
 def closed_by(limits: Limits, *, opened_us: int, now_us: int) -> ClosingReason:
+    """Return which time limit closed a session."""
     if limits.lifetime_us is not None and opened_us + limits.lifetime_us <= now_us:
         return ClosingReason.LIFETIME
     return ClosingReason.IDLE
 
 
 def retry_us(postponements: int) -> int:
-    """Microseconds, given how often the settlement was postponed."""
+    """Return how many microseconds a settlement waits, given how often it was postponed."""
     return min(_FIRST_RETRY_US << min(postponements, _MAX_DOUBLINGS), _LONGEST_RETRY_US)

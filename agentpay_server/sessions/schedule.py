@@ -1,7 +1,7 @@
 """Closes sessions automatically: at their idle limit or lifetime, by the server's clock.
 
-Sessions that were claimed but not signed, because the chain was unavailable or the process died, are due as
-well.
+The settlement is the same as for a caller's close. Sessions that a process has claimed but not signed,
+because the chain was unavailable or the process died, are due here as well.
 """
 
 import asyncio
@@ -19,6 +19,8 @@ _WAIT_SECONDS: Final = 5.0
 
 
 class SessionSchedule:
+    """Closes sessions that have reached a time limit, and settles postponed ones."""
+
     def __init__(self, context: Context, closing: Closing) -> None:
         self._context = context
         self._closing = closing
@@ -30,12 +32,12 @@ class SessionSchedule:
             self._close(session_id)
 
     async def next_due_us(self) -> int | None:
-        """Of the sessions that this process is not closing already."""
+        """Return when the next session is due that this process is not closing already, if any."""
         due = await self._due(1)
         return due[0][1] if due else None
 
     async def run_due(self) -> bool:
-        """Wait for one batch of due sessions; raises if one of them fails."""
+        """Close one batch of due sessions, and wait for their outcome; raises if one of them fails."""
         closes = await self._started()
         await all_ended(closes, within_seconds=_WAIT_SECONDS)
         return bool(closes)

@@ -1,6 +1,7 @@
 """Sessions: a cap in escrow, charged in small amounts, settled in one transaction (interface S1 to S18).
 
-Checks run in the order of transfers (interface R17). `opening.py`, `charging.py` and `closing.py` decide and
+Checks run in the order of transfers (interface R17): the account, idempotency, paused, recipient, the rest of
+the policy, balance. This module reads data and waits; `opening.py`, `charging.py` and `closing.py` decide and
 book.
 """
 
@@ -44,7 +45,10 @@ from agentpay_server.sessions.store import SessionRecord
 
 @frozen(kw_only=True)
 class _View:
-    """`is_to_escrow`: an escrow will be closed, so a payment to it could be stuck."""
+    """The stored data for a request: the accounts, the rows that hold its key, and whether it pays an escrow.
+
+    An escrow is a token account that will be closed: a payment to it could be stuck.
+    """
 
     parties: Parties
     held: Held[SessionRecord]
@@ -52,6 +56,8 @@ class _View:
 
 
 class Sessions:
+    """Opens, charges, closes and reads sessions."""
+
     def __init__(
         self, context: Context, settlement: Settlement, closing: Closing, authorizer: Authorizer
     ) -> None:
@@ -63,16 +69,27 @@ class Sessions:
         self._limits = limits_of(context)
 
     async def open(self, principal: Principal, request: OpenSession) -> Session:
-        """For a key that was used before, return the current state of its session.
+        """Put a session's cap into escrow, or refuse with a reason.
 
-        After `chain_unavailable` without a session nothing was done; with one its outcome is unknown.
+        Returns:
+            The open session; for a key that was used before, the current state of its session.
+
+        Raises:
+            Problem: `not_found` of the account, `idempotency_conflict`, `invalid_request` for a cap below the
+                minimum, a 402, `too_many_sessions`, `invalid_recipient`, `chain_unavailable`. Without a
+                session nothing was done; `chain_unavailable` with one: its outcome is unknown.
         """
         principal.require_account(request.account_id, "POST /sessions")
         # A caller that disconnects cancels nothing.
         return await self._context.tasks.complete(self._open(principal, request))
 
     async def charge(self, principal: Principal, session_id: str, request: ChargeSession) -> Session:
-        """After a Problem, nothing was charged."""
+        """Add a micropayment to a session's running total, or refuse with a reason.
+
+        Raises:
+            Problem: `not_found`, `idempotency_conflict`, a 402 with the session, `session_closed`,
+                `chain_unavailable` while the session is opening; nothing was charged.
+        """
         charge = self._charge(principal, session_id, request)
         if self._database.is_inline:
             return await charge
@@ -96,18 +113,28 @@ class Sessions:
             return shown(charged.session)
 
     async def close(self, principal: Principal, session_id: str) -> Session:
-        """Closing again returns the same.
+        """Pay the charges, return the rest, and close the escrow. Closing again returns the same.
 
-        Raises a Problem: `session_closed` if its opening failed; `transfer_failed` while a token account
-        cannot be paid; `chain_unavailable` while it is not settled.
+        Raises:
+            Problem: `not_found`; `session_closed` if its opening failed; `transfer_failed` while a token
+                account cannot be paid; `chain_unavailable` while it is not settled.
         """
         return await self._context.tasks.complete(self._close(principal, session_id))
 
     async def get(self, principal: Principal, session_id: str) -> Session:
+        """Return one session.
+
+        Raises:
+            Problem: `not_found`.
+        """
         return shown(await self._database.read(own_session, principal, session_id))
 
     async def list(self, principal: Principal, query: ListSessions) -> PageBody[Session]:
-        """For an agent-scoped key, only those of its account."""
+        """Return a page of sessions, newest first; for an agent-scoped key, only those of its account.
+
+        Raises:
+            Problem: `forbidden` for another account, `invalid_request` for a cursor of another list.
+        """
         if query.account_id is not None:
             principal.require_account(query.account_id, "GET /sessions")
         listing = List("sessions", principal.account_id or principal.operator_id)
@@ -161,7 +188,7 @@ class Sessions:
         )
 
     async def _driven(self, decided: Decided[SessionRecord], deadline: float) -> SessionRecord:
-        """Return the session at its end, or as it is at the deadline."""
+        """Drive the opening of a session; return it at its end, or as it is at the deadline."""
         if decided.tx is None:
             return decided.record
         opened = await self._settlement.settle(decided.tx, decided.record, is_new=True, deadline=deadline)
@@ -173,7 +200,7 @@ class Sessions:
     async def _decided(
         self, principal: Principal, request: OpenSession, view: _View, deadline: float
     ) -> Decided[SessionRecord] | None:
-        """None if the request must start over.
+        """Decide about a new session; None if the request must start over.
 
         The minimum cap is a setting that may have changed, so it is not checked when the key's session
         exists.

@@ -1,4 +1,4 @@
-"""SQL statements for the closing of sessions."""
+"""SQL statements for the closing of sessions: the claim, the settling transaction, the end."""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -81,12 +81,17 @@ _PAYEES_CREATED: Final = select(func.count()).where(
 
 
 def payees_created(connection: Connection, account_id: str, *, after_us: int) -> int:
+    """Return how many of an account's settlements since `after_us` created a payee's token account."""
     values = {"account_id": account_id, "after_us": after_us}
     return int(connection.execute(_PAYEES_CREATED, values).scalar_one())
 
 
 def claim_closing(connection: Connection, session_id: str, *, sign_us: int) -> SessionRecord | None:
-    """The session accepts no more charges, and is settled from `sign_us` on. None if it is not open."""
+    """Set an open session to closing, to be settled from `sign_us` on. It accepts no more charges.
+
+    Returns:
+        The updated session; None if it is not open.
+    """
     values = {"of_session": session_id, "sign_us": sign_us}
     return _updated(connection, _CLAIM_CLOSING, values)
 
@@ -94,7 +99,10 @@ def claim_closing(connection: Connection, session_id: str, *, sign_us: int) -> S
 def claim_due(
     connection: Connection, session_id: str, *, now_us: int, closed_by: str, sign_us: int
 ) -> SessionRecord | None:
-    """See `claim_closing`; only if the time limit, `closed_by`, has passed at `now_us`."""
+    """Set an open session to closing if its time limit has passed at `now_us`; see `claim_closing`.
+
+    `closed_by` is the time limit that closes it.
+    """
     values = {"of_session": session_id, "now_us": now_us, "closed_by": closed_by, "sign_us": sign_us}
     return _updated(connection, _CLAIM_DUE, values)
 
@@ -108,6 +116,7 @@ def claim_postponed(connection: Connection, session_id: str, *, sign_us: int) ->
 def set_settled(
     connection: Connection, session_id: str, *, tx_signature: str, settled_us: int, key_expires_us: int
 ) -> bool:
+    """Set a closing session to settled."""
     values = {
         "of_session": session_id,
         "settlement_tx_signature": tx_signature,
@@ -120,7 +129,10 @@ def set_settled(
 def sign_settlement(
     connection: Connection, session_id: str, tx_signature: str, *, payee_created_us: int | None
 ) -> SessionRecord:
-    """Return the session. `payee_created_us` is now if the transaction creates the payee's token account."""
+    """Store the transaction that settles a closing session, and return the session.
+
+    `payee_created_us` is the current time if the transaction creates the payee's token account.
+    """
     values = {
         "of_session": session_id,
         "settlement_tx_signature": tx_signature,
@@ -130,7 +142,7 @@ def sign_settlement(
 
 
 def drop_settlement(connection: Connection, session_id: str, *, sign_us: int) -> SessionRecord:
-    """Another settlement must be signed, from `sign_us` on. Return the session."""
+    """Store that another settlement must be signed, from `sign_us` on, and return the session."""
     return _still_closing(connection, _DROP_SETTLEMENT, {"of_session": session_id, "sign_us": sign_us})
 
 
@@ -143,7 +155,7 @@ def postpone(
     message: str,
     stuck_reason: str,
 ) -> SessionRecord:
-    """Store why a closing session cannot be settled now, and when to retry (`closes_us`).
+    """Store why a closing session cannot be settled now, and when to retry (`closes_us`); return the session.
 
     `stuck_reason` is the public code of the condition.
     """

@@ -1,4 +1,7 @@
-"""SQL statements for sessions and their idempotency keys."""
+"""SQL statements for sessions and their idempotency keys.
+
+`charge_store.py` has those for charges, `settlement_store.py` those for closing.
+"""
 
 from collections.abc import Mapping
 from itertools import combinations
@@ -16,6 +19,8 @@ from agentpay_server.money.held_keys import HeldKeys
 
 @frozen
 class SessionRecord:
+    """A row of `sessions`."""
+
     seq: int
     session_id: str
     operator_id: str
@@ -50,7 +55,7 @@ class SessionRecord:
 
     @property
     def closing_reason(self) -> str | None:
-        """Why the settlement is stuck, else which time limit closed the session."""
+        """Why the settlement is stuck, else which time limit closed the session, else None."""
         return self.stuck_reason or self.closed_by
 
 
@@ -140,22 +145,24 @@ _CLAIMED: Final = (
     .order_by(sessions.c.closes_us)
 )
 KEYS: Final = HeldKeys(_HELD_BY, SessionRecord, "session_id")
+"""The idempotency keys that sessions hold."""
 
 _COLUMNS: Final = tuple(name for name in sessions.columns.keys() if name != "seq")  # noqa: SIM118
 
 
 def insert_session(connection: Connection, record: SessionRecord) -> None:
+    """Store a new session; the database assigns its `seq`."""
     connection.execute(_INSERT, {name: getattr(record, name) for name in _COLUMNS})
 
 
 def session(connection: Connection, session_id: str, *, lock: bool = False) -> SessionRecord | None:
-    """With `lock`, locked until the unit of work ends."""
+    """Return a session; with `lock`, locked until the unit of work ends."""
     row = connection.execute(_BY_ID_LOCKED if lock else _BY_ID, {"session_id": session_id}).one_or_none()
     return None if row is None else SessionRecord(*row)
 
 
 def existing_session(connection: Connection, session_id: str, *, lock: bool = False) -> SessionRecord:
-    """Sessions are never deleted."""
+    """Return a session that must exist: sessions are never deleted."""
     found = session(connection, session_id, lock=lock)
     if found is None:
         raise LookupError(f"{session_id} is gone")
@@ -163,7 +170,7 @@ def existing_session(connection: Connection, session_id: str, *, lock: bool = Fa
 
 
 def is_escrow(connection: Connection, address: str) -> bool:
-    """The escrow of a session, current or past."""
+    """Return whether an address is the escrow of a session, current or past."""
     return connection.execute(_BY_ESCROW, {"address": address}).scalar_one_or_none() is not None
 
 
@@ -173,6 +180,7 @@ def is_escrow(connection: Connection, address: str) -> bool:
 def set_open(
     connection: Connection, session_id: str, *, tx_signature: str, opened_us: int, closes_us: int | None
 ) -> bool:
+    """Set an opening session to open."""
     values = {
         "of_session": session_id,
         "tx_signature": tx_signature,
@@ -191,6 +199,7 @@ def set_failed(
     message: str,
     key_expires_us: int,
 ) -> bool:
+    """Set an opening session to failed."""
     values = {
         "of_session": session_id,
         "tx_signature": tx_signature,
@@ -204,7 +213,7 @@ def set_failed(
 def reopen(
     connection: Connection, session_id: str, *, tx_signature: str, opened_us: int, closes_us: int
 ) -> bool:
-    """The escrow of a failed session was funded after all."""
+    """Set a failed session to open, because its escrow was funded after all."""
     values = {
         "of_session": session_id,
         "tx_signature": tx_signature,
@@ -215,6 +224,7 @@ def reopen(
 
 
 def set_signature(connection: Connection, session_id: str, tx_signature: str) -> None:
+    """Store the newest transaction that funds the escrow of an opening session."""
     connection.execute(_SET_SIGNATURE, {"of_session": session_id, "tx_signature": tx_signature})
 
 
@@ -224,22 +234,25 @@ def set_signature(connection: Connection, session_id: str, tx_signature: str) ->
 def page(
     connection: Connection, operator_id: str, before: int, count: int, filters: Mapping[str, object]
 ) -> list[SessionRecord]:
-    """Below a sequence number, newest first. `filters` are required values."""
+    """Return an operator's sessions below a sequence number, newest first.
+
+    `filters` are required values of `account_id`, `status` and `idempotency_key`.
+    """
     values = {"operator_id": operator_id, "before": before, "count": count, **filters}
     statement = _PAGES[tuple(name for name in _FILTERS if name in filters)]
     return [SessionRecord(*row) for row in connection.execute(statement, values)]
 
 
 def unsettled(connection: Connection, account_id: str) -> int:
-    """No unsettled session is added while the account is locked."""
+    """Return how many sessions of an account are unsettled; none is added while it is locked."""
     return int(connection.execute(_UNSETTLED, {"account_id": account_id}).scalar_one())
 
 
 def due(connection: Connection, count: int) -> list[tuple[str, int]]:
-    """Those to close or settle automatically, each with its time, earliest first."""
+    """Return up to `count` sessions to close or settle automatically, each with its time, earliest first."""
     return [(row[0], int(row[1])) for row in connection.execute(_DUE, {"count": count})]
 
 
 def claimed(connection: Connection) -> list[str]:
-    """Claimed for closing, and not signed yet."""
+    """Return the sessions that are claimed for closing and whose settlement is not signed yet."""
     return list(connection.execute(_CLAIMED).scalars())

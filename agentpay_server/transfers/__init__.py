@@ -1,1 +1,1 @@
-"""A transfer request either moves money, is refused, or certainly moves nothing."""
+"""Transfers: a request either moves money, is refused, or certainly moves nothing."""

@@ -7,8 +7,8 @@
     pending_approval ── rejected by an operator ────────────────► rejected, escalation_rejected
     pending_approval ── no decision in time ────────────────────► rejected, escalation_expired
 
-Each decision checks and changes the transfer in one unit of work, so only one takes effect. A pending
-transfer reserves nothing.
+Each decision checks and changes the transfer in one unit of work, so only one decision takes effect: the
+others find that the transfer is no longer pending. A pending transfer reserves nothing.
 """
 
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ _NOT_APPROVED: Final = "No operator has approved this transfer"
 
 
 class ApprovedTransfer(TransferIntent):
-    """Judged by the policy in force, but not escalated again."""
+    """A transfer that an operator approves: judged by the policy in force, but not escalated again."""
 
     operation = Operation.APPROVE
     is_approved = True
@@ -70,10 +70,12 @@ class ApprovedTransfer(TransferIntent):
         self._pending = pending
 
     def claim(self, connection: Connection) -> bool:
+        """Check that the transfer is still pending."""
         waiting = store.waiting(connection, self._transfer_id)
         return waiting is not None and _is_approvable(waiting, self._context.clock.now_us())
 
     def refused(self, connection: Connection, refusal: Refusal, now_us: int) -> Decided[TransferRecord]:
+        """Store the transfer as rejected, unless only funds are missing."""
         if refusal.code == ErrorCode.INSUFFICIENT_BALANCE:
             # No policy rule is violated: the transfer stays pending, and can be approved again.
             raise Problem(
@@ -85,6 +87,7 @@ class ApprovedTransfer(TransferIntent):
         return super().refused(connection, refusal, now_us)
 
     def submitted(self, unit: SpendUnit) -> Decided[TransferRecord]:
+        """Submit a transfer. Mark a payment as approved: it is signed at the payer's next request."""
         if self._pending.payment_digest is None:
             return super().submitted(unit)
         # The payer is not waiting now: a transaction for the old challenge would expire unused.
@@ -103,6 +106,8 @@ class ApprovedTransfer(TransferIntent):
 
 
 class Approvals:
+    """Lists, approves, rejects and expires transfers that are pending approval."""
+
     def __init__(self, context: Context, execution: Execution) -> None:
         self._context = context
         self._database = context.database
@@ -110,6 +115,11 @@ class Approvals:
         self._execution = execution
 
     async def list(self, principal: Principal, query: ListApprovals) -> PageBody[PendingTransfer]:
+        """Return a page of the operator's pending transfers, newest first.
+
+        Raises:
+            Problem: `invalid_request` for a cursor of another list.
+        """
         listing = List("approvals", principal.operator_id)
         before = listing.before(query.cursor)
         rows = await self._database.read(store.pending_page, principal.operator_id, before, query.limit + 1)
@@ -118,9 +128,11 @@ class Approvals:
     async def approve(self, principal: Principal, transfer_id: str) -> Transfer:
         """Judge by the policy in force, execute, and respond like `POST /v1/transfers`.
 
-        Raises a Problem: `policy_violation` or `account_paused` with the transfer, which is now rejected;
-        `insufficient_balance`, `invalid_recipient`, or `chain_unavailable` without a transfer: it is still
-        pending; `chain_unavailable` with the transfer: it was sent and its outcome is not known yet.
+        Raises:
+            Problem: `not_found`, `not_pending`; `policy_violation` or `account_paused` with the transfer,
+                which is now rejected; `insufficient_balance`, `invalid_recipient`, or `chain_unavailable`
+                without a transfer: it is still pending; `chain_unavailable` with the transfer: it was sent
+                and its outcome is not known yet.
         """
         deadline = self._execution.deadline()
         while True:
@@ -136,6 +148,11 @@ class Approvals:
             return final_response(await self._execution.driven(decided, deadline), self._chain)
 
     async def reject(self, principal: Principal, transfer_id: str, request: RejectTransfer) -> Transfer:
+        """Reject a transfer permanently, and return it.
+
+        Raises:
+            Problem: `not_found`, `not_pending`.
+        """
         transfer, is_rejected = await self._database.run(self._reject, principal, transfer_id, request.reason)
         if not is_rejected:
             raise _not_pending(await self._expired(transfer))
@@ -143,6 +160,7 @@ class Approvals:
         return shown(transfer, self._chain)
 
     async def next_due_us(self) -> int | None:
+        """Return when the next pending transfer expires, if any."""
         return await self._database.read(store.next_expiry_us)
 
     async def run_due(self) -> bool:
@@ -163,7 +181,7 @@ class Approvals:
         )
 
     async def _expired(self, transfer: TransferRecord) -> TransferRecord:
-        """Reject a transfer if it has just expired."""
+        """Return a transfer that can no longer be approved; reject it if it has just expired."""
         if transfer.status != TransferStatus.PENDING_APPROVAL:
             return transfer
         transfer, is_ours = await self._database.run(self._expire, transfer.transfer_id)
@@ -176,12 +194,12 @@ class Approvals:
         for transfer in ended:
             report(self._context, transfer)
 
-    # --- Units of work
+    # --- Units of work ------------------------------------------------------------------------------------
 
     def _reject(
         self, connection: Connection, principal: Principal, transfer_id: str, reason: str | None
     ) -> tuple[TransferRecord, bool]:
-        """Return the transfer, and whether this call changed it."""
+        """Reject a transfer if it is pending; return it, and whether this call changed it."""
         pending, now_us = own_transfer(connection, principal, transfer_id, lock=True), self._now_us()
         if not _is_approvable(pending, now_us):
             return pending, False
@@ -191,7 +209,7 @@ class Approvals:
         return rejected, True
 
     def _expire(self, connection: Connection, transfer_id: str) -> tuple[TransferRecord, bool]:
-        """Return the transfer, and whether this call changed it."""
+        """Reject a transfer if it has expired; return it, and whether this call changed it."""
         transfer, now_us = store.existing_transfer(connection, transfer_id, lock=True), self._now_us()
         is_waiting = transfer.status in (TransferStatus.PENDING_APPROVAL, TransferStatus.APPROVED)
         if not is_waiting or _is_approvable(transfer, now_us):

@@ -30,7 +30,10 @@ def book_rejection(
     message: str,
     before: tuple[NewEvent, ...] = (),
 ) -> None:
-    """`transfer` is in its final state; the events in `before` come first."""
+    """Write the history entry and the event of a rejected or failed transfer.
+
+    `transfer` is in its final state; the events in `before` come first.
+    """
     entries.insert_entries(
         connection,
         {
@@ -64,6 +67,7 @@ def book_rejection(
 
 
 def audited(transfer: TransferRecord) -> dict[str, object]:
+    """Return a transfer's request, and its outcome so far, for the audit trail."""
     return audit.given(
         account_id=transfer.account_id,
         to=transfer.to,
@@ -79,6 +83,7 @@ def audited(transfer: TransferRecord) -> dict[str, object]:
 
 
 def initiated(transfer: TransferRecord) -> NewEvent:
+    """Return the event that a transfer was sent."""
     return NewEvent(
         type=EventType.TRANSFER_INITIATED,
         data=events.TransferInitiatedData(
@@ -92,6 +97,7 @@ def initiated(transfer: TransferRecord) -> NewEvent:
 
 
 def settled(transfer: TransferRecord) -> NewEvent:
+    """Return the event that a transfer is final on chain."""
     assert transfer.tx_signature is not None  # noqa: S101 - set when it was signed
     assert transfer.settled_us is not None  # noqa: S101 - set by the caller
     return NewEvent(
@@ -107,6 +113,7 @@ def settled(transfer: TransferRecord) -> NewEvent:
 
 
 def escalated(transfer: TransferRecord, threshold: Decimal) -> NewEvent:
+    """Return the event that a transfer is pending an operator's approval."""
     return NewEvent(
         type=EventType.ESCALATION_REQUIRED,
         data=events.EscalationRequiredData(
@@ -128,10 +135,14 @@ def book_settled(
     emits_settled: bool = True,
     is_received: bool = False,
 ) -> None:
-    """Write what a settled transfer, in its final state, changes on both sides.
+    """Write everything that a settled transfer changes, on both sides.
 
-    `is_initiated`: `transfer.initiated` is already written. `is_received`: the recipient's account has
-    already booked it as a deposit.
+    Args:
+        unit: the unit of work.
+        transfer: the transfer in its final state.
+        is_initiated: whether `transfer.initiated` is already written.
+        emits_settled: whether to write `transfer.settled`.
+        is_received: whether the recipient's account has already booked it as a deposit.
     """
     payee = None if is_received else transfer.recipient_account_id
     outbox = _outbox(unit.connection, unit.context, transfer, unit.now_us)
@@ -147,7 +158,7 @@ def book_settled(
 
 
 def spend_late(unit: Unit, tx: ChainTransaction, amount: int) -> None:
-    """Reserve and count the amount of a transaction that landed after its expiry."""
+    """Reserve and count the amount of a transaction that landed although it was considered expired."""
     connection = unit.connection
     source = accounts.existing_account(connection, tx.account_id, lock=True)
     if tx.released_us is not None:
@@ -164,6 +175,7 @@ def spend_late(unit: Unit, tx: ChainTransaction, amount: int) -> None:
 def record_events(
     connection: Connection, context: Context, transfer: TransferRecord, now_us: int, *new_events: NewEvent
 ) -> None:
+    """Write events about a transfer to the outbox, in order."""
     outbox = _outbox(connection, context, transfer, now_us)
     for event in new_events:
         outbox.add(event)
@@ -181,7 +193,7 @@ def _outbox(connection: Connection, context: Context, transfer: TransferRecord, 
 
 
 def _book_balances(outbox: Outbox, unit: Unit, transfer: TransferRecord, payee: str | None) -> str | None:
-    """Return the payee's operator if this service holds the payee."""
+    """Book the balances of both sides; return the payee's operator if this service holds the payee."""
     payee_operator = None
     # Lock rows in one order, so that two transfers in opposite directions never deadlock.
     if payee is not None and payee < transfer.account_id:

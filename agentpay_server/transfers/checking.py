@@ -1,6 +1,6 @@
 """Predicts the outcome of a transfer by the rules of `money/authorization.py` (interface B4).
 
-Nothing is created, locked, claimed, reserved, signed or stored.
+It creates, locks, claims, reserves, signs and stores nothing.
 """
 
 from agentpay.contract.policies import Policy
@@ -29,11 +29,18 @@ _RETRY_HINT = "check it again"
 
 
 class Checks:
+    """Predicts the outcome of transfers."""
+
     def __init__(self, context: Context, authorizer: Authorizer) -> None:
         self._context = context
         self._authorizer = authorizer
 
     async def check(self, principal: Principal, request: CheckTransfer) -> TransferCheck:
+        """Return the outcome that `POST /v1/transfers` would have now.
+
+        Raises:
+            Problem: `not_found` of `from`, `invalid_recipient`, `chain_unavailable`.
+        """
         principal.require_account(request.from_, "POST /transfers/check")
         terms = Terms(
             account_id=request.from_,

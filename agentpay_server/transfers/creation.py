@@ -19,13 +19,13 @@ from agentpay_server.transfers.store import TransferRecord
 
 
 class NewSpend(TransferIntent):
-    """Storing it raises ConflictError if another request has taken its key.
+    """A new transfer or payment. Storing it raises ConflictError if another request has taken its key.
 
     `held` are the rows that held the key when the request was judged; an ended transfer loses the key.
     """
 
     action: ClassVar[str]
-    """In the audit trail."""
+    """Name of the action in the audit trail."""
 
     def __init__(
         self,
@@ -42,9 +42,11 @@ class NewSpend(TransferIntent):
         self._held = held
 
     def claim(self, connection: Connection) -> bool:
+        """Claim the idempotency key."""
         return store.KEYS.take(connection, self._requested_key, self._held, self._context.clock.now_us())
 
     def is_key_taken(self, connection: Connection) -> bool:
+        """Return whether another request holds the idempotency key."""
         return store.KEYS.find(connection, self._requested_key, self._context.clock.now_us()).is_held
 
     def _store(self, connection: Connection, decision: Decision, now_us: int) -> TransferRecord:
@@ -85,10 +87,13 @@ class NewSpend(TransferIntent):
 
 
 class NewTransfer(NewSpend):
+    """A new transfer, requested by `POST /v1/transfers`."""
+
     action: ClassVar[str] = CREATE_TRANSFER.name
 
 
 def requested_key(principal: Principal, request: CreateTransfer) -> RequestedKey:
+    """Return a request's idempotency key and its scope."""
     return RequestedKey(
         account_id=request.from_,
         idempotency_key=request.idempotency_key,
@@ -97,6 +102,7 @@ def requested_key(principal: Principal, request: CreateTransfer) -> RequestedKey
 
 
 def terms_of(request: CreateTransfer) -> Terms:
+    """Return the request's terms."""
     return Terms(
         account_id=request.from_,
         to=request.to,
@@ -107,6 +113,7 @@ def terms_of(request: CreateTransfer) -> Terms:
 
 
 def terms_of_record(record: TransferRecord) -> Terms:
+    """Return the terms that a stored transfer was created with."""
     return Terms(
         account_id=record.account_id,
         to=record.to,
@@ -118,6 +125,7 @@ def terms_of_record(record: TransferRecord) -> Terms:
 
 
 def key_holder_of(record: TransferRecord) -> KeyHolder:
+    """Return a stored transfer as the holder of an idempotency key."""
     return KeyHolder(
         terms=terms_of_record(record),
         if_equal=verdict_if_equal(record.status, record.error),

@@ -16,6 +16,8 @@ from agentpay_server.transfers.store import TransferRecord
 
 
 class Execution:
+    """Authorizes transfers, and drives the accepted ones to their outcome."""
+
     def __init__(self, context: Context, settlement: Settlement, authorizer: Authorizer) -> None:
         self._context = context
         self._database = context.database
@@ -23,13 +25,20 @@ class Execution:
         self._authorizer = authorizer
 
     def deadline(self) -> float:
-        """In the event loop's time."""
+        """Return the deadline for finality of a request that starts now, in the event loop's time."""
         return self._authorizer.deadline()
 
     async def decided(
         self, intent: TransferIntent, parties: Parties, deadline: float
     ) -> Decided[TransferRecord] | None:
-        """Decide about a transfer, and log a final decision; None if the request must start over."""
+        """Decide about a transfer, and log a decision that is final.
+
+        Returns:
+            The transfer, or None if the request must start over.
+
+        Raises:
+            Problem: see `Authorizer.authorize`.
+        """
         decided = await self._authorizer.authorize(intent, parties, deadline)
         self._context.wakeup.set()
         if decided is not None and decided.tx is None:
@@ -37,7 +46,7 @@ class Execution:
         return decided
 
     async def driven(self, decided: Decided[TransferRecord], deadline: float) -> TransferRecord:
-        """Return the transfer at its end, or as it is at the deadline."""
+        """Drive a transfer that was just decided; return it at its end, or as it is at the deadline."""
         transfer, tx = decided.record, decided.tx
         if tx is None:
             return transfer
@@ -45,7 +54,7 @@ class Execution:
         return settled or await self._current(transfer)
 
     async def resumed(self, transfer: TransferRecord, deadline: float) -> TransferRecord:
-        """Return the transfer at its end, or as it is at the deadline."""
+        """Drive a submitted transfer; return it at its end, or as it is at the deadline."""
         try:
             settled = await self._settlement.finish(Kind.TRANSFER, transfer.transfer_id, deadline)
         except DatabaseUnavailableError:

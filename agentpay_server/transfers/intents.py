@@ -1,7 +1,7 @@
 """Authorization of transfers: how a decision is stored, signed and reserved.
 
-New transfers (`creation.py`) and approved ones (`approvals.py`) are claimed and stored differently, and only
-new ones are escalated. Nothing here sends or waits.
+`money/authorization.py` decides. New transfers (`creation.py`) and approved ones (`approvals.py`) are claimed
+and stored differently, and only new ones are escalated. Nothing here sends or waits.
 """
 
 from abc import abstractmethod
@@ -29,7 +29,12 @@ from agentpay_server.transfers.store import TransferRecord
 
 @frozen(kw_only=True)
 class Decision:
-    """`recipient` is None if the transfer is refused; `tx_signature` unless it is submitted."""
+    """The decision about a transfer.
+
+    Attributes:
+        recipient: None if the transfer is refused.
+        tx_signature: None unless the transfer is submitted.
+    """
 
     status: TransferStatus
     recipient: Recipient | None = None
@@ -37,7 +42,7 @@ class Decision:
     tx_signature: str | None = None
 
     def columns(self, now_us: int) -> dict[str, Any]:
-        """The columns of `transfers` that a decision sets."""
+        """Return the columns of `transfers` that a decision sets."""
         recipient, refusal = self.recipient, self.refusal
         return {
             "status": self.status.value,
@@ -51,6 +56,8 @@ class Decision:
 
 
 class TransferIntent(Intent[TransferRecord]):
+    """A requested transfer, new or approved."""
+
     operation = Operation.TRANSFER
 
     def __init__(self, context: Context, *, transfer_id: str, terms: Terms) -> None:
@@ -60,16 +67,20 @@ class TransferIntent(Intent[TransferRecord]):
 
     @property
     def account_id(self) -> str:
+        """The paying account."""
         return self._terms.account_id
 
     @property
     def to(self) -> str:
+        """The recipient, as the caller named it."""
         return self._terms.to
 
     def spend(self, preflight: Preflight) -> Spend:
+        """Return the spend that the policy judges."""
         return spend_of(self._terms, preflight)
 
     def submitted(self, unit: SpendUnit) -> Decided[TransferRecord]:
+        """Sign the transfer, store it and reserve its amount."""
         signed = self._signed(unit)
         decision = Decision(
             status=TransferStatus.SUBMITTED,
@@ -80,6 +91,7 @@ class TransferIntent(Intent[TransferRecord]):
         return Decided(record=transfer, tx=unit.hold(signed, self._terms.amount_micro))
 
     def refused(self, connection: Connection, refusal: Refusal, now_us: int) -> Decided[TransferRecord]:
+        """Store the transfer as rejected."""
         decision = Decision(status=TransferStatus.REJECTED, refusal=refusal)
         transfer = self._store(connection, decision, now_us)
         booking.book_rejection(
@@ -88,6 +100,7 @@ class TransferIntent(Intent[TransferRecord]):
         return Decided(record=transfer)
 
     def escalated(self, unit: SpendUnit, policy: Policy) -> Decided[TransferRecord]:
+        """Store the transfer as pending approval."""
         decision = Decision(status=TransferStatus.PENDING_APPROVAL, recipient=unit.preflight.recipient)
         transfer = self._store(unit.connection, decision, unit.now_us)
         threshold = policy.escalation_threshold
@@ -101,7 +114,7 @@ class TransferIntent(Intent[TransferRecord]):
         """Store the decided transfer and its audit record."""
 
     def _signed(self, unit: SpendUnit) -> ChainTransaction:
-        """`SpendUnit.hold` sets its amount."""
+        """Return the signed transaction; `SpendUnit.hold` sets its amount."""
         source, preflight = unit.source, unit.preflight
         signed = signed_transfer(
             self._context,
@@ -123,6 +136,7 @@ class TransferIntent(Intent[TransferRecord]):
 
 
 def spend_of(terms: Terms, preflight: Preflight, purpose: Purpose = Purpose.TRANSFER) -> Spend:
+    """Return the spend that the policy judges for a transfer."""
     return Spend(
         amount_micro=terms.amount_micro,
         to=terms.to,
@@ -135,4 +149,5 @@ def spend_of(terms: Terms, preflight: Preflight, purpose: Purpose = Purpose.TRAN
 
 
 def approval_deadline_us(context: Context, now_us: int) -> int:
+    """Return when a transfer that becomes pending now expires."""
     return now_us + round(context.settings.approval_ttl_seconds * SECOND_US)

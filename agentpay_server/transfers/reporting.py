@@ -11,7 +11,10 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 def report(context: Context, transfer: TransferRecord, *, spent_us: int | None = None) -> None:
-    """Count and log a transfer that this process has decided or ended; `spent_us` if it has ended."""
+    """Count and log a transfer that this process has decided or ended.
+
+    `spent_us`, for an ended transfer, is the time at which it was spent.
+    """
     context.metrics.transfers[transfer.status, transfer.error or ""] += 1
     duration_us = None
     if transfer.settled_us is not None and spent_us is not None:

@@ -17,6 +17,7 @@ _REASONS: Final = frozenset(RejectionReason)
 
 
 def shown(record: TransferRecord, chain: Chain) -> Transfer:
+    """Return the current state of a transfer."""
     signature = record.tx_signature
     return Transfer(
         transfer_id=record.transfer_id,
@@ -35,7 +36,7 @@ def shown(record: TransferRecord, chain: Chain) -> Transfer:
 
 
 def shown_splits(record: TransferRecord) -> tuple[PaymentSplit, ...] | None:
-    """The shares of further recipients; None if all of it goes to `to`."""
+    """Return what other recipients than `to` get; None if all of it goes to `to`."""
     splits = [
         PaymentSplit(recipient=split.recipient, amount_usdc=from_micro(split.amount_micro))
         for split in splits_of(record)
@@ -44,9 +45,12 @@ def shown_splits(record: TransferRecord) -> tuple[PaymentSplit, ...] | None:
 
 
 def final_response(record: TransferRecord, chain: Chain, *, is_replay: bool = False) -> Transfer:
-    """Return a transfer that is settled, approved or pending approval; raise the Problem of any other.
+    """Return a transfer that is settled, approved or pending approval.
 
-    `is_replay`: an earlier request under its idempotency key had this outcome.
+    `is_replay` tells whether an earlier request under its idempotency key had this outcome.
+
+    Raises:
+        Problem: it was refused, has failed, or its outcome is not known yet.
     """
     if record.status in (TransferStatus.SETTLED, TransferStatus.PENDING_APPROVAL, TransferStatus.APPROVED):
         return shown(record, chain)
@@ -63,7 +67,7 @@ def final_response(record: TransferRecord, chain: Chain, *, is_replay: bool = Fa
 
 
 def refused(record: TransferRecord, *, is_replay: bool = False) -> Problem:
-    """The transfer was refused or has failed (interface I10 for a replay)."""
+    """Return the error for a transfer that was refused or has failed (interface I10 for a replay)."""
     return Problem(
         _code(record.error),
         record.message or "The transfer was refused.",
@@ -74,11 +78,11 @@ def refused(record: TransferRecord, *, is_replay: bool = False) -> Problem:
 
 
 def decided_at(record: TransferRecord) -> datetime | None:
-    """When the lifetime of its key began (interface I8)."""
+    """Return when a transfer became final, which is when the lifetime of its key began (interface I8)."""
     expires_us = record.key_expires_us
     return None if expires_us is None else from_us(expires_us - KEY_LIFETIME_US)
 
 
 def _code(error: str | None) -> ErrorCode:
-    # To callers, a rejection by an operator, or an expiry, is a policy violation (interface AP4).
+    # Callers see a rejection by an operator, or an expiry, as a policy violation (interface AP4).
     return ErrorCode.POLICY_VIOLATION if error in _REASONS else ErrorCode(error or ErrorCode.TRANSFER_FAILED)

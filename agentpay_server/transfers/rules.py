@@ -40,16 +40,21 @@ TRANSITIONS: Final = frozenset(
         (TransferStatus.FAILED, TransferStatus.SETTLED),
     }
 )
+"""All valid changes of status."""
 
 
 def check_transition(before: str | None, after: str) -> None:
-    """An invalid change is a bug in the server."""
+    """Check a change of status; `before` is None for a new transfer.
+
+    Raises:
+        ValueError: `before` cannot become `after`. This is a bug in the server, never a caller's error.
+    """
     if (before, after) not in TRANSITIONS:
         raise ValueError(f"a transfer does not go from {before} to {after}")
 
 
 def is_approvable(status: str, approval_expires_us: int | None, now_us: int) -> bool:
-    """At its expiry time it is too late."""
+    """Return whether an operator may still decide about a transfer. At its expiry time it is too late."""
     return (
         status == TransferStatus.PENDING_APPROVAL
         and approval_expires_us is not None
@@ -59,7 +64,11 @@ def is_approvable(status: str, approval_expires_us: int | None, now_us: int) -> 
 
 @frozen
 class Split:
-    """The share of a further `recipient`, the on-chain address of an owner."""
+    """What another recipient than the primary one gets of a payment.
+
+    Attributes:
+        recipient: on-chain address of the owner that is paid.
+    """
 
     recipient: str
     amount_micro: int
@@ -67,7 +76,7 @@ class Split:
 
 @frozen(kw_only=True)
 class Terms:
-    """Equal terms make two requests under one key the same request (interface I6).
+    """The parameters that make two requests under one key the same request (interface I6).
 
     For a payment behind HTTP 402, `payment_digest` covers all terms of its challenge, its splits too.
     """
@@ -82,6 +91,7 @@ class Terms:
 
 
 def verdict_if_equal(status: str, error: str | None) -> Verdict:
+    """Return how to treat a request that equals the transfer that holds its key."""
     if status == TransferStatus.SUBMITTED:
         return Verdict.RESUME
     if status == TransferStatus.FAILED or error == ErrorCode.INSUFFICIENT_BALANCE:

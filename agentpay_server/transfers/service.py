@@ -1,7 +1,7 @@
 """Transfers: create, read and list (interface T1 to T15).
 
 Checks run in the order of interface R17: `from`, idempotency, paused, recipient, the rest of the policy,
-balance. This module checks the key; `execution.py` does the rest.
+balance. This module checks the idempotency key and builds the response; `execution.py` does the rest.
 """
 
 import asyncio
@@ -38,11 +38,15 @@ _CLOCKS_APART_US: Final = HOUR_US
 
 @frozen(kw_only=True)
 class _View:
+    """The stored data for a request: the accounts, and the rows that hold its key."""
+
     parties: Parties
     held: Held[TransferRecord]
 
 
 class Transfers:
+    """Creates, finishes and reads transfers."""
+
     def __init__(self, context: Context, execution: Execution) -> None:
         self._context = context
         self._database = context.database
@@ -55,8 +59,15 @@ class Transfers:
     async def create(self, principal: Principal, request: CreateTransfer) -> Transfer:
         """Move USDC, or refuse with a reason (interface T1, T6 to T9, PO6, I1 to I9).
 
-        After a Problem without a transfer nothing was done; with `chain_unavailable` and one, its outcome is
-        not known yet. After `DatabaseUnavailableError`, a retry with the same key finds out.
+        Returns:
+            The transfer: settled, or pending approval.
+
+        Raises:
+            Problem: `not_found` of `from`, `idempotency_conflict`, a 402 with the transfer,
+                `invalid_recipient`, `chain_unavailable`. Without a transfer nothing was done;
+                `chain_unavailable` with one: its outcome is not known yet.
+            DatabaseUnavailableError: the decision may or may not be stored; a retry with the same key finds
+                out.
         """
         principal.require_account(request.from_, "POST /v1/transfers")
         if request.memo == "":
@@ -94,18 +105,27 @@ class Transfers:
         return final_response(transfer, self._chain, is_replay=is_replay)
 
     async def _view(self, principal: Principal, request: CreateTransfer, now_us: int) -> _View:
-        # Separate reads: a transaction around both would double the round trips. The decision checks under a
-        # lock what may change between them.
+        # Separate reads, because a transaction around both would double the round trips. The decision checks
+        # under a lock what may change between them.
         parties = await self._database.read(own_parties, principal, request.from_, request.to)
         held = await self._database.read(store.KEYS.find, requested_key(principal, request), now_us)
         return _View(parties=parties, held=held)
 
     async def get(self, principal: Principal, transfer_id: str) -> Transfer:
+        """Return one transfer (interface T5).
+
+        Raises:
+            Problem: `not_found`, also for a transfer that the key may not see.
+        """
         record = await self._database.read(own_transfer, principal, transfer_id)
         return shown(record, self._chain)
 
     async def list(self, principal: Principal, query: ListTransfers) -> PageBody[Transfer]:
-        """For an agent-scoped key, only those of its account."""
+        """Return a page of transfers, newest first; for an agent-scoped key, only those of its account.
+
+        Raises:
+            Problem: `forbidden` for another account, `invalid_request` for a cursor of another list.
+        """
         if query.account_id is not None:
             principal.require_account(query.account_id, "GET /transfers")
         listing = List("transfers", principal.account_id or principal.operator_id)
@@ -129,7 +149,11 @@ class Transfers:
 def own_transfer(
     connection: Connection, principal: Principal, transfer_id: str, *, lock: bool = False
 ) -> TransferRecord:
-    """`not_found`, also for a transfer that the key may not see."""
+    """Return a transfer that a key may see; with `lock`, locked until the unit of work ends.
+
+    Raises:
+        Problem: `not_found`.
+    """
     record = None
     if identifiers.is_identifier(transfer_id, identifiers.TRANSFER):
         record = store.transfer(connection, transfer_id, lock=lock)

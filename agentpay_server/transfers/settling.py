@@ -1,4 +1,4 @@
-"""The handler that books the outcomes of transfers (interface T13, T14).
+"""The handler that books the outcomes of transfers: settled, failed, or replaced.
 
 A reservation is released in two cases: the money has left the balance, or it certainly never will.
 """
@@ -51,20 +51,26 @@ _FAILURES: Final = {
 
 
 class TransferHandler(Handler[TransferRecord]):
+    """Books the outcomes of a transfer's transaction (interface T13, T14)."""
+
     kind = Kind.TRANSFER
     announces = True
 
     def operation(self, subject: TransferRecord) -> Operation:
+        """Return the purpose: approved transfers have their own."""
         return Operation.TRANSFER if subject.approval_expires_us is None else Operation.APPROVE
 
     def load(self, connection: Connection, subject_id: str) -> TransferRecord:
+        """Return the transfer."""
         return store.existing_transfer(connection, subject_id)
 
     def announced(self, unit: Unit, tx: ChainTransaction, subject: TransferRecord) -> None:
+        """Write `transfer.initiated`."""
         sent = attrs.evolve(subject, tx_signature=tx.signature)
         booking.record_events(unit.connection, unit.context, sent, unit.now_us, booking.initiated(sent))
 
     def settled(self, unit: Unit, tx: ChainTransaction, subject: TransferRecord) -> TransferRecord:
+        """Book a transfer that is final on chain."""
         settled = _settled(subject, tx, unit.now_us)
         booking.book_settled(unit, settled, is_initiated=tx.announced_us is not None)
         store.finish(unit.connection, settled, before=TransferStatus.SUBMITTED)
@@ -73,6 +79,7 @@ class TransferHandler(Handler[TransferRecord]):
     def failed(
         self, unit: Unit, tx: ChainTransaction, subject: TransferRecord, failure: Failure
     ) -> TransferRecord:
+        """Book a transfer that the chain rejected."""
         return self._failed(unit, tx, subject, _FAILURES.get(failure.reason, _OTHER))
 
     def sign_replacement(
@@ -82,7 +89,7 @@ class TransferHandler(Handler[TransferRecord]):
         subject: TransferRecord,
         means: SigningInputs,
     ) -> Replacement | Refusal:
-        """Sign nothing if the account is now paused."""
+        """Sign a replacement, unless the account is now paused."""
         refusal = rules.paused_refusal(stored_policy(means.source.policy))
         if refusal is not None:
             return refusal
@@ -103,15 +110,15 @@ class TransferHandler(Handler[TransferRecord]):
     def dropped(
         self, unit: Unit, tx: ChainTransaction, subject: TransferRecord, reason: Refusal
     ) -> TransferRecord:
-        """The account was paused before a replacement could be signed."""
+        """Book a failed transfer: its account was paused before a replacement could be signed."""
         message = f"{reason.message} The transaction had expired without landing; nothing was moved."
         return self._failed(unit, tx, subject, attrs.evolve(reason, message=message))
 
     def landed_late(self, unit: Unit, tx: ChainTransaction) -> str | None:
-        """The money has moved, whatever the transfer's status: it is booked and counted.
+        """Book a transaction that landed after it was considered expired.
 
-        A transfer in progress or failed becomes settled. One that another transaction has settled was paid
-        twice.
+        The money has moved, whatever the transfer's status: it is booked and counted. A transfer that is in
+        progress or failed becomes settled. A transfer that another transaction has settled was paid twice.
         """
         connection = unit.connection
         is_received = _is_received(
@@ -144,6 +151,7 @@ class TransferHandler(Handler[TransferRecord]):
         subject: TransferRecord,
         detail: str | None,  # noqa: ARG002
     ) -> None:
+        """Count and log the transfer."""
         report(context, subject, spent_us=tx.spent_us)
 
     def _failed(
@@ -195,9 +203,9 @@ def _settled(transfer: TransferRecord, tx: ChainTransaction, now_us: int) -> Tra
 
 
 def _is_received(connection: Connection, transfer: TransferRecord, signature: str) -> bool:
-    """Lock both accounts; return whether the recipient has booked it as a deposit."""
+    """Lock the accounts of both sides, and return whether the recipient has booked it as a deposit."""
     recipient = transfer.recipient_account_id
-    # In one order, so that two transfers in opposite directions never deadlock.
+    # Lock them in one order, so that two transfers in opposite directions never deadlock.
     for account_id in sorted({transfer.account_id, recipient or transfer.account_id}):
         account_store.account(connection, account_id, lock=True)
     return recipient is not None and entries.is_deposit_booked(connection, recipient, signature)

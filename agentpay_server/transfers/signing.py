@@ -16,7 +16,7 @@ def signed_transfer(
     amount_micro: int,
     memo: str | None,
 ) -> SignedTransaction:
-    """`recipient` is a token account."""
+    """Return the transaction that moves a transfer's amount to `recipient`, a token account."""
     return transactions.transfer(
         context.signer,
         blockhash,

@@ -18,6 +18,8 @@ from agentpay_server.transfers.rules import Split
 
 @frozen
 class TransferRecord:
+    """A row of `transfers`."""
+
     seq: int
     transfer_id: str
     operator_id: str
@@ -45,7 +47,7 @@ class TransferRecord:
 
 
 _INSERT: Final = insert(transfers)
-# A literal, as in the partial index: with a parameter the index would not be used.
+# A literal in the SQL text, as in the partial index: with a parameter the index would not be used.
 _IS_PENDING: Final = transfers.c.status == literal_column(f"'{TransferStatus.PENDING_APPROVAL}'")
 _IS_APPROVED: Final = transfers.c.status == literal_column(f"'{TransferStatus.APPROVED}'")
 _BY_ID: Final = select(transfers).where(transfers.c.transfer_id == bindparam("transfer_id"))
@@ -95,8 +97,8 @@ _PENDING_PAGE: Final = (
     .order_by(transfers.c.seq.desc())
     .limit(bindparam("count"))
 )
-# Identifiers begin with their creation time: the last possible one of a time separates earlier transfers from
-# later ones, without a scan.
+# Identifiers begin with their creation time. So the last possible identifier of a time separates earlier
+# transfers from later ones, without a scan.
 _LAST_BEFORE: Final = (
     select(transfers.c.seq)
     .where(transfers.c.transfer_id < bindparam("before_id"))
@@ -138,31 +140,34 @@ _EXPIRED: Final = tuple(
     for waits in (_IS_PENDING, _IS_APPROVED)
 )
 KEYS: Final = HeldKeys(_HELD_BY, TransferRecord, "transfer_id")
+"""The idempotency keys that transfers hold."""
 
 _COLUMNS: Final = tuple(column.name for column in transfers.columns if column.name != "seq")
 
 
 def splits_text(splits: Sequence[Split]) -> str | None:
+    """Return splits as they are stored."""
     return json.dumps([[split.recipient, split.amount_micro] for split in splits]) if splits else None
 
 
 def splits_of(record: TransferRecord) -> list[Split]:
-    """Empty for a transfer that is no payment."""
+    """Return the splits of a payment; empty for other transfers."""
     return [Split(*split) for split in json.loads(record.splits or "[]")]
 
 
 def insert_transfer(connection: Connection, record: TransferRecord) -> None:
+    """Store a new transfer; the database assigns its `seq`."""
     connection.execute(_INSERT, {name: getattr(record, name) for name in _COLUMNS})
 
 
 def transfer(connection: Connection, transfer_id: str, *, lock: bool = False) -> TransferRecord | None:
-    """With `lock`, locked until the unit of work ends."""
+    """Return a transfer; with `lock`, locked until the unit of work ends."""
     row = connection.execute(_BY_ID_LOCKED if lock else _BY_ID, {"transfer_id": transfer_id}).one_or_none()
     return None if row is None else TransferRecord(*row)
 
 
 def existing_transfer(connection: Connection, transfer_id: str, *, lock: bool = False) -> TransferRecord:
-    """Transfers are never deleted."""
+    """Return a transfer that must exist: transfers are never deleted."""
     found = transfer(connection, transfer_id, lock=lock)
     if found is None:
         raise LookupError(f"{transfer_id} is gone")
@@ -170,29 +175,33 @@ def existing_transfer(connection: Connection, transfer_id: str, *, lock: bool = 
 
 
 def waiting(connection: Connection, transfer_id: str) -> TransferRecord | None:
-    """Lock and return a transfer, only if it is pending approval.
+    """Lock and return a transfer that is pending approval; None if it is not.
 
-    Others are not locked, to avoid deadlocks: settling locks the transfer before its account, while approving
-    locks the account first.
+    Transfers in other states are not locked, to avoid deadlocks: settling locks the transfer before its
+    account, while approving locks the account first.
     """
     row = connection.execute(_WAITING, {"transfer_id": transfer_id}).one_or_none()
     return None if row is None else TransferRecord(*row)
 
 
 def approved(connection: Connection, transfer_id: str) -> TransferRecord | None:
-    """Lock and return a payment that is approved and not signed yet."""
+    """Lock and return a payment that is approved and not signed yet; None if it is not."""
     row = connection.execute(_APPROVED, {"transfer_id": transfer_id}).one_or_none()
     return None if row is None else TransferRecord(*row)
 
 
 def set_signature(connection: Connection, transfer_id: str, tx_signature: str) -> None:
+    """Store the newest transaction of a submitted transfer."""
     connection.execute(_SET_SIGNATURE, {"of_transfer": transfer_id, "tx_signature": tx_signature})
 
 
 def finish(connection: Connection, end: TransferRecord, *, before: str) -> None:
-    """The transfer's status must be `before`.
+    """Set a transfer with status `before` to the final state `end`.
 
     Its transaction has left `pending` in the same commit, so no other driver can do the same.
+
+    Raises:
+        ValueError: its status is not `before`.
     """
     values = {
         "of_transfer": end.transfer_id,
@@ -209,7 +218,11 @@ def finish(connection: Connection, end: TransferRecord, *, before: str) -> None:
 
 
 def decide(connection: Connection, decided: TransferRecord) -> bool:
-    """The transfer is pending or approved; its terms do not change. False if it is in another state."""
+    """Store the decision about a transfer that is pending approval or approved; its terms do not change.
+
+    Returns:
+        False if the transfer is in another state; nothing was changed.
+    """
     values = {
         "of_transfer": decided.transfer_id,
         "new_status": decided.status,
@@ -226,7 +239,7 @@ def decide(connection: Connection, decided: TransferRecord) -> bool:
 
 
 def pending_page(connection: Connection, operator_id: str, before: int, count: int) -> list[TransferRecord]:
-    """Below a sequence number, newest first."""
+    """Return an operator's transfers pending approval below a sequence number, newest first."""
     values = {"operator_id": operator_id, "before": before, "count": count}
     return [TransferRecord(*row) for row in connection.execute(_PENDING_PAGE, values)]
 
@@ -234,10 +247,11 @@ def pending_page(connection: Connection, operator_id: str, before: int, count: i
 def page(
     connection: Connection, operator_id: str, before: int, count: int, filters: Mapping[str, object]
 ) -> list[TransferRecord]:
-    """Below a sequence number, newest first.
+    """Return an operator's transfers below a sequence number, newest first.
 
-    `filters` are required values, and `since_us`, an exclusive lower bound of the creation time, which
-    requires `before_id`, an upper bound of older identifiers.
+    `filters` are required values of `account_id`, `status` and `idempotency_key`, and `since_us`, an
+    exclusive lower bound of the creation time. `since_us` requires `before_id`, an upper bound of older
+    identifiers.
     """
     statement = _PAGES[tuple(name for name in _FILTERS if name in filters)]
     values = {"operator_id": operator_id, "before": before, "count": count, **filters}
@@ -245,12 +259,13 @@ def page(
 
 
 def next_expiry_us(connection: Connection) -> int | None:
+    """Return when the next pending or approved transfer expires, if any."""
     (due,) = connection.execute(_NEXT_EXPIRIES)
     return min((expires_us for expires_us in due if expires_us is not None), default=None)
 
 
 def expired(connection: Connection, now_us: int, count: int) -> list[TransferRecord]:
-    """Lock and return up to `count` pending and `count` approved transfers.
+    """Lock and return up to `count` pending and `count` approved transfers that have expired.
 
     Locked rows are skipped: another transaction is deciding about them.
     """

@@ -36,22 +36,35 @@ from agentpay_server.webhooks.store import WebhookRecord
 
 @frozen(kw_only=True)
 class SealedSecret:
+    """A sealed secret, and where it is stored."""
+
     sealed: bytes = field(repr=False)
     place: Place
 
     def opened(self, vault: Vault) -> str:
+        """Return the secret.
+
+        Raises:
+            VaultError: it cannot be opened.
+        """
         return vault.open(self.sealed, self.place)
 
 
 @frozen(kw_only=True)
 class Secrets:
-    """The secrets that sign a delivery now; `next` while a rotation overlaps."""
+    """The secrets that sign a delivery now.
+
+    Attributes:
+        current: for the contract's signature header.
+        next: for the second signature header, while a rotation overlaps.
+    """
 
     current: SealedSecret
     next: SealedSecret | None
 
 
 def secret_place(webhook_id: str) -> Place:
+    """Return the place of a webhook's secret, as its seal names it."""
     return Place(table="webhooks", column="secret", row=webhook_id)
 
 
@@ -63,7 +76,10 @@ def next_secret_place(webhook_id: str) -> Place:
 def sealed_secrets(
     webhook_id: str, secret: bytes, next_secret: bytes | None, next_secret_us: int | None, now_us: int
 ) -> Secrets:
-    """The secrets at `now_us` (interface W12); `next` becomes current when the overlap ends."""
+    """Return the sealed secrets that sign at `now_us` (interface W12).
+
+    The next one becomes current when the overlap ends.
+    """
     first = SealedSecret(sealed=secret, place=secret_place(webhook_id))
     if next_secret is None or next_secret_us is None:
         return Secrets(current=first, next=None)
@@ -74,11 +90,17 @@ def sealed_secrets(
 
 
 class Webhooks:
+    """Registers and manages webhooks."""
+
     def __init__(self, context: Context) -> None:
         self._context = context
 
     async def create(self, principal: Principal, request: CreateWebhook) -> Webhook:
-        """Only this response shows the secret (interface W1, W2)."""
+        """Register an endpoint; only this response shows its secret (interface W1, W2).
+
+        Raises:
+            Problem: `invalid_request`: events may not be posted to the URL, or an account is unknown.
+        """
         principal.require_operator("POST /v1/webhooks")
         faults = []
         if not self._context.chain.is_test_chain and not is_https(request.url):
@@ -86,21 +108,32 @@ class Webhooks:
         return await self._context.database.run(self._insert, principal, request, faults)
 
     async def list(self, principal: Principal, query: ListWebhooks) -> PageBody[RegisteredWebhook]:
-        """Newest first, without secrets."""
+        """Return a page of the operator's webhooks, newest first, without their secrets.
+
+        Raises:
+            Problem: `invalid_request` for a cursor of another list.
+        """
         listing = List("webhooks", principal.operator_id)
         before = listing.before(query.cursor)
         rows = await self._context.database.read(store.page, principal.operator_id, before, query.limit + 1)
         return listing.page(rows, query.limit, seq=lambda row: row.seq, item=_registered)
 
     async def delete(self, principal: Principal, webhook_id: str) -> None:
-        """Pending deliveries are abandoned."""
+        """Delete a webhook and abandon its pending deliveries.
+
+        Raises:
+            Problem: `not_found`.
+        """
         await self._context.database.run(self._delete, principal, webhook_id)
 
     async def rotate_secret(self, principal: Principal, webhook_id: str, request: RotateSecret) -> NewSecret:
         """Create a new secret; both secrets sign while the rotation overlaps (interface W12).
 
-        A delivery has room for two signatures. So a rotation must wait for the previous overlap to end
-        (`rotation_in_progress`), unless it has no overlap itself, as after a leak.
+        A delivery has room for two signatures. So a rotation must wait for the previous overlap to end,
+        unless it has no overlap itself, as after a leak.
+
+        Raises:
+            Problem: `not_found`, `rotation_in_progress`.
         """
         return await self._context.database.run(self._rotate, principal, webhook_id, request)
 
@@ -212,7 +245,7 @@ def _audited(webhook: Webhook | RegisteredWebhook) -> dict[str, object]:
 
 
 def _moved(vault: Vault, secret: SealedSecret, place: Place) -> bytes | None:
-    """Reseal a secret for another place; None if it does not open."""
+    """Return a secret resealed for another place; None if it does not open."""
     if secret.place == place:
         return secret.sealed
     try:
@@ -225,6 +258,11 @@ def _moved(vault: Vault, secret: SealedSecret, place: Place) -> bytes | None:
 def own_webhook(
     connection: Connection, principal: Principal, webhook_id: str, *, lock: bool = False
 ) -> WebhookRecord:
+    """Return a webhook of the principal's operator.
+
+    Raises:
+        Problem: `not_found`.
+    """
     record = None
     if identifiers.is_identifier(webhook_id, identifiers.WEBHOOK):
         record = store.webhook(connection, webhook_id, lock=lock)

@@ -2,7 +2,7 @@
 
 A block takes 0.4 s of the server's clock. Heights and blockhashes are computed, not produced, so a manual
 clock can jump by days at no cost. A blockhash is derived from the chain's name, its height and the number of
-restores: one that was issued after a snapshot is invalid once the snapshot is restored.
+restores so far. So a blockhash that was issued after a snapshot is invalid once the snapshot is restored.
 """
 
 import hashlib
@@ -16,30 +16,33 @@ from solders.hash import Hash
 from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS
 
 BLOCK_US: Final = 400_000
-"""In microseconds of the server's clock."""
+"""Duration of a block, in microseconds of the server's clock."""
 
 TRANSACTIONS_PER_BLOCK: Final = 1_000
-"""Bounds the messages to remember while their blockhashes are valid."""
+"""Maximum per block. Bounds the messages to remember while their blockhashes are valid."""
 
 FIRST_SLOT: Final = 435_888_000
-"""Realistic for a running chain."""
+"""The slot of the first block: realistic for a running chain."""
 
 
 def slot_at(height: int) -> int:
-    """Every slot has a block."""
+    """Return the slot of the block at a height: every slot has a block."""
     return FIRST_SLOT + height
 
 
 @frozen
 class BlockPosition:
-    """When the newest block began, in microseconds since the epoch."""
+    """The height of the newest block, and when it began, in microseconds since the epoch."""
 
     height: int
     since_us: int
 
 
 class Blocks:
-    """Heights never decrease, not even when the clock is set back."""
+    """The blocks of one chain. Heights never decrease, not even when the clock is set back.
+
+    `now_us` is the server's clock, in microseconds since the epoch.
+    """
 
     def __init__(self, genesis: str, now_us: Callable[[], int]) -> None:
         self._genesis = genesis
@@ -55,6 +58,7 @@ class Blocks:
         self._latest: tuple[int, Hash] | None = None
 
     def height(self) -> int:
+        """Return the height of the newest block."""
         elapsed_us = self._now_us() - self._since_us
         if elapsed_us < 0:
             # The clock was set back: continue from its new time at the current height.
@@ -66,9 +70,11 @@ class Blocks:
         return self._height
 
     def position(self) -> BlockPosition:
+        """Return the current position, for the ledger."""
         return BlockPosition(self.height(), self._since_us)
 
     def latest(self) -> tuple[int, Hash]:
+        """Return the height of the newest block and its blockhash."""
         height = self.height()
         if self._latest is None or self._latest[0] != height:
             self._latest = height, self._hash(height)
@@ -76,13 +82,13 @@ class Blocks:
         return self._latest
 
     def height_of(self, blockhash: Hash) -> int | None:
-        """None if the blockhash is expired or unknown."""
+        """Return the height of a blockhash's block; None if it is expired or unknown."""
         newest = self.height()
         oldest = max(newest - BLOCKHASH_LIFE_BLOCKS, 0)
         found = self._known.get(blockhash)
         if found is None:
             # Only requested blockhashes are cached. Computing the whole window takes under a millisecond and
-            # is rarely needed, for example after a restart.
+            # is rarely needed, for example at the first lookup after a restart.
             missing = set(range(oldest, newest + 1)) - set(self._known.values())
             for height in missing:
                 self._remember(self._hash(height), height)
@@ -90,7 +96,7 @@ class Blocks:
         return found if found is not None and oldest <= found <= newest else None
 
     def land(self) -> int:
-        """A full block ends."""
+        """Count a transaction in the newest block and return its height. A full block ends."""
         height = self.height()
         at, count = self._landed
         self._landed = height, count + 1 if at == height else 1
@@ -99,6 +105,7 @@ class Blocks:
         return height
 
     def begin(self, count: int = 1) -> None:
+        """Begin `count` blocks now."""
         self._height = self.height() + count
 
     def resume(self, position: BlockPosition) -> None:
@@ -108,7 +115,7 @@ class Blocks:
         self.begin()
 
     def capture(self) -> Callable[[], None]:
-        """Begin a block, and return a function that restores this state and begins another block.
+        """Begin a block, and return a function that restores the current state and begins another block.
 
         A restore makes blockhashes from before the capture valid again; later ones stay invalid.
         """
@@ -139,7 +146,7 @@ class Blocks:
         self._known[blockhash] = height
 
     def _forget_forks(self) -> None:
-        """A test suite restores thousands of times."""
+        """Forget forks whose blocks have all expired: a test suite restores thousands of times."""
         count = bisect_right(self._first_heights, max(self._height - BLOCKHASH_LIFE_BLOCKS, 0)) - 1
         del self._first_heights[:count]
         del self._forks[:count]

@@ -1,15 +1,16 @@
 """The embedded chain: LiteSVM, a Solana virtual machine inside the process, behind the `Chain` protocol.
 
-It runs the real System, Token, Token-2022 and Memo programs. The server holds the authority of its USDC mint.
-A send executes at once, and its outcome is final.
+It runs the real System, Token, Token-2022 and Memo programs. Its USDC mint has the mainnet address, and the
+server holds the mint authority. A send executes at once, and its outcome is final. The chain is bound to the
+thread that created it.
 
 `blocks.py` decides which blockhashes are valid; the machine's own check is off. A message executes at most
 once (`seen_messages.py`); one that was refused before execution never executes.
 
 Without a ledger, the chain ends with the process, and its coroutines never suspend. With a ledger, a call
 returns only what the ledger holds. Callers share turns: in each, the machine executes all transactions sent
-by then, and their page is written. If a write fails, the machine is ahead of the ledger: it is discarded and
-rebuilt from the ledger.
+by then, and their page is written. If a write fails, the machine is ahead of the ledger, so it is discarded
+and rebuilt from the ledger.
 """
 
 import asyncio
@@ -76,19 +77,23 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class EmbeddedChain:
-    """A transaction can land for 150 blocks after the block of its blockhash.
+    """A chain within the process.
 
-    So "unknown, and the height is above the last valid one" proves that it will never land, even across
-    restarts: a chain rebuilt from its ledger continues above every reported height.
+    A transaction can land for 150 blocks after the block of its blockhash. So "unknown, and the height is
+    above the last valid one" proves that it will never land. This also holds across restarts: a chain rebuilt
+    from its ledger continues above every reported height.
     """
 
     def __init__(
         self, *, treasury: str, mint_authority: str, now_us: Callable[[], int], ledger: Ledger | None = None
     ) -> None:
-        """Bound to the calling thread. Without a `ledger`, in memory.
+        """Start a chain, bound to the calling thread.
 
-        `treasury` starts with SOL for all fees and rents; `mint_authority` may mint and freeze the USDC;
-        `now_us` is in microseconds since the epoch.
+        Args:
+            treasury: address that starts with SOL for all fees and rents.
+            mint_authority: address that may mint and freeze the USDC of this chain.
+            now_us: the clock, in microseconds since the epoch.
+            ledger: where the chain is stored and restored from; None keeps it in memory.
         """
         self._owner_thread = get_ident()
         self._treasury = treasury
@@ -106,7 +111,7 @@ class EmbeddedChain:
         self._seen = SeenMessages()
         self.history: History = History()
         self._ledger = ledger
-        # The machine may differ from the ledger: until the first read, and after a failed write.
+        # Whether the machine may differ from the ledger: until the first read, and after a failed write.
         self._is_stale = ledger is not None
         self._turns = asyncio.Lock()
         self._sent: list[VersionedTransaction] = []
@@ -122,65 +127,78 @@ class EmbeddedChain:
             set_accounts(self._svm, self._first_accounts())
 
     async def restore(self) -> None:
-        """Restore the chain from its ledger now rather than at the first call."""
+        """Restore the chain from its ledger now rather than at the first call. No-op without a ledger.
+
+        Raises:
+            ForeignLedgerError: the ledger belongs to a chain with other keys.
+        """
         self._check_thread()
         if self._ledger is not None:
             async with self._turns:
                 await self._restore(self._ledger)
 
     def listen(self, listener: DepositListener) -> None:
-        """Deposits are notified once they are stored. `deposits` returns earlier ones."""
+        """Notify `listener` of deposits from now on, once they are stored.
+
+        `deposits` returns earlier ones.
+        """
         self._listener = listener
 
     def observe(self, observer: Callable[[VersionedTransaction, SignatureStatus], None]) -> None:
+        """Notify `observer` of every transaction that executes from now on, and of its status."""
         self._observer = observer
 
     def release(self) -> None:
-        """The chain is unusable afterwards."""
+        """Return the machine to the pool. The chain is unusable afterwards."""
         self._check_thread()
         machines.release(self._svm)
         del self._svm
 
     @property
     def usdc_mint(self) -> str:
-        """As on mainnet, so that token accounts have the same addresses as there."""
+        """The mint's address on mainnet, so that token accounts have the same addresses as there."""
         return USDC_MINTS["mainnet-beta"]
 
     @property
     def cluster_name(self) -> str:
+        """See `Chain`."""
         return "embedded"
 
     @property
     def is_test_chain(self) -> bool:
+        """See `Chain`."""
         return True
 
     @property
     def landing_seconds(self) -> float:
-        """A send executes at once."""
+        """See `Chain`: 0, because a send executes at once."""
         return 0.0
 
     @property
     def blockhash_life_seconds(self) -> float:
-        """The height is always correct."""
+        """See `Chain`: 0, because the height is always correct."""
         return 0.0
 
     def explorer_url(self, signature: str) -> str:
+        """See `Chain`."""
         return explorer_url(signature, _LOCAL_RPC_URL)
 
     async def latest_blockhash(self) -> Blockhash:
+        """See `Chain`."""
         await self._settled()
         # The ledger does not need it: a restart computes it again, and no proof depends on it.
         height, blockhash = self._blocks.latest()
         return Blockhash(value=str(blockhash), last_valid_block_height=height + BLOCKHASH_LIFE_BLOCKS)
 
     async def block_height(self) -> int:
+        """See `Chain`."""
         # A reported height may prove an expiry, so a restart must continue above it.
         self._reported = reported = self._blocks.position()
         await self._settled()
         return reported.height
 
     async def signature_status(self, signature: str) -> SignatureStatus | None:
-        """Known however old it is."""
+        """See `Chain`: known however old it is."""
         await self._settled()
         status = self._statuses.get(signature)
         if status is None and self._ledger is not None:
@@ -196,6 +214,7 @@ class EmbeddedChain:
         *,
         proof_height: int | None = None,  # noqa: ARG002 - it is always a proof
     ) -> SignatureStatus | None:
+        """See `Chain`."""
         await self._settled()
         message_hash = Hash.from_string(cosigned.message_hash)
         name = self._names.get(message_hash)
@@ -211,34 +230,41 @@ class EmbeddedChain:
         return evolve(status, failure=failure, chain_signature=name)
 
     async def holds(self, token_account: str, amount_micro: int) -> bool:
+        """See `Chain`."""
         await self._settled()
         account = self._token_account(token_account)
         return (0 if account is None else account.amount_micro) >= amount_micro
 
     async def newest_signature(self, token_account: str) -> str | None:  # noqa: ARG002
-        """`find_cosigned` finds a message without a history."""
+        """Return None: `find_cosigned` finds a message without a history."""
         return None
 
     async def landing_heights(self, blockhash: str, last_valid_height: int) -> tuple[int, int]:  # noqa: ARG002
-        """Heights are always correct."""
+        """See `Chain`: heights are always correct."""
         return reported_landing_heights(last_valid_height)
 
     async def knows_blocks(self, first_height: int, last_height: int) -> bool:  # noqa: ARG002
-        """The chain forgets nothing."""
+        """Return True: the chain forgets nothing."""
         return True
 
     async def wait_for_notice(self, signature: str, seconds: float) -> None:  # noqa: ARG002
-        """Transactions execute at once, so none is notified later."""
+        """Wait for `seconds`: transactions execute at once, so none is notified later."""
         await asyncio.sleep(seconds)
 
     async def close(self) -> None:
-        """The ledger is already written."""
+        """Do nothing: the ledger is already written."""
 
     async def send(self, raw: bytes, *, even_if_failing: bool = True) -> None:  # noqa: ARG002
         """Execute a transaction, unless its message was executed before or its blockhash is invalid.
 
         If the machine refuses it before execution, because a signature or the fee is missing, its message is
-        barred permanently. A failure is final, whatever `even_if_failing` is: this chain has no forks.
+        barred permanently. A failure is final, whatever `even_if_failing` is, because this chain has no
+        forks.
+
+        Raises:
+            TransactionTooLargeError: `raw` is larger than a packet.
+            ValueError: `raw` is not a transaction, or it uses address lookup tables.
+            ChainUnavailableError: the ledger does not respond; whether the transaction landed is unknown.
         """
         self._check_thread()
         transaction = transaction_of(raw)
@@ -251,13 +277,14 @@ class EmbeddedChain:
             await self._turn(self._ledger)
 
     async def token_accounts(self, addresses: Sequence[str]) -> list[TokenAccount | None]:
+        """See `Chain`."""
         await self._settled()
         return [self._token_account(address) for address in addresses]
 
     async def deposits(
         self, token_account: str, *, after: str | None, **_: object
     ) -> AsyncIterator[DepositBatch]:
-        """The cursor is a slot."""
+        """See `DepositSource`. The cursor is a slot."""
         await self._settled()
         slot = 0 if after is None else int(after)
         self._recent_credits.forget(token_account, slot)
@@ -268,35 +295,40 @@ class EmbeddedChain:
                 return
 
     async def account_size(self, address: str) -> tuple[int, int] | None:
+        """See `Chain`."""
         await self._settled()
         account = account_at(self._svm, address)
         return None if account is None else (account.lamports, len(account.data))
 
     async def rent_exemption(self, size: int) -> int:
+        """See `Chain`."""
         await self._settled()
         return self._svm.minimum_balance_for_rent_exemption(size)
 
     @property
     def genesis_hash(self) -> str:
+        """The chain's identity, for clients that ask for the genesis hash."""
         return str(Hash.from_bytes(bytes.fromhex(self._genesis)))
 
     @property
     def slot(self) -> int:
-        """A restart may continue below it, so it proves nothing."""
+        """The slot of the newest block. A restart may continue below it, so it proves nothing."""
         return slot_at(self._blocks.height())
 
     async def read(self, query: Callable[[LiteSVM], T]) -> T:
-        """The query must not write."""
+        """Run a read-only query on the machine and return its result."""
         await self._settled()
         return query(self._svm)
 
     async def is_blockhash_valid(self, blockhash: Hash) -> bool:
+        """Return whether a transaction with a blockhash can land now."""
         await self._settled()
         return self._blocks.height_of(blockhash) is not None
 
     async def simulate(
         self, transaction: VersionedTransaction, *, with_signatures: bool, with_blockhash: bool
     ) -> SimulatedTransactionInfo | FailedTransactionMetadata | TransactionErrorFieldless:
+        """Simulate a transaction without side effects. Optionally verify its signatures and its blockhash."""
         await self._settled()
         if has_lookups(transaction):
             return TransactionErrorFieldless.AddressLookupTableNotFound
@@ -312,15 +344,18 @@ class EmbeddedChain:
             self._svm.with_sigverify(True)  # noqa: FBT003 - positional only
 
     def expire_blockhash(self) -> None:
-        """Transactions that were signed before and have not landed never will."""
+        """Expire all blockhashes: transactions that were signed before and have not landed never will."""
         self._check_thread()
         self._blocks.begin(BLOCKHASH_LIFE_BLOCKS + 1)
         self._reported = self._blocks.position()
 
     def capture(self) -> Callable[[], None]:
-        """Begin a block, and return a function that restores the chain's state, without a ledger.
+        """Begin a block, and return a function that restores the chain's current state.
 
         Transactions signed before can still land after a restore; those signed later cannot.
+
+        Raises:
+            RuntimeError: the chain has a ledger, which is append-only.
         """
         self._check_thread()
         if self._ledger is not None:
@@ -386,7 +421,7 @@ class EmbeddedChain:
         self._blocks.land()
 
     def _note(self, signature: str, seen: SeenMessage | None, status: SignatureStatus) -> None:
-        """In memory and on the next page."""
+        """Store a transaction's status in memory and on the next page."""
         self._statuses[signature] = status
         if seen is not None:
             self._names[seen.message_hash] = signature
@@ -426,13 +461,21 @@ class EmbeddedChain:
             self._listener.arrived(deposit)
 
     async def _settled(self) -> None:
-        """Wait until the ledger holds everything that the machine has executed."""
+        """Wait until the ledger holds everything that the machine has executed.
+
+        Raises:
+            ChainUnavailableError: the ledger does not respond.
+        """
         self._check_thread()
         if self._ledger is not None and (self._is_stale or self._turns.locked() or self._has_unwritten()):
             await self._turn(self._ledger)
 
     async def _turn(self, ledger: Ledger) -> None:
-        """One caller at a time."""
+        """Execute the sent transactions and write their page; one caller at a time.
+
+        Raises:
+            ChainUnavailableError: the ledger does not respond.
+        """
         async with self._turns:
             try:
                 if self._is_stale:
@@ -464,7 +507,10 @@ class EmbeddedChain:
             self._notify(credit.deposit)
 
     async def _restore(self, ledger: Ledger) -> None:
-        """Writing a page for a new block makes every earlier write fail that is still in progress."""
+        """Rebuild the machine from the ledger, in a new block.
+
+        Writing a page for the new block makes every earlier write fail that is still in progress.
+        """
         found = await ledger.read()
         self._svm = machines.acquire()
         self._statuses, self._names, self._draft, self._unwritten = {}, {}, Draft(), []

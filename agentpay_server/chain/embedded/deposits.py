@@ -16,12 +16,12 @@ class DepositListener(Protocol):
     """Receives notifications of deposits. Must not wait."""
 
     def arrived(self, deposit: Deposit | None) -> None:
-        """None means that some deposits may have been missed."""
+        """Process a deposit. None means that some deposits may have been missed."""
         ...
 
 
 def deposits_of(signature: str, before: Mapping[str, int], after: Mapping[str, int]) -> list[Deposit]:
-    """`before` and `after` are the micro-USDC of token accounts."""
+    """Return a transaction's deposits, given the micro-USDC of token accounts before and after it."""
     changes = {
         token_account: after.get(token_account, 0) - before.get(token_account, 0)
         for token_account in {**before, **after}
@@ -40,9 +40,10 @@ def deposits_of(signature: str, before: Mapping[str, int], after: Mapping[str, i
 
 
 class RecentCredits:
-    """The deposits of a chain without a ledger that no caller has acknowledged.
+    """The journal of a chain without a ledger: deposits that no caller has acknowledged.
 
-    Many token accounts are never read: beyond 16,384 credits, the oldest are dropped.
+    Many token accounts are never read, so the journal is bounded: beyond 16,384 credits, the oldest are
+    dropped.
     """
 
     def __init__(self) -> None:
@@ -50,6 +51,7 @@ class RecentCredits:
         self._count = 0
 
     def add(self, credit: Credit) -> None:
+        """Store a credit."""
         self._credits.setdefault(credit.deposit.token_account, []).append(credit)
         self._count += 1
         if self._count > _REMEMBERED_CREDITS:
@@ -57,10 +59,11 @@ class RecentCredits:
             self.forget(longest, self._credits[longest][0].slot)
 
     def after(self, token_account: str, slot: int) -> list[Credit]:
-        """Oldest first."""
+        """Return the credits of a token account after a slot, oldest first."""
         return [credit for credit in self._credits.get(token_account, ()) if credit.slot > slot]
 
     def forget(self, token_account: str, slot: int) -> None:
+        """Forget the credits of a token account up to a slot."""
         known = self._credits.pop(token_account, [])
         left = [credit for credit in known if credit.slot > slot]
         if left:
@@ -68,6 +71,7 @@ class RecentCredits:
         self._count -= len(known) - len(left)
 
     def capture(self) -> Callable[[], None]:
+        """Return a function that restores the current content."""
         credits_, count = {address: list(found) for address, found in self._credits.items()}, self._count
 
         def restore() -> None:

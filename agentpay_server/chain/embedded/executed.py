@@ -1,4 +1,7 @@
-"""The embedded chain's newest transactions, with everything that an RPC node reports. In memory only."""
+"""The embedded chain's newest transactions, with everything that an RPC node reports. In memory only.
+
+The status of every signature is stored elsewhere, without a limit.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +20,7 @@ from agentpay_server.chain.embedded.virtual_machine import failure_of, read_only
 from agentpay_server.chain.protocol import SignatureStatus
 
 HISTORY_LENGTH: Final = 5_000
-"""At about 5 KB each."""
+"""Maximum number of transactions kept, at about 5 KB each."""
 
 _SUCCEEDED: Final = SignatureStatus(is_final=True)
 _NO_SIGNATURE: Final = Signature.default()
@@ -25,7 +28,13 @@ _NO_SIGNATURE: Final = Signature.default()
 
 @frozen(kw_only=True, eq=False)
 class Executed:
-    """`before` and `after` are the writable accounts; None for a missing one."""
+    """An executed transaction, successful or not.
+
+    Attributes:
+        before: its writable accounts before execution; None for a missing one.
+        after: the same accounts after execution.
+        read_only_lamports: lamports of its read-only accounts.
+    """
 
     signature: str
     transaction: VersionedTransaction
@@ -42,7 +51,7 @@ class Executed:
 def execute(
     machine: LiteSVM, transaction: VersionedTransaction, *, height: int, time_us: int
 ) -> Executed | None:
-    """None if the machine refuses to execute it."""
+    """Execute a transaction, and return its effects; None if the machine refuses to execute it."""
     writable, read_only = writable_accounts(transaction), read_only_accounts(transaction)
     before = {address: machine.get_account(address) for address in writable}
     result = machine.send_transaction(transaction)
@@ -73,7 +82,11 @@ def execute(
 
 
 class History:
-    """Oldest first; complete from block height `first_height` on."""
+    """The newest transactions of a chain, oldest first.
+
+    Attributes:
+        first_height: the history is complete from this block height on.
+    """
 
     def __init__(self) -> None:
         self.first_height: int = 0
@@ -83,6 +96,7 @@ class History:
         self._listeners: list[Callable[[Executed], None]] = []
 
     def add(self, executed: Executed) -> None:
+        """Add a transaction, and notify the listeners."""
         self._executed[executed.signature] = executed
         if self._by_address is not None:
             _index(self._by_address, executed)
@@ -92,10 +106,11 @@ class History:
             listener(executed)
 
     def get(self, signature: str) -> Executed | None:
+        """Return a transaction; None if it is not in the history."""
         return self._executed.get(signature)
 
     def of_address(self, address: Pubkey) -> Iterator[Executed]:
-        """Newest first."""
+        """Return the transactions that name an address, newest first."""
         if self._by_address is None:
             self._by_address = {}
             for executed in self._executed.values():
@@ -106,11 +121,12 @@ class History:
         return len(self._executed)
 
     def listen(self, listener: Callable[[Executed], None]) -> Callable[[], None]:
-        """Return a function that stops the listening."""
+        """Notify `listener` of every transaction from now on, and return a function that stops it."""
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
     def capture(self) -> Callable[[], None]:
+        """Return a function that restores the current content."""
         executed, first_height = self._executed.copy(), self.first_height
 
         def restore() -> None:

@@ -1,7 +1,7 @@
 """A pool of virtual machines, because creating one takes longer than the rest of a server's start.
 
-A released machine is emptied. Keys, blockhashes and transaction statuses belong to the `EmbeddedChain`, so a
-reused machine behaves exactly like a new one.
+A released machine is emptied and reused by the next chain of the process. Keys, blockhashes and transaction
+statuses belong to the `EmbeddedChain`, so a reused machine behaves exactly like a new one.
 """
 
 from collections import deque
@@ -13,11 +13,12 @@ from agentpay_server.chain.embedded.virtual_machine import accounts_of, new_mach
 
 _SPARE_MACHINES: Final = 4  # Enough for a test with several servers; each holds about 1 MB.
 
-# Shared by threads: appending to and popping from a deque are thread-safe.
+# Shared by chains of several threads: appending to and popping from a deque are thread-safe.
 _spare: deque[LiteSVM] = deque(maxlen=_SPARE_MACHINES)
 
 
 def acquire() -> LiteSVM:
+    """Return a machine with only Solana's programs."""
     try:
         return _spare.pop()
     except IndexError:
@@ -27,6 +28,7 @@ def acquire() -> LiteSVM:
 
 
 def release(machine: LiteSVM) -> None:
+    """Empty a machine and keep it for the next chain."""
     restore_accounts(machine, {})
     if not accounts_of(machine):
         _spare.append(machine)

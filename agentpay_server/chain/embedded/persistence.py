@@ -1,7 +1,8 @@
 """The persistence of the embedded chain: the ledger protocol and its types.
 
 The virtual machine executes in memory first. The effects are then written as one page, and reported only
-after that. If the process dies before, the transaction has not happened: memory is lost too.
+after that. If the process dies before the page is written, the transaction has not happened, because memory
+is lost too. `store.py` implements the protocol.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,18 +16,21 @@ from agentpay_server.chain.protocol import Deposit, SignatureStatus
 
 
 class LedgerMovedError(Exception):
-    """Another process has written to the ledger."""
+    """The ledger is not where this writer left it: another process has written to it."""
 
 
 class ForeignLedgerError(Exception):
-    """Its chain has other keys: this server could not pay, mint or sign on it."""
+    """The ledger belongs to a chain with other keys: this server could not pay, mint or sign on it."""
 
 
 @frozen(kw_only=True)
 class ChainState:
-    """`genesis` is derived from treasury and mint authority; `slot` grows by one with each transaction.
+    """The position of a chain: its slot, and the height of its newest block.
 
-    The block at `height` began at `height_since_us`, in microseconds since the epoch; 0 if unknown.
+    Attributes:
+        genesis: identifies the chain; derived from its treasury and mint authority.
+        slot: grows by one with each transaction.
+        height_since_us: when that block began, in microseconds since the epoch; 0 if unknown.
     """
 
     genesis: str
@@ -37,7 +41,7 @@ class ChainState:
 
 @frozen(kw_only=True)
 class Credit:
-    """Each slot has one transaction."""
+    """A credit of a token account. Each slot has one transaction."""
 
     slot: int
     deposit: Deposit
@@ -45,10 +49,12 @@ class Credit:
 
 @frozen(kw_only=True)
 class Page:
-    """Written atomically.
+    """A unit that is written atomically.
 
-    `before` is the position at the previous page, None for the first one; `accounts` are the changed ones, by
-    address, in Solana's serialization; None for a deleted one.
+    Attributes:
+        before: the chain's position at the previous page; None for the first page.
+        after: the chain's position after this page.
+        accounts: the changed accounts, by address, in Solana's serialization; None for a deleted one.
     """
 
     before: ChainState | None
@@ -61,7 +67,7 @@ class Page:
 
 @define
 class Draft:
-    """The contents of the next page."""
+    """The contents of the next page; the attributes are those of `Page`."""
 
     accounts: dict[str, bytes | None] = field(factory=dict)
     statuses: dict[str, SignatureStatus] = field(factory=dict)
@@ -69,6 +75,7 @@ class Draft:
     credits: list[Credit] = field(factory=list)
 
     def page(self, *, before: ChainState | None, after: ChainState) -> Page:
+        """Return the page."""
         return Page(
             before=before,
             after=after,
@@ -83,25 +90,29 @@ class Ledger(Protocol):
     """Stores the pages of one chain."""
 
     async def read(self) -> tuple[ChainState, Mapping[str, bytes]] | None:
-        """The position and all accounts, consistently; None if the chain never began."""
+        """Return the chain's position and all its accounts, consistently; None if it never began."""
         ...
 
     async def seen(self, *, from_height: int) -> Sequence[SeenMessage]:
-        """The messages that landed or were refused at or above a height, oldest first."""
+        """Return the messages that landed or were refused at or above a height, oldest first."""
         ...
 
     async def status(self, signature: str) -> SignatureStatus | None:
-        """None if no page contains the transaction."""
+        """Return the status of a transaction; None if no page contains it."""
         ...
 
     async def name_of(self, message_hash: Hash) -> str | None:
-        """The signature under which a message landed or was refused."""
+        """Return the signature under which a message landed or was refused; None if neither."""
         ...
 
     async def credits(self, token_account: str, *, after_slot: int, count: int) -> Sequence[Credit]:
-        """Oldest first."""
+        """Return up to `count` credits of a token account after a slot, oldest first."""
         ...
 
     async def write(self, page: Page) -> None:
-        """Durably. Raises `LedgerMovedError` if the ledger is not at `page.before`."""
+        """Write a page durably.
+
+        Raises:
+            LedgerMovedError: the ledger is not at `page.before`; nothing was written.
+        """
         ...

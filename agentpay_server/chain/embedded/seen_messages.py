@@ -1,8 +1,8 @@
 """The messages that the embedded chain has executed or permanently refused. No I/O.
 
-A message is the part of a transaction that is signed. Like a cluster, the chain executes it at most once,
-whatever its signatures: a fee payer can sign one message in many valid ways. It is remembered while its
-blockhash may be valid.
+A message is the part of a transaction that is signed. Like a cluster, the chain executes a message at most
+once, whatever its signatures: a fee payer can sign one message in many valid ways. A message is remembered
+while its blockhash may be valid.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,7 +20,12 @@ _NO_SIGNATURES: Final[frozenset[str]] = frozenset()
 
 @frozen
 class SeenMessage:
-    """`refused` are the first signatures with which it was refused; empty if it landed."""
+    """A message that a chain has seen.
+
+    Attributes:
+        height: the block in which it landed or was refused.
+        refused: the first signatures with which it was refused; empty if it landed.
+    """
 
     message_hash: Hash
     height: int
@@ -28,36 +33,40 @@ class SeenMessage:
 
 
 def message_hash_of(transaction: VersionedTransaction) -> Hash:
+    """Return the identity of a transaction's message."""
     return Message.hash_raw_message(to_bytes_versioned(transaction.message))
 
 
 def is_signed_by_payer(transaction: VersionedTransaction) -> bool:
-    """The first signature, which identifies the transaction, is the fee payer's and valid."""
+    """Return whether the first signature, which identifies the transaction, is the fee payer's and valid."""
     message = transaction.message
     return transaction.signatures[0].verify(message.account_keys[0], to_bytes_versioned(message))
 
 
 class SeenMessages:
+    """The messages whose blockhashes may still be valid."""
+
     def __init__(self) -> None:
         # Ordered by height.
         self._seen: dict[Hash, SeenMessage] = {}
 
     def get(self, message_hash: Hash) -> SeenMessage | None:
+        """Return a message's record; None if it is new."""
         return self._seen.get(message_hash)
 
     def landed(self, message_hash: Hash, height: int) -> None:
-        """Successfully or not."""
+        """Record that a message was executed, successfully or not."""
         self._seen[message_hash] = SeenMessage(message_hash, height)
         self._forget_before(height - BLOCKHASH_LIFE_BLOCKS)
 
     def refused(self, message_hash: Hash, height: int, signature: str) -> None:
-        """It can never land."""
+        """Record that a message can never land, and the signature under which it was refused."""
         known = self._seen.get(message_hash)
         signatures = _NO_SIGNATURES if known is None else known.refused
         self._seen[message_hash] = SeenMessage(message_hash, height, signatures | {signature})
 
     def load(self, seen: Iterable[SeenMessage]) -> None:
-        """Oldest first."""
+        """Replace all messages by those of a ledger, oldest first."""
         self._seen = {}
         for message in seen:
             known = self._seen.get(message.message_hash)
@@ -65,6 +74,7 @@ class SeenMessages:
             self._seen[message.message_hash] = SeenMessage(message.message_hash, message.height, refused)
 
     def capture(self) -> Callable[[], None]:
+        """Return a function that restores the current content."""
         seen = self._seen.copy()
 
         def restore() -> None:

@@ -1,4 +1,4 @@
-"""The embedded chain's ledger in the database."""
+"""The embedded chain's ledger in the database: accounts, signatures, credits, and the position."""
 
 from collections.abc import Mapping, Sequence
 from typing import Final
@@ -69,25 +69,37 @@ _REFUSED_REASON: Final = "refused"
 
 
 class DatabaseLedger:
+    """Stores the pages of one chain in a database that has the chain's tables."""
+
     def __init__(self, database: Database) -> None:
         self._database = database
 
     async def read(self) -> tuple[ChainState, Mapping[str, bytes]] | None:
+        """See `Ledger.read`."""
         return await self._database.read(_read)
 
     async def seen(self, *, from_height: int) -> Sequence[SeenMessage]:
+        """See `Ledger.seen`."""
         return await self._database.read(_seen, from_height)
 
     async def status(self, signature: str) -> SignatureStatus | None:
+        """See `Ledger.status`."""
         return await self._database.read(_status, signature)
 
     async def name_of(self, message_hash: Hash) -> str | None:
+        """See `Ledger.name_of`."""
         return await self._database.read(_name_of, message_hash)
 
     async def credits(self, token_account: str, *, after_slot: int, count: int) -> Sequence[Credit]:
+        """See `Ledger.credits`."""
         return await self._database.read(_credits, token_account, after_slot, count)
 
     async def write(self, page: Page) -> None:
+        """Write a page and commit it.
+
+        Raises:
+            LedgerMovedError: the ledger is not at `page.before`; nothing was written.
+        """
         try:
             await self._database.run(_write, page)
         except ConflictError as error:

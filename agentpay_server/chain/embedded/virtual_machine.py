@@ -1,4 +1,7 @@
-"""LiteSVM, the virtual machine of the embedded chain."""
+"""LiteSVM, the virtual machine of the embedded chain: create it, read and set accounts, restore a state.
+
+The chain decides what executes, which blockhashes are valid, and what is remembered.
+"""
 
 from collections.abc import Mapping
 from typing import Final
@@ -27,25 +30,25 @@ _PROGRAMS: Final = (SYSTEM_PROGRAM, TOKEN_PROGRAM, TOKEN_2022_PROGRAM)
 """The owners of all accounts that transactions of this service can change."""
 _TREASURY_LAMPORTS: Final = 10**18
 _NO_ACCOUNT: Final = Account(0, b"", SYSTEM_PROGRAM)
-"""A missing account."""
+"""The machine's value for a missing account."""
 
 
 def new_machine() -> LiteSVM:
-    """The caller checks blockhashes."""
+    """Return a machine with Solana's programs. The caller checks blockhashes."""
     # The machine's own check knows a single sequence of blockhashes, which cannot be restored.
     return LiteSVM().with_transaction_history(HISTORY_TRANSACTIONS).with_blockhash_check(check=False)
 
 
 def accounts_of(machine: LiteSVM) -> dict[Pubkey, Account]:
-    """All that a transaction can change."""
+    """Return every account that a transaction can change."""
     return {address: account for program in _PROGRAMS for address, account in _owned(machine, program)}
 
 
 def restore_accounts(machine: LiteSVM, accounts: Mapping[Pubkey, Account]) -> None:
     """Replace all accounts of a machine, and clear its record of executed transactions.
 
-    The caller must bar the messages that executed before the accounts were read: the machine would execute
-    them again. Later messages may execute again: their effects are undone.
+    The caller must bar the messages that executed before the accounts were read, because the machine would
+    execute them again. Later messages may execute again: their effects are undone.
     """
     present = accounts_of(machine)
     for address, account in accounts.items():
@@ -60,7 +63,7 @@ def restore_accounts(machine: LiteSVM, accounts: Mapping[Pubkey, Account]) -> No
 def first_accounts(
     machine: LiteSVM, *, treasury: str, usdc_mint: str, mint_authority: str
 ) -> dict[str, bytes | None]:
-    """By address, serialized: a treasury with SOL, and the USDC mint."""
+    """Return a new chain's accounts by address, serialized: a treasury with SOL, and the USDC mint."""
     authority = Pubkey.from_string(mint_authority)
     mint = bytes(Mint(authority, 0, USDC_DECIMALS, is_initialized=True, freeze_authority=authority))
     rent = machine.minimum_balance_for_rent_exemption(len(mint))
@@ -71,13 +74,14 @@ def first_accounts(
 
 
 def set_accounts(machine: LiteSVM, accounts: Mapping[str, bytes | None]) -> None:
-    """None deletes an account."""
+    """Set accounts; None deletes one."""
     for address, account in accounts.items():
         if account is not None:
             machine.set_account(Pubkey.from_string(address), Account.from_bytes(account))
 
 
 def set_clock(machine: LiteSVM, slot: int, now_us: int) -> None:
+    """Set the slot and the time."""
     machine.set_clock(
         Clock(
             slot=slot,
@@ -90,7 +94,7 @@ def set_clock(machine: LiteSVM, slot: int, now_us: int) -> None:
 
 
 def account_at(machine: LiteSVM, address: str) -> Account | None:
-    """None if the account is missing or `address` is not an address."""
+    """Return an account; None if it is missing or `address` is not an address."""
     try:
         pubkey = Pubkey.from_string(address)
     except ValueError:
@@ -99,7 +103,7 @@ def account_at(machine: LiteSVM, address: str) -> Account | None:
 
 
 def token_account_at(machine: LiteSVM, address: str, usdc_mint: str) -> TokenAccount | None:
-    """None if the account is missing or of another mint."""
+    """Return a USDC token account; None if it is missing or of another mint."""
     account = account_at(machine, address)
     if account is None:
         return None
@@ -107,6 +111,7 @@ def token_account_at(machine: LiteSVM, address: str, usdc_mint: str) -> TokenAcc
 
 
 def failure_of(transaction: VersionedTransaction, result: FailedTransactionMetadata) -> Failure:
+    """Return why an executed transaction failed."""
     error = result.err()
     logs = result.meta().logs()
     reason = FailureReason.OTHER
@@ -120,7 +125,7 @@ def failure_of(transaction: VersionedTransaction, result: FailedTransactionMetad
 
 
 def writable_accounts(transaction: VersionedTransaction) -> list[Pubkey]:
-    """Including the fee payer."""
+    """Return the accounts that a transaction may change, including the fee payer."""
     header, keys = transaction.message.header, transaction.message.account_keys
     signers = header.num_required_signatures
     return [
@@ -130,18 +135,19 @@ def writable_accounts(transaction: VersionedTransaction) -> list[Pubkey]:
 
 
 def has_lookups(transaction: VersionedTransaction) -> bool:
-    """This chain does not support address lookup tables."""
+    """Return whether a transaction uses address lookup tables, which this chain does not support."""
     message = transaction.message
     return isinstance(message, MessageV0) and bool(message.address_table_lookups)
 
 
 def read_only_accounts(transaction: VersionedTransaction) -> list[Pubkey]:
+    """Return the accounts that a transaction can only read."""
     writable = set(writable_accounts(transaction))
     return [key for key in transaction.message.account_keys if key not in writable]
 
 
 def serialized(accounts: Mapping[Pubkey, Account | None]) -> dict[str, bytes | None]:
-    """For `set_accounts`."""
+    """Serialize accounts for `set_accounts`."""
     return {
         str(address): bytes(account) if account is not None and account.lamports else None
         for address, account in accounts.items()
@@ -149,12 +155,12 @@ def serialized(accounts: Mapping[Pubkey, Account | None]) -> dict[str, bytes | N
 
 
 def changed_accounts(machine: LiteSVM, transaction: VersionedTransaction) -> dict[str, bytes | None]:
-    """The writable accounts, for `set_accounts`."""
+    """Return the accounts that a transaction may have changed, serialized for `set_accounts`."""
     return serialized({address: machine.get_account(address) for address in writable_accounts(transaction)})
 
 
 def usdc_held(accounts: Mapping[Pubkey, Account | None], usdc_mint: str) -> dict[str, int]:
-    """By token account."""
+    """Return the micro-USDC of each token account among `accounts`."""
     found = (
         read_token_account(str(address), program=str(account.owner), data=account.data, usdc_mint=usdc_mint)
         for address, account in accounts.items()

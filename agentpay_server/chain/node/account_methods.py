@@ -20,8 +20,11 @@ _MAX_COMPARED_CHARACTERS: Final = 256
 
 
 class AccountMethods(MethodGroup):
+    """Reads accounts."""
+
     @property
     def methods(self) -> Mapping[str, Method]:
+        """The methods by name."""
         return {
             "getAccountInfo": self._account_info,
             "getBalance": self._balance,

@@ -1,4 +1,4 @@
-"""Base58 in Bitcoin's alphabet. Callers bound the length: the cost is quadratic."""
+"""Base58 in Bitcoin's alphabet. Its cost is quadratic in the length, so callers bound the length."""
 
 from typing import Final
 
@@ -7,6 +7,7 @@ _VALUES: Final = {character: value for value, character in enumerate(_ALPHABET)}
 
 
 def encode(raw: bytes) -> str:
+    """Return `raw` in base58."""
     number, characters = int.from_bytes(raw), []
     while number:
         number, value = divmod(number, 58)
@@ -16,6 +17,11 @@ def encode(raw: bytes) -> str:
 
 
 def decode(text: str) -> bytes:
+    """Decode base58 text.
+
+    Raises:
+        ValueError: a character is not in base58.
+    """
     number = 0
     for character in text:
         if character not in _VALUES:

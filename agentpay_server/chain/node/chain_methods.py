@@ -24,8 +24,11 @@ _MOST_ACCOUNT_BYTES: Final = 10 * 1024 * 1024
 
 
 class ChainMethods(MethodGroup):
+    """The identity and the position of the chain."""
+
     @property
     def methods(self) -> Mapping[str, Method]:
+        """The methods by name."""
         return {
             "getBlock": self._block,
             "getBlockHeight": self._block_height,
@@ -135,7 +138,7 @@ class ChainMethods(MethodGroup):
 
 
 def _fee(message: Message | MessageV0) -> int:
-    """In lamports."""
+    """Return the fee in lamports of a transaction with this message."""
     limit, price, count = None, 0, 0
     for step in message.instructions:
         data = bytes(step.data)

@@ -16,7 +16,7 @@ CONTEXT_SLOT_NOT_REACHED: Final = -32016
 
 
 class RpcError(Exception):
-    """With Solana's code, and additional JSON data."""
+    """An error response to a call: Solana's code, a message, and additional JSON data or None."""
 
     def __init__(self, code: int, message: str, data: object = None) -> None:
         super().__init__(code, message, data)
@@ -29,4 +29,5 @@ class RpcError(Exception):
 
 
 def invalid_params(message: str) -> RpcError:
+    """Return the error of a call with invalid parameters."""
     return RpcError(INVALID_PARAMS, f"Invalid params: {message}")

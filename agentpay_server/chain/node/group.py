@@ -20,15 +20,18 @@ Method = Callable[[Params], Awaitable[Json]]
 
 
 class MethodGroup:
+    """A group of methods that read or change a chain."""
+
     def __init__(self, chain: EmbeddedChain) -> None:
         self.chain = chain
 
     @property
     def methods(self) -> Mapping[str, Method]:
+        """The methods by name."""
         raise NotImplementedError
 
     def check(self, options: Options) -> None:
-        """The commitment, and the minimum context slot."""
+        """Validate the common options: the commitment, and the minimum context slot."""
         options.commitment()
         least = options.count("minContextSlot")
         if least is not None and least > self.chain.slot:
@@ -39,7 +42,7 @@ class MethodGroup:
             )
 
     def in_context(self, value: Json) -> Json:
-        """The context is the slot that the value is from."""
+        """Return a value with its context: the slot that it is from."""
         return {"context": {"slot": self.chain.slot, "apiVersion": VERSION}, "value": value}
 
 

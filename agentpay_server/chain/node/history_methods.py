@@ -1,6 +1,6 @@
-"""Methods of the RPC node about past transactions, which are all final.
+"""Methods of the RPC node about past transactions.
 
-Older ones than `getFirstAvailableBlock` are unknown, as on a node that prunes.
+All of them are final. Older transactions than `getFirstAvailableBlock` are unknown, as on a node that prunes.
 """
 
 from collections.abc import Mapping
@@ -20,8 +20,11 @@ _MOST_LINES: Final = 1_000
 
 
 class HistoryMethods(MethodGroup):
+    """Reads executed transactions."""
+
     @property
     def methods(self) -> Mapping[str, Method]:
+        """The methods by name."""
         return {
             "getSignatureStatuses": self._signature_statuses,
             "getSignaturesForAddress": self._signatures_for_address,

@@ -1,7 +1,7 @@
 """The RPC node: dispatches calls to methods by name.
 
-It matches Solana's node in what clients rely on: names, defaults, error codes, and `null` for what is
-missing.
+It matches Solana's node in what clients rely on: names, defaults, error codes, and `null` for missing
+accounts and transactions.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from agentpay_server.chain.protocol import ChainUnavailableError
 
 
 class Node:
-    """Runs on the thread of the chain. Without `airdrop`, it refuses airdrops."""
+    """Handles calls, on the thread of the chain. Without `airdrop`, it refuses airdrops."""
 
     def __init__(self, chain: EmbeddedChain, airdrop: Airdrop | None = None) -> None:
         self.chain: Final = chain
@@ -35,6 +35,11 @@ class Node:
         }
 
     async def result(self, call: RpcCall) -> Json:
+        """Return the result of a call.
+
+        Raises:
+            RpcError: the call is refused.
+        """
         if call.error is not None:
             raise call.error
         method = self.methods.get(call.method)

@@ -1,6 +1,6 @@
-"""The encoding `jsonParsed`, for the programs that payments use. Pure functions.
+"""The encoding `jsonParsed` of accounts and instructions, for the programs that payments use. Pure functions.
 
-Other programs' accounts and instructions are returned unparsed, as a node does for unknown programs.
+Other programs' are returned unparsed, as a node does for unknown programs.
 """
 
 import struct
@@ -34,12 +34,13 @@ _MINT_BYTES: Final = 82
 _STATES: Final = ("uninitialized", "initialized", "frozen")
 
 Decimals = Callable[[Pubkey], int]
+"""Returns the decimals of a mint."""
 
 Parsed = dict[str, Any]
 
 
 def token_amount(amount: int, decimals: int) -> Parsed:
-    """In a node's format."""
+    """Return an amount of tokens in a node's format."""
     value = Decimal(amount).scaleb(-decimals).normalize() if amount else Decimal(0)
     return {
         "amount": str(amount),
@@ -50,6 +51,7 @@ def token_amount(amount: int, decimals: int) -> Parsed:
 
 
 def token_account(account: Account) -> state.TokenAccount | None:
+    """Parse a token account; None if the account is not one."""
     if account.owner not in TOKEN_PROGRAMS or len(account.data) < TOKEN_ACCOUNT_BYTES:
         return None
     try:
@@ -59,6 +61,7 @@ def token_account(account: Account) -> state.TokenAccount | None:
 
 
 def mint(account: Account) -> state.Mint | None:
+    """Parse a mint; None if the account is not one."""
     if account.owner not in TOKEN_PROGRAMS or len(account.data) < _MINT_BYTES:
         return None
     try:
@@ -68,7 +71,7 @@ def mint(account: Account) -> state.Mint | None:
 
 
 def parsed_account(account: Account, decimals: Decimals) -> Parsed | None:
-    """None if the account's type is not supported."""
+    """Parse the data of an account; None if its type is not supported."""
     found: Parsed | None = None
     # An account with extensions is returned unparsed.
     if len(account.data) == TOKEN_ACCOUNT_BYTES and (held := token_account(account)) is not None:
@@ -110,7 +113,7 @@ def _mint_info(issued: state.Mint) -> Parsed:
 
 
 def parsed_instruction(program: Pubkey, accounts: Sequence[str], data: bytes) -> Parsed | None:
-    """None if the instruction's type is not supported."""
+    """Parse the program and content of an instruction; None if its type is not supported."""
     if program in MEMO_PROGRAMS:
         try:
             return {"program": "spl-memo", "parsed": data.decode("utf-8")}

@@ -30,7 +30,7 @@ Json = dict[str, Any]
 
 @frozen(kw_only=True)
 class AccountForm:
-    """An encoding, and a slice; `offset` None for all data."""
+    """The requested format of account data: an encoding, and a slice; `offset` None for all data."""
 
     encoding: str
     offset: int | None
@@ -38,6 +38,7 @@ class AccountForm:
 
 
 def account_form(options: Options, default: str = "binary") -> AccountForm:
+    """Return the format that a call's options request."""
     part = options.options("dataSlice")
     offset, length = None, 0
     if part is not None:
@@ -48,7 +49,11 @@ def account_form(options: Options, default: str = "binary") -> AccountForm:
 
 
 def account_json(account: Account | None, form: AccountForm, decimals: Decimals) -> Json | None:
-    """None if the account is missing."""
+    """Return an account as JSON; None if it is missing.
+
+    Raises:
+        RpcError: its data is too long for the encoding.
+    """
     if account is None or not account.lamports:
         return None
     return {
@@ -80,7 +85,11 @@ def _data(account: Account, form: AccountForm, decimals: Decimals) -> object:
 
 
 def transaction_json(executed: Executed, encoding: str, most_version: int | None, decimals: Decimals) -> Json:
-    """Raises if the caller does not support the transaction's version."""
+    """Return a transaction with all its known data.
+
+    Raises:
+        RpcError: the caller does not support its version.
+    """
     return {
         "slot": slot_at(executed.height),
         "blockTime": executed.time_us // 1_000_000,
@@ -91,7 +100,11 @@ def transaction_json(executed: Executed, encoding: str, most_version: int | None
 
 
 def version_json(transaction: VersionedTransaction, most_version: int | None) -> Json:
-    """The member `version`, if requested."""
+    """Return the member `version` of a transaction, if requested.
+
+    Raises:
+        RpcError: the caller does not support it.
+    """
     version = _version(transaction)
     if version is not None and (most_version is None or version > most_version):
         raise RpcError(
@@ -104,7 +117,7 @@ def version_json(transaction: VersionedTransaction, most_version: int | None) ->
 
 
 def memo_text(transaction: VersionedTransaction) -> str | None:
-    """In the format of an address's history."""
+    """Return a transaction's memos in the format of an address's history; None if it has none."""
     message = transaction.message
     memos = [
         bytes(step.data)
@@ -117,6 +130,7 @@ def memo_text(transaction: VersionedTransaction) -> str | None:
 def inner_instructions(
     meta: TransactionMetadata, keys: Sequence[Pubkey], encoding: str = "jsonParsed"
 ) -> list[Json]:
+    """Return the instructions that a transaction's programs invoked."""
     return [
         {
             "index": index,
@@ -130,6 +144,7 @@ def inner_instructions(
 
 
 def return_data(meta: TransactionMetadata) -> Json | None:
+    """Return the last program's return data; None if empty."""
     returned = meta.return_data()
     if not returned.data:
         return None
@@ -224,7 +239,7 @@ def _meta(executed: Executed, encoding: str, decimals: Decimals) -> Json:
 
 
 def status_json(error: object) -> Json:
-    """The legacy format that preceded `err`."""
+    """Return the status in the legacy format that preceded `err`."""
     return {"Ok": None} if error is None else {"Err": error}
 
 
@@ -259,7 +274,11 @@ def _token_balances(
 
 
 def read_transaction(text: str, encoding: str) -> VersionedTransaction:
-    """Parse an encoded transaction, signed or not."""
+    """Parse an encoded transaction, signed or not.
+
+    Raises:
+        RpcError: it is malformed.
+    """
     most = _MAX_TRANSACTION_TEXT[encoding]
     if len(text) > most:
         raise invalid_params(

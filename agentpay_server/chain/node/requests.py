@@ -1,4 +1,4 @@
-"""JSON-RPC 2.0: parses requests, and encodes results. Pure functions."""
+"""JSON-RPC 2.0: parsing requests to calls, and encoding their results. Pure functions."""
 
 from typing import Any, Final
 
@@ -9,14 +9,14 @@ from agentpay.contract.json_text import InvalidJsonError
 from agentpay_server.chain.node.errors import INVALID_PARAMS, INVALID_REQUEST, PARSE_ERROR, RpcError
 
 MOST_CALLS: Final = 100
-"""In one batch."""
+"""Maximum number of calls in one batch."""
 
 _MAX_ID_CHARACTERS: Final = 256
 
 
 @frozen
 class RpcCall:
-    """A notification has no `id`; `error` says why the call is invalid."""
+    """A call. Without `id` in the request it is a notification; `error` says why it is invalid."""
 
     id: object
     method: str = ""
@@ -27,14 +27,14 @@ class RpcCall:
 
 @frozen
 class RpcRequest:
-    """If `is_batch`, the responses are returned as a list."""
+    """The calls of one request. If `is_batch`, the responses are returned as a list."""
 
     calls: tuple[RpcCall, ...]
     is_batch: bool
 
 
 def read_request(body: bytes) -> RpcRequest:
-    """An invalid body yields a single call with an error."""
+    """Parse the calls in a body. An invalid body yields a single call with an error."""
     try:
         content = json_text.parse_request_json(body)
     except InvalidJsonError as error:
@@ -47,10 +47,12 @@ def read_request(body: bytes) -> RpcRequest:
 
 
 def answer(call: RpcCall, result: object) -> dict[str, object]:
+    """Return the response to a successful call."""
     return {"jsonrpc": "2.0", "result": result, "id": call.id}
 
 
 def refusal(call: RpcCall, error: RpcError) -> dict[str, object]:
+    """Return the response to a refused call."""
     body: dict[str, object] = {"code": error.code, "message": error.message}
     if error.data is not None:
         body["data"] = error.data

@@ -1,4 +1,7 @@
-"""Subscriptions of one WebSocket connection: to a transaction's status, to slots."""
+"""Subscriptions of one WebSocket connection to the RPC node: to a transaction's status, to slots.
+
+Messages arrive as calls, and are sent by a callable that never blocks.
+"""
 
 import asyncio
 import itertools
@@ -13,15 +16,17 @@ from agentpay_server.chain.node.requests import RpcCall
 from agentpay_server.chain.node.transaction_errors import error_json
 
 MOST_SUBSCRIPTIONS: Final = 10_000
-"""Per connection: clients seldom cancel subscriptions to signatures."""
+"""Maximum per connection: clients seldom cancel subscriptions to signatures."""
 
 _SLOT_SECONDS: Final = 0.1
 
 Send = Callable[[dict[str, Any]], None]
-"""To the client; never blocks."""
+"""Sends a message to the client."""
 
 
 class Subscriptions:
+    """The subscriptions of one connection; `send` sends a message to the client."""
+
     def __init__(self, node: Node, send: Send) -> None:
         self._node = node
         self._chain = node.chain
@@ -33,7 +38,11 @@ class Subscriptions:
         self._end_listening = self._chain.history.listen(self._executed)
 
     async def result(self, call: RpcCall) -> tuple[Any, Callable[[], None] | None]:
-        """Also return an action to run after the result was sent."""
+        """Return the result of a call, and an action to run after the result was sent; None for none.
+
+        Raises:
+            RpcError: the call is refused.
+        """
         if call.error is not None:
             raise call.error
         params = Params(call.params)
@@ -50,6 +59,7 @@ class Subscriptions:
                 return await self._node.result(call), None
 
     def close(self) -> None:
+        """Cancel all subscriptions."""
         self._end_listening()
         for number in list(self._slots):
             self._end_slots(number)

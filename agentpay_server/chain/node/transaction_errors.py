@@ -1,6 +1,6 @@
 """Why a transaction failed, in a node's JSON and in its error texts. Pure functions.
 
-Clients cannot parse the JSON of solders.
+The JSON that solders produces differs from a node's, and clients cannot parse it.
 """
 
 from typing import Final
@@ -58,6 +58,7 @@ _INSTRUCTION_WORDS: Final = {
 
 
 def error_json(error: TransactionErrorType) -> object:
+    """Return an error in a node's JSON."""
     if isinstance(error, TransactionErrorInstructionError):
         return {"InstructionError": [error.index, _instruction_error_json(error.err)]}
     if isinstance(error, TransactionErrorDuplicateInstruction):
@@ -70,6 +71,7 @@ def error_json(error: TransactionErrorType) -> object:
 
 
 def error_words(error: TransactionErrorType) -> str:
+    """Return an error in a node's words."""
     if isinstance(error, TransactionErrorInstructionError):
         cause = error.err
         if isinstance(cause, InstructionErrorCustom):

@@ -32,12 +32,15 @@ _MOST_AIRDROP_LAMPORTS: Final = 10**15
 
 
 class TransactionMethods(MethodGroup):
+    """Sends and simulates transactions, and requests airdrops."""
+
     def __init__(self, chain: EmbeddedChain, airdrop: Airdrop | None) -> None:
         super().__init__(chain)
         self._airdrop = airdrop
 
     @property
     def methods(self) -> Mapping[str, Method]:
+        """The methods by name."""
         return {
             "requestAirdrop": self._request_airdrop,
             "sendTransaction": self._send_transaction,
@@ -104,7 +107,7 @@ class TransactionMethods(MethodGroup):
     async def _simulated(
         self, transaction: VersionedTransaction, *, with_blockhash: bool
     ) -> tuple[dict[str, Json], TransactionErrorType | None, Mapping[Pubkey, Account]]:
-        """Return the result as JSON, the error, and the accounts afterwards."""
+        """Simulate a transaction; return the result as JSON, the error, and the accounts afterwards."""
         # Callers verify signatures, because the machine's check stops at the first missing one.
         result = await self.chain.simulate(transaction, with_signatures=False, with_blockhash=with_blockhash)
         error: TransactionErrorType | None = None

@@ -1,8 +1,8 @@
 """Reads irreversible blocks, to check what nodes report about them.
 
-A node has a gap in its blocks after downtime and a restart from a snapshot, and responds as if it were
-complete. Heights reveal the gap because they count blocks: the difference of two heights is the number of
-blocks between them.
+A node has a gap in its blocks after downtime and a restart from a snapshot. It knows the blocks before and
+after the gap, and responds as if it were complete. Heights reveal the gap because they count blocks: the
+difference of two heights is the number of blocks between them.
 """
 
 from collections.abc import Awaitable, Callable
@@ -25,7 +25,7 @@ Call = Callable[..., Awaitable[object]]
 
 
 async def read_height(call: Call, slot: int) -> int:
-    """The block is irreversible."""
+    """Return the height of the irreversible block in a slot."""
     return count(await _block(call, slot), "blockHeight")
 
 
@@ -60,7 +60,14 @@ async def _block(call: Call, slot: int) -> object:
 
 
 async def has_all_blocks(call: Call, tip: Epoch, first_height: int, last_height: int) -> bool:
-    """Whether a node has every irreversible block between two heights; `tip`, its position, is above."""
+    """Return whether a node has every irreversible block from one height to another.
+
+    `call` calls a method of the node with parameters. `tip`, the node's position, is above the last of the
+    blocks.
+
+    Raises:
+        ChainUnavailableError: the node did not respond.
+    """
     wanted = last_height - first_height + 1
     if not 0 < wanted <= _MOST_BLOCKS:
         return False
@@ -72,7 +79,7 @@ async def has_all_blocks(call: Call, tip: Epoch, first_height: int, last_height:
 
 
 async def _slot_of(call: Call, tip: Epoch, height: int) -> int | None:
-    """None if the search finds no block at the height."""
+    """Return the slot of the block at a height; None if the search finds no such block."""
     # A step of N slots skips at most N blocks, so it never overshoots.
     slot = tip.slot - (tip.block_height - height)
     for _ in range(_MOST_STEPS):

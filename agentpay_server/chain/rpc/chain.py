@@ -1,5 +1,7 @@
 """A Solana cluster behind the `Chain` protocol: which calls it makes and shares, and what they prove.
 
+The rules:
+
 1. A missing status counts only from a node whose position is at least the last reported block height: one URL
    may serve many nodes, and one that lags has not seen every landing.
 2. Callers that need heights, blockhashes or statuses at about the same time share a request. A height may be
@@ -56,7 +58,11 @@ _CONFIRMED: Final = {"commitment": "confirmed"}
 
 
 class RpcChain:
-    """Bound to one event loop. An emulator is one honest node that counts blocks differently."""
+    """A cluster, reached over JSON-RPC. Bound to one event loop. Created by `connect`.
+
+    `is_emulator` tells that the endpoint emulates a cluster: an emulator is one honest node, and counts
+    blocks differently.
+    """
 
     def __init__(
         self, client: RpcCaller, settings: RpcSettings, cluster: Cluster, *, is_emulator: bool = False
@@ -79,45 +85,54 @@ class RpcChain:
 
     @property
     def usdc_mint(self) -> str:
+        """See `Chain`."""
         return self._cluster.usdc_mint
 
     @property
     def genesis_hash(self) -> str:
-        """Store it with everything that is signed for the cluster."""
+        """The cluster's permanent identity. Store it with everything that is signed for it."""
         return self._cluster.genesis_hash
 
     @property
     def cluster_name(self) -> str:
-        """`localnet` for any cluster without a public name."""
+        """See `Chain`: `localnet` for any cluster without a public name."""
         return self._cluster.name or "localnet"
 
     @property
     def is_test_chain(self) -> bool:
+        """See `Chain`: true on a private cluster."""
         return not self._cluster.is_public
 
     @property
     def landing_seconds(self) -> float:
+        """See `Chain`."""
         seconds = self._settings.landing_seconds
         return self._tips.block_seconds if seconds is None else seconds
 
     @property
     def blockhash_life_seconds(self) -> float:
-        """By the observed pace of the cluster."""
+        """See `Chain`: by the observed pace of the cluster."""
         return self._tips.blockhash_life_seconds
 
     def explorer_url(self, signature: str) -> str:
+        """See `Chain`."""
         return explorer_url(signature, self._cluster.name or self._settings.url)
 
     async def latest_blockhash(self) -> Blockhash:
-        """A confirmed blockhash, at most `blockhash_seconds` old."""
+        """Return a confirmed blockhash for a new transaction, at most `blockhash_seconds` old."""
         blockhash, budget = await self._tips.blockhash(), self._budgets.current()
         return blockhash if budget is None else evolve(blockhash, compute_budget=budget)
 
     async def block_height(self) -> int:
+        """Return the height of a recent irreversible block."""
         return (await self._tips.tip()).block_height
 
     async def signature_status(self, signature: str) -> SignatureStatus | None:
-        """Read after every height that `block_height` returned before, from a node at or above it."""
+        """Return the status of a transaction; None if the chain has not seen it yet.
+
+        It is read after every height that `block_height` returned before this call, from a node whose
+        position is at least that height.
+        """
         if not _is_signature(signature):
             return None
         slot, status = await self._statuses.answer(signature)
@@ -136,6 +151,7 @@ class RpcChain:
     async def find_cosigned(
         self, cosigned: Cosigned, *, proof_height: int | None = None
     ) -> SignatureStatus | None:
+        """See `Chain`."""
         is_for_proof = proof_height is not None
         if proof_height is None:
             lines = await self._history.newest(cosigned.token_account, cosigned.after)
@@ -151,6 +167,7 @@ class RpcChain:
         return evolve(status, failure=failure, chain_signature=name)
 
     async def holds(self, token_account: str, amount_micro: int) -> bool:
+        """See `Chain`."""
         tip = await self._tips.tip()
         # With the finality of settlements, so that everything booked is on chain.
         options = {"encoding": "base64", "commitment": self._settings.finality.value}
@@ -166,15 +183,18 @@ class RpcChain:
         return (0 if held is None else held.amount_micro) >= amount_micro
 
     async def newest_signature(self, token_account: str) -> str | None:
+        """See `Chain`."""
         return await self._history.newest_signature(token_account)
 
     async def landing_heights(self, blockhash: str, last_valid_height: int) -> tuple[int, int] | None:
+        """See `Chain`."""
         # Emulators count blocks differently, and are one honest node.
         if self._is_emulator:
             return reported_landing_heights(last_valid_height)
         return await blocks.landing_heights(self._call, await self._tips.tip(), blockhash, last_valid_height)
 
     async def knows_blocks(self, first_height: int, last_height: int) -> bool:
+        """See `Chain`."""
         # The last check before an expiry is accepted: take the time to verify the node's cluster.
         self._identity.forget()
         first_slot = replies.read_slot(await self._call("getFirstAvailableBlock"))
@@ -187,10 +207,17 @@ class RpcChain:
         return await blocks.has_all_blocks(self._call, await self._tips.tip(), first_height, last_height)
 
     async def wait_for_notice(self, signature: str, seconds: float) -> None:
+        """Wait until the status may have changed: until a notification, or for `seconds`."""
         await self._notices.wait(signature, seconds)
 
     async def send(self, raw: bytes, *, even_if_failing: bool = True) -> None:
-        """Also raises `ChainUnavailableError` if it is unknown whether the node accepted the transaction."""
+        """See `Chain`.
+
+        Raises:
+            ChainUnavailableError: the node did not accept it, or it is unknown whether it did.
+            TransactionTooLargeError: `raw` is larger than a packet.
+            ValueError: `raw` is not a signed transaction.
+        """
         transaction = transaction_of(raw)
         signature, shape = str(transaction.signatures[0]), shape_of(transaction.message)
         # Both before it can land: a later simulation would give another result, and not every node notifies
@@ -213,10 +240,12 @@ class RpcChain:
             raise malformed("the signature of another transaction")
 
     async def simulate(self, raw: bytes) -> Simulation:
+        """Simulate a transaction without sending it."""
         options = {"encoding": "base64", "sigVerify": False, "replaceRecentBlockhash": True, **_CONFIRMED}
         return replies.read_simulation(await self._call("simulateTransaction", _base64(raw), options))
 
     async def token_accounts(self, addresses: Sequence[str]) -> list[TokenAccount | None]:
+        """See `Chain`."""
         accounts = await self._accounts(addresses)
         return [
             None
@@ -228,10 +257,13 @@ class RpcChain:
         ]
 
     async def account_size(self, address: str) -> tuple[int, int] | None:
+        """See `Chain`."""
         (account,) = await self._accounts([address])
         return None if account is None else (account.lamports, len(account.data))
 
     async def rent_exemption(self, size: int) -> int:
+        """See `Chain`."""
+
         async def fetch() -> int:
             return replies.read_lamports(await self._call("getMinimumBalanceForRentExemption", size))
 
@@ -240,11 +272,11 @@ class RpcChain:
     def deposits(
         self, token_account: str, *, after: str | None, booked: Booked = nothing_booked
     ) -> AsyncIterator[DepositBatch]:
-        """The cursor is a signature."""
+        """See `DepositSource`. The cursor is a signature."""
         return self._history.deposits(token_account, after=after, booked=booked)
 
     async def close(self) -> None:
-        """Waiting callers get an error."""
+        """Close every connection. Waiting callers get an error."""
         self._statuses.close()
         self._account_reads.close()
         self._budgets.close()
@@ -286,6 +318,7 @@ class RpcChain:
         return [(slot, status) for status in statuses]
 
     async def _failure(self, signature: str, status: Status) -> Failure:
+        """Return why a transaction failed irreversibly, which requires reading its instructions."""
         options = {"encoding": "json", "maxSupportedTransactionVersion": 0, **_CONFIRMED}
         reply = await self._call("getTransaction", signature, options)
         calls = replies.Calls(programs=(), last_log=None)

@@ -22,15 +22,18 @@ _MAX_DETAIL: Final = 300
 _HEADERS: Final = {"Content-Type": "application/json", "Accept-Encoding": "gzip"}
 
 BODY_MAX_BYTES: Final = 16 * 1024 * 1024
-"""Before and after decompression; usual responses are far smaller."""
+"""The largest response that is read, in bytes before and after decompression; usual ones are far smaller."""
 
 
 class EndpointRefusesError(ChainUnavailableError):
-    """Its key or path is wrong. Waiting does not help."""
+    """The endpoint refuses every request because its key or path is wrong. Waiting does not help."""
 
 
 class RpcRefusalError(ChainUnavailableError):
-    """Callers that do not handle it see an unavailable chain."""
+    """The node returned a JSON-RPC error, with its `code`, message and additional data.
+
+    Callers that do not handle it see an unavailable chain.
+    """
 
     def __init__(self, method: str, code: int, detail: str, data: object) -> None:
         super().__init__(f"{method}: the node answered with error {code}: {detail[:_MAX_DETAIL]}")
@@ -42,13 +45,20 @@ class RpcRefusalError(ChainUnavailableError):
 class RpcCaller(Protocol):
     """Makes JSON-RPC calls: `RpcClient`, or a replacement without a network."""
 
-    async def call(self, method: str, /, *params: object) -> object: ...
+    async def call(self, method: str, /, *params: object) -> object:
+        """Return the result of a call, as `RpcClient.call` does."""
+        ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Close the connections."""
+        ...
 
 
 class RpcClient:
-    """Bound to the event loop of its first use. `timeout_seconds` includes the wait for a connection."""
+    """Calls an endpoint. Bound to the event loop on which it is first used.
+
+    `timeout_seconds` includes the wait for a connection.
+    """
 
     def __init__(self, url: str, *, timeout_seconds: float, max_connections: int) -> None:
         self._timeout_seconds = timeout_seconds
@@ -63,7 +73,12 @@ class RpcClient:
         logging.getLogger("httpx2").addFilter(self._hidden)
 
     async def call(self, method: str, *params: object) -> object:
-        """The result is JSON, unchecked."""
+        """Return the result of a call: JSON, unchecked.
+
+        Raises:
+            RpcRefusalError: the node returned an error.
+            ChainUnavailableError: there was no response in time, or it was not JSON-RPC.
+        """
         if asyncio.get_running_loop().time() < self._quiet_until:
             raise ChainUnavailableError(f"{method}: not sent, because the node asked for fewer requests")
         request = JsonRpcRequest(method=method, params=list(params))
@@ -83,6 +98,7 @@ class RpcClient:
         raise failure
 
     async def close(self) -> None:
+        """Close the connections."""
         logging.getLogger("httpx2").removeFilter(self._hidden)
         await self._http.aclose()
 

@@ -20,6 +20,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 def http_client(settings: RpcSettings) -> RpcCaller:
+    """Return a client that calls the endpoint of the settings over HTTP."""
     return RpcClient(
         settings.url, timeout_seconds=settings.timeout_seconds, max_connections=settings.max_connections
     )
@@ -33,11 +34,15 @@ async def connect(
     mint_authority: str,
     make_client: Callable[[RpcSettings], RpcCaller] | None = None,
 ) -> RpcChain:
-    """Raise `ClusterRefusedError` if a server must not run on the cluster.
+    """Connect to the cluster behind an endpoint, if a server may run on it.
 
     For a new database, `stored_genesis_hash` is None, and the caller must store `RpcChain.genesis_hash`
     before anything is signed. Warnings are logged if the treasury has no SOL, or if `mint_authority` cannot
-    mint on a private cluster.
+    mint on a private cluster. `make_client` None means a client over HTTP.
+
+    Raises:
+        ClusterRefusedError: the server must not run on this cluster with these settings.
+        ChainUnavailableError: the endpoint did not respond.
     """
     client = (make_client or http_client)(settings)
     try:

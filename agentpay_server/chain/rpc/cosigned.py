@@ -14,24 +14,25 @@ from agentpay_server.chain.rpc.replies import HistoryLine, exactly, malformed, m
 _REMEMBERED: Final = 4_096
 _ANY_VERSION: Final = 255
 _SIGNED_VERSIONS: Final = (None, "legacy", 0)
-"""None if a node reports no version."""
+"""Readable versions; None if a node reports no version."""
 _UNKNOWN: Final = ("", frozenset[str]())
-"""A transaction that cannot be parsed, for example because of its version."""
+"""Marks a transaction that cannot be parsed, for example because of its version."""
 
 Call = Callable[..., Awaitable[object]]
 
 
 class CosignedSearch:
-    """Reads the messages of transactions, each of them once."""
+    """Reads the messages of transactions, each of them once. `call` calls a method of the node."""
 
     def __init__(self, call: Call) -> None:
         self._call = call
         self._messages: dict[str, tuple[str, frozenset[str]]] = {}
 
     async def name(self, cosigned: Cosigned, lines: Sequence[HistoryLine], *, must_read: bool) -> str | None:
-        """Return the transaction's first signature, if `lines` contain it.
+        """Return the transaction's first signature if the history, `lines`, contains it; otherwise None.
 
-        Raises if `must_read` and a transaction is missing.
+        Raises:
+            ChainUnavailableError: a node does not respond, or `must_read` and a transaction is missing.
         """
         for line in lines:
             found = await self._message(line.signature)
@@ -64,7 +65,7 @@ class CosignedSearch:
 
 
 def _read(reply: object, signature: str) -> tuple[str, frozenset[str]]:
-    """The hash of a transaction's message, and all its signatures."""
+    """Return the hash of a transaction's message, and all its signatures."""
     encoded: list[object] = member(reply, "transaction", list)
     try:
         raw = base64.b64decode(exactly(encoded[0] if encoded else None, str, "transaction"), validate=True)

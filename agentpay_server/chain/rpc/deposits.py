@@ -1,6 +1,6 @@
 """Parses deposits from the transactions that nodes return. Pure functions.
 
-A deposit is an increase of the reported balance, whatever instructions caused it.
+A deposit is an increase of the reported balance by a transaction, whatever instructions caused it.
 """
 
 from typing import Final
@@ -13,7 +13,11 @@ _MAX_U64_DIGITS: Final = 20
 
 
 def read_deposit(reply: object, *, signature: str, token_account: str, usdc_mint: str) -> Deposit | None:
-    """Parse a `getTransaction` result in the encoding `jsonParsed`."""
+    """Return a token account's deposit in a `getTransaction` result in the encoding `jsonParsed`.
+
+    Raises:
+        ChainUnavailableError: the result is about another transaction, or malformed.
+    """
     if reply is None:
         raise ChainUnavailableError("the node lists a transaction that it does not have (yet)")
     transaction, meta = read_transaction(reply, signature), member(reply, "meta", dict)
@@ -40,7 +44,7 @@ def read_deposit(reply: object, *, signature: str, token_account: str, usdc_mint
 
 
 def _balances(meta: object, name: str, keys: list[str], usdc_mint: str) -> dict[str, int]:
-    """Of USDC accounts, by address."""
+    """Return the balances of USDC accounts, by address."""
     balances: dict[str, int] = {}
     for line in member(meta, name, list):
         index = count(line, "accountIndex")

@@ -1,8 +1,8 @@
 """The compute budget of transactions: limits from simulations, and a fixed or market price.
 
-A transaction of a new shape is simulated before it is first sent. Later ones get a limit of its measured use
-with a margin. So a limit costs one call per shape, and signed bytes never change. Without a measurement, the
-limit is that of the settings.
+A transaction of a new shape is simulated before it is first sent. Later ones of that shape get a limit of its
+measured use with a margin. So a limit costs one call per shape, and signed bytes never change. Without a
+measurement, the limit is that of the settings.
 """
 
 import asyncio
@@ -17,17 +17,20 @@ from agentpay_server.chain.rpc.settings import RpcSettings
 
 _PRICE_SECONDS: Final = 10.0
 _LEARNED_SECONDS: Final = 3_600.0
-"""How long a shape's measured use is valid: programs are upgraded occasionally."""
+"""How long a shape's measured use is valid, because programs are upgraded occasionally."""
 
 _TRIED_SECONDS: Final = 60.0
 """Pause before simulating a shape again after a simulation without a result."""
 
 _MARGIN: Final = 1.5
-"""Transactions of one shape differ slightly in the length of their texts."""
+"""Margin, because transactions of one shape differ slightly in the length of their texts."""
 
 
 class Budgets:
-    """Prices are in micro-lamports per compute unit."""
+    """Measures what transactions need, and follows market prices.
+
+    `recent_prices` returns recently paid prices, in micro-lamports per compute unit.
+    """
 
     def __init__(
         self,
@@ -52,7 +55,7 @@ class Budgets:
         return bool(self._least_price or self._most_price)
 
     def current(self) -> ComputeBudget | None:
-        """Never waits for a price."""
+        """Return the compute budget of new transactions, or None. Never waits for a price."""
         if self._most_price:
             self._follow()
         if not self._price:
@@ -64,7 +67,7 @@ class Budgets:
         )
 
     async def learn(self, shape: str | None, raw: bytes) -> None:
-        """Simulate a signed transaction before it is sent, unless its shape is known or None."""
+        """Measure the use of a signed transaction before it is sent, unless its shape is known or None."""
         now = asyncio.get_running_loop().time()
         if not self.are_said or shape is None or now < self._again_at.get(shape, -math.inf):
             return
@@ -79,11 +82,12 @@ class Budgets:
             self._again_at[shape] = now + _LEARNED_SECONDS
 
     def forget(self, shape: str | None) -> None:
-        """A transaction of the shape needed more than its measured limit."""
+        """Discard the measured limit of a shape after a transaction needed more."""
         if shape is not None:
             self._limits.pop(shape, None)
 
     def close(self) -> None:
+        """Stop asking for prices."""
         if self._asking is not None:
             self._asking.cancel()
 

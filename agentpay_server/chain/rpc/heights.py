@@ -1,8 +1,8 @@
 """Plausibility of a cluster's block heights: a single wrong number of a node proves nothing. Pure.
 
-A node's height is compared with earlier claims by the server's own clock: blocks come at a measured pace, and
-none comes early. `chain.py` does not sign with a blockhash whose last valid height is implausible, and
-`money/broadcast.py` accepts no expiry before a blockhash can have expired.
+A height is a claim of a node. It is compared with earlier claims by the server's own clock: blocks come at a
+measured pace, and none comes early. `chain.py` does not sign with a blockhash whose last valid height is
+implausible, and `money/broadcast.py` accepts no expiry before a blockhash can have expired.
 """
 
 from collections import deque
@@ -14,7 +14,7 @@ from attrs import frozen
 from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS
 
 MOST_UNFINALIZED_BLOCKS: Final = 150
-"""Between the newest confirmed and finalized ones; about 31 on a healthy cluster."""
+"""Maximum blocks between the newest confirmed and finalized ones; about 31 on a healthy cluster."""
 
 _INTERVAL_SECONDS: Final = 4.0
 _INTERVAL_BLOCKS: Final = 8
@@ -25,15 +25,19 @@ _WINDOW_SECONDS: Final = 30.0
 _LEAST_SPAN_SECONDS: Final = 15.0
 _SPACING_SECONDS: Final = 1.0
 _TOLERANCE: Final = 20
-"""Blocks, or slots, that a claim may be ahead of the pace; fewer than between finalized and confirmed."""
+"""Number of blocks, or slots, that a claim may be ahead of the pace; fewer than between finalized and
+confirmed.
+"""
 
 _TOLERANCE_SECONDS: Final = 1.0
 _LIFE_MARGIN: Final = 1.2
-"""Of the pace. On a healthy cluster it causes no delay, because finality takes as long."""
+"""Tolerance of the pace. On a healthy cluster it causes no delay, because finality takes as long."""
 
 
 @frozen
 class _Claim:
+    """A number that a node reported, and when."""
+
     at: float
     value: int
 
@@ -53,7 +57,7 @@ class Line:
 
     @property
     def per_second(self) -> float | None:
-        """None while it is unknown."""
+        """The pace; None while it is unknown."""
         if len(self._intervals) < _LEAST_INTERVALS:
             return None
         by_pace = sorted(self._intervals, key=lambda interval: interval[1] / interval[0])[1:-1]
@@ -61,7 +65,7 @@ class Line:
         return pace if pace > 0 else None
 
     def note(self, value: int, now: float) -> None:
-        """Plausible or not: a claim that all nodes keep reporting is eventually accepted."""
+        """Record a claim, plausible or not: one that all nodes keep reporting is eventually accepted."""
         claim = _Claim(now, value)
         start = self._interval_start
         if start is None:
@@ -75,7 +79,7 @@ class Line:
             self._claims.popleft()
 
     def expected(self, now: float) -> int | None:
-        """None if there are too few earlier claims."""
+        """Return the number expected from earlier claims; None if there are too few."""
         pace = self.per_second
         claims = [claim for claim in self._claims if claim.at >= now - _WINDOW_SECONDS]
         if pace is None or not claims or claims[-1].at - claims[0].at < _LEAST_SPAN_SECONDS:
@@ -84,23 +88,24 @@ class Line:
         return median_low(claim.value + int(pace * (now - claim.at)) for claim in claims)
 
     def highest(self, now: float) -> int | None:
+        """Return the highest plausible claim at a time; None if there is too little information."""
         expected = self.expected(now)
         return None if expected is None else expected + self._tolerance()
 
     def lowest(self, now: float) -> int | None:
-        """Of a node that does not lag."""
+        """Return the lowest plausible claim of a node that does not lag; None if it is unknown."""
         expected = self.expected(now)
         return None if expected is None else expected - self._tolerance()
 
     def is_plausible(self, value: int, now: float) -> bool:
-        """It has not risen faster than possible since earlier claims."""
+        """Return whether a claim has not risen faster than possible since earlier claims."""
         highest = self.highest(now)
         return highest is None or value <= highest
 
     def believed(self, value: int, now: float) -> int:
         """Return a number, at most the claim, that is safe to act on.
 
-        While the pace is unknown, it is the lowest claim of the last half minute.
+        While the pace is unknown, the lowest claim of the last half minute.
         """
         expected = self.expected(now)
         if expected is None:
@@ -108,7 +113,7 @@ class Line:
         return value if self.is_plausible(value, now) else min(value, expected)
 
     def newest_believable(self, now: float) -> int | None:
-        """Of the last half minute."""
+        """Return the highest plausible claim of the last half minute, or None."""
         values = [claim.value for claim in self._claims if claim.at >= now - _WINDOW_SECONDS]
         return max((value for value in values if self.is_plausible(value, now)), default=None)
 
@@ -117,16 +122,16 @@ class Line:
 
 
 def _is_interval(seconds: float, gained: int) -> bool:
-    """One block must not affect the pace."""
+    """Return whether an interval is long enough that one block does not affect the pace."""
     is_long = seconds >= _INTERVAL_SECONDS and abs(gained) >= _INTERVAL_BLOCKS
     return is_long or seconds >= _LONGEST_INTERVAL_SECONDS
 
 
 def has_plausible_life(last_valid_height: int, *, height: int, lowest_height: int | None = None) -> bool:
-    """Whether a blockhash's last valid height fits the cluster's height: whether it is new.
+    """Return whether a blockhash's last valid height fits the cluster's height: whether it is new.
 
-    `height` is that of the newest finalized block, read before the blockhash; `lowest_height` its lowest
-    plausible height.
+    `height` is that of the newest finalized block, read before the blockhash; `lowest_height` the lowest
+    plausible height of that block, None if unknown.
     """
     known = height if lowest_height is None else max(height, lowest_height)
     ahead = last_valid_height - height
@@ -137,5 +142,5 @@ def has_plausible_life(last_valid_height: int, *, height: int, lowest_height: in
 
 
 def life_seconds(blocks_per_second: float) -> float:
-    """How long a transaction may still land after it was signed, with a margin."""
+    """Return how long a transaction may still land after it was signed, at a pace, with a margin."""
     return BLOCKHASH_LIFE_BLOCKS / blocks_per_second * _LIFE_MARGIN

@@ -1,7 +1,7 @@
 """The history of a token account as nodes report it: its transactions, and the deposits among them.
 
-One URL may serve many nodes, and a node may lack what another has reported. A gap would be a lost deposit, or
-a payment that seems absent, so pages of several calls must join.
+One URL may serve many nodes, and a node may lack what another has reported. A gap in a history would be a
+lost deposit, or a payment that seems absent, so pages of several calls must join.
 """
 
 import asyncio
@@ -26,16 +26,16 @@ from agentpay_server.chain.rpc.replies import HistoryLine, malformed, read_histo
 from agentpay_server.chain.rpc.tips import Tips
 
 _MAX_LINES: Final = 1_000
-"""That a node returns in one page."""
+"""Maximum number of transactions that a node returns in one page."""
 
 _SHARED_SECONDS: Final = 30.0
 """How long searches use a page's cursor."""
 
 _MAX_SHARED: Final = 1_000
-"""Accounts whose newest lines are kept."""
+"""Maximum number of accounts whose newest lines are kept."""
 
 _DEPOSIT_BATCH: Final = 100
-# Foreign transactions may have any version. All have the balances by account, which are read.
+# Foreign transactions may have any version. All versions have the balances by account, which are read.
 _ANY_VERSION: Final = 255
 _CONFIRMED: Final = {"commitment": "confirmed"}
 _FINALIZED: Final = {"commitment": "finalized"}
@@ -46,9 +46,12 @@ Call = Callable[..., Awaitable[object]]
 
 @frozen
 class _Newest:
-    """The newest lines of an account since the cursor `after`, shared by searches.
+    """The newest lines of an account since a cursor, shared by the searches for its payments.
 
-    The page grows while its cursor stays: it is replaced at `until`, in the event loop's time.
+    Attributes:
+        after: the cursor.
+        until: when it is replaced, in the event loop's time: the page grows while its cursor stays.
+        lines: the page.
     """
 
     after: str | None
@@ -56,7 +59,7 @@ class _Newest:
     lines: Recent[list[HistoryLine]]
 
     async def since(self, after: str | None) -> list[HistoryLine] | None:
-        """None if the cursor is older."""
+        """Return the newest lines since another cursor, or None if that is older."""
         lines = await self.lines.get()
         if after == self.after:
             return lines
@@ -65,6 +68,8 @@ class _Newest:
 
 
 class AccountHistory:
+    """Reads the transactions of token accounts and their deposits of one mint."""
+
     def __init__(self, call: Call, tips: Tips, *, usdc_mint: str, is_emulator: bool) -> None:
         self._call = call
         self._tips = tips
@@ -73,7 +78,7 @@ class AccountHistory:
         self._newest: dict[str, _Newest] = {}
 
     async def newest(self, token_account: str, after: str | None) -> list[HistoryLine]:
-        """Return the newest transactions since a cursor, including reversible ones, newest first.
+        """Return an account's newest transactions since a cursor, including reversible ones, newest first.
 
         One page of one node's report, at most a block old: enough to find a transaction, but no proof of
         absence.
@@ -91,7 +96,7 @@ class AccountHistory:
         return lines
 
     def close(self) -> None:
-        """Waiting callers get an error."""
+        """Stop requests; waiting callers get an error."""
         for shared in self._newest.values():
             shared.lines.close()
 
@@ -99,15 +104,17 @@ class AccountHistory:
         return await self._page(token_account, {"limit": _MAX_LINES, **_until(after), **_CONFIRMED})
 
     async def newest_signature(self, token_account: str) -> str | None:
-        """Irreversible."""
+        """Return the signature of an account's newest irreversible transaction."""
         page = await self._page(token_account, {"limit": 1, **_FINALIZED})
         return page[0].signature if page and page[0].finalized else None
 
     async def proved(self, token_account: str, after: str | None, height: int) -> list[HistoryLine]:
-        """Return the transactions since a cursor, as of the block at a height or later.
+        """Return an account's transactions since a cursor, as of the block at a height or later.
 
-        Reversible ones are included, because a missing transaction counts as proved absent. Raises if no node
-        proves that it knows the whole history.
+        Reversible ones are included, because a missing transaction counts as proved absent.
+
+        Raises:
+            ChainUnavailableError: no node proves that it knows the whole history.
         """
         # Emulators treat it as a filter and leave out older transactions; as a single node they cannot lag.
         slot = (await self._tips.tip()).slot
@@ -129,7 +136,7 @@ class AccountHistory:
     async def deposits(
         self, token_account: str, *, after: str | None, booked: Booked = nothing_booked
     ) -> AsyncIterator[DepositBatch]:
-        """The cursor is a signature."""
+        """See `DepositSource`. The cursor is a signature."""
         history = await self._irreversible(token_account, after)
         known = await booked() if history else ()
         for start in range(0, len(history), _DEPOSIT_BATCH):
@@ -143,7 +150,7 @@ class AccountHistory:
             yield DepositBatch(deposits=deposits, cursor=lines[-1].signature)
 
     async def _irreversible(self, token_account: str, after: str | None) -> list[HistoryLine]:
-        """Oldest first."""
+        """Return the irreversible transactions of an account since a cursor, oldest first."""
         lines = await self._whole(token_account, after)
         # Not every node applies the commitment. Lines after a reversible one must wait for it.
         return list(itertools.takewhile(lambda line: line.finalized, reversed(lines)))
@@ -151,7 +158,7 @@ class AccountHistory:
     async def _whole(
         self, token_account: str, after: str | None, more: Mapping[str, object] = _NO_OPTIONS
     ) -> list[HistoryLine]:
-        """Newest first."""
+        """Return all transactions of an account since a cursor, newest first."""
         lines: list[HistoryLine] = []
         seen: set[str] = set()
         while True:
@@ -177,15 +184,16 @@ class AccountHistory:
     async def _check_joins(self, token_account: str, oldest: str, after: str | None) -> None:
         """Raise unless the line before the oldest one is the cursor, so that none is missing.
 
-        Without a cursor, the oldest line must be the first. A node that does not know the cursor returns an
-        incomplete history.
+        Without a cursor, the oldest line must be the first of the history.
+
+        A node that does not know the cursor returns an incomplete history.
         """
         page = await self._page(token_account, {"limit": 1, "before": oldest, **_FINALIZED})
         if [line.signature for line in page] != ([] if after is None else [after]):
             raise ChainUnavailableError("a node's history does not go back to where it was read last")
 
     async def _page(self, token_account: str, options: Mapping[str, object]) -> list[HistoryLine]:
-        """Newest first."""
+        """Return a page of an account's history, newest first."""
         return read_history(await self._call("getSignaturesForAddress", token_account, dict(options)))
 
     async def _deposit(self, signature: str, token_account: str) -> Deposit | None:

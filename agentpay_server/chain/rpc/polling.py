@@ -1,8 +1,8 @@
 """Batched requests: the statuses of all waiting transactions, or many accounts, in one call.
 
-Few requests are in flight at a time. Exactly-once depends on the order: a caller that has read a block height
-and then asks for a status must get one that was read after that height. So a caller joins the next request,
-never one that is in flight.
+Few requests are in flight at a time, however many callers wait. Exactly-once depends on the order: a caller
+that has read a block height and then asks for a status must get one that was read after that height. So a
+caller joins the next request, never one that is in flight.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from agentpay_server.chain.protocol import ChainUnavailableError
 T = TypeVar("T")
 
 MAX_SIGNATURES: Final = 256
-"""In one `getSignatureStatuses`."""
+"""Maximum number of signatures in one `getSignatureStatuses`."""
 
 Fetch = Callable[[Sequence[str]], Awaitable[Sequence[T]]]
 
@@ -23,8 +23,10 @@ Fetch = Callable[[Sequence[str]], Awaitable[Sequence[T]]]
 class Poller(Generic[T]):
     """Collects names while requests are in flight, and puts all of them into the next request.
 
-    `fetch` takes at most `most` names, and returns the results in the same order. Requests start at least
-    `interval_seconds` apart, with at most `at_once` in flight.
+    Args:
+        fetch: requests at most `most` names, and returns the results in the same order.
+        interval_seconds: minimum time between the starts of two requests.
+        at_once: maximum number of requests in flight.
     """
 
     def __init__(self, fetch: Fetch[T], interval_seconds: float, *, most: int, at_once: int = 1) -> None:
@@ -39,7 +41,11 @@ class Poller(Generic[T]):
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def answer(self, name: str) -> T:
-        """Return the next request's result for a name."""
+        """Return the next request's result for a name: a signature, or an address.
+
+        Raises:
+            ChainUnavailableError: the request failed.
+        """
         loop = asyncio.get_running_loop()
         answer = self._waiting.get(name)
         if answer is None:
@@ -56,7 +62,7 @@ class Poller(Generic[T]):
         return await asyncio.shield(answer)
 
     def close(self) -> None:
-        """Waiting callers get an error."""
+        """Stop requests; waiting callers get an error."""
         for task in self._tasks:
             task.cancel()
         self._asking, self._is_collecting = 0, False
@@ -90,7 +96,7 @@ class Poller(Generic[T]):
             for answer, status in zip(answers.values(), statuses, strict=True):
                 answer.set_result(status)
         except Exception as caught:  # noqa: BLE001
-            # The waiting callers would otherwise wait forever.
+            # Pass any error to the waiting callers, which would otherwise wait forever.
             error = caught
         finally:
             _fail(answers, error)
@@ -103,7 +109,10 @@ def _fail(answers: dict[str, asyncio.Future[T]], error: Exception) -> None:
 
 
 class Recent(Generic[T]):
-    """Shared by callers. Errors are passed to them, and not cached."""
+    """A recent value from the chain, at most `max_age_seconds` old, shared by callers.
+
+    Errors are passed to waiting callers, and not cached.
+    """
 
     def __init__(self, fetch: Callable[[], Awaitable[T]], max_age_seconds: float) -> None:
         self._fetch = fetch
@@ -113,7 +122,7 @@ class Recent(Generic[T]):
         self._asked_at = -math.inf
 
     async def get(self) -> T:
-        """Cancelling one caller does not affect the others."""
+        """Return the value. Cancelling one caller does not affect the others."""
         while self._forgotten is not None and not self._forgotten.done():
             # One request at a time; the current one started too early for this caller.
             await asyncio.wait({self._forgotten})
@@ -136,7 +145,7 @@ class Recent(Generic[T]):
         self._asked_at = -math.inf
 
     def close(self) -> None:
-        """Waiting callers get an error."""
+        """Stop requests; waiting callers get an error."""
         if self._task is not None:
             self._task.cancel()
 

@@ -1,7 +1,8 @@
-"""Validates and parses the results of a node. Pure functions.
+"""Validates and parses the results of a node.
 
-A malformed result counts as no response, and raises `ChainUnavailableError`. A missing field is never read as
-its empty value; in particular, a status without `err` is not a success.
+Pure functions from JSON to values, which check every used field. A malformed result counts as no response,
+and raises `ChainUnavailableError`. A missing field is never read as its empty value; in particular, a status
+without `err` is not a success.
 """
 
 import base64
@@ -25,7 +26,7 @@ _MAX_STORED: Final = 2**63 - 1  # The largest integer of the database.
 
 @frozen(kw_only=True)
 class Epoch:
-    """The slot is that of the block."""
+    """The position of a node: a block height, and the slot of that block."""
 
     block_height: int
     slot: int
@@ -41,7 +42,12 @@ class Validity:
 
 @frozen(kw_only=True)
 class Status:
-    """`error` is None if the transaction succeeded."""
+    """A node's information on a signature.
+
+    Attributes:
+        commitment: `processed`, `confirmed` or `finalized`.
+        error: the transaction's error as reported; None if it succeeded.
+    """
 
     commitment: str
     error: object
@@ -58,7 +64,7 @@ class ChainAccount:
 
 @frozen(kw_only=True)
 class HistoryLine:
-    """`finalized` means irreversible."""
+    """A transaction in an account's history. `finalized` means irreversible."""
 
     signature: str
     failed: bool
@@ -67,7 +73,7 @@ class HistoryLine:
 
 @frozen(kw_only=True)
 class Calls:
-    """`programs` has one for each instruction."""
+    """The calls of a transaction: the program of each instruction, and the last line of its log, if any."""
 
     programs: tuple[str, ...]
     last_log: str | None
@@ -75,7 +81,7 @@ class Calls:
 
 @frozen(kw_only=True)
 class Simulation:
-    """`error` is None if the transaction would succeed."""
+    """The result of simulating a transaction. `error` is None if it would succeed."""
 
     units_consumed: int
     error: object
@@ -85,35 +91,38 @@ _COMMITMENTS: Final = frozenset({"processed", "confirmed", "finalized"})
 
 
 def malformed(what: str) -> ChainUnavailableError:
+    """Return the error for a malformed result."""
     return ChainUnavailableError(f"the node's answer makes no sense: {what}")
 
 
 def member(value: object, name: str, kind: type[T]) -> T:
-    """Return a required member, of exactly this type: `True` is not an `int`."""
+    """Return a required member of a JSON object, of exactly this type: `True` is not an `int`."""
     if not isinstance(value, dict) or name not in value:
         raise malformed(f"no {name}")
     return exactly(value[name], kind, name)
 
 
 def optional_member(value: object, name: str, kind: type[T]) -> T | None:
-    """None if the member is missing or null."""
+    """Return a member of a JSON object, or None if it is missing or null."""
     if isinstance(value, dict) and value.get(name) is None:
         return None
     return member(value, name, kind)
 
 
 def exactly(value: object, kind: type[T], name: str) -> T:
+    """Return `value` if its type is exactly `kind`."""
     if type(value) is not kind:
         raise malformed(f"{name} is a {type(value).__name__}, not a {kind.__name__}")
     return value
 
 
 def count(value: object, name: str) -> int:
-    """Non-negative, at most 64 bits."""
+    """Return a non-negative integer that fits 64 bits."""
     return _u64(member(value, name, int), name)
 
 
 def signature_text(value: object) -> str:
+    """Return `value` if it is a signature in base58."""
     text = exactly(value, str, "signature")
     try:
         Signature.from_string(text)
@@ -123,6 +132,7 @@ def signature_text(value: object) -> str:
 
 
 def read_hash(reply: object) -> str:
+    """Parse the base58 hash of a `getGenesisHash` result."""
     text = exactly(reply, str, "hash")
     try:
         Hash.from_string(text)
@@ -132,7 +142,7 @@ def read_hash(reply: object) -> str:
 
 
 def read_blockhash(reply: object) -> tuple[str, int]:
-    """With its last valid block height."""
+    """Parse blockhash and last valid block height of a `getLatestBlockhash` result."""
     value = member(reply, "value", dict)
     height = count(value, "lastValidBlockHeight")
     if height > _MAX_STORED:
@@ -141,10 +151,12 @@ def read_blockhash(reply: object) -> tuple[str, int]:
 
 
 def read_validity(reply: object) -> Validity:
+    """Parse an `isBlockhashValid` result."""
     return Validity(slot=read_position(reply), is_valid=member(reply, "value", bool))
 
 
 def read_epoch(reply: object) -> Epoch:
+    """Parse the node's position from a `getEpochInfo` result."""
     epoch = Epoch(block_height=count(reply, "blockHeight"), slot=count(reply, "absoluteSlot"))
     if epoch.block_height > epoch.slot:  # Slots may be without a block, never the other way round.
         raise malformed("a block height above its slot")
@@ -152,35 +164,37 @@ def read_epoch(reply: object) -> Epoch:
 
 
 def read_is_emulator(reply: object) -> bool:
-    """Of Surfpool, or this package's chain."""
+    """Parse whether a `getVersion` result is that of an emulator: Surfpool, or this package's chain."""
     return not _EMULATORS.isdisjoint(exactly(reply, dict, "version"))
 
 
 def read_statuses(reply: object, wanted: int) -> tuple[int, list[Status | None]]:
-    """With the node's slot."""
+    """Parse the node's slot and `wanted` statuses of a `getSignatureStatuses` result."""
     return read_position(reply), [None if line is None else _status(line) for line in _lines(reply, wanted)]
 
 
 def read_position(reply: object) -> int:
-    """Of a result with a context."""
+    """Parse the slot of a result with a context."""
     return count(member(reply, "context", dict), "slot")
 
 
 def read_accounts(reply: object, wanted: int) -> list[ChainAccount | None]:
-    """None for a missing account."""
+    """Parse `wanted` accounts of a base64 `getMultipleAccounts` result; None for a missing account."""
     return [None if line is None else _account(line) for line in _lines(reply, wanted)]
 
 
 def read_lamports(reply: object) -> int:
+    """Parse the lamports of a `getMinimumBalanceForRentExemption` result."""
     return _u64(exactly(reply, int, "lamports"), "lamports")
 
 
 def read_slot(reply: object) -> int:
+    """Parse the slot of a `getFirstAvailableBlock` result."""
     return _u64(exactly(reply, int, "slot"), "slot")
 
 
 def read_slots(reply: object) -> list[int]:
-    """In ascending order."""
+    """Parse the slots of a `getBlocksWithLimit` result, in ascending order."""
     lines: list[object] = exactly(reply, list, "slots")
     slots = [read_slot(line) for line in lines]
     if any(slot >= following for slot, following in pairwise(slots)):
@@ -189,7 +203,7 @@ def read_slots(reply: object) -> list[int]:
 
 
 def read_history(reply: object) -> list[HistoryLine]:
-    """Newest first."""
+    """Parse an account's transactions, newest first, of a `getSignaturesForAddress` result."""
     lines: list[Any] = exactly(reply, list, "history")
     return [
         HistoryLine(
@@ -202,7 +216,7 @@ def read_history(reply: object) -> list[HistoryLine]:
 
 
 def read_transaction(reply: object, signature: str) -> dict[str, Any]:
-    """Check that it is the requested one."""
+    """Return the transaction of a `getTransaction` result, if it is the requested one."""
     transaction: dict[str, Any] = member(reply, "transaction", dict)
     signatures: list[object] = member(transaction, "signatures", list)
     if not signatures or signature_text(signatures[0]) != signature:
@@ -211,7 +225,7 @@ def read_transaction(reply: object, signature: str) -> dict[str, Any]:
 
 
 def read_calls(reply: object, signature: str) -> Calls:
-    """The encoding is `json`."""
+    """Parse the calls of a transaction from a `getTransaction` result in the encoding `json`."""
     message = member(read_transaction(reply, signature), "message", dict)
     meta = member(reply, "meta", dict)
     keys: list[object] = list(member(message, "accountKeys", list))
@@ -229,11 +243,13 @@ def read_calls(reply: object, signature: str) -> Calls:
 
 
 def read_simulation(reply: object) -> Simulation:
+    """Parse a `simulateTransaction` result."""
     value = member(reply, "value", dict)
     return Simulation(units_consumed=count(value, "unitsConsumed"), error=_error(value))
 
 
 def read_prices(reply: object) -> list[int]:
+    """Parse recently paid prices of a `getRecentPrioritizationFees` result."""
     lines: list[object] = exactly(reply, list, "prices")
     return [count(line, "prioritizationFee") for line in lines]
 
@@ -246,7 +262,7 @@ def _status(line: object) -> Status:
 
 
 def _error(line: object) -> object:
-    """The error must be present even if it is null."""
+    """Return a transaction's error, which must be present even if it is null."""
     if not isinstance(line, dict) or "err" not in line:
         raise malformed("no err field")
     error = line["err"]

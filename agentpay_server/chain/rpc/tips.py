@@ -1,7 +1,7 @@
 """The plausible position of a cluster: block heights, slots, and new blockhashes.
 
 Each number that a node reports is checked (`heights.py`). An implausible one is requested again, because one
-URL may serve many nodes; after some attempts it is replaced by an estimate from earlier claims, or refused.
+URL may serve many nodes. After some attempts it is replaced by an estimate from earlier claims, or refused.
 """
 
 import asyncio
@@ -30,15 +30,15 @@ from agentpay_server.chain.rpc.replies import Epoch
 
 _TRIES: Final = 3
 _DEFAULT_BLOCK_SECONDS: Final = 0.4
-"""Until the cluster's pace is known. Only for pauses; no proof depends on it."""
+"""Assumed time of a block until the cluster's pace is known. Only for pauses; no proof depends on it."""
 
 _LONGEST_BLOCK_SECONDS: Final = 1.0
-"""For pauses: wrong heights could suggest a pace that is far too slow."""
+"""Maximum time of a block, for pauses: wrong heights could suggest a pace that is far too slow."""
 
 _BLOCKHASH_BLOCKS: Final = 5
 _QUIET_SECONDS: Final = 1.0
 _MOST_EMPTY_SLOTS: Final = 16
-"""Between two positions, and plausible at any distance; a leader misses four in a row."""
+"""Empty slots between two positions that are plausible at any distance; a leader misses four in a row."""
 
 _CONFIRMED: Final = {"commitment": "confirmed"}
 _FINALIZED: Final = {"commitment": "finalized"}
@@ -50,6 +50,8 @@ Call = Callable[..., Awaitable[object]]
 
 @frozen(kw_only=True)
 class Reading:
+    """The position that a node reported, and the plausible one."""
+
     told: Epoch
     believed: Epoch
 
@@ -57,8 +59,11 @@ class Reading:
 class Tips:
     """Reads the cluster's position, once for all callers at about the same time.
 
-    `blockhash_seconds` None means the time of some blocks. `is_emulator`: slots and heights cannot be
-    compared.
+    Args:
+        call: calls a method of the node.
+        blockhash_seconds: how long a blockhash is used for new transactions; None for the time of some
+            blocks.
+        is_emulator: whether slots and heights are counted differently, so that they cannot be compared.
     """
 
     def __init__(self, call: Call, blockhash_seconds: float | None, *, is_emulator: bool = False) -> None:
@@ -74,26 +79,34 @@ class Tips:
 
     @property
     def block_seconds(self) -> float:
-        """For pauses."""
+        """The approximate time of a block, for pauses."""
         pace = self._heights.per_second
         return _DEFAULT_BLOCK_SECONDS if pace is None else min(1 / pace, _LONGEST_BLOCK_SECONDS)
 
     @property
     def blockhash_life_seconds(self) -> float:
-        """Infinite while the pace is unknown."""
+        """How long a transaction may land after it was signed; infinite while the pace is unknown."""
         pace = self._heights.per_second
         return math.inf if pace is None else life_seconds(pace)
 
     async def tip(self) -> Epoch:
-        """The newest plausible finalized block, which may be slightly old."""
+        """Return the newest plausible finalized block, which may be slightly old."""
         return (await self._reading.get()).believed
 
     async def blockhash(self) -> Blockhash:
-        """Confirmed, and no older than some blocks."""
+        """Return a confirmed blockhash for a new transaction, no older than some blocks.
+
+        Raises:
+            ChainUnavailableError: no node responded, or no blockhash fits the height.
+        """
         return await self._blockhash.get()
 
     def check_stands_at_tip(self, slot: int) -> None:
-        """Raise unless a node at this slot has seen all that was finalized at the last height."""
+        """Raise unless a node at this slot has seen all that was finalized at the last height.
+
+        Raises:
+            DoubtfulNodeError: the node lags, or reports an implausible slot.
+        """
         now = asyncio.get_running_loop().time()
         tip, highest = self._slots.newest_believable(now), self._slots.highest(now)
         if tip is not None and slot < tip:
@@ -103,7 +116,7 @@ class Tips:
             raise DoubtfulNodeError("a node with an implausible slot does not know a signature")
 
     def close(self) -> None:
-        """Waiting callers get an error."""
+        """Stop requests; waiting callers get an error."""
         recents: tuple[Recent[Any], ...] = (self._reading, self._blockhash)
         for recent in recents:
             recent.close()
@@ -133,7 +146,7 @@ class Tips:
         return True
 
     async def _fetch_blockhash(self) -> Blockhash:
-        """An apparently old blockhash is never used for signing.
+        """Return a new blockhash. An apparently old one is never used for signing.
 
         The height is read first, so a consistent node's is at least 150 blocks below the last valid height.
         """
@@ -155,9 +168,9 @@ class Tips:
         return has_plausible_life(last_valid_height, height=height, lowest_height=lowest)
 
     def _do_slots_fit(self, told: Epoch, slot: int, last_valid_height: int) -> bool:
-        """The blocks between two positions must fit the slots between them, of which few are empty.
+        """Return whether the blocks between two positions fit the slots between them, of which few are empty.
 
-        This reveals a node that reports all its heights wrong by the same amount.
+        A node that reports all its heights wrong by the same amount is revealed by its slots.
         """
         slots = slot - told.slot
         empty = slots - (last_valid_height - BLOCKHASH_LIFE_BLOCKS - told.block_height)
@@ -171,7 +184,7 @@ class Tips:
         )
 
     def _doubt(self, method: str, told: int, expected: int | None) -> None:
-        """At most once a second."""
+        """Log an implausible number, at most once a second."""
         now = asyncio.get_running_loop().time()
         if now >= self._doubted_at + _QUIET_SECONDS:
             self._doubted_at = now

@@ -1,7 +1,7 @@
 """Notifications of final transactions over a node's websocket. They only shorten waiting.
 
-A notification is a reason to query the status now. Without a websocket, waiting takes its full time and
-nothing else changes.
+A notification is a reason to query the status now. Without a websocket, or while it is down, waiting takes
+its full time and nothing else changes.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 class Notices:
-    """Without `url`, it notifies of nothing."""
+    """Wakes callers that wait for transactions. Without `url`, it notifies of nothing."""
 
     def __init__(self, url: str | None, commitment: str) -> None:
         self._url = url
@@ -35,7 +35,7 @@ class Notices:
         self._task: asyncio.Task[None] | None = None
 
     async def expect(self, signature: str) -> None:
-        """Called before the send, so that no notification is missed."""
+        """Subscribe to a transaction before it is sent, so that no notification is missed."""
         if self._url is not None and self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._stay_connected(self._url))
         connected = self._connected
@@ -54,7 +54,7 @@ class Notices:
     async def wait(self, signature: str, seconds: float) -> None:
         """Return once a transaction is notified since its subscription, after `seconds` at the latest.
 
-        A notification ends one wait only: a caller that waits again has read the status.
+        A notification ends one wait only, because a caller that waits again has read the status.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -66,6 +66,7 @@ class Notices:
                     connected.notices.pop(signature, None)
 
     async def close(self) -> None:
+        """Close the connection."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
@@ -92,10 +93,14 @@ class Notices:
 
 @frozen
 class _Connected:
-    """`notices` has an event per signature, until a wait for it has ended.
+    """A connection with its subscriptions and notifications.
 
-    `requests` has the signatures by request number until the node has confirmed the subscription, then
-    `subscriptions` by its number; `early` the subscriptions notified before their confirmation.
+    Attributes:
+        asked: the subscribed signatures, each once.
+        notices: an event per signature, until a wait for it has ended.
+        requests: the signatures by request number, until the node has confirmed the subscription.
+        subscriptions: the signatures by subscription number.
+        early: subscriptions whose notification arrived before their confirmation.
     """
 
     connection: ClientConnection
@@ -107,7 +112,7 @@ class _Connected:
     _numbers: "itertools.count[int]" = Factory(lambda: itertools.count(1))
 
     def subscription(self, signature: str, commitment: str) -> str:
-        """Return the request."""
+        """Record a subscription, and return the request for it."""
         number = next(self._numbers)
         self.asked.add(signature)
         self.notices[signature] = asyncio.Event()
@@ -116,7 +121,7 @@ class _Connected:
         return json.dumps({"jsonrpc": "2.0", "id": number, "method": "signatureSubscribe", "params": params})
 
     def hear(self, message: str | bytes) -> None:
-        """Malformed messages are ignored."""
+        """Process a message of the node. Malformed ones are ignored."""
         try:
             told = json.loads(message)
             if "method" in told:

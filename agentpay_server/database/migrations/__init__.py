@@ -1,4 +1,8 @@
-"""Migrations: a starting server upgrades its database, and refuses one of a newer version."""
+"""Migrations: a starting server upgrades its database to this version's schema.
+
+`versions/` holds the migrations, one module each, for both engines. A database of a newer version is refused,
+because this version does not know its schema.
+"""
 
 import os
 from pathlib import Path
@@ -17,16 +21,22 @@ if TYPE_CHECKING:
     from agentpay_server.database.postgres import PostgresDatabase
 
 HEAD: Final = "0013"
+"""The newest migration."""
 
 _DEVELOPMENT: Final = frozenset(f"{number:04}" for number in range(1, 8))
-"""Of versions that were never released. There is no upgrade from them."""
+"""Migrations of versions that were never released. There is no upgrade from them."""
 
 _FILE_VERSION_TABLE: Final = "alembic_version"
 
 
 @frozen
 class Release:
-    """The newest migration of a version, and the directories of its migrations."""
+    """The migrations of a version of the server.
+
+    Attributes:
+        head: the newest migration.
+        folders: the directories of its migrations.
+    """
 
     head: str
     folders: tuple[Path, ...]
@@ -41,9 +51,17 @@ async def upgrade(
     only_if_empty: bool = False,
     release: Release = THIS_RELEASE,
 ) -> None:
-    """`only_if_empty` refuses an older schema, because older servers may still use it.
+    """Upgrade an empty or older database to this version's schema.
 
-    Only simulations pass another `release`.
+    Args:
+        database: the database to upgrade.
+        only_if_empty: refuse an older schema, because older servers may still use it.
+        release: the target version; only simulations pass another one.
+
+    Raises:
+        NewerSchemaError: the schema is of a newer version.
+        OlderSchemaError: `only_if_empty`, and the schema is older; or it precedes the first release.
+        DatabaseUnavailableError: the database does not respond.
     """
     if isinstance(database, FileDatabase | MemoryDatabase):
         await database.with_driver(lambda driver: _upgrade_driver(driver, release))

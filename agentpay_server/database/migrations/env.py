@@ -1,4 +1,4 @@
-"""Alembic's entry point: migrates on the given connection, within its transaction."""
+"""Alembic's entry point: runs the migrations on the given connection, within its transaction."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """The tables, for SQLite and PostgreSQL alike.
 
 Amounts are integers of micro-USDC, times (`_us`) are microseconds since the epoch. `seq` orders rows by
-insertion, and cursors refer to it.
+insertion, and cursors refer to it. Columns have the interface's names where possible.
 """
 
 from agentpay_server.database.tables.base import metadata

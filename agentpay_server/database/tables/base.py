@@ -8,5 +8,5 @@ metadata: Final = MetaData()
 
 
 def seq() -> Column[int]:
-    """It orders rows by insertion."""
+    """Return the column that orders rows by insertion."""
     return Column("seq", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True, autoincrement=True)

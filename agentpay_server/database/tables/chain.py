@@ -20,7 +20,7 @@ chain_accounts: Final = Table(
     "chain_accounts",
     metadata,
     Column("address", Text, primary_key=True),
-    # In Solana's serialization; a deleted account has no row.
+    # The account in Solana's serialization; a deleted one has no row.
     Column("account", LargeBinary, nullable=False),
     sqlite_with_rowid=False,
 )
@@ -29,11 +29,11 @@ chain_signatures: Final = Table(
     "chain_signatures",
     metadata,
     Column("signature", Text, primary_key=True),
-    # NULL if it succeeded; `refused` if it never executed and never will.
+    # Why it failed; NULL if it succeeded; `refused` if it never executed and never will.
     Column("failure_reason", Text),
     Column("failure_detail", Text),
-    # Of the signed message, and its height: no message executes twice. NULL in rows of older versions, whose
-    # blockhashes have expired.
+    # The hash of the signed message, and its block height: no message executes twice. NULL in rows of older
+    # versions, whose blockhashes have expired.
     Column("message_hash", LargeBinary),
     Column("height", BigInteger),
     # Finds the messages whose blockhashes may be valid.
@@ -45,6 +45,7 @@ chain_signatures: Final = Table(
 chain_credits: Final = Table(
     "chain_credits",
     metadata,
+    # A token account's credit, and the slot of its transaction.
     Column("token_account", Text, primary_key=True),
     Column("slot", BigInteger, primary_key=True),
     Column("signature", Text, nullable=False),

@@ -15,11 +15,11 @@ accounts: Final = Table(
     Column("name", Text, nullable=False),
     Column("handle", Text, nullable=False),
     Column("metadata", Text),
-    # In the custody tree; never reused.
+    # Position of the account's keys in the custody tree; never reused.
     Column("key_index", BigInteger, nullable=False, unique=True),
     Column("chain_address", Text, nullable=False),
     Column("usdc_token_account", Text, nullable=False, unique=True),
-    # Canonical JSON. `paused` copies one of its fields, for filters.
+    # The policy as canonical JSON. `paused` copies one of its fields, for filters.
     Column("policy", Text, nullable=False),
     Column("paused", Boolean, nullable=False),
     Column("policy_version", BigInteger, nullable=False),
@@ -27,20 +27,20 @@ accounts: Final = Table(
     # Running total of the account's spends, and the time of the newest (money/spending.py).
     Column("spent_total", BigInteger, nullable=False),
     Column("last_spend_us", BigInteger, nullable=False),
-    # As booked. Every settled movement changes it in its own commit.
+    # The booked balance. Every settled movement changes it in its own commit.
     Column("balance", BigInteger, nullable=False),
-    # Signed transfers and session openings that are not final may still debit it.
+    # The amount that signed transfers and session openings that are not final may still debit.
     Column("in_flight", BigInteger, nullable=False),
-    # How far the on-chain history was scanned for deposits; NULL if never.
+    # How far the token account's on-chain history was scanned for deposits; NULL if never.
     Column("deposit_cursor", Text),
-    # Running total of what went in flight: the difference of two values is what was added.
+    # Running total of every amount that went in flight: the difference of two values is what was added.
     Column("in_flight_total", BigInteger, nullable=False),
     # The caps of all unsettled sessions, which count against the daily limit in full.
     Column("session_reserved", BigInteger, nullable=False),
     Column("created_us", BigInteger, nullable=False),
-    # Debited since `balance.low_threshold` was last checked.
+    # The amount debited since `balance.low_threshold` was last checked.
     Column("unjudged_spend", BigInteger, nullable=False, server_default="0"),
-    # Since when signing is stopped: a transaction landed that had been considered expired.
+    # Since when signing is stopped, because a transaction landed that had been considered expired.
     Column("stopped_us", BigInteger),
     Index("ix_accounts_operator", "operator_id", "seq"),
     Index("ix_accounts_operator_paused", "operator_id", "paused", "seq"),
@@ -58,10 +58,10 @@ policy_records: Final = Table(
     metadata,
     Column("account_id", Text, primary_key=True),
     Column("address", Text, nullable=False),
-    # 0 before the first write has landed.
+    # The version on chain, 0 before the first write has landed.
     Column("written_version", BigInteger, nullable=False),
     Column("tx_signature", Text),
-    # NULL if the chain has the newest version.
+    # When the record must be written; NULL if the chain has the newest version.
     Column("due_us", BigInteger),
     Column("failures", Integer, nullable=False),
 )

@@ -30,10 +30,10 @@ sessions: Final = Table(
     Column("recipient_token_account", Text, nullable=False),
     Column("category", Text),
     Column("cap", BigInteger, nullable=False),
-    # At most the cap. The settlement pays it.
+    # The sum of the charges, at most the cap. It is what the settlement pays.
     Column("running_total", BigInteger, nullable=False),
     Column("idempotency_key", Text, nullable=False),
-    # The idempotency key while it is held, and until when, as in `transfers`.
+    # The idempotency key while this session holds it, and until when, as in `transfers`.
     Column("held_key", Text),
     Column("key_expires_us", BigInteger),
     Column("status", Text, nullable=False),
@@ -43,10 +43,10 @@ sessions: Final = Table(
     Column("escrow_token_account", Text, nullable=False, unique=True),
     Column("tx_signature", Text, nullable=False),
     Column("settlement_tx_signature", Text, unique=True),
-    # Signed settlements. Each is a different transaction, even with the same amounts.
+    # Number of signed settlements. Each is a different transaction, even with the same amounts.
     Column("settlements", Integer, nullable=False),
-    # How often its settlement was postponed. The column keeps its first name, which servers of the previous
-    # version use.
+    # How often its settlement was postponed: the retry interval grows each time. The column keeps its first
+    # name, which servers of the previous version use.
     Column("put_offs", Integer, key="postponements", nullable=False),
     Column("opened_us", BigInteger),
     Column("settled_us", BigInteger),
@@ -54,11 +54,11 @@ sessions: Final = Table(
     # signed (again); NULL once signed.
     Column("closes_us", BigInteger),
     Column("created_us", BigInteger, nullable=False),
-    # The operator's claim to its key (money/held_keys.py).
+    # Whether it holds the operator's claim to its key (money/held_keys.py).
     Column("claimed_by_operator", Boolean, nullable=False),
-    # To recreate the payee's token account if it is closed. NULL in older rows.
+    # The owner of the payee's token account, to recreate it if it is closed. NULL in older rows.
     Column("recipient_owner", Text),
-    # Which time limit closed it (`ClosingReason`); NULL if none did.
+    # Which time limit closed it (`ClosingReason`); NULL if a caller closed it, or if it is open.
     Column("closed_by", Text),
     # The obstacle to its settlement (`ClosingReason`); NULL without one.
     Column("stuck_reason", Text),

@@ -6,7 +6,7 @@ from sqlalchemy import BigInteger, Column, Index, LargeBinary, Table, Text
 
 from agentpay_server.database.tables.base import metadata, seq
 
-# See identity.py.
+# The server's persistent identity (identity.py).
 server_state: Final = Table(
     "server_state",
     metadata,
@@ -29,17 +29,17 @@ api_keys: Final = Table(
     seq(),
     Column("key_id", Text, nullable=False, unique=True),
     Column("operator_id", Text, nullable=False),
-    # NULL for an operator key.
+    # The account of an agent key; NULL for an operator key.
     Column("account_id", Text),
     Column("name", Text),
-    # SHA-256 of the key, which is shown once and never stored.
+    # The SHA-256 of the key, which is shown once and never stored.
     Column("digest", Text, nullable=False, unique=True),
     Column("created_us", BigInteger, nullable=False),
     Column("revoked_us", BigInteger),
     # `operator`; `agent`; `lent`: an operator key for one run of a server; `console`: the key of a signed-in
     # browser.
     Column("kind", Text, nullable=False),
-    # NULL: does not expire.
+    # NULL for a key that does not expire.
     Column("expires_us", BigInteger),
     Index("ix_api_keys_operator", "operator_id", "seq"),
 )
@@ -48,7 +48,7 @@ api_keys: Final = Table(
 sign_in_codes: Final = Table(
     "sign_in_codes",
     metadata,
-    # SHA-256 of the code, which is shown once and never stored.
+    # The SHA-256 of the code, which is shown once and never stored.
     Column("digest", Text, primary_key=True),
     Column("operator_id", Text, nullable=False),
     Column("expires_us", BigInteger, nullable=False),
@@ -67,7 +67,7 @@ audit: Final = Table(
     metadata,
     seq(),
     Column("operator_id", Text, nullable=False),
-    # NULL for automatic changes.
+    # The key that made the change; NULL for automatic changes.
     Column("key_id", Text),
     Column("action", Text, nullable=False),
     Column("subject", Text, nullable=False),

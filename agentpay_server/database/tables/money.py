@@ -33,23 +33,24 @@ transfers: Final = Table(
     Column("memo", Text),
     Column("category", Text),
     Column("idempotency_key", Text, nullable=False),
-    # The idempotency key while this transfer holds it, and until when; NULL before it is final.
+    # The idempotency key while this transfer holds it, otherwise NULL; and until when, NULL before it is
+    # final.
     Column("held_key", Text),
     Column("key_expires_us", BigInteger),
     Column("status", Text, nullable=False),
     Column("error", Text),
     Column("message", Text),
-    # Of its newest transaction.
+    # The signature of its newest transaction, in `chain_transactions`.
     Column("tx_signature", Text),
     Column("settled_us", BigInteger),
     Column("created_us", BigInteger, nullable=False),
-    # NULL if it never needed approval.
+    # Until when an operator may approve it; NULL for a transfer that never needed approval.
     Column("approval_expires_us", BigInteger),
-    # The operator's claim to its key (money/held_keys.py).
+    # Whether it holds the operator's claim to its key (money/held_keys.py).
     Column("claimed_by_operator", Boolean, nullable=False),
-    # Of the terms of a payment behind HTTP 402; NULL for other transfers.
+    # A digest of the challenge's terms, for a payment behind HTTP 402; NULL for other transfers.
     Column("payment_digest", Text),
-    # The shares of further recipients, as JSON: [[owner, micro-USDC], …]; NULL without any.
+    # What recipients other than `to` get of a payment, as JSON: [[owner, micro-USDC], …]; NULL without any.
     Column("splits", Text),
     UniqueConstraint("account_id", "held_key"),
     Index("ix_transfers_operator", "operator_id", "seq"),
@@ -110,6 +111,7 @@ payments: Final = Table(
     Column("transfer_id", Text, nullable=False, unique=True),
     Column("operator_id", Text, nullable=False),
     Column("account_id", Text, nullable=False),
+    # The terms of the 402, and the seller's origin.
     Column("protocol", Text, nullable=False),
     Column("origin", Text, nullable=False),
     Column("url", Text),
@@ -146,7 +148,7 @@ pinned_origins: Final = Table(
     Column("operator_id", Text, nullable=False),
     Column("origin", Text, nullable=False),
     Column("category", Text),
-    # JSON; NULL allows all.
+    # A JSON list of addresses; NULL allows all.
     Column("recipients", Text),
     Column("max_amount", BigInteger),
     Column("blocked", Boolean, nullable=False),
@@ -159,15 +161,15 @@ chain_transactions: Final = Table(
     "chain_transactions",
     metadata,
     seq(),
-    # Accounts that were provisioned together share one, with a row each.
+    # Identifies the transaction. Accounts that were provisioned together share one, with a row each.
     Column("signature", Text, nullable=False),
     # `Kind`, and its subject: a transfer_id, a session_id or an account_id.
     Column("kind", Text, nullable=False),
     Column("subject_id", Text, nullable=False),
-    # The account that signed it, and how much it debits: in flight while pending.
+    # The account whose key signed it, and how much of its balance it debits: in flight while pending.
     Column("account_id", Text, nullable=False),
     Column("held", BigInteger, nullable=False),
-    # The account of this service that it credits when it settles.
+    # The account of this service that it credits when it settles; NULL without one.
     Column("credits_account_id", Text),
     # For the daily limit: its time, and the account's running total including it. NULL if it does not count.
     Column("spent_us", BigInteger),
@@ -177,14 +179,14 @@ chain_transactions: Final = Table(
     Column("released_us", BigInteger),
     # `State`.
     Column("state", Text, nullable=False),
-    # While the bytes may have to be (re)sent. They are stored before the first send.
+    # The bytes, while they may have to be (re)sent. They are stored before the first send.
     Column("raw", LargeBinary),
     Column("last_valid_block_height", BigInteger, nullable=False),
-    # JSON of its handler.
+    # JSON of its handler, specific to this transaction.
     Column("detail", Text),
     # When the event that reports the submission was emitted, before the outcome.
     Column("announced_us", BigInteger),
-    # In flight again because the transaction was reorganized away.
+    # The amount in flight again because the transaction was reorganized away; 0 otherwise.
     Column("reserved", BigInteger, nullable=False),
     Column("created_us", BigInteger, nullable=False),
     Column("ended_us", BigInteger),

@@ -17,6 +17,7 @@ events: Final = Table(
     # The serialized envelope. Every delivery attempt sends exactly these bytes.
     Column("body", Text, nullable=False),
     Column("created_us", BigInteger, nullable=False),
+    # The transfer or payment that it reports, or the session; NULL without one.
     Column("transfer_id", Text),
     Column("session_id", Text),
     Index("ix_events_operator", "operator_id", "seq"),
@@ -79,9 +80,9 @@ deliveries: Final = Table(
     Column("event_type", Text, nullable=False),
     Column("webhook_id", Text, nullable=False),
     Column("status", Text, nullable=False),
-    # Finished attempts.
+    # The number of finished attempts.
     Column("attempts", Integer, nullable=False),
-    # By the server's clock; NULL if no attempt is due.
+    # When the next attempt is due, by the server's clock; NULL if none is.
     Column("due_us", BigInteger),
     # Until when, in real time, the running attempt is leased.
     Column("leased_until_us", BigInteger, nullable=False),
@@ -126,7 +127,7 @@ delivery_attempts: Final = Table(
     Column("status_code", Integer),
     Column("error", Text),
     Column("duration_ms", Integer, nullable=False),
-    # The start of the body, as text.
+    # The start of the response's body, as text.
     Column("response_excerpt", Text),
     sqlite_with_rowid=False,
 )

@@ -8,6 +8,7 @@ down_revision = None
 
 
 def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and each index
+    """The first tables."""
     op.create_table(
         "accounts",
         sa.Column(

@@ -8,6 +8,7 @@ down_revision = "0008"
 
 
 def upgrade() -> None:
+    """Index of undelivered deliveries, which the console counts."""
     where = sa.text("status = 'undelivered'")
     op.create_index(
         "ix_deliveries_undelivered",

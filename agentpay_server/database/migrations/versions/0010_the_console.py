@@ -13,6 +13,7 @@ _TRANSFER_ID = {
 
 
 def upgrade() -> None:
+    """Expiring keys and sign-in codes; events by transfer and by time; excerpts of receivers' responses."""
     op.add_column("api_keys", sa.Column("expires_us", sa.BigInteger(), nullable=True))
     op.create_table(
         "sign_in_codes",

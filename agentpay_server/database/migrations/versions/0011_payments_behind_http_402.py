@@ -8,6 +8,7 @@ down_revision = "0010"
 
 
 def upgrade() -> None:
+    """Payments behind HTTP 402."""
     op.create_table(
         "payments",
         sa.Column(

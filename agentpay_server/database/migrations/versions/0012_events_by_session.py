@@ -13,6 +13,7 @@ _SESSION_ID = {
 
 
 def upgrade() -> None:
+    """Events by session."""
     op.add_column("events", sa.Column("session_id", sa.Text(), nullable=True))
     op.execute(f"UPDATE events SET session_id = {_SESSION_ID[op.get_bind().dialect.name]}")  # noqa: S608
     where = sa.text("session_id IS NOT NULL")

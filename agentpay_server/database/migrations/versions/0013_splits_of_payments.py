@@ -1,4 +1,4 @@
-"""The splits of a payment, for those who approve it."""
+"""The splits of a payment, shown to the operator who approves it."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -8,4 +8,5 @@ down_revision = "0012"
 
 
 def upgrade() -> None:
+    """The splits of a payment, shown to the operator who approves it."""
     op.add_column("transfers", sa.Column("splits", sa.Text(), nullable=True))
