@@ -1,13 +1,8 @@
-"""A process that has loaded all that a server needs, and forks one for every line that it reads.
+"""A process that has loaded all that a server needs, and forks one for every order; see `forking.py`.
 
-Python and its imports take a second to start, a fork takes milliseconds: with it every fault point of every
-operation can be tried on every store in each run. Orders come as JSON lines on standard input, one child at a
-time; the child says its pid and then what a server says, and its exit status follows when it has ended.
+With it every fault point of every operation can be tried on every store in each run.
 """
 
-import json
-import os
-import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -15,15 +10,12 @@ from typing import Any
 
 import asyncpg  # type: ignore[import-untyped]  # noqa: F401 - loaded for the children
 import sqlalchemy.dialects.postgresql.asyncpg  # noqa: F401
+from forking import fork_for_each_order
 
 from agentpay_server import AgentPayServer, cli
 from agentpay_server import crash_points as faults
 from agentpay_server.cli import process, serve  # noqa: F401 - loaded for the children
 from agentpay_server.database import postgres  # noqa: F401
-
-
-def tell(**words: object) -> None:
-    print(json.dumps(words), flush=True)  # noqa: T201 - it is what it is for
 
 
 def warm_up() -> None:
@@ -42,25 +34,11 @@ def warm_up() -> None:
 
 def serve_order(order: dict[str, Any]) -> None:
     """Be the server that an order asks for."""
-    os.environ.update(order["environment"])
     if order["crash_at"] is not None:
         faults.arm(order["crash_at"])
-    tell(pid=os.getpid())
     cli.main(order["arguments"])
 
 
-def main() -> None:
-    warm_up()
-    for line in sys.stdin:
-        pid = os.fork()
-        if pid == 0:
-            try:
-                serve_order(json.loads(line))
-            finally:
-                os._exit(1)
-        _, status = os.waitpid(pid, 0)
-        tell(status=os.waitstatus_to_exitcode(status))
-
-
 if __name__ == "__main__":
-    main()
+    warm_up()
+    fork_for_each_order(serve_order)
