@@ -39,8 +39,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--store",
         choices=["memory", "file", "postgres"],
-        default="memory",
-        help="where the servers that the tests start keep what they know",
+        help="where the servers that the tests start keep what they know (by default on SQLite files in the "
+        "behaviour tests, and in memory in all others)",
     )
     parser.addoption(
         "--chain",
@@ -48,6 +48,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="embedded",
         help="on which chain the servers that the tests start work",
     )
+    parser.addini("behaviour", "files whose tests must pass on every store and chain", type="linelist")
     parser.addini("unmeasured", "patterns of the files whose tests run without coverage", type="linelist")
 
 

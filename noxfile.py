@@ -57,48 +57,7 @@ EVERY_RUN = "not deep and not peers and not validator"
 # over from one that still has many: so a module's fixtures are mostly made once.
 WORKERS = str((os.cpu_count() or 1) * 3 // 2)
 ON_ALL_CORES = ("pytest", "-n", WORKERS, "--dist", "worksteal", "-m", EVERY_RUN)
-BEHAVIOUR = [
-    f"tests/integration/test_{subject}.py"
-    for subject in (
-        "accounts",
-        "approvals",
-        "console",
-        "console_lists",
-        "deliveries",
-        "deliveries_running",
-        "deposits",
-        "duplicates_together",
-        "events",
-        "events_low_balance",
-        "faults_http",
-        "health",
-        "history",
-        "idempotency",
-        "keys",
-        "logs",
-        "metrics",
-        "nulls_and_audit",
-        "pages",
-        "payments",
-        "policies",
-        "policies_on_chain",
-        "sandbox",
-        "session_bounds",
-        "sessions",
-        "sessions_closing",
-        "sessions_payees",
-        "spending",
-        "transfers",
-        "transfers_over_a_port",
-        "transfers_refused",
-        "transfers_waiting",
-        "travel",
-        "webhooks",
-        "webhooks_inbox",
-        "webhooks_rotation",
-    )
-]
-"""The behaviour tests that reach the store or the chain: they must pass on every one of them."""
+BEHAVIOUR = PYPROJECT["tool"]["pytest"]["ini_options"]["behaviour"]
 
 
 def install(session: nox.Session, *groups: str) -> None:
@@ -245,7 +204,7 @@ def quick(session: nox.Session) -> None:
         "tests/integration/test_layers.py",
         *BEHAVIOUR,
     ]
-    session.run(*ON_ALL_CORES, "--hypothesis-profile", "quick", *suite)
+    session.run(*ON_ALL_CORES, "--store", "memory", "--hypothesis-profile", "quick", *suite)
 
 
 @nox.session(venv_backend="none")
@@ -271,15 +230,14 @@ def frameworks(session: nox.Session) -> None:
 
 @nox.session
 def stores(session: nox.Session) -> None:
-    """Run the behaviour tests on SQLite files and on PostgreSQL, or the tests named as arguments.
+    """Run the behaviour tests on PostgreSQL, where `nox -s tests` runs them on SQLite files.
 
-    `nox -s stores -- tests/integration tests/reliability` runs all that support it.
+    `nox -s stores -- tests/integration tests/reliability` runs all that support it, on both.
     """
     install(session, "test")
-    suite = session.posargs or BEHAVIOUR
-    for store in ("file", "postgres"):
+    for store in ("file", "postgres") if session.posargs else ("postgres",):
         with files_in_memory(session):
-            session.run(*ON_ALL_CORES, "--store", store, *suite)
+            session.run(*ON_ALL_CORES, "--store", store, *(session.posargs or BEHAVIOUR))
 
 
 @nox.session
@@ -301,12 +259,12 @@ def validator(session: nox.Session) -> None:
     """Run the behaviour tests on Surfpool and over JSON-RPC, and the tests marked `validator`."""
     install(session, "test")
     if session.posargs:
-        session.run("pytest", "--chain", "surfpool", *session.posargs)
+        session.run("pytest", "--store", "memory", "--chain", "surfpool", *session.posargs)
         return
     # One worker per module, since the tests of a module share a validator.
     together = ("-n", "auto", "--dist", "loadfile")
     for chain in ("surfpool", "embedded-rpc"):
-        session.run("pytest", *together, "--chain", chain, "-m", EVERY_RUN, *BEHAVIOUR)
+        session.run("pytest", *together, "--store", "memory", "--chain", chain, "-m", EVERY_RUN, *BEHAVIOUR)
     guide = "tests/integration/test_project_files.py"
     session.run("pytest", *together, "tests/integration/rpc", "tests/reliability", guide, "-m", "validator")
 

@@ -1,7 +1,7 @@
 """How Hypothesis runs, where the servers of the tests keep what they know, and validators for modules."""
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A run in the background would hand it on to every command that the tests interrupt.
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    stores.run.kind = config.getoption("--store")
     validators.run.kind = config.getoption("--chain")
     told = getattr(config, "workerinput", None)
     if told is None:
@@ -37,6 +36,28 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(lambda: directory.__exit__(None, None, None))
     else:
         stores.run.postgres = Path(told["postgres"])
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Choose the store of a test before its fixtures start servers, those of its module included."""
+    told = item.config.getoption("--store")
+    is_behaviour = item.nodeid.partition("::")[0] in item.config.getini("behaviour")
+    stores.run.kind = told or ("file" if is_behaviour and not _needs_memory(item) else "memory")
+    try:
+        return (yield)
+    finally:
+        stores.run.kind = told or "memory"
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if stores.run.kind != "memory" and (reason := _needs_memory(item)):
+        pytest.skip(f"needs a server in memory: {reason}")
+
+
+def _needs_memory(item: pytest.Item) -> str | None:
+    marker = item.get_closest_marker("in_memory")
+    return marker and str(marker.args[0])
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,7 +1,8 @@
 """Where the servers of a test run keep what they know: in memory, in files, or in PostgreSQL.
 
 `pytest --store file` and `pytest --store postgres` run all tests there that do not say themselves where: what
-they would have in memory is then in a separate directory or database.
+they would have in memory is then in a separate directory or database. Without the option, the behaviour tests
+run on files and all others in memory.
 """
 
 import fcntl
@@ -15,7 +16,6 @@ from typing import Any
 
 import asyncpg
 import postgres_server
-import pytest
 import validators
 from attrs import evolve, field, mutable
 from sqlalchemy import Select, make_url, select
@@ -43,7 +43,7 @@ class Run:
     """The options and resources of this test run.
 
     Attributes:
-        kind: memory, file or postgres.
+        kind: memory, file or postgres, for the test that runs.
         scratch: a directory of the worker's own.
         postgres: where the run's PostgreSQL lives.
         free: databases that were used before and can be again, by URL.
@@ -64,16 +64,6 @@ _FROM_ONE = (
     "SELECT setval(format('%I.%I', schemaname, sequencename)::regclass, start_value, false) "
     "FROM pg_sequences WHERE schemaname = current_schema()"
 )
-
-
-def memory_only(reason: str) -> None:
-    """Skip a test, or the rest of it, where servers keep what they know on a disk.
-
-    Args:
-        reason: what it needs of the memory.
-    """
-    if run.kind != "memory":
-        pytest.skip(f"needs a server in memory: {reason}")
 
 
 def postgres_url() -> str:

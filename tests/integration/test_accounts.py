@@ -8,7 +8,6 @@ from typing import Any
 
 import httpx
 import pytest
-import stores
 from server_world import UNKNOWN, UNKNOWN_ACCOUNT, Funded, path_of, raw_client, refused
 from solders.pubkey import Pubkey
 
@@ -241,9 +240,6 @@ def test_an_identifier_of_another_operator_is_treated_as_unknown(
         "webhook_id": webhook.webhook_id,
         "event_id": event["id"],
     }
-    if stores.has_snapshots():
-        # Other stores have no snapshots.
-        known["snapshot_id"] = server.sandbox.snapshot().snapshot_id
     bodies = {
         "payments.report_outcome": {"status_code": 200},
         "policies.put": {"paused": True},

@@ -13,7 +13,6 @@ import httpx
 import money
 import pytest
 import rpc_world
-import stores
 import surfpool
 import validators
 import websockets
@@ -424,8 +423,8 @@ def test_the_history_of_an_address_is_paged_both_ways(server: AgentPayServer) ->
     assert refused(server, "getSignaturesForAddress", str(payer.pubkey()), {"limit": 1001})["code"] == -32602
 
 
+@pytest.mark.in_memory("nothing else can be brought back")
 def test_restoring_a_snapshot_reverts_the_history(server: AgentPayServer) -> None:
-    stores.memory_only("nothing else can be brought back")
     payer = payer_with(server)
     snapshot = server.sandbox.snapshot()
     transaction = giving(server, payer)

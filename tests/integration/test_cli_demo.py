@@ -6,7 +6,6 @@ from typing import Any
 
 import httpx
 import pytest
-import stores
 from click.testing import CliRunner, Result
 from command_line import WAIT_SECONDS, next_json, processing
 from receivers import eventually
@@ -220,8 +219,8 @@ def test_the_demo_raises_an_exhausted_daily_limit(world: World) -> None:
     assert {step.status for step in paid} == {"settled"}
 
 
+@pytest.mark.in_memory("nothing else can be reset")
 def test_the_demo_starts_again_after_a_sandbox_reset(world: World) -> None:
-    stores.memory_only("nothing else can be reset")
     before = set(world.world.accounts.values())
     world.server.sandbox.reset()
     steps = world.lives(60)

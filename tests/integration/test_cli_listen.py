@@ -9,7 +9,6 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
-import stores
 from command_line import WAIT_SECONDS, CommandLine, next_json, processing
 from receivers import Receiver, closed_port, drop, hang
 from server_world import Funded
@@ -156,10 +155,10 @@ async def test_events_are_chosen_by_type_and_account(
         assert (event["type"], event["data"]["transfer_id"]) == ("transfer.settled", transfer_id)
 
 
+@pytest.mark.in_memory("nothing else can be brought back")
 async def test_listening_continues_after_a_restore(
     server: AgentPayServer, commands: CommandLine, account: Account, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stores.memory_only("nothing else can be brought back")
     snapshot = server.sandbox.snapshot()
     async with listening(commands, capsys, types=frozenset({"transfer.settled"})) as heard:
         await heard.json("listening")

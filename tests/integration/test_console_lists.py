@@ -6,13 +6,12 @@ The plans of the statements show that none walks along the whole history.
 import re
 import sqlite3
 from collections.abc import Iterator
-from contextlib import ExitStack, closing
+from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
 import httpx
 import pytest
-import stores
 from attrs import frozen
 from server_world import START, raw_client, refused
 from sqlalchemy.dialects import sqlite
@@ -44,14 +43,9 @@ class Day:
         return [item["created_at"][11:13] for item in self.listed(path, **query)][::-1]
 
 
-@pytest.fixture(scope="module", params=[None, "postgres"], ids=["the run's store", "postgres"])
-def day(request: pytest.FixtureRequest) -> Iterator[Day]:
-    with ExitStack() as stack:
-        with pytest.MonkeyPatch.context() as patch:
-            if request.param is not None:
-                patch.setattr(stores.run, "kind", request.param)
-            server = stack.enter_context(AgentPayServer(clock=START))
-        http = stack.enter_context(raw_client(server))
+@pytest.fixture(scope="module")
+def day() -> Iterator[Day]:
+    with AgentPayServer(clock=START) as server, raw_client(server) as http:
         client = server.client()
         payer, payee = (client.accounts.create(name=name).account_id for name in "ab")
         server.sandbox.fund(payer, 100)

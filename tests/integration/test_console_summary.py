@@ -2,7 +2,6 @@
 
 import attrs
 import pytest
-import stores
 
 from agentpay import AgentPay, PermissionDeniedError
 from agentpay.contract.console import ConsoleSummary
@@ -110,8 +109,8 @@ async def test_only_the_newest_requests_of_the_most_recent_operators_are_kept(
     assert kept == [[], ["req_4", "req_3", "req_2"], ["req_4", "req_3", "req_2"]]
 
 
+@pytest.mark.in_memory("snapshots are taken in memory")
 def test_snapshots_are_listed_newest_first_by_operator(server: AgentPayServer) -> None:
-    stores.memory_only("snapshots are taken in memory")
     taken = [server.sandbox.snapshot() for _ in range(3)]
     assert list(server.sandbox.snapshots(limit=2)) == taken[::-1]
     server.sandbox.restore(taken[0])

@@ -9,7 +9,6 @@ from decimal import Decimal
 
 import httpx
 import pytest
-import stores
 import validators
 from money import entries, events, order, post, put_policy, rows
 from server_world import START, UNKNOWN, UNKNOWN_ACCOUNT, Funded, faults, raw_client, refused, state_of
@@ -227,10 +226,10 @@ def test_a_change_without_its_event_is_rolled_back(
     assert state_of(server) == before, "neither the rejection nor its entry nor its event"
 
 
+@pytest.mark.in_memory("it looks into the database between two units of work")
 def test_state_event_and_delivery_are_one_commit(
     server: AgentPayServer, http: httpx.Client, funded: Funded, monkeypatch: pytest.MonkeyPatch
 ):
-    stores.memory_only("it looks into the database between two units of work")
     payer, payee = funded("100"), funded("1")
     server.webhook_inbox(low_balance_threshold_usdc=100)
     seen = []

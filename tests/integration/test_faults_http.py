@@ -10,7 +10,7 @@ import anyio
 import httpx
 import money
 import pytest
-import stores
+import validators
 from server_world import Funded, faults, raw_client, refused
 
 from agentpay import (
@@ -174,9 +174,9 @@ def test_the_scope_is_checked_first(server: AgentPayServer, funded: Funded):
     assert [fault.times for fault in server.sandbox.faults()] == [1]
 
 
+@pytest.mark.in_memory("nothing else can be brought back")
 def test_a_delayed_request_is_not_processed_after_a_restore(server: AgentPayServer, http: httpx.Client):
-    if not stores.has_snapshots():
-        pytest.skip("only a server that keeps everything in memory has snapshots")
+    validators.embedded_only("no other chain can be brought back")
     snapshot = server.sandbox.snapshot()
     server.sandbox.set_fault("http:POST /v1/accounts", effect="delay", delay_ms=2_000)
 

@@ -6,7 +6,6 @@ from decimal import Decimal
 
 import httpx
 import pytest
-import stores
 from server_world import START, Funded
 
 from agentpay import AgentPay, AgentPayError
@@ -246,10 +245,10 @@ def test_records_can_be_read_while_requests_run(server: AgentPayServer, client: 
 # --- The timeline
 
 
+@pytest.mark.in_memory("writes that follow a response wait for the disk")
 def test_the_timeline_nests_every_record_under_its_cause(
     server: AgentPayServer, client: AgentPay, funded: Funded
 ) -> None:
-    stores.memory_only("writes that follow a response wait for the disk")
     server.webhook_inbox(low_balance_threshold_usdc=6).fail_next(503)
     payer, payee = funded("10").account_id, client.accounts.create(name="Payee").account_id
     client.policies.update(payer, escalation_threshold=4)

@@ -3,7 +3,6 @@
 from typing import Any
 
 import pytest
-import stores
 import validators
 from money import looked
 from outsiders import landed
@@ -651,10 +650,10 @@ def test_the_outcome_reported_by_the_client_is_shown(http, seller, paid) -> None
 # --- Snapshots
 
 
+@pytest.mark.in_memory("nothing else can be brought back")
 def test_a_snapshot_does_not_wait_for_a_seller_and_brings_the_payment_back(
     server, http, seller, paid
 ) -> None:
-    stores.memory_only("nothing else can be brought back")
     validators.embedded_only("no other chain can be brought back")
     payment = paid(seller.ask())
     before = server.sandbox.snapshot()
@@ -671,8 +670,8 @@ def test_a_snapshot_does_not_wait_for_a_seller_and_brings_the_payment_back(
     assert get(http, payment)["status"] == "settled"
 
 
+@pytest.mark.in_memory("nothing else can be brought back")
 def test_a_payment_authorized_before_a_restore_never_lands(server, http, seller, paid) -> None:
-    stores.memory_only("nothing else can be brought back")
     validators.embedded_only("no other chain can be brought back")
     before = server.sandbox.snapshot()
     abandoned = paid(seller.ask())

@@ -6,7 +6,6 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-import stores
 
 from agentpay_server import pytest_plugin
 
@@ -400,10 +399,10 @@ IDENTITIES = """
 """
 
 
+@pytest.mark.in_memory("writes that follow a response wait for the disk")
 def test_identities_do_not_depend_on_order_nor_on_the_process(
     pytester: pytest.Pytester, tmp_path: Path
 ) -> None:
-    stores.memory_only("writes that follow a response wait for the disk")
     pytester.makepyfile(test_identities=IDENTITIES.format(path=str(tmp_path / "seen")))
     for arguments in ([], ["-p", "pytest_randomly", "-p", "xdist", "-n", "1"]):
         pytester.runpytest(*PLUGIN, *arguments).assert_outcomes(passed=6)

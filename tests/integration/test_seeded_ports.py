@@ -5,7 +5,6 @@ import random
 
 import httpx
 import pytest
-import stores
 from server_world import START
 
 from agentpay import AgentPay, AuthenticationError
@@ -63,8 +62,8 @@ def test_no_warning_is_logged_without_predictable_keys(
     assert EVENT not in caplog.text
 
 
+@pytest.mark.in_memory("a key that is stored is valid at every start")
 def test_keys_of_a_generated_seed_are_refused_on_the_port(unchosen: AgentPayServer) -> None:
-    stores.memory_only("a key that is stored is valid at every start")
     with unchosen as server:
         client = server.client()
         account = client.accounts.create(name="Agent")
@@ -100,8 +99,8 @@ def test_the_key_of_the_seed_is_refused_in_every_spelling(unchosen: AgentPayServ
         assert httpx.get(url, headers=twice).status_code == 401
 
 
+@pytest.mark.in_memory("only a server in memory goes back")
 def test_the_key_of_the_port_survives_a_restore(unchosen: AgentPayServer) -> None:
-    stores.memory_only("only a server in memory goes back")
     with unchosen as server:
         before = server.sandbox.snapshot()
         server.listen()

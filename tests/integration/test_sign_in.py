@@ -8,7 +8,6 @@ from datetime import timedelta
 
 import httpx
 import pytest
-import stores
 from money import rows
 from server_world import START, raw_client, refused
 
@@ -147,10 +146,10 @@ def test_a_console_key_does_not_count_as_the_last_one(server: AgentPayServer, li
         server.client(api_key=console.key).whoami()
 
 
+@pytest.mark.in_memory("snapshots are taken in memory")
 def test_advancing_and_restoring_from_the_console_keep_it_signed_in(
     server: AgentPayServer, link: httpx.URL
 ) -> None:
-    stores.memory_only("snapshots are taken in memory")
     snapshot = server.sandbox.snapshot()
     made = server.console.sign_in(code_of(link))
     with raw_client(server, made.key) as console:

@@ -11,7 +11,6 @@ import attrs
 import httpx
 import money
 import pytest
-import stores
 import validators
 from server_world import START, raw_client, refused, state_of
 
@@ -25,10 +24,11 @@ from agentpay_server.chain.embedded.virtual_machine import accounts_of
 from agentpay_server.database import tables
 from agentpay_server.sandbox import snapshots as snapshot_service
 
+pytestmark = pytest.mark.in_memory("nothing else can be brought back")
+
 
 @pytest.fixture(autouse=True)
-def _in_memory() -> None:
-    stores.memory_only("nothing else can be brought back")
+def _embedded() -> None:
     validators.embedded_only("no other chain can be brought back")
 
 

@@ -9,13 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-import stores
 from worlds import World
 
 from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.database.sqlite import SqliteConnection
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.in_memory("its connection is watched")]
 
 COMMIT = "COMMIT"
 SNAPSHOT = "SNAPSHOT"
@@ -106,7 +105,6 @@ CLOSE = [
 @pytest.fixture
 def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Every statement of the server, and every commit, in order."""
-    stores.memory_only("its connection is watched")
     seen: list[str] = []
     execute, run, read = SqliteConnection.execute, MemoryDatabase.run, MemoryDatabase.read
 
