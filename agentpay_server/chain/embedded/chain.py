@@ -512,6 +512,7 @@ class EmbeddedChain:
         Writing a page for the new block makes every earlier write fail that is still in progress.
         """
         found = await ledger.read()
+        machines.release(self._svm)
         self._svm = machines.acquire()
         self._statuses, self._names, self._draft, self._unwritten = {}, {}, Draft(), []
         if found is None:
