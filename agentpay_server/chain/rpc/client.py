@@ -6,6 +6,8 @@ providers put their keys. While the endpoint limits the rate, calls fail without
 
 import asyncio
 import logging
+import ssl
+from functools import cache
 from typing import Final, Protocol
 
 import httpx2
@@ -66,6 +68,7 @@ class RpcClient:
         self._url = url
         # No automatic retries, because resending a transaction must be an explicit decision.
         self._http = httpx2.AsyncClient(
+            verify=_ssl_context(),
             timeout=timeout_seconds,
             limits=httpx2.Limits(max_connections=max_connections, max_keepalive_connections=max_connections),
         )
@@ -128,6 +131,12 @@ class _HideUrl(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not (isinstance(record.args, tuple) and self._url in record.args)
+
+
+@cache
+def _ssl_context() -> ssl.SSLContext:
+    """Shared in this process: loading the CA files takes 20 ms or more."""
+    return httpx2.create_ssl_context()
 
 
 def _retry_after_seconds(header: str) -> float:
