@@ -18,6 +18,8 @@ import httpx
 import json_rpc_server
 from json_rpc_server import Answer
 
+from agentpay._http import shared_ssl_context
+
 Forward = Callable[[], Awaitable[Answer]]
 Act = Callable[[Forward], Awaitable[Answer]]
 
@@ -162,7 +164,7 @@ class RpcProxy:
 @asynccontextmanager
 async def in_front_of(upstream_url: str) -> AsyncIterator[RpcProxy]:
     """Start a proxy on a free port, and stop it in the end."""
-    async with httpx.AsyncClient(timeout=30, trust_env=False) as http:
+    async with httpx.AsyncClient(verify=shared_ssl_context(), timeout=30, trust_env=False) as http:
         proxy = RpcProxy(upstream_url, http)
         async with json_rpc_server.serving(proxy.handle) as url:
             proxy.url = url

@@ -85,7 +85,9 @@ async def bare_url(template: str | None = None) -> str:
     """Return the address of a database without tables, or of a copy of `template`."""
     run.made += 1
     name = f"{prefix()}{os.getpid()}_{run.made}"
-    await administer(postgres_url(), f"CREATE DATABASE {name} TEMPLATE {template or 'template0'}")
+    # Copying files takes half as long as logging their pages, where nothing waits for the disk.
+    how = f"TEMPLATE {template or 'template0'} STRATEGY file_copy"
+    await administer(postgres_url(), f"CREATE DATABASE {name} {how}")
     return url_of(name)
 
 

@@ -33,6 +33,7 @@ from solders.token.state import Mint, TokenAccount
 from sqlalchemy import select
 from surfpool import Surfpool
 
+from agentpay._http import shared_ssl_context
 from agentpay_server import AgentPayServer
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
 from agentpay_server.chain.embedded.chain import EmbeddedChain
@@ -91,7 +92,7 @@ class Postgres:
         return AgentPayServer(database_url=stores.url_of(self.name), settings=settings, **options)
 
     def copied(self, scratch: Path, name: str) -> "Postgres":
-        return self.made(f"TEMPLATE {self.name}")
+        return self.made(f"TEMPLATE {self.name} STRATEGY file_copy")
 
     @classmethod
     def made(cls, how: str = "") -> "Postgres":
@@ -209,7 +210,9 @@ class Child:
         word = self._heard()
         self._status: int | None = word.get("status")
         self.base_url: str | None = word.get("base_url")
-        self._http = httpx.Client(base_url=self.base_url or "", trust_env=False, timeout=WAIT_SECONDS)
+        self._http = httpx.Client(
+            base_url=self.base_url or "", verify=shared_ssl_context(), trust_env=False, timeout=WAIT_SECONDS
+        )
 
     def request(self, method: str, path: str, key: str, body: object = None) -> httpx.Response | None:
         """Return the response to a request; None if the server died during or before it."""
