@@ -15,6 +15,7 @@ import hashlib
 import re
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from attrs import define, frozen
@@ -145,6 +146,7 @@ class Cluster:
         return slot >= FIRST_SLOT and (slot - FIRST_SLOT + 1) % 10 != 0
 
     @staticmethod
+    @cache
     def blockhash(slot: int) -> str:
         return str(Hash.from_bytes(hashlib.sha256(f"blockhash {slot}".encode()).digest()))
 

@@ -470,6 +470,7 @@ class Money(RuleBasedStateMachine):
         finally:
             self.world.chain.clear()
             self.do(self.world.stop())
+            self.world.chain.inner.release()
             self.runner.close()
 
     async def check_ends(self) -> None:
@@ -536,7 +537,9 @@ class RestartedMoney(Money):
         self.start_again()
 
     def start_again(self) -> None:
-        self.world = self.do(self.started(after=self.world))
+        killed = self.world
+        self.world = self.do(self.started(after=killed))
+        killed.chain.inner.release()
         self.do(self.world.look_back())
         self.meet_strangers()
         self.do(self.world.rest())
