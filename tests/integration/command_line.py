@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from click.testing import CliRunner, Result
+from loaded_python import LoadedPython
 
 from agentpay import AgentPay
 from agentpay_server import AgentPayServer
@@ -18,6 +19,9 @@ from agentpay_server.cli import main
 
 WAIT_SECONDS = 30
 NO_CONFIG = "/nonexistent/config.toml"
+CLI = "agentpay_server"
+
+Process = subprocess.Popen[str] | LoadedPython
 
 
 class CommandLine:
@@ -59,47 +63,50 @@ class CommandLine:
         assert result.stderr.startswith("Error: ")
         return result.stderr
 
-    def unwritten(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        """Run a command whose results go to a full disk."""
-        with Path("/dev/full").open("w", encoding="utf-8") as full:
-            return subprocess.run(
-                [sys.executable, "-m", "agentpay_server.cli", *arguments],
-                stdout=full,
-                stderr=subprocess.PIPE,
-                text=True,
-                encoding="utf-8",
-                timeout=60,
-                check=False,
-                env={**os.environ, **self.environment},
-            )
+    def unwritten(self, *arguments: str) -> tuple[int, str]:
+        """Run a command whose results go to a full disk; return its exit code and its messages."""
+        environment = {**os.environ, **self.environment}
+        with (
+            Path("/dev/full").open("w", encoding="utf-8") as full,
+            LoadedPython("-m", CLI, *arguments, environment=environment, stdout=full.fileno()) as process,
+        ):
+            said = process.communicate()[1]
+            return process.wait(), said
 
     @contextmanager
-    def process(self, *arguments: str) -> Iterator["subprocess.Popen[str]"]:
+    def process(self, *arguments: str, is_fresh: bool = False) -> Iterator[Process]:
         """Run a command as a separate process."""
-        with processing(*arguments, environment=self.environment) as process:
+        with processing(*arguments, environment=self.environment, is_fresh=is_fresh) as process:
             yield process
 
 
 @contextmanager
 def processing(
-    *arguments: str, environment: dict[str, str] | None = None
-) -> Iterator["subprocess.Popen[str]"]:
-    """Run a command as a separate process, which is killed if it still runs at the end."""
-    with subprocess.Popen(
-        [sys.executable, "-m", "agentpay_server.cli", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        encoding="utf-8",
-        env={**os.environ, **(environment or {})},
-    ) as process:
+    *arguments: str, environment: dict[str, str] | None = None, is_fresh: bool = False
+) -> Iterator[Process]:
+    """Run a command as a separate process, which is killed if it still runs at the end.
+
+    Args:
+        arguments: those of the command line.
+        environment: besides this process's own.
+        is_fresh: start Python for it, as a shell does; at least one test of each long-running command does.
+    """
+    told = {**os.environ, **(environment or {})}
+    process: Process
+    if is_fresh:
+        command = [sys.executable, "-m", CLI, *arguments]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, encoding="utf-8", env=told)
+    else:
+        process = LoadedPython("-m", CLI, *arguments, environment=told)
+    with process:
         try:
             yield process
         finally:
             process.kill()
 
 
-def next_json(process: "subprocess.Popen[str]") -> Any:
+def next_json(process: Process) -> Any:
     """Return what the next line of a process holds."""
     assert process.stdout is not None
     line = process.stdout.readline()

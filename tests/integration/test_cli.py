@@ -14,35 +14,30 @@ from pathlib import Path
 import httpx
 import pytest
 from click.testing import CliRunner
+from command_line import CLI, Process, next_json, processing
+from loaded_python import LoadedPython
 
 from agentpay import AgentPay
 from agentpay_server import AgentPayServer, Sandbox
 from agentpay_server.cli import main
 
-SERVE = [sys.executable, "-m", "agentpay_server.cli", "serve", "--port", "0"]
+SERVE = ("serve", "--port", "0")
 
 
 @contextmanager
-def serving(*options: str) -> Iterator[tuple[dict[str, str], "subprocess.Popen[str]"]]:
-    with subprocess.Popen(
-        [*SERVE, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            assert process.stdout is not None
-            yield json.loads(process.stdout.readline()), process
-        finally:
-            process.kill()
+def serving(*options: str, is_fresh: bool = False) -> Iterator[tuple[dict[str, str], Process]]:
+    with processing(*SERVE, *options, is_fresh=is_fresh) as process:
+        yield next_json(process), process
 
 
 @contextmanager
 def serving_on_a_terminal(*options: str) -> Iterator[tuple[dict[str, str], list[str]]]:
     """Serve with a terminal for standard error; gives the line of JSON and what people see."""
     ours, theirs = pty.openpty()
-    with subprocess.Popen([*SERVE, *options], stdout=subprocess.PIPE, stderr=theirs, text=True) as process:
+    with LoadedPython("-m", CLI, *SERVE, *options, stderr=theirs) as process:
         os.close(theirs)
         try:
-            assert process.stdout is not None
-            announcement = json.loads(process.stdout.readline())
+            announcement = next_json(process)
             shown = ""
             while "server.started" not in shown:
                 shown += os.read(ours, 4096).decode()
@@ -60,7 +55,7 @@ def generated_key() -> str:
 
 def test_serve_prints_its_url_and_key_as_one_json_line_and_never_its_metrics_key() -> None:
     options = ("--clock", "manual", "--metrics-key", "of-the-scraper", "--treasury-low", "2000000000")
-    with serving(*options) as (announcement, process):
+    with serving(*options, is_fresh=True) as (announcement, process):
         assert set(announcement) == {"base_url", "operator_key", "console_url"}
         page, _, code = announcement["console_url"].partition("#code=")
         assert page == f"{announcement['base_url']}/dashboard"

@@ -179,18 +179,18 @@ def test_a_payment_whose_result_cannot_be_written_has_not_failed(
 ) -> None:
     payer, payee = funded().account_id, client.accounts.create(name="Payee").account_id
     arguments = ["transfers", "create", "--from", payer, "--to", payee, "--amount", "1"]
-    ended = commands.unwritten(*arguments, *filter(None, [option]))
+    exit_code, said = commands.unwritten(*arguments, *filter(None, [option]))
     (paid,) = client.transfers.list(account_id=payer)
-    assert ended.returncode == 3
-    assert "Traceback" not in ended.stderr
-    assert f"look up transfer_id {paid.transfer_id}, idempotency_key {paid.idempotency_key}" in ended.stderr
+    assert exit_code == 3
+    assert "Traceback" not in said
+    assert f"look up transfer_id {paid.transfer_id}, idempotency_key {paid.idempotency_key}" in said
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_list_that_cannot_be_written_says_so(commands: CommandLine) -> None:
-    ended = commands.unwritten("accounts", "list")
-    assert (ended.returncode, ended.stderr.count("\n")) == (1, 1)
-    assert "could not be written" in ended.stderr
+    exit_code, said = commands.unwritten("accounts", "list")
+    assert (exit_code, said.count("\n")) == (1, 1)
+    assert "could not be written" in said
 
 
 # --- Approvals

@@ -127,7 +127,7 @@ def test_an_invalid_key_is_refused_and_not_printed() -> None:
 
 
 def test_the_sample_data_is_complete_at_the_start_and_ctrl_c_ends_the_demo() -> None:
-    with processing("demo", "--port", "0", "--json") as process:
+    with processing("demo", "--port", "0", "--json", is_fresh=True) as process:
         announced = next_json(process)["demo"]
         with AgentPay(base_url=announced["base_url"], api_key=announced["operator_key"]) as server:
             names = {account.name for account in server.accounts.list()}

@@ -335,7 +335,7 @@ def test_a_closed_output_pipe_ends_listening_silently(
     commands: CommandLine, account: Account, *, is_json: bool
 ) -> None:
     arguments = ["listen", "--interval", "0.05", *(["--json"] if is_json else [])]
-    with commands.process(*arguments) as process:
+    with commands.process(*arguments, is_fresh=is_json) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         if is_json:
@@ -351,7 +351,8 @@ def test_a_closed_output_pipe_ends_listening_silently(
 def test_an_interrupted_command_exits_silently_with_130(receiver: Receiver) -> None:
     receiver.default = hang
     address = f"http://{receiver.host}:{receiver.port}"
-    with processing("keys", "list", "--url", address, "--key", "ap_operator_any") as process:
+    options = ("--url", address, "--key", "ap_operator_any")
+    with processing("keys", "list", *options, is_fresh=True) as process:
         receiver.wait_for(1, WAIT_SECONDS)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=WAIT_SECONDS)

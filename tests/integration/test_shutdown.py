@@ -2,11 +2,8 @@
 
 import asyncio
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +13,8 @@ from typing import Any
 import httpx
 import pytest
 import stores
+from command_line import Process as CommandProcess
+from command_line import next_json, processing
 from server_world import raw_client
 
 from agentpay_server import AgentPayServer, Settings
@@ -28,10 +27,9 @@ WAIT_SECONDS = 30
 class Process:
     """A server in a separate process, and an operator's client of it."""
 
-    def __init__(self, process: "subprocess.Popen[str]", key: str | None) -> None:
+    def __init__(self, process: CommandProcess, key: str | None) -> None:
         self.process = process
-        assert process.stdout is not None
-        announcement = json.loads(process.stdout.readline())
+        announcement = next_json(process)
         self.key = key or announcement["operator_key"]
         self.http = httpx.Client(
             base_url=announcement["base_url"],
@@ -66,18 +64,10 @@ class Process:
 def serving(
     *options: str, key: str | None = None, environment: dict[str, str] | None = None
 ) -> Iterator[Process]:
-    command = [sys.executable, "-m", "agentpay_server.cli", "serve", "--port", "0", *options]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as process:
-        server = None
-        try:
-            server = Process(process, key)
+    with processing("serve", "--port", "0", *options, environment=environment) as process:
+        server = Process(process, key)
+        with server.http:
             yield server
-        finally:
-            process.kill()
-            if server is not None:
-                server.http.close()
 
 
 @contextmanager
@@ -243,7 +233,7 @@ def test_closing_an_embedded_server_reports_transfers_in_flight(tmp_path: Path) 
 
 def test_a_server_that_loses_its_postgresql_ends_and_the_next_one_takes_over() -> None:
     url = asyncio.run(stores.fresh_url())
-    environment = {**os.environ, KEY_VARIABLE: stores.KEY.hex()}
+    environment = {KEY_VARIABLE: stores.KEY.hex()}
     with serving("--database-url", url, environment=environment) as server:
         payer, payee = server.accounts()
         key = server.key
