@@ -1,5 +1,7 @@
 """The command `agentpay`, and `python -m agentpay`: loads the command line, or says what to install."""
 
+import atexit
+import gc
 import sys
 
 from agentpay._loading import load
@@ -7,6 +9,8 @@ from agentpay._loading import load
 
 def main() -> None:
     """Run the command line, or print one line that names the missing extra."""
+    # Collecting all that is loaded would only delay the end.
+    atexit.register(gc.freeze)
     try:
         cli = load("agentpay.cli", part="the command line", extra="cli")
     except ModuleNotFoundError as missing:
