@@ -36,7 +36,7 @@ def warm_up() -> None:
 def fork_for_each_order(orders: socket.socket) -> None:
     """Fork for every order; it comes with the streams of the child, and a pipe for its pid and its status."""
     while True:
-        line, given, *_ = socket.recv_fds(orders, 65536, 3)
+        line, given, *_ = socket.recv_fds(orders, 65536, 4)
         if not line:
             return
         while not line.endswith(b"\n"):
@@ -52,16 +52,16 @@ def fork_for_each_order(orders: socket.socket) -> None:
                 pass
 
 
-def _run(order: dict[str, Any], out: int, err: int, report: int) -> None:
+def _run(order: dict[str, Any], source: int, out: int, err: int, report: int) -> None:
     """Run what an order asks for in a child of this process, and report on it."""
     pid = os.fork()
     if pid:
         _tell(report, pid)
         _tell(report, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
         os._exit(0)
-    os.dup2(out, 1)
-    os.dup2(err, 2)
-    for number in (out, err, report):
+    for stream, number in enumerate((source, out, err)):
+        os.dup2(number, stream)
+    for number in (source, out, err, report):
         os.close(number)
     _be(order)
 
@@ -72,6 +72,7 @@ def _tell(report: int, number: int) -> None:
 
 def _be(order: dict[str, Any]) -> None:
     """Be the interpreter that an order asks for, up to its end."""
+    sys.stdin = os.fdopen(0, closefd=False)
     sys.stdout = os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", closefd=False, errors="backslashreplace", buffering=1)
     os.chdir(order["directory"])

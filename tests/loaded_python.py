@@ -27,6 +27,7 @@ class LoadedPython:
     Args:
         arguments: `-m MODULE …`, or `-c CODE …`.
         environment: instead of this process's own.
+        stdin: a descriptor for its standard input, which is empty without it.
         stdout: a descriptor for its standard output; without it, `stdout` is the end of a pipe.
         stderr: likewise.
     """
@@ -35,6 +36,7 @@ class LoadedPython:
         self,
         *arguments: str,
         environment: dict[str, str] | None = None,
+        stdin: int | None = None,
         stdout: int | None = None,
         stderr: int | None = None,
     ) -> None:
@@ -49,9 +51,10 @@ class LoadedPython:
             "environment": dict(os.environ) if environment is None else environment,
             "directory": str(Path.cwd()),
         }
-        given = [out, err, report]
+        source = os.open(os.devnull, os.O_RDONLY) if stdin is None else stdin
+        given = [source, out, err, report]
         socket.send_fds(_orders(), [json.dumps(order).encode() + b"\n"], given)
-        for number in {*given} - {stdout, stderr}:
+        for number in {*given} - {stdin, stdout, stderr}:
             os.close(number)
         self.pid = self._told(WAIT_SECONDS)
 

@@ -5,17 +5,17 @@ Deadlines come from the settings: short where a test waits for one, long otherwi
 
 import contextlib
 import logging
+import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
+from command_line import next_json
+from loaded_python import LoadedPython
 from peers import GET_HEALTH, WAIT_SECONDS, Peer
 from prometheus_client.parser import text_string_to_metric_families
 from receivers import eventually
@@ -357,21 +357,16 @@ class Child:
 
     def __init__(self, parser: type) -> None:
         choice = "port_server.parser = lambda: guarded.GuardedH11" if parser is GuardedH11 else ""
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", CHILD.format(parser=choice)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        theirs, ours = os.pipe()
+        self.process = LoadedPython("-c", CHILD.format(parser=choice), stdin=theirs)
+        os.close(theirs)
+        self.orders = os.fdopen(ours, "w")
         assert self.process.stdout is not None
         self.base_url = self.process.stdout.readline().strip()
 
     def told(self, word: str) -> None:
-        assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write(f"{word}\n")
-        self.process.stdin.flush()
+        print(word, file=self.orders, flush=True)
         assert self.process.stdout.readline() == f"{word}\n"
 
     def next_line(self) -> str:
@@ -380,13 +375,14 @@ class Child:
 
     def end(self) -> str:
         """End it, and return what it still had to say."""
+        self.orders.close()
         return self.process.communicate(timeout=WAIT_SECONDS)[1]
 
 
 @pytest.fixture
 def child(parser: type) -> Iterator[Child]:
     running = Child(parser)
-    with running.process as process:
+    with running.process as process, running.orders:
         try:
             yield running
         finally:
@@ -440,13 +436,18 @@ def test_the_connection_limit_leaves_descriptors_for_database_and_chain(
     assert limits == [(8192, 8192)]
 
 
+SERVE_WITH_FEW = """
+import resource
+from agentpay_server.cli import main
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+main(["serve", "--port", "0"])
+"""
+
+
 def test_a_process_with_few_descriptors_serves_under_many_slow_connections() -> None:
-    serve = [sys.executable, "-m", "agentpay_server.cli", "serve", "--port", "0"]
-    command = ["sh", "-c", 'ulimit -n 128 && exec "$@"', "sh", *serve]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with LoadedPython("-c", SERVE_WITH_FEW) as process:
         try:
-            assert process.stdout is not None
-            base_url = httpx.Response(200, text=process.stdout.readline()).json()["base_url"]
+            base_url = next_json(process)["base_url"]
             with slow_connections(base_url, 300):
                 for _ in range(10):
                     assert is_healthy(base_url)
