@@ -7,7 +7,7 @@ unless the test says that it expects failed requests.
 from collections.abc import Callable
 
 from attrs import define, field
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request
+from playwright.sync_api import BrowserContext, ConsoleMessage, Page, Request
 
 WIDE, NARROW = (1280, 850), (390, 844)
 OTHER_HOST = "console.example"
@@ -35,8 +35,8 @@ class Console:
 
     base_url: str
     key: str
-    _browser: Browser
-    _contexts: list[BrowserContext] = field(factory=list)
+    _context: BrowserContext
+    _tabs: list[Page] = field(factory=list)
     faults: list[str] = field(factory=list)
     expects_failures: bool = False
 
@@ -50,15 +50,12 @@ class Console:
         before: Callable[[Page], None] = lambda _: None,
     ) -> Page:
         """Return a new tab at a page that has loaded."""
-        context = self._browser.new_context(
-            viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, reduced_motion="reduce"
-        )
-        self._contexts.append(context)
+        tab = self._context.new_page()
+        self._tabs.append(tab)
+        tab.set_viewport_size({"width": size[0], "height": size[1]})
+        tab.emulate_media(color_scheme=scheme, reduced_motion="reduce")
         if signed_in:
-            context.add_init_script(
-                f"if (!sessionStorage.left) sessionStorage.setItem('agentpay.key', '{self.key}');"
-            )
-        tab = context.new_page()
+            tab.add_init_script(f"sessionStorage['agentpay.key'] = '{self.key}';")
         tab.set_default_timeout(20_000)
         tab.on("console", self._on_console)
         tab.on("pageerror", lambda error: self.faults.append(f"exception: {error}"))
@@ -80,8 +77,8 @@ class Console:
 
     def close(self) -> None:
         """Close all tabs."""
-        for context in self._contexts:
-            context.close()
+        for tab in self._tabs:
+            tab.close()
 
     def _on_console(self, message: ConsoleMessage) -> None:
         is_failure = "Failed to load resource" in message.text

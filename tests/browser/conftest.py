@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from browsing import OTHER_HOST, Console
-from playwright.sync_api import Browser, expect, sync_playwright
+from playwright.sync_api import BrowserContext, expect, sync_playwright
 
 from agentpay_server import AgentPayServer
 
@@ -19,8 +19,12 @@ expect.set_options(timeout=20_000)
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Browser]:
-    """The system's Chromium; if it is required, a missing one is a failure."""
+def context() -> Iterator[BrowserContext]:
+    """The system's Chromium; if it is required, a missing one is a failure.
+
+    Each test opens tabs of its own, mostly on a server of its own, which is another origin. They share a
+    window, since opening one takes longer than most tests; a tab that stays keeps it open.
+    """
     found = next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
         message = "needs Chromium: apt-get install chromium"
@@ -29,37 +33,40 @@ def browser() -> Iterator[Browser]:
     arguments = ["--no-sandbox", f"--host-resolver-rules=MAP {OTHER_HOST} 127.0.0.1", "--disable-gpu"]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=arguments)
+        context = browser.new_context(viewport={"width": 1280, "height": 900})
+        context.new_page()
         loop = asyncio.get_running_loop()
         asyncio._set_running_loop(None)
-        yield browser
+        yield context
         asyncio._set_running_loop(loop)
         browser.close()
 
 
 @pytest.fixture(autouse=True)
-def _loop_of_the_browser(browser: Browser) -> Iterator[None]:
+def _loop_of_the_browser(context: BrowserContext) -> Iterator[None]:
     """Keep Playwright's event loop, which it leaves running, to the browser tests.
 
     Other tests of this process start new loops, which a running one prevents.
     """
-    asyncio._set_running_loop(browser._loop)
+    asyncio._set_running_loop(context._loop)
     yield
     asyncio._set_running_loop(None)
 
 
 @pytest.fixture
-def console_of(browser: Browser) -> Iterator[Callable[[AgentPayServer], Console]]:
+def console_of(context: BrowserContext) -> Iterator[Callable[[AgentPayServer], Console]]:
     """Return what opens the console of a server that listens."""
     consoles: list[Console] = []
 
     def of(server: AgentPayServer) -> Console:
-        console = Console(server.base_url, server.operator_key, browser)
+        console = Console(server.base_url, server.operator_key, context)
         consoles.append(console)
         return console
 
     yield of
     for console in consoles:
         console.close()
+    assert context.cookies() == []
     assert [fault for console in consoles for fault in console.faults] == []
 
 

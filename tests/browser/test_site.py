@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import BrowserContext, Page, expect
 
 import agentpay
 
@@ -49,14 +49,15 @@ def address() -> Iterator[str]:
 
 
 @pytest.fixture
-def page(browser: Browser, address: str) -> Iterator[Page]:
-    """A page at 1280 pixels; the test fails if the site loads anything from elsewhere, or a script fails."""
-    with browser.new_context(viewport={"width": 1280, "height": 900}, base_url=address) as context:
-        page, strange = context.new_page(), []
+def page(context: BrowserContext, address: str) -> Iterator[Page]:
+    """A tab at 1280 pixels; the test fails if the site loads anything from elsewhere, or a script fails."""
+    with context.new_page() as page:
+        strange: list[str] = []
         page.on("request", lambda asked: None if is_ours(asked.url, address) else strange.append(asked.url))
         page.on("pageerror", lambda error: strange.append(str(error)))
         yield page
         assert strange == []
+        page.evaluate("localStorage.clear()")
 
 
 def is_ours(url: str, address: str) -> bool:
@@ -74,7 +75,7 @@ FOUND = [
 
 def test_search_finds_the_page_of_a_word(page: Page, address: str) -> None:
     for words, title, path in FOUND:
-        page.goto("")
+        page.goto(address)
         page.get_by_role("button", name="Search").first.click()
         page.get_by_role("combobox", name="Search").fill(words)
         page.get_by_role("option").filter(has_text=re.compile(rf"^\s*{title}")).first.click()
@@ -85,27 +86,29 @@ def test_search_finds_the_page_of_a_word(page: Page, address: str) -> None:
 
 
 def test_previous_and_next_links_connect_the_tutorials(page: Page, address: str) -> None:
-    page.goto("tutorial/first-paid-call/")
+    page.goto(f"{address}tutorial/first-paid-call/")
     page.get_by_role("link", name="Next: Receive your first event").click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("Receive your first event")
     page.get_by_role("link", name="Previous: Your first paid call").click()
     expect(page.get_by_role("heading", level=1)).to_contain_text("Your first paid call")
 
 
-def test_the_footer_has_the_version(page: Page) -> None:
-    page.goto("")
+def test_the_footer_has_the_version(page: Page, address: str) -> None:
+    page.goto(address)
     expect(page.locator("footer")).to_contain_text(f"agentpay {agentpay.__version__}")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_color_scheme_follows_the_system_preference_until_switched(page: Page, scheme: Any) -> None:
+def test_the_color_scheme_follows_the_system_preference_until_switched(
+    page: Page, address: str, scheme: Any
+) -> None:
     page.emulate_media(color_scheme=scheme)
-    page.goto("")
+    page.goto(address)
     assert is_dark(page) == (scheme == "dark")
     # A click changes it, and the next page keeps the choice.
     page.get_by_title("Switch to light mode" if scheme == "dark" else "Switch to dark mode").click()
     assert is_dark(page) == (scheme == "light")
-    page.goto("how-to/approve/")
+    page.goto(f"{address}how-to/approve/")
     assert is_dark(page) == (scheme == "light")
 
 
@@ -127,8 +130,8 @@ HEADLESS = """() => [...document.querySelectorAll("article thead")]
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_a_page_does_not_overflow_its_width(page: Page, path: str) -> None:
-    page.goto(path)
+def test_a_page_does_not_overflow_its_width(page: Page, address: str, path: str) -> None:
+    page.goto(address + path)
     expect(page.get_by_role("heading", level=1)).to_be_visible()
     # On a phone, a comment is longer than a line; on a screen it is not.
     assert page.evaluate(WRAPPED) == []
@@ -146,7 +149,9 @@ UNTYPED = """() => [...document.querySelectorAll("article tr.doc-section-item")]
 
 
 @pytest.mark.parametrize("page_name", ["clients", "exceptions", "extensions", "models", "server", "webhooks"])
-def test_every_attribute_and_argument_of_the_reference_has_a_type(page: Page, page_name: str) -> None:
-    page.goto(f"reference/python/{page_name}/")
+def test_every_attribute_and_argument_of_the_reference_has_a_type(
+    page: Page, address: str, page_name: str
+) -> None:
+    page.goto(f"{address}reference/python/{page_name}/")
     assert page.locator("article tr.doc-section-item").count() > 10
     assert page.evaluate(UNTYPED) == []
