@@ -53,7 +53,7 @@ class Console:
         tab = self._context.new_page()
         self._tabs.append(tab)
         tab.set_viewport_size({"width": size[0], "height": size[1]})
-        tab.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+        tab.emulate_media(color_scheme=scheme)
         if signed_in:
             tab.add_init_script(f"sessionStorage['agentpay.key'] = '{self.key}';")
         tab.set_default_timeout(20_000)

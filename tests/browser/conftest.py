@@ -33,7 +33,7 @@ def context() -> Iterator[BrowserContext]:
     arguments = ["--no-sandbox", f"--host-resolver-rules=MAP {OTHER_HOST} 127.0.0.1", "--disable-gpu"]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=arguments)
-        context = browser.new_context(viewport={"width": 1280, "height": 900})
+        context = browser.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
         context.new_page()
         loop = asyncio.get_running_loop()
         asyncio._set_running_loop(None)

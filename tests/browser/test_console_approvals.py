@@ -82,22 +82,21 @@ def test_an_approved_payment_behind_402_is_not_called_paid(server: AgentPayServe
     assert str(client.accounts.balance(account.account_id).balance_usdc) == "1.000000"
 
 
-def test_enter_on_an_open_dialog_pays_nothing(server: AgentPayServer, console: Console) -> None:
-    transfer = waiting(server)
-    tab = console.open("approvals")
-    tab.get_by_role("button", name="Approve…").click()
-    tab.keyboard.press("Enter")
-    expect(tab.get_by_role("dialog")).to_have_count(0)
-    assert status(server, transfer) == "pending_approval"
-
-
-def test_approval_works_with_the_keyboard_only(server: AgentPayServer, console: Console) -> None:
+def test_approval_works_with_the_keyboard_only_and_enter_alone_pays_nothing(
+    server: AgentPayServer, console: Console
+) -> None:
     transfer = waiting(server)
     tab = console.open()
     tab.keyboard.press("g")
     tab.keyboard.press("a")
     expect(tab.locator(".approval")).to_be_visible()
     tab.keyboard.press("j")
+    expect(tab.locator(".approval")).to_be_focused()
+    tab.keyboard.press("a")
+    expect(tab.get_by_role("button", name="Cancel")).to_be_focused()
+    tab.keyboard.press("Enter")
+    expect(tab.get_by_role("dialog")).to_have_count(0)
+    assert status(server, transfer) == "pending_approval"
     expect(tab.locator(".approval")).to_be_focused()
     tab.keyboard.press("a")
     expect(tab.get_by_role("button", name="Cancel")).to_be_focused()

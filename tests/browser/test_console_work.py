@@ -46,18 +46,7 @@ def test_pausing_keeps_every_other_rule(server: AgentPayServer, console: Console
     assert not server.client().policies.get(account_id).paused
 
 
-def test_a_refusal_names_its_rule(server: AgentPayServer, console: Console, account_id: str) -> None:
-    shop = server.client().accounts.create(name="Shop").account_id
-    with pytest.raises(Exception, match="max_single_transfer"):
-        server.client().transfers.create(from_=account_id, to=shop, amount="11")
-    refused = server.events[-1].data.transfer_id
-    tab = console.open(f"transfers/{refused}")
-    failed = tab.locator(".steps > .bad")
-    expect(failed).to_have_count(1)
-    expect(failed).to_contain_text("max_single_transfer is 10.000000 USDC")
-
-
-def test_a_settled_transfer_is_shown_from_request_to_delivery(
+def test_a_transfer_is_shown_from_request_to_delivery_or_to_the_rule_that_refused_it(
     server: AgentPayServer, console: Console, account_id: str
 ) -> None:
     server.webhook_inbox()
@@ -72,6 +61,12 @@ def test_a_settled_transfer_is_shown_from_request_to_delivery(
     expect(badges).to_have_text(["delivered"] * 2)
     assert "✓" in badges.first.evaluate("it => getComputedStyle(it, '::before').content")
     expect(tab.get_by_role("link", name="Explorer")).to_have_attribute("rel", "noreferrer")
+    with pytest.raises(Exception, match="max_single_transfer"):
+        server.client().transfers.create(from_=account_id, to=shop, amount="11")
+    console.go(tab, f"transfers/{server.events[-1].data.transfer_id}")
+    failed = tab.locator(".steps > .bad")
+    expect(failed).to_have_count(1)
+    expect(failed).to_contain_text("max_single_transfer is 10.000000 USDC")
 
 
 def test_an_undelivered_event_is_replayed(server: AgentPayServer, console: Console) -> None:
@@ -152,7 +147,7 @@ def test_lists_can_be_filtered_by_time(server: AgentPayServer, console: Console,
     expect(tab.locator(".empty")).to_be_visible()
 
 
-def test_timeline_filters_find_rows_of_earlier_pages(
+def test_filters_and_a_link_lead_to_earlier_pages_of_the_timeline(
     server: AgentPayServer, console: Console, account_id: str
 ) -> None:
     client = server.client()
@@ -168,6 +163,14 @@ def test_timeline_filters_find_rows_of_earlier_pages(
         client.transfers.create(from_=other, to=shop, amount="0.01")
     tab = console.open("timeline")
     rows = tab.locator(".rows > li")
+    older = tab.get_by_role("link", name="Older")
+    expect(rows).to_have_count(25)
+    console.go(tab, older.evaluate("link => link.hash.slice(2)"))
+    expect(rows).to_have_count(25)
+    older.click()
+    expect(rows).to_have_count(12)
+    tab.go_back()
+    expect(rows).to_have_count(25)
     for asked in (
         f"id={refused}",
         "status=rejected",
@@ -186,20 +189,6 @@ def test_timeline_filters_find_rows_of_earlier_pages(
     expect(rows).to_have_count(1)
     console.go(tab, "timeline?id=txn_unknown")
     expect(tab.locator(".empty")).to_be_visible()
-
-
-def test_a_link_leads_to_older_rows(server: AgentPayServer, console: Console, account_id: str) -> None:
-    client = server.client()
-    shop = client.accounts.create(name="Shop").account_id
-    for _ in range(30):  # two events each: two pages of the list
-        client.transfers.create(from_=account_id, to=shop, amount="0.01")
-    tab = console.open("timeline")
-    rows = tab.locator("[data-row]")
-    expect(rows).to_have_count(25)
-    tab.get_by_role("link", name="Older").click()
-    expect(rows).to_have_count(5)
-    tab.go_back()
-    expect(rows).to_have_count(25)
 
 
 def test_deliveries_are_filtered_by_webhook_and_event(
@@ -311,10 +300,7 @@ def test_the_test_bench_advances_time_mints_arms_faults_and_restores(
     says(tab, "Restored.")
     assert server.sandbox.clock.now() == before
     assert str(server.client().accounts.balance(account_id).balance_usdc) == "100.000000"
-
-
-def test_a_fault_of_one_request_is_armed_with_its_outcome(server: AgentPayServer, console: Console) -> None:
-    tab = console.open("bench")
+    # A fault of one request is armed with its outcome.
     tab.get_by_label("Request").fill("POST /v1/accounts")
     tab.get_by_label("Outcome").select_option(label="held for 3 s")
     tab.get_by_role("button", name="Arm once").click()
@@ -328,16 +314,16 @@ def test_a_fault_of_one_request_is_armed_with_its_outcome(server: AgentPayServer
     )
 
 
-@pytest.mark.parametrize("page", ["transfers/%", "timeline?since=soon", "timeline?id=constructor_1"])
-def test_an_address_that_means_nothing_leaves_the_console_usable(console: Console, page: str) -> None:
+def test_an_address_that_means_nothing_leaves_the_console_usable(console: Console) -> None:
     console.expects_failures = True
     tab = console.open()
-    tab.evaluate("page => { location.hash = `#/${page}`; }", page)
-    tab.reload()
-    expect(tab.locator("p.problem:visible, .empty:visible")).to_have_count(1)
-    console.go(tab, "overview")
-    expect(tab.locator(".tiles")).to_be_visible()
-    assert tab.locator("p.problem:visible").count() == 0
+    for page in ("transfers/%", "timeline?since=soon", "timeline?id=constructor_1"):
+        tab.evaluate("page => { location.hash = `#/${page}`; }", page)
+        tab.reload()
+        expect(tab.locator("p.problem:visible, .empty:visible")).to_have_count(1)
+        console.go(tab, "overview")
+        expect(tab.locator(".tiles")).to_be_visible()
+        assert tab.locator("p.problem:visible").count() == 0
 
 
 def test_the_timeline_goes_back_to_a_saved_point(
@@ -386,8 +372,12 @@ def hostile(server: AgentPayServer) -> str:
     return transfer.transfer_id
 
 
-def test_markup_in_data_is_shown_as_text(server: AgentPayServer, console: Console, hostile: str) -> None:
+def test_markup_in_data_is_shown_as_text_and_hidden_or_reordering_characters_as_escapes(
+    server: AgentPayServer, console: Console, hostile: str
+) -> None:
+    server.client().accounts.create(name="Air\u202eenil\u200b\U000e0061")
     tab = console.open()
+    expect(tab.locator(".party", has_text="Air")).to_have_text("Air\\u202eenil\\u200b\\ue0061")
     account = server.client().transfers.get(hostile).from_
     session = next(iter(server.sessions.list())).session_id
     pages = ["overview", "approvals", "timeline", "deliveries", "sessions", "bench"]
@@ -406,9 +396,3 @@ def test_markup_in_data_is_shown_as_text(server: AgentPayServer, console: Consol
     tab.get_by_role("button", name="Approve…").click()
     assert MARKUP in tab.get_by_role("dialog").inner_text()
     assert tab.evaluate("document.querySelectorAll('img').length") == 0
-
-
-def test_text_that_hides_or_reorders_is_shown_as_escapes(server: AgentPayServer, console: Console) -> None:
-    server.client().accounts.create(name="Air\u202eenil\u200b\U000e0061")
-    tab = console.open()
-    expect(tab.locator(".party").first).to_have_text("Air\\u202eenil\\u200b\\ue0061")
