@@ -49,7 +49,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="on which chain the servers that the tests start work",
     )
     parser.addini("behaviour", "files whose tests must pass on every store and chain", type="linelist")
-    parser.addini("unmeasured", "patterns of the files whose tests run without coverage", type="linelist")
+    parser.addini("unmeasured", "patterns of files, or of tests, that run without coverage", type="linelist")
 
 
 class _Measurement:
@@ -62,8 +62,8 @@ class _Measurement:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        path = item.nodeid.partition("::")[0]
-        is_measured = not any(fnmatch(path, pattern) for pattern in self._unmeasured)
+        path, test = item.nodeid.partition("::")[0], item.nodeid.partition("[")[0]
+        is_measured = not any(fnmatch(path, each) or fnmatch(test, each) for each in self._unmeasured)
         if is_measured != self._is_on:
             switch = self._coverage.start if is_measured else self._coverage.stop
             switch()

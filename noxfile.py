@@ -1,6 +1,6 @@
 """Sessions: the checks that every change must pass, and longer ones to run by hand.
 
-lint, unasync, types, tests, stores,
+lint, unasync, types, tests,
 simulate, docs, package              the checks that every change must pass; the default
 quick                                the tests in two minutes, on the memory store
 paths                                the pages of "Choose your path", each in an empty environment
@@ -15,6 +15,7 @@ picture                              the picture in the README, from a run of th
 screenshots                          the pictures of the operator console
 bench                                benchmarks, as ratios to a minimum measured in the same run
 peers                                sellers with the packages of others, each in its own environment
+stores                               the behaviour tests, or others, on SQLite files and on PostgreSQL
 validator                            the behaviour tests and the network faults, on a real validator
 deep                                 tests that take minutes to hours, and then `fuzz`
 fuzz                                 coverage-guided fuzzing of the readers of 402 challenges
@@ -31,7 +32,7 @@ from pathlib import Path
 import nox
 
 nox.needs_version = ">=2025.11"
-nox.options.sessions = ["lint", "unasync", "types", "tests", "stores", "simulate", "docs", "package"]
+nox.options.sessions = ["lint", "unasync", "types", "tests", "simulate", "docs", "package"]
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = False
@@ -151,11 +152,12 @@ def types(session: nox.Session) -> None:
     # Users copy code from the documentation: it must pass their type checkers.
     run_in_parallel(
         session,
-        [("mypy",), ("mypy", "tests/typing/objects.py"), ("python", "scripts/doc_types.py", "mypy"), server],
+        [("mypy",), ("mypy", "tests/typing/objects.py"), ("python", "scripts/doc_types.py", "mypy")],
         [
             ("pyright",),
             ("pyright", "--project", "tests/typing"),
             client,
+            server,
             ("python", "scripts/doc_types.py", "pyright"),
         ],
     )
@@ -178,7 +180,10 @@ def install_browser(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests, in parallel and in random order, with the coverage of most of them as a gate."""
+    """Run the tests, in parallel and in random order, with the coverage of most of them as a gate.
+
+    The behaviour tests run twice: on SQLite files, and on PostgreSQL.
+    """
     install(session, "test", "frameworks")
     install_browser(session)
     if session.posargs:
@@ -187,7 +192,9 @@ def tests(session: nox.Session) -> None:
     session.run("coverage", "erase")
     with files_in_memory(session):
         session.run(*ON_ALL_CORES, "--cov", "--cov-report=")
-    session.run("coverage", "report")
+        session.run("coverage", "report")
+        # In this environment, where everything is compiled.
+        session.run(*ON_ALL_CORES, "--store", "postgres", *BEHAVIOUR)
 
 
 @nox.session
@@ -230,12 +237,12 @@ def frameworks(session: nox.Session) -> None:
 
 @nox.session
 def stores(session: nox.Session) -> None:
-    """Run the behaviour tests on PostgreSQL, where `nox -s tests` runs them on SQLite files.
+    """Run the behaviour tests, or the tests named as arguments, on SQLite files and on PostgreSQL.
 
-    `nox -s stores -- tests/integration tests/reliability` runs all that support it, on both.
+    `nox -s stores -- tests/integration tests/reliability` runs all that support it.
     """
     install(session, "test")
-    for store in ("file", "postgres") if session.posargs else ("postgres",):
+    for store in ("file", "postgres"):
         with files_in_memory(session):
             session.run(*ON_ALL_CORES, "--store", store, *(session.posargs or BEHAVIOUR))
 

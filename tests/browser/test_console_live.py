@@ -20,6 +20,13 @@ def pay(server: AgentPayServer, amount: str = "1") -> None:
     client.transfers.create(from_=accounts["Buyer"], to=accounts["Shop"], amount=amount)
 
 
+def test_the_first_change_appears_automatically(server: AgentPayServer, console: Console) -> None:
+    tab = console.open("timeline")
+    expect(tab.locator(".empty")).to_be_visible()
+    pay(server, "12.5")
+    expect(tab.locator("[data-row]")).to_contain_text("12.50")
+
+
 def test_the_event_stream_shows_changes_and_closes_while_the_page_is_hidden(
     server: AgentPayServer, console: Console
 ) -> None:
@@ -27,7 +34,6 @@ def test_the_event_stream_shows_changes_and_closes_while_the_page_is_hidden(
     expect(tab.locator(".state")).to_have_text("Live")
     tail = server._running.server.services.tail
     assert sum(map(len, tail._streams.values())) == 1
-    expect(tab.locator(".empty")).to_be_visible()
     tab.evaluate(
         "Object.defineProperty(document, 'hidden', {get: () => window.isAway, configurable: true});"
         "window.isAway = true; document.dispatchEvent(new Event('visibilitychange'))"

@@ -12,6 +12,7 @@ import anyio
 import httpx
 import pytest
 import uvicorn
+from awaited import Awaited, sync_and_async
 
 from agentpay import AgentPay, _fetching
 from agentpay._fetching import (
@@ -56,9 +57,14 @@ def account(server: AgentPayServer, client: AgentPay) -> str:
 
 
 @pytest.fixture
-def tools(server: AgentPayServer, account: str, monkeypatch: pytest.MonkeyPatch) -> AgentTools:
+def tools(
+    request: pytest.FixtureRequest, server: AgentPayServer, account: str, monkeypatch: pytest.MonkeyPatch
+) -> AgentTools | Awaited:
     # On the manual clock nothing changes while it is waited for.
-    monkeypatch.setattr("agentpay._sync.paid_fetches.SETTLE_SECONDS", 0.0)
+    for twin in ("_sync", "_async"):
+        monkeypatch.setattr(f"agentpay.{twin}.paid_fetches.SETTLE_SECONDS", 0.0)
+    if getattr(request, "param", "sync") == "async":
+        return Awaited(AsyncAgentTools(server.async_agent_client(account), private_origins=LOOPBACK))
     return AgentTools(server.agent_client(account), private_origins=LOOPBACK)
 
 
@@ -126,6 +132,7 @@ def test_the_same_reference_presents_the_same_payment(
     assert spent(client, account) == "0.250000"
 
 
+@sync_and_async
 def test_a_reference_is_not_paid_again_after_the_service_forgot_its_key(
     tools: AgentTools, server: AgentPayServer, client: AgentPay, account: str, paywall: Paywall
 ) -> None:
@@ -138,6 +145,7 @@ def test_a_reference_is_not_paid_again_after_the_service_forgot_its_key(
     assert spent(client, account) == "0.250000"
 
 
+@sync_and_async
 def test_another_purchase_under_the_same_reference_pays_nothing(
     tools: AgentTools, client: AgentPay, account: str, paywall: Paywall
 ) -> None:
@@ -151,6 +159,7 @@ def test_another_purchase_under_the_same_reference_pays_nothing(
     assert spent(client, account) == "0.250000"
 
 
+@sync_and_async
 def test_a_page_without_a_price_is_returned_unpaid(
     tools: AgentTools, client: AgentPay, account: str, paywall: Paywall
 ) -> None:
@@ -182,6 +191,7 @@ def test_sync_and_async_tools_fetch_alike(server: AgentPayServer, account: str, 
 # --- Limits
 
 
+@sync_and_async
 def test_a_price_above_max_usdc_is_not_paid(
     tools: AgentTools, client: AgentPay, account: str, paywall: Paywall
 ) -> None:
@@ -191,6 +201,7 @@ def test_a_price_above_max_usdc_is_not_paid(
     assert fetched(tools, paywall)["status"] == "settled"
 
 
+@sync_and_async
 def test_a_payment_refused_by_the_policy_is_rejected(
     tools: AgentTools, client: AgentPay, account: str, paywall: Paywall
 ) -> None:
@@ -202,6 +213,7 @@ def test_a_payment_refused_by_the_policy_is_rejected(
     assert spent(client, account) == "0.000000"
 
 
+@sync_and_async
 def test_a_payment_that_needs_approval_is_returned_as_pending(
     tools: AgentTools, server: AgentPayServer, client: AgentPay, account: str, paywall: Paywall
 ) -> None:
@@ -253,6 +265,7 @@ def test_no_seller_gets_more_than_one_payment(
         assert not paid
 
 
+@sync_and_async
 def test_an_expired_payment_is_failed_and_its_reference_cannot_be_reused(
     tools: AgentTools, server: AgentPayServer, client: AgentPay, account: str, paywall: Paywall
 ) -> None:
@@ -268,6 +281,7 @@ def test_an_expired_payment_is_failed_and_its_reference_cannot_be_reused(
     assert fetched(tools, paywall, payment_ref="forecast-2026-02")["status"] == "settled"
 
 
+@sync_and_async
 def test_a_reply_that_is_lost_is_unknown_or_settled_and_never_raises(
     tools: AgentTools, client: AgentPay, account: str, paywall: Paywall
 ) -> None:
@@ -476,6 +490,7 @@ def site() -> Iterator[tuple[Site, str]]:
     listening.close()
 
 
+@sync_and_async
 def test_redirects_are_followed_only_within_an_origin(
     tools: AgentTools, paywall: Paywall, site: tuple[Site, str]
 ) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 import respx
+from awaited import Awaited, sync_and_async
 from server_world import START, Funded
 
 from agentpay import AgentPay, errors
@@ -45,7 +46,11 @@ def agent(server: AgentPayServer, payer: str) -> AgentPay:
 
 
 @pytest.fixture
-def tools(agent: AgentPay) -> AgentTools:
+def tools(
+    request: pytest.FixtureRequest, server: AgentPayServer, payer: str, agent: AgentPay
+) -> AgentTools | Awaited:
+    if getattr(request, "param", "sync") == "async":
+        return Awaited(AsyncAgentTools(server.async_agent_client(payer).with_options(max_retries=0)))
     return AgentTools(agent)
 
 
@@ -56,6 +61,7 @@ def moved(client: AgentPay, account_id: str) -> str:
 # --- What pay returns
 
 
+@sync_and_async
 def test_a_payment_settles(tools: AgentTools, client: AgentPay, payee: str) -> None:
     result = tools.pay(payment_ref=REF, to=payee, amount_usdc="1.5", memo="Report 7")
 
@@ -76,6 +82,7 @@ def test_the_remaining_daily_limit_is_returned(
     assert tools.get_payment(payment_ref=REF)["remaining_usdc"] == "6.000000"
 
 
+@sync_and_async
 def test_the_same_reference_pays_once(tools: AgentTools, client: AgentPay, payee: str) -> None:
     results = [tools.pay(payment_ref=REF, to=payee, amount_usdc=amount) for amount in ("1", "1.00", "1")]
     assert results[0] == results[1] == results[2]
@@ -356,6 +363,7 @@ def test_payments_are_listed_with_their_references(
     ]
 
 
+@sync_and_async
 def test_a_session_is_opened_charged_and_closed_by_reference(
     tools: AgentTools, client: AgentPay, payee: str
 ) -> None:
@@ -391,6 +399,7 @@ def test_a_session_is_opened_charged_and_closed_by_reference(
     assert len(client.sessions.list().data) == 1
 
 
+@sync_and_async
 def test_a_session_that_the_policy_refuses_is_a_result(
     tools: AgentTools, client: AgentPay, payer: str, payee: str
 ) -> None:
@@ -405,6 +414,7 @@ def test_a_session_that_the_policy_refuses_is_a_result(
         assert (call["status"], call["money_moved"]) == ("unknown", "unknown")
 
 
+@sync_and_async
 @pytest.mark.parametrize("effect", ["reply_lost", "internal_error", "reset"])
 def test_a_session_call_that_fails_is_unknown_and_repeated_safely(
     tools: AgentTools, server: AgentPayServer, client: AgentPay, payee: str, effect: str
