@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from threading import Thread
@@ -30,6 +31,7 @@ class LoadedPython:
         stdin: a descriptor for its standard input, which is empty without it.
         stdout: a descriptor for its standard output; without it, `stdout` is the end of a pipe.
         stderr: likewise.
+        loads: modules to load before the fork, besides those of a server.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class LoadedPython:
         stdin: int | None = None,
         stdout: int | None = None,
         stderr: int | None = None,
+        loads: Sequence[str] = (),
     ) -> None:
         self.returncode: int | None = None
         self.stdout, out = _stream(stdout)
@@ -50,6 +53,7 @@ class LoadedPython:
             "arguments": arguments,
             "environment": dict(os.environ) if environment is None else environment,
             "directory": str(Path.cwd()),
+            "loads": loads,
         }
         source = os.open(os.devnull, os.O_RDONLY) if stdin is None else stdin
         given = [source, out, err, report]

@@ -5,22 +5,18 @@ again, in process, where a test can look at the chain and the tables themselves.
 """
 
 import asyncio
-import atexit
 import itertools
 import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from functools import cache
+from contextlib import contextmanager
 from pathlib import Path
 from select import select as readable
-from typing import IO, Any
+from typing import Any
 
 import httpx
 import rpc_world
@@ -28,6 +24,7 @@ import signed
 import stores
 import validators
 from attrs import evolve, frozen
+from loaded_python import LoadedPython
 from solders.litesvm import LiteSVM
 from solders.token.state import Mint, TokenAccount
 from sqlalchemy import select
@@ -159,24 +156,14 @@ def prepared(place: Place) -> Prepared:
         return Prepared(place, server.operator_key, payer.account_id, payee.account_id)
 
 
-@cache
-def _fork_server() -> "subprocess.Popen[bytes]":
-    """Return the process of this one that servers are forked from."""
-    process = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("fork_server.py"))],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        # Unbuffered: all available output is in the pipe.
-        bufsize=0,
-    )
-    atexit.register(_end, process)
-    return process
+_SERVE = """
+import sys
+from agentpay_server import cli, crash_points
 
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    with process:
-        process.kill()
+if sys.argv[1]:
+    crash_points.arm(sys.argv[1])
+cli.main(sys.argv[2:])
+"""
 
 
 @contextmanager
@@ -185,31 +172,35 @@ def child(it: Prepared, crash_at: str | None = None, *options: str) -> Iterator[
     # Loads are many and small: a killed process leaves sessions open.
     bounds = ["--min-session-cap", "0.000001", "--max-open-sessions", "1000000"]
     arguments = ["serve", "--port", "0", "--settlement-wait", "10", *bounds, *it.place.options, *options]
-    order = {"arguments": arguments, "environment": it.place.environment, "crash_at": crash_at}
-    process = _fork_server()
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(json.dumps(order).encode() + b"\n")
-    running = Child(process.stdout)
-    try:
-        yield running
-    finally:
-        running.close()
+    with (
+        Path(os.devnull).open("w", encoding="utf-8") as nowhere,
+        LoadedPython(
+            *("-c", _SERVE, crash_at or "", *arguments),
+            environment={**os.environ, **it.place.environment},
+            stderr=nowhere.fileno(),
+        ) as process,
+    ):
+        running = Child(process)
+        try:
+            yield running
+        finally:
+            running.close()
 
 
 class Child:
     """A server in a separate process.
 
     Args:
-        told: its output, and the log of the test about it, line by line.
+        process: it has just begun to start.
     """
 
-    def __init__(self, told: IO[bytes]) -> None:
-        self._told = told
-        self._pid: int = self._heard()["pid"]
-        word = self._heard()
-        self._status: int | None = word.get("status")
-        self.base_url: str | None = word.get("base_url")
+    def __init__(self, process: LoadedPython) -> None:
+        self._process = process
+        assert process.stdout is not None
+        assert readable([process.stdout], [], [], WAIT_SECONDS)[0], "the child says nothing"
+        # Nothing if it died before.
+        announced = process.stdout.readline()
+        self.base_url: str | None = json.loads(announced)["base_url"] if announced else None
         self._http = httpx.Client(
             base_url=self.base_url or "", verify=shared_ssl_context(), trust_env=False, timeout=WAIT_SECONDS
         )
@@ -225,29 +216,16 @@ class Child:
 
     def assert_killed(self) -> None:
         """Wait for the death that the child was armed for."""
-        assert self._ended() == -signal.SIGKILL
+        assert self._process.wait() == -signal.SIGKILL
 
     def kill(self) -> None:
         """Kill it, if it lives, and wait for its end."""
-        if self._status is None and not readable([self._told], [], [], 0)[0]:
-            # It may have died on its own, with the report still on its way.
-            with suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
-        self._ended()
+        self._process.kill()
+        self._process.wait()
 
     def close(self) -> None:
         self.kill()
         self._http.close()
-
-    def _ended(self) -> int:
-        if self._status is None:
-            self._status = self._heard()["status"]
-        return self._status
-
-    def _heard(self) -> dict[str, Any]:
-        assert readable([self._told], [], [], WAIT_SECONDS)[0], "the child says nothing"
-        heard: dict[str, Any] = json.loads(self._told.readline())
-        return heard
 
 
 def catch_up(server: AgentPayServer) -> None:

@@ -7,10 +7,8 @@ import asyncio
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,6 +16,7 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 from killing import Child, Directory, Prepared, child, prepared
+from loaded_python import LoadedPython
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
@@ -125,41 +124,22 @@ def test_a_paid_fetch_pays_at_most_once_when_the_service_is_killed(
         assert [each.status for each in server.client().transfers.list()] == ["settled"]
 
 
-@pytest.fixture(scope="module")
-def forks() -> Iterator["subprocess.Popen[str]"]:
-    """The process that MCP servers are forked from."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("AGENTPAY")}
-    program = [sys.executable, str(Path(__file__).with_name("fork_mcp.py"))]
-    with subprocess.Popen(
-        program, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        yield process
-        process.kill()
-
-
 @contextmanager
-def mcp_process(forks: "subprocess.Popen[str]", base_url: str, key: str) -> Iterator[tuple[str, int]]:
-    """Run the MCP server over HTTP, and yield its URL and pid; it is killed in the end if it lives."""
-    assert forks.stdin is not None
-    assert forks.stdout is not None
-    order = {
-        "arguments": ["--http", "--port", "0", "--allow-private-origin", LOOPBACK],
-        "environment": {
-            "AGENTPAY_BASE_URL": base_url,
-            "AGENTPAY_API_KEY": key,
-            "AGENTPAY_MCP_TOKEN": TOKEN,
-        },
-    }
-    print(json.dumps(order), file=forks.stdin, flush=True)
-    pid = json.loads(forks.stdout.readline())["pid"]
-    heard = json.loads(forks.stdout.readline())
-    assert "url" in heard, heard
-    try:
-        yield heard["url"], pid
-    finally:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        assert json.loads(forks.stdout.readline()) == {"status": -signal.SIGKILL}
+def mcp_process(base_url: str, key: str) -> Iterator[tuple[str, LoadedPython]]:
+    """Run the MCP server over HTTP, and yield its URL and process; it is killed in the end if it lives."""
+    others = {name: value for name, value in os.environ.items() if not name.startswith("AGENTPAY")}
+    own = {"AGENTPAY_BASE_URL": base_url, "AGENTPAY_API_KEY": key, "AGENTPAY_MCP_TOKEN": TOKEN}
+    with LoadedPython(
+        *("-m", "agentpay.mcp", "--http", "--port", "0", "--allow-private-origin", LOOPBACK),
+        environment={**others, **own},
+        loads=("agentpay.mcp.serving", "anyio._backends._asyncio", "uvicorn.protocols.http.h11_impl"),
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield json.loads(process.stdout.readline())["url"], process
+        finally:
+            process.kill()
+            assert process.wait() == -signal.SIGKILL
 
 
 async def asked(url: str, tool: str, order: dict[str, str]) -> dict[str, Any]:
@@ -189,9 +169,7 @@ async def asked_again(base_url: str, key: str, tool: str, order: dict[str, str])
         ("fetch_paid", "/payments", "GET /v1/transfers/{transfer_id}"),
     ],
 )
-def test_a_tool_payment_pays_once_when_the_mcp_server_is_killed(
-    forks: "subprocess.Popen[str]", tool: str, answered: str, held: str
-) -> None:
+def test_a_tool_payment_pays_once_when_the_mcp_server_is_killed(tool: str, answered: str, held: str) -> None:
     with AgentPayServer() as server, Paywall(server, {"/forecast": "7"}) as paywall:
         server.listen()
         client = server.client()
@@ -204,16 +182,16 @@ def test_a_tool_payment_pays_once_when_the_mcp_server_is_killed(
         }
         order, begun = orders[tool], len(server.requests)
 
-        async def kill(pid: int) -> None:
+        async def kill(process: LoadedPython) -> None:
             # Until it has the answer before the one that is held.
             while not any(each.path.startswith(answered) for each in server.requests[begun:]):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
-            os.kill(pid, signal.SIGKILL)
+            process.kill()
 
         async def interrupted() -> None:
-            with mcp_process(forks, server.base_url, key) as (url, pid):
+            with mcp_process(server.base_url, key) as (url, process):
                 calling = asyncio.ensure_future(asked(url, tool, order))
-                await kill(pid)
+                await kill(process)
                 with pytest.raises(BaseException):  # noqa: B017 - of the MCP client: no answer came
                     await calling
 
