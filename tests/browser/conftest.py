@@ -22,8 +22,8 @@ expect.set_options(timeout=20_000)
 def context() -> Iterator[BrowserContext]:
     """The system's Chromium; if it is required, a missing one is a failure.
 
-    Each test opens tabs of its own, mostly on a server of its own, which is another origin. They share a
-    window, since opening one takes longer than most tests; a tab that stays keeps it open.
+    Each test opens its own tabs, mostly on its own server, which is another origin. They share a window,
+    since opening one takes longer than most tests; a tab that stays keeps it open.
     """
     found = next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:

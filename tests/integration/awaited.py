@@ -13,7 +13,7 @@ sync_and_async = pytest.mark.parametrize("tools", ["sync", "async"], indirect=Tr
 
 
 class Awaited:
-    """Each method waits for the result of the async one, in an event loop of its own."""
+    """Each method runs the async one in a new event loop, and returns its result."""
 
     def __init__(self, tools: AsyncAgentTools) -> None:
         self._tools = tools

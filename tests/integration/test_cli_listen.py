@@ -353,7 +353,8 @@ def test_an_interrupted_command_exits_silently_with_130(receiver: Receiver) -> N
     address = f"http://{receiver.host}:{receiver.port}"
     options = ("--url", address, "--key", "ap_operator_any")
     with processing("keys", "list", *options, is_fresh=True) as process:
-        receiver.wait_for(1, WAIT_SECONDS)
+        (asked,) = receiver.wait_for(1, WAIT_SECONDS)
+        assert "keys" in asked.line
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=WAIT_SECONDS)
         assert (process.returncode, out, err) == (130, "", "")

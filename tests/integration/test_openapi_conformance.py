@@ -17,8 +17,8 @@ from agentpay_server import AgentPayServer
 
 ROOT = Path(__file__).parents[2]
 
-# Few variables, because each request looks through all of them for proxies. What Hypothesis knows of Unicode
-# is kept where other tests find it too, because it takes seconds to compute.
+# Few variables, because each request looks through all of them for proxies. What Hypothesis computes
+# about Unicode in seconds is kept where other tests find it too.
 ENVIRONMENT = {
     **{name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ},
     "HYPOTHESIS_STORAGE_DIRECTORY": str(ROOT / ".hypothesis"),
