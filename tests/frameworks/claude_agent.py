@@ -10,23 +10,17 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import anyio
-import pytest
-from scripted import World, required
-
-required("claude_agent_sdk")
-
-from claude_agent_sdk import (  # noqa: E402
+from claude_agent_sdk import (
     ClaudeAgentOptions,
     ClaudeSDKClient,
     PermissionResultAllow,
     PermissionResultDeny,
     Transport,
 )
+from scripted import World
 
-from agentpay.integrations.claude_agent_sdk import READ_ONLY, sdk_server  # noqa: E402
-from agentpay.tools import TOOLS  # noqa: E402
-
-pytestmark = pytest.mark.anyio
+from agentpay.integrations.claude_agent_sdk import sdk_server
+from agentpay.tools import TOOLS
 
 
 class Program(Transport):
@@ -130,32 +124,19 @@ async def run(world: World, program: Program, **options: Any) -> None:
             pass
 
 
-async def test_a_careless_model_pays_once_within_the_policy(world: World) -> None:
+async def story(world: World) -> list[dict[str, Any]]:
     program = Program(world)
     await run(world, program)
     assert program.listed == list(TOOLS)
-    world.assert_told(program.results)
+    return program.results
 
 
-@pytest.mark.parametrize("is_approved", [True, False])
-async def test_a_spending_tool_needs_human_approval(world: World, is_approved: bool) -> None:
+async def payment(world: World, *, is_approved: bool) -> None:
     asked = []
 
     async def decide(name: str, arguments: dict[str, Any], _context: Any) -> Any:
         asked.append((name, arguments["amount_usdc"]))
         return PermissionResultAllow() if is_approved else PermissionResultDeny(message="Not now")
 
-    world.position = 3  # one call to pay
-    program = Program(world, calls=1, is_asking=True)
-    await run(world, program, can_use_tool=decide)
+    await run(world, Program(world, calls=1, is_asking=True), can_use_tool=decide)
     assert asked == [("mcp__agentpay__pay", "1.5")]
-    assert world.balance(world.shop) == ("1.500000" if is_approved else "0.000000")
-
-
-def test_read_only_lists_the_tools_that_cannot_spend() -> None:
-    assert {name.removeprefix("mcp__agentpay__") for name in READ_ONLY} == {
-        "get_budget",
-        "check_payment",
-        "get_payment",
-        "list_payments",
-    }
