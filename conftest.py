@@ -2,8 +2,9 @@
 
 import asyncio
 import os
+import re
 from collections.abc import Generator, Iterator, Sequence
-from fnmatch import fnmatch
+from fnmatch import translate
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -57,13 +58,13 @@ class _Measurement:
 
     def __init__(self, coverage: Coverage, unmeasured: Sequence[str]) -> None:
         self._coverage = coverage
-        self._unmeasured = unmeasured
+        self._unmeasured = re.compile("|".join(map(translate, unmeasured)))
         self._is_on = True
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         path, test = item.nodeid.partition("::")[0], item.nodeid.partition("[")[0]
-        is_measured = not any(fnmatch(path, each) or fnmatch(test, each) for each in self._unmeasured)
+        is_measured = not (self._unmeasured.match(path) or self._unmeasured.match(test))
         if is_measured != self._is_on:
             switch = self._coverage.start if is_measured else self._coverage.stop
             switch()
