@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from agentpay_server.cli import main
 
-SMALL = ("simulate", "--seed", "5", "--minutes", "0.2", "--servers", "2", "--agents", "3")
+SMALL = ("simulate", "--seed", "5", "--minutes", "0.2", "--servers", "1", "--agents", "1")
 
 
 def run(*arguments: str):
@@ -56,7 +56,7 @@ def test_a_broken_rule_prints_its_timeline_and_exits_with_1(is_json: bool, plant
         "--agents",
         "2",
     )
-    ended = run("simulate", "--seed", "1007", *options, "--shrink-for", "1", *json_option)
+    ended = run("simulate", "--seed", "1007", *options, "--shrink-for", "0.1", *json_option)
     assert ended.exit_code == 1
     assert "VIOLATION an event came with other bytes" in ended.stderr
     again = r"simulate --seed 10\d\d --minutes 0.3 --servers 2 --agents 2 --lies --strength 3$"
@@ -75,5 +75,5 @@ def test_strength_zero_injects_no_faults() -> None:
 
 
 def test_the_for_option_limits_the_real_time() -> None:
-    told = json.loads(run(*SMALL, "--for", "2", "--json").stdout)
+    told = json.loads(run(*SMALL, "--for", "0.5", "--json").stdout)
     assert told["runs"] >= 1

@@ -9,7 +9,7 @@ from agentpay_server._simulation.world import Outcome, simulate
 
 def first_failing() -> Outcome:
     """Return the first run that breaks a rule after several calls."""
-    runs = (simulate(drawn(seed, minutes=0.1, servers=2, agents=2)) for seed in range(1_016, 1_200))
+    runs = (simulate(drawn(seed, minutes=0.1, servers=2, agents=2)) for seed in range(1_071, 1_200))
     return next(run for run in runs if run.violations and len(run.calls) > 10)
 
 
