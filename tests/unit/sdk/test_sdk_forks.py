@@ -49,13 +49,14 @@ def test_forked_processes_sharing_a_client_get_their_own_responses(kind, scheme,
 def in_child(work):
     """Run `work` in a forked process, and return what it returns."""
     reading, writing = os.pipe()
-    if os.fork() == 0:
+    child = os.fork()
+    if child == 0:
         os.write(writing, work().encode())
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading) as pipe:
         told = pipe.read()
-    os.wait()
+    os.waitpid(child, 0)
     return told
 
 
