@@ -1,7 +1,7 @@
 """Sessions: the checks that every change must pass, and longer ones to run by hand.
 
-lint, unasync, types, tests,
-simulate, docs, package              the checks that every change must pass; the default
+lint, unasync, types, docs,
+tests, simulate, package             the checks that every change must pass; the default
 quick                                the tests in two minutes, on the memory store
 paths                                the pages of "Choose your path", each in an empty environment
 container                            the Containerfile, without a container engine, as root on Linux
@@ -32,7 +32,7 @@ from pathlib import Path
 import nox
 
 nox.needs_version = ">=2025.11"
-nox.options.sessions = ["lint", "unasync", "types", "tests", "simulate", "docs", "package"]
+nox.options.sessions = ["lint", "unasync", "types", "docs", "tests", "simulate", "package"]
 nox.options.default_venv_backend = "uv|virtualenv"
 nox.options.reuse_venv = "yes"
 nox.options.error_on_missing_interpreters = False
@@ -152,15 +152,17 @@ def types(session: nox.Session) -> None:
     # Users copy code from the documentation: it must pass their type checkers.
     run_in_parallel(
         session,
-        [("mypy",), ("mypy", "tests/typing/objects.py"), ("python", "scripts/doc_types.py", "mypy")],
-        [
-            ("pyright",),
-            ("pyright", "--project", "tests/typing"),
-            client,
-            server,
-            ("python", "scripts/doc_types.py", "pyright"),
-        ],
+        [("mypy",), ("mypy", "tests/typing/objects.py"), ("python", "scripts/doc_types.py")],
+        [("pyright",), ("pyright", "--project", "tests/typing"), client, server],
     )
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation into `site/`; the tests run its examples, and read that site in a browser."""
+    install(session, "docs")
+    session.run("python", "scripts/diagrams.py", "--check")
+    session.run("python", "scripts/build_site.py")
 
 
 def install_browser(session: nox.Session) -> None:
@@ -338,17 +340,6 @@ def screenshots(session: nox.Session) -> None:
     install(session, "test")
     install_browser(session)
     session.run("python", "scripts/screenshots.py")
-
-
-@nox.session
-def docs(session: nox.Session) -> None:
-    """Build the documentation, and read it in a browser; its examples run with the tests."""
-    install(session, "docs", "test")
-    install_browser(session)
-    session.run("python", "scripts/diagrams.py", "--check")
-    session.run("python", "scripts/build_site.py")
-    # In one process: most of the time a browser draws, which uses all cores.
-    session.run("pytest", "tests/browser/test_site.py", env={"AGENTPAY_SITE": "site"})
 
 
 @nox.session(venv_backend="none")

@@ -1,10 +1,9 @@
 """The site of the documentation in a real browser: search, navigation, dark mode, and pages that fit.
 
-`nox -s docs` builds the site, names it in AGENTPAY_SITE, and runs these tests.
+`nox -s docs` builds the site.
 """
 
 import functools
-import os
 import re
 import threading
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from playwright.sync_api import BrowserContext, Page, expect
 
 import agentpay
 
-SITE = "AGENTPAY_SITE"
+SITE = Path(__file__).resolve().parents[2] / "site"
 PAGES = (
     "",
     "tutorial/first-paid-call/",
@@ -29,7 +28,7 @@ PAGES = (
     "explanation/transfer/",
 )
 
-pytestmark = pytest.mark.skipif(SITE not in os.environ, reason="nox -s docs builds the site and runs these")
+pytestmark = pytest.mark.skipif(not SITE.is_dir(), reason="needs the site, which `nox -s docs` builds")
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -39,7 +38,7 @@ class Quiet(SimpleHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    handler = functools.partial(Quiet, directory=str(Path(os.environ[SITE]).resolve()))
+    handler = functools.partial(Quiet, directory=str(SITE))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
