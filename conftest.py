@@ -59,29 +59,32 @@ class _Measurement:
     def __init__(self, coverage: Coverage, unmeasured: Sequence[str]) -> None:
         self._coverage = coverage
         self._unmeasured = re.compile("|".join(map(translate, unmeasured)))
-        self._is_on = True
+        self._is_on = False
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         path, test = item.nodeid.partition("::")[0], item.nodeid.partition("[")[0]
-        is_measured = not (self._unmeasured.match(path) or self._unmeasured.match(test))
-        if is_measured != self._is_on:
-            switch = self._coverage.start if is_measured else self._coverage.stop
-            switch()
-            self._is_on = is_measured
+        self.switch(is_on=not (self._unmeasured.match(path) or self._unmeasured.match(test)))
         return (yield)
 
+    def switch(self, *, is_on: bool) -> None:
+        if is_on != self._is_on:
+            switch = self._coverage.start if is_on else self._coverage.stop
+            switch()
+            self._is_on = is_on
 
-def pytest_collection_finish(session: pytest.Session) -> None:
+
+def pytest_collection(session: pytest.Session) -> None:
     """Measure coverage if this run does (`--cov`), except in the files that are listed as `unmeasured`."""
     coverage = Coverage.current()
     if coverage is not None and session.config.pluginmanager.hasplugin("_cov"):
         # In a worker process pytest-cov starts two, and the first continues while the second is stopped.
         while (running := Coverage.current()) is not None:
             running.stop()
-        coverage.start()
-        unmeasured = session.config.getini("unmeasured")
-        session.config.pluginmanager.register(_Measurement(coverage, unmeasured))
+        measurement = _Measurement(coverage, session.config.getini("unmeasured"))
+        # Every worker imports the same: that the first one measures it is enough.
+        measurement.switch(is_on=os.environ.get("PYTEST_XDIST_WORKER", "gw0") == "gw0")
+        session.config.pluginmanager.register(measurement)
 
 
 @pytest.fixture
