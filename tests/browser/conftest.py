@@ -29,8 +29,15 @@ def context() -> Iterator[BrowserContext]:
     if found is None:
         message = "needs Chromium: apt-get install chromium"
         (pytest.fail if os.environ.get(REQUIRED) else pytest.skip)(message)
-    # Without its sandbox, as root in a container has none to give it; it sees nothing but our own pages.
-    arguments = ["--no-sandbox", f"--host-resolver-rules=MAP {OTHER_HOST} 127.0.0.1", "--disable-gpu"]
+    arguments = [
+        # Without its sandbox, as root in a container has none to give it; it sees nothing but our own pages.
+        "--no-sandbox",
+        f"--host-resolver-rules=MAP {OTHER_HOST} 127.0.0.1",
+        "--disable-gpu",
+        # One process draws all tabs; to start one takes longer than most tests too.
+        "--renderer-process-limit=1",
+        "--disable-site-isolation-trials",
+    ]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=found, args=arguments)
         context = browser.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
