@@ -8,9 +8,9 @@ from typing import Any
 import json_rpc_server
 import pytest
 import rpc_proxy
+import rpc_trouble
 import rpc_world
 from rpc_proxy import RpcProxy
-from rpc_trouble import FAULTS
 from rpc_world import RpcWorld
 from surfpool import Surfpool
 
@@ -19,6 +19,7 @@ from agentpay_server.chain.protocol import ChainUnavailableError, SignatureStatu
 pytestmark = pytest.mark.anyio
 
 TIMEOUT_SECONDS = 1.0
+FAULTS = {**rpc_trouble.FAULTS, "delayed beyond the bound": rpc_proxy.delayed(TIMEOUT_SECONDS * 1.5)}
 
 
 @pytest.fixture
