@@ -93,7 +93,8 @@ def main(directory: Path) -> None:
                 raise SystemExit(f"{install.name}: {error}") from error
             print(f"{install.name}: {time.monotonic() - start:.0f} s", flush=True)
 
-        with ThreadPoolExecutor(os.cpu_count()) as workers:
+        # More than cores: installs wait for downloads, and checks for servers that start and end.
+        with ThreadPoolExecutor((os.cpu_count() or 1) * 3 // 2) as workers:
             for one in [workers.submit(attempt, *numbered) for numbered in enumerate(installs)]:
                 one.result()
 

@@ -364,8 +364,8 @@ def test_a_transfer_of_a_paused_account_can_be_rejected(
 ) -> None:
     waiting = escalated()
     client.policies.pause(payer.account_id)
-    server.sandbox.set_fault("chain_down")
-    assert server.console.approvals.reject(waiting.transfer_id).error == "escalation_rejected"
+    with server.sandbox.fault("chain_down"):
+        assert server.console.approvals.reject(waiting.transfer_id).error == "escalation_rejected"
 
 
 # --- Expiring ---------------------------------------------------------------------------------------------

@@ -198,7 +198,7 @@ async def test_retry_after_is_bounded(header: str, seconds: float) -> None:
 
 @pytest.mark.parametrize("status", [429, 503])
 async def test_a_rate_limited_node_is_not_called_before_retry_after(status: int) -> None:
-    script = Script((status, {"retry-after": "3"}, b""), json_rpc_server.result("ok"))
+    script = Script((status, {"retry-after": "2"}, b""), json_rpc_server.result("ok"))
     async with client_of(script) as client:
         with pytest.raises(ChainUnavailableError, match=f"status {status}"):
             await client.call("getThing")
