@@ -75,7 +75,7 @@ class _Measurement:
 
 
 def pytest_collection(session: pytest.Session) -> None:
-    """Measure coverage if this run does (`--cov`), except in the files that are listed as `unmeasured`."""
+    """Measure coverage if this run does (`--cov`), except of what is `unmeasured`."""
     coverage = Coverage.current()
     if coverage is not None and session.config.pluginmanager.hasplugin("_cov"):
         # In a worker process pytest-cov starts two, and the first continues while the second is stopped.

@@ -1,4 +1,4 @@
-"""Every page at two widths, and in two schemes at one: whole, accessible, and within the width."""
+"""Every page at two widths, and at the wide one in both schemes: whole, accessible, within the width."""
 
 from collections.abc import Callable, Iterator
 
@@ -15,7 +15,7 @@ from agentpay_server.paywall import Paywall
 AXE = """async (rules) => (await axe.run({ resultTypes: ["violations"], rules }))
     .violations.map(({ id, nodes }) => [id, nodes[0].html])"""
 NO_CONTRAST = {"color-contrast": {"enabled": False}}
-"""The one rule that depends on colours, and takes longer than all others."""
+"""Without the rule that takes longer than all others together."""
 
 SMALL = """() => [...document.querySelectorAll("a, button, summary, select, input")]
     .filter((it) => it.checkVisibility() && !it.closest(".skip, dd, .grow, p:not(.head)"))
@@ -96,8 +96,10 @@ def test_every_page_is_accessible_and_fits(
             summary.click()
         assert tab.locator("p.problem:visible").count() == 0, page
         assert tab.locator("h1").count() == 1, page
-        # Colours depend on the scheme, but not on the width.
-        audits = [("light", {}), ("dark", {})] if size == WIDE else [("dark", NO_CONTRAST)]
+        # Narrow screens have the same colours; so their contrast is audited on a few pages.
+        is_sample = page == "overview" or page.startswith("transfers/")
+        narrow = [("dark", {} if is_sample else NO_CONTRAST)]
+        audits = [("light", {}), ("dark", {})] if size == WIDE else narrow
         for scheme, rules in audits:
             tab.emulate_media(color_scheme=scheme)
             assert violations(tab, axe, rules) == [], (page, scheme)

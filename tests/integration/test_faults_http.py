@@ -116,7 +116,7 @@ def test_an_unknown_outcome_is_resolved_with_the_same_key(server: AgentPayServer
 def test_a_delay_longer_than_the_client_waits_is_a_timeout(server: AgentPayServer, funded: Funded, pay: Pay):
     payer, payee = funded(), funded("1")
     with (
-        server.sandbox.fault(TRANSFERS, effect="delay", delay_ms=1_500),
+        server.sandbox.fault(TRANSFERS, effect="delay", delay_ms=3_000),
         pytest.raises(TransferOutcomeUnknownError),
     ):
         pay(order(payer, payee), timeout=0.2, max_retries=0)

@@ -8,12 +8,14 @@ import httpx
 import pytest
 import rpc_proxy
 import rpc_service
+from attrs import fields
 from rpc_proxy import RpcProxy
 from rpc_service import Party, Service
 from rpc_trouble import ACCOUNT_CALLS, FAULTS, TRANSFER_CALLS, arm, combinations
 from surfpool import Surfpool
 
 from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.database import tables
 from agentpay_server.database.connection import Connection
 from agentpay_server.settings import Settings
@@ -199,12 +201,12 @@ async def test_a_transfer_is_submitted_while_blocks_are_paused_and_lands_when_th
         await assert_moved_once(service, source, to, told, seen)
 
 
-# --- How many calls it takes, on top of the scans for deposits, which come by the time that passes
-_NO_SCANS = {"deposit_interval_seconds": 3_600}
+# --- How many calls it takes, with scans for deposits as seldom as by default
+_SCANS = {"deposit_interval_seconds": fields(RpcSettings).deposit_interval_seconds.default}
 
 
 async def test_a_single_transfer_takes_at_most_four_rpc_calls(surfpool: Surfpool, proxy: RpcProxy) -> None:
-    async with rpc_service.serving(surfpool, url=proxy.url, **_NO_SCANS) as service:
+    async with rpc_service.serving(surfpool, url=proxy.url, **_SCANS) as service:
         source, to = await service.account("100"), await service.account()
         before = proxy.requests.total()
         for number in range(20):
@@ -215,7 +217,7 @@ async def test_a_single_transfer_takes_at_most_four_rpc_calls(surfpool: Surfpool
 async def test_64_concurrent_transfers_take_at_most_two_rpc_calls_each(
     surfpool: Surfpool, proxy: RpcProxy
 ) -> None:
-    async with rpc_service.serving(surfpool, url=proxy.url, **_NO_SCANS) as service:
+    async with rpc_service.serving(surfpool, url=proxy.url, **_SCANS) as service:
         source, to = await service.account("100"), await service.account()
         before = proxy.requests.total()
         answers = await asyncio.gather(

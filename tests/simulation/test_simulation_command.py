@@ -56,7 +56,8 @@ def test_a_broken_rule_prints_its_timeline_and_exits_with_1(is_json: bool, plant
         "--agents",
         "2",
     )
-    ended = run("simulate", "--seed", "1038", *options, "--shrink-for", "0.1", *json_option)
+    # The first world breaks the rule; if it no longer does, one of the next.
+    ended = run("simulate", "--seed", "1018", *options, "--shrink-for", "0.1", *json_option)
     assert ended.exit_code == 1
     assert "VIOLATION an event came with other bytes" in ended.stderr
     again = r"simulate --seed 10\d\d --minutes 0.3 --servers 2 --agents 2 --lies --strength 3$"
