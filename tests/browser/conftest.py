@@ -34,7 +34,7 @@ def context() -> Iterator[BrowserContext]:
         "--no-sandbox",
         f"--host-resolver-rules=MAP {OTHER_HOST} 127.0.0.1",
         "--disable-gpu",
-        # One process draws all tabs; to start one takes longer than most tests too.
+        # One process draws all tabs, since starting one also takes longer than most tests.
         "--renderer-process-limit=1",
         "--disable-site-isolation-trials",
     ]

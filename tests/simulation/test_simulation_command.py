@@ -56,7 +56,7 @@ def test_a_broken_rule_prints_its_timeline_and_exits_with_1(is_json: bool, plant
         "--agents",
         "2",
     )
-    # The first world breaks the rule; if it no longer does, one of the next.
+    # The first world breaks the rule. Should it no longer do so, a later one will.
     ended = run("simulate", "--seed", "1018", *options, "--shrink-for", "0.1", *json_option)
     assert ended.exit_code == 1
     assert "VIOLATION an event came with other bytes" in ended.stderr
