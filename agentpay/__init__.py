@@ -8,450 +8,200 @@ that unused parts cost nothing.
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from agentpay._version import __version__
+from agentpay._version import __version__ as __version__
 
 if TYPE_CHECKING:
+    # Type checkers read these, and not `_NAMES`. With `as`, a name is public without `__all__`.
     from agentpay import errors as errors
     from agentpay import payments as payments
     from agentpay import testing as testing
     from agentpay import webhooks as webhooks
-    from agentpay._async.accounts import AsyncAccounts
-    from agentpay._async.client import AsyncAgentPay
-    from agentpay._async.console import (
-        AsyncAccountDetails,
-        AsyncApprovals,
-        AsyncAudit,
-        AsyncConsole,
-        AsyncServedRequests,
-    )
-    from agentpay._async.deliveries import AsyncDeliveries, AsyncEvents, AsyncRegisteredWebhooks
-    from agentpay._async.keys import AsyncAgentKeys, AsyncOperatorKeys
-    from agentpay._async.origins import AsyncOrigins
-    from agentpay._async.paging import AsyncPage, AsyncPages
-    from agentpay._async.payments import AsyncPayments
-    from agentpay._async.policies import AsyncPolicies
-    from agentpay._async.sessions import AsyncSessions
-    from agentpay._async.transfers import AsyncTransfers
-    from agentpay._async.webhooks import AsyncWebhooks
-    from agentpay._options import CallOptions
-    from agentpay._params import (
-        AuthorizePaymentParams,
-        ChargeSessionParams,
-        CheckTransferParams,
-        CreateAccountParams,
-        CreateAgentKeyParams,
-        CreateOperatorKeyParams,
-        CreateTransferParams,
-        CreateWebhookParams,
-        ListAccountsParams,
-        ListDeliveriesParams,
-        ListEventsParams,
-        ListParams,
-        ListPaymentsParams,
-        ListSessionsParams,
-        ListTransactionsParams,
-        ListTransfersParams,
-        OpenSessionParams,
-        PinOriginParams,
-        PolicyParams,
-        RejectTransferParams,
-        ReplayEventParams,
-        ReportOutcomeParams,
-        RotateSecretParams,
-    )
-    from agentpay._raw import RawResponse
-    from agentpay._sync.accounts import Accounts
-    from agentpay._sync.client import AgentPay
-    from agentpay._sync.console import AccountDetails, Approvals, Audit, Console, ServedRequests
-    from agentpay._sync.deliveries import Deliveries, Events, RegisteredWebhooks
-    from agentpay._sync.keys import AgentKeys, OperatorKeys
-    from agentpay._sync.origins import Origins
-    from agentpay._sync.paging import Page
-    from agentpay._sync.payments import Payments
-    from agentpay._sync.policies import Policies
-    from agentpay._sync.sessions import Sessions
-    from agentpay._sync.transfers import Transfers
-    from agentpay._sync.webhooks import Webhooks
-    from agentpay.contract.accounts import Account, Balance
-    from agentpay.contract.approvals import PendingTransfer
-    from agentpay.contract.choices import (
-        AccountStatus,
-        ClosingReason,
-        Direction,
-        ErrorCode,
-        EventType,
-        KeyKind,
-        OperatorKeyKind,
-        Outcome,
-        PaymentProtocol,
-        SessionStatus,
-        TransactionStatus,
-        TransactionStatusFilter,
-        TransactionType,
-        TransferStatus,
-    )
-    from agentpay.contract.console import (
-        AccountDetail,
-        AgentKey,
-        AuditEntry,
-        ConsoleSummary,
-        NewAgentKey,
-        PolicyRecordView,
-        ServedRequest,
-    )
-    from agentpay.contract.deliveries import (
-        Delivery,
-        DeliveryAttempt,
-        NewSecret,
-        RegisteredWebhook,
-        ReplayedDeliveries,
-    )
-    from agentpay.contract.errors import ErrorBody
-    from agentpay.contract.identity import Identity
-    from agentpay.contract.models import Model
-    from agentpay.contract.operator_keys import NewOperatorKey, OperatorKey
-    from agentpay.contract.payments import Payment, PaymentHeader, PaymentOutcome, PaymentSplit, PinnedOrigin
-    from agentpay.contract.policies import AccountPolicy, Policy
-    from agentpay.contract.requests import UNSET
-    from agentpay.contract.sessions import Session
-    from agentpay.contract.sign_in import ConsoleKey, SignInCode
-    from agentpay.contract.spending import Budget, TransferCheck
-    from agentpay.contract.transactions import Transaction
-    from agentpay.contract.transfers import Transfer
-    from agentpay.contract.webhooks import Webhook
-    from agentpay.errors import (
-        AccountPausedError,
-        AgentPayError,
-        AnswerMismatchError,
-        APIConnectionError,
-        APIError,
-        APITimeoutError,
-        AuthenticationError,
-        ChainUnavailableError,
-        ClosedClientError,
-        ConfigurationError,
-        ConflictError,
-        DecodingError,
-        ExtensionNotOfferedError,
-        FieldFault,
-        IdempotencyConflictError,
-        InsecureConnectionWarning,
-        InsufficientBalanceError,
-        InvalidRecipientError,
-        InvalidRequestError,
-        NotFoundError,
-        OutcomeUnknownError,
-        PaymentOutcomeUnknownError,
-        PaymentPendingApprovalError,
-        PaymentRefusedError,
-        PermissionDeniedError,
-        PolicyViolationError,
-        PreconditionFailedError,
-        RateLimitedError,
-        ServerError,
-        ServiceUnavailableError,
-        SessionCapExceededError,
-        SessionClosedError,
-        SessionOutcomeUnknownError,
-        TransferFailedError,
-        TransferOutcomeUnknownError,
-        TransferRejectedError,
-        UnpayableChallengeError,
-        WaitTimeoutError,
-        WebhookError,
-        WebhookPayloadError,
-        WebhookSignatureError,
-    )
+    from agentpay._async.accounts import AsyncAccounts as AsyncAccounts
+    from agentpay._async.client import AsyncAgentPay as AsyncAgentPay
+    from agentpay._async.console import AsyncAccountDetails as AsyncAccountDetails
+    from agentpay._async.console import AsyncApprovals as AsyncApprovals
+    from agentpay._async.console import AsyncAudit as AsyncAudit
+    from agentpay._async.console import AsyncConsole as AsyncConsole
+    from agentpay._async.console import AsyncServedRequests as AsyncServedRequests
+    from agentpay._async.deliveries import AsyncDeliveries as AsyncDeliveries
+    from agentpay._async.deliveries import AsyncEvents as AsyncEvents
+    from agentpay._async.deliveries import AsyncRegisteredWebhooks as AsyncRegisteredWebhooks
+    from agentpay._async.keys import AsyncAgentKeys as AsyncAgentKeys
+    from agentpay._async.keys import AsyncOperatorKeys as AsyncOperatorKeys
+    from agentpay._async.origins import AsyncOrigins as AsyncOrigins
+    from agentpay._async.paging import AsyncPage as AsyncPage
+    from agentpay._async.paging import AsyncPages as AsyncPages
+    from agentpay._async.payments import AsyncPayments as AsyncPayments
+    from agentpay._async.policies import AsyncPolicies as AsyncPolicies
+    from agentpay._async.sessions import AsyncSessions as AsyncSessions
+    from agentpay._async.transfers import AsyncTransfers as AsyncTransfers
+    from agentpay._async.webhooks import AsyncWebhooks as AsyncWebhooks
+    from agentpay._options import CallOptions as CallOptions
+    from agentpay._params import AuthorizePaymentParams as AuthorizePaymentParams
+    from agentpay._params import CheckTransferParams as CheckTransferParams
+    from agentpay._params import CreateAccountParams as CreateAccountParams
+    from agentpay._params import CreateTransferParams as CreateTransferParams
+    from agentpay._params import CreateWebhookParams as CreateWebhookParams
+    from agentpay._params import OpenSessionParams as OpenSessionParams
+    from agentpay._params import PinOriginParams as PinOriginParams
+    from agentpay._raw import RawResponse as RawResponse
+    from agentpay._sync.accounts import Accounts as Accounts
+    from agentpay._sync.client import AgentPay as AgentPay
+    from agentpay._sync.console import AccountDetails as AccountDetails
+    from agentpay._sync.console import Approvals as Approvals
+    from agentpay._sync.console import Audit as Audit
+    from agentpay._sync.console import Console as Console
+    from agentpay._sync.console import ServedRequests as ServedRequests
+    from agentpay._sync.deliveries import Deliveries as Deliveries
+    from agentpay._sync.deliveries import Events as Events
+    from agentpay._sync.deliveries import RegisteredWebhooks as RegisteredWebhooks
+    from agentpay._sync.keys import AgentKeys as AgentKeys
+    from agentpay._sync.keys import OperatorKeys as OperatorKeys
+    from agentpay._sync.origins import Origins as Origins
+    from agentpay._sync.paging import Page as Page
+    from agentpay._sync.payments import Payments as Payments
+    from agentpay._sync.policies import Policies as Policies
+    from agentpay._sync.sessions import Sessions as Sessions
+    from agentpay._sync.transfers import Transfers as Transfers
+    from agentpay._sync.webhooks import Webhooks as Webhooks
+    from agentpay.contract.accounts import Account as Account
+    from agentpay.contract.accounts import Balance as Balance
+    from agentpay.contract.approvals import PendingTransfer as PendingTransfer
+    from agentpay.contract.choices import AccountStatus as AccountStatus
+    from agentpay.contract.choices import ClosingReason as ClosingReason
+    from agentpay.contract.choices import Direction as Direction
+    from agentpay.contract.choices import ErrorCode as ErrorCode
+    from agentpay.contract.choices import EventType as EventType
+    from agentpay.contract.choices import KeyKind as KeyKind
+    from agentpay.contract.choices import OperatorKeyKind as OperatorKeyKind
+    from agentpay.contract.choices import Outcome as Outcome
+    from agentpay.contract.choices import PaymentProtocol as PaymentProtocol
+    from agentpay.contract.choices import SessionStatus as SessionStatus
+    from agentpay.contract.choices import TransactionStatus as TransactionStatus
+    from agentpay.contract.choices import TransactionStatusFilter as TransactionStatusFilter
+    from agentpay.contract.choices import TransactionType as TransactionType
+    from agentpay.contract.choices import TransferStatus as TransferStatus
+    from agentpay.contract.console import AccountDetail as AccountDetail
+    from agentpay.contract.console import AgentKey as AgentKey
+    from agentpay.contract.console import AuditEntry as AuditEntry
+    from agentpay.contract.console import ConsoleSummary as ConsoleSummary
+    from agentpay.contract.console import NewAgentKey as NewAgentKey
+    from agentpay.contract.console import PolicyRecordView as PolicyRecordView
+    from agentpay.contract.console import ServedRequest as ServedRequest
+    from agentpay.contract.deliveries import Delivery as Delivery
+    from agentpay.contract.deliveries import DeliveryAttempt as DeliveryAttempt
+    from agentpay.contract.deliveries import NewSecret as NewSecret
+    from agentpay.contract.deliveries import RegisteredWebhook as RegisteredWebhook
+    from agentpay.contract.deliveries import ReplayedDeliveries as ReplayedDeliveries
+    from agentpay.contract.errors import ErrorBody as ErrorBody
+    from agentpay.contract.identity import Identity as Identity
+    from agentpay.contract.models import Model as Model
+    from agentpay.contract.operator_keys import NewOperatorKey as NewOperatorKey
+    from agentpay.contract.operator_keys import OperatorKey as OperatorKey
+    from agentpay.contract.payments import Payment as Payment
+    from agentpay.contract.payments import PaymentHeader as PaymentHeader
+    from agentpay.contract.payments import PaymentOutcome as PaymentOutcome
+    from agentpay.contract.payments import PaymentSplit as PaymentSplit
+    from agentpay.contract.payments import PinnedOrigin as PinnedOrigin
+    from agentpay.contract.policies import AccountPolicy as AccountPolicy
+    from agentpay.contract.policies import Policy as Policy
+    from agentpay.contract.policies import PolicyParams as PolicyParams
+    from agentpay.contract.requests import UNSET as UNSET
+    from agentpay.contract.sessions import Session as Session
+    from agentpay.contract.sign_in import ConsoleKey as ConsoleKey
+    from agentpay.contract.sign_in import SignInCode as SignInCode
+    from agentpay.contract.spending import Budget as Budget
+    from agentpay.contract.spending import TransferCheck as TransferCheck
+    from agentpay.contract.transactions import Transaction as Transaction
+    from agentpay.contract.transfers import Transfer as Transfer
+    from agentpay.contract.webhooks import Webhook as Webhook
+    from agentpay.errors import *  # noqa: F403 - its `__all__`, which type checkers read
 
-__all__ = [
-    "UNSET",
-    "APIConnectionError",
-    "APIError",
-    "APITimeoutError",
-    "Account",
-    "AccountDetail",
-    "AccountDetails",
-    "AccountPausedError",
-    "AccountPolicy",
-    "AccountStatus",
-    "Accounts",
-    "AgentKey",
-    "AgentKeys",
-    "AgentPay",
-    "AgentPayError",
-    "AnswerMismatchError",
-    "Approvals",
-    "AsyncAccountDetails",
-    "AsyncAccounts",
-    "AsyncAgentKeys",
-    "AsyncAgentPay",
-    "AsyncApprovals",
-    "AsyncAudit",
-    "AsyncConsole",
-    "AsyncDeliveries",
-    "AsyncEvents",
-    "AsyncOperatorKeys",
-    "AsyncOrigins",
-    "AsyncPage",
-    "AsyncPages",
-    "AsyncPayments",
-    "AsyncPolicies",
-    "AsyncRegisteredWebhooks",
-    "AsyncServedRequests",
-    "AsyncSessions",
-    "AsyncTransfers",
-    "AsyncWebhooks",
-    "Audit",
-    "AuditEntry",
-    "AuthenticationError",
-    "AuthorizePaymentParams",
-    "Balance",
-    "Budget",
-    "CallOptions",
-    "ChainUnavailableError",
-    "ChargeSessionParams",
-    "CheckTransferParams",
-    "ClosedClientError",
-    "ClosingReason",
-    "ConfigurationError",
-    "ConflictError",
-    "Console",
-    "ConsoleKey",
-    "ConsoleSummary",
-    "CreateAccountParams",
-    "CreateAgentKeyParams",
-    "CreateOperatorKeyParams",
-    "CreateTransferParams",
-    "CreateWebhookParams",
-    "DecodingError",
-    "Deliveries",
-    "Delivery",
-    "DeliveryAttempt",
-    "Direction",
-    "ErrorBody",
-    "ErrorCode",
-    "EventType",
-    "Events",
-    "ExtensionNotOfferedError",
-    "FieldFault",
-    "IdempotencyConflictError",
-    "Identity",
-    "InsecureConnectionWarning",
-    "InsufficientBalanceError",
-    "InvalidRecipientError",
-    "InvalidRequestError",
-    "KeyKind",
-    "ListAccountsParams",
-    "ListDeliveriesParams",
-    "ListEventsParams",
-    "ListParams",
-    "ListPaymentsParams",
-    "ListSessionsParams",
-    "ListTransactionsParams",
-    "ListTransfersParams",
-    "Model",
-    "NewAgentKey",
-    "NewOperatorKey",
-    "NewSecret",
-    "NotFoundError",
-    "OpenSessionParams",
-    "OperatorKey",
-    "OperatorKeyKind",
-    "OperatorKeys",
-    "Origins",
-    "Outcome",
-    "OutcomeUnknownError",
-    "Page",
-    "Payment",
-    "PaymentHeader",
-    "PaymentOutcome",
-    "PaymentOutcomeUnknownError",
-    "PaymentPendingApprovalError",
-    "PaymentProtocol",
-    "PaymentRefusedError",
-    "PaymentSplit",
-    "Payments",
-    "PendingTransfer",
-    "PermissionDeniedError",
-    "PinOriginParams",
-    "PinnedOrigin",
-    "Policies",
-    "Policy",
-    "PolicyParams",
-    "PolicyRecordView",
-    "PolicyViolationError",
-    "PreconditionFailedError",
-    "RateLimitedError",
-    "RawResponse",
-    "RegisteredWebhook",
-    "RegisteredWebhooks",
-    "RejectTransferParams",
-    "ReplayEventParams",
-    "ReplayedDeliveries",
-    "ReportOutcomeParams",
-    "RotateSecretParams",
-    "ServedRequest",
-    "ServedRequests",
-    "ServerError",
-    "ServiceUnavailableError",
-    "Session",
-    "SessionCapExceededError",
-    "SessionClosedError",
-    "SessionOutcomeUnknownError",
-    "SessionStatus",
-    "Sessions",
-    "SignInCode",
-    "Transaction",
-    "TransactionStatus",
-    "TransactionStatusFilter",
-    "TransactionType",
-    "Transfer",
-    "TransferCheck",
-    "TransferFailedError",
-    "TransferOutcomeUnknownError",
-    "TransferRejectedError",
-    "TransferStatus",
-    "Transfers",
-    "UnpayableChallengeError",
-    "WaitTimeoutError",
-    "Webhook",
-    "WebhookError",
-    "WebhookPayloadError",
-    "WebhookSignatureError",
-    "Webhooks",
-    "__version__",
-]
+else:
+    _NAMES = {
+        "_async.accounts": "AsyncAccounts",
+        "_async.client": "AsyncAgentPay",
+        "_async.console": "AsyncAccountDetails AsyncApprovals AsyncAudit AsyncConsole AsyncServedRequests",
+        "_async.deliveries": "AsyncDeliveries AsyncEvents AsyncRegisteredWebhooks",
+        "_async.keys": "AsyncAgentKeys AsyncOperatorKeys",
+        "_async.origins": "AsyncOrigins",
+        "_async.paging": "AsyncPage AsyncPages",
+        "_async.payments": "AsyncPayments",
+        "_async.policies": "AsyncPolicies",
+        "_async.sessions": "AsyncSessions",
+        "_async.transfers": "AsyncTransfers",
+        "_async.webhooks": "AsyncWebhooks",
+        "_options": "CallOptions",
+        "_params": (
+            "AuthorizePaymentParams CheckTransferParams CreateAccountParams CreateTransferParams "
+            "CreateWebhookParams OpenSessionParams PinOriginParams"
+        ),
+        "_raw": "RawResponse",
+        "_sync.accounts": "Accounts",
+        "_sync.client": "AgentPay",
+        "_sync.console": "AccountDetails Approvals Audit Console ServedRequests",
+        "_sync.deliveries": "Deliveries Events RegisteredWebhooks",
+        "_sync.keys": "AgentKeys OperatorKeys",
+        "_sync.origins": "Origins",
+        "_sync.paging": "Page",
+        "_sync.payments": "Payments",
+        "_sync.policies": "Policies",
+        "_sync.sessions": "Sessions",
+        "_sync.transfers": "Transfers",
+        "_sync.webhooks": "Webhooks",
+        "contract.accounts": "Account Balance",
+        "contract.approvals": "PendingTransfer",
+        "contract.choices": (
+            "AccountStatus ClosingReason Direction ErrorCode EventType KeyKind "
+            "OperatorKeyKind Outcome PaymentProtocol SessionStatus TransactionStatus "
+            "TransactionStatusFilter TransactionType TransferStatus"
+        ),
+        "contract.console": (
+            "AccountDetail AgentKey AuditEntry ConsoleSummary NewAgentKey PolicyRecordView ServedRequest"
+        ),
+        "contract.deliveries": "Delivery DeliveryAttempt NewSecret RegisteredWebhook ReplayedDeliveries",
+        "contract.errors": "ErrorBody",
+        "contract.identity": "Identity",
+        "contract.models": "Model",
+        "contract.operator_keys": "NewOperatorKey OperatorKey",
+        "contract.payments": "Payment PaymentHeader PaymentOutcome PaymentSplit PinnedOrigin",
+        "contract.policies": "AccountPolicy Policy PolicyParams",
+        "contract.requests": "UNSET",
+        "contract.sessions": "Session",
+        "contract.sign_in": "ConsoleKey SignInCode",
+        "contract.spending": "Budget TransferCheck",
+        "contract.transactions": "Transaction",
+        "contract.transfers": "Transfer",
+        "contract.webhooks": "Webhook",
+        "errors": (
+            "APIConnectionError APIError APITimeoutError AccountPausedError AgentPayError "
+            "AnswerMismatchError AuthenticationError ChainUnavailableError "
+            "ClosedClientError ConfigurationError ConflictError DecodingError "
+            "ExtensionNotOfferedError FeeBudgetExceededError FieldFault "
+            "IdempotencyConflictError InsecureConnectionWarning InsufficientBalanceError "
+            "InvalidRecipientError InvalidRequestError NotFoundError OutcomeUnknownError "
+            "PaymentOutcomeUnknownError PaymentPendingApprovalError PaymentRefusedError "
+            "PermissionDeniedError PolicyViolationError PreconditionFailedError "
+            "RateLimitedError ServerError ServiceUnavailableError SessionCapExceededError "
+            "SessionClosedError SessionOutcomeUnknownError TransferFailedError "
+            "TransferOutcomeUnknownError TransferRejectedError UnpayableChallengeError "
+            "WaitTimeoutError WebhookError WebhookPayloadError WebhookSignatureError"
+        ),
+    }
+    """The public names by the modules that they are loaded from."""
 
-_HOMES = {
-    "ReplayedDeliveries": "agentpay.contract.deliveries",
-    "ConsoleKey": "agentpay.contract.sign_in",
-    "Account": "agentpay.contract.accounts",
-    "AccountDetail": "agentpay.contract.console",
-    "AccountDetails": "agentpay._sync.console",
-    "AccountPolicy": "agentpay.contract.policies",
-    "AccountStatus": "agentpay.contract.choices",
-    "Accounts": "agentpay._sync.accounts",
-    "AgentKey": "agentpay.contract.console",
-    "AgentKeys": "agentpay._sync.keys",
-    "AgentPay": "agentpay._sync.client",
-    "Approvals": "agentpay._sync.console",
-    "AsyncAccountDetails": "agentpay._async.console",
-    "AsyncAccounts": "agentpay._async.accounts",
-    "AsyncAgentKeys": "agentpay._async.keys",
-    "AsyncAgentPay": "agentpay._async.client",
-    "AsyncApprovals": "agentpay._async.console",
-    "AsyncAudit": "agentpay._async.console",
-    "AsyncConsole": "agentpay._async.console",
-    "AsyncDeliveries": "agentpay._async.deliveries",
-    "AsyncEvents": "agentpay._async.deliveries",
-    "AsyncOperatorKeys": "agentpay._async.keys",
-    "AsyncOrigins": "agentpay._async.origins",
-    "AsyncPage": "agentpay._async.paging",
-    "AsyncPages": "agentpay._async.paging",
-    "AsyncPayments": "agentpay._async.payments",
-    "AsyncPolicies": "agentpay._async.policies",
-    "AsyncRegisteredWebhooks": "agentpay._async.deliveries",
-    "AsyncServedRequests": "agentpay._async.console",
-    "AsyncSessions": "agentpay._async.sessions",
-    "AsyncTransfers": "agentpay._async.transfers",
-    "AsyncWebhooks": "agentpay._async.webhooks",
-    "Audit": "agentpay._sync.console",
-    "AuditEntry": "agentpay.contract.console",
-    "AuthorizePaymentParams": "agentpay._params",
-    "Balance": "agentpay.contract.accounts",
-    "Budget": "agentpay.contract.spending",
-    "CallOptions": "agentpay._options",
-    "ChargeSessionParams": "agentpay._params",
-    "CheckTransferParams": "agentpay._params",
-    "ClosingReason": "agentpay.contract.choices",
-    "Console": "agentpay._sync.console",
-    "ConsoleSummary": "agentpay.contract.console",
-    "CreateAccountParams": "agentpay._params",
-    "CreateAgentKeyParams": "agentpay._params",
-    "CreateOperatorKeyParams": "agentpay._params",
-    "CreateTransferParams": "agentpay._params",
-    "CreateWebhookParams": "agentpay._params",
-    "Deliveries": "agentpay._sync.deliveries",
-    "Delivery": "agentpay.contract.deliveries",
-    "DeliveryAttempt": "agentpay.contract.deliveries",
-    "Direction": "agentpay.contract.choices",
-    "ErrorBody": "agentpay.contract.errors",
-    "ErrorCode": "agentpay.contract.choices",
-    "EventType": "agentpay.contract.choices",
-    "Events": "agentpay._sync.deliveries",
-    "Identity": "agentpay.contract.identity",
-    "KeyKind": "agentpay.contract.choices",
-    "ListAccountsParams": "agentpay._params",
-    "ListDeliveriesParams": "agentpay._params",
-    "ListEventsParams": "agentpay._params",
-    "ListParams": "agentpay._params",
-    "ListPaymentsParams": "agentpay._params",
-    "ListSessionsParams": "agentpay._params",
-    "ListTransactionsParams": "agentpay._params",
-    "ListTransfersParams": "agentpay._params",
-    "Model": "agentpay.contract.models",
-    "NewAgentKey": "agentpay.contract.console",
-    "NewOperatorKey": "agentpay.contract.operator_keys",
-    "NewSecret": "agentpay.contract.deliveries",
-    "OpenSessionParams": "agentpay._params",
-    "OperatorKey": "agentpay.contract.operator_keys",
-    "OperatorKeyKind": "agentpay.contract.choices",
-    "OperatorKeys": "agentpay._sync.keys",
-    "Origins": "agentpay._sync.origins",
-    "Outcome": "agentpay.contract.choices",
-    "Page": "agentpay._sync.paging",
-    "Payment": "agentpay.contract.payments",
-    "PaymentHeader": "agentpay.contract.payments",
-    "PaymentOutcome": "agentpay.contract.payments",
-    "PaymentSplit": "agentpay.contract.payments",
-    "PaymentProtocol": "agentpay.contract.choices",
-    "Payments": "agentpay._sync.payments",
-    "PendingTransfer": "agentpay.contract.approvals",
-    "PinnedOrigin": "agentpay.contract.payments",
-    "Policies": "agentpay._sync.policies",
-    "Policy": "agentpay.contract.policies",
-    "PolicyParams": "agentpay._params",
-    "PolicyRecordView": "agentpay.contract.console",
-    "RawResponse": "agentpay._raw",
-    "RegisteredWebhook": "agentpay.contract.deliveries",
-    "RegisteredWebhooks": "agentpay._sync.deliveries",
-    "RejectTransferParams": "agentpay._params",
-    "ReplayEventParams": "agentpay._params",
-    "ReportOutcomeParams": "agentpay._params",
-    "RotateSecretParams": "agentpay._params",
-    "ServedRequest": "agentpay.contract.console",
-    "ServedRequests": "agentpay._sync.console",
-    "Session": "agentpay.contract.sessions",
-    "SessionStatus": "agentpay.contract.choices",
-    "SignInCode": "agentpay.contract.sign_in",
-    "Sessions": "agentpay._sync.sessions",
-    "PinOriginParams": "agentpay._params",
-    "Transaction": "agentpay.contract.transactions",
-    "TransactionStatus": "agentpay.contract.choices",
-    "TransactionStatusFilter": "agentpay.contract.choices",
-    "TransactionType": "agentpay.contract.choices",
-    "Transfer": "agentpay.contract.transfers",
-    "TransferCheck": "agentpay.contract.spending",
-    "TransferStatus": "agentpay.contract.choices",
-    "Transfers": "agentpay._sync.transfers",
-    "UNSET": "agentpay.contract.requests",
-    "Webhook": "agentpay.contract.webhooks",
-    "Webhooks": "agentpay._sync.webhooks",
-}
-"""The modules of the public names, unless that is `agentpay.errors`."""
+    _HOMES = {name: f"agentpay.{module}" for module, names in _NAMES.items() for name in names.split()}
 
+    __all__ = [*sorted(_HOMES), "__version__"]  # noqa: PLE0604 - its names are strings
 
-if not TYPE_CHECKING:
-    # Type checkers assume that a module with `__getattr__` has every name.
     def __getattr__(name: str) -> object:
         if name in ("errors", "payments", "testing", "webhooks"):
             return import_module(f"agentpay.{name}")
-        if name not in __all__:
+        if name not in _HOMES:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(_HOMES.get(name, "agentpay.errors")), name)
+        value = getattr(import_module(_HOMES[name]), name)
         globals()[name] = value
         return value
 
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

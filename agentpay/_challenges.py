@@ -5,16 +5,20 @@ x402 version 1: cookies and pages stay with the caller. A URL is sent without it
 secrets.
 """
 
+import base64
+import binascii
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from attrs import frozen
 
 from agentpay.contract.json_text import print_json
-from agentpay.contract.payments import MAX_HEADERS
+from agentpay.contract.payments import MAX_HEADERS, parse_url
+from agentpay.contract.printable import without_hidden
 
 BODY_MAX_BYTES: Final = 32 * 1024
 """The largest body of a 402 that is read. A challenge is far smaller."""
@@ -23,8 +27,6 @@ HEADERS_MAX_CHARACTERS: Final = 32 * 1024
 
 ENCODED_MAX_BYTES: Final = 56 * 1024
 """Leaves 8 KiB of a request to the service for other fields."""
-
-URL_MAX_CHARACTERS: Final = 2_048
 
 Pairs = Mapping[str, str] | Iterable[tuple[str, str]]
 
@@ -36,11 +38,23 @@ _VALUE: Final = r'(?:"(?:[^"\\]|\\.)*"|[^\s,"=][^\s,"]*)'
 _PARAMETER: Final = re.compile(rf"({_NAME})[ \t]*=[ \t]*({_VALUE})")
 _LISTED: Final = re.compile(
     rf"[ \t,]*(?P<challenge>(?P<scheme>{_NAME})(?P<parameters>"
-    rf"(?:[ \t,]+{_NAME}[ \t]*=[ \t]*{_VALUE})+|[ \t]+[A-Za-z0-9\-._~+/]+=*|))(?=[ \t]*(?:,|$))"
+    rf"(?:[ \t,]+{_NAME}[ \t]*=[ \t]*{_VALUE})+|(?P<token>[ \t]+[A-Za-z0-9\-._~+/]+=*)|))(?=[ \t]*(?:,|$))"
 )
 """Some schemes have a token instead of parameters, as in `Negotiate YII=`."""
 
+_AS_IT_IS: Final = "%!#$%&'()*+,/:;=@[]~"
+"""What a path keeps; everything else but letters, digits and `_.-` is percent-encoded."""
+
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+
+
+KEY_MAX_CHARACTERS: Final = 128
+
+REASON_MAX_CHARACTERS: Final = 500
+
+_CODES: Final = ("error", "errorReason")
+_SENTENCES: Final = ("errorMessage", "detail", "message", "title")
+"""Where x402, MPP (RFC 9457) and plain APIs put the reason of a refusal, the most specific first."""
 
 
 class ChallengeTooLargeError(ValueError):
@@ -97,7 +111,7 @@ def challenge_of(
         )
     challenge = Challenge(
         origin=origin_of(str(url)) if origin is None else origin,
-        url=None if url is None else _split_url(str(url))[1],
+        url=None if url is None else url_sent(str(url)),
         method=method,
         headers=challenge_headers(headers),
         body=challenge_body(body),
@@ -115,9 +129,14 @@ def origin_of(url: str) -> str:
     return _split_url(url)[0]
 
 
+def url_sent(url: str) -> str | None:
+    """Return a URL as the service is told it: without secrets; None if the service would not accept it."""
+    return _split_url(url)[1]
+
+
 @lru_cache(maxsize=128)
 def _split_url(url: str) -> tuple[str, str | None]:
-    """Return the origin, and the URL without secrets; None if it is too long."""
+    """Return the origin, and the URL without secrets; None if the service would not accept it."""
     parts = urlsplit(url)
     host = (parts.hostname or "").rstrip(".")
     if parts.scheme not in _DEFAULT_PORTS or not host:
@@ -128,8 +147,10 @@ def _split_url(url: str) -> tuple[str, str | None]:
         host = host.encode("idna").decode("ascii")
     port = "" if parts.port in (None, _DEFAULT_PORTS[parts.scheme]) else f":{parts.port}"
     origin = f"{parts.scheme}://{host}{port}"
-    shown = origin + parts.path
-    return origin, shown if len(shown) <= URL_MAX_CHARACTERS else None
+    try:
+        return origin, parse_url(origin + quote(parts.path, safe=_AS_IT_IS))
+    except ValueError:
+        return origin, None
 
 
 def challenge_headers(headers: Pairs) -> tuple[tuple[str, str], ...]:
@@ -170,7 +191,8 @@ def _kept_of_list(field: str) -> str:
     kept, position = [], 0
     while listed := _LISTED.match(field, position):
         position = listed.end()
-        parameters = _PARAMETER.findall(listed["parameters"])
+        # In a token there are none, and a search would take quadratic time.
+        parameters = [] if listed["token"] else _PARAMETER.findall(listed["parameters"])
         # A value with escapes is not unescaped: its challenge is left out.
         into = [value.strip('"').lower() for parameter, value in parameters if parameter.lower() == "header"]
         if listed["scheme"].lower() == "payment" and into == ["payment-authorization"]:
@@ -188,6 +210,68 @@ def challenge_body(body: bytes | str | None) -> str | None:
     if b"\0" in content:  # It is not JSON, and the service refuses such text.
         return None
     return content.decode("utf-8", "replace")
+
+
+def payment_key(extensions: Mapping[str, Any]) -> str | None:
+    """Return the key that the caller gave a request of httpx; None if no key was given.
+
+    A falsy key is refused and not replaced by a random one, under which each attempt would be a new purchase.
+
+    Raises:
+        TypeError: it is not a string.
+        ValueError: it does not have 1 to 128 characters.
+    """
+    if "payment_key" not in extensions:
+        return None
+    key = extensions["payment_key"]
+    advice = "pass the key of this purchase, or leave payment_key out for a random one"
+    if not isinstance(key, str):
+        raise TypeError(f"payment_key must be a string, not {type(key).__name__}: {advice}")
+    if not 1 <= len(key) <= KEY_MAX_CHARACTERS:
+        raise ValueError(f"payment_key must have 1 to 128 characters, not {len(key)}: {advice}")
+    return key
+
+
+def refusal_reason(headers: Iterable[tuple[str, str]], body: bytes | None) -> str | None:
+    """Return the reason of a seller's 402 in the seller's words, on one line; None without one.
+
+    x402 version 2 has it in the `PAYMENT-REQUIRED` header, or after a failed settlement in the
+    `PAYMENT-RESPONSE` header; MPP and x402 version 1 have it in the body.
+    """
+    sent = {name.lower(): value for name, value in headers}
+    fields = [_decoded(sent.get(name, "")) for name in ("payment-required", "payment-response")]
+    given: dict[str, Any] = {}
+    for content in (*fields, (body or b"")[:BODY_MAX_BYTES]):
+        given = {**_object_of(content), **given}
+    found = [_first_text(given, names) for names in (_CODES, _SENTENCES)]
+    return ": ".join(dict.fromkeys(filter(None, found)))[:REASON_MAX_CHARACTERS] or None
+
+
+def _decoded(value: str) -> bytes:
+    try:
+        text = value[:HEADERS_MAX_CHARACTERS].strip().rstrip("=").replace("-", "+").replace("_", "/")
+        return base64.b64decode(text + "=" * (-len(text) % 4), validate=True)
+    except (ValueError, binascii.Error):
+        return b""
+
+
+def _object_of(content: bytes) -> dict[str, Any]:
+    """Return a JSON object, with the fields of an object `error` within; empty if it is none."""
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(value, dict):
+        return {}
+    error = value.get("error")
+    return {**value, **error} if isinstance(error, dict) else value
+
+
+def _first_text(given: Mapping[str, Any], names: Iterable[str]) -> str:
+    """Return the first text that is not blank, on one line."""
+    found = (given.get(name) for name in names)
+    text = next((each for each in found if isinstance(each, str) and each.strip()), "")
+    return " ".join(without_hidden(text[: 2 * REASON_MAX_CHARACTERS]).split())
 
 
 def _method_of(response: object) -> str | None:

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any, Final, NamedTuple, TypeAlias
 
 from agentpay import _exposure, _failures
+from agentpay._deadlines import LEAST_SECONDS, StepsUntil
 from agentpay._given import (
     AsyncHttpClient,
     AsyncResponse,
@@ -39,9 +40,6 @@ LEAST_LEFT: Final = 0.1
 
 Headers: TypeAlias = MutableMapping[str, str]
 
-LEAST_SECONDS: Final = 0.001
-"""The timeout of a step after its deadline, in seconds: some libraries treat 0 as no timeout."""
-
 _STREAM: Final = "text/event-stream"
 
 _URLS_KEPT: Final = 128
@@ -59,21 +57,6 @@ _SHOWN: Final = frozenset(
     }
 )
 """Header fields whose values may be logged: any other may be a secret."""
-
-
-class _StepsUntil(dict[str, float | None]):
-    """Step timeouts of one exchange, each limited to the time left when the step begins."""
-
-    def __init__(self, steps: dict[str, float | None], left: Callable[[], float]) -> None:
-        super().__init__(steps)
-        self._left = left
-
-    def __getitem__(self, step: str) -> float:
-        seconds = super().__getitem__(step)
-        return self._left() if seconds is None else min(seconds, self._left())
-
-    def get(self, step: str, default: Any = None) -> Any:  # noqa: ANN401 - as of `dict`
-        return self[step] if step in self else default  # noqa: SIM401 - `get` is what is defined here
 
 
 class Attempt(NamedTuple):
@@ -144,7 +127,7 @@ class Edge:
     def _attempt_of(self, request: PreparedRequest, call: Call) -> Attempt:
         if call.ends_at is None:
             return Attempt(request, call.headers, call.timeout)
-        left = self._left(call.ends_at)
+        left = max(self._left(call.ends_at), LEAST_SECONDS)
         timeout = left if call.timeout is None else min(call.timeout, left)
         return Attempt(request, call.headers, timeout, call.ends_at)
 
@@ -169,7 +152,7 @@ class Edge:
             headers=headers,
             stream=library.ByteStream(content or b""),
             extensions={
-                "timeout": steps if ends_at is None else _StepsUntil(steps, partial(self._left, ends_at))
+                "timeout": steps if ends_at is None else StepsUntil(steps, partial(self._left, ends_at))
             },
         )
         if content is not None:
@@ -184,7 +167,7 @@ class Edge:
         return built
 
     def _left(self, ends_at: float) -> float:
-        return max(ends_at - self.monotonic(), LEAST_SECONDS)
+        return ends_at - self.monotonic()
 
     def _is_late(self, attempt: Attempt) -> bool:
         return attempt.ends_at is not None and self.monotonic() >= attempt.ends_at

@@ -11,13 +11,10 @@ from typing import Any, Final
 
 from agentpay.contract import codec, json_text
 from agentpay.contract.errors import FieldFault
-from agentpay.contract.events import EVENT_CLASSES, AnyEvent, Event, UnknownEvent
+from agentpay.contract.events import EVENT_CLASSES, AnyEvent, UnknownEvent
 from agentpay.contract.fields import JsonValue
 from agentpay.contract.requests import MAX_NESTING
 from agentpay.errors import WebhookPayloadError
-
-# Keyed by plain strings, which a dictionary finds faster than enum members.
-_KINDS: Final[dict[str, type[Event]]] = {str(name): kind for name, kind in EVENT_CLASSES.items()}
 
 
 def read_event(payload: bytes) -> AnyEvent:
@@ -31,7 +28,7 @@ def read_event(payload: bytes) -> AnyEvent:
     if b"\\" in payload and (faults := codec.text_faults(value)):
         raise _refusal(*faults)
     name = value.get("type")
-    kind = _KINDS.get(name, UnknownEvent) if isinstance(name, str) else UnknownEvent
+    kind = EVENT_CLASSES.get(name, UnknownEvent) if isinstance(name, str) else UnknownEvent
     if kind is UnknownEvent and not isinstance(value.get("data", {}), dict):
         raise _refusal(FieldFault(field="data", message="must be an object"))
     try:

@@ -41,10 +41,28 @@ _DECIDED: Final = frozenset(
     }
 )
 """Header fields that a model must not set: they would redirect the request, or replace a payment."""
+_CONFIGURED: Final = (
+    "only whoever runs these tools can allow the origin, with --allow-private-origin. No other ref helps."
+)
 
 
 class FetchRefusedError(Exception):
-    """The page was not fetched, and nothing was sent. The message says why."""
+    """The page was not fetched, and nothing was sent. The message says why.
+
+    Attributes:
+        next_step: what a model should do about it.
+        may_retry: whether the same reference can help, at once or with corrected arguments.
+    """
+
+    def __init__(self, message: str, next_step: str, *, may_retry: bool = False) -> None:
+        super().__init__(message)
+        self.next_step = next_step
+        self.may_retry = may_retry
+
+
+def _wrong(argument: str, message: str) -> FetchRefusedError:
+    step = f"Correct {argument}, and call again with the same ref."
+    return FetchRefusedError(message, step, may_retry=True)
 
 
 class FetchFailedError(Exception):
@@ -79,7 +97,8 @@ class Target:
         if target.origin != self.origin:
             raise FetchRefusedError(
                 f"{self.origin} redirects to another origin, {printable(target.origin)[:200]}, which is not "
-                "followed. Fetch that URL only if the task asks for it"
+                "followed",
+                "Fetch that other URL only if the user's task asks for it.",
             )
         return target
 
@@ -114,6 +133,11 @@ class Page:
     headers: tuple[tuple[str, str], ...]
     body: bytes
     is_truncated: bool
+
+    @property
+    def is_success(self) -> bool:
+        """Whether the status says that the page was delivered."""
+        return 200 <= self.status < 300
 
     def header(self, name: str) -> str | None:
         """Return the first value of a header."""
@@ -163,7 +187,10 @@ def target_of(url: str, private_origins: Iterable[str], *, is_any: bool = False)
     allowed = frozenset(private_origins)
     is_private_allowed = is_any or not allowed.isdisjoint({origin, f"{scheme}://{shown}:*"})
     if scheme != "https" and not is_private_allowed:
-        raise FetchRefusedError(f"url must be https: a payment over http can be read on its way ({origin})")
+        raise FetchRefusedError(
+            f"url must be https: a payment over http can be read on its way ({origin})",
+            f"Use the https address of the page. If it has none, tell the user: {_CONFIGURED}",
+        )
     return Target(url=url, origin=origin, host=host, port=port, is_private_allowed=is_private_allowed)
 
 
@@ -177,8 +204,8 @@ def _parts(url: str) -> tuple[str, str, int | None]:
         is_plain = url.isprintable() and "\\" not in url and " " not in url
         if parts.scheme in _DEFAULT_PORTS and host and parts.username is None and is_plain:
             return parts.scheme, host, port
-    raise FetchRefusedError(
-        "url must be an address such as https://api.example.com/forecast, without a user name"
+    raise _wrong(
+        "url", "url must be an address such as https://api.example.com/forecast, without a user name"
     )
 
 
@@ -190,10 +217,11 @@ def checked_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
     """
     for name, value in (headers or {}).items():
         if name.lower() in _DECIDED:
-            raise FetchRefusedError(f"headers must not set {printable(name)[:64]}, which the tool decides")
+            message = f"headers must not set {printable(name)[:64]}, which the tool decides"
+            raise _wrong("headers", message)
         is_token = name.isascii() and all(letter.isalnum() or letter in "!#$%&'*+-.^_`|~" for letter in name)
         if not name or not is_token or not value.isascii() or not value.isprintable():
-            raise FetchRefusedError("headers must have names and printable ASCII values of HTTP headers")
+            raise _wrong("headers", "headers must have names and printable ASCII values of HTTP headers")
     return dict(headers or {})
 
 
@@ -255,7 +283,11 @@ def _resolved(target: Target) -> list[str]:
     try:
         found = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
-        raise FetchRefusedError(f"the host of {printable(target.origin)[:200]} cannot be resolved") from None
+        raise FetchRefusedError(
+            f"the host of {printable(target.origin)[:200]} cannot be resolved",
+            "Check the host in url, or call again later with the same ref.",
+            may_retry=True,
+        ) from None
     return [str(each[4][0]) for each in found]
 
 
@@ -268,7 +300,8 @@ def _checked(addresses: list[str], target: Target) -> str:
     if not addresses or (not target.is_private_allowed and not all(map(is_public, addresses))):
         raise FetchRefusedError(
             f"{printable(target.origin)[:200]} is a private address, which the configuration of these tools "
-            "does not allow"
+            "does not allow",
+            f"Use a public address of the page. If it has none, tell the user: {_CONFIGURED}",
         )
     return addresses[0]
 

@@ -11,13 +11,15 @@ import os
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import httpx
 
 from agentpay import _failures
+from agentpay._deadlines import GRACE_SECONDS, bound
 from agentpay._edge import Attempt, Edge, body_of, check_stream
 from agentpay._given import (
     AsyncHttpClient,
@@ -83,6 +85,30 @@ def page_client(connect_seconds: float, read_seconds: float) -> httpx.AsyncClien
     )
 
 
+def cookie_of(url: str, headers: Sequence[tuple[str, str]], sent: str | None = None) -> str | None:
+    """Return the `Cookie` field of the next request to a URL whose response had these headers.
+
+    Args:
+        url: of the response, and of the next request.
+        headers: of the response.
+        sent: the field of the previous request. Cookies that the response sets replace its cookies.
+    """
+    request = httpx.Request("GET", url)
+    cookies = httpx.Cookies()
+    cookies.extract_cookies(httpx.Response(402, headers=list(headers), request=request))
+    cookies.set_cookie_header(request)
+    set_now = request.headers.get("cookie", "")
+    return _merged(sent, set_now if set_now.isascii() and set_now.isprintable() else None)
+
+
+def _merged(sent: str | None, new: str | None) -> str | None:
+    if not sent or not new:
+        return sent or new or None
+    pairs = [pair for pair in (each.strip() for each in sent.split(";")) if pair]
+    names = {pair.partition("=")[0].strip() for pair in new.split(";")}
+    return "; ".join([*(pair for pair in pairs if pair.partition("=")[0].strip() not in names), new])
+
+
 C = TypeVar("C")
 
 
@@ -97,13 +123,20 @@ def _new(kind: Callable[..., C], limits: httpx.Limits) -> C:
         ) from None
 
 
+def _bounded(limits: httpx.Limits) -> httpx.Client:
+    client = _new(httpx.Client, limits)
+    bound(client)
+    return client
+
+
 class Http(Edge):
     def __init__(self, base_url: str, given: HttpClient | None, transport: Transport | None) -> None:
         super().__init__(base_url, given, library_of(given, transport, is_async=False) or httpx)
         self.sleep: Callable[[float], None] = time.sleep
         self._given = given
         self._transport = transport
-        self._pools: Pools[httpx.Client] = Pools(partial(_new, httpx.Client, _LIMITS), httpx.Client.close)
+        self._pools: Pools[httpx.Client] = Pools(partial(_bounded, _LIMITS), httpx.Client.close)
+        bound(given or transport)
 
     def send(self, request: PreparedRequest, call: Call) -> Reply | AgentPayError:
         """Send a request once and return its reply, or the exception for a missing one.
@@ -227,6 +260,7 @@ class AsyncHttp(Edge):
 
         super().__init__(base_url, given, library_of(given, transport, is_async=True) or httpx)
         self.sleep: Callable[[float], Awaitable[None]] = anyio.sleep
+        self._fail_after = anyio.fail_after
         self._given = given
         self._transport = transport
         limits = httpx.Limits(max_connections=LANE_CONNECTIONS, max_keepalive_connections=LANE_CONNECTIONS)
@@ -270,25 +304,50 @@ class AsyncHttp(Edge):
     ) -> Reply | AgentPayError:
         built = self._build(attempt)
         try:
-            response = await sender(built)
-            try:
-                body, is_late = body_of(response), False
-                # As in `Http`.
-                async for chunk in response.aiter_bytes() if response.is_stream_consumed else response.stream:
-                    if is_late:
-                        raise TimeoutError  # A complete response is accepted, however late.
-                    body.feed(chunk)
-                    is_late = self._is_late(attempt)
-                return Reply(response.status_code, response.headers, body.finish())
-            except BodyError as problem:
-                return _failures.of_body(str(problem), attempt.request, response.status_code)
-            finally:
-                with contextlib.suppress(Exception):
-                    await response.aclose()
+            with self._until(attempt):
+                return await self._replied(sender, built, attempt)
         except Exception as error:  # noqa: BLE001 - whichever library it is of, the request has left
             return self._failure(error, built, attempt)
         except BaseException as error:  # noqa: BLE001 - it is raised again
             raise error.with_traceback(None)  # noqa: B904 - the same
+
+    async def _replied(
+        self,
+        sender: Callable[[Any], Awaitable[AsyncResponse]],
+        built: Any,  # noqa: ANN401 - a request of the library in use
+        attempt: Attempt,
+    ) -> Reply | AgentPayError:
+        response = await sender(built)
+        try:
+            body, is_late = body_of(response), False
+            # As in `Http`.
+            async for chunk in response.aiter_bytes() if response.is_stream_consumed else response.stream:
+                if is_late:
+                    raise TimeoutError  # A complete response is accepted, however late.
+                body.feed(chunk)
+                is_late = self._is_late(attempt)
+            return Reply(response.status_code, response.headers, body.finish())
+        except BodyError as problem:
+            return _failures.of_body(str(problem), attempt.request, response.status_code)
+        finally:
+            with contextlib.suppress(Exception):
+                await response.aclose()
+
+    def _until(self, attempt: Attempt) -> AbstractContextManager[object]:
+        """Cancel the block, which then raises TimeoutError, when the call's deadline has passed."""
+        if attempt.ends_at is None:
+            return contextlib.nullcontext()
+        return self._fail_after(max(self._left(attempt.ends_at), 0.0) + GRACE_SECONDS)
+
+    async def _chunks(self, response: AsyncResponse, attempt: Attempt) -> AsyncIterator[bytes]:
+        chunks = aiter(response.stream)
+        while True:
+            with self._until(attempt):
+                try:
+                    chunk = await anext(chunks)
+                except StopAsyncIteration:
+                    return
+            yield chunk
 
     async def pieces(self, request: PreparedRequest, call: Call) -> AsyncIterator[bytes]:
         self._check_usable(self._given, self._transport)
@@ -297,16 +356,17 @@ class AsyncHttp(Edge):
         async with contextlib.AsyncExitStack() as opened:
             status: int | None = None
             try:
-                response = await self._opened(built, attempt, opened)
+                with self._until(attempt):
+                    response = await self._opened(built, attempt, opened)
                 opened.push_async_callback(response.aclose)
                 status = response.status_code
                 if status == _OK:
                     check_stream(request, response)
-                    async for chunk in response.stream:
+                    async for chunk in self._chunks(response, attempt):
                         yield chunk
                     return
                 body = body_of(response)
-                async for chunk in response.stream:
+                async for chunk in self._chunks(response, attempt):
                     body.feed(chunk)
                 refused = Reply(status, response.headers, body.finish())
             except AgentPayError:

@@ -3,14 +3,29 @@
 Every installation includes all modules, but not the dependencies of all extras.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from types import ModuleType
 
 
 def load(module: str, *, part: str, extra: str) -> ModuleType:
     """The ModuleNotFoundError says what `part` needs to be installed."""
-    try:
+    with needing(part, extra=extra):
         return import_module(module)
+
+
+@contextmanager
+def needing(part: str, *, extra: str, refusal: type[Exception] | None = None) -> Iterator[None]:
+    """Say what `part` needs to be installed, if an import in the block fails.
+
+    Args:
+        part: what needs the import, as the subject of a sentence.
+        extra: the extra that installs it.
+        refusal: the exception to raise; by default ModuleNotFoundError, with the missing package as its name.
+    """
+    try:
+        yield
     except ModuleNotFoundError as missing:
         # A part of a package is missing because the package is.
         name = (missing.name or "").partition(".")[0]
@@ -19,6 +34,5 @@ def load(module: str, *, part: str, extra: str) -> ModuleType:
         # Imported late: it loads more than the rest of an installation without the extra.
         from agentpay._installation import install_command  # noqa: PLC0415
 
-        raise ModuleNotFoundError(
-            f"{part} needs {name}, which is not installed: {install_command(extra)}", name=name
-        ) from missing
+        sentence = f"{part} needs {name}, which is not installed: {install_command(extra)}"
+        raise (refusal(sentence) if refusal else ModuleNotFoundError(sentence, name=name)) from missing

@@ -5,10 +5,11 @@ Classes are created for the library in use, so that neither library imports the 
 
 import contextlib
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator, KeysView
 from functools import cache
 from types import ModuleType
-from typing import Any
+from typing import Any, Final, NamedTuple, Self
 
 from agentpay._challenges import BODY_MAX_BYTES
 from agentpay._given import LIBRARIES
@@ -38,6 +39,8 @@ def _library_of(kind: type) -> ModuleType:
     homes = (base.__module__.partition(".")[0] for base in kind.__mro__)
     return sys.modules[next(home for home in homes if home in LIBRARIES)]
 
+
+monotonic: Final = time.monotonic
 
 # --- Headers
 
@@ -93,13 +96,26 @@ for _name in ("__len__", "__eq__"):
 # --- Bodies
 
 
-class _Replayed:
-    """A body whose beginning has already been read."""
+class Peeked(NamedTuple):
+    """A body as far as it was read.
 
-    def __init__(self, stream: Any, chunks: list[bytes], rest: Any) -> None:
+    Attributes:
+        content: the whole body; None if it is too large, unreadable, or did not arrive in time.
+        beginning: at most the first `BODY_MAX_BYTES`, as far as they arrived.
+    """
+
+    content: bytes | None
+    beginning: bytes
+
+
+class _Replayed:
+    """A body whose beginning has already been read. Reading it to its end raises what ended the reading."""
+
+    def __init__(self, stream: Any, chunks: list[bytes], rest: Any, failure: Exception | None) -> None:
         self._stream = stream
         self._chunks = chunks
         self._rest = rest
+        self._failure = failure
         self._is_cut = False
 
     @property
@@ -109,14 +125,18 @@ class _Replayed:
 
     def cut(self) -> bool:
         """Leave the rest unread; return whether a rest exists."""
-        if self._rest is None:
+        if self._rest is None and self._failure is None:
             return False
         self._chunks, self._is_cut = [], True
         return True
 
     def __iter__(self) -> Iterator[bytes]:
         yield from self._chunks
-        if self._rest is not None and not self._is_cut:
+        if self._is_cut:
+            return
+        if self._failure is not None:
+            raise self._failure
+        if self._rest is not None:
             yield from self._rest
 
     def close(self) -> None:
@@ -125,7 +145,11 @@ class _Replayed:
     async def __aiter__(self) -> AsyncIterator[bytes]:
         for chunk in self._chunks:
             yield chunk
-        if self._rest is not None and not self._is_cut:
+        if self._is_cut:
+            return
+        if self._failure is not None:
+            raise self._failure
+        if self._rest is not None:
             async for chunk in self._rest:
                 yield chunk
 
@@ -135,42 +159,102 @@ class _Replayed:
         await self._stream.aclose()
 
 
-def peek(response: Any) -> bytes | None:
-    """Return the body and leave the response as if unread; None if the body is too large or unreadable.
+class _Peek:
+    """Reads the beginning of a response's body, and leaves the response as if unread.
 
-    Reads at most `BODY_MAX_BYTES` and one chunk.
+    Reads at most `BODY_MAX_BYTES` and one chunk, and no longer than `seconds` and one chunk.
     """
-    if response.is_stream_consumed:
-        return _read_before(response)
-    stream, chunks, size = response.stream, [], 0
-    rest: Any = iter(stream)
-    for chunk in rest:
-        chunks.append(chunk)
-        size += len(chunk)
-        if size > BODY_MAX_BYTES:
-            break
-    else:
-        rest = None
-        stream.close()
-    response.stream = _mixed(_Replayed, _of_library(response, "SyncByteStream"))(stream, chunks, rest)
-    return _decoded(response, chunks) if rest is None else None
+
+    def __init__(self, response: Any, seconds: float) -> None:
+        self._response = response
+        self._stream = response.stream
+        self._ends_at = monotonic() + seconds
+        self._chunks: list[bytes] = []
+        self._size = 0
+        self._failure: Exception | None = None
+        self._is_whole = False
+        self._steps: dict[str, Any] | None = None
+        self._hasten(seconds)
+
+    def feed(self, chunk: bytes) -> bool:
+        """Add received data; return whether to read on."""
+        self._chunks.append(chunk)
+        self._size += len(chunk)
+        return self._size <= BODY_MAX_BYTES and monotonic() < self._ends_at
+
+    def end(self) -> None:
+        """Note that the body is complete."""
+        self._is_whole = True
+
+    def fail(self, error: Exception) -> None:
+        """Note an error, which reading the response to its end raises again."""
+        self._failure = error
+        with contextlib.suppress(AttributeError, RuntimeError):
+            error.request = self._response.request  # type: ignore[attr-defined]
+
+    def done(self, base: str, rest: Any) -> Peeked:
+        replayed = _mixed(_Replayed, _of_library(self._response, base))
+        rest = None if self._is_whole or self._failure is not None else rest
+        self._response.stream = replayed(self._stream, self._chunks, rest, self._failure)
+        content = _decoded(self._response, self._chunks) if self._is_whole else None
+        # A part of a compressed body cannot be read.
+        is_plain = not self._response.headers.get("content-encoding")
+        beginning = content or (b"".join(self._chunks) if is_plain else b"")
+        return Peeked(content, beginning[:BODY_MAX_BYTES])
+
+    def _hasten(self, seconds: float) -> None:
+        """Lower the read timeout of the body, which the library reads from the request as it begins."""
+        with contextlib.suppress(RuntimeError):  # a response without a request
+            extensions = self._response.request.extensions
+            steps = extensions.get("timeout")
+            if isinstance(steps, dict):
+                read = steps.get("read")
+                extensions["timeout"] = {**steps, "read": seconds if read is None else min(read, seconds)}
+                self._steps = steps
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Undo the change to the request."""
+        if self._steps is not None:
+            self._response.request.extensions["timeout"] = self._steps
 
 
-async def apeek(response: Any) -> bytes | None:
+def peek(response: Any, seconds: float) -> Peeked:
+    """Return the body and leave the response as if unread. An error of the library is noted, not raised."""
     if response.is_stream_consumed:
         return _read_before(response)
-    stream, chunks, size = response.stream, [], 0
-    rest: Any = aiter(stream)
-    async for chunk in rest:
-        chunks.append(chunk)
-        size += len(chunk)
-        if size > BODY_MAX_BYTES:
-            break
-    else:
-        rest = None
-        await stream.aclose()
-    response.stream = _mixed(_Replayed, _of_library(response, "AsyncByteStream"))(stream, chunks, rest)
-    return _decoded(response, chunks) if rest is None else None
+    with _Peek(response, seconds) as reading:
+        rest: Any = iter(response.stream)
+        try:
+            for chunk in rest:
+                if not reading.feed(chunk):
+                    break
+            else:
+                reading.end()
+                response.stream.close()
+        except Exception as error:  # noqa: BLE001 - of either library
+            reading.fail(error)
+        return reading.done("SyncByteStream", rest)
+
+
+async def apeek(response: Any, seconds: float) -> Peeked:
+    """Return the body and leave the response as if unread. An error of the library is noted, not raised."""
+    if response.is_stream_consumed:
+        return _read_before(response)
+    with _Peek(response, seconds) as reading:
+        rest: Any = aiter(response.stream)
+        try:
+            async for chunk in rest:
+                if not reading.feed(chunk):
+                    break
+            else:
+                reading.end()
+                await response.stream.aclose()
+        except Exception as error:  # noqa: BLE001 - of either library
+            reading.fail(error)
+        return reading.done("AsyncByteStream", rest)
 
 
 def drop(response: Any) -> None:
@@ -181,9 +265,9 @@ def drop(response: Any) -> None:
             del response.headers["content-encoding"]
 
 
-def _read_before(response: Any) -> bytes | None:
+def _read_before(response: Any) -> Peeked:
     content: bytes = response.content
-    return content if len(content) <= BODY_MAX_BYTES else None
+    return Peeked(content if len(content) <= BODY_MAX_BYTES else None, content[:BODY_MAX_BYTES])
 
 
 def _decoded(response: Any, chunks: list[bytes]) -> bytes | None:

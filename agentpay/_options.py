@@ -24,7 +24,8 @@ class CallOptions(TypedDict, total=False):
         max_retries: how often the request is retried after a temporary failure, from 0.
         deadline: seconds for the whole call, including retries and the pauses between them; None means no
             limit. It never turns an unknown outcome into a failure: a payment that exceeds the deadline
-            raises the same error as one whose response was lost.
+            raises the same error as one whose response was lost. In the sync client it bounds neither the
+            look-up of a host name, nor transports of a given client that are not of httpx or httpx2.
         extra_headers: header fields to add. Fields that the client sets are refused, such as `Authorization`.
     """
 

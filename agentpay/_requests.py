@@ -18,7 +18,7 @@ import attrs
 from attrs import field, frozen
 
 from agentpay import errors
-from agentpay._argument_types import check_body, check_query, check_text
+from agentpay._arguments import check_body, check_query, check_text
 from agentpay.contract import choices, codec, json_text
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope
 from agentpay.contract.errors import HTTP_STATUS, MEANINGS, ErrorBody, ErrorCode, FieldFault
@@ -76,12 +76,11 @@ def prepare(
     query: Mapping[str, object] | None = None,
     body: Request | None = None,
     if_match: str | None = None,
-    idempotency_key: str | None = None,
 ) -> PreparedRequest:
     """Build the request for an endpoint and its arguments.
 
     `path` values are unquoted; None values of `query` are omitted. `if_match` is the version that a write
-    requires, as the service returned it. `idempotency_key` is the key in `body`, if it has one.
+    requires, as the service returned it.
 
     Raises:
         TypeError: an argument has a wrong type, or a value of the body has no exact JSON form.
@@ -100,7 +99,7 @@ def prepare(
         target=target + _query(query),
         content=None if body is None else json_text.print_json(codec.unstructure(body)),
         if_match=if_match,
-        idempotency_key=idempotency_key,
+        idempotency_key=getattr(body, "idempotency_key", None),
         expected=_expected(endpoint, path, query, body) if endpoint.echoes else (),
     )
 
@@ -300,6 +299,7 @@ _BY_CODE: Final[dict[str, type[errors.APIError]]] = {
     ErrorCode.SESSION_CLOSED: errors.SessionClosedError,
     ErrorCode.UNREADABLE_CHALLENGE: errors.UnpayableChallengeError,
     ErrorCode.NOTHING_PAYABLE: errors.UnpayableChallengeError,
+    ErrorCode.FEE_BUDGET_EXCEEDED: errors.FeeBudgetExceededError,
     ErrorCode.CHAIN_UNAVAILABLE: errors.ChainUnavailableError,
     ErrorCode.SERVICE_UNAVAILABLE: errors.ServiceUnavailableError,
 }

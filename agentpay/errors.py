@@ -35,6 +35,7 @@
           - InvalidRecipientError           422
           - UnpayableChallengeError         unreadable_challenge, nothing_payable
           - RateLimitedError                429
+          |   . FeeBudgetExceededError          fee_budget_exceeded
           - ExtensionNotOfferedError        404 of an extension that the service does not have
           - ServerError                     500 and above
               . ChainUnavailableError           chain_unavailable
@@ -44,8 +45,9 @@ All can be pickled and copied with all their attributes. `agentpay._requests` ch
 response.
 """
 
+from collections.abc import Mapping
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from agentpay.contract.choices import ErrorCode
 from agentpay.contract.errors import ErrorBody, FieldFault
@@ -69,6 +71,7 @@ __all__ = [
     "ConflictError",
     "DecodingError",
     "ExtensionNotOfferedError",
+    "FeeBudgetExceededError",
     "FieldFault",
     "IdempotencyConflictError",
     "InsecureConnectionWarning",
@@ -310,20 +313,32 @@ class PaymentRefusedError(AgentPayError):
         idempotency_key: the key of the request.
         transfer_id: the payment, `txn_…`.
         receipt: the receipt header of the response, a claim of the seller; None without one.
-        body: the beginning of the response's body, for diagnosis.
+        reason: why the seller refused it, in the seller's words; None if the response does not say.
+        headers: the headers of the response, with names in lower case.
+        body: the first 32 KiB of the response's body, as far as it arrived.
     """
 
     def __init__(
-        self, *, idempotency_key: str, transfer_id: str, receipt: str | None = None, body: bytes = b""
+        self,
+        *,
+        idempotency_key: str,
+        transfer_id: str,
+        receipt: str | None = None,
+        reason: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
     ) -> None:
+        said = "" if reason is None else f" ({reason!r})"
         super().__init__(
-            f"the seller answered 402 to payment {transfer_id}, and nothing more is paid. It may still "
+            f"the seller answered 402 to payment {transfer_id}{said}, and nothing more is paid. It may still "
             "settle: read it with payments.get, or repeat the request with "
             f"payment_key={idempotency_key!r} to present it again"
         )
         self.idempotency_key = idempotency_key
         self.transfer_id = transfer_id
         self.receipt = receipt
+        self.reason = reason
+        self.headers: dict[str, str] = dict(headers or {})
         self.body = body
 
 
@@ -411,7 +426,7 @@ class APIError(AgentPayError):
             a new decision.
     """
 
-    advice: ClassVar[str] = "Report the request id to the operators of the service"
+    advice: str = "Report the request id to the operators of the service"
 
     def __init__(
         self,
@@ -445,7 +460,9 @@ class APIError(AgentPayError):
 
     def __str__(self) -> str:
         text = f"{self.status} {self.code or 'error'}: {self.message.rstrip('.')}"
-        text += "".join(f"; {fault.field} {fault.message}" for fault in self.details[:_SHOWN_FAULTS])
+        # The message of a single fault may repeat it.
+        shown = (fault for fault in self.details[:_SHOWN_FAULTS] if fault.message not in self.message)
+        text += "".join(f"; {fault.field} {fault.message}" for fault in shown)
         if len(self.details) > _SHOWN_FAULTS:
             text += f"; and {len(self.details) - _SHOWN_FAULTS} more in details"
         if self.decided_at is not None:
@@ -567,13 +584,36 @@ class UnpayableChallengeError(APIError):
     Codes `unreadable_challenge` and `nothing_payable`. Nothing was stored, and the key is free.
     """
 
-    advice = "Do not pay this seller for this request; the message names what is wrong with its challenge"
+    advice: str = "The seller must correct its 402; do not pay this seller for this request until then"
+
+    def __init__(self, message: str, **given: Any) -> None:  # noqa: ANN401 - as for `APIError`
+        super().__init__(message, **given)
+        if self.code != "nothing_payable":
+            return
+        reasons = [fault.message for fault in self.details]
+        # The service says so at the beginning of a reason; any other reason is about what the seller offers.
+        if any(reason.startswith("price is ") for reason in reasons):
+            self.advice = "Raise max_amount if the price is right, and retry with the same key"
+        elif any(reason.startswith("expired ") for reason in reasons):
+            self.advice = "Request the resource again, and pay its new 402 with the same key"
+        else:
+            self.advice = "Nothing that you pass changes this: buy elsewhere, or report it to the seller"
 
 
 class RateLimitedError(APIError):
     """Too many requests; `retry_after` says for how many seconds to wait (status 429)."""
 
     advice = "Slow down, wait for retry_after seconds, or raise max_retries"
+
+
+class FeeBudgetExceededError(RateLimitedError):
+    """The account has used up its fee budget: SOL that brought no payment (`fee_budget_exceeded`).
+
+    Failed transactions and sessions that are settled with nothing charged count for 24 hours, open sessions
+    until they are settled. Nothing was done; `retry_after` says in how many seconds enough is free again.
+    """
+
+    advice = "Nothing was done. Close sessions that are not in use, or retry after retry_after seconds"
 
 
 class ServerError(APIError):

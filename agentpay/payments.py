@@ -11,7 +11,8 @@ decides under the policy, signs, and returns the header that presents the paymen
 - A second 402 ends in `PaymentRefusedError`. Nothing is paid twice, and nothing is retried here.
 - A 402 without a challenge, after a redirect, or of the payment service itself is returned unchanged.
 - An `Authorization` of the request is never replaced, and no redirect carries the payment.
-- The body of a request is buffered, so that it can be sent twice. At most 32 KiB of a 402 are read.
+- The body of a request is buffered, so that it can be sent twice. At most 32 KiB of a 402 are read, before
+  anything is signed. Where headers have a challenge, a body that is slow or truncated is left unread.
 """
 
 import contextlib
@@ -30,7 +31,10 @@ from agentpay._challenges import (
     beside_authorization,
     challenge_of,
     origin_of,
+    payment_key,
+    refusal_reason,
 )
+from agentpay._http import cookie_of
 from agentpay._settings import logger
 from agentpay._sync.client import AgentPay
 from agentpay.contract.payments import Payment
@@ -60,6 +64,15 @@ __all__ = [
 READ_TIMEOUT_SECONDS: Final = 65.0
 """How long a seller may take to respond to a paid request: settlement can last 30 s, and may be retried."""
 
+SPARE_SECONDS: Final = 1.0
+"""How long the body of a 402 is read whose headers have a challenge, in seconds."""
+
+BODY_SECONDS: Final = 30.0
+"""How long the body of a 402 is read that may be a challenge itself, in seconds."""
+
+REFUSAL_SECONDS: Final = 5.0
+"""How long the body of a refusal is read, in seconds."""
+
 _PRESENTED: Final = ("payment-signature", "x-payment", "payment-authorization")
 _RECEIPTS: Final = (b"payment-response", b"payment-receipt", b"x-payment-response")
 _RECEIPT_MAX_CHARACTERS: Final = 4_096
@@ -86,11 +99,10 @@ class PaymentRecord:
 
 
 class _Peek(NamedTuple):
-    """Read the body if it is small, leaving the response as if unread."""
+    """Read the beginning of the body, leaving the response as if unread."""
 
     response: Any
-    is_refusal: bool = False
-    """Whether it only explains an error, so that an unreadable body counts as empty."""
+    seconds: float
 
 
 class _Authorize(NamedTuple):
@@ -194,12 +206,7 @@ class PaymentAuth(Auth):
                 if isinstance(step, _Send):
                     answer = yield step.request
                 elif isinstance(step, _Peek):
-                    try:
-                        answer = _messages.peek(step.response)
-                    except Exception:
-                        if not step.is_refusal:
-                            raise
-                        answer = None
+                    answer = _messages.peek(step.response, step.seconds)
                 elif isinstance(step, _Authorize):
                     answer = self._client.payments.authorize(**self._order(step))
                 else:
@@ -224,12 +231,7 @@ class PaymentAuth(Auth):
                 if isinstance(step, _Send):
                     answer = yield step.request
                 elif isinstance(step, _Peek):
-                    try:
-                        answer = await _messages.apeek(step.response)
-                    except Exception:
-                        if not step.is_refusal:
-                            raise
-                        answer = None
+                    answer = await _messages.apeek(step.response, step.seconds)
                 elif isinstance(step, _Authorize):
                     answer = await self._client.payments.authorize(**self._order(step))
                 else:
@@ -238,7 +240,13 @@ class PaymentAuth(Auth):
 
     @staticmethod
     def _unpaid(request: Any) -> Any:  # noqa: ANN401 - a request of either library
-        """Return a request as it was before it presented a payment."""
+        """Return a request as it was before it presented a payment.
+
+        Raises:
+            TypeError: `payment_key` is not a string.
+            ValueError: `payment_key` is empty or too long.
+        """
+        payment_key(request.extensions)
         if "payment" in request.extensions:
             request.headers = request.headers.copy()
             request.extensions = {
@@ -258,7 +266,7 @@ class PaymentAuth(Auth):
             if declined:
                 _note(response, PaymentRecord(idempotency_key=None, declined=declined))
             return
-        key = request.extensions.get("payment_key") or str(uuid.uuid4())
+        key = payment_key(request.extensions) or str(uuid.uuid4())
         payment: Payment = yield _Authorize(challenge, key)
         record = PaymentRecord(idempotency_key=key, transfer_id=payment.transfer_id, payment=payment)
         if payment.header is None:
@@ -266,9 +274,8 @@ class PaymentAuth(Auth):
         if payment.header.name in request.headers:
             _note(response, evolve(record, declined=_OWN_AUTHORIZATION))
             return
-        yield _Peek(response)
         _messages.drop(response)
-        self._present(request, record)
+        self._present(request, record, response)
         started = time.monotonic()
         response = yield _Send(request)
         duration_ms = int((time.monotonic() - started) * 1000)
@@ -281,9 +288,14 @@ class PaymentAuth(Auth):
             outcome = {"status_code": response.status_code, "receipt": receipt, "duration_ms": duration_ms}
             yield _Report(payment.transfer_id, outcome)
         if response.status_code == 402:
-            body = yield _Peek(response, is_refusal=True)
+            peeked: _messages.Peeked = yield _Peek(response, REFUSAL_SECONDS)
             raise PaymentRefusedError(
-                idempotency_key=key, transfer_id=payment.transfer_id, receipt=receipt, body=body or b""
+                idempotency_key=key,
+                transfer_id=payment.transfer_id,
+                receipt=receipt,
+                reason=refusal_reason(response.headers.multi_items(), peeked.beginning),
+                headers=dict(response.headers),
+                body=peeked.beginning,
             )
 
     def _declined(self, request: Any, response: Any) -> str | None:  # noqa: ANN401 - as above
@@ -300,9 +312,12 @@ class PaymentAuth(Auth):
     def _challenge(self, request: Any, response: Any) -> Generator[_Step, Any, Challenge | None]:  # noqa: ANN401
         url, method, headers = str(request.url), request.method, response.headers
         challenge = challenge_of(url=url, method=method, headers=headers)
-        if not any(name.lower() == "payment-required" for name, _ in challenge.headers) and _is_json(headers):
-            body = yield _Peek(response)
-            challenge = challenge_of(url=url, method=method, headers=headers, body=body)
+        is_version_2 = any(name.lower() == "payment-required" for name, _ in challenge.headers)
+        if challenge or _is_json(headers):
+            # The body is also read so that its connection can carry the payment.
+            peeked: _messages.Peeked = yield _Peek(response, SPARE_SECONDS if challenge else BODY_SECONDS)
+            if not is_version_2 and _is_json(headers):
+                challenge = challenge_of(url=url, method=method, headers=headers, body=peeked.content)
         if "authorization" in request.headers:
             had_challenge = bool(challenge)
             challenge = evolve(challenge, headers=tuple(beside_authorization(challenge.headers)))
@@ -324,12 +339,16 @@ class PaymentAuth(Auth):
             "memo": self._memo,
         }
 
-    def _present(self, request: Any, record: PaymentRecord) -> None:  # noqa: ANN401 - as above
-        """Add the payment to a request so that redirects do not carry it."""
+    def _present(self, request: Any, record: PaymentRecord, response: Any) -> None:  # noqa: ANN401 - as above
+        """Add the payment to a request so that redirects do not carry it, and the cookies of its 402."""
         assert record.payment is not None  # noqa: S101 - it was authorized
         assert record.payment.header is not None  # noqa: S101 - and signed
         header = record.payment.header
-        request.headers = _messages.presenting(request.headers, header.name, header.value)
+        cookie = cookie_of(str(request.url), response.headers.multi_items(), request.headers.get("cookie"))
+        headers = request.headers.copy()
+        if cookie is not None:
+            headers["Cookie"] = cookie
+        request.headers = _messages.presenting(headers, header.name, header.value)
         extensions = {**request.extensions, "payment": record, "payment_key": record.idempotency_key}
         steps = extensions.get("timeout")
         if self._read_timeout is not None and steps and (steps.get("read") or 0.0) < self._read_timeout:

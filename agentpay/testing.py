@@ -455,7 +455,7 @@ def _sent(value: object, kind: object) -> object:
 def _example(model: Hashable) -> dict[str, Any]:
     schemas = Schemas()
     schema = schemas.of(model)
-    example: dict[str, Any] = Examples(schemas.components).of(schema)
+    example: dict[str, Any] = Examples(schemas).of(schema)
     return example
 
 

@@ -14,63 +14,20 @@ from functools import cache
 from typing import Any, Final, NoReturn, Protocol
 
 from agentpay._secret_text import SecretText
+from agentpay.contract import events
 from agentpay.contract.choices import EventType
-from agentpay.contract.events import (
-    EVENT_CLASSES,
-    AnyEvent,
-    BalanceLowThreshold,
-    BalanceLowThresholdData,
-    EscalationRequired,
-    EscalationRequiredData,
-    Event,
-    SessionCapReached,
-    SessionCapReachedData,
-    SessionCapWarning,
-    SessionCapWarningData,
-    SessionOpened,
-    SessionOpenedData,
-    SessionSettled,
-    SessionSettledData,
-    TransferInitiated,
-    TransferInitiatedData,
-    TransferRejected,
-    TransferRejectedData,
-    TransferSettled,
-    TransferSettledData,
-    UnknownEvent,
-)
+from agentpay.contract.events import *  # noqa: F403 - its classes are documented and imported from here
+from agentpay.contract.events import AnyEvent, Event
 from agentpay.contract.signature_headers import NEXT_SIGNATURE_HEADER, SIGNATURE_HEADER
 from agentpay.errors import ConfigurationError, WebhookError, WebhookPayloadError, WebhookSignatureError
 
 __all__ = [
-    "EVENT_CLASSES",
     "NEXT_SIGNATURE_HEADER",
     "RETRY_SCHEDULE",
     "SIGNATURE_HEADER",
-    "AnyEvent",
-    "BalanceLowThreshold",
-    "BalanceLowThresholdData",
-    "EscalationRequired",
-    "EscalationRequiredData",
-    "Event",
     "EventType",
     "Headers",
     "Secret",
-    "SessionCapReached",
-    "SessionCapReachedData",
-    "SessionCapWarning",
-    "SessionCapWarningData",
-    "SessionOpened",
-    "SessionOpenedData",
-    "SessionSettled",
-    "SessionSettledData",
-    "TransferInitiated",
-    "TransferInitiatedData",
-    "TransferRejected",
-    "TransferRejectedData",
-    "TransferSettled",
-    "TransferSettledData",
-    "UnknownEvent",
     "WebhookError",
     "WebhookPayloadError",
     "WebhookSecrets",
@@ -81,6 +38,7 @@ __all__ = [
     "unwrap",
     "verify",
 ]
+__all__ += events.__all__
 
 RETRY_SCHEDULE: Final = timedelta(hours=2, minutes=35, seconds=30)
 """Time from a delivery's first attempt to its last: the sum of 30 s, 5 min, 30 min and 2 h (interface W6)."""

@@ -56,7 +56,7 @@ if not TYPE_CHECKING:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from agentpay._loading import load  # noqa: PLC0415 - not in a run that uses nothing of this
 
-        value: object = getattr(load(_HOMES[name], part="the server", extra="server"), name)
+        value: object = getattr(load(_HOMES[name], part="the server", extra="test"), name)
         globals()[name] = value
         return value
 

@@ -1,5 +1,8 @@
 """The audit trail: who changed what, recorded in the commit that makes the change.
 
+Every change that a caller requests is recorded here. So here is also where the unit of work that makes it
+checks that the caller's key is still alive.
+
 An entry's action is the name of the endpoint that makes such a change, in process or over HTTP; changes
 without an endpoint are in `UNPROMPTED`. Automatic changes, due to the clock or the chain, have no key.
 """
@@ -14,11 +17,12 @@ from agentpay.contract.console import AuditEntry, ListAudit
 from agentpay.contract.pages import PageBody
 from agentpay.contract.usdc import format_string, from_micro
 from agentpay_server import audit_store as store
-from agentpay_server.audit_store import AuditRecord
 from agentpay_server.clock import from_us
 from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
+from agentpay_server.database.tables import AuditRecord
+from agentpay_server.errors import unauthorized
 from agentpay_server.principals import Principal
 
 APPROVAL_EXPIRED: Final = "console.approvals.expire"
@@ -27,9 +31,19 @@ SESSION_FAILED: Final = "sessions.fail"
 OPERATOR_CREATED: Final = "operators.create"
 
 LANDED_AFTER_EXPIRY: Final = "transaction.landed_after_expiry"
+UNKNOWN_DEBIT: Final = "account.unknown_debit"
+UNKNOWN_PAYOUT: Final = "session.unknown_payout"
 
 UNPROMPTED: Final = frozenset(
-    {APPROVAL_EXPIRED, TRANSFER_FAILED, SESSION_FAILED, OPERATOR_CREATED, LANDED_AFTER_EXPIRY}
+    {
+        APPROVAL_EXPIRED,
+        TRANSFER_FAILED,
+        SESSION_FAILED,
+        OPERATOR_CREATED,
+        LANDED_AFTER_EXPIRY,
+        UNKNOWN_DEBIT,
+        UNKNOWN_PAYOUT,
+    }
 )
 """Actions without an endpoint."""
 
@@ -67,7 +81,7 @@ class AuditTrail:
     async def list(self, principal: Principal, query: ListAudit) -> PageBody[AuditEntry]:
         listing = List("audit", principal.operator_id)
         before = listing.before(query.cursor)
-        rows = await self._context.database.read(store.page, principal.operator_id, before, query.limit + 1)
+        rows = await self._context.database.read(store.PAGES, principal.operator_id, before, query.limit + 1)
         return listing.page(rows, query.limit, seq=lambda row: row.seq, item=_entry)
 
 
@@ -80,10 +94,19 @@ def record(
     now_us: int,
     before: Mapping[str, object] | None = None,
     after: Mapping[str, object] | None = None,
+    has_happened: bool = False,
 ) -> None:
-    """Write one entry; `before` and `after` are JSON values, never secrets."""
-    store.insert_entry(
+    """Write one entry; `before` and `after` are JSON values, never secrets.
+
+    With `has_happened`, the change was made outside the database, and is recorded whoever made it.
+
+    Raises:
+        Problem: `unauthorized`: the actor's key has expired or was revoked since the request began. The unit
+            of work must not be committed.
+    """
+    is_stored = store.insert_entry(
         connection,
+        only_if_alive=actor.key_id is not None and not has_happened,
         operator_id=actor.operator_id,
         key_id=actor.key_id,
         action=action,
@@ -93,6 +116,8 @@ def record(
         request_id=actor.request_id,
         created_us=now_us,
     )
+    if not is_stored:
+        raise unauthorized()
 
 
 def given(**values: object) -> dict[str, object]:

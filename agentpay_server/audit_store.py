@@ -2,41 +2,35 @@
 
 from typing import Final
 
-from attrs import frozen
 from sqlalchemy import bindparam, insert, select
 
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.tables import audit
+from agentpay_server.database.rows import Rows
+from agentpay_server.database.tables import AuditRecord, api_keys, audit
+from agentpay_server.key_store import is_alive
 
+ENTRIES: Final = Rows(AuditRecord, "seq")
+PAGES: Final = ENTRIES.pages("operator_id")
 
-@frozen
-class AuditRecord:
-    seq: int
-    operator_id: str
-    key_id: str | None
-    action: str
-    subject: str
-    before: str | None
-    after: str | None
-    request_id: str | None
-    created_us: int
-
-
+_COLUMNS: Final = tuple(column for column in audit.columns if column.name != "seq")
 _INSERT: Final = insert(audit)
-_PAGE: Final = (
-    select(audit)
-    .where(audit.c.operator_id == bindparam("operator_id"), audit.c.seq < bindparam("before_seq"))
-    .order_by(audit.c.seq.desc())
-    .limit(bindparam("count"))
+# Locked against the end of a revocation (`operators/store.py`), which waits for units of the key.
+_INSERT_IF_ALIVE: Final = insert(audit).from_select(
+    [column.name for column in _COLUMNS],
+    select(*(bindparam(column.name, type_=column.type) for column in _COLUMNS))
+    .select_from(api_keys)
+    .where(
+        api_keys.c.key_id == bindparam("key_id", type_=audit.c.key_id.type),
+        is_alive(bindparam("created_us", type_=audit.c.created_us.type)),
+    )
+    .with_for_update(read=True, key_share=True),
 )
 
 
-def insert_entry(connection: Connection, **values: object) -> None:
-    """Store one entry; `values` are all columns but `seq`."""
-    connection.execute(_INSERT, values)
+def insert_entry(connection: Connection, *, only_if_alive: bool = False, **values: object) -> bool:
+    """Store one entry, and return whether it was stored; `values` are all columns but `seq`.
 
-
-def page(connection: Connection, operator_id: str, before: int, count: int) -> list[AuditRecord]:
-    """Entries below a sequence number, newest first."""
-    values = {"operator_id": operator_id, "before_seq": before, "count": count}
-    return [AuditRecord(*row) for row in connection.execute(_PAGE, values)]
+    With `only_if_alive`, only if its key is alive at `created_us`. In one statement with the entry, so that
+    the check costs no round trip.
+    """
+    return connection.execute(_INSERT_IF_ALIVE if only_if_alive else _INSERT, values).rowcount == 1

@@ -5,6 +5,7 @@ Refuses a cluster that is dangerous with the configuration, and a chain that the
 
 from typing import TYPE_CHECKING
 
+from agentpay._loading import needing
 from agentpay_server import identity
 from agentpay_server.chain.clusters import ClusterRefusedError
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, Custody, KeyPath
@@ -16,7 +17,7 @@ from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.clock import Clock
 from agentpay_server.config import ServerConfig
 from agentpay_server.database.memory import MemoryDatabase
-from agentpay_server.database.runner import Database, StartRefusedError
+from agentpay_server.database.runner import Database, MissingExtraError, StartRefusedError
 from agentpay_server.randomness import Randomness, SeededRandomness
 from agentpay_server.storage import Storage
 from agentpay_server.vault import Vault
@@ -74,8 +75,9 @@ async def _cluster(
     rpc: RpcSettings, config: ServerConfig, storage: Storage, custody: Custody, source: Randomness
 ) -> "RpcChain":
     # Imported late: only a server on a cluster needs it, and it takes a fifth of a start.
-    from agentpay_server.chain.rpc.client import EndpointRefusesError  # noqa: PLC0415
-    from agentpay_server.chain.rpc.connecting import connect  # noqa: PLC0415
+    with needing("a Solana cluster", extra="cluster", refusal=MissingExtraError):
+        from agentpay_server.chain.rpc.client import EndpointRefusesError  # noqa: PLC0415
+        from agentpay_server.chain.rpc.connecting import connect  # noqa: PLC0415
 
     try:
         chain = await connect(

@@ -4,17 +4,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import httpx
 from attrs import field, frozen
 
 from agentpay_server.chain.protocol import WatchedChain
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.clock import Clock, SystemClock
 from agentpay_server.database.schema_name import DATABASE_SCHEMA, check_database_schema
+from agentpay_server.options import option
 from agentpay_server.randomness import Randomness, SystemRandomness, randomness
-from agentpay_server.settings import Settings
+from agentpay_server.settings import KEY_VARIABLE, Settings
 
 if TYPE_CHECKING:
+    import httpx
+
     from agentpay_server.chain.rpc.client import RpcCaller
 
 
@@ -54,17 +56,50 @@ class ServerConfig:
     """
 
     settings: Settings = field(factory=Settings)
-    data_dir: Path | None = None
-    database_url: str | None = field(default=None, repr=False)
-    database_schema: str = field(default=DATABASE_SCHEMA, converter=check_database_schema)
+    data_dir: Path | None = field(
+        default=None,
+        metadata=option("--data-dir", "Directory for all data; created if missing."),
+    )
+    database_url: str | None = field(
+        default=None,
+        repr=False,
+        metadata=option(
+            "--database-url",
+            f"PostgreSQL database for all data, postgresql://…; requires {KEY_VARIABLE}.",
+            variable="AGENTPAY_SERVER_DATABASE_URL",
+            metavar="URL",
+            is_secret=True,
+        ),
+    )
+    database_schema: str = field(
+        default=DATABASE_SCHEMA,
+        converter=check_database_schema,
+        metadata=option(
+            "--database-schema",
+            "Schema for all tables; created if missing.",
+            variable="AGENTPAY_SERVER_DATABASE_SCHEMA",
+            metavar="NAME",
+            default=DATABASE_SCHEMA,
+        ),
+    )
     rpc: RpcSettings | None = None
     clock: Clock = field(factory=SystemClock)
     seed: int | None = field(default=None, repr=False)
     seeded_port_keys: bool = True
-    operator_key: str | None = field(default=None, repr=False)
+    operator_key: str | None = field(
+        default=None,
+        repr=False,
+        metadata=option(
+            "--operator-key",
+            "Operator key to use instead of a new one; it is never printed. On existing data it is added to "
+            "the existing keys. Generate one with agentpay-server keys generate.",
+            variable="AGENTPAY_SERVER_OPERATOR_KEY",
+            is_secret=True,
+        ),
+    )
     lend_key: bool = False
     may_crash: bool = False
-    mounts: Mapping[str, httpx.AsyncBaseTransport] = field(factory=dict)
+    mounts: "Mapping[str, httpx.AsyncBaseTransport]" = field(factory=dict)
     wrap_chain: Callable[[Any], WatchedChain] = _same
     edge: Edge = field(factory=Edge)
 

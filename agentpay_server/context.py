@@ -5,6 +5,7 @@ from attrs import field, frozen
 from agentpay_server.chain.custody import Signer
 from agentpay_server.chain.protocol import WatchedChain
 from agentpay_server.clock import Clock
+from agentpay_server.clock_check import ClockCheck
 from agentpay_server.database.runner import Database
 from agentpay_server.metrics import Metrics
 from agentpay_server.randomness import Identifiers, Randomness
@@ -18,6 +19,7 @@ class Context:
     """Created once in `server.py`.
 
     Attributes:
+        clock_check: whether `clock` may be relied on; ask it before deciding about money.
         wakeup: notifies schedulers that a due time has changed.
         is_cluster: deposits are booked some time after they arrive.
     """
@@ -26,6 +28,7 @@ class Context:
     chain: WatchedChain
     signer: Signer
     clock: Clock
+    clock_check: ClockCheck
     randomness: Randomness
     identifiers: Identifiers
     settings: Settings

@@ -3,8 +3,11 @@
 All operations pass the same steps, so that a test can enumerate the points. An unarmed point costs one
 comparison. The process dies by SIGKILL: nothing is flushed or released.
 
-    AGENTPAY_SERVER_CRASH_AT=transfer.sent      dies when a transfer was sent to the chain
-    AGENTPAY_SERVER_CRASH_AT=transfer.sent@3    dies at the third
+    arm("transfer.sent")      dies when a transfer was sent to the chain
+    arm("transfer.sent@3")    dies at the third
+
+Only the sandbox of a test chain and tests call `arm`. No variable and no option arms a point, so that nobody
+can tell a server with real money to die.
 """
 
 import os
@@ -12,8 +15,6 @@ import signal
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Final
-
-CRASH_VARIABLE: Final = "AGENTPAY_SERVER_CRASH_AT"
 
 
 class Operation(StrEnum):
@@ -137,7 +138,3 @@ def _pass(name: str) -> None:
         _Armed.passes_left -= 1
         return
     os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
-
-
-if os.environ.get(CRASH_VARIABLE):
-    arm(os.environ[CRASH_VARIABLE])

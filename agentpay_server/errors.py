@@ -1,5 +1,6 @@
 """The exception that services raise for a caller: an error that the interface declares."""
 
+import re
 from datetime import datetime
 from typing import Final
 
@@ -60,6 +61,16 @@ class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
         )
 
 
+def unauthorized() -> Problem:
+    """The same for a missing, malformed, unknown, expired or revoked key (interface E7)."""
+    # Not shared: an object would collect the traceback of every raise, with the headers of the refused
+    # request.
+    return Problem(
+        ErrorCode.UNAUTHORIZED,
+        "No valid API key: send Authorization: Bearer followed by a key that is not revoked.",
+    )
+
+
 def not_found(kind: str) -> Problem:
     """The same for an unknown identifier and another operator's (interface E9)."""
     return Problem(
@@ -86,8 +97,8 @@ def signing_stopped(account_id: str) -> Problem:
     """An operator must review the account. Nothing was done."""
     return Problem(
         ErrorCode.CHAIN_UNAVAILABLE,
-        f"Signing is stopped for {account_id}, and nothing was done: a transaction landed that the service "
-        "considered expired. An operator must compare the account's history with the chain, then call "
+        f"Signing is stopped for {account_id}, and nothing was done: a transaction landed that the books did "
+        "not expect. An operator must compare the account's history with the chain, then call "
         f"POST /console/accounts/{account_id}/allow-signing.",
         retry_after_seconds=RETRY_AFTER_SECONDS,
     )
@@ -101,6 +112,14 @@ def service_unavailable() -> Problem:
         "the current state before you repeat it; a retry under the same idempotency_key is safe.",
         retry_after_seconds=RETRY_AFTER_SECONDS,
     )
+
+
+_WORD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,63}")
+
+
+def named(text: str) -> str:
+    """Return a seller's text if it is one word, such as a name: models read it as part of our sentence."""
+    return text if _WORD.fullmatch(text) else "not a name"
 
 
 def shown(text: str) -> str:

@@ -5,6 +5,7 @@ from typing import Final
 from attrs import frozen
 from sqlalchemy import bindparam, func, literal_column, select
 
+from agentpay_server import identity_store as state
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import accounts, chain_transactions, deliveries
 from agentpay_server.money.transactions import Kind, State
@@ -20,6 +21,9 @@ _SUBMITTED: Final = select(func.count()).where(
 )
 
 
+_WRITTEN: Final = "readiness"
+
+
 @frozen(kw_only=True)
 class Queue:
     """Work queued in the database, for any server process.
@@ -33,6 +37,11 @@ class Queue:
     oldest_due_us: int | None
     transfers_submitted: int
     stopped_accounts: int
+
+
+def write(connection: Connection, now_us: int) -> None:
+    """Prove that the database can write: a full disk can still be read."""
+    state.put(connection, _WRITTEN, str(now_us).encode("ascii"))
 
 
 def stopped_accounts(connection: Connection) -> int:

@@ -10,10 +10,10 @@ from agentpay_server.clock import ManualClock
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.runner import Database, StartRefusedError, run_again_if_late
 from agentpay_server.randomness import Randomness
-from agentpay_server.resealing import CUSTODY_SEED, opened_seed
-from agentpay_server.vault import Vault, VaultError
+from agentpay_server.vault import Place, Vault, VaultError
 
 SEED_BYTES: Final = 64
+CUSTODY_SEED: Final = Place(table="server_state", column="value", row="custody_seed")
 _GENESIS: Final = "genesis"
 _MINT: Final = "usdc_mint"
 """The mint of its token accounts, if it is configurable."""
@@ -99,7 +99,7 @@ def _count_start(connection: Connection) -> int:
 def _seed(connection: Connection, vault: Vault, randomness: Randomness) -> str:
     sealed = state.get(connection, CUSTODY_SEED.row, lock=True)
     if sealed is not None:
-        return opened_seed(connection, vault, sealed)
+        return vault.open(sealed, CUSTODY_SEED)
     seed = randomness.randbytes(SEED_BYTES).hex()
     state.add(connection, CUSTODY_SEED.row, vault.seal(seed, CUSTODY_SEED))
     return seed

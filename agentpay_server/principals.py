@@ -38,10 +38,10 @@ class Principal:
         if self.is_agent:
             raise forbidden(operation, "an operator key")
 
-    def require_operator_key(self, operation: str) -> None:
-        """Refuse an agent key or a console key (interface CO19)."""
+    def require_operator_key(self, operation: str, subject_id: str | None = None) -> None:
+        """Refuse an agent key, and a console key that acts on anything but itself (interface CO19)."""
         self.require_operator(operation)
-        if self.is_console:
+        if self.is_console and subject_id != self.key_id:
             raise Problem(
                 ErrorCode.FORBIDDEN,
                 f"{operation} is not allowed with a console key; it requires an operator key.",

@@ -63,7 +63,8 @@ class Scheduler:
 
     `scheduled` are the kinds of work, in their order if several are due at the same time. `note_time` stores
     the time that a manual clock is about to reach, so that a restart cannot set it back. `waits_outside`
-    returns whether work waits for an external receiver, which may call the server.
+    returns whether work waits for an external receiver, which may call the server. On a running clock, work
+    that `may_run` refuses waits until it is accepted.
     """
 
     def __init__(
@@ -73,10 +74,13 @@ class Scheduler:
         wakeup: Wakeup,
         note_time: Callable[[int], Awaitable[None]],
         waits_outside: Callable[[], bool] = lambda: False,
+        *,
+        may_run: Callable[[Scheduled], bool] = lambda _: True,
     ) -> None:
         self._clock = clock
         self._note_time = note_time
         self._waits_outside = waits_outside
+        self._may_run = may_run
         self._scheduled = scheduled
         self._wakeup = wakeup
         self._advancing = asyncio.Lock()
@@ -149,6 +153,8 @@ class Scheduler:
 
     async def _turn(self, work: Scheduled) -> float:
         """Return the seconds until the next check."""
+        if not self._may_run(work):
+            return _PAUSE_SECONDS
         due_us = await work.next_due_us()
         if due_us is None:
             return _LONGEST_WAIT_SECONDS

@@ -14,13 +14,15 @@ from agentpay_server.accounts.service import Accounts
 from agentpay_server.audit import AuditTrail
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.embedded.executed import Executed
-from agentpay_server.chain.protocol import Deposit
+from agentpay_server.chain.protocol import Deposit, WatchedChain
 from agentpay_server.chain_opening import open_chain, open_custody
-from agentpay_server.clock import SECOND_US, ManualClock
+from agentpay_server.clock import ManualClock
+from agentpay_server.clock_check import ClockCheck
 from agentpay_server.config import ServerConfig
 from agentpay_server.context import Context
 from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.money.authorization import Authorizer
+from agentpay_server.money.funding import Funding
 from agentpay_server.money.late_landings import LateLandings
 from agentpay_server.money.reorg_watch import Confirmations
 from agentpay_server.money.settlement import Settlement
@@ -37,7 +39,6 @@ from agentpay_server.principals import Principal
 from agentpay_server.randomness import Identifiers, SeededRandomness
 from agentpay_server.sandbox.faults import Faults
 from agentpay_server.sandbox.faulty_chain import FaultyChain
-from agentpay_server.sandbox.http_faults import HttpFaults
 from agentpay_server.sandbox.service import Sandbox
 from agentpay_server.sandbox.snapshots import Part, Snapshots
 from agentpay_server.scheduler import AddedWork, Scheduled, Scheduler
@@ -82,17 +83,21 @@ class Services:
     def __init__(self, server: "Server") -> None:
         context, config = server.context, server.config
         clock, rpc = context.clock, config.rpc
-        self._clock = clock
+        self._clock, self._clock_check = clock, context.clock_check
         self.tasks: Tasks = context.tasks
         self.settlement: Settlement = Settlement(context, HANDLERS)
         self.deposits: Deposits = Deposits(context, self.settlement, server.arrivals)
+        self.settlement.compare_books_with(self.deposits.look_before_spend)
         self.keys: Keys = Keys(context, are_all_seeded=config.seeded_port_keys)
         self.sign_ins: SignIns = SignIns(context)
-        authorizer = Authorizer(context, self.settlement, self.deposits.look_if_reported)
+        # Without the sandbox's faults, which an automatic check must not use up.
+        self.treasury: Treasury = Treasury(context, server.chain)
+        self.funding: Funding = Funding(context, self.treasury)
+        authorizer = Authorizer(context, self.settlement, self.deposits.look_before_spend, self.funding)
         execution = Execution(context, self.settlement, authorizer)
-        records = PolicyRecords(context, self.settlement)
+        records = PolicyRecords(context, self.settlement, self.funding)
         closing = Closing(context, self.settlement)
-        self.accounts: Accounts = Accounts(context, self.settlement)
+        self.accounts: Accounts = Accounts(context, self.settlement, self.funding)
         self.policies: Policies = Policies(context, records)
         self.transfers: Transfers = Transfers(context, execution)
         self.checks: Checks = Checks(context, authorizer)
@@ -107,15 +112,16 @@ class Services:
         self.sender: WebhookSender = WebhookSender(context, server.poster)
         self.tail: EventTail = EventTail(context)
         self.audit: AuditTrail = AuditTrail(context)
-        # Without the sandbox's faults, which an automatic check must not use up.
-        self.treasury: Treasury = Treasury(context, server.chain)
         self.overview: Overview = Overview(context, self.treasury)
         self.requests: RequestLog = server.requests
         self._recovery_schedule = RecoverySchedule(self.settlement, clock=clock)
         self._session_schedule = SessionSchedule(context, closing)
-        look_every_us = None if rpc is None else int(rpc.deposit_interval_seconds * SECOND_US)
-        self._deposit_schedule = DepositSchedule(self.deposits, clock=clock, look_every_us=look_every_us)
+        look_every_seconds = None if rpc is None else rpc.deposit_interval_seconds
+        self._deposit_schedule = DepositSchedule(
+            self.deposits, clock=clock, look_every_seconds=look_every_seconds
+        )
         scheduled: list[Scheduled] = [
+            context.clock_check,
             self._recovery_schedule,
             # Record the debit of a payment before its deposit.
             self.payment_watch,
@@ -140,6 +146,7 @@ class Services:
             context.wakeup,
             partial(identity.note_clock, context.database),
             server.poster.is_posting,
+            may_run=lambda work: work is context.clock_check or context.clock_check.agrees(),
         )
         self.sandbox: Sandbox = Sandbox(
             context,
@@ -161,6 +168,9 @@ class Services:
         if is_alone:
             await self.sender.free_all()
             await self.settlement.free_all()
+        if not self._clock_check.agrees():
+            # The schedule resumes the work once the clocks agree.
+            return
         if is_alone or self._clock.is_manual:
             await self._session_schedule.resume()
         await self._recovery_schedule.resume()
@@ -176,7 +186,8 @@ class Server:
     """An assembled server, without access from outside.
 
     Restoring a snapshot replaces its services, so read `services` at each call. `chain` is without faults;
-    `arrivals` are the token accounts that may have unbooked deposits; `operator` is the first one.
+    `faults` is None on a public cluster; `arrivals` are the token accounts that may have unbooked deposits;
+    `operator` is the first one.
     """
 
     operator: FirstOperator
@@ -187,7 +198,7 @@ class Server:
         context: Context,
         storage: Storage,
         chain: "EmbeddedChain | RpcChain",
-        faulty: FaultyChain,
+        faults: Faults | None,
     ) -> None:
         self.config: ServerConfig = config
         self.context: Context = context
@@ -196,8 +207,7 @@ class Server:
         self.poster: HttpPoster = HttpPoster(public_only=not chain.is_test_chain, mounts=config.mounts)
         self.arrivals: Arrivals = Arrivals()
         self.added_work: AddedWork = AddedWork()
-        self.http_faults: HttpFaults = HttpFaults()
-        self.faults: Faults = Faults(faulty, self.http_faults, may_crash=config.may_crash)
+        self.faults: Faults | None = faults
         names = Identifiers(context.clock, config.edge.randomness(config.seed, stream="snapshots"))
         self.snapshots: Snapshots = Snapshots(context, names, self._parts(), self._restarted)
         self.requests: RequestLog = RequestLog()
@@ -217,7 +227,8 @@ class Server:
         self.services.deposits.arrived(deposit)
 
     def _executed(self, executed: Executed) -> None:
-        self.services.payment_watch.executed(executed)
+        signatures = [str(signature) for signature in executed.transaction.signatures]
+        self.services.payment_watch.executed(signatures)
 
     async def begin(self) -> None:
         """Resume work of an earlier process, and start the scheduler."""
@@ -267,7 +278,9 @@ class Server:
             return None
         if self.storage.ledger is not None:
             return None
-        parts: list[Part] = [database, chain, self.arrivals, self.faults]
+        parts: list[Part] = [database, chain, self.arrivals]
+        if self.faults is not None:
+            parts.append(self.faults)
         # A running clock and the system's source of randomness have no state to restore.
         if isinstance(context.clock, ManualClock):
             parts.append(context.clock)
@@ -303,6 +316,9 @@ async def _put_together(
 ) -> Server:
     database, settings = storage.database, storage.settings
     clock, rpc, edge = config.clock, config.rpc, config.edge
+    clock_check = ClockCheck(clock, storage.now_us)
+    # Before anything relies on the clock.
+    await clock_check.look()
     source = edge.randomness(config.seed, start=await identity.count_start(database))
     vault = Vault(settings.encryption_key or source.randbytes(KEY_BYTES), edge.entropy)
     # Stored before the cluster is known, because keys for a cluster must never depend on a seed.
@@ -311,13 +327,13 @@ async def _put_together(
         await identity.restore_clock(database, clock)
     chain = await open_chain(config, storage, custody, source)
     opened.push_async_callback(chain.close)
-    expire = chain.expire_blockhash if isinstance(chain, EmbeddedChain) else None
-    faulty = FaultyChain(config.wrap_chain(chain), expire=expire)
+    served, faults = _with_faults(chain, config)
     context = Context(
         database=database,
-        chain=faulty,
+        chain=served,
         signer=custody,
         clock=clock,
+        clock_check=clock_check,
         randomness=source,
         identifiers=Identifiers(clock, source),
         settings=settings,
@@ -326,4 +342,15 @@ async def _put_together(
         vault=vault,
         is_cluster=rpc is not None,
     )
-    return Server(config, context, storage, chain, faulty)
+    return Server(config, context, storage, chain, faults)
+
+
+def _with_faults(
+    chain: "EmbeddedChain | RpcChain", config: ServerConfig
+) -> tuple[WatchedChain, Faults | None]:
+    """Return the chain that services use, and the sandbox's faults of it: None where money is real."""
+    wrapped = config.wrap_chain(chain)
+    if not chain.is_test_chain:
+        return wrapped, None
+    faulty = FaultyChain(wrapped, chain.expire_blockhash if isinstance(chain, EmbeddedChain) else None)
+    return faulty, Faults(faulty, may_crash=config.may_crash)

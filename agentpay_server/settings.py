@@ -1,18 +1,31 @@
 """The settings of a server and their defaults.
 
-A setting is an argument of `Settings(...)`, or an option or environment variable of `agentpay-server`.
+A setting is an argument of `Settings(...)`. Most are options of `agentpay-server serve`, too: the field
+declares the option, so that the command needs no change for a new one.
 """
 
+import math
 import re
 from decimal import Decimal, InvalidOperation
 from enum import StrEnum
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeVar, cast
 
-from attrs import converters, field, frozen, validators
+from attrs import Attribute, converters, field, frozen, validators
 
 from agentpay.contract.usdc import to_decimal
+from agentpay_server.options import Bounds, option
 
 KEY_VARIABLE: Final = "AGENTPAY_SERVER_ENCRYPTION_KEY"
+
+PUBLIC_RATE_LIMIT: Final = 600
+PUBLIC_FEE_BUDGET_SOL: Final = Decimal("0.01")
+PUBLIC_ACCOUNTS_PER_DAY: Final = 10_000
+PUBLIC_IDLE_SECONDS: Final = 24 * 3600
+"""The defaults on mainnet, devnet and testnet; elsewhere there is no limit."""
+
+_ON_PUBLIC_CLUSTERS: Final = "on mainnet, devnet and testnet"
+
+UNLIMITED_SOL: Final = Decimal("Infinity")
 
 
 class _Choice(StrEnum):
@@ -53,6 +66,31 @@ def _to_sol(value: Decimal | int | str) -> Decimal:
     return amount
 
 
+def _to_sol_or_unlimited(value: Decimal | str | float) -> Decimal:
+    # Infinity is the only amount that is passed as a float.
+    return UNLIMITED_SOL if value == math.inf else _to_sol(value)  # type: ignore[arg-type]
+
+
+def _is_count(_: object, attribute: "Attribute[int | float | None]", value: float | None) -> None:
+    is_count = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if not (value is None or value == math.inf or is_count):
+        raise ValueError(f"{attribute.name} must be at least 1, or infinity for no limit")
+
+
+N = TypeVar("N", int, Decimal)
+
+
+def limit_in_force(given: N | float | None, *, on_public_clusters: N, is_test_chain: bool) -> N | None:
+    """Return a limit; None means no limit.
+
+    A limit that was not given has its default on public clusters. Test chains have none, because their SOL
+    has no value.
+    """
+    if given is None:
+        return None if is_test_chain else on_public_clusters
+    return None if given == math.inf else cast("N", given)
+
+
 def checked_metrics_key(key: str) -> str:
     """Require a key that fits into a header; the ValueError does not contain it."""
     if not re.fullmatch(r"[!-~]{1,200}", key):
@@ -71,7 +109,14 @@ class Settings:
             wait for finality before they respond 503.
         approval_ttl_seconds: how long an escalated transfer is pending before it expires, up to a year
             (interface AP4).
-        rate_limit_per_minute: requests per minute and key; None means no limit (interface R18).
+        rate_limit_per_minute: requests per minute and key (interface R18). None means 600 on mainnet, devnet
+            and testnet, and no limit elsewhere; infinity means no limit.
+        fee_budget_sol: how much SOL each account may cost the treasury in 24 hours without paying anybody
+            (interface F1). None means 0.01 on mainnet, devnet and testnet, and no limit elsewhere; infinity
+            means no limit.
+        max_accounts_per_day: how many accounts each operator may create in 24 hours, at least 1 (interface
+            F4). None means 10,000 on mainnet, devnet and testnet, and no limit elsewhere; infinity means no
+            limit.
         encryption_key: 32 bytes that seal stored secrets. None reads the environment variable
             AGENTPAY_SERVER_ENCRYPTION_KEY, or else the data directory; in memory, a key is generated.
         session_idle_seconds: how long a session may go without a charge before it closes automatically. None
@@ -85,8 +130,8 @@ class Settings:
         shutdown_seconds: how long running work may continue when the server stops.
         ready_lag_seconds: lag of a worker above which the server is not ready.
         max_connections: maximum connections per port; lower if the process may not open enough files. At the
-            limit, a new connection replaces the one that has waited longest for its peer. One operator may
-            have requests in progress for at most three quarters of this number.
+            limit, a new connection replaces the one that has waited longest for its peer. The server
+            works on at most three quarters of this number of requests of one operator.
         head_timeout_seconds: timeout for the head of a request.
         body_timeout_seconds: timeout for the body of a request, and for the peer to read a response.
         idle_timeout_seconds: how long a connection may stay open between two requests.
@@ -94,40 +139,147 @@ class Settings:
         metrics_key: the key that `/metrics` requires, 1 to 200 visible ASCII characters; None means none.
     """
 
-    policy_update: PolicyUpdate = field(default=PolicyUpdate.MERGE, converter=PolicyUpdate)
-    onchain_memo: OnchainMemo = field(default=OnchainMemo.ID, converter=OnchainMemo)
-    settlement_wait_seconds: float = field(default=20.0, validator=validators.ge(0))
-    approval_ttl_seconds: float = field(
-        default=24 * 3600.0, validator=validators.and_(validators.gt(0), validators.le(366 * 24 * 3600))
+    policy_update: PolicyUpdate = field(
+        default=PolicyUpdate.MERGE,
+        converter=PolicyUpdate,
+        metadata=option(
+            "--policy-update",
+            "Fields that a policy update omits: merge keeps them, replace resets them.",
+        ),
     )
-    rate_limit_per_minute: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
+    onchain_memo: OnchainMemo = field(
+        default=OnchainMemo.ID,
+        converter=OnchainMemo,
+        metadata=option(
+            "--onchain-memo",
+            "On-chain memo of a transfer: its id only, or full, with the caller's memo.",
+        ),
+    )
+    settlement_wait_seconds: float = field(
+        default=20.0,
+        validator=Bounds(at_least=0),
+        metadata=option(
+            "--settlement-wait",
+            "How long transfers, approvals and sessions wait for finality before they respond 503.",
+        ),
+    )
+    approval_ttl_seconds: float = field(
+        default=24 * 3600.0,
+        validator=Bounds(above=0, at_most=366 * 24 * 3600),
+        metadata=option("--approval-ttl", "How long a transfer waits for approval before it is rejected."),
+    )
+    session_idle_seconds: float | None = field(
+        default=None,
+        validator=Bounds(at_least=0.000001, or_none=True),
+        metadata=option(
+            "--session-idle",
+            "How long a session may go without a charge before it is closed.",
+            default=f"{PUBLIC_IDLE_SECONDS // 3600} hours {_ON_PUBLIC_CLUSTERS}; unlimited elsewhere",
+        ),
+    )
+    session_lifetime_seconds: float | None = field(
+        default=None,
+        validator=Bounds(at_least=0.000001, or_none=True),
+        metadata=option(
+            "--session-lifetime",
+            "How long a session may last before it is closed.",
+            default="unlimited",
+        ),
+    )
+    max_open_sessions: int = field(
+        default=100,
+        validator=Bounds(at_least=1),
+        metadata=option(
+            "--max-open-sessions", "Largest number of unsettled sessions per account.", metavar="COUNT"
+        ),
+    )
+    min_session_cap_usdc: Decimal = field(
+        default=Decimal("0.01"),
+        converter=to_decimal,
+        validator=Bounds(at_least=Decimal("0.000001")),
+        metadata=option("--min-session-cap", "Smallest cap of a session."),
+    )
+    treasury_low_sol: Decimal = field(
+        default=Decimal("0.1"),
+        converter=_to_sol,
+        validator=Bounds(at_least=0),
+        metadata=option(
+            "--treasury-low",
+            "Log a warning when the treasury, which pays fees and rent, holds less than this.",
+        ),
+    )
+    rate_limit_per_minute: int | float | None = field(
+        default=None,
+        validator=_is_count,
+        metadata=option(
+            "--rate-limit",
+            "Requests per minute and key, or none for no limit.",
+            metavar="PER_MINUTE",
+            default=f"{PUBLIC_RATE_LIMIT} {_ON_PUBLIC_CLUSTERS}; none elsewhere",
+        ),
+    )
+    fee_budget_sol: Decimal | None = field(
+        default=None,
+        converter=converters.optional(_to_sol_or_unlimited),
+        validator=Bounds(at_least=0, or_none=True),
+        metadata=option(
+            "--fee-budget",
+            "What each account may cost the treasury in 24 hours without paying anybody, or none for no "
+            "limit.",
+            default=f"{PUBLIC_FEE_BUDGET_SOL} {_ON_PUBLIC_CLUSTERS}; none elsewhere",
+        ),
+    )
+    max_accounts_per_day: int | float | None = field(
+        default=None,
+        validator=_is_count,
+        metadata=option(
+            "--max-accounts-per-day",
+            "Accounts that each operator may create in 24 hours, or none for no limit.",
+            metavar="COUNT",
+            default=f"{PUBLIC_ACCOUNTS_PER_DAY} {_ON_PUBLIC_CLUSTERS}; none elsewhere",
+        ),
+    )
     encryption_key: bytes | None = field(
         default=None,
         repr=False,
         validator=validators.optional(validators.and_(validators.min_len(32), validators.max_len(32))),
     )
-    session_idle_seconds: float | None = field(
-        default=None, validator=validators.optional(validators.ge(0.000001))
+    shutdown_seconds: float = field(
+        default=5.0,
+        validator=Bounds(at_least=0),
+        metadata=option(
+            "--shutdown-wait",
+            "How long requests and transfers in progress may continue after SIGTERM or SIGINT.",
+        ),
     )
-    session_lifetime_seconds: float | None = field(
-        default=None, validator=validators.optional(validators.ge(0.000001))
+    ready_lag_seconds: float = field(default=30.0, validator=Bounds(above=0))
+    max_connections: int = field(
+        default=1000,
+        validator=Bounds(at_least=1),
+        metadata=option("--max-connections", "Largest number of open connections.", metavar="N"),
     )
-    max_open_sessions: int = field(default=100, validator=validators.ge(1))
-    min_session_cap_usdc: Decimal = field(
-        default=Decimal("0.01"), converter=to_decimal, validator=validators.ge(Decimal("0.000001"))
+    head_timeout_seconds: float = field(default=10.0, validator=Bounds(above=0))
+    body_timeout_seconds: float = field(default=30.0, validator=Bounds(above=0))
+    idle_timeout_seconds: float = field(
+        default=10.0,
+        validator=Bounds(above=0),
+        metadata=option("--idle-timeout", "How long a connection may stay open between two requests."),
     )
-    treasury_low_sol: Decimal = field(
-        default=Decimal("0.1"), converter=_to_sol, validator=validators.ge(Decimal(0))
+    serves_dashboard: bool = field(
+        default=True,
+        metadata=option("--no-dashboard", "Do not serve the operator console at /dashboard."),
     )
-    shutdown_seconds: float = field(default=5.0, validator=validators.ge(0))
-    ready_lag_seconds: float = field(default=30.0, validator=validators.gt(0))
-    max_connections: int = field(default=1000, validator=validators.ge(1))
-    head_timeout_seconds: float = field(default=10.0, validator=validators.gt(0))
-    body_timeout_seconds: float = field(default=30.0, validator=validators.gt(0))
-    idle_timeout_seconds: float = field(default=10.0, validator=validators.gt(0))
-    serves_dashboard: bool = True
     metrics_key: str | None = field(
         default=None,
         repr=False,
         converter=converters.optional(checked_metrics_key),
+        metadata=option(
+            "--metrics-key",
+            "Key that GET /metrics requires, as Authorization: Bearer KEY; 1 to 200 visible ASCII "
+            "characters.",
+            variable="AGENTPAY_SERVER_METRICS_KEY",
+            metavar="KEY",
+            default="no key",
+            is_secret=True,
+        ),
     )

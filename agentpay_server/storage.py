@@ -8,19 +8,26 @@ import asyncio
 import os
 import shlex
 import stat
+from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from attrs import evolve, field, frozen
 
+from agentpay._loading import needing
+from agentpay_server import identity
 from agentpay_server import identity_store as state
 from agentpay_server.config import ServerConfig
 from agentpay_server.database.file import FileDatabase
 from agentpay_server.database.memory import MemoryDatabase
-from agentpay_server.database.runner import Database, DatabaseUnavailableError, StartRefusedError
+from agentpay_server.database.runner import (
+    Database,
+    DatabaseUnavailableError,
+    MissingExtraError,
+    StartRefusedError,
+)
 from agentpay_server.database.schema_name import DATABASE_SCHEMA
-from agentpay_server.resealing import CUSTODY_SEED
 from agentpay_server.settings import KEY_VARIABLE as KEY_VARIABLE
 from agentpay_server.settings import Settings
 from agentpay_server.vault import KEY_BYTES
@@ -41,9 +48,6 @@ class ExposedDirectoryError(StartRefusedError):
     """Other users of the machine can write to the data directory."""
 
 
-class MissingDriverError(StartRefusedError): ...
-
-
 @frozen(kw_only=True)
 class Storage:
     """The opener closes it or passes it to a server.
@@ -52,6 +56,7 @@ class Storage:
         ledger: where the embedded chain is stored; None if it ends with the process.
         is_alone: the server has exclusive use of the database, by a lock. With an embedded chain it must;
             servers on a cluster may share a PostgreSQL database.
+        now_us: reads the clock of the database's machine; None if it is this machine's.
         lost: set if that lock is lost with its connection to PostgreSQL. The server must then stop, because
             another one may use the database.
     """
@@ -60,6 +65,7 @@ class Storage:
     ledger: Database | None
     settings: Settings
     is_alone: bool = True
+    now_us: Callable[[], Awaitable[int]] | None = None
     lost: asyncio.Event = field(factory=asyncio.Event)
 
     async def close(self) -> None:
@@ -123,7 +129,6 @@ async def open_database(
 
 
 async def _in_directory(settings: Settings, directory: Path, *, keeps_chain: bool) -> Storage:
-    # Alembic and PostgreSQL's driver are imported only if needed.
     from agentpay_server.database import migrations  # noqa: PLC0415
 
     _make_directory(directory)
@@ -137,7 +142,7 @@ async def _in_directory(settings: Settings, directory: Path, *, keeps_chain: boo
             ledger = FileDatabase(directory / _LEDGER_NAME)
             opened.push_async_callback(ledger.close)
             await migrations.upgrade(ledger)
-        is_first_start = await database.read(state.get, CUSTODY_SEED.row) is None
+        is_first_start = await database.read(state.get, identity.CUSTODY_SEED.row) is None
         key = settings.encryption_key or _key_in(directory, may_make=is_first_start)
         opened.pop_all()
     return Storage(database=database, ledger=ledger, settings=evolve(settings, encryption_key=key))
@@ -161,19 +166,20 @@ async def _in_postgres(settings: Settings, url: str, schema: str, *, keeps_chain
         await migrations.upgrade(database)
         opened.pop_all()
     ledger = database if keeps_chain else None
-    return Storage(database=database, ledger=ledger, settings=settings, is_alone=keeps_chain, lost=lost)
+    return Storage(
+        database=database,
+        ledger=ledger,
+        settings=settings,
+        is_alone=keeps_chain,
+        now_us=database.now_us,
+        lost=lost,
+    )
 
 
 def _postgres(url: str, schema: str) -> "PostgresDatabase":
     """The database is not connected yet."""
-    try:
+    with needing("PostgreSQL", extra="postgres", refusal=MissingExtraError):
         from agentpay_server.database.postgres import PostgresDatabase  # noqa: PLC0415
-    except ModuleNotFoundError as missing:
-        from agentpay._installation import install_command  # noqa: PLC0415
-
-        raise MissingDriverError(
-            f"PostgreSQL needs {missing.name}, which is not installed: {install_command('postgres')}"
-        ) from missing
     return PostgresDatabase(url, schema)
 
 

@@ -6,7 +6,6 @@ lands, and signed ones expire.
 
 import asyncio
 import logging
-import math
 from decimal import Decimal
 from typing import Final
 
@@ -14,23 +13,25 @@ from attrs import frozen
 
 from agentpay_server.chain.custody import TREASURY
 from agentpay_server.chain.protocol import Blockhash, Chain, ChainUnavailableError
-from agentpay_server.clock import SECOND_US, real_now_us
+from agentpay_server.chain.signing import fee_lamports
 from agentpay_server.context import Context
 from agentpay_server.logs import log
+from agentpay_server.pace import Every
 
 LAMPORTS: Final = 1_000_000_000
 
-LOOK_EVERY_US: Final = 60 * SECOND_US
-_SIGNATURE_LAMPORTS: Final = 5_000
+RESERVE_LAMPORTS: Final = 20_000_000
+"""What new work leaves, so that open sessions can be settled: `money/funding.py`."""
+
+LOOK_EVERY_SECONDS: Final = 60.0
 _TRANSFER_SIGNATURES: Final = 2
-_MICRO: Final = 1_000_000
 
 logger: logging.Logger = logging.getLogger(__name__)
 
 
 @frozen(kw_only=True)
 class Funds:
-    """`can_pay`: the treasury can pay for a transfer and stay rent-exempt, as the chain requires."""
+    """`can_pay`: the treasury can pay for a new transfer, which leaves the reserve."""
 
     sol: Decimal
     can_pay: bool
@@ -45,35 +46,34 @@ class Treasury:
     def __init__(self, context: Context, chain: Chain) -> None:
         self._chain = chain
         self._clock = context.clock
-        self._address = context.signer.address(TREASURY)
+        self.address: str = context.signer.address(TREASURY)
         self._low_sol = context.settings.treasury_low_sol
         self._is_low = False
-        self._next_look_us = 0
+        self._every = Every(LOOK_EVERY_SECONDS)
 
     async def next_due_us(self) -> int | None:
         """Return None on a manual clock before the next read: advancing it has no effect."""
-        wait_us = max(self._next_look_us - real_now_us(), 0)
-        return None if wait_us and self._clock.is_manual else self._clock.now_us() + wait_us
+        return self._every.due_us(self._clock)
 
     async def run_due(self) -> bool:
         """If the chain does not respond, the next run retries."""
-        if real_now_us() < self._next_look_us:
+        if not self._every.is_due:
             return False
-        self._next_look_us = real_now_us() + LOOK_EVERY_US
+        self._every.restart()
         try:
             await self.look()
         except ChainUnavailableError:
             return False
         return True
 
+    async def lamports(self) -> int:
+        """Return the balance in lamports."""
+        found = await self._chain.account_size(self.address)
+        return 0 if found is None else found[0]
+
     async def look(self) -> Funds:
         """Return the balance, and log a warning if it has fallen below the threshold."""
-        found, rent_exempt, blockhash = await asyncio.gather(
-            self._chain.account_size(self._address),
-            self._chain.rent_exemption(0),
-            self._chain.latest_blockhash(),
-        )
-        lamports = 0 if found is None else found[0]
+        lamports, blockhash = await asyncio.gather(self.lamports(), self._chain.latest_blockhash())
         sol = Decimal(lamports) / LAMPORTS
         is_low = sol < self._low_sol
         if is_low and not self._is_low:
@@ -81,18 +81,20 @@ class Treasury:
                 logger,
                 logging.WARNING,
                 "treasury.low",
-                address=self._address,
+                address=self.address,
                 sol=f"{sol:f}",
                 threshold_sol=f"{self._low_sol:f}",
             )
         self._is_low = is_low
-        return Funds(sol=sol, can_pay=lamports >= rent_exempt + transfer_fee(blockhash))
+        return Funds(sol=sol, can_pay=lamports >= RESERVE_LAMPORTS + transfer_fee(blockhash))
 
 
 def transfer_fee(blockhash: Blockhash) -> int:
     """Return the maximum cost, in lamports."""
-    fee = _SIGNATURE_LAMPORTS * _TRANSFER_SIGNATURES
-    budget = blockhash.compute_budget
-    if budget is None:
-        return fee
-    return fee + math.ceil(budget.unit_limit * budget.unit_price_micro_lamports / _MICRO)
+    return fee_lamports(_TRANSFER_SIGNATURES, blockhash.compute_budget)
+
+
+def sol_text(sol: Decimal) -> str:
+    """Return an amount of SOL for people, without an exponent or trailing zeros."""
+    text = f"{sol:f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

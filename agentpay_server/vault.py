@@ -48,19 +48,9 @@ class Vault:
         return nonce + self._cipher.encrypt(nonce, secret.encode("utf-8"), place.associated_data)
 
     def open(self, sealed: bytes, place: Place) -> str:
-        return self._opened(sealed, place, place.associated_data)
-
-    def open_of_row(self, sealed: bytes, place: Place) -> str:
-        """Open a secret that an earlier version sealed for the row of `place`, in any table and column.
-
-        Only for `resealing.py`.
-        """
-        return self._opened(sealed, place, place.row.encode("utf-8"))
-
-    def _opened(self, sealed: bytes, place: Place, associated_data: bytes) -> str:
         nonce, ciphertext = sealed[:_NONCE_BYTES], sealed[_NONCE_BYTES:]
         try:
-            return self._cipher.decrypt(nonce, ciphertext, associated_data).decode("utf-8")
+            return self._cipher.decrypt(nonce, ciphertext, place.associated_data).decode("utf-8")
         except (InvalidTag, ValueError):
             raise VaultError(
                 f"the {place.column} of {place.row} does not open with this server's key"

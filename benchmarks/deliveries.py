@@ -73,9 +73,7 @@ async def _with_deliveries(receiver: Receiver) -> Server:
     now_us = context.clock.now_us()
 
     def fill(connection) -> None:
-        (event, *_) = event_store.page(
-            connection, principal.operator_id, 2**62, 1, type_="transfer.settled", account_id=None
-        )
+        (event, *_) = event_store.PAGES(connection, principal.operator_id, 2**62, 1, type="transfer.settled")
         rows = [
             new_delivery(
                 delivery_id=context.identifiers.new("dlv_"),
@@ -88,7 +86,7 @@ async def _with_deliveries(receiver: Receiver) -> Server:
             for batch in range(BATCHES)
             for _ in range(BATCH)
         ]
-        store.insert_deliveries(connection, rows)
+        store.DELIVERIES.insert(connection, *rows)
 
     await context.database.run(fill)
     return runtime

@@ -212,7 +212,7 @@ GUARANTEES: Final = Table(
         (
             "RPC calls per transfer on it, background calls included",
             "{calls_alone} one at a time, {calls_together} with 64 at once",
-            "at most 4 and 2",
+            "at most 5 and 3",
             "`nox -s bench -- rpc`",
         ),
         (

@@ -167,7 +167,7 @@ async def _calls(surfpool: Surfpool) -> list[Result]:
     """Count the RPC calls, from the first transfer until the last is irreversible and looked at."""
     results = []
     async with rpc_proxy.in_front_of(surfpool.url) as proxy:
-        for callers, each, bound in ((1, 40, 4), (64, 8, 2)):
+        for callers, each, bound in ((1, 40, 5), (64, 8, 3)):
             settings = {**_as_by_default(), "url": proxy.url}
             async with rpc_service.serving(surfpool, **settings) as service:
                 payers = [await service.account("100") for _ in range(callers)]

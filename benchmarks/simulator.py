@@ -9,8 +9,8 @@ from typing import Final
 from attrs import evolve
 from harness import Result
 
-from agentpay_server._simulation.plan import EVERY_SECONDS, ODDS, Plan, Skew
-from agentpay_server._simulation.world import simulate
+from agentpay_lab.simulation.plan import EVERY_SECONDS, ODDS, Plan, Skew
+from agentpay_lab.simulation.world import simulate
 
 _BUSY_TIMES: Final = 100
 _IDLE_TIMES: Final = 500

@@ -118,7 +118,7 @@ def _growth(engine: str, opened: Callable[[], Database]) -> list[Result]:
     batch = 50
     with asyncio.Runner() as runner:
         many, few = (runner.run(_filled(opened(), count)) for count in (MANY, FEW))
-        account = runner.run(few.read(accounts.account, ACCOUNT))
+        account = runner.run(few.read(accounts.ACCOUNTS.get, ACCOUNT))
         assert account is not None
         last_seq = 2**62
         history: dict[str, Any] = {"status": None, "since_us": None}
@@ -127,9 +127,7 @@ def _growth(engine: str, opened: Callable[[], Database]) -> list[Result]:
             "page of history": lambda database: database.read(
                 entries.page, ACCOUNT, last_seq, PAGE, **history
             ),
-            "page of accounts": lambda database: database.read(
-                accounts.page, OPERATOR, last_seq, PAGE, paused=None
-            ),
+            "page of accounts": lambda database: database.read(accounts.PAGES, OPERATOR, last_seq, PAGE),
         }
 
         async def repeated(unit: Callable[[Database], Any], database: Database) -> None:

@@ -73,6 +73,7 @@ class BareChain:
             mint_authority=custody.address(TEST_MINT_AUTHORITY),
             now_us=lambda: 0,
         )
+        asyncio.run(chain.restore())
         self.svm: LiteSVM = chain._svm
         self.payer, self.owner = Keypair(), Keypair()
         self.mint = Pubkey.from_string(chain.usdc_mint)

@@ -6,10 +6,9 @@ from harness import Result, compare
 from sqlalchemy import insert
 
 from agentpay_server.accounts import store as accounts
-from agentpay_server.accounts.store import AccountRecord
 from agentpay_server.clock import SECOND_US
 from agentpay_server.database.memory import MemoryDatabase
-from agentpay_server.database.tables import chain_transactions
+from agentpay_server.database.tables import AccountRecord, chain_transactions
 from agentpay_server.money import spending
 
 NOW_US = 1_767_225_600 * SECOND_US
@@ -21,27 +20,31 @@ def _filled(count: int) -> tuple[MemoryDatabase, AccountRecord]:
     account_id = "acct_01h455vb4pex5vsknk084sn02q"
 
     def fill(connection) -> AccountRecord:
-        accounts.insert_account(
+        accounts.ACCOUNTS.insert(
             connection,
-            account_id=account_id,
-            operator_id="op_1",
-            name="a",
-            handle="@a",
-            metadata=None,
-            key_index=1,
-            chain_address="a",
-            usdc_token_account="t",
-            policy="{}",
-            paused=False,
-            policy_version=1,
-            policy_updated_us=0,
-            spent_total=count,
-            last_spend_us=NOW_US,
-            balance=0,
-            in_flight=0,
-            in_flight_total=0,
-            session_reserved=0,
-            created_us=0,
+            AccountRecord(
+                seq=0,
+                account_id=account_id,
+                operator_id="op_1",
+                name="a",
+                handle="@a",
+                metadata=None,
+                key_index=1,
+                chain_address="a",
+                usdc_token_account="t",
+                policy="{}",
+                paused=False,
+                policy_version=1,
+                policy_updated_us=0,
+                spent_total=count,
+                last_spend_us=NOW_US,
+                balance=0,
+                in_flight=0,
+                deposit_cursor=None,
+                in_flight_total=0,
+                session_reserved=0,
+                created_us=0,
+            ),
         )
         rows = [
             {
@@ -62,7 +65,7 @@ def _filled(count: int) -> tuple[MemoryDatabase, AccountRecord]:
             for n in range(count)
         ]
         connection.execute(insert(chain_transactions), rows)
-        account = accounts.account(connection, account_id)
+        account = accounts.ACCOUNTS.get(connection, account_id)
         assert account is not None
         return account
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-LONGER = ("pythons", "lowest", "successor", "validator", "paths")
+LONGER = ("pythons", "lowest", "newest", "neighbours", "successor", "validator", "paths")
 BUILT = ROOT / ".nox" / ".cache" / "dist"
 
 
@@ -71,12 +71,12 @@ def main(arguments: Sequence[str]) -> None:
     # Last, so that what is uploaded is what was tried.
     run(sys.executable, "scripts/run.py", "package")
     files = sorted(BUILT.iterdir())
-    print(f"agentpay-kit {new} is ready:", *(path.name for path in files))
+    print(f"agentpay-kit and agentpay-lab {new} are ready:", *(path.name for path in files))
     if "--dry-run" in arguments:
         return
     if input(f"Type {new} to tag and publish it: ") != new:
         raise SystemExit("nothing was published")
-    run("git", "tag", "--annotate", f"v{new}", "--message", f"agentpay-kit {new}")
+    run("git", "tag", "--annotate", f"v{new}", "--message", f"agentpay-kit and agentpay-lab {new}")
     # Pushed last: if the upload fails, nothing is public yet, and the local tag can be deleted.
     run(sys.executable, "-m", "twine", "upload", *files)
     run("git", "push", "origin", "HEAD", f"v{new}")

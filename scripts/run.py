@@ -25,13 +25,17 @@ def main() -> int:
     if not PYTHON.exists():
         venv.create(ENVIRONMENT, with_pip=True)
     if subprocess.run([PYTHON, "-c", "import nox, uv"], capture_output=True, check=False).returncode:
-        subprocess.run([PYTHON, "-m", "pip", "install", "--quiet", "nox[uv]>=2025.11,<2027"], check=True)
+        pinned = ("--constraint", ROOT / "constraints.txt", "nox[uv]>=2025.11,<2027")
+        subprocess.run([PYTHON, "-m", "pip", "install", "--quiet", *pinned], check=True)
     # One option with every name: of several options, nox takes the last.
     sessions = ["--session", *sys.argv[1:]] if sys.argv[1:] else []
     # At the end: sessions and tests find uv, and no other program is hidden.
     environment = {**os.environ, "PATH": os.pathsep.join((os.environ["PATH"], str(PYTHON.parent)))}
-    command = [PYTHON, "-m", "nox", *sessions]
-    return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+    command = [str(PYTHON), "-m", "nox", "--noxfile", str(ROOT / "noxfile.py"), *sessions]
+    if sys.platform != "win32":
+        # In the place of this process: nox alone handles Ctrl-C.
+        os.execve(command[0], command, environment)
+    return subprocess.run(command, env=environment, check=False).returncode
 
 
 if __name__ == "__main__":

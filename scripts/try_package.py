@@ -1,10 +1,10 @@
 """Check the content of the built distributions, install them in every documented way, and use each install.
 
-    python scripts/try_package.py DIRECTORY
+    python scripts/try_package.py DIRECTORY [CONSTRAINTS]
 
 Each install has its own empty environment, so that a missing dependency, or an import from another extra,
-fails. `package_ways.py` has the checks that run there. Environments are created by uv if it is on the path,
-otherwise by venv and pip.
+fails. `package_ways.py` has the checks that run there. Versions are those of the constraints file, or the
+newest. Environments are created by uv if it is on the path, otherwise by venv and pip.
 """
 
 import asyncio
@@ -21,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from email import message_from_bytes
+from email.message import Message
 from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -30,6 +31,7 @@ from package_ways import RECEIVERS, Installed
 
 ROOT = Path(__file__).resolve().parent.parent
 NAME = "agentpay_kit"
+LABORATORY = "agentpay_lab"
 
 WHEEL_HOLDS = {
     "agentpay/py.typed",
@@ -40,11 +42,19 @@ WHEEL_HOLDS = {
     "agentpay_server/clients/_sync/sandbox.py",
     "agentpay_server/database/migrations/script.py.mako",
 }
+LABORATORY_HOLDS = {
+    "agentpay_lab/__main__.py",
+    "agentpay_lab/crash_test/agent.py",
+    "agentpay_lab/crash_test/peer_programs/x402_fetch.mjs",
+    "agentpay_lab/simulation/next_release/additions.py",
+}
 SDIST_HOLDS = {
     "CHANGELOG.md",
     "LICENSE",
     "README.md",
     "docs/index.md",
+    "agentpay_lab/hatch_build.py",
+    "agentpay_lab/src/agentpay_lab/__init__.py",
     "examples/quickstart.py",
     "noxfile.py",
     "tests/conftest.py",
@@ -68,16 +78,20 @@ class Install:
     @property
     def name(self) -> str:
         """Name of the install in messages."""
-        return " + ".join(["the client", *(f"[{extra}]" for extra in self.extras), *self.others])
+        others = (Path(other).name for other in self.others)
+        return " + ".join(["the client", *(f"[{extra}]" for extra in self.extras), *others])
 
 
-def main(directory: Path) -> None:
-    """Try the one wheel and the one sdist of a directory."""
-    (wheel,), (sdist,) = directory.glob("*.whl"), directory.glob("*.tar.gz")
+def main(directory: Path, constraints: Path | None = None) -> None:
+    """Try the wheels of the kit and of the laboratory, and the one sdist, of a directory."""
+    (wheel,), (sdist,) = directory.glob(f"{NAME}-*.whl"), directory.glob("*.tar.gz")
+    (laboratory,) = directory.glob(f"{LABORATORY}-*.whl")
     extras = look_into(wheel, sdist)
+    look_into_laboratory(laboratory)
     with tempfile.TemporaryDirectory() as scratch, postgres() as database_url:
-        client = environment(Path(scratch) / "client", f"{wheel}")
-        installs = documented(client, database_url)
+        pins = () if constraints is None else ("--constraint", str(constraints))
+        client = environment(Path(scratch) / "client", *pins, f"{wheel}")
+        installs = documented(client, database_url, laboratory)
         tried = {extra for install in installs for extra in install.extras}
         if tried != extras:
             raise SystemExit(f"the tried extras differ from the declared ones: {sorted(extras ^ tried)}")
@@ -86,7 +100,9 @@ def main(directory: Path) -> None:
             start = time.monotonic()
             extra = f"[{','.join(install.extras)}]" if install.extras else ""
             try:
-                installed = environment(Path(scratch) / f"{number}", f"{wheel}{extra}", *install.others)
+                installed = environment(
+                    Path(scratch) / f"{number}", *pins, f"{wheel}{extra}", *install.others
+                )
                 for way in install.ways:
                     way(installed)
             except (SystemExit, subprocess.SubprocessError) as error:
@@ -99,12 +115,13 @@ def main(directory: Path) -> None:
                 one.result()
 
 
-def documented(client: Installed, database_url: str) -> list[Install]:
+def documented(client: Installed, database_url: str, laboratory: Path) -> list[Install]:
     """Return every install that the documentation names, the longest first.
 
     Args:
         client: an environment with only the client, to call the servers of the other installs.
         database_url: an empty PostgreSQL database.
+        laboratory: the wheel of agentpay-lab.
     """
     serves = partial(package_ways.as_server, client=client)
     serves_in_memory = partial(package_ways.in_memory, client=client)
@@ -115,8 +132,11 @@ def documented(client: Installed, database_url: str) -> list[Install]:
     return [
         Install(("server",), (), (serves, package_ways.without_driver)),
         Install(("server", "postgres"), (), (stores,)),
+        Install(("server",), (f"{laboratory}",), (package_ways.as_laboratory,)),
         Install(("server", "fast"), (), (serves_in_memory,)),
-        Install(("server",), ("pytest",), (package_ways.as_test_suite,)),
+        Install(("test",), ("pytest",), (package_ways.as_test_suite,)),
+        Install(("test", "cluster", "ops"), (), (package_ways.with_cluster_and_metrics,)),
+        Install(("test",), (), (package_ways.as_test_kit,)),
         Install(("mcp",), (), (package_ways.as_tools,)),
         Install(("cli",), (), (package_ways.as_command_line,)),
         *receivers,
@@ -130,29 +150,51 @@ def look_into(wheel: Path, sdist: Path) -> set[str]:
     Raises:
         SystemExit: a file is missing or must not be there.
     """
-    _, version, *_ = wheel.name.split("-")
-    information = f"{NAME}-{version}.dist-info"
-    with zipfile.ZipFile(wheel) as opened:
-        held = set(opened.namelist())
-        metadata = message_from_bytes(opened.read(f"{information}/METADATA"))
-    expected = WHEEL_HOLDS | {f"{information}/licenses/LICENSE", f"{information}/entry_points.txt"}
-    places = {name.split("/")[0] for name in held}
+    metadata, problems = problems_of(wheel, WHEEL_HOLDS)
     with tarfile.open(sdist) as opened:
         sources = {name.partition("/")[2] for name in opened.getnames()}
-    problems = [f"the wheel has no {name}" for name in sorted(expected - held)]
     problems += [f"the sdist has no {name}" for name in sorted(SDIST_HOLDS - sources)]
-    problems += [
-        f"{name}/ must not be in the wheel"
-        for name in sorted(places - {"agentpay", "agentpay_server", information})
-    ]
     problems += [f"{name} must not be in the sdist" for name in sorted(sources) if name.startswith(".ci")]
     if problems:
         raise SystemExit("\n".join(problems))
     return set(metadata.get_all("Provides-Extra", []))
 
 
+def look_into_laboratory(wheel: Path) -> None:
+    """Check the content of the laboratory's wheel, and that it needs the kit of its own version.
+
+    Raises:
+        SystemExit: a file is missing or must not be there, or the wheel needs something else.
+    """
+    metadata, problems = problems_of(wheel, LABORATORY_HOLDS)
+    needs = metadata.get_all("Requires-Dist", [])
+    if needs != [f"agentpay-kit[server]=={metadata['Version']}"]:
+        problems += [f"{wheel.name} needs {needs}"]
+    if problems:
+        raise SystemExit("\n".join(problems))
+
+
+def problems_of(wheel: Path, holds: set[str]) -> tuple[Message, list[str]]:
+    """Return the metadata of a wheel, and what is missing in it or must not be there.
+
+    Args:
+        wheel: the wheel.
+        holds: files that it must hold, of each of its packages.
+    """
+    distribution, version, *_ = wheel.name.split("-")
+    information = f"{distribution}-{version}.dist-info"
+    with zipfile.ZipFile(wheel) as opened:
+        held = set(opened.namelist())
+        metadata = message_from_bytes(opened.read(f"{information}/METADATA"))
+    expected = holds | {f"{information}/licenses/LICENSE", f"{information}/entry_points.txt"}
+    places, may = ({name.split("/")[0] for name in names} for names in (held, expected))
+    problems = [f"{wheel.name} has no {name}" for name in sorted(expected - held)]
+    problems += [f"{name}/ must not be in {wheel.name}" for name in sorted(places - may)]
+    return metadata, problems
+
+
 def environment(place: Path, *requirements: str) -> Installed:
-    """Create an environment with the given requirements and their dependencies."""
+    """Create an environment with the given requirements, or options of pip, and their dependencies."""
     python = place / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
     if uv := shutil.which("uv"):
         make = [uv, "venv", "--quiet", "--python", sys.executable, str(place)]
@@ -186,4 +228,4 @@ def postgres() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve())
+    main(*(Path(argument).resolve() for argument in sys.argv[1:3]))

@@ -32,7 +32,7 @@ class EmbeddedNode:
 
     def __init__(self, treasury: str, mint_authority: str, clock: Clock) -> None:
         self._owner = OwnerThread("embedded-node")
-        self._http = httpx.Client(timeout=10, trust_env=False)
+        self._http = httpx.Client(timeout=120, trust_env=False)
         self._socket = bound_socket("127.0.0.1", 0)
         self._owner.call(self._start(treasury, mint_authority, clock))
         self.url: str = url_of(self._socket) + PATH
@@ -40,6 +40,7 @@ class EmbeddedNode:
 
     async def _start(self, treasury: str, mint_authority: str, clock: Clock) -> None:
         self.chain = EmbeddedChain(treasury=treasury, mint_authority=mint_authority, now_us=clock.now_us)
+        await self.chain.restore()
         app = Mounted(ChainRpc(Node(self.chain), body_timeout_seconds=10))
         config = uvicorn.Config(app, ws="websockets-sansio", lifespan="off", log_config=None)
         self._server = uvicorn.Server(config)

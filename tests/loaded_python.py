@@ -19,7 +19,7 @@ from threading import Thread
 from types import TracebackType
 from typing import IO, Self
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 120.0
 
 
 class LoadedPython:

@@ -12,7 +12,7 @@ from attrs import frozen
 
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
-from agentpay_server.accounts.store import existing_account
+from agentpay_server.accounts.store import ACCOUNTS
 from agentpay_server.chain.custody import KeyPath, spending_key
 from agentpay_server.context import Context
 from agentpay_server.payments import rules
@@ -39,7 +39,8 @@ class Payer:
         self._account = account
 
     def offers(self, response: httpx.Response) -> list[Offer]:
-        return rules.read_challenge(response.headers.multi_items(), response.content)
+        found = rules.read_challenge(response.headers.multi_items(), response.content)
+        return [offer for offer in found if isinstance(offer, Offer)]
 
     def payment(
         self,
@@ -55,13 +56,13 @@ class Payer:
             if pick is not None:
                 offer: Offer | None = pick(offers)
             else:
-                payable = rules.payable(
+                sifted = rules.sift(
                     offers,
                     cluster=None,
                     usdc_mint=context.chain.usdc_mint,
                     now_us=context.clock.now_us(),
                 )
-                offer = payable[0] if payable else None
+                offer = next(iter(sifted.payable.values()), None)
             assert offer is not None, "nothing payable"
             prepared = build_payment(
                 context.signer,
@@ -85,5 +86,5 @@ class Payer:
 
 
 async def _key(context: Context, account_id: str) -> KeyPath:
-    account = await context.database.read(lambda connection: existing_account(connection, account_id))
+    account = await context.database.read(lambda connection: ACCOUNTS.existing(connection, account_id))
     return spending_key(account.key_index)

@@ -16,7 +16,7 @@ from embedded_node import EmbeddedNode
 from surfpool import Surfpool
 
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
-from agentpay_server.cli.rpc_options import FEE_PAYER_VARIABLE, MINT_AUTHORITY_VARIABLE
+from agentpay_server.chain.rpc.settings import FEE_PAYER_VARIABLE, MINT_AUTHORITY_VARIABLE
 from agentpay_server.credentials import KeyKind, new_key
 from agentpay_server.storage import KEY_VARIABLE
 

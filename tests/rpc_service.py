@@ -20,7 +20,7 @@ from agentpay_server.server import Server, start_server
 from agentpay_server.settings import Settings
 from agentpay_server.storage import Storage
 
-PATIENCE_SECONDS = 60.0
+PATIENCE_SECONDS = 120.0
 
 
 async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:

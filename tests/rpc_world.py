@@ -27,7 +27,7 @@ from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.chain.signing import sign_transaction
 
 USDC = instructions.USDC_MINTS["mainnet-beta"]
-PATIENCE_SECONDS = 20.0
+PATIENCE_SECONDS = 120.0
 
 # One fee payer and one mint for all tests on a validator; the accounts are each test's own.
 GIVEN = {

@@ -23,8 +23,8 @@ VERSION = "1.5.0"
 PACKAGE = "@solana/surfpool-linux-x64-gnu"
 
 _INSTALL_SECONDS = 300
-_START_SECONDS = 30
-_STOP_SECONDS = 10
+_START_SECONDS = 120
+_STOP_SECONDS = 60
 
 # Undrained events block it after some 980 transactions. It ends with its standard input, hence with the
 # process that started it, even when that is killed.
@@ -49,7 +49,7 @@ class Surfpool:
     def __init__(self, url: str, websocket_url: str) -> None:
         self.url = url
         self.websocket_url = websocket_url
-        self._http = httpx.Client(timeout=10, trust_env=False)
+        self._http = httpx.Client(timeout=120, trust_env=False)
 
     def call(self, method: str, *params: Any) -> Any:
         """Return the result of a JSON-RPC call; fail on an error."""

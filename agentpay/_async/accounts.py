@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Literal, Unpack
 
-from agentpay._arguments import json_object
+from agentpay._arguments import request_of
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
 from agentpay._options import CallOptions
@@ -46,8 +46,7 @@ class AsyncAccounts(AsyncResource):
             InvalidRequestError: the name or the metadata is invalid.
             ChainUnavailableError: the blockchain cannot be reached; no account was created.
         """
-        given = None if metadata is None else json_object("metadata", metadata)
-        body = CreateAccount.of(name, given)
+        body = request_of(CreateAccount, locals())
         account: Account = await self._call(prepare(endpoints.CREATE_ACCOUNT, body=body), options)
         return account
 

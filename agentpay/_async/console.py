@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 from typing import Unpack
 
-from agentpay._argument_types import check_text
+from agentpay._arguments import check_text
 from agentpay._async.caller import AsyncCaller
 from agentpay._async.deliveries import AsyncDeliveries, AsyncEvents, AsyncRegisteredWebhooks
 from agentpay._async.keys import AsyncAgentKeys, AsyncOperatorKeys
@@ -232,7 +232,7 @@ class AsyncConsole(AsyncResource):
                 timeout above 15 seconds: without events the server sends a comment every 15 seconds.
 
         Raises:
-            RateLimitedError: this operator has 10 streams open at this server.
+            RateLimitedError: this key has 10 streams open at this server.
             APIConnectionError: the connection was lost.
             DecodingError: the response is no stream of events; check `base_url`.
         """

@@ -49,7 +49,7 @@ class AsyncAgentKeys(AsyncResource):
         return self._pages(console.LIST_AGENT_KEYS, options, query={"limit": limit, "cursor": cursor})
 
     async def revoke(self, key_id: str, **options: Unpack[CallOptions]) -> None:
-        """Revoke an agent-scoped key; the next request with it is refused.
+        """Revoke an agent-scoped key; requests with it are refused, also those in progress.
 
         Args:
             key_id: the key, `key_…`.
@@ -96,7 +96,7 @@ class AsyncOperatorKeys(AsyncResource):
         return self._pages(operator_keys.LIST_OPERATOR_KEYS, options, query=query)
 
     async def revoke(self, key_id: str, **options: Unpack[CallOptions]) -> None:
-        """Revoke an operator key; the next request with it is refused.
+        """Revoke an operator key; requests with it are refused, also those in progress.
 
         Args:
             key_id: the key, `key_…`; it may be the one that this client uses.

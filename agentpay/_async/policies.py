@@ -2,12 +2,12 @@
 
 from typing import Final, Unpack
 
-from agentpay._arguments import Names, policy_change
+from agentpay._arguments import check_body, request_of
 from agentpay._async.resource import AsyncResource
 from agentpay._options import Call, CallOptions
 from agentpay._requests import etag_of, prepare
 from agentpay.contract import endpoints
-from agentpay.contract.policies import AccountPolicy, Limit, PolicyChange
+from agentpay.contract.policies import AccountPolicy, Limit, Names, PolicyChange
 from agentpay.contract.requests import UNSET, UnsetType
 from agentpay.errors import PreconditionFailedError
 
@@ -78,15 +78,8 @@ class AsyncPolicies(AsyncResource):
             PermissionDeniedError: the key is agent-scoped.
             PreconditionFailedError: others changed the policy in between, 10 times in a row.
         """
-        change = policy_change(
-            max_single_transfer=max_single_transfer,
-            max_daily_spend=max_daily_spend,
-            allowed_counterparties=allowed_counterparties,
-            categories=categories,
-            require_memo=require_memo,
-            escalation_threshold=escalation_threshold,
-            paused=paused,
-        )
+        change = request_of(PolicyChange, locals())
+        check_body(change)  # before the policy is read
         return await self._change(account_id, change, options)
 
     async def replace(
@@ -130,15 +123,7 @@ class AsyncPolicies(AsyncResource):
             NotFoundError: no such account of this operator.
             PermissionDeniedError: the key is agent-scoped.
         """
-        change = policy_change(
-            max_single_transfer=max_single_transfer,
-            max_daily_spend=max_daily_spend,
-            allowed_counterparties=allowed_counterparties,
-            categories=categories,
-            require_memo=require_memo,
-            escalation_threshold=escalation_threshold,
-            paused=paused,
-        )
+        change = request_of(PolicyChange, locals())
         return await self._put(account_id, change, None, self._caller.begin(options))
 
     async def pause(self, account_id: str, **options: Unpack[CallOptions]) -> AccountPolicy:

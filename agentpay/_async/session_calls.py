@@ -1,7 +1,7 @@
 """The session tools: operations of `AsyncAgentTools` on sessions and charges, by reference."""
 
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import cast
 
 from agentpay._async.client import AsyncAgentPay
 from agentpay.contract.sessions import Session
@@ -14,8 +14,8 @@ from agentpay.errors import (
     TransferFailedError,
 )
 from agentpay.tools import reports
-from agentpay.tools.reports import idempotency_key
-from agentpay.tools.results import SessionResult
+from agentpay.tools.references import key_of
+from agentpay.tools.results import SessionResult, SessionStatusOrRefusal
 
 
 class AsyncSessionCalls:
@@ -40,11 +40,15 @@ class AsyncSessionCalls:
             if session is None:
                 return _unfound(ref, charge_ref)
             charged = await self._client.sessions.charge(
-                session.session_id, amount=amount_usdc, idempotency_key=idempotency_key(charge_ref)
+                session.session_id, amount=amount_usdc, idempotency_key=key_of(charge_ref)
             )
         except Exception as error:  # noqa: BLE001 - it may have been charged
-            if session is not None and reports.is_refusal(error):
-                return _refused_charge(session, ref, charge_ref, error)
+            if isinstance(error, IdempotencyConflictError) and session is not None:
+                return reports.charge_conflict(session, ref, charge_ref)
+            is_refused = reports.is_refusal(error) and not reports.is_unauthorized(error)
+            if session is not None and is_refused:
+                changes = {"status": "rejected", "money_moved": "no", **reports.refusal(error)}
+                return reports.session_of(session, ref, charge_ref=charge_ref, **changes)
             return _unknown(ref, error, charge_ref=charge_ref)
         return reports.session_of(charged, ref, charge_ref=charge_ref, money_moved="yes")
 
@@ -74,17 +78,19 @@ class AsyncSessionCalls:
                 to=to,
                 cap_usdc=cap_usdc,
                 category=category,
-                idempotency_key=idempotency_key(ref),
+                idempotency_key=key_of(ref),
             )
         except (IdempotencyConflictError, OutcomeUnknownError) as error:
             held = await self._found(ref)
-            if held is None:
+            # A failed session says nothing about the request that came after it.
+            is_old = isinstance(error, OutcomeUnknownError) and held == earlier
+            if held is None or (is_old and _is_failed(held)):
                 return _unknown(ref, error)
             return _same(held, ref, to, cap_usdc)
         except (TransferFailedError, ChainUnavailableError) as error:
             return reports.session_without_record(ref, "failed", reason=reports.reason_of(error))
         except (APIError, ValueError) as error:
-            if not reports.is_refusal(error):
+            if not reports.is_refusal(error) or reports.is_unauthorized(error):
                 raise
             refused = reports.session_without_record(ref, "rejected", reason=reports.reason_of(error))
             return cast("SessionResult", {**refused, **reports.refusal(error)})
@@ -92,41 +98,31 @@ class AsyncSessionCalls:
 
     async def _found(self, ref: str) -> Session | None:
         page = await self._client.sessions.list(
-            account_id=await self._account_id(), idempotency_key=idempotency_key(ref), limit=100
+            account_id=await self._account_id(), idempotency_key=key_of(ref), limit=100
         )
-        alive = [session for session in page.data if str(session.status) != "failed"]
+        alive = [session for session in page.data if not _is_failed(session)]
         return next(iter(alive or page.data), None)
+
+
+def _is_failed(session: Session) -> bool:
+    return str(session.status) == "failed"
 
 
 def _same(session: Session, ref: str, to: str, cap_usdc: str) -> SessionResult:
     result = reports.session_of(session, ref)
     if session.to == to and result["cap_usdc"] == reports.padded(cap_usdc):
         return result
-    reason = (
-        f"session_ref {ref} was used for a session of {result['cap_usdc']} USDC with {session.to}. This call "
-        "asked for another one and opened nothing."
-    )
-    return cast("SessionResult", {**result, "reason": reason})
-
-
-def _refused_charge(session: Session, ref: str, charge_ref: str, error: Any) -> SessionResult:  # noqa: ANN401
-    changes = {"status": "rejected", "money_moved": "no", **reports.refusal(error)}
-    if isinstance(error, IdempotencyConflictError):
-        changes = {
-            "money_moved": "yes",
-            "reason": f"charge_ref {charge_ref} already charged another amount; nothing was charged now.",
-            "next_step": "The same charge is done: do not repeat it. Only a different one gets a new ref.",
-        }
-    return reports.session_of(session, ref, charge_ref=charge_ref, **changes)
+    return reports.session_conflict(session, ref, to=to, cap_usdc=cap_usdc)
 
 
 def _unfound(ref: str, charge_ref: str | None) -> SessionResult:
     reason = "No session is recorded under this session_ref; nothing was charged or closed by this call."
-    result = reports.session_without_record(ref, "unknown", reason=reason, charge_ref=charge_ref)
-    step = "Call open_session with the same session_ref first."
-    return cast("SessionResult", {**result, "next_step": step})
+    return reports.session_without_record(
+        ref, "unknown", reason=reason, charge_ref=charge_ref, advice=reports.NO_SESSION
+    )
 
 
 def _unknown(ref: str, error: Exception, *, charge_ref: str | None = None) -> SessionResult:
+    status: SessionStatusOrRefusal = "unauthorized" if reports.is_unauthorized(error) else "unknown"
     reason = reports.logged_reason(error)
-    return reports.session_without_record(ref, "unknown", reason=reason, charge_ref=charge_ref)
+    return reports.session_without_record(ref, status, reason=reason, charge_ref=charge_ref)

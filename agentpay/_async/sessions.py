@@ -4,7 +4,7 @@ import uuid
 from decimal import Decimal
 from typing import Literal, Unpack
 
-from agentpay._arguments import usdc
+from agentpay._arguments import request_of
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
 from agentpay._options import CallOptions
@@ -69,15 +69,9 @@ class AsyncSessions(AsyncResource):
             SessionOutcomeUnknownError: it may have been opened. Call again with the idempotency key of the
                 error, never with another.
         """
-        key = str(uuid.uuid4()) if idempotency_key is None else idempotency_key
-        body = OpenSession(
-            account_id=account_id,
-            to=to,
-            cap_usdc=usdc("cap_usdc", cap_usdc),
-            idempotency_key=key,
-            category=category,
-        )
-        request = prepare(sessions.OPEN_SESSION, body=body, idempotency_key=key)
+        if idempotency_key is None:
+            idempotency_key = str(uuid.uuid4())
+        request = prepare(sessions.OPEN_SESSION, body=request_of(OpenSession, locals()))
         session: Session = await self._call(request, options)
         return session
 
@@ -114,12 +108,12 @@ class AsyncSessions(AsyncResource):
             SessionOutcomeUnknownError: it may have been charged. Call again with the idempotency key of the
                 error, never with another.
         """
-        key = str(uuid.uuid4()) if idempotency_key is None else idempotency_key
+        if idempotency_key is None:
+            idempotency_key = str(uuid.uuid4())
         request = prepare(
             sessions.CHARGE_SESSION,
             path={"session_id": session_id},
-            body=ChargeSession(amount=usdc("amount", amount), idempotency_key=key),
-            idempotency_key=key,
+            body=request_of(ChargeSession, locals()),
         )
         session: Session = await self._call(request, options)
         return session

@@ -7,7 +7,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Literal, Unpack
 
-from agentpay._arguments import usdc
+from agentpay._arguments import request_of
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
 from agentpay._options import CallOptions
@@ -71,16 +71,9 @@ class AsyncTransfers(AsyncResource):
             TransferOutcomeUnknownError: the transfer may have been created. Call again with the idempotency
                 key of the error, never with another.
         """
-        key = str(uuid.uuid4()) if idempotency_key is None else idempotency_key
-        body = CreateTransfer(
-            from_=from_,
-            to=to,
-            amount=usdc("amount", amount),
-            idempotency_key=key,
-            memo=memo,
-            category=category,
-        )
-        request = prepare(endpoints.CREATE_TRANSFER, body=body, idempotency_key=key)
+        if idempotency_key is None:
+            idempotency_key = str(uuid.uuid4())
+        request = prepare(endpoints.CREATE_TRANSFER, body=request_of(CreateTransfer, locals()))
         transfer: Transfer = await self._call(request, options)
         return transfer
 
@@ -131,7 +124,7 @@ class AsyncTransfers(AsyncResource):
             ChainUnavailableError: the blockchain cannot be reached.
             ExtensionNotOfferedError: the service does not offer this extension.
         """
-        body = CheckTransfer(from_=from_, to=to, amount=usdc("amount", amount), memo=memo, category=category)
+        body = request_of(CheckTransfer, locals())
         check: TransferCheck = await self._call(prepare(spending.CHECK_TRANSFER, body=body), options)
         return check
 

@@ -4,7 +4,7 @@
 from collections.abc import Iterator
 from typing import Unpack
 
-from agentpay._argument_types import check_text
+from agentpay._arguments import check_text
 from agentpay._sync.caller import Caller
 from agentpay._sync.deliveries import Deliveries, Events, RegisteredWebhooks
 from agentpay._sync.keys import AgentKeys, OperatorKeys
@@ -233,7 +233,7 @@ class Console(Resource):
                 timeout above 15 seconds: without events the server sends a comment every 15 seconds.
 
         Raises:
-            RateLimitedError: this operator has 10 streams open at this server.
+            RateLimitedError: this key has 10 streams open at this server.
             APIConnectionError: the connection was lost.
             DecodingError: the response is no stream of events; check `base_url`.
         """

@@ -50,7 +50,7 @@ class AgentKeys(Resource):
         return self._pages(console.LIST_AGENT_KEYS, options, query={"limit": limit, "cursor": cursor})
 
     def revoke(self, key_id: str, **options: Unpack[CallOptions]) -> None:
-        """Revoke an agent-scoped key; the next request with it is refused.
+        """Revoke an agent-scoped key; requests with it are refused, also those in progress.
 
         Args:
             key_id: the key, `key_…`.
@@ -97,7 +97,7 @@ class OperatorKeys(Resource):
         return self._pages(operator_keys.LIST_OPERATOR_KEYS, options, query=query)
 
     def revoke(self, key_id: str, **options: Unpack[CallOptions]) -> None:
-        """Revoke an operator key; the next request with it is refused.
+        """Revoke an operator key; requests with it are refused, also those in progress.
 
         Args:
             key_id: the key, `key_…`; it may be the one that this client uses.

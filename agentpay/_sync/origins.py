@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Unpack
 
-from agentpay._arguments import names, usdc
+from agentpay._arguments import request_of
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
 from agentpay._options import CallOptions
@@ -39,6 +39,7 @@ class Origins(Resource):
         recipients: Sequence[str] | None = None,
         max_amount: Decimal | int | str | None = None,
         blocked: bool = False,
+        sponsor_fees: bool = False,
         **options: Unpack[CallOptions],
     ) -> PinnedOrigin:
         """Pin a seller: the pin overrides what the seller's challenges claim.
@@ -51,17 +52,13 @@ class Origins(Resource):
             recipients: on-chain addresses of owners that may be paid there; None allows all.
             max_amount: the highest price in USDC; None means no limit. Floats are refused.
             blocked: whether to block payments to it.
+            sponsor_fees: whether the service pays the network fee if an x402 challenge names no fee payer.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
 
         Raises:
             InvalidRequestError: the request is invalid; `details` lists every fault.
         """
-        body = PinOrigin(
-            category=category,
-            recipients=None if recipients is None else names("recipients", recipients),
-            max_amount=None if max_amount is None else usdc("max_amount", max_amount),
-            blocked=blocked,
-        )
+        body = request_of(PinOrigin, locals())
         pin: PinnedOrigin = self._call(
             prepare(payments.PUT_ORIGIN, path={"origin": origin}, body=body), options
         )

@@ -1,19 +1,22 @@
 # Generated from _async by scripts/unasync.py. Edit that one.
 """The tool `fetch_paid`: fetches a page, and pays its 402 at most once for each reference.
 
-The service reads the challenge, decides and signs. A reference is the idempotency key, so it has one signed
-payment, which is presented again and never replaced while it may land. This module restricts where a request
-may go, and what the model reads.
+The service reads the challenge, decides and signs. The idempotency keys follow from the reference, so it has
+one signed payment, which is presented again and never replaced while it may land. This module restricts where
+a request may go, and what the model reads.
 """
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, cast
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from agentpay import _fetching
 from agentpay._sync.client import AgentPay
+from agentpay._sync.purchases import Purchases
+from agentpay._challenges import url_sent
 from agentpay._fetching import Fetcher, FetchFailedError, FetchRefusedError, Page, Request
+from agentpay._http import cookie_of
 from agentpay.contract.payments import Payment
 from agentpay.contract.transfers import Transfer
 from agentpay.contract.usdc import format_string, to_decimal
@@ -22,12 +25,12 @@ from agentpay.errors import (
     ChainUnavailableError,
     ConflictError,
     IdempotencyConflictError,
-    OutcomeUnknownError,
+    NotFoundError,
     WaitTimeoutError,
 )
 from agentpay.tools import reports
 from agentpay.tools.content import content_of
-from agentpay.tools.reports import idempotency_key
+from agentpay.tools.references import Purchase, is_alive, is_refused, is_rejected_by_person
 from agentpay.tools.results import FetchResult, PaymentResult, PaymentStatus
 
 PAID_READ_SECONDS: Final = 30.0
@@ -53,16 +56,13 @@ class Wanted:
     body: str | None = None
 
 
-Found = Callable[[str], Transfer | None]
-
-
 class PaidFetches:
     """Fetches pages and pays for them by reference.
 
     Args:
         client: the client of the service.
         account_id: returns the account that pays.
-        found: returns the transfer of a reference.
+        purchases: finds what is recorded under a reference.
         private_origins: origins that may be private, from the configuration of the tools.
     """
 
@@ -70,12 +70,12 @@ class PaidFetches:
         self,
         client: AgentPay,
         account_id: Callable[[], str],
-        found: Found,
+        purchases: Purchases,
         private_origins: Iterable[str],
     ) -> None:
         self._client = client
         self._account_id = account_id
-        self._found = found
+        self._purchases = purchases
         self._private_origins = frozenset(map(_fetching.private_origin, private_origins))
         self._fetcher = Fetcher()
 
@@ -85,31 +85,26 @@ class PaidFetches:
         Raises:
             Exception: of any kind. The payment may have been presented.
         """
-        earlier = self._found(ref)
+        purchase = self._purchases.find(ref)
         try:
             request, page = self._unpaid(self._request(wanted))
         except (FetchRefusedError, FetchFailedError) as error:
-            status: PaymentStatus = "rejected" if isinstance(error, FetchRefusedError) else "failed"
-            return self._unfetched(ref, earlier, status, f"{error}. Nothing was paid by this call.")
+            return self._not_fetched(ref, purchase, error)
         if page.status != 402:
             reason = f"The URL responded {page.status} without asking for payment."
-            return self._unfetched(ref, earlier, None, reason, page)
-        try:
-            payment = self._authorized(ref, request, page, wanted.max_usdc)
-        except (AgentPayError, ValueError) as error:
-            return _with_page(self._not_signed(ref, earlier, error, wanted.max_usdc), page)
-        if payment.header is None:
-            return _with_page(self._pending(ref, payment), page)
-        problem = self._problem(payment, request, earlier, wanted.max_usdc)
-        if problem is None:
-            return self._presented(ref, request, payment)
-        # Only this process has the signed bytes, and they expire: no money can move.
-        return self._unfetched(ref, earlier, "rejected", problem, page)
+            return _with_page(_if_delivered(self._unpresented(ref, purchase, None, reason), page), page)
+        signed = self._signed(ref, purchase, request, page, wanted.max_usdc)
+        if isinstance(signed, Payment):
+            return self._presented(ref, _with_cookies(request, page), signed)
+        return _with_page(signed, page)
 
     def _request(self, wanted: Wanted) -> Request:
         target = _fetching.target_of(wanted.url, self._private_origins)
         if target.origin == _fetching.origin_of(self._client.base_url):
-            raise FetchRefusedError(f"{target.origin} is the payment service itself; use the other tools")
+            raise FetchRefusedError(
+                f"{target.origin} is the payment service itself",
+                "Use the other tools, such as pay and get_payment.",
+            )
         return Request(
             target=target,
             method=wanted.method,
@@ -126,14 +121,46 @@ class PaidFetches:
                 return request, page
             target = request.target.redirected(location, self._private_origins)
             if request.method != "GET":
-                raise FetchRefusedError(f"the address has moved; {request.method} is not repeated there")
+                raise FetchRefusedError(
+                    f"the address has moved; {request.method} is not repeated there",
+                    "Call with the new address if the user's task asks for it.",
+                )
             request = request.at(target)
-        raise FetchRefusedError(f"more than {REDIRECTS_MAX} redirects")
+        raise FetchRefusedError(f"more than {REDIRECTS_MAX} redirects", "Tell the user. Do not pay for it.")
 
-    def _authorized(self, ref: str, request: Request, page: Page, max_usdc: str) -> Payment:
+    def _signed(
+        self, ref: str, purchase: Purchase, request: Request, page: Page, max_usdc: str
+    ) -> Payment | PaymentResult:
+        """Return the payment to present, or why there is none."""
+        earlier = purchase.transfer
+        if earlier is not None and is_rejected_by_person(earlier):
+            return self._report(earlier, ref)
+        if earlier is not None and is_refused(earlier) and not self._is_for(earlier, request):
+            # The next key would accept it: the service compares only payments of the same key.
+            return self._conflict(earlier, ref, request)
+        try:
+            payment = self._authorized(purchase.key, request, page, max_usdc)
+        except (AgentPayError, ValueError) as error:
+            return _if_delivered(self._not_signed(ref, purchase, error, request), page)
+        if payment.header is None:
+            return self._report(self._client.transfers.get(payment.transfer_id), ref)
+        problem = self._problem(payment, request, earlier, max_usdc)
+        # With a problem, only this process has the signed bytes, and they expire: no money can move.
+        return payment if problem is None else self._unpresented(ref, purchase, "rejected", problem)
+
+    def _is_for(self, transfer: Transfer, request: Request) -> bool:
+        """Return whether a transfer pays for a request, as far as the service knows: no query tells."""
+        try:
+            payment = self._client.payments.get(transfer.transfer_id)
+        except NotFoundError:
+            return False  # not a payment behind 402, but one of `pay`
+        target = request.target
+        return (payment.origin, payment.url) == (target.origin, url_sent(target.url))
+
+    def _authorized(self, key: str, request: Request, page: Page, max_usdc: str) -> Payment:
         return self._client.payments.authorize(
             account_id=self._account_id(),
-            idempotency_key=idempotency_key(ref),
+            idempotency_key=key,
             url=request.target.url,
             method=request.method,
             headers=page.headers,
@@ -173,11 +200,12 @@ class PaidFetches:
             page = self._fetcher.fetch(paid)
         except (FetchRefusedError, FetchFailedError) as error:
             reason = f"The payment was presented, and {error}."
-        if page is not None and page.status == 402:
-            reason = "The seller responded 402 to the payment that was presented."
-        elif page is not None and page.status in _REDIRECTS:
-            reason = "The seller redirects the paid request, which is not followed."
-        return _with_page(_because(self._outcome(ref, payment), reason), page)
+        if page is not None and page.status in _REDIRECTS:
+            reason = f"The seller responded {page.status}: a redirect of the paid request is not followed."
+        elif page is not None and not page.is_success:
+            reason = f"The seller responded {page.status} to the payment that was presented."
+        result = _because(self._outcome(ref, payment), reason)
+        return _with_page(_if_delivered(result, page), page)
 
     def _outcome(self, ref: str, payment: Payment) -> PaymentResult:
         """Return the result for a payment that was presented, even if the service cannot be read."""
@@ -194,63 +222,92 @@ class PaidFetches:
             transfer = held
         return self._report(transfer, ref)
 
-    def _pending(self, ref: str, payment: Payment) -> PaymentResult:
-        return self._report(self._client.transfers.get(payment.transfer_id), ref)
-
     def _not_signed(
-        self, ref: str, earlier: Transfer | None, error: AgentPayError | ValueError, max_usdc: str
+        self, ref: str, purchase: Purchase, error: AgentPayError | ValueError, request: Request
     ) -> PaymentResult:
         """Return the result of a 402 for which the service signed nothing new."""
         reason = reports.reason_of(error)
-        if isinstance(error, ConflictError | OutcomeUnknownError):
-            held = self._found(ref)
-        else:
-            is_over = earlier is not None and str(earlier.status) in ("rejected", "failed")
-            held = None if is_over else earlier
+        if reports.is_unauthorized(error):
+            return self._known(ref, "unauthorized", reason)
+        held = self._purchases.found_after(ref, purchase, error)
+        if isinstance(error, IdempotencyConflictError):
+            # Without a record, what the reference paid is unknown.
+            return self._known(ref, "unknown", reason) if held is None else self._conflict(held, ref, request)
+        is_over = isinstance(error, ConflictError) and (held is None or not is_alive(held))
+        used_up = _USED_UP.fields if is_over else {}
         if held is not None:
-            result = self._report(held, ref)
-            if isinstance(error, IdempotencyConflictError):
-                return reports.other_use(result, to="this seller", amount_usdc=max_usdc)
-            used_up = _USED_UP if isinstance(error, ConflictError) else {}
-            return cast("PaymentResult", {**result, "reason": reason, **used_up})
+            return cast("PaymentResult", {**reports.because(self._report(held, ref), error), **used_up})
         if isinstance(error, ChainUnavailableError):
             return self._known(ref, "failed", reason)
         if reports.is_refusal(error):
-            known = {"transfer_id": getattr(error, "transfer_id", None), **reports.refusal(error)}
+            known = {"transfer_id": getattr(error, "transfer_id", None), **reports.refusal(error), **used_up}
             return cast("PaymentResult", {**self._known(ref, "rejected", reason), **known})
         return self._known(ref, "unknown", reason)
 
-    def _unfetched(
+    def _conflict(self, held: Transfer, ref: str, request: Request) -> PaymentResult:
+        return reports.conflict(self._report(held, ref), f"another purchase, from {request.target.origin}")
+
+    def _not_fetched(
+        self, ref: str, purchase: Purchase, error: FetchRefusedError | FetchFailedError
+    ) -> FetchResult:
+        reason = f"{error}. Nothing was paid by this call."
+        status: PaymentStatus = "rejected" if isinstance(error, FetchRefusedError) else "failed"
+        result = _if_delivered(self._unpresented(ref, purchase, status, reason), None)
+        if isinstance(error, FetchRefusedError):
+            advice = reports.Advice(error.next_step, may_retry_with_same_ref=error.may_retry)
+            result = cast("PaymentResult", {**result, **advice.fields})
+        return _with_page(result, None)
+
+    def _unpresented(
         self,
         ref: str,
-        earlier: Transfer | None,
+        purchase: Purchase,
         status: PaymentStatus | None,
         reason: str,
-        page: Page | None = None,
-    ) -> FetchResult:
+    ) -> PaymentResult:
         """Return the result of a call that presented no payment."""
-        if earlier is not None:
-            return _with_page(_because(self._report(earlier, ref), reason), page)
-        return _with_page(self._known(ref, status, reason), page)
+        if purchase.alive is not None:
+            return _because(self._report(purchase.alive, ref), reason)
+        return self._known(ref, status, reason)
 
     def _known(self, ref: str, status: PaymentStatus | None, reason: str) -> PaymentResult:
         return reports.payment_without_transfer(ref, status, to=None, amount_usdc=None, reason=reason)
 
     def _report(self, transfer: Transfer, ref: str) -> PaymentResult:
         result = reports.payment_of(transfer, ref, base_url=self._client.base_url)
-        if result["status"] == "submitted":
-            result = cast("PaymentResult", {**result, "next_step": _AGAIN})
-        return result
+        advice = _ADVICE.get(str(transfer.status))
+        return result if advice is None else cast("PaymentResult", {**result, **advice.fields})
 
 
-_AGAIN: Final = (
-    "The payment may still settle. Call fetch_paid again with the same ref and arguments: it presents the "
-    "same payment and never signs another one."
-)
-_USED_UP: Final = {
-    "may_retry_with_same_ref": False,
-    "next_step": "Nothing was paid, and this ref is used up. If the task still asks for it, use a new ref.",
+_ADVICE: Final[Mapping[str, reports.Advice]] = {
+    "submitted": reports.Advice(
+        "The payment may still settle. Call fetch_paid again with the same ref and arguments: it presents "
+        "the same payment and never signs another one.",
+        may_retry_with_same_ref=True,
+    ),
+    "pending_approval": reports.Advice(
+        "A person must approve it at approval_url. Tell the user; once it is approved, call fetch_paid again "
+        "with the same ref and arguments. Do not pay it another way.",
+        may_retry_with_same_ref=True,
+    ),
 }
+_USED_UP: Final = reports.Advice(
+    "Nothing was paid, and this ref is used up. If the task still asks for it, use a new ref.",
+    may_retry_with_same_ref=False,
+)
+
+
+def _with_cookies(request: Request, page: Page) -> Request:
+    """Return the request with the cookies that the 402 set, in which a seller may keep its challenge."""
+    cookie = cookie_of(request.target.url, page.headers)
+    return request if cookie is None else evolve(request, headers={**request.headers, "Cookie": cookie})
+
+
+def _if_delivered(result: PaymentResult, page: Page | None) -> PaymentResult:
+    """Return the result with the status `paid_not_delivered` if the payment has settled without a page."""
+    if result["status"] != "settled" or (page is not None and page.is_success):
+        return result
+    return cast("PaymentResult", {**result, **reports.UNDELIVERED})
 
 
 def _because(result: PaymentResult, reason: str | None) -> PaymentResult:

@@ -8,10 +8,12 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Literal, Unpack
 
-from agentpay._arguments import usdc
+import attrs
+
+from agentpay._arguments import request_of
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
-from agentpay._challenges import Pairs, challenge_of
+from agentpay._challenges import Challenge, Pairs, challenge_of
 from agentpay._options import CallOptions
 from agentpay._requests import prepare
 from agentpay.contract import payments
@@ -83,18 +85,9 @@ class Payments(Resource):
                 the same key.
         """
         challenge = challenge_of(response, origin=origin, url=url, method=method, headers=headers, body=body)
-        request = AuthorizePayment(
-            account_id=account_id,
-            idempotency_key=idempotency_key,
-            origin=challenge.origin,
-            url=challenge.url,
-            method=challenge.method,
-            headers=challenge.headers,
-            body=challenge.body,
-            max_amount=None if max_amount is None else usdc("max_amount", max_amount),
-            memo=memo,
-        )
-        prepared = prepare(payments.AUTHORIZE_PAYMENT, body=request, idempotency_key=idempotency_key)
+        offered = {name: getattr(challenge, name) for name in attrs.fields_dict(Challenge)}
+        request = request_of(AuthorizePayment, {**locals(), **offered})
+        prepared = prepare(payments.AUTHORIZE_PAYMENT, body=request)
         payment: Payment = self._call(prepared, options)
         return payment
 
@@ -175,7 +168,7 @@ class Payments(Resource):
         Raises:
             NotFoundError: no such payment of this operator.
         """
-        body = ReportOutcome(status_code=status_code, receipt=receipt, duration_ms=duration_ms)
+        body = request_of(ReportOutcome, locals())
         request = prepare(payments.REPORT_OUTCOME, path={"transfer_id": transfer_id}, body=body)
         payment: Payment = self._call(request, options)
         return payment

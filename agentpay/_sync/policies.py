@@ -3,12 +3,12 @@
 
 from typing import Final, Unpack
 
-from agentpay._arguments import Names, policy_change
+from agentpay._arguments import check_body, request_of
 from agentpay._sync.resource import Resource
 from agentpay._options import Call, CallOptions
 from agentpay._requests import etag_of, prepare
 from agentpay.contract import endpoints
-from agentpay.contract.policies import AccountPolicy, Limit, PolicyChange
+from agentpay.contract.policies import AccountPolicy, Limit, Names, PolicyChange
 from agentpay.contract.requests import UNSET, UnsetType
 from agentpay.errors import PreconditionFailedError
 
@@ -79,15 +79,8 @@ class Policies(Resource):
             PermissionDeniedError: the key is agent-scoped.
             PreconditionFailedError: others changed the policy in between, 10 times in a row.
         """
-        change = policy_change(
-            max_single_transfer=max_single_transfer,
-            max_daily_spend=max_daily_spend,
-            allowed_counterparties=allowed_counterparties,
-            categories=categories,
-            require_memo=require_memo,
-            escalation_threshold=escalation_threshold,
-            paused=paused,
-        )
+        change = request_of(PolicyChange, locals())
+        check_body(change)  # before the policy is read
         return self._change(account_id, change, options)
 
     def replace(
@@ -131,15 +124,7 @@ class Policies(Resource):
             NotFoundError: no such account of this operator.
             PermissionDeniedError: the key is agent-scoped.
         """
-        change = policy_change(
-            max_single_transfer=max_single_transfer,
-            max_daily_spend=max_daily_spend,
-            allowed_counterparties=allowed_counterparties,
-            categories=categories,
-            require_memo=require_memo,
-            escalation_threshold=escalation_threshold,
-            paused=paused,
-        )
+        change = request_of(PolicyChange, locals())
         return self._put(account_id, change, None, self._caller.begin(options))
 
     def pause(self, account_id: str, **options: Unpack[CallOptions]) -> AccountPolicy:

@@ -5,7 +5,7 @@ import uuid
 from decimal import Decimal
 from typing import Literal, Unpack
 
-from agentpay._arguments import usdc
+from agentpay._arguments import request_of
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
 from agentpay._options import CallOptions
@@ -70,15 +70,9 @@ class Sessions(Resource):
             SessionOutcomeUnknownError: it may have been opened. Call again with the idempotency key of the
                 error, never with another.
         """
-        key = str(uuid.uuid4()) if idempotency_key is None else idempotency_key
-        body = OpenSession(
-            account_id=account_id,
-            to=to,
-            cap_usdc=usdc("cap_usdc", cap_usdc),
-            idempotency_key=key,
-            category=category,
-        )
-        request = prepare(sessions.OPEN_SESSION, body=body, idempotency_key=key)
+        if idempotency_key is None:
+            idempotency_key = str(uuid.uuid4())
+        request = prepare(sessions.OPEN_SESSION, body=request_of(OpenSession, locals()))
         session: Session = self._call(request, options)
         return session
 
@@ -115,12 +109,12 @@ class Sessions(Resource):
             SessionOutcomeUnknownError: it may have been charged. Call again with the idempotency key of the
                 error, never with another.
         """
-        key = str(uuid.uuid4()) if idempotency_key is None else idempotency_key
+        if idempotency_key is None:
+            idempotency_key = str(uuid.uuid4())
         request = prepare(
             sessions.CHARGE_SESSION,
             path={"session_id": session_id},
-            body=ChargeSession(amount=usdc("amount", amount), idempotency_key=key),
-            idempotency_key=key,
+            body=request_of(ChargeSession, locals()),
         )
         session: Session = self._call(request, options)
         return session

@@ -2,8 +2,9 @@
 """The tools that a model calls, over a client with an agent-scoped key.
 
 Once a payment may have been submitted, nothing raises: a failure is reported as `unknown`, with the reference
-to repeat. A reference is the idempotency key. It is looked up before it is paid, so that it still identifies
-its purchase after the service has forgotten the key.
+to repeat. The idempotency keys follow from the reference (`agentpay.tools.references`). Before a payment, the
+tools read what is recorded under its reference, so that it still names its purchase after the service has
+forgotten its keys.
 """
 
 import logging
@@ -12,6 +13,7 @@ from typing import Any, Final, cast
 
 from agentpay._sync.client import AgentPay
 from agentpay._sync.paid_fetches import PaidFetches, Wanted
+from agentpay._sync.purchases import Purchases
 from agentpay._sync.session_calls import SessionCalls
 from agentpay.contract.identity import Identity
 from agentpay.contract.transfers import Transfer
@@ -20,23 +22,22 @@ from agentpay.errors import (
     APIError,
     ChainUnavailableError,
     ConfigurationError,
-    ExtensionNotOfferedError,
     IdempotencyConflictError,
     InvalidRequestError,
-    OutcomeUnknownError,
+    RateLimitedError,
     TransferFailedError,
-    TransferRejectedError,
     WaitTimeoutError,
 )
 from agentpay.tools import reports
 from agentpay.tools.arguments import ToolInputError, checked
-from agentpay.tools.reports import idempotency_key
+from agentpay.tools.references import Purchase, is_rejected_by_person
 from agentpay.tools.results import (
     CheckResult,
     ErrorResult,
     FetchResult,
     PaymentList,
     PaymentResult,
+    PaymentStatus,
     SessionResult,
 )
 
@@ -45,11 +46,8 @@ logger = logging.getLogger("agentpay.tools")
 CALL_SECONDS: Final = 45.0
 """Longest call of the service by a tool, in seconds: hosts give up on a tool after about a minute."""
 
-OPERATOR_KEY: Final = (
-    "the API key is an operator key: tools for a model need an agent-scoped key (ap_agent_…) of one account, "
-    "which can neither approve payments nor change limits; create one with "
-    "`agentpay-server keys create --account ACCOUNT_ID` or in the console"
-)
+_ANSWERS: Final = ("settled", "pending_approval", "approved")
+"""Statuses of a recorded payment that answer a call to pay without another request."""
 
 
 class AgentTools:
@@ -74,7 +72,8 @@ class AgentTools:
         )
         self._account_id: str | None = None
         self._sessions = SessionCalls(self._client, self.account_id)
-        self._fetches = PaidFetches(self._client, self.account_id, self._found, private_origins)
+        self._purchases = Purchases(self._client, self.account_id)
+        self._fetches = PaidFetches(self._client, self.account_id, self._purchases, private_origins)
 
     @property
     def base_url(self) -> str:
@@ -99,7 +98,7 @@ class AgentTools:
             ConfigurationError: the key is an operator key.
         """
         if identity.account_id is None:
-            raise ConfigurationError(OPERATOR_KEY)
+            raise ConfigurationError(reports.OPERATOR_KEY)
         self._account_id = identity.account_id
         return identity.account_id
 
@@ -123,8 +122,10 @@ class AgentTools:
             return function(**given)
         except AgentPayError as error:
             code = error.code if isinstance(error, APIError) else None
+            if reports.is_unauthorized(error):
+                code = "unauthorized"
             is_invalid = isinstance(error, InvalidRequestError)
-            next_step = "Correct the arguments." if is_invalid else "Try again later."
+            next_step = "Correct the arguments." if is_invalid else reports.next_step_of(error)
             return _error(code or "unavailable", error, f"Nothing was done. {next_step}")
         except Exception as error:
             # Methods that pay catch their own exceptions, so nothing was paid here.
@@ -161,7 +162,8 @@ class AgentTools:
                 from_=account_id, to=to, amount=amount_usdc, category=category, memo=memo
             )
         except (APIError, ValueError) as error:
-            if not reports.is_refusal(error):
+            is_asked_wrongly = reports.is_refusal(error) and not isinstance(error, RateLimitedError)
+            if not is_asked_wrongly or reports.is_unauthorized(error):
                 raise
             code = isinstance(error, APIError) and error.code
             return CheckResult(
@@ -192,8 +194,8 @@ class AgentTools:
             category: spend category.
 
         Returns:
-            What became of the payment of this reference. A reference that was used for another payment
-            reports that one, and pays nothing.
+            What became of the payment of this reference. A reference that was refused is decided again. One
+            that was used for another payment is a `conflict`, which reports that payment and pays nothing.
 
         Raises:
             ToolInputError: an argument is invalid; nothing was done.
@@ -230,7 +232,7 @@ class AgentTools:
         """
         checked("get_payment", {"payment_ref": payment_ref, "wait_seconds": wait_seconds})
         try:
-            transfer = self._found(payment_ref)
+            transfer = (self._purchases.find(payment_ref)).transfer
             if transfer is None:
                 return reports.payment_without_transfer(
                     payment_ref,
@@ -238,6 +240,7 @@ class AgentTools:
                     to=None,
                     amount_usdc=None,
                     reason="No payment is recorded under this ref yet; a request may be on its way.",
+                    advice=reports.NOT_FOUND,
                 )
             if wait_seconds and not transfer.is_final:
                 transfer = self._waited(transfer, wait_seconds)
@@ -366,13 +369,14 @@ class AgentTools:
         self, ref: str, to: str, amount_usdc: str, memo: str | None, category: str | None
     ) -> PaymentResult:
         account_id = self.account_id()
-        earlier = self._found(ref)
-        if earlier is not None and str(earlier.status) == "settled":
-            # The service forgets a key 24 hours after its transfer has settled, but the purchase stays paid.
-            result = self._report(earlier, ref)
-            if reports.is_same(earlier, to=to, amount_usdc=amount_usdc, memo=memo):
-                return result
-            return reports.other_use(result, to=to, amount_usdc=amount_usdc)
+        purchase = self._purchases.find(ref)
+        earlier = purchase.transfer
+        if earlier is not None:
+            if not reports.is_same(earlier, to=to, amount_usdc=amount_usdc, memo=memo):
+                return self._conflict(earlier, ref, to, amount_usdc)
+            # The service forgets a key 24 hours after its transfer is final, but what was decided stays.
+            if str(earlier.status) in _ANSWERS or is_rejected_by_person(earlier):
+                return self._report(earlier, ref)
         try:
             transfer = self._client.transfers.create(
                 from_=account_id,
@@ -380,36 +384,35 @@ class AgentTools:
                 amount=amount_usdc,
                 memo=memo,
                 category=category,
-                idempotency_key=idempotency_key(ref),
+                idempotency_key=purchase.key,
             )
-        except IdempotencyConflictError as error:
-            held = self._found(ref)
-            if held is None:
-                return self._unknown(ref, error, to=to, amount_usdc=amount_usdc)
-            return reports.other_use(self._report(held, ref), to=to, amount_usdc=amount_usdc)
         except (AgentPayError, ValueError) as error:
-            return self._not_made(error, ref, earlier, to, amount_usdc)
+            return self._not_made(error, ref, purchase, to, amount_usdc)
         return self._report(transfer, ref)
 
     def _not_made(
-        self, error: AgentPayError | ValueError, ref: str, earlier: Transfer | None, to: str, amount_usdc: str
+        self, error: AgentPayError | ValueError, ref: str, purchase: Purchase, to: str, amount_usdc: str
     ) -> PaymentResult:
         """Return the result of a request to pay that failed."""
-        if isinstance(error, TransferRejectedError):
-            status = "failed" if isinstance(error, TransferFailedError) else "rejected"
-            changes = {"transfer_id": error.transfer_id}
-            if status == "rejected":
-                changes.update(reports.refusal(error))
-            return self._without(ref, status, error, to, amount_usdc, **changes)
-        held = self._found(ref) if isinstance(error, OutcomeUnknownError) else earlier
+        if reports.is_unauthorized(error):
+            return self._unknown(ref, error, to=to, amount_usdc=amount_usdc)
+        held = self._purchases.found_after(ref, purchase, error)
         if held is not None:
-            # A failed call does not undo earlier requests.
-            return cast("PaymentResult", {**self._report(held, ref), "reason": reports.reason_of(error)})
-        if isinstance(error, ChainUnavailableError):
-            return self._without(ref, "failed", error, to, amount_usdc)
-        if reports.is_refusal(error):
-            return self._without(ref, "rejected", error, to, amount_usdc, **reports.refusal(error))
+            if isinstance(error, IdempotencyConflictError):
+                return self._conflict(held, ref, to, amount_usdc)
+            return reports.because(self._report(held, ref), error)
+        if isinstance(error, TransferFailedError | ChainUnavailableError):
+            transfer_id = error.transfer_id
+            return self._without(ref, "failed", error, to, amount_usdc, transfer_id=transfer_id)
+        # Without a record of another purchase, what the reference paid is unknown.
+        if reports.is_refusal(error) and not isinstance(error, IdempotencyConflictError):
+            changes = {"transfer_id": getattr(error, "transfer_id", None), **reports.refusal(error)}
+            return self._without(ref, "rejected", error, to, amount_usdc, **changes)
         return self._unknown(ref, error, to=to, amount_usdc=amount_usdc)
+
+    def _conflict(self, held: Transfer, ref: str, to: str, amount_usdc: str) -> PaymentResult:
+        asked = f"{reports.padded(amount_usdc)} USDC to {to}, or for another memo or category"
+        return reports.conflict(self._report(held, ref), asked)
 
     def _without(
         self,
@@ -425,16 +428,6 @@ class AgentTools:
         )
         return cast("PaymentResult", {**result, **changes})
 
-    def _found(self, ref: str) -> Transfer | None:
-        """Return the transfer of a reference."""
-        try:
-            page = self._client.transfers.list(
-                account_id=self.account_id(), idempotency_key=idempotency_key(ref), limit=100
-            )
-        except ExtensionNotOfferedError:
-            return None
-        return reports.newest_that_counts(page.data)
-
     def _waited(self, transfer: Transfer, seconds: float) -> Transfer:
         try:
             return self._client.transfers.wait(transfer.transfer_id, timeout=seconds)
@@ -447,11 +440,12 @@ class AgentTools:
     def _unknown(
         self, ref: str, error: Exception, *, to: str | None = None, amount_usdc: str | None = None
     ) -> PaymentResult:
+        status: PaymentStatus = "unauthorized" if reports.is_unauthorized(error) else "unknown"
         reason = reports.logged_reason(error)
-        return reports.payment_without_transfer(ref, "unknown", to=to, amount_usdc=amount_usdc, reason=reason)
+        return reports.payment_without_transfer(ref, status, to=to, amount_usdc=amount_usdc, reason=reason)
 
     def _with_remaining(self, result: PaymentResult) -> PaymentResult:
-        if result["status"] in ("unknown", None):
+        if result["status"] in ("unauthorized", "unknown", None):
             return result
         try:
             # One attempt: a report must not wait for optional information.

@@ -8,7 +8,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Literal, Unpack
 
-from agentpay._arguments import usdc
+from agentpay._arguments import request_of
 from agentpay._sync.paging import Page
 from agentpay._sync.resource import Resource
 from agentpay._options import CallOptions
@@ -72,16 +72,9 @@ class Transfers(Resource):
             TransferOutcomeUnknownError: the transfer may have been created. Call again with the idempotency
                 key of the error, never with another.
         """
-        key = str(uuid.uuid4()) if idempotency_key is None else idempotency_key
-        body = CreateTransfer(
-            from_=from_,
-            to=to,
-            amount=usdc("amount", amount),
-            idempotency_key=key,
-            memo=memo,
-            category=category,
-        )
-        request = prepare(endpoints.CREATE_TRANSFER, body=body, idempotency_key=key)
+        if idempotency_key is None:
+            idempotency_key = str(uuid.uuid4())
+        request = prepare(endpoints.CREATE_TRANSFER, body=request_of(CreateTransfer, locals()))
         transfer: Transfer = self._call(request, options)
         return transfer
 
@@ -132,7 +125,7 @@ class Transfers(Resource):
             ChainUnavailableError: the blockchain cannot be reached.
             ExtensionNotOfferedError: the service does not offer this extension.
         """
-        body = CheckTransfer(from_=from_, to=to, amount=usdc("amount", amount), memo=memo, category=category)
+        body = request_of(CheckTransfer, locals())
         check: TransferCheck = self._call(prepare(spending.CHECK_TRANSFER, body=body), options)
         return check
 

@@ -2,9 +2,9 @@
 """The webhooks resource: register endpoints for events."""
 
 from collections.abc import Sequence
-from typing import Unpack, cast
+from typing import Unpack
 
-from agentpay._arguments import names, usdc
+from agentpay._arguments import request_of
 from agentpay._sync.resource import Resource
 from agentpay._options import CallOptions
 from agentpay._requests import prepare
@@ -47,13 +47,6 @@ class Webhooks(Resource):
             TypeError: the threshold is a float, or a list is a single string.
             InvalidRequestError: the request is invalid; `details` lists every fault.
         """
-        body = CreateWebhook(
-            url=url,
-            events=cast("tuple[EventType, ...]", names("events", events)),
-            account_ids=names("account_ids", account_ids),
-            low_balance_threshold_usdc=None
-            if low_balance_threshold_usdc is None
-            else usdc("low_balance_threshold_usdc", low_balance_threshold_usdc),
-        )
+        body = request_of(CreateWebhook, locals())
         webhook: Webhook = self._call(prepare(endpoints.CREATE_WEBHOOK, body=body), options)
         return webhook

@@ -13,7 +13,7 @@ from click.shell_completion import CompletionItem
 from agentpay import AgentPay, errors
 from agentpay.cli.output import Output, takes_json, takes_quiet
 from agentpay.cli.profiles import Config, ConfigError, config_path, is_shared, read_config
-from agentpay.cli.variables import KEY_VARIABLE, PROFILE_VARIABLE, URL_VARIABLE
+from agentpay.cli.variables import IS_VISIBLE, KEY_VARIABLE, PROFILE_VARIABLE, URL_VARIABLE
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.printable import printable
 
@@ -29,6 +29,7 @@ _ADVICE: Final[Mapping[type[errors.APIError], str]] = {
     errors.ConflictError: "",
     errors.InvalidRecipientError: "",
     errors.RateLimitedError: "Wait a moment and try again",
+    errors.FeeBudgetExceededError: "No money moved. Close sessions that are not in use, or try again later",
     errors.ServiceUnavailableError: "Check whether it was done, then try again",
     errors.ServerError: "Try again in a moment",
 }
@@ -109,8 +110,7 @@ def takes_address(command: _Command) -> _Command:
             "--key",
             envvar=KEY_VARIABLE,
             show_envvar=True,
-            help="Operator key or agent key. Prefer the variable or a profile: other users of the machine "
-            "may see command lines.",
+            help=f"Operator key or agent key. {IS_VISIBLE} A profile hides the key, too.",
         ),
         click.option(
             "--url",
@@ -247,7 +247,8 @@ def _is_unknown(error: errors.APIError) -> bool:
 
 def _sentences(error: errors.APIError) -> str:
     said = error.message.rstrip(".")
-    said += "".join(f"; {fault.field} {fault.message}" for fault in error.details)
+    shown = (fault for fault in error.details if fault.message not in error.message)
+    said += "".join(f"; {fault.field} {fault.message}" for fault in shown)
     kinds = (kind for kind in type(error).__mro__ if kind in _ADVICE)
     advice = _ADVICE.get(next(kinds, errors.APIError), error.advice)
     if error.decided_at is not None:

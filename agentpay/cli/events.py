@@ -12,9 +12,8 @@ from agentpay.cli.naming import AccountNames, find_account
 from agentpay.cli.output import Output
 from agentpay.cli.tables import Column, Show
 from agentpay.cli.values import Identifier
-from agentpay.contract import choices
-from agentpay.contract.event_types import EventType
-from agentpay.contract.events import Event
+from agentpay.contract.choices import EventType
+from agentpay.contract.events import EVENTS, Event
 from agentpay.contract.identifiers import EVENT
 
 
@@ -24,9 +23,7 @@ def events() -> None:
 
 
 @events.command("list")
-@click.option(
-    "--type", "event_type", type=click.Choice([each.value for each in EventType]), help="Only this type."
-)
+@click.option("--type", "event_type", type=click.Choice(list(EVENTS)), help="Only this type.")
 @click.option("--account", metavar="ACCOUNT", help="Only events about this account.")
 @takes_listing
 @takes_server
@@ -35,7 +32,7 @@ def list_events(
 ) -> None:
     """List events, newest first. With --json, includes their data."""
     account_id = None if account is None else find_account(server, output, account)
-    wanted = cast("choices.EventType | None", event_type)
+    wanted = cast("EventType | None", event_type)
     names = AccountNames(server)
     columns = [
         Column("when", lambda each: each.created_at),

@@ -57,7 +57,7 @@ def create_key(*, server: AgentPay, output: Output, account: str, name: str | No
 @click.argument("agent_key", metavar="KEY_ID|NAME")
 @takes_server
 def revoke_key(*, server: AgentPay, output: Output, agent_key: str) -> None:
-    """Revoke an agent key, given by identifier or name. Its next request is refused."""
+    """Revoke an agent key, given by identifier or name. It does nothing any more."""
     key_id = find_key(server, output, agent_key)
     server.console.agent_keys.revoke(key_id)
     output.done("key_id", key_id, "revoked")

@@ -33,14 +33,15 @@ from agentpay.cli.output import Output, takes_json
 from agentpay.cli.profiles import ConfigError, read_config, write_config
 from agentpay.cli.tables import STYLES
 from agentpay.cli.values import EventTypes, Seconds
-from agentpay.contract.event_types import EventType
-from agentpay.contract.events import Event
+from agentpay.cli.variables import IS_VISIBLE
+from agentpay.contract.choices import EventType
+from agentpay.contract.events import EVENTS, Event
 from agentpay.webhooks import WebhookSecrets
 
 SECRET_VARIABLE: Final = "AGENTPAY_WEBHOOK_SECRET"  # noqa: S105 - the name of one
 
 _PAGE: Final = 100
-_TYPE_WIDTH: Final = max(map(len, EventType))
+_TYPE_WIDTH: Final = max(map(len, EVENTS))
 _FIELDS: Final = (
     "amount_usdc",
     "balance_usdc",
@@ -66,7 +67,8 @@ _FIELDS: Final = (
     "--secret",
     envvar=SECRET_VARIABLE,
     show_envvar=True,
-    help="Signing secret for --forward-to. Default: that of --print-secret, else a new one, printed.",
+    help="Signing secret for --forward-to. Default: that of --print-secret, else a new one, printed. "
+    f"{IS_VISIBLE}",
 )
 @click.option(
     "--print-secret",

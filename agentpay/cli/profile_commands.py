@@ -9,7 +9,7 @@ from agentpay import errors
 from agentpay.cli.connection import Address, RefusedError, client_of, reported_errors
 from agentpay.cli.output import Output, takes_json, takes_quiet
 from agentpay.cli.profiles import NAME, Config, ConfigError, Profile, read_config, write_config
-from agentpay.cli.variables import KEY_VARIABLE, URL_VARIABLE
+from agentpay.cli.variables import IS_VISIBLE, KEY_VARIABLE, URL_VARIABLE
 
 
 @click.group()
@@ -28,7 +28,7 @@ def profiles() -> None:
     "--key",
     envvar=KEY_VARIABLE,
     show_envvar=True,
-    help="Key for it. Default: read from standard input, without echo on a terminal.",
+    help=f"Key for it. Default: read from standard input, without echo on a terminal. {IS_VISIBLE}",
 )
 @takes_quiet
 @takes_json

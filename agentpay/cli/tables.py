@@ -16,6 +16,7 @@ from attrs import field, frozen
 from rich.cells import cell_len
 from rich.text import Text
 
+from agentpay.contract.events import EVENTS
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.printable import printable
 
@@ -26,12 +27,12 @@ _REQUIRED_TEXT: Final = 16
 _ADDRESS: Final = re.compile(r"[1-9A-HJ-NP-Za-km-z]{32,44}", re.ASCII)
 _RELATIVE_SECONDS: Final = 7 * 24 * 3600
 
+_TONES: Final = {"good": "green", "warning": "yellow", "bad": "red"}
+
 STYLES: Final[Mapping[str, str]] = {
     "active": "green",
     "approved": "green",
-    "balance.low_threshold": "yellow",
     "delivered": "green",
-    "escalation.required": "yellow",
     "settled": "green",
     "pending": "yellow",
     "pending_approval": "yellow",
@@ -40,12 +41,8 @@ STYLES: Final[Mapping[str, str]] = {
     "failed": "red",
     "paused": "red",
     "rejected": "red",
-    "session.cap_reached": "yellow",
-    "session.cap_warning": "yellow",
-    "session.settled": "green",
-    "transfer.rejected": "red",
-    "transfer.settled": "green",
     "undelivered": "red",
+    **{name: _TONES[kind.tone] for name, kind in EVENTS.items() if kind.tone},
 }
 
 

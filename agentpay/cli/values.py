@@ -11,7 +11,8 @@ from typing import Any, Final, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from agentpay.contract.event_types import EventType
+from agentpay.contract.choices import EventType
+from agentpay.contract.events import EVENTS
 from agentpay.contract.fields import parse_timestamp, text
 from agentpay.contract.usdc import to_decimal
 
@@ -151,15 +152,15 @@ class EventTypes(click.ParamType[tuple[EventType, ...]]):
         if isinstance(value, tuple):
             return value
         patterns = [name.strip() for name in str(value).split(",")]
-        unknown = [p for p in patterns if not any(fnmatchcase(each, p) for each in EventType)]
+        unknown = [p for p in patterns if not any(fnmatchcase(each, p) for each in EVENTS)]
         if unknown:
             self.fail(
-                f"unknown event type {', '.join(map(repr, unknown))}; available: {', '.join(EventType)}, and "
+                f"unknown event type {', '.join(map(repr, unknown))}; available: {', '.join(EVENTS)}, and "
                 "patterns such as transfer.*.",
                 param,
                 ctx,
             )
-        return tuple(each for each in EventType if any(fnmatchcase(each, p) for p in patterns))
+        return tuple(each for each in EVENTS if any(fnmatchcase(each, p) for p in patterns))
 
     def shell_complete(
         self,
@@ -169,4 +170,4 @@ class EventTypes(click.ParamType[tuple[EventType, ...]]):
     ) -> list[CompletionItem]:
         """Return the types that may follow the last comma."""
         before, comma, last = incomplete.rpartition(",")
-        return [CompletionItem(f"{before}{comma}{each}") for each in EventType if each.startswith(last)]
+        return [CompletionItem(f"{before}{comma}{each}") for each in EVENTS if each.startswith(last)]

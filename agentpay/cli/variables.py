@@ -8,6 +8,9 @@ KEY_VARIABLE: Final = "AGENTPAY_API_KEY"
 PROFILE_VARIABLE: Final = "AGENTPAY_PROFILE"
 CONFIG_VARIABLE: Final = "AGENTPAY_CONFIG"
 
+IS_VISIBLE: Final = "Prefer the variable: other users of the machine may see command lines."
+"""A sentence in the help of each option whose value is or contains a secret."""
+
 
 def export_lines(base_url: str, key: str | None) -> list[str]:
     """Return shell lines that set the variables for a server; without a key if it is secret or unknown."""

@@ -13,7 +13,7 @@ from agentpay.cli.output import Output
 from agentpay.cli.tables import Column, Show
 from agentpay.cli.values import EventTypes, Usdc
 from agentpay.contract.deliveries import DEFAULT_OVERLAP_SECONDS, MAX_OVERLAP_SECONDS
-from agentpay.contract.event_types import EventType
+from agentpay.contract.events import EVENTS
 
 _COLUMNS: Final = [
     Column("url", lambda each: each.url, is_text=True),
@@ -26,7 +26,7 @@ _COLUMNS: Final = [
 
 
 def _events(types: tuple[str, ...]) -> str:
-    return "all" if set(types) >= set(EventType) else ", ".join(types)
+    return "all" if set(types) >= set(EVENTS) else ", ".join(types)
 
 
 @click.group()

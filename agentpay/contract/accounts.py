@@ -1,9 +1,8 @@
 """Agent accounts: models and endpoints (interface A1 to A10)."""
 
-from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated
 
 from attrs import frozen
 
@@ -82,11 +81,6 @@ class CreateAccount(Request):
 
     name: Annotated[str, text(minimum=1, maximum=100, trim=True, control=False)]
     metadata: JsonObject | None = None
-
-    @classmethod
-    def of(cls, name: str, metadata: Mapping[str, Any] | None) -> "CreateAccount":
-        """Create the request from plain arguments."""
-        return cls(name=name, metadata=None if metadata is None else dict(metadata))
 
 
 @frozen(kw_only=True)

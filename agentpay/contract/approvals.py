@@ -1,14 +1,14 @@
 """Approvals on the console: transfers that are pending an operator's approval (interface CO5 to CO7)."""
 
 from datetime import datetime
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 import attrs
-from attrs import frozen
+from attrs import field, frozen
 
 from agentpay.contract.endpoints import TRANSFER, Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
-from agentpay.contract.fields import Cursor, query_integer, text
+from agentpay.contract.fields import OMITTED_BY_DEFAULT, Cursor, query_integer, text
 from agentpay.contract.pages import PageBody
 from agentpay.contract.payments import PaymentSplit
 from agentpay.contract.requests import Request
@@ -27,10 +27,17 @@ class PendingTransfer(Transfer):
             all of it goes to `to`.
     """
 
+    _example: ClassVar = {
+        "status": "pending_approval",
+        "tx_signature": None,
+        "chain_explorer_url": None,
+        "settled_at": None,
+    }
+
     category: str | None
     created_at: datetime
     expires_at: datetime
-    splits: tuple[PaymentSplit, ...] | None = None
+    splits: tuple[PaymentSplit, ...] | None = field(default=None, metadata=OMITTED_BY_DEFAULT)
 
 
 @frozen(kw_only=True)
@@ -83,6 +90,7 @@ APPROVE_TRANSFER: Final = Endpoint(
         ErrorCode.INSUFFICIENT_BALANCE,
         ErrorCode.TRANSFER_FAILED,
         ErrorCode.INVALID_RECIPIENT,
+        ErrorCode.FEE_BUDGET_EXCEEDED,
         ErrorCode.CHAIN_UNAVAILABLE,
     ),
     summary="Approve a transfer: check the policy in force again, and execute.",

@@ -68,6 +68,7 @@ ErrorCode = Literal[
     "request_timeout",
     "rotation_in_progress",
     "rate_limited",
+    "fee_budget_exceeded",
     "clock_not_manual",
     "clock_moving",
     "not_pending",

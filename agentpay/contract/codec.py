@@ -4,14 +4,14 @@ Responses are read leniently where the service may grow (unknown fields, unknown
 types. Requests are read strictly, and all their faults are reported together.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime
 from decimal import Decimal
 from enum import Enum, StrEnum
 from functools import cache
 from types import NoneType, UnionType
-from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import attrs
 from cattrs import AttributeValidationNote, ClassValidationError, Converter, ForbiddenExtraKeysError
@@ -19,18 +19,22 @@ from cattrs.errors import IterableValidationError, IterableValidationNote
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
 from agentpay.contract import usdc
-from agentpay.contract.approvals import PendingTransfer
-from agentpay.contract.errors import ErrorBody, FieldFault
-from agentpay.contract.fields import ALWAYS_SENT, NotEmpty, Rule, format_timestamp, parse_timestamp
+from agentpay.contract.errors import FieldFault
+from agentpay.contract.fields import (
+    ALWAYS_SENT,
+    OMITTED_BY_DEFAULT,
+    NotEmpty,
+    Rule,
+    format_timestamp,
+    parse_timestamp,
+)
 
 # Imported by the server's services from here.
 from agentpay.contract.json_text import parse_json as parse_json
 from agentpay.contract.json_text import print_canonical_json as print_canonical_json
 from agentpay.contract.json_text import print_json as print_json
 from agentpay.contract.models import Model, extra_of, with_extra
-from agentpay.contract.payments import Payment
 from agentpay.contract.requests import Request, Unset
-from agentpay.contract.transfers import Transfer
 from agentpay.contract.usdc import UsdcAmount, UsdcNumber, UsdcString
 
 T = TypeVar("T")
@@ -362,23 +366,14 @@ def _not_null_hook(kind: Any, converter: Converter) -> Callable[[Any, Any], Any]
     return hook
 
 
-OMITTED_WHEN_NONE: Final[Mapping[type, tuple[str, ...]]] = {
-    Transfer: ("error", "message"),
-    Payment: ("error", "message", "splits"),
-    PendingTransfer: ("splits",),
-    ErrorBody: ("request_id", "details", "transfer_id", "session_id", "status"),
-}
-"""Fields of responses that are left out if they do not apply, instead of being null."""
-
-
-def omitted_when_none(kind: type) -> frozenset[str]:
-    """Return the fields of a model and its bases that are left out if they do not apply."""
-    return frozenset(name for base in kind.__mro__ for name in OMITTED_WHEN_NONE.get(base, ()))
+def omitted_by_default(kind: type) -> frozenset[str]:
+    """Return the fields of a model that are left out if they do not apply."""
+    return frozenset(each.name for each in attrs.fields(kind) if each.metadata == OMITTED_BY_DEFAULT)
 
 
 def _model_unstructure_hook(model: type, converter: Converter) -> Callable[[Any], dict[str, Any]]:
     kind = _class_of(model)
-    omitted = omitted_when_none(kind)
+    omitted = omitted_by_default(kind)
     overrides = {
         attribute.name: override(
             rename=attribute.name.removesuffix("_"),

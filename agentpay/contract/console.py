@@ -4,10 +4,11 @@ Approvals, webhooks and operator keys have separate modules.
 """
 
 from datetime import datetime
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 from attrs import field, frozen
 
+from agentpay.contract import identifiers
 from agentpay.contract.accounts import Account
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
@@ -61,6 +62,8 @@ class NewAgentKey(Model):
         key: the key.
         created_at: when it was created, UTC.
     """
+
+    _example: ClassVar = {"key": "ap_agent_" + "0" * 49}
 
     key_id: str
     account_id: str
@@ -116,7 +119,7 @@ class AccountDetail(Account):
             if the window is empty.
         next_release_usdc: USDC that leaves the window then; None if the window is empty.
         signing_stopped_at: since when the account is blocked because one of its transactions landed after it
-            was considered expired, UTC; None if it is not blocked.
+            was considered expired, or is unknown to the service, UTC; None if it is not blocked.
     """
 
     metadata: dict[str, Any] | None = field(hash=False)
@@ -144,6 +147,12 @@ class AuditEntry(Model):
         created_at: when, UTC.
     """
 
+    _example: ClassVar = {
+        "subject": identifiers.example(identifiers.ACCOUNT),
+        "before": {"paused": False},
+        "after": {"paused": True},
+    }
+
     key_id: str | None
     action: str
     subject: str
@@ -168,9 +177,10 @@ class ListAudit(Request):
 
 @frozen(kw_only=True)
 class ConsoleSummary(Model):
-    """Counts for an overview (interface CO16).
+    """The operator, and counts for an overview (interface CO16).
 
     Attributes:
+        operator_name: name of the operator, as it was created.
         accounts: number of the operator's accounts.
         paused_accounts: how many of them are paused.
         pending_approvals: transfers that are pending approval.
@@ -180,6 +190,17 @@ class ConsoleSummary(Model):
             respond.
     """
 
+    _example: ClassVar = {
+        "operator_name": "Acme",
+        "accounts": 12,
+        "paused_accounts": 1,
+        "pending_approvals": 2,
+        "undelivered_deliveries": 0,
+        "open_sessions": 3,
+        "treasury_lamports": 4_980_000_000,
+    }
+
+    operator_name: str
     accounts: int
     paused_accounts: int
     pending_approvals: int
@@ -202,6 +223,8 @@ class ServedRequest(Model):
         duration_ms: time to the response, in milliseconds of real time.
         key_id: the key that the request used.
     """
+
+    _example: ClassVar = {"method": "POST", "route": "/v1/transfers", "status": 200}
 
     request_id: str  # pyright: ignore[reportIncompatibleMethodOverride] - of the request, not of the list
     at: datetime
@@ -245,7 +268,7 @@ GET_SUMMARY: Final = Endpoint(
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     responses={200: ConsoleSummary},
-    summary="Count accounts, pending approvals, undelivered deliveries and open sessions.",
+    summary="Read the operator's name, and count accounts, pending approvals and other open work.",
 )
 LIST_SERVED_REQUESTS: Final = Endpoint(
     name="console.requests.list",

@@ -2,20 +2,29 @@
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 from attrs import field, frozen
 
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
-from agentpay.contract.event_types import EventType
 from agentpay.contract.events import Event
-from agentpay.contract.fields import Cursor, Form, Rule, parse_timestamp, query_integer, text, whole_number
+from agentpay.contract.fields import (
+    OMITTED_BY_DEFAULT,
+    Cursor,
+    Form,
+    Rule,
+    parse_timestamp,
+    query_integer,
+    text,
+    whole_number,
+)
 from agentpay.contract.headers import LAST_EVENT_ID
 from agentpay.contract.models import Model
 from agentpay.contract.pages import PageBody
 from agentpay.contract.requests import Request
 from agentpay.contract.usdc import UsdcNumber
+from agentpay.contract.webhooks import EventName
 
 RETRY_DELAYS_SECONDS: Final = (30, 300, 1_800, 7_200)
 """Delay of each retry after the failed attempt before it; after one more failure there is no retry."""
@@ -47,6 +56,7 @@ class RegisteredWebhook(Model):
         account_ids: the accounts whose events it receives; empty means all accounts of the operator.
         low_balance_threshold_usdc: balance below which `balance.low_threshold` is sent, in USDC, or None.
         created_at: when it was registered, UTC.
+        warning: what of the registration can have no effect, as a sentence; usually None.
     """
 
     webhook_id: str
@@ -55,6 +65,7 @@ class RegisteredWebhook(Model):
     account_ids: tuple[str, ...]
     low_balance_threshold_usdc: UsdcNumber | None
     created_at: datetime
+    warning: str | None = field(default=None, metadata=OMITTED_BY_DEFAULT)
 
 
 @frozen(kw_only=True)
@@ -93,6 +104,8 @@ class NewSecret(Model):
         secret: key of the signatures, `whsec_…`.
     """
 
+    _example: ClassVar = {"secret": "whsec_" + "0" * 43}
+
     secret: str = field(repr=False)
 
 
@@ -111,7 +124,9 @@ class ListEvents(Request):
         cursor: `cursor` of the previous page; empty for the first.
     """
 
-    type: EventType | None = None
+    _example: ClassVar = {"type": "transfer.settled"}
+
+    type: EventName | None = None
     account_id: Annotated[str, text(maximum=128)] | None = None
     transfer_id: Annotated[str, text(maximum=128)] | None = None
     session_id: Annotated[str, text(maximum=128)] | None = None
@@ -154,6 +169,8 @@ class Delivery(Model):
         attempts: all finished attempts, in order.
         next_attempt_at: when the next one is due, UTC; None if no further attempt is due.
     """
+
+    _example: ClassVar = {"status": "delivered"}
 
     delivery_id: str
     event_id: str
@@ -230,6 +247,8 @@ class ReplayedDeliveries(Model):
         replayed: number of new deliveries, each of one event to one webhook; at most 1,000.
         has_more: whether more remain; repeat the request to replay them.
     """
+
+    _example: ClassVar = {"replayed": 12}
 
     replayed: int
     has_more: bool
@@ -325,8 +344,8 @@ STREAM_EVENTS: Final = Endpoint(
     summary="Receive events as they are recorded, as server-sent events.",
     description="Each event has its `id`, and the event as JSON in `data`. With `Last-Event-ID` the stream "
     "continues after that event; if it is unknown, the stream begins now, with an event named `reset`. A "
-    "comment is sent every 15 seconds while nothing happens. An operator may have 10 streams open at a "
-    "server; more are 429.",
+    "comment is sent every 15 seconds while nothing happens. The stream ends when its key is revoked or "
+    "expires. A key may have 10 streams open at a server; more are 429.",
 )
 
 DELIVERY_ENDPOINTS: Final = (

@@ -257,6 +257,7 @@ CREATE_TRANSFER: Final = Endpoint(
         ErrorCode.TRANSFER_FAILED,
         ErrorCode.IDEMPOTENCY_CONFLICT,
         ErrorCode.INVALID_RECIPIENT,
+        ErrorCode.FEE_BUDGET_EXCEEDED,
         ErrorCode.CHAIN_UNAVAILABLE,
         ErrorCode.FORBIDDEN,
         ErrorCode.NOT_FOUND,

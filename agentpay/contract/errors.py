@@ -4,10 +4,11 @@ Six of the codes are from the contract; the others are extensions of this servic
 """
 
 from enum import StrEnum
-from typing import Final
+from typing import ClassVar, Final
 
-from attrs import frozen
+from attrs import field, frozen
 
+from agentpay.contract.fields import OMITTED_BY_DEFAULT
 from agentpay.contract.models import Model
 from agentpay.contract.requests import UNSET, UnsetType
 
@@ -42,6 +43,7 @@ class ErrorCode(StrEnum):
     REQUEST_TIMEOUT = "request_timeout"
     ROTATION_IN_PROGRESS = "rotation_in_progress"
     RATE_LIMITED = "rate_limited"
+    FEE_BUDGET_EXCEEDED = "fee_budget_exceeded"
     CLOCK_NOT_MANUAL = "clock_not_manual"
     CLOCK_MOVING = "clock_moving"
     NOT_PENDING = "not_pending"
@@ -89,6 +91,7 @@ HTTP_STATUS: Final[dict[ErrorCode, int]] = {
     ErrorCode.REQUEST_TIMEOUT: 408,
     ErrorCode.ROTATION_IN_PROGRESS: 409,
     ErrorCode.RATE_LIMITED: 429,
+    ErrorCode.FEE_BUDGET_EXCEEDED: 429,
     ErrorCode.CLOCK_NOT_MANUAL: 409,
     ErrorCode.CLOCK_MOVING: 409,
     ErrorCode.NOT_PENDING: 409,
@@ -128,8 +131,10 @@ MEANINGS: Final[dict[ErrorCode, str]] = {
     ErrorCode.REQUEST_TIMEOUT: "The request did not arrive in time: its head within 10 seconds, its body "
     "within 30.",
     ErrorCode.ROTATION_IN_PROGRESS: "The previous rotation of the secret still overlaps.",
-    ErrorCode.RATE_LIMITED: "Too many requests with this key or of this operator; wait as long as "
-    "`Retry-After` says.",
+    ErrorCode.RATE_LIMITED: "Too many requests with this key or of this operator, or too many new "
+    "accounts; wait as long as `Retry-After` says.",
+    ErrorCode.FEE_BUDGET_EXCEEDED: "The account has used up its fee budget of 24 hours, and nothing was "
+    "done; wait as long as `Retry-After` says.",
     ErrorCode.CLOCK_NOT_MANUAL: "The clock is not in manual mode.",
     ErrorCode.NOT_PENDING: "The transfer is not pending approval.",
     ErrorCode.LAST_OPERATOR_KEY: "The operator has no other valid key.",
@@ -168,10 +173,17 @@ class ErrorBody(Model):
         status: status of that transfer or session.
     """
 
+    _example: ClassVar = {
+        "error": "policy_violation",
+        "message": "max_single_transfer is 25 and 30 was asked for.",
+    }
+
     error: str
     message: str
-    request_id: str | None = None  # pyright: ignore[reportIncompatibleMethodOverride] - it is sent, here
-    details: tuple[FieldFault, ...] | None = None
-    transfer_id: str | None = None
-    session_id: str | None | UnsetType = UNSET
-    status: str | None = None
+    request_id: str | None = field(  # pyright: ignore[reportIncompatibleMethodOverride] - it is sent, here
+        default=None, metadata=OMITTED_BY_DEFAULT
+    )
+    details: tuple[FieldFault, ...] | None = field(default=None, metadata=OMITTED_BY_DEFAULT)
+    transfer_id: str | None = field(default=None, metadata=OMITTED_BY_DEFAULT)
+    session_id: str | None | UnsetType = field(default=UNSET, metadata=OMITTED_BY_DEFAULT)
+    status: str | None = field(default=None, metadata=OMITTED_BY_DEFAULT)

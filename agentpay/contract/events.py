@@ -1,7 +1,11 @@
-"""Events: the envelope and the nine payloads (interface EV1, EV2).
+"""Events: the envelope, the payloads, and the registry of their types (interface EV1, EV2).
 
 Every type has a class, so that type checkers understand `match event: case TransferSettled(data=data)`. An
 event of a type that this version does not know is an `UnknownEvent` with its raw data.
+
+To add a type, add its name to `choices.EventType`, its two classes here, and its line to `EVENTS`, from which
+documents, commands and the console take it. The first line of its data's docstring says when it fires. A test
+compares `AnyEvent` and `EventType`, which type checkers must be able to read, with `EVENTS`.
 
 Each class repeats `created_at`, to keep the fields in the order of the wire format.
 """
@@ -9,14 +13,40 @@ Each class repeats `created_at`, to keep the fields in the order of the wire for
 import builtins
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, cast, get_args
 
+import attrs
 from attrs import field, frozen
 
-from agentpay.contract.event_types import EventType
+from agentpay.contract import choices, identifiers
 from agentpay.contract.fields import ABSENT, ALWAYS_SENT, Form
 from agentpay.contract.models import Model
 from agentpay.contract.usdc import UsdcNumber, UsdcString
+
+__all__ = [
+    "EVENT_CLASSES",
+    "AnyEvent",
+    "BalanceLowThreshold",
+    "BalanceLowThresholdData",
+    "EscalationRequired",
+    "EscalationRequiredData",
+    "Event",
+    "SessionCapReached",
+    "SessionCapReachedData",
+    "SessionCapWarning",
+    "SessionCapWarningData",
+    "SessionOpened",
+    "SessionOpenedData",
+    "SessionSettled",
+    "SessionSettledData",
+    "TransferInitiated",
+    "TransferInitiatedData",
+    "TransferRejected",
+    "TransferRejectedData",
+    "TransferSettled",
+    "TransferSettledData",
+    "UnknownEvent",
+]
 
 
 @frozen(kw_only=True)
@@ -31,6 +61,15 @@ class Event(Model):
         created_at: when it happened, UTC.
         data: the payload, by type.
     """
+
+    _example: ClassVar = {
+        "type": "session.cap_warning",
+        "data": {
+            "session_id": identifiers.example(identifiers.SESSION),
+            "running_total_usdc": "16.500000",
+            "cap_usdc": "20.000000",
+        },
+    }
 
     id: str
     type: str
@@ -103,7 +142,7 @@ class TransferSettled(Event):
 
 @frozen(kw_only=True)
 class TransferRejectedData(Model):
-    """A transfer was rejected or failed.
+    """A transfer was rejected, or failed after `transfer.initiated`.
 
     Attributes:
         account_id: the account that would have paid, `acct_…`.
@@ -113,6 +152,11 @@ class TransferRejectedData(Model):
         amount_usdc: the requested USDC.
         message: sentence that explains why.
     """
+
+    _example: ClassVar = {
+        "rejection_reason": "policy_violation",
+        "message": "max_single_transfer is 25 and 30 was asked for.",
+    }
 
     account_id: str
     rejection_reason: str
@@ -196,6 +240,8 @@ class SessionCapReachedData(Model):
         cap_usdc: the most that the session can spend, in USDC.
     """
 
+    _example: ClassVar = {"running_total_usdc": "20.000000"}
+
     session_id: str = field(default=ABSENT, metadata=ALWAYS_SENT)
     account_id: str = field(default=ABSENT, metadata=ALWAYS_SENT)
     running_total_usdc: UsdcString = field(default=ABSENT, metadata=ALWAYS_SENT)
@@ -253,6 +299,8 @@ class BalanceLowThresholdData(Model):
         usdc_token_account: its on-chain USDC token account, where deposits go.
     """
 
+    _example: ClassVar = {"balance_usdc": "9.250000"}
+
     account_id: str
     balance_usdc: UsdcString
     usdc_token_account: str
@@ -279,6 +327,8 @@ class EscalationRequiredData(Model):
         memo: the caller's memo, or None.
         escalation_threshold: USDC amount from which transfers need approval.
     """
+
+    _example: ClassVar = {"escalation_threshold": 50}
 
     transfer_id: str = field(default=ABSENT, metadata=ALWAYS_SENT)
     account_id: str = field(default=ABSENT, metadata=ALWAYS_SENT)
@@ -318,15 +368,52 @@ AnyEvent = (
 )
 """An event of any type: `match` on its class, and `assert_never` checks that no class is forgotten."""
 
-EVENT_CLASSES: Final[dict[str, type[Event]]] = {
-    EventType.TRANSFER_INITIATED: TransferInitiated,
-    EventType.TRANSFER_SETTLED: TransferSettled,
-    EventType.TRANSFER_REJECTED: TransferRejected,
-    EventType.SESSION_OPENED: SessionOpened,
-    EventType.SESSION_CAP_WARNING: SessionCapWarning,
-    EventType.SESSION_CAP_REACHED: SessionCapReached,
-    EventType.SESSION_SETTLED: SessionSettled,
-    EventType.BALANCE_LOW_THRESHOLD: BalanceLowThreshold,
-    EventType.ESCALATION_REQUIRED: EscalationRequired,
+
+class EventKind(NamedTuple):
+    """A type of event: a line of the registry.
+
+    Attributes:
+        model: its class.
+        status: the status of what it is about, from then on.
+        tone: how a list of events shows it: `good`, `warning` or `bad`; None if it is one step of several.
+    """
+
+    model: type[Event]
+    status: str
+    tone: Literal["good", "warning", "bad"] | None = None
+
+    @property
+    def name(self) -> choices.EventType:
+        """The name of the type."""
+        (name,) = get_args(attrs.fields_dict(self.model)["type"].type)
+        return cast("choices.EventType", name)
+
+    @property
+    def data(self) -> type[Model]:
+        """The class of its payload."""
+        return cast("type[Model]", attrs.fields_dict(self.model)["data"].type)
+
+    @property
+    def sentence(self) -> str:
+        """When it fires."""
+        return (self.data.__doc__ or "").partition("\n")[0]
+
+
+EVENTS: Final[Mapping[choices.EventType, EventKind]] = {
+    kind.name: kind
+    for kind in (
+        EventKind(TransferInitiated, "submitted"),
+        EventKind(TransferSettled, "settled", "good"),
+        EventKind(TransferRejected, "rejected", "bad"),
+        EventKind(SessionOpened, "open"),
+        EventKind(SessionCapWarning, "open", "warning"),
+        EventKind(SessionCapReached, "open", "warning"),
+        EventKind(SessionSettled, "settled", "good"),
+        EventKind(BalanceLowThreshold, "low", "warning"),
+        EventKind(EscalationRequired, "pending_approval", "warning"),
+    )
 }
+"""The registry: each event type by its name, in the order of the contract."""
+
+EVENT_CLASSES: Final[dict[str, type[Event]]] = {name: kind.model for name, kind in EVENTS.items()}
 """The class for each event type."""

@@ -165,6 +165,9 @@ The client accepts its absence. Its static type excludes None, so that callers n
 ABSENT: Final[Any] = None
 """Default of an `ALWAYS_SENT` field: any type for type checkers, None at run time."""
 
+OMITTED_BY_DEFAULT: Final = {"omitted_by_default": True}
+"""Metadata of a field that is left out of a response while it has its default, instead of being null."""
+
 CATEGORY_MAX_CHARACTERS: Final = 64
 
 Category = Annotated[str, text(minimum=1, maximum=CATEGORY_MAX_CHARACTERS)]

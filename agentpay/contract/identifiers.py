@@ -23,6 +23,11 @@ _BASE58: Final = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _BASE58_VALUES: Final = {character: value for value, character in enumerate(_BASE58)}
 
 
+def example(prefix: str) -> str:
+    """Return the identifier with this prefix that documents show."""
+    return f"{prefix}01kdvdna0049bdrk9b68rp8kma"
+
+
 def is_identifier(text: str, prefix: str) -> bool:
     """Return whether `text` is an identifier: this prefix and a lower-case ULID of 26 characters."""
     return text.startswith(prefix) and _ULID.fullmatch(text, len(prefix)) is not None

@@ -26,18 +26,19 @@ def parse_json(body: bytes) -> JsonValue:
     return _parse(body, _FROM_SERVICE)
 
 
-def parse_request_json(body: bytes) -> JsonValue:
+def parse_request_json(body: bytes, *, max_nesting: int = MAX_NESTING) -> JsonValue:
     """Parse JSON from a caller, with the restrictions of interface R9.
 
     Raises:
-        InvalidJsonError: not UTF-8, not JSON, NaN or Infinity, a duplicate key, or nesting over 16.
+        InvalidJsonError: not UTF-8, not JSON, NaN or Infinity, a duplicate key, or nesting over
+            `max_nesting`.
     """
-    value = _parse(body, _FROM_CALLER)
-    _check_depth(value, 0)
+    value = _parse(body, _FROM_CALLER, max_nesting)
+    _check_depth(value, max_nesting)
     return value
 
 
-def _parse(body: bytes, decoder: json.JSONDecoder) -> JsonValue:
+def _parse(body: bytes, decoder: json.JSONDecoder, max_nesting: int = MAX_NESTING) -> JsonValue:
     try:
         return cast("JsonValue", decoder.decode(body.decode("utf-8")))
     except InvalidJsonError:
@@ -45,7 +46,7 @@ def _parse(body: bytes, decoder: json.JSONDecoder) -> JsonValue:
     except UnicodeDecodeError:
         raise InvalidJsonError("must be UTF-8") from None
     except RecursionError:
-        raise InvalidJsonError(f"must not nest deeper than {MAX_NESTING}") from None
+        raise InvalidJsonError(f"must not nest deeper than {max_nesting}") from None
     except (ValueError, InvalidOperation):
         # Malformed JSON, but also an integer of thousands of digits, or an exponent too large for Decimal.
         raise InvalidJsonError("must be valid JSON") from None
@@ -68,13 +69,13 @@ _FROM_CALLER: Final = json.JSONDecoder(
 )
 
 
-def _check_depth(value: object, depth: int) -> None:
+def _check_depth(value: object, max_nesting: int, depth: int = 0) -> None:
     if not isinstance(value, dict | list):
         return
-    if depth == MAX_NESTING:
-        raise InvalidJsonError(f"must not nest deeper than {MAX_NESTING}")
+    if depth == max_nesting:
+        raise InvalidJsonError(f"must not nest deeper than {max_nesting}")
     for item in value.values() if isinstance(value, dict) else value:
-        _check_depth(item, depth + 1)
+        _check_depth(item, max_nesting, depth + 1)
 
 
 def print_json(value: object) -> bytes:

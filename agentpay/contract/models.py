@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from math import isfinite
 from types import MappingProxyType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, ClassVar, Final, Self, TypeVar
 
 import attrs
 
@@ -29,6 +29,9 @@ class Model:
 
     __module__ = "agentpay"
     __slots__ = ("_extra", "_request_id")
+
+    _example: ClassVar[Mapping[str, Any]] = {}
+    """Examples of fields that differ from what `agentpay.contract.examples` has for their names."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()

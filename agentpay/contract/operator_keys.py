@@ -2,7 +2,7 @@
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 from attrs import field, frozen
 
@@ -46,6 +46,8 @@ class OperatorKey(Model):
         expires_at: when it expires, UTC; None for a key that does not.
     """
 
+    _example: ClassVar = {"expires_at": None}
+
     key_id: str
     name: str
     created_at: datetime
@@ -65,6 +67,8 @@ class NewOperatorKey(Model):
         key: the key.
         created_at: when it was created, UTC.
     """
+
+    _example: ClassVar = {"key": "ap_operator_" + "0" * 49}
 
     key_id: str
     name: str
@@ -115,8 +119,8 @@ REVOKE_OPERATOR_KEY: Final = Endpoint(
     responses={204: None},
     errors=(ErrorCode.LAST_OPERATOR_KEY,),
     summary="Revoke an operator key.",
-    description="The next request with it is refused. The last valid key of an operator cannot be revoked: "
-    "create another one first.",
+    description="Requests with it are refused, also those in progress. The last valid key of an operator "
+    "cannot be revoked: create another one first. A console key may revoke only itself.",
 )
 
 OPERATOR_KEY_ENDPOINTS: Final = (CREATE_OPERATOR_KEY, LIST_OPERATOR_KEYS, REVOKE_OPERATOR_KEY)

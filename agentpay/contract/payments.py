@@ -8,7 +8,7 @@ chain.
 import re
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 from attrs import field, frozen
 
@@ -16,6 +16,7 @@ from agentpay.contract import choices, identifiers
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope, Subject
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import (
+    OMITTED_BY_DEFAULT,
     Category,
     Cursor,
     NotEmpty,
@@ -41,12 +42,14 @@ class PaymentProtocol(StrEnum):
 
 
 MAX_HEADERS: Final = 256
-MAX_URL_CHARACTERS: Final = 2_048
+MAX_URL_CHARACTERS: Final = 8 * 1024
 MAX_RECEIPT_CHARACTERS: Final = 4_096
 
 _HOST: Final = r"(?:[a-z0-9](?:[a-z0-9._-]*[a-z0-9])?|\[[0-9a-f:.]+\])"
 _ORIGIN: Final = rf"(https?)://{_HOST}(?::([1-9][0-9]{{0,4}}))?"
 _IS_ORIGIN: Final = re.compile(_ORIGIN)
+_URL: Final = r"[Hh][Tt][Tt][Pp][Ss]?://[^/?#@\\]+([/?#]|$)"
+_IS_URL: Final = re.compile(_URL)
 _DEFAULT_PORTS: Final = {"http": "80", "https": "443"}
 
 
@@ -65,6 +68,21 @@ def parse_origin(value: object) -> str:
     return found[0]
 
 
+def parse_url(value: object) -> str:
+    """Return the URL of a paid request, as it is stored and shown.
+
+    Raises:
+        ValueError: it is not such a URL.
+    """
+    if not isinstance(value, str) or len(value) > MAX_URL_CHARACTERS or _IS_URL.match(value) is None:
+        raise ValueError(
+            f"must be an http or https URL without user info, at most {MAX_URL_CHARACTERS} characters"
+        )
+    if not value.isprintable() or " " in value:
+        raise ValueError("must not contain spaces, control characters or invisible characters")
+    return value
+
+
 def _parse_headers(value: object) -> tuple[tuple[str, str], ...]:
     if not isinstance(value, list) or len(value) > MAX_HEADERS:
         raise ValueError(f"must be an array of at most {MAX_HEADERS} pairs")
@@ -77,7 +95,7 @@ def _parse_headers(value: object) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
-def _parse_recipient(value: object) -> str:
+def _parse_address(value: object) -> str:
     if not isinstance(value, str) or not identifiers.is_public_key(value):
         raise ValueError("must be a base58 on-chain address")
     return value
@@ -88,10 +106,12 @@ _PAIR: Final = {"type": "array", "items": {"type": "string"}, "minItems": 2, "ma
 Origin = Annotated[str, Rule(parse_origin, {"pattern": f"^{_ORIGIN}$".replace("(?:", "("), "maxLength": 300})]
 """Scheme, host and port of a seller, such as `https://api.example.com`."""
 
+_Url = Annotated[str, Rule(parse_url, {"pattern": f"^{_URL}", "maxLength": MAX_URL_CHARACTERS})]
 HeaderPairs = Annotated[
     tuple[tuple[str, str], ...], Rule(_parse_headers, {"items": _PAIR, "maxItems": MAX_HEADERS})
 ]
-_Recipient = Annotated[str, Rule(_parse_recipient, {"pattern": "^[1-9A-HJ-NP-Za-km-z]{32,44}$"})]
+ChainAddress = Annotated[str, Rule(_parse_address, {"pattern": "^[1-9A-HJ-NP-Za-km-z]{32,44}$"})]
+"""An on-chain address: base58 of 32 bytes."""
 
 
 @frozen(kw_only=True)
@@ -103,6 +123,8 @@ class PaymentHeader(Model):
         value: the signed transaction in the format of the seller's protocol. Keep it secret: anyone can
             present it until it expires.
     """
+
+    _example: ClassVar = {"name": "PAYMENT-SIGNATURE", "value": "eyJ4NDAyVmVyc2lvbiI6Mn0="}
 
     name: str
     value: str = field(repr=False)
@@ -173,6 +195,15 @@ class Payment(Model):
         splits: what the other recipients get; None if there is one recipient.
     """
 
+    _example: ClassVar = {
+        "status": "submitted",
+        "url": "https://api.example.com/forecast",
+        "amount_usdc": "0.050000",
+        "tx_signature": None,
+        "settled_at": None,
+        "outcome": None,
+    }
+
     transfer_id: str
     account_id: str
     status: choices.TransferStatus
@@ -190,9 +221,9 @@ class Payment(Model):
     settled_at: datetime | None
     outcome: PaymentOutcome | None = None
     is_replay: bool = False
-    error: str | None = None
-    message: str | None = None
-    splits: tuple[PaymentSplit, ...] | None = None
+    error: str | None = field(default=None, metadata=OMITTED_BY_DEFAULT)
+    message: str | None = field(default=None, metadata=OMITTED_BY_DEFAULT)
+    splits: tuple[PaymentSplit, ...] | None = field(default=None, metadata=OMITTED_BY_DEFAULT)
 
 
 @frozen(kw_only=True)
@@ -204,7 +235,7 @@ class AuthorizePayment(Request):
         idempotency_key: 1 to 128 characters; of the caller's request, not of the challenge. The same key
             never pays twice. Transfers and payments share their keys.
         origin: the seller that returned 402: scheme, host and port, such as `https://api.example.com`.
-        url: the requested URL.
+        url: the requested URL, http or https, at most 8,192 characters; stored and shown, never requested.
         method: HTTP method of the request.
         headers: pairs of name and value: the challenge headers of the 402, or all of its headers.
         body: body of the 402; only x402 version 1 has its challenge there.
@@ -212,11 +243,13 @@ class AuthorizePayment(Request):
         memo: max 200 characters. It stays off chain, and satisfies `require_memo`.
     """
 
+    _example: ClassVar = {"url": "https://api.example.com/forecast", "body": "{}"}
+
     account_id: str
     idempotency_key: Annotated[str, text(minimum=1, maximum=128)]
     origin: Origin
     headers: HeaderPairs
-    url: Annotated[str, text(maximum=MAX_URL_CHARACTERS)] | None = None
+    url: _Url | None = None
     method: Annotated[str, text(minimum=1, maximum=32, control=False)] | None = None
     body: str | None = None
     max_amount: UsdcAmount | None = None
@@ -271,6 +304,7 @@ class PinnedOrigin(Model):
         recipients: on-chain addresses of owners that may be paid there; None allows all.
         max_amount: the highest price in USDC; None means no limit.
         blocked: whether payments to it are blocked.
+        sponsor_fees: whether the service pays the network fee if an x402 challenge names no fee payer.
         updated_at: when the pin was last set, UTC.
     """
 
@@ -280,6 +314,7 @@ class PinnedOrigin(Model):
     max_amount: UsdcString | None
     blocked: bool
     updated_at: datetime
+    sponsor_fees: bool = False
 
 
 @frozen(kw_only=True)
@@ -291,12 +326,16 @@ class PinOrigin(Request):
         recipients: on-chain addresses of owners that may be paid there, including splits.
         max_amount: the highest price in USDC.
         blocked: whether payments to it are blocked.
+        sponsor_fees: whether the service pays the network fee if an x402 challenge names no fee payer.
     """
 
     category: Category | None = field(default=None, metadata=NULLABLE)
-    recipients: Annotated[tuple[_Recipient, ...], NotEmpty()] | None = field(default=None, metadata=NULLABLE)
+    recipients: Annotated[tuple[ChainAddress, ...], NotEmpty()] | None = field(
+        default=None, metadata=NULLABLE
+    )
     max_amount: UsdcAmount | None = field(default=None, metadata=NULLABLE)
     blocked: bool = False
+    sponsor_fees: bool = False
 
 
 @frozen(kw_only=True)
@@ -330,6 +369,7 @@ AUTHORIZE_PAYMENT: Final = Endpoint(
         ErrorCode.UNREADABLE_CHALLENGE,
         ErrorCode.NOTHING_PAYABLE,
         ErrorCode.INVALID_RECIPIENT,
+        ErrorCode.FEE_BUDGET_EXCEEDED,
         ErrorCode.CHAIN_UNAVAILABLE,
         ErrorCode.FORBIDDEN,
         ErrorCode.NOT_FOUND,
@@ -337,14 +377,14 @@ AUTHORIZE_PAYMENT: Final = Endpoint(
     subject=Subject(kind="transfer", refused=("rejected", "approved"), is_named_by_conflicts=True),
     echoes={"account_id": "account_id", "origin": "origin"},
     summary="Pay a seller's 402: decide, sign, and return the header that presents the payment.",
-    description="The first payable offer of the challenge is paid, in the order MPP, x402 version 2, x402 "
-    "version 1.\n\n"
+    description="The cheapest payable offer of the challenge is paid; at one price x402 version 2 before "
+    "version 1, and MPP last. `nothing_payable` lists in `details` why each offer cannot be paid.\n\n"
     "The payment is subject to the account's policy like any transfer, and to the pin of its origin.\n\n"
     "At most one transaction is signed for a key: the same key with equal terms returns the same "
-    "transaction, in a header for the new challenge (`is_replay`). Other terms are 409 "
-    "`idempotency_conflict`. The key of a payment that has expired is 409 `payment_expired`, and that of one "
-    "that failed on chain 409 `payment_failed`: a new purchase takes a new key. Each 409 names the "
-    "`transfer_id`.\n\n"
+    "transaction, in a header for the new challenge (`is_replay`), even if the seller now names another fee "
+    "payer or memo. Other terms are 409 `idempotency_conflict`, which says what differs. The key of a "
+    "payment that has expired is 409 `payment_expired`, and that of one that failed on chain 409 "
+    "`payment_failed`: a new purchase takes a new key. Each 409 names the `transfer_id`.\n\n"
     "At or above `escalation_threshold` the response is 202 without a header. Once an operator has approved "
     "the payment, a request with the same key and a fresh challenge on equal terms signs it.\n\n"
     "Emits `transfer.initiated` when the header is handed out, then `transfer.settled` or "

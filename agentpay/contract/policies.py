@@ -1,8 +1,9 @@
 """Spending policies: the Policy object, the policy of one account, and its change (interface PO1, PO2)."""
 
+from collections.abc import Sequence
 from datetime import datetime
 from decimal import Decimal
-from typing import Final
+from typing import ClassVar, Final, TypedDict
 
 import attrs
 from attrs import frozen
@@ -28,6 +29,15 @@ class Policy(Model):
         escalation_threshold: USDC from which a transfer needs an operator's approval; None means never.
         paused: block every outgoing transfer.
     """
+
+    _example: ClassVar = {
+        "max_single_transfer": 25,
+        "max_daily_spend": 100,
+        "allowed_counterparties": None,
+        "categories": ["inference", "data"],
+        "require_memo": False,
+        "escalation_threshold": 50,
+    }
 
     max_single_transfer: UsdcNumber | None = None
     max_daily_spend: UsdcNumber | None = None
@@ -71,6 +81,8 @@ class PolicyChange(Request):
         paused: if true, all outgoing transfers are blocked immediately.
     """
 
+    _example: ClassVar = {"max_daily_spend": 100, "paused": True}
+
     max_single_transfer: UsdcNumber | None | UnsetType = UNSET
     max_daily_spend: UsdcNumber | None | UnsetType = UNSET
     allowed_counterparties: tuple[Counterparty, ...] | None | UnsetType = UNSET
@@ -99,3 +111,21 @@ POLICY_FIELDS: Final = tuple(field.name for field in attrs.fields(Policy))
 
 Limit = Decimal | int | str | None
 """A limit as callers may pass it: exact USDC, or None for no limit. Floats are refused."""
+
+Names = Sequence[str] | None
+"""An allowlist as callers may pass it: names; an empty list for none, None for all."""
+
+
+class PolicyParams(TypedDict, total=False):
+    """Arguments of `policies.update` and `policies.replace`, except the account."""
+
+    max_single_transfer: Limit
+    max_daily_spend: Limit
+    allowed_counterparties: Names
+    categories: Names
+    require_memo: bool
+    escalation_threshold: Limit
+    paused: bool
+
+
+PolicyParams.__module__ = "agentpay"

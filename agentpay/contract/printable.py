@@ -1,4 +1,4 @@
-"""Makes foreign text safe to print: no escape sequences or direction marks reach a terminal."""
+"""Makes foreign text safe to print or to show a model: without escape sequences and direction marks."""
 
 import unicodedata
 
@@ -8,6 +8,28 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(character if _is_shown(character) else _escaped(character) for character in text)
+
+
+def without_hidden(text: str) -> str:
+    """Return `text` without characters that a reader does not see, for a model, which reads them.
+
+    Control characters except line ends and tabs become spaces. Direction marks, tag characters and other
+    invisible format characters are dropped, and so are variation selectors beyond the common 16. Joiners
+    stay, because scripts and emoji need them.
+    """
+    if text.isprintable() and text.isascii():
+        return text
+    return "".join(map(_seen, text))
+
+
+def _seen(character: str) -> str:
+    if character in "\n\t\u200c\u200d":
+        return character
+    category = unicodedata.category(character)
+    if category == "Cc":
+        return " "
+    is_hidden = category in ("Cf", "Cs") or "\U000e0000" <= character <= "\U000e0fff"
+    return "" if is_hidden else character
 
 
 def _is_shown(character: str) -> bool:

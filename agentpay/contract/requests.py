@@ -1,7 +1,8 @@
 """The base class of requests, which refuse unknown fields (interface R9)."""
 
+from collections.abc import Mapping
 from enum import Enum
-from typing import Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from attrs import frozen
 
@@ -18,6 +19,9 @@ class Request:
 
     A field whose default is None may be left out, but must not be `null`, unless its metadata is `NULLABLE`.
     """
+
+    _example: ClassVar[Mapping[str, Any]] = {}
+    """As in `Model`. Of the fields that are `UNSET` by default, the example has only these."""
 
 
 NULLABLE: Final = {"nullable": True}

@@ -86,6 +86,7 @@ class Schemas:
 
     def __init__(self) -> None:
         self.components: dict[str, Schema] = {}
+        self.models: dict[str, type] = {}
 
     def inlined(self, schema: Any) -> Any:  # noqa: ANN401 - a schema, or a part of one
         """Return a schema with each reference replaced by its component; objects may have more fields."""
@@ -173,6 +174,7 @@ class Schemas:
 
     def _of_model(self, model: type) -> Schema:
         kind = _class_of(model)
+        self.models[component_name(model)] = kind
         schema: Schema = {"type": "object", "description": summary_of(kind)}
         required = [wire_name(field) for field in attrs.fields(kind) if _is_required(kind, field)]
         schema["properties"] = self.properties(model)
@@ -192,7 +194,7 @@ class Schemas:
         never_null = (
             attribute.metadata == ALWAYS_SENT
             or (is_request and attribute.metadata != NULLABLE)
-            or attribute.name in codec.omitted_when_none(owner)
+            or attribute.name in codec.omitted_by_default(owner)
         )
         if attribute.default is None and never_null and NoneType in get_args(kind):
             kind = _without_none(kind)
@@ -267,7 +269,7 @@ def _of_enum(enum: type[Enum]) -> Schema:
 def _is_required(model: type, attribute: "attrs.Attribute[Any]") -> bool:
     if issubclass(model, Request):
         return attribute.default is attrs.NOTHING
-    return attribute.name not in codec.omitted_when_none(model)
+    return attribute.name not in codec.omitted_by_default(model)
 
 
 def _without_none(kind: Any) -> Any:  # noqa: ANN401 - any type annotation

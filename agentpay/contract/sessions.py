@@ -5,7 +5,7 @@ Models and endpoints. The events are in `agentpay.contract.events`.
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 from attrs import field, frozen
 
@@ -85,6 +85,8 @@ class Session(Model):
             None for a session that a caller closed or that is not closed. A value this version does not know
             stays a plain string.
     """
+
+    _example: ClassVar = {"status": "settled", "running_total_usdc": "12.500000"}
 
     session_id: str
     account_id: str
@@ -177,6 +179,7 @@ OPEN_SESSION: Final = Endpoint(
         ErrorCode.IDEMPOTENCY_CONFLICT,
         ErrorCode.TOO_MANY_SESSIONS,
         ErrorCode.INVALID_RECIPIENT,
+        ErrorCode.FEE_BUDGET_EXCEEDED,
         ErrorCode.CHAIN_UNAVAILABLE,
         ErrorCode.FORBIDDEN,
         ErrorCode.NOT_FOUND,

@@ -1,7 +1,7 @@
 """Signing in to the console: one-use codes, and the keys of browsers (interface CO18 to CO20)."""
 
 from datetime import datetime
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 from attrs import field, frozen
 
@@ -21,6 +21,8 @@ class SignIn(Request):
         code: the code of a sign-in link, 1 to 128 characters.
     """
 
+    _example: ClassVar = {"code": "ap_code_" + "0" * 49}
+
     code: Annotated[str, text(minimum=1, maximum=128)] = field(repr=False)
 
 
@@ -33,9 +35,11 @@ class ConsoleKey(Model):
     Attributes:
         key_id: identifier, `key_…`.
         key: the key. It can do what an operator key can, except create sign-in codes and create or revoke
-            operator keys.
+            operator keys; it can revoke itself.
         expires_at: when it expires, UTC: 12 hours after the sign-in.
     """
+
+    _example: ClassVar = {"key": "ap_console_" + "0" * 49}
 
     key_id: str
     key: str = field(repr=False)
@@ -53,6 +57,8 @@ class SignInCode(Model):
         expires_at: when it expires, UTC: 10 minutes after its creation.
     """
 
+    _example: ClassVar = {"code": "ap_code_" + "0" * 49}
+
     code: str = field(repr=False)
     expires_at: datetime
 
@@ -68,7 +74,7 @@ SIGN_IN: Final = Endpoint(
     summary="Exchange the code of a sign-in link for a console key.",
     description="A code works once, within 10 minutes. An invalid, expired or used one is 401. The key "
     "expires after 12 hours. It can do what an operator key can, except create sign-in codes and create or "
-    "revoke operator keys.",
+    "revoke operator keys; it can revoke itself.",
 )
 CREATE_SIGN_IN_CODE: Final = Endpoint(
     name="console.sign_in_code",

@@ -2,7 +2,7 @@
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated, Final
+from typing import Annotated, ClassVar, Final
 
 from attrs import field, frozen
 
@@ -12,6 +12,7 @@ from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import Category, Cursor, Rule, parse_timestamp, query_integer, text
 from agentpay.contract.models import Model
 from agentpay.contract.pages import PageBody
+from agentpay.contract.policies import Policy
 from agentpay.contract.requests import NULLABLE, Request
 from agentpay.contract.transfers import Transfer, TransferStatus
 from agentpay.contract.usdc import UsdcAmount, UsdcNumber, UsdcString
@@ -45,6 +46,8 @@ class Budget(Model):
         allowed_counterparties: account ids or on-chain addresses that may be paid; None allows all, an empty
             list none.
     """
+
+    _example: ClassVar = {**Policy._example, "requires_memo": False}  # noqa: SLF001 - the same limits
 
     account_id: str
     balance_usdc: UsdcString
@@ -126,6 +129,13 @@ class TransferCheck(Model):
             would settle, unchanged otherwise; None without that limit.
     """
 
+    _example: ClassVar = {
+        "would": "escalate",
+        "error": None,
+        "message": "escalation_threshold is 10.000000 USDC and this transfer requests 12.500000 USDC: it "
+        "would wait for an operator's approval.",
+    }
+
     would: choices.Outcome
     error: str | None
     message: str | None
@@ -171,6 +181,7 @@ CHECK_TRANSFER: Final = Endpoint(
         ErrorCode.FORBIDDEN,
         ErrorCode.NOT_FOUND,
         ErrorCode.INVALID_RECIPIENT,
+        ErrorCode.FEE_BUDGET_EXCEEDED,
         ErrorCode.CHAIN_UNAVAILABLE,
     ),
     summary="Predict the outcome of a transfer without creating it.",

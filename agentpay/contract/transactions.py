@@ -2,11 +2,11 @@
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from attrs import frozen
 
-from agentpay.contract import choices
+from agentpay.contract import choices, identifiers
 from agentpay.contract.fields import Cursor, Rule, parse_timestamp, query_integer
 from agentpay.contract.models import Model
 from agentpay.contract.requests import Request
@@ -65,6 +65,12 @@ class Transaction(Model):
         rejection_reason: error code of a rejection.
         created_at: when the entry was committed, UTC.
     """
+
+    _example: ClassVar = {
+        "session_id": None,
+        "rejection_reason": None,
+        "counterparty": identifiers.example(identifiers.ACCOUNT),
+    }
 
     transaction_id: str
     type: choices.TransactionType

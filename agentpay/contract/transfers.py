@@ -2,12 +2,12 @@
 
 from datetime import datetime
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from attrs import field, frozen
 
 from agentpay.contract import choices
-from agentpay.contract.fields import Category, text
+from agentpay.contract.fields import OMITTED_BY_DEFAULT, Category, text
 from agentpay.contract.models import Model
 from agentpay.contract.requests import NULLABLE, Request
 from agentpay.contract.usdc import UsdcAmount, UsdcString
@@ -51,6 +51,8 @@ class Transfer(Model):
         message: sentence that explains `error`.
     """
 
+    _example: ClassVar = {"status": "settled"}
+
     transfer_id: str
     status: choices.TransferStatus
     from_: str = field(alias="from_")
@@ -61,8 +63,8 @@ class Transfer(Model):
     tx_signature: str | None = None
     chain_explorer_url: str | None = None
     settled_at: datetime | None = None
-    error: str | None = None
-    message: str | None = None
+    error: str | None = field(default=None, metadata=OMITTED_BY_DEFAULT)
+    message: str | None = field(default=None, metadata=OMITTED_BY_DEFAULT)
 
     @property
     def is_final(self) -> bool:

@@ -1,19 +1,21 @@
 """Webhook endpoints: registration and its result (interface W1 to W4)."""
 
+from collections.abc import Collection
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, ClassVar, Final, get_args
 from urllib.parse import urlsplit
 
 from attrs import field, frozen
 
 from agentpay.contract import choices
-from agentpay.contract.event_types import EventType
-from agentpay.contract.fields import ABSENT, ALWAYS_SENT, Form, NotEmpty, Rule, text
+from agentpay.contract.fields import ABSENT, ALWAYS_SENT, OMITTED_BY_DEFAULT, Form, NotEmpty, Rule, text
 from agentpay.contract.models import Model
 from agentpay.contract.requests import Request
 from agentpay.contract.signature_headers import NEXT_SIGNATURE_HEADER as NEXT_SIGNATURE_HEADER
 from agentpay.contract.signature_headers import SIGNATURE_HEADER as SIGNATURE_HEADER
 from agentpay.contract.usdc import UsdcNumber
+
+_EVENT_NAMES: Final[tuple[str, ...]] = get_args(choices.EventType)
 
 
 @frozen(kw_only=True)
@@ -30,24 +32,35 @@ class Webhook(Model):
         low_balance_threshold_usdc: balance below which `balance.low_threshold` is sent, in USDC, or None.
         secret: key of the signatures, shown at creation only.
         created_at: when it was registered, UTC.
+        warning: what of the registration can have no effect, as a sentence; usually None.
     """
+
+    _example: ClassVar = {"secret": "whsec_" + "0" * 43}
 
     webhook_id: str = field(default=ABSENT, metadata=ALWAYS_SENT)
     url: str = field(default=ABSENT, metadata=ALWAYS_SENT)
-    events: tuple[Annotated[choices.EventType, Form({"enum": list(EventType)})], ...] = ()
+    events: tuple[Annotated[choices.EventType, Form({"enum": list(_EVENT_NAMES)})], ...] = ()
     account_ids: tuple[str, ...] = ()
     low_balance_threshold_usdc: UsdcNumber | None = None
     secret: str = field(repr=False)
     created_at: datetime = field(default=ABSENT, metadata=ALWAYS_SENT)
+    warning: str | None = field(default=None, metadata=OMITTED_BY_DEFAULT)
+
+
+def subscription_warning(events: Collection[str], low_balance_threshold: object | None) -> str | None:
+    """Return what of a subscription can have no effect, as a sentence."""
+    if "balance.low_threshold" in events and low_balance_threshold is None:
+        return (
+            "balance.low_threshold is never sent, because low_balance_threshold_usdc is not set. "
+            "Register the webhook with a threshold to receive this event."
+        )
+    return None
 
 
 def _parse_event_name(value: object) -> str:
     if not isinstance(value, str) or value not in _EVENT_NAMES:
         raise ValueError(f"must be one of {', '.join(_EVENT_NAMES)}")
     return value
-
-
-_EVENT_NAMES = tuple(member.value for member in EventType)
 
 
 def _parse_url(value: object) -> str:

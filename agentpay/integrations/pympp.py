@@ -20,6 +20,7 @@ from pydantic import BaseModel
 
 from agentpay._arguments import usdc
 from agentpay._async.client import AsyncAgentPay
+from agentpay._challenges import payment_key
 from agentpay.errors import ConfigurationError, PaymentPendingApprovalError
 
 if TYPE_CHECKING:
@@ -105,7 +106,8 @@ class AgentPayRuntime(PaymentRuntime):
                 "the request that is paid is not known here: use this runtime with Mpp or PaymentTransport, "
                 "or pass the request as the context of CredentialParams"
             )
-        key = request.extensions.setdefault("payment_key", str(uuid.uuid4()))
+        key = payment_key(request.extensions) or str(uuid.uuid4())
+        request.extensions["payment_key"] = key
         payment = await self._client.payments.authorize(
             account_id=self._account_id,
             idempotency_key=key,

@@ -22,7 +22,7 @@ from typing import NoReturn
 import anyio
 
 from agentpay._async.client import AsyncAgentPay
-from agentpay._async.tools import OPERATOR_KEY
+from agentpay._exposure import is_exposed
 from agentpay._fetching import private_origin
 from agentpay._installation import install_command
 from agentpay._version import __version__
@@ -34,6 +34,7 @@ from agentpay.errors import (
     PermissionDeniedError,
 )
 from agentpay.tools import AsyncAgentTools
+from agentpay.tools.reports import OPERATOR_KEY
 
 ORIGINS_VARIABLE = "AGENTPAY_MCP_PRIVATE_ORIGINS"
 TOKEN_VARIABLE = "AGENTPAY_MCP_TOKEN"  # noqa: S105 - the name of a variable
@@ -119,6 +120,7 @@ def _port(text: str) -> int:
 
 async def _serve(options: argparse.Namespace) -> None:
     async with AsyncAgentPay(app_info=f"agentpay-mcp/{__version__}") as client:
+        _check_base_url(client)
         tools = AsyncAgentTools(client, private_origins=_private_origins(options))
         await _check_key(tools, client)
         if options.http:
@@ -140,6 +142,19 @@ def _private_origins(options: argparse.Namespace) -> list[str]:
         ]
     except ValueError as error:
         raise ConfigurationError(str(error)) from None
+
+
+def _check_base_url(client: AsyncAgentPay) -> None:
+    """Refuse an address to which the client would send its key with a warning that no host shows.
+
+    Raises:
+        ConfigurationError: it is plain http on another machine.
+    """
+    if is_exposed(client.base_url):
+        raise ConfigurationError(
+            f"AGENTPAY_BASE_URL is {client.base_url}, plain http to another machine, where others can read "
+            "the API key: use an https address, with TLS in front of the server"
+        )
 
 
 async def _check_key(tools: AsyncAgentTools, client: AsyncAgentPay) -> None:

@@ -10,7 +10,8 @@ arguments and failed reads, neither of which pays.
 import hashlib
 import hmac
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final
 
 import anyio
@@ -26,6 +27,12 @@ from agentpay.tools import INSTRUCTIONS, TOOLS, AsyncAgentTools, ToolSpec
 
 ASK_SECONDS: Final = 30.0
 """Maximum wait for a person's approval, in seconds. After that, the payment stays pending."""
+
+PROGRESS_SECONDS: Final = 5.0
+"""Pause before each report of progress, in seconds."""
+
+_LATE_SECONDS: Final = 15.0
+"""How much later than its `wait_seconds` a call may end, at most: it reads before and after the wait."""
 
 PATH: Final = "/mcp"
 
@@ -51,7 +58,8 @@ def server(tools: AsyncAgentTools) -> Server[Any]:
     ) -> types.CallToolResult | types.InputRequiredResult:
         if params.name not in TOOLS:
             raise MCPError(types.INVALID_PARAMS, f"unknown tool; available: {', '.join(TOOLS)}")
-        result = await tools.call(params.name, params.arguments)
+        async with _reporting(context, params):
+            result = await tools.call(params.name, params.arguments)
         # Only for calls that request a payment, because a model may read one many times.
         if TOOLS[params.name].moves_money and result.get("approval_url"):
             asked = await _asked(context, params, result)
@@ -124,9 +132,10 @@ class _Bearer:
 def _tool(spec: ToolSpec) -> types.Tool:
     return types.Tool(
         name=spec.name,
+        title=spec.title,
         description=spec.description,
         input_schema=dict(spec.input_schema),
-        output_schema=None if spec.output_schema is None else dict(spec.output_schema),
+        output_schema=dict(spec.output_schema),
         annotations=types.ToolAnnotations(
             read_only_hint=spec.read_only,
             destructive_hint=spec.destructive,
@@ -143,6 +152,34 @@ def _answer(result: Mapping[str, Any]) -> types.CallToolResult:
         structured_content=dict(result),
         is_error="error" in result and "would" not in result,
     )
+
+
+@asynccontextmanager
+async def _reporting(
+    context: Any,  # noqa: ANN401 - of the SDK
+    params: types.CallToolRequestParams,
+) -> AsyncIterator[None]:
+    """Report progress while a tool runs, if the host asks for it: a host may give up on a silent call."""
+    spec = TOOLS[params.name]
+    limit = (params.arguments or {}).get("wait_seconds")
+    # A wait may end a little later than its limit: a total that is passed would confuse a host.
+    total = limit + _LATE_SECONDS if isinstance(limit, int) and limit > 0 else None
+
+    async def report() -> None:
+        started = anyio.current_time()
+        while True:
+            await anyio.sleep(PROGRESS_SECONDS)
+            passed = anyio.current_time() - started
+            with suppress(Exception):  # the outcome of a payment is worth more than its progress
+                message = f"{spec.title}: still waiting after {passed:.0f} s"
+                await context.session.report_progress(passed, total, message)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(report)
+        try:
+            yield
+        finally:
+            tasks.cancel_scope.cancel()
 
 
 async def _asked(

@@ -4,15 +4,27 @@ Every status has its next step, in words for a model.
 """
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, Final, cast
 
+from attrs import frozen
+
+from agentpay._challenges import ChallengeTooLargeError
+from agentpay.contract.printable import without_hidden
 from agentpay.contract.sessions import Session
 from agentpay.contract.spending import TransferCheck
 from agentpay.contract.transfers import Transfer
 from agentpay.contract.usdc import format_string
-from agentpay.errors import AgentPayError, APIError, InsufficientBalanceError, RateLimitedError
+from agentpay.errors import (
+    AgentPayError,
+    APIError,
+    AuthenticationError,
+    PermissionDeniedError,
+    RateLimitedError,
+    TransferRejectedError,
+)
+from agentpay.tools.references import REJECTED_BY_PERSON, is_refused, ref_of
 from agentpay.tools.results import (
     CheckResult,
     ListedPayment,
@@ -22,57 +34,153 @@ from agentpay.tools.results import (
     SessionStatusOrRefusal,
     YesNo,
 )
-from agentpay.tools.specs import KEY_PREFIX
 
 logger: logging.Logger = logging.getLogger("agentpay.tools")
 
 _MOVED: Final[Mapping[str, YesNo]] = {
     "settled": "yes",
+    "paid_not_delivered": "yes",
     "pending_approval": "no",
     "rejected": "no",
     "failed": "no",
+    "conflict": "no",
 }
-_REPORT: Final = "Done. Report amount, payee and tx_signature."
-_WAIT: Final = "Call get_payment with this payment_ref and wait_seconds. Do not pay with another ref."
-_APPROVE: Final = (
-    "A person must approve it at approval_url. Tell the user, then call get_payment with this payment_ref. "
-    "Do not pay it another way."
+
+
+_FAULTS_MAX: Final = 10
+"""How many faults a reason names: a seller decides how many offers its 402 has."""
+
+OPERATOR_KEY: Final = (
+    "the API key is an operator key: tools for a model need an agent-scoped key (ap_agent_…) of one account, "
+    "which can neither approve payments nor change limits; create one with "
+    "`agentpay-server keys create --account ACCOUNT_ID` or in the console"
 )
-_REFUSED: Final = (
-    "Tell the user what the rule says. Do not split the payment or try another ref to pass the limit."
+
+
+@frozen
+class Advice:
+    """What the model should do now: two fields of a result, which are always set together.
+
+    Attributes:
+        next_step: in words for a model. It names the same ref exactly where repeating the call can help.
+        may_retry_with_same_ref: whether it can, at once or after what the step says.
+    """
+
+    next_step: str
+    may_retry_with_same_ref: bool
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields of a result."""
+        return {
+            "next_step": self.next_step,
+            "may_retry_with_same_ref": self.may_retry_with_same_ref,
+        }
+
+
+def _again(step: str) -> Advice:
+    return Advice(step, may_retry_with_same_ref=True)
+
+
+def _no_retry(step: str) -> Advice:
+    return Advice(step, may_retry_with_same_ref=False)
+
+
+_DONE: Final = _no_retry("Done. Report amount, payee and tx_signature.")
+_REFUSED: Final = _again(
+    "Tell the user what the rule says. Once it allows the payment, call again with the SAME ref and "
+    "arguments. Do not split the payment, and do not use another ref to pass the limit."
 )
-_AGAIN: Final = "Call the same tool again with the SAME ref and arguments. A new ref could pay twice."
-_STEPS: Final = {
-    "settled": _REPORT,
-    "submitted": _WAIT,
-    "pending_approval": _APPROVE,
+_UNKNOWN: Final = _again(
+    "Call the same tool again with the SAME ref and arguments. Another ref could pay twice."
+)
+_FIX: Final = _again("Nothing was paid. Correct the arguments, and call again with the same ref.")
+UNAUTHORIZED: Final = _no_retry(
+    "The service refuses the key of these tools, and will refuse every call. Tell the user: an operator must "
+    "configure a valid key. Do not pay another way: earlier calls may have paid."
+)
+NOT_FOUND: Final = _again(
+    "If you called pay or fetch_paid with this ref, call it again with the SAME ref and arguments: it never "
+    "pays twice. Otherwise list_payments shows the refs that were used."
+)
+_PAYMENT_ADVICE: Final[Mapping[str, Advice]] = {
+    "settled": _DONE,
+    "submitted": _again(
+        "It may still settle. Call get_payment with this payment_ref and wait_seconds, or repeat the call "
+        "with the SAME ref and arguments. Do not pay with another ref."
+    ),
+    "pending_approval": _no_retry(
+        "A person must approve it at approval_url. Tell the user, then call get_payment with this "
+        "payment_ref. Do not pay it another way."
+    ),
+    "paid_not_delivered": _again(
+        "It is paid, and the seller did not deliver. Call fetch_paid again with the SAME ref and arguments: "
+        "it asks the seller again and pays nothing more. If that does not deliver either, tell the user. Do "
+        "not buy it again with another ref."
+    ),
+    "approved": _again("Call fetch_paid again with the same ref and arguments."),
     "rejected": _REFUSED,
-    "failed": "Nothing was paid. Call the same tool again with the same ref for a new attempt.",
-    "unknown": _AGAIN,
+    "failed": _again("Nothing was paid. Call the same tool again with the same ref for a new attempt."),
+    "unknown": _UNKNOWN,
+    "unauthorized": UNAUTHORIZED,
+}
+UNDELIVERED: Final[dict[str, Any]] = {
+    "status": "paid_not_delivered",
+    **_PAYMENT_ADVICE["paid_not_delivered"].fields,
+}
+"""The fields that change in the result of a settled payment whose seller did not deliver."""
+_REFUSALS: Final[Mapping[str, Advice]] = {
+    "policy_violation": _REFUSED,
+    "account_paused": _again(
+        "The account is paused. Tell the user; once an operator resumes it, call again with the SAME ref and "
+        "arguments. Do not pay another way."
+    ),
+    "insufficient_balance": _again(
+        "The account must be funded first. Tell the user; then call again with the SAME ref and arguments."
+    ),
+    REJECTED_BY_PERSON: _no_retry("A person rejected it, finally. Tell the user. Do not pay it another way."),
+    "escalation_expired": _again(
+        "Nobody decided about it in time. Tell the user; call again with the SAME ref and arguments to ask "
+        "once more."
+    ),
+    "rate_limited": _again("Wait, then call again with the SAME ref and arguments."),
+    "fee_budget_exceeded": _again(
+        "Close sessions that are not in use, or tell the user. Later, call again with the SAME ref and "
+        "arguments."
+    ),
+    "nothing_payable": _again(
+        "Tell the user why the seller cannot be paid. If only max_usdc is too low, and the task is worth the "
+        "price, call again with the SAME ref and a higher max_usdc."
+    ),
+    "unreadable_challenge": _no_retry("Tell the user that this seller cannot be paid."),
+    "session_cap_exceeded": _no_retry(
+        "The session's cap is used up. Close it with close_session. Open another session only if the task "
+        "asks for more."
+    ),
+    "session_closed": _no_retry("The session takes no more charges. Tell the user what it has paid."),
+    "too_many_sessions": _again(
+        "Close a session with close_session, then call again with the SAME ref and arguments."
+    ),
 }
 
 
-def idempotency_key(ref: str) -> str:
-    """Return the key of a reference."""
-    return f"{KEY_PREFIX}{ref}"
-
-
-def payment_of(transfer: Transfer, ref: str, *, base_url: str, **changes: Any) -> PaymentResult:  # noqa: ANN401
+def payment_of(transfer: Transfer, ref: str, *, base_url: str) -> PaymentResult:
     """Return the result for a recorded payment."""
     status: Any = str(transfer.status)
-    reason = transfer.message
+    reason, is_waiting = None if transfer.message is None else without_hidden(transfer.message), False
+    advice = _PAYMENT_ADVICE.get(status, _UNKNOWN)
     if status == "approved":
         status, reason = "pending_approval", "An operator approved it; it is not signed yet."
-        changes = {"next_step": "Call fetch_paid again with the same ref and arguments.", **changes}
-    elif status not in _STEPS:
+    elif status == "pending_approval":
+        is_waiting, reason = True, "The policy asks for approval by a person."
+    elif status == "rejected":
+        advice = _REFUSALS.get(transfer.error or "", advice)
+    elif status not in _PAYMENT_ADVICE:
         status, reason = "unknown", f"The service reports the status {status}."
-    is_waiting = status == "pending_approval" and str(transfer.status) != "approved"
-    if is_waiting:
-        reason = "The policy asks for approval by a person."
-    result = PaymentResult(
+    return PaymentResult(
         status=status,
         money_moved=_MOVED.get(status, "unknown"),
-        may_retry_with_same_ref=status != "rejected" or transfer.error == "insufficient_balance",
+        may_retry_with_same_ref=advice.may_retry_with_same_ref,
         payment_ref=ref,
         transfer_id=transfer.transfer_id,
         amount_usdc=format_string(transfer.amount_usdc),
@@ -80,20 +188,27 @@ def payment_of(transfer: Transfer, ref: str, *, base_url: str, **changes: Any) -
         tx_signature=transfer.tx_signature,
         remaining_usdc=None,
         reason=reason,
-        next_step=_STEPS[status],
+        next_step=advice.next_step,
         approval_url=approval_url(base_url, transfer.transfer_id) if is_waiting else None,
     )
-    return cast("PaymentResult", {**result, **changes})
 
 
 def payment_without_transfer(
-    ref: str, status: PaymentStatus | None, *, to: str | None, amount_usdc: str | None, reason: str
+    ref: str,
+    status: PaymentStatus | None,
+    *,
+    to: str | None,
+    amount_usdc: str | None,
+    reason: str,
+    advice: Advice | None = None,
 ) -> PaymentResult:
     """Return the result for a payment that the service has not recorded."""
+    if advice is None:
+        advice = _UNPRICED if status is None else _PAYMENT_ADVICE[status]
     return PaymentResult(
         status=status,
         money_moved="no" if status is None else _MOVED.get(status, "unknown"),
-        may_retry_with_same_ref=True,
+        may_retry_with_same_ref=advice.may_retry_with_same_ref,
         payment_ref=ref,
         transfer_id=None,
         amount_usdc=padded(amount_usdc),
@@ -101,40 +216,72 @@ def payment_without_transfer(
         tx_signature=None,
         remaining_usdc=None,
         reason=reason,
-        next_step=None if status is None else _STEPS[status],
+        next_step=advice.next_step,
         approval_url=None,
     )
 
 
-def other_use(earlier: PaymentResult, *, to: str, amount_usdc: str) -> PaymentResult:
-    """Return the result of a call whose reference was used for another payment."""
+_UNPRICED: Final = _again("Nothing had to be paid. To fetch it again, use the same ref.")
+
+
+def conflict(earlier: PaymentResult, asked: str) -> PaymentResult:
+    """Return the result of a call whose reference is that of another payment, which it describes.
+
+    Args:
+        earlier: the payment of the reference.
+        asked: what this call asked for.
+    """
     done = {"yes": "already paid", "unknown": "is already used to pay"}.get(
         earlier["money_moved"], "is already used for a request to pay"
     )
     reason = (
         f"payment_ref {earlier['payment_ref']} {done} {earlier['amount_usdc']} USDC to {earlier['to']} "
-        f"({earlier['status']}). This call asked for {padded(amount_usdc)} USDC to {to}, or for another memo "
-        "or category, and paid nothing."
+        f"({earlier['status']}). This call asked for {asked}, and paid nothing."
     )
-    step = (
-        "The same purchase is done: do not pay again. Only a different purchase gets a new ref."
-        if earlier["money_moved"] == "yes"
-        else "Repeat the call with the original arguments. Only a different purchase gets a new ref."
-    )
-    return cast("PaymentResult", {**earlier, "reason": reason, "next_step": step})
+    advice = _SAME_IS_DONE if earlier["money_moved"] == "yes" else _SAME_IS_ASKED
+    changes = {"status": "conflict", "money_moved": "no", "reason": reason, "approval_url": None}
+    return cast("PaymentResult", {**earlier, **changes, **advice.fields})
 
 
-def refusal(error: AgentPayError | ValueError) -> dict[str, Any]:
-    """Return the fields of a result that a refusal sets: the reason, and whether to retry."""
-    may_retry = not isinstance(error, APIError) or error.code not in ("policy_violation", "account_paused")
-    step = _REFUSED
-    if isinstance(error, InsufficientBalanceError):
-        step = "The account must be funded first. Tell the user; then the same ref tries again."
-    elif isinstance(error, RateLimitedError):
-        step = "Wait, then call again with the same ref."
-    elif may_retry:
-        step = "Correct the arguments; nothing was paid, so the same ref can be used."
-    return {"reason": reason_of(error), "may_retry_with_same_ref": may_retry, "next_step": step}
+_SAME_IS_DONE: Final = _no_retry(
+    "If you mean the payment in reason, it is done: do not pay again. Only a different purchase gets a new "
+    "ref."
+)
+_SAME_IS_ASKED: Final = _no_retry(
+    "If you mean the payment in reason, call with its arguments. Only a different purchase gets a new ref."
+)
+
+
+def because(result: PaymentResult, error: Exception) -> PaymentResult:
+    """Return the result of a recorded payment for a call that failed."""
+    if isinstance(error, TransferRejectedError):
+        return result  # its reason is that of its refusal, and the error may be another's
+    return cast("PaymentResult", {**result, "reason": reason_of(error)})
+
+
+def refusal(error: Exception) -> dict[str, Any]:
+    """Return the fields of a result that a refusal sets: the reason, and what to do about it."""
+    code = (error.code or "") if isinstance(error, APIError) else ""
+    if isinstance(error, ChallengeTooLargeError):
+        code = "unreadable_challenge"
+    advice = _REFUSALS.get(code, _FIX)
+    if isinstance(error, RateLimitedError) and code not in _REFUSALS:
+        advice = _REFUSALS["rate_limited"]
+    return {"reason": reason_of(error), **advice.fields}
+
+
+def is_unauthorized(error: Exception) -> bool:
+    """Return whether the service refuses the key itself, or the key cannot be used for tools."""
+    if isinstance(error, PermissionDeniedError):
+        return error.code is not None  # else it is a proxy's response
+    return isinstance(error, AuthenticationError) or OPERATOR_KEY in error.args
+
+
+def next_step_of(error: AgentPayError) -> str:
+    """Return what a model should do about a read that failed."""
+    if is_unauthorized(error):
+        return UNAUTHORIZED.next_step
+    return "Wait, then try again." if isinstance(error, RateLimitedError) else "Try again later."
 
 
 def reason_of(error: Exception) -> str:
@@ -148,10 +295,12 @@ def reason_of(error: Exception) -> str:
 
 
 def explanation_of(error: Exception) -> str:
-    """Return the explanation of a refusal, with each fault."""
+    """Return the explanation of a refusal, with its first faults."""
     if not isinstance(error, APIError):
         return str(error)
-    details = "; ".join(f"{fault.field} {fault.message}" for fault in error.details)
+    # The message of a single fault may repeat it.
+    faults = [fault for fault in error.details if fault.message not in error.message]
+    details = "; ".join(f"{fault.field} {fault.message}" for fault in faults[:_FAULTS_MAX])
     return error.message + (f" ({details})" if details else "")
 
 
@@ -174,7 +323,7 @@ def check_of(check: TransferCheck) -> CheckResult:
     return CheckResult(
         would=str(check.would),
         error=check.error,
-        message=check.message,
+        message=None if check.message is None else without_hidden(check.message),
         remaining_usdc=_amount(check.remaining_usdc),
     )
 
@@ -187,24 +336,20 @@ def listed(transfer: Transfer) -> ListedPayment:
         status=str(transfer.status),
         amount_usdc=format_string(transfer.amount_usdc),
         to=transfer.to,
-        memo=transfer.memo,
+        memo=None if transfer.memo is None else without_hidden(transfer.memo),
         tx_signature=transfer.tx_signature,
         settled_at=transfer.to_dict()["settled_at"],
     )
 
 
-def ref_of(key: str | None) -> str | None:
-    """Return the key's reference; None for another program's key."""
-    return key.removeprefix(KEY_PREFIX) if key is not None and key.startswith(KEY_PREFIX) else None
-
-
 def session_of(session: Session, ref: str, **changes: Any) -> SessionResult:  # noqa: ANN401
     """Return the result for a recorded session."""
     status: Any = str(session.status)
+    advice = _SESSION_ADVICE.get(status, _UNKNOWN)
     result = SessionResult(
-        status=status,
+        status=status if status in _SESSION_ADVICE else "unknown",
         money_moved=_SESSION_MOVED.get(status, "unknown"),
-        may_retry_with_same_ref=True,
+        may_retry_with_same_ref=advice.may_retry_with_same_ref,
         session_ref=ref,
         charge_ref=None,
         session_id=session.session_id,
@@ -214,20 +359,26 @@ def session_of(session: Session, ref: str, **changes: Any) -> SessionResult:  # 
         settled_usdc=_amount(session.settled_usdc),
         returned_usdc=_amount(session.returned_usdc),
         tx_signature=session.settlement_tx_signature or session.tx_signature,
-        reason=None,
-        next_step=_SESSION_STEPS.get(status),
+        reason=None if status in _SESSION_ADVICE else f"The service reports the status {status}.",
+        next_step=advice.next_step,
     )
     return cast("SessionResult", {**result, **changes})
 
 
 def session_without_record(
-    ref: str, status: SessionStatusOrRefusal, *, reason: str, charge_ref: str | None = None
+    ref: str,
+    status: SessionStatusOrRefusal,
+    *,
+    reason: str,
+    charge_ref: str | None = None,
+    advice: Advice | None = None,
 ) -> SessionResult:
     """Return the result for a session that the service has not recorded."""
+    advice = advice or _WITHOUT_SESSION.get(status, _UNKNOWN)
     return SessionResult(
         status=status,
         money_moved=_MOVED.get(status, "unknown"),
-        may_retry_with_same_ref=True,
+        may_retry_with_same_ref=advice.may_retry_with_same_ref,
         session_ref=ref,
         charge_ref=charge_ref,
         session_id=None,
@@ -238,36 +389,63 @@ def session_without_record(
         returned_usdc=None,
         tx_signature=None,
         reason=reason,
-        next_step=_AGAIN if status == "unknown" else _REFUSED,
+        next_step=advice.next_step,
     )
 
 
+def session_conflict(session: Session, ref: str, *, to: str, cap_usdc: str) -> SessionResult:
+    """Return the result of an opening whose reference is that of another session, which it describes."""
+    result = session_of(session, ref)
+    reason = (
+        f"session_ref {ref} is that of a session of {result['cap_usdc']} USDC with {session.to} "
+        f"({session.status}). This call asked for {padded(cap_usdc)} USDC with {to}, and opened nothing."
+    )
+    advice = _SESSION_IS_OTHER if str(session.status) == "open" else _SESSION_WAS_OTHER
+    changes = {"status": "conflict", "money_moved": "no", "reason": reason}
+    return cast("SessionResult", {**result, **changes, **advice.fields})
+
+
+def charge_conflict(session: Session, ref: str, charge_ref: str) -> SessionResult:
+    """Return the result of a charge whose reference has charged another amount."""
+    reason = f"charge_ref {charge_ref} already charged another amount; nothing was charged now."
+    advice = _no_retry("The earlier charge is done: do not repeat it. Only a different one gets a new ref.")
+    changes = {"charge_ref": charge_ref, "status": "conflict", "money_moved": "no", "reason": reason}
+    return cast("SessionResult", {**session_of(session, ref), **changes, **advice.fields})
+
+
+NO_SESSION: Final = _again("Call open_session with the same session_ref first.")
+_SESSION_IS_OTHER: Final = _no_retry(
+    "A cap cannot be changed. Charge the session in reason, or close it with close_session; a session with "
+    "another cap or payee gets a new session_ref."
+)
+_SESSION_WAS_OTHER: Final = _no_retry("A session with another cap or payee gets a new session_ref.")
 _SESSION_MOVED: Final[Mapping[str, YesNo]] = {
     "open": "yes",
     "closing": "yes",
     "settled": "yes",
     "failed": "no",
 }
-_SESSION_STEPS: Final = {
-    "opening": "Call open_session again with the same session_ref.",
-    "open": "Charge it with charge_session; close it with close_session when done.",
-    "closing": "Call close_session again with the same session_ref until it is settled.",
-    "settled": _REPORT,
-    "failed": "Nothing was reserved. Call open_session again with the same session_ref.",
+_SESSION_ADVICE: Final[Mapping[str, Advice]] = {
+    "opening": _again("Call open_session again with the same session_ref and arguments."),
+    "open": _no_retry("Charge it with charge_session; close it with close_session when done."),
+    "closing": _again("Call close_session again with the same session_ref until it is settled."),
+    "settled": _DONE,
+    "failed": _again("Nothing was reserved. Call open_session again with the same session_ref."),
+}
+_WITHOUT_SESSION: Final[Mapping[str, Advice]] = {
+    "rejected": _REFUSED,
+    "failed": _SESSION_ADVICE["failed"],
+    "unauthorized": UNAUTHORIZED,
 }
 
 
-def newest_that_counts(transfers: Iterable[Transfer]) -> Transfer | None:
-    """Return the transfer of a reference: one that moved or may move money, otherwise the newest."""
-    found = list(transfers)
-    alive = [each for each in found if str(each.status) not in ("rejected", "failed")]
-    return next(iter(alive or found), None)
-
-
 def is_same(transfer: Transfer, *, to: str, amount_usdc: str, memo: str | None) -> bool:
-    """Return whether a transfer matches a call, as far as the record shows."""
-    is_amount = transfer.amount_usdc == Decimal(amount_usdc)
-    return is_amount and transfer.to == to and (transfer.memo or None) == (memo or None)
+    """Return whether a transfer is the purchase of a call, as far as the record shows.
+
+    A refused one may be repeated with another memo, because the rule may ask for one.
+    """
+    is_memo = is_refused(transfer) or (transfer.memo or None) == (memo or None)
+    return transfer.amount_usdc == Decimal(amount_usdc) and transfer.to == to and is_memo
 
 
 def approval_url(base_url: str, transfer_id: str) -> str:

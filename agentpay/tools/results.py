@@ -5,8 +5,20 @@ A result describes the payment or session of a reference, not the attempt.
 
 from typing import Literal, TypedDict
 
-PaymentStatus = Literal["settled", "submitted", "pending_approval", "rejected", "failed", "unknown"]
-SessionStatusOrRefusal = Literal["opening", "open", "closing", "settled", "failed", "rejected", "unknown"]
+PaymentStatus = Literal[
+    "settled",
+    "paid_not_delivered",
+    "submitted",
+    "pending_approval",
+    "rejected",
+    "failed",
+    "conflict",
+    "unauthorized",
+    "unknown",
+]
+SessionStatusOrRefusal = Literal[
+    "opening", "open", "closing", "settled", "failed", "rejected", "conflict", "unauthorized", "unknown"
+]
 YesNo = Literal["yes", "no", "unknown"]
 
 
@@ -19,6 +31,8 @@ class UntrustedContent(TypedDict):
         content_type: media type, as the site claims.
         body: text of the body, or a sentence that it is not text.
         truncated: whether the body was longer than what is shown.
+        refusal: why the seller asks for payment or refuses one (402), in its own words; None without a
+            reason.
     """
 
     notice: str
@@ -26,15 +40,20 @@ class UntrustedContent(TypedDict):
     content_type: str | None
     body: str
     truncated: bool
+    refusal: str | None
 
 
 class PaymentResult(TypedDict):
     """The status of the payment that a reference names.
 
     Attributes:
-        status: how far it has come; None where `fetch_paid` had nothing to pay.
-        money_moved: whether money has left the account under this reference.
-        may_retry_with_same_ref: whether the same call with the same reference is sensible. It is always safe.
+        status: how far it has come; None where `fetch_paid` had nothing to pay. `paid_not_delivered`: of
+            `fetch_paid`, settled, but the seller's response is no success. `conflict`: the reference is that
+            of another payment, which the other fields describe. `unauthorized`: the service refuses the key.
+        money_moved: whether money has left the account under this reference; for `conflict`, by this call,
+            so `no`.
+        may_retry_with_same_ref: whether repeating the call with the same reference can help, at once or after
+            what `next_step` says. It is always safe.
         payment_ref: the reference.
         transfer_id: the transfer, `txn_…`.
         amount_usdc: USDC of the payment under this reference, 6 decimals.
@@ -112,10 +131,12 @@ class SessionResult(TypedDict):
     """The status of a session, or of a charge.
 
     Attributes:
-        status: how far the session has come; `rejected` where a call was refused.
+        status: how far the session has come; `rejected` where a call was refused, `conflict` where its
+            reference is that of another session or charge, `unauthorized` where the service refuses the key.
         money_moved: whether the request was carried out: the cap is reserved, the charge counts, the session
             is settled.
-        may_retry_with_same_ref: whether the same call with the same references is sensible.
+        may_retry_with_same_ref: whether repeating the call with the same references can help, at once or
+            after what `next_step` says. It is always safe.
         session_ref: the reference of the session.
         charge_ref: the reference of the charge; None for other calls.
         session_id: the session, `sess_…`.

@@ -7,8 +7,15 @@ settle, and always skipped here.
 
 A scan covers the accounts that the chain names, and all accounts whose books differ from their on-chain
 balance. `deposit_schedule.py` decides when.
+
+A balance that stays above the books shows that a node has left out a deposit: the account's whole history is
+read again.
+
+A scan also compares debits: one that the books do not explain stops the account (`money/unknown_debits.py`).
+Each account is scanned before this process first signs for it, because the database may be an older copy.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,18 +26,28 @@ from attrs import define, field
 from agentpay.contract import identifiers
 from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
 from agentpay_server.accounts import store as account_store
-from agentpay_server.accounts.store import AccountRecord
 from agentpay_server.chain.protocol import ChainUnavailableError, Deposit, DepositBatch
 from agentpay_server.context import Context
 from agentpay_server.crash_points import Operation, Step, fault_point
 from agentpay_server.database.connection import Connection
+from agentpay_server.database.tables import AccountRecord, EntryRecord
 from agentpay_server.logs import log
-from agentpay_server.money import entries, low_balance
+from agentpay_server.money import entries, low_balance, unknown_debits
 from agentpay_server.money import transactions as chain_transactions
 from agentpay_server.money.settlement import Settlement
+from agentpay_server.money.unknown_debits import UnknownDebit
 
 _NEWEST: Final = 1_000
 """How many of an account's history entries are read to skip transactions that are already booked."""
+
+_ALL: Final = 100_000
+"""The same for an account whose whole history is read again."""
+
+_SURPLUS_SECONDS: Final = 60.0
+"""How long an account holds more than is booked before its whole history is read again. A deposit is booked
+once it is irreversible, after some 15 s."""
+
+_LONGEST_SURPLUS_SECONDS: Final = 86_400.0
 
 _BATCHES_AT_ONCE: Final = 10
 """How many batches of an account are booked before other accounts get a turn."""
@@ -53,6 +70,14 @@ class _Look:
     also: Callable[[Connection], None] | None
     batches_left: int
     is_done: bool = False
+
+
+@define
+class _Surplus:
+    """When to read an account's whole history again, in the event loop's time, because it holds too much."""
+
+    at: float
+    pause_seconds: float = _SURPLUS_SECONDS
 
 
 @define
@@ -88,7 +113,11 @@ class Deposits:
         self._settlement = settlement
         self._arrivals = arrivals
         self._expected: set[str] = set()
+        # The accounts whose debits were compared since the start.
+        self._compared: set[str] = set()
+        self._began = asyncio.get_running_loop().time()
         self._unread: set[str] = set()
+        self._surpluses: dict[str, _Surplus] = {}
 
     @property
     def is_any_due(self) -> bool:
@@ -146,13 +175,20 @@ class Deposits:
             self._arrivals.is_anywhere = True
             raise
 
-    async def look_if_reported(self, token_account: str) -> None:
-        """Book the reported deposits of a token account, if they can be read.
+    async def look_before_spend(self, token_account: str) -> None:
+        """Compare the debits of a token account, once per start, and book its reported deposits.
 
-        Called before spends. Unreadable deposits are booked later: a third party's transaction that no node
-        returns must not prevent an account from spending.
+        Unreadable deposits are booked later: a third party's transaction that no node returns must not
+        prevent an account from spending.
+
+        Raises:
+            ChainUnavailableError: the debits could not be compared, so nothing may be signed for the account.
         """
-        if token_account in self._arrivals.token_accounts:
+        if token_account not in self._compared:
+            await self.look(token_account)
+            if token_account not in self._compared:
+                raise ChainUnavailableError("the history of an account does not explain its balance yet")
+        elif token_account in self._arrivals.token_accounts:
             with suppress(ChainUnavailableError):
                 await self.look(token_account)
 
@@ -178,6 +214,8 @@ class Deposits:
                 await self._catch_up(token_account, work)
             if work.also is not None:
                 await self._database.run(work.also)
+            if work.is_done and token_account not in self._compared:
+                await self._compare_balance(token_account)
         except BaseException:
             self._arrivals.token_accounts.add(token_account)
             self._context.wakeup.set()
@@ -213,12 +251,64 @@ class Deposits:
         for account, found in zip(page, held, strict=True):
             if account.unjudged_spend and found is not None:
                 await low_balance.judge_by(self._context, account.account_id, found.amount_micro)
+            if found is not None and self._context.is_cluster:
+                await self._judge_surplus(account, found.amount_micro)
         return [
             account
             for account, found in zip(page, held, strict=True)
             # With money in flight, a deposit and a payment may cancel out.
             if found is not None and (account.in_flight or found.amount_micro != account.balance)
         ]
+
+    async def _judge_surplus(self, account: AccountRecord, held_micro: int) -> None:
+        """Read an account's whole history again if it keeps holding more than is booked.
+
+        A node that leaves a deposit out of a history moves the cursor past it.
+        """
+        name, now = account.account_id, asyncio.get_running_loop().time()
+        if held_micro <= account.balance:
+            self._surpluses.pop(name, None)
+            return
+        surplus = self._surpluses.setdefault(name, _Surplus(at=now + _SURPLUS_SECONDS))
+        if now < surplus.at:
+            return
+        surplus.pause_seconds = min(surplus.pause_seconds * 2, _LONGEST_SURPLUS_SECONDS)
+        surplus.at = now + surplus.pause_seconds
+        log(logger, logging.WARNING, "deposits.read_again", account_id=name)
+        await self._database.run(account_store.ACCOUNTS.changed, name, deposit_cursor=None)
+
+    async def _compare_balance(self, token_account: str) -> None:
+        """Compare the balance with the books, once the token account's history is booked.
+
+        A chain within the process keeps no history of debits, but its balances are never outdated. On a
+        cluster, debits of an earlier process may still be reversible for the life of a blockhash: if the
+        balance is lower than booked, the account stays uncompared until its history explains it.
+        """
+        before = await self._database.read(account_store.account_at, token_account)
+        if before is None:
+            return
+        seconds = asyncio.get_running_loop().time() - self._began
+        if not self._context.is_cluster or seconds <= self._chain.blockhash_life_seconds:
+            (held,) = await self._chain.token_accounts([token_account])
+            held_micro = 0 if held is None else held.amount_micro
+            if self._context.is_cluster:
+                after = await self._database.read(account_store.ACCOUNTS.existing, before.account_id)
+                if unknown_debits.missing_micro(before, held_micro, after) > 0:
+                    return
+            else:
+                found = await self._database.run(self._book_missing, before, held_micro)
+                if found is not None:
+                    await found.report()
+        self._compared.add(token_account)
+
+    def _book_missing(
+        self, connection: Connection, before: AccountRecord, held_micro: int
+    ) -> UnknownDebit | None:
+        account = account_store.ACCOUNTS.existing(connection, before.account_id, lock=True)
+        missing_micro = unknown_debits.missing_micro(before, held_micro, account)
+        if missing_micro <= 0:
+            return None
+        return unknown_debits.book(connection, self._context, before.account_id, amount_micro=missing_micro)
 
     async def _catch_up(self, token_account: str, work: _Look) -> None:
         """Book the deposits since the account's cursor, until another watcher is faster."""
@@ -229,7 +319,9 @@ class Deposits:
         after = account.deposit_cursor
 
         async def newest() -> set[str]:
-            return await self._database.read(entries.newest_signatures, account.account_id, _NEWEST)
+            is_read_again = after is None or account.account_id in self._surpluses
+            count = _ALL if is_read_again else _NEWEST
+            return await self._database.read(entries.newest_signatures, account.account_id, count)
 
         async for batch in self._chain.deposits(token_account, after=after, booked=newest):
             fault_point(Operation.DEPOSIT, Step.BEGUN)
@@ -239,7 +331,10 @@ class Deposits:
                 return
             work.also = None
             fault_point(Operation.DEPOSIT, Step.BOOKED)
-            for deposit in booked:
+            deposits, debits = booked
+            for debit in debits:
+                await debit.report()
+            for deposit in deposits:
                 log(
                     logger,
                     logging.INFO,
@@ -259,13 +354,13 @@ class Deposits:
         after: str | None,
         batch: DepositBatch,
         also: Callable[[Connection], None] | None,
-    ) -> list[Deposit] | None:
-        """Book a batch of an account's history, move its cursor, and return the booked deposits.
+    ) -> tuple[list[Deposit], list[UnknownDebit]] | None:
+        """Book a batch of an account's history, move its cursor, and return what was booked.
 
         Returns None if the cursor is no longer at the start of the batch.
         """
         # Settling a transfer to the account also locks this row, so only one of the two books the deposit.
-        account = account_store.existing_account(connection, account_id, lock=True)
+        account = account_store.ACCOUNTS.existing(connection, account_id, lock=True)
         if account.deposit_cursor != after:
             return None
         now_us = self._context.clock.now_us()
@@ -283,10 +378,22 @@ class Deposits:
                 now_us=now_us,
             )
         ]
-        account_store.set_deposit_cursor(connection, account_id, batch.cursor)
+        unknown = [
+            unknown_debits.book(
+                connection,
+                self._context,
+                account_id,
+                amount_micro=debit.amount_micro,
+                tx_signature=debit.signature,
+                recipient=debit.recipient,
+            )
+            for debit in batch.debits
+            if not unknown_debits.is_explained(connection, debit, account_id)
+        ]
+        account_store.ACCOUNTS.changed(connection, account_id, deposit_cursor=batch.cursor)
         if also is not None:
             also(connection)
-        return booked
+        return booked, unknown
 
 
 def book_deposit(
@@ -306,17 +413,17 @@ def book_deposit(
     if entries.is_deposit_booked(connection, account.account_id, signature):
         return False
     known = None if sender is None else account_store.account_at(connection, sender)
-    deposit: dict[str, object] = {
-        "transaction_id": context.identifiers.new(identifiers.ENTRY),
-        "account_id": account.account_id,
-        "type": TransactionType.DEPOSIT.value,
-        "status": TransactionStatus.SETTLED.value,
-        "direction": Direction.IN.value,
-        "amount": amount_micro,
-        "counterparty": sender if known is None else known.account_id,
-        "tx_signature": signature,
-        "created_us": now_us,
-    }
+    deposit = EntryRecord(
+        transaction_id=context.identifiers.new(identifiers.ENTRY),
+        account_id=account.account_id,
+        type=TransactionType.DEPOSIT.value,
+        status=TransactionStatus.SETTLED.value,
+        direction=Direction.IN.value,
+        amount=amount_micro,
+        counterparty=sender if known is None else known.account_id,
+        tx_signature=signature,
+        created_us=now_us,
+    )
     entries.insert_entries(connection, deposit)
     account_store.credit(connection, account.account_id, amount_micro)
     return True

@@ -14,8 +14,8 @@ from agentpay_server.accounts.store import own_account
 from agentpay_server.clock import end_of_millisecond_us, from_us
 from agentpay_server.context import Context
 from agentpay_server.database.pages import List
+from agentpay_server.database.tables import EntryRecord
 from agentpay_server.money import entries as store
-from agentpay_server.money.entries import EntryRecord
 from agentpay_server.principals import Principal
 
 
@@ -37,7 +37,7 @@ class History:
         before = listing.before(query.cursor)
         await self._context.database.read(own_account, principal, account_id)
         rows = await self._context.database.read(
-            store.page,
+            store.PAGES,
             account_id,
             before,
             query.limit + 1,

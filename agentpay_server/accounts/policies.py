@@ -14,11 +14,11 @@ from agentpay_server import audit
 from agentpay_server.accounts import policy_record_store as record_store
 from agentpay_server.accounts import store
 from agentpay_server.accounts.policy_records import PolicyRecords
-from agentpay_server.accounts.store import AccountRecord
 from agentpay_server.chain.custody import record_key
 from agentpay_server.clock import from_us
 from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
+from agentpay_server.database.tables import AccountRecord
 from agentpay_server.errors import Problem
 from agentpay_server.money.policy import stored_policy
 from agentpay_server.principals import Principal
@@ -88,13 +88,13 @@ class Policies:
         if after == before:
             return account
         now_us = self._context.clock.now_us()
-        store.set_policy(
+        changed = store.ACCOUNTS.changed(
             connection,
-            account_id,
+            account,
             policy=canonical_policy(after),
             paused=after.paused,
-            version=account.policy_version + 1,
-            now_us=now_us,
+            policy_version=account.policy_version + 1,
+            policy_updated_us=now_us,
         )
         self._queue_record(connection, account, now_us)
         audit.record(
@@ -106,7 +106,7 @@ class Policies:
             before=codec.unstructure(before),
             after=codec.unstructure(after),
         )
-        return store.own_account(connection, principal, account_id)
+        return changed
 
     def _queue_record(self, connection: Connection, account: AccountRecord, now_us: int) -> None:
         record = record_store.record(connection, account.account_id)

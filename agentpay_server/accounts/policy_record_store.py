@@ -2,25 +2,12 @@
 
 from typing import Final
 
-from attrs import frozen
 from sqlalchemy import bindparam, exists, func, insert, literal_column, not_, select, update
 
 from agentpay_server.database.connection import Connection
+from agentpay_server.database.tables import PolicyRecord as PolicyRecord
 from agentpay_server.database.tables import chain_transactions, policy_records
 from agentpay_server.money.transactions import Kind, State
-
-
-@frozen
-class PolicyRecord:
-    """A row of `policy_records`."""
-
-    account_id: str
-    address: str
-    written_version: int
-    tx_signature: str | None
-    due_us: int | None
-    failures: int
-
 
 _INSERT: Final = insert(policy_records)
 _BY_ACCOUNT: Final = select(policy_records).where(policy_records.c.account_id == bindparam("account_id"))

@@ -14,16 +14,19 @@ from typing import Final
 
 from agentpay_server.accounts import policy_record_store as store
 from agentpay_server.accounts import store as account_store
-from agentpay_server.accounts.store import AccountRecord
 from agentpay_server.chain import transactions
 from agentpay_server.chain.policy_record import PolicyRecord
 from agentpay_server.chain.protocol import ChainUnavailableError, Failure, SignedTransaction
+from agentpay_server.chain.signing import fee_lamports
 from agentpay_server.clock import SECOND_US
 from agentpay_server.context import Context
 from agentpay_server.crash_points import Operation, Step, fault_point
 from agentpay_server.database.connection import Connection
+from agentpay_server.database.tables import AccountRecord
 from agentpay_server.logs import log
 from agentpay_server.money import transactions as chain_transactions
+from agentpay_server.money.fees import Cost
+from agentpay_server.money.funding import Funding
 from agentpay_server.money.handlers import Handler, SigningInputs, Unit, pending_transaction
 from agentpay_server.money.settlement import Settlement
 from agentpay_server.money.transactions import ChainTransaction, Kind
@@ -32,6 +35,7 @@ from agentpay_server.tasks import all_ended
 _BATCH: Final = 100
 _LONGEST_PAUSE_US: Final = 300 * SECOND_US
 _WAIT_SECONDS: Final = 1.0
+_MOST_SIGNATURES: Final = 3
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -39,8 +43,9 @@ logger: logging.Logger = logging.getLogger(__name__)
 class PolicyRecords:
     """Signs the newest policy of accounts whose record is due, and drives the write."""
 
-    def __init__(self, context: Context, settlement: Settlement) -> None:
+    def __init__(self, context: Context, settlement: Settlement, funding: Funding) -> None:
         self._context = context
+        self._funding = funding
         self._database = context.database
         self._settlement = settlement
         self._writers: dict[str, asyncio.Task[None]] = {}
@@ -103,7 +108,8 @@ class PolicyRecords:
         account, record, in_flight = state
         if in_flight is not None:
             return await self._ended(in_flight, record, is_new=False)
-        if record.due_us is None or record.due_us > self._context.clock.now_us():
+        now_us = self._context.clock.now_us()
+        if record.due_us is None or record.due_us > now_us or not self._context.clock_check.agrees(now_us):
             return False
         fault_point(Operation.POLICY_RECORD, Step.BEGUN)
         signed = await self._sign(account, record)
@@ -125,13 +131,19 @@ class PolicyRecords:
             policy=account.policy,
         )
         blockhash = await chain.latest_blockhash()
+        present = await chain.account_size(record.address)
+        rent = await chain.rent_exemption(wanted.size)
+        missing = max(rent - (0 if present is None else present[0]), 0)
+        fee = fee_lamports(_MOST_SIGNATURES, blockhash.compute_budget)
+        if not await self._funding.is_enough_for(Cost(fees=fee, rent=missing)):
+            raise ChainUnavailableError("the treasury cannot pay for the record of a policy")
         return transactions.write_policy_record(
             self._context.signer,
             blockhash,
             account_index=account.key_index,
             record=wanted,
-            present=await chain.account_size(record.address),
-            rent_exempt_lamports=await chain.rent_exemption(wanted.size),
+            present=present,
+            rent_exempt_lamports=rent,
         )
 
     def _store(
@@ -143,7 +155,7 @@ class PolicyRecords:
             ChainUnavailableError: a write with the same bytes has expired.
         """
         account_id = signed_for.account_id
-        account_store.existing_account(connection, account_id, lock=True)
+        account_store.ACCOUNTS.existing(connection, account_id, lock=True)
         record = store.existing_record(connection, account_id)
         in_flight = chain_transactions.pending(connection, Kind.POLICY_RECORD, account_id)
         if in_flight is not None or record.written_version >= signed_for.policy_version:
@@ -179,7 +191,7 @@ class PolicyRecordHandler(Handler[store.PolicyRecord]):
 
     def settled(self, unit: Unit, tx: ChainTransaction, subject: store.PolicyRecord) -> store.PolicyRecord:
         """Store which version is on chain now; a newer one is due at once."""
-        account = account_store.existing_account(unit.connection, subject.account_id, lock=True)
+        account = account_store.ACCOUNTS.existing(unit.connection, subject.account_id, lock=True)
         version = _version(tx)
         store.set_written(
             unit.connection,
@@ -214,7 +226,7 @@ class PolicyRecordHandler(Handler[store.PolicyRecord]):
         reason: object,  # noqa: ARG002
     ) -> store.PolicyRecord:
         """Schedule a write of the newest policy at once."""
-        account_store.existing_account(unit.connection, subject.account_id, lock=True)
+        account_store.ACCOUNTS.existing(unit.connection, subject.account_id, lock=True)
         store.set_due(unit.connection, subject.account_id, due_us=unit.now_us, failures=subject.failures)
         return store.existing_record(unit.connection, subject.account_id)
 
@@ -255,7 +267,7 @@ def _version(tx: ChainTransaction) -> int:
 
 
 def _postpone(connection: Connection, account_id: str, now_us: int) -> None:
-    account_store.existing_account(connection, account_id, lock=True)
+    account_store.ACCOUNTS.existing(connection, account_id, lock=True)
     record = store.existing_record(connection, account_id)
     if chain_transactions.pending(connection, Kind.POLICY_RECORD, account_id) is not None:
         # Another server has signed a write meanwhile: its outcome decides the next step.
@@ -273,4 +285,4 @@ def _state(
     if record is None:
         return None
     in_flight = chain_transactions.pending(connection, Kind.POLICY_RECORD, account_id)
-    return account_store.existing_account(connection, account_id), record, in_flight
+    return account_store.ACCOUNTS.existing(connection, account_id), record, in_flight

@@ -13,14 +13,20 @@ from attrs import frozen
 
 from agentpay_server.chain import transactions
 from agentpay_server.chain.custody import spending_key
+from agentpay_server.chain.instructions import TOKEN_ACCOUNT_BYTES
 from agentpay_server.chain.protocol import ChainUnavailableError, Failure, SignedTransaction
+from agentpay_server.chain.signing import fee_lamports
 from agentpay_server.context import Context
 from agentpay_server.crash_points import Operation
 from agentpay_server.money.broadcast import Landed
+from agentpay_server.money.fees import Cost
 from agentpay_server.money.settlement import Settlement
 
 COLLECTING_SECONDS: Final = 0.02
 """How long the first request waits for others: little, compared to the landing of a transaction."""
+
+
+_SIGNATURES: Final = 1
 
 
 class _RefusedError(ChainUnavailableError):
@@ -43,6 +49,17 @@ class Provisioning:
         self._chain = context.chain
         self._settlement = settlement
         self._waiting: list[_Waiting] = []
+
+    async def cost(self) -> Cost:
+        """Return what provisioning an account takes from the treasury, at most.
+
+        Raises:
+            ChainUnavailableError: the chain did not respond.
+        """
+        chain = self._chain
+        blockhash = await chain.latest_blockhash()
+        rent = await chain.rent_exemption(0) + await chain.rent_exemption(TOKEN_ACCOUNT_BYTES)
+        return Cost(fees=fee_lamports(_SIGNATURES, blockhash.compute_budget), rent=rent)
 
     async def provision(self, key_index: int) -> SignedTransaction | None:
         """Provision the account of a spending key, retrying until it exists.

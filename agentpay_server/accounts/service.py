@@ -15,16 +15,17 @@ from agentpay.contract.console import ALLOW_SIGNING, AccountDetail, ListAccountD
 from agentpay.contract.endpoints import CREATE_ACCOUNT
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.pages import PageBody
-from agentpay.contract.policies import Policy
+from agentpay.contract.policies import POLICY_FIELDS, Policy
 from agentpay.contract.spending import Budget
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay_server import audit
+from agentpay_server.accounts import claim_store as claims
 from agentpay_server.accounts import policy_record_store as policy_records
 from agentpay_server.accounts import store
 from agentpay_server.accounts.policies import canonical_policy
 from agentpay_server.accounts.provisioning import Provisioning
 from agentpay_server.accounts.rules import handle_of
-from agentpay_server.accounts.store import AccountRecord, own_account
+from agentpay_server.accounts.store import own_account
 from agentpay_server.chain.custody import spending_key
 from agentpay_server.chain.instructions import associated_token_address
 from agentpay_server.chain.protocol import ChainUnavailableError, SignedTransaction, TokenAccount
@@ -34,9 +35,12 @@ from agentpay_server.crash_points import Operation, Step, fault_point
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.runner import run_again_if_late
+from agentpay_server.database.tables import AccountRecord
 from agentpay_server.errors import chain_unavailable
 from agentpay_server.money import spending
 from agentpay_server.money import transactions as chain_transactions
+from agentpay_server.money.fees import Cost
+from agentpay_server.money.funding import Funding, Funds, FundsChangedError
 from agentpay_server.money.handlers import watched_transaction
 from agentpay_server.money.policy import stored_policy
 from agentpay_server.money.preflight import spendable_micro, uncertain_micro
@@ -51,19 +55,22 @@ _CUSTODIAL = "custodial"
 class Accounts:
     """Provisions and reads accounts."""
 
-    def __init__(self, context: Context, settlement: Settlement) -> None:
+    def __init__(self, context: Context, settlement: Settlement, funding: Funding) -> None:
         self._context = context
+        self._funding = funding
         self._provisioning = Provisioning(context, settlement)
 
     async def create(self, principal: Principal, request: CreateAccount) -> Account:
         """Provision an account on chain and return it (interface A1, A7 to A10).
 
         Raises:
-            Problem: `chain_unavailable`; nothing was stored.
+            Problem: `chain_unavailable`, `rate_limited`, `service_unavailable` while the clocks differ;
+                nothing was stored.
         """
         principal.require_operator("POST /v1/accounts")
+        self._context.clock_check.require()
         fault_point(Operation.ACCOUNT, Step.BEGUN)
-        key_index = await run_again_if_late(self._context.database, store.next_key_index)
+        key_index = await self._claimed_key_index(principal)
         try:
             watched = await self._provisioning.provision(key_index)
         except ChainUnavailableError:
@@ -93,7 +100,7 @@ class Accounts:
         paused = None if query.status is None else query.status is AccountStatus.PAUSED
         before = listing.before(query.cursor)
         rows = await self._context.database.read(
-            store.page, principal.operator_id, before, query.limit + 1, paused=paused
+            store.PAGES, principal.operator_id, before, query.limit + 1, paused=paused
         )
         balances = dict(zip(rows, await self._balances(rows), strict=True))
         return listing.page(
@@ -179,6 +186,32 @@ class Accounts:
             raise chain_unavailable() from None
         return [0 if account is None else account.amount_micro for account in found]
 
+    async def _claimed_key_index(self, principal: Principal) -> int:
+        """Count an account of an operator, and return the index of its key.
+
+        Raises:
+            Problem: `chain_unavailable`, also if the treasury cannot pay; `rate_limited`.
+        """
+        try:
+            cost = await self._provisioning.cost()
+        except ChainUnavailableError:
+            raise chain_unavailable() from None
+        while True:
+            funds = await self._funding.look()
+            try:
+                return await run_again_if_late(
+                    self._context.database, self._claim, principal.operator_id, funds, cost
+                )
+            except FundsChangedError:
+                continue
+
+    def _claim(self, connection: Connection, operator_id: str, funds: Funds, cost: Cost) -> int:
+        key_index = store.next_key_index(connection)
+        # That has locked the counter of key indexes, so accounts are counted one after another.
+        claims.claim(self._context, connection, operator_id)
+        self._funding.promise(connection, funds, cost)
+        return key_index
+
     def _insert(
         self,
         connection: Connection,
@@ -191,8 +224,8 @@ class Accounts:
         account_id = context.identifiers.new(identifiers.ACCOUNT)
         address = context.signer.address(spending_key(key_index))
         metadata = request.metadata
-        store.insert_account(
-            connection,
+        new = AccountRecord(
+            seq=0,
             account_id=account_id,
             operator_id=principal.operator_id,
             name=request.name,
@@ -209,10 +242,12 @@ class Accounts:
             last_spend_us=0,
             balance=0,
             in_flight=0,
+            deposit_cursor=None,
             in_flight_total=0,
             session_reserved=0,
             created_us=now_us,
         )
+        store.ACCOUNTS.insert(connection, new)
         if watched is not None:
             provisioned = watched_transaction(
                 watched, kind=Kind.PROVISION, account_id=account_id, now_us=now_us
@@ -257,13 +292,8 @@ class Accounts:
             account_id=record.account_id,
             balance_usdc=from_micro(0 if held is None else held.amount_micro),
             available_usdc=from_micro(max(spendable_micro(held) - uncertain, 0)),
-            max_single_transfer=policy.max_single_transfer,
-            max_daily_spend=policy.max_daily_spend,
-            escalation_threshold=policy.escalation_threshold,
-            paused=record.paused,
+            **{name: getattr(policy, name) for name in POLICY_FIELDS if name in attrs.fields_dict(Budget)},
             requires_memo=policy.require_memo,
-            categories=policy.categories,
-            allowed_counterparties=policy.allowed_counterparties,
             **self._spending(connection, record, policy),
         )
 
@@ -289,7 +319,7 @@ class Accounts:
     def _details(
         self, connection: Connection, operator_id: str, before: int, count: int
     ) -> Sequence[tuple[AccountRecord, dict[str, Any]]]:
-        rows = store.page(connection, operator_id, before, count, paused=None)
+        rows = store.PAGES(connection, operator_id, before, count)
         return [(record, self._detail_of(connection, record)) for record in rows]
 
     def _detail_of(self, connection: Connection, record: AccountRecord) -> dict[str, Any]:

@@ -91,5 +91,9 @@ def explorer_url(signature: str, cluster: str) -> str:
     if cluster in _NAMED_BY_EXPLORER:
         return f"{_EXPLORER}{signature}?cluster={cluster}"
     parts = urlsplit(cluster)
-    origin = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
-    return f"{_EXPLORER}{signature}?cluster=custom&customUrl={quote(origin, safe='')}"
+    return custom_explorer_url(signature, f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}")
+
+
+def custom_explorer_url(signature: str, rpc_url: str) -> str:
+    """Return the explorer's page of a transaction on the cluster of an RPC URL, which contains no secret."""
+    return f"{_EXPLORER}{signature}?cluster=custom&customUrl={quote(rpc_url, safe='')}"

@@ -24,10 +24,24 @@ from agentpay_server.chain import instructions
 from agentpay_server.chain.custody import TREASURY, Signer, escrow_authority, spending_key
 from agentpay_server.chain.instructions import TOKEN_ACCOUNT_BYTES, TOKEN_PROGRAM
 from agentpay_server.chain.protocol import Blockhash, SignedTransaction
-from agentpay_server.chain.signing import sign_transaction, with_units_for
+from agentpay_server.chain.signing import fee_lamports, sign_transaction, with_units_for
 
 ESCROW_BYTES: Final = TOKEN_ACCOUNT_BYTES
 """Data size in bytes. The treasury lends the rent exemption for it."""
+
+
+_OPENING_SIGNATURES: Final = 3
+_SETTLEMENT_SIGNATURES: Final = 2
+
+
+def opening_fee(blockhash: Blockhash) -> int:
+    """Return the most lamports that the fee of an opening can be."""
+    return fee_lamports(_OPENING_SIGNATURES, blockhash.compute_budget)
+
+
+def settlement_fee(blockhash: Blockhash) -> int:
+    """Return the most lamports that the fee of a settlement can be, at the same price."""
+    return fee_lamports(_SETTLEMENT_SIGNATURES, with_units_for(blockhash, 2).compute_budget)
 
 
 def escrow_address(signer: Signer, *, account_index: int, session_id: str) -> str:

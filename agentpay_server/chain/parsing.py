@@ -1,18 +1,11 @@
-"""Parsing on-chain data: token accounts, failures, and the transfers that a transaction requests.
+"""Parsing on-chain data: token accounts, which are validated strictly, and failures."""
 
-Token accounts are validated strictly, because money depends on them. The requested transfers are for display
-only.
-"""
-
-import struct
 from collections.abc import Sequence
 from typing import Final
 
-from attrs import frozen
 from solders.token import state
-from solders.transaction import VersionedTransaction
 
-from agentpay_server.chain.instructions import MEMO_PROGRAM, TOKEN_PROGRAM
+from agentpay_server.chain.instructions import TOKEN_PROGRAM
 from agentpay_server.chain.protocol import FailureReason, TokenAccount
 
 
@@ -74,46 +67,3 @@ def json_failure_reason(error: object, programs: Sequence[str]) -> FailureReason
             return failure_reason(programs[index], cause)
         case _:
             return FailureReason.OTHER
-
-
-_TRANSFER_CHECKED: Final = 12
-_MINT_TO_CHECKED: Final = 14
-
-
-@frozen
-class Movement:
-    """USDC from one token account to another. `source` is None for minted USDC."""
-
-    source: str | None
-    destination: str
-    amount_micro: int
-
-
-def movements(transaction: VersionedTransaction) -> tuple[Movement, ...]:
-    """Return the movements of USDC in a transaction of this service, in order."""
-    message = transaction.message
-    found = []
-    for instruction in message.instructions:
-        kind = instruction.data[:1]
-        if message.account_keys[instruction.program_id_index] != TOKEN_PROGRAM or len(instruction.data) != 10:
-            continue
-        accounts = [str(message.account_keys[index]) for index in instruction.accounts]
-        amount_micro: int = struct.unpack_from("<Q", instruction.data, 1)[0]
-        if kind == bytes([_TRANSFER_CHECKED]):
-            found.append(Movement(accounts[0], accounts[2], amount_micro))
-        elif kind == bytes([_MINT_TO_CHECKED]):
-            found.append(Movement(None, accounts[1], amount_micro))
-    return tuple(found)
-
-
-def memo(transaction: VersionedTransaction) -> str | None:
-    """Return the text of a transaction's memo; None if it has none."""
-    message = transaction.message
-    return next(
-        (
-            instruction.data.decode("utf-8", "replace")
-            for instruction in message.instructions
-            if message.account_keys[instruction.program_id_index] == MEMO_PROGRAM
-        ),
-        None,
-    )

@@ -12,6 +12,9 @@ from enum import StrEnum
 from typing import Final, Protocol
 
 from attrs import Factory, field, frozen
+from solders.transaction import VersionedTransaction
+
+from agentpay_server.chain.messages import debited_account
 
 BLOCKHASH_LIFE_BLOCKS: Final = 150
 """Number of blocks in which a transaction can land, up to its last valid block height."""
@@ -28,6 +31,13 @@ class DoubtfulNodeError(ChainUnavailableError):
     """A node does not know a signature, but it lags or reports an implausible position.
 
     So the signature may have landed. Resending the same bytes is harmless.
+    """
+
+
+class UnprovenError(ChainUnavailableError):
+    """A node reports an outcome of a transaction without evidence, or another response contradicts it.
+
+    So the transaction may or may not have landed. Resending the same bytes is harmless.
     """
 
 
@@ -131,11 +141,23 @@ class SignedTransaction:
         signature: base58 text of the first signature, which identifies the transaction.
         raw: the wire bytes, at most 1,232; not in `repr`.
         last_valid_block_height: above this block height it can no longer land.
+        fee_lamports: the treasury's fee if it lands; 0 if another party pays it.
     """
 
     signature: str
     raw: bytes = field(repr=False)
     last_valid_block_height: int
+    fee_lamports: int = 0
+
+    @property
+    def blockhash(self) -> str:
+        """The recent blockhash that it was signed with."""
+        return str(VersionedTransaction.from_bytes(self.raw).message.recent_blockhash)
+
+    @property
+    def debits(self) -> str | None:
+        """The first token account that it debits; None without one."""
+        return debited_account(VersionedTransaction.from_bytes(self.raw))
 
 
 @frozen(kw_only=True)
@@ -146,13 +168,31 @@ class Cosigned:
         token_account: the account that it debits.
         signature: the service's signature.
         message_hash: identifies the message that all its signatures sign.
-        after: the token account's newest transaction before it was signed; None if unknown.
+        after: the token account's newest transaction before it was signed, according to a node; None if
+            unknown. Only searches start at it: a proof does not rely on it.
+        first_height: no block below this height can contain it.
     """
 
     token_account: str
     signature: str
     message_hash: str
     after: str | None = None
+    first_height: int = 0
+
+
+@frozen(kw_only=True)
+class Absence:
+    """What must be shown so that a transaction without a status has certainly not landed.
+
+    Attributes:
+        token_account: the account that it debits, whose history must not contain it; None for none.
+        first_height: no block below this height can contain it.
+        last_height: the highest block that must not contain it.
+    """
+
+    token_account: str | None
+    first_height: int
+    last_height: int
 
 
 def reported_landing_heights(last_valid_height: int) -> tuple[int, int]:
@@ -192,6 +232,14 @@ class Chain(Protocol):
         """
         ...
 
+    @property
+    def usual_life_seconds(self) -> float:
+        """How long a transaction can usually land after it was signed: for callers and schedules.
+
+        It proves nothing, because the pace of a cluster's blocks varies.
+        """
+        ...
+
     def explorer_url(self, signature: str) -> str:
         """Link to a transaction in a block explorer (interface T11)."""
         ...
@@ -204,11 +252,20 @@ class Chain(Protocol):
         """Return the height of the newest irreversible block."""
         ...
 
-    async def signature_status(self, signature: str) -> SignatureStatus | None:
+    async def signature_status(
+        self, signature: str, *, absence: Absence | None = None
+    ) -> SignatureStatus | None:
         """Return the status of a transaction; None if the chain has not seen it yet.
+
+        A final status is proved by the transaction itself.
+
+        Args:
+            signature: its first signature.
+            absence: if given, None proves that the transaction is in none of these blocks.
 
         Raises:
             DoubtfulNodeError: the node does not know it, but may lack transactions that landed.
+            UnprovenError: the node reports an outcome without evidence, or its absence is not proved.
         """
         ...
 
@@ -312,16 +369,36 @@ class Deposit:
 
 
 @frozen(kw_only=True)
+class Debit:
+    """A transaction that reduced the USDC of a token account.
+
+    Attributes:
+        signature: its identity on chain.
+        signatures: all its signatures, the service's included if the service signed it.
+        amount_micro: the reduction in micro-USDC, at least 1.
+        recipient: the token account that received, if there is exactly one.
+    """
+
+    signature: str
+    signatures: tuple[str, ...]
+    token_account: str
+    amount_micro: int
+    recipient: str | None
+
+
+@frozen(kw_only=True)
 class DepositBatch:
     """The next part of an account's history.
 
     Attributes:
         deposits: oldest first; may be empty.
         cursor: the end of this part.
+        debits: oldest first. Always empty on a chain within the process, whose balances are never outdated.
     """
 
     deposits: tuple[Deposit, ...]
     cursor: str
+    debits: tuple[Debit, ...] = ()
 
 
 Booked = Callable[[], Awaitable[Collection[str]]]
@@ -339,7 +416,7 @@ class DepositSource(Protocol):
     def deposits(
         self, token_account: str, *, after: str | None, booked: Booked = nothing_booked
     ) -> AsyncIterator[DepositBatch]:
-        """Yield the deposits since a cursor, in batches, oldest first; only irreversible ones.
+        """Yield the deposits and debits since a cursor, in batches, oldest first; only irreversible ones.
 
         A batch can be read again from the cursor before it. Booked deposits may be repeated.
 

@@ -1,5 +1,6 @@
 """Signing transactions: compiles instructions to a legacy message, signs it, and checks its size."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -24,7 +25,11 @@ from agentpay_server.chain.protocol import MOST_COMPUTE_UNITS, Blockhash, Comput
 MAX_TRANSACTION_BYTES: Final = 1_232
 """The largest transaction that Solana forwards: one IPv6 packet."""
 
+SIGNATURE_LAMPORTS: Final = 5_000
+"""The fee of each signature of a transaction."""
+
 _SIGNATURE_BYTES: Final = 64
+_MICRO: Final = 1_000_000
 _SAME_LENGTH_BYTES: Final = 64
 
 
@@ -44,7 +49,8 @@ def sign_transaction(
     """
     keys = {signer.address(key): key for key in (TREASURY, *cosigners)}
     treasury = Pubkey.from_string(signer.address(TREASURY))
-    steps = [*_budget(blockhash.compute_budget, instructions), *instructions]
+    budget = _own_budget(blockhash.compute_budget, instructions)
+    steps = [*_budget(budget), *instructions]
     message = Message.new_with_blockhash(steps, treasury, Hash.from_string(blockhash.value))
     count = message.header.num_required_signatures
     payload = bytes(message)
@@ -60,7 +66,16 @@ def sign_transaction(
         # The count is a compact-u16, one byte up to 127.
         raw=b"".join((bytes((count,)), *signatures, payload)),
         last_valid_block_height=blockhash.last_valid_block_height,
+        fee_lamports=fee_lamports(count, budget),
     )
+
+
+def fee_lamports(signatures: int, budget: ComputeBudget | None) -> int:
+    """Return the fee of a transaction with a number of signatures; at most that, before it is built."""
+    fee = SIGNATURE_LAMPORTS * signatures
+    if budget is None:
+        return fee
+    return fee + math.ceil(budget.unit_limit * budget.unit_price_micro_lamports / _MICRO)
 
 
 def with_units_for(blockhash: Blockhash, count: int) -> Blockhash:
@@ -110,12 +125,19 @@ def _shape(steps: Iterable[tuple[Pubkey, bytes]]) -> str | None:
     return " ".join(parts)
 
 
-def _budget(budget: ComputeBudget | None, instructions: Sequence[Instruction]) -> list[Instruction]:
+def _own_budget(budget: ComputeBudget | None, instructions: Sequence[Instruction]) -> ComputeBudget | None:
+    """Return the budget with the limit for these instructions."""
     if budget is None:
-        return []
+        return None
     shape = _shape((step.program_id, bytes(step.data)) for step in instructions)
     limit = budget.unit_limit if shape is None else budget.unit_limits.get(shape, budget.unit_limit)
+    return evolve(budget, unit_limit=limit)
+
+
+def _budget(budget: ComputeBudget | None) -> list[Instruction]:
+    if budget is None:
+        return []
     return [
-        set_compute_unit_limit(limit),
+        set_compute_unit_limit(budget.unit_limit),
         set_compute_unit_price(budget.unit_price_micro_lamports),
     ]

@@ -33,15 +33,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "agentpay_server.cli.trigger:trigger",
         "Cause an event by real operations, on a test chain.",
     ),
-    "simulate": (
-        "agentpay_server.cli.simulate:simulate",
-        "Simulate servers under faults on virtual time, from a seed.",
-    ),
     "pay": ("agentpay_server.cli.pay:pay", "Request URL, and pay if it responds 402."),
-    "crash-test": (
-        "agentpay_server.cli.crash_test:crash_test",
-        "Kill servers and agents while hostile sellers are paid, then count payments on the chain.",
-    ),
     "openapi": ("agentpay_server.cli.openapi:openapi", "Print the OpenAPI document of /v1."),
 }
 """Module and one-line help of each command, so that `--help` imports no command."""
@@ -57,9 +49,9 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
 def main() -> None:
     """The reference server of the agent payment account service.
 
-    The commands serve and demo start a server, simulate and crash-test start their own servers, and the
-    command operators changes the data of a server directly. Most other commands call a running server: set
-    its URL with --url or AGENTPAY_BASE_URL, and the operator key with --key or AGENTPAY_API_KEY.
+    The commands serve and demo start a server, and the command operators changes the data of a server
+    directly. Most other commands call a running server: set its URL with --url or AGENTPAY_BASE_URL, and the
+    operator key with --key or AGENTPAY_API_KEY.
 
     Exit codes: 0 success, 1 refused, failed or not reachable, 2 usage error, 3 outcome unknown, 130
     interrupted.

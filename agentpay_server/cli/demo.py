@@ -21,7 +21,10 @@ from agentpay.cli.tables import styled
 from agentpay.cli.values import Seconds
 from agentpay.cli.variables import KEY_VARIABLE, export_lines
 from agentpay.contract.printable import printable
+from agentpay_server.cli.declared import takes
 from agentpay_server.cli.values import Host
+from agentpay_server.config import ServerConfig
+from agentpay_server.settings import Settings
 
 if TYPE_CHECKING:
     from agentpay_server.cli.demo_world import Step
@@ -53,11 +56,10 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
     type=click.IntRange(min=0),
     help="Run the same story each time. Keys are derived from the seed, so others can compute them.",
 )
-@click.option(
-    "--operator-key",
-    envvar="AGENTPAY_SERVER_OPERATOR_KEY",
-    show_envvar=True,
-    help="Operator key to use instead of a new one. It is never printed.",
+@takes(
+    ServerConfig,
+    "config",
+    only={"operator_key": "Operator key to use instead of a new one. It is never printed."},
 )
 @click.option(
     "--interval",
@@ -76,7 +78,7 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
     metavar="HOST",
     help="Host name or IP address to accept in the Host header in addition to loopback names. Repeatable.",
 )
-@click.option("--no-dashboard", is_flag=True, help="Do not serve the operator console at /dashboard.")
+@takes(Settings, "settings", only={"serves_dashboard": None})
 @click.option(
     "--mcp",
     "has_tools",
@@ -89,12 +91,12 @@ def demo(
     *,
     port: int,
     seed: int | None,
-    operator_key: str | None,
+    config: dict[str, Any],
     interval: float,
     steps: int | None,
     seconds: float | None,
     allowed_hosts: tuple[str, ...],
-    no_dashboard: bool,
+    settings: dict[str, Any],
     has_tools: bool,
     is_json: bool,
 ) -> None:
@@ -110,15 +112,10 @@ def demo(
     from agentpay_server.cli.demo_world import DemoWorld  # noqa: PLC0415
     from agentpay_server.embedded.server import AgentPayServer  # noqa: PLC0415
     from agentpay_server.embedded.world import CannotListenError  # noqa: PLC0415
-    from agentpay_server.settings import Settings  # noqa: PLC0415
 
     # The story's seed is short and printed, so keys are derived only from a seed that the user passes.
-    server = AgentPayServer(
-        clock="system",
-        seed=seed,
-        operator_key=operator_key,
-        settings=Settings(serves_dashboard=not no_dashboard),
-    )
+    chosen, is_key_given = Settings(**settings), bool(config.get("operator_key"))
+    server = AgentPayServer(clock="system", seed=seed, settings=chosen, **config)
     with _Stop() as stop, _running(server):
         world = DemoWorld(server, story_seed, lambda step: _print_step(output, step))
         # Before the port opens, so that no client sees incomplete data.
@@ -132,9 +129,9 @@ def demo(
         _introduce(
             output,
             server.base_url,
-            None if operator_key else server.operator_key,
+            None if is_key_given else server.operator_key,
             story_seed,
-            console_url=None if no_dashboard else server.console_url,
+            console_url=server.console_url if chosen.serves_dashboard else None,
             paid_api_url=world.listen(),
             tools=world.tools() if has_tools else None,
         )

@@ -273,6 +273,8 @@ class DemoWorld:
             category="inference",
             content={"text": "Rain."},
         )
+        # The category of an x402 payment, whose challenge has none.
+        self._operator.console.origins.put(self._paid_api.base_url, category="inference")
         auth = PaymentAuth(self._agents[RESEARCH], account_id=self.accounts[RESEARCH])
         self._http = httpx.Client(
             transport=self._paid_api.transport(), base_url=self._paid_api.base_url, auth=auth, trust_env=False

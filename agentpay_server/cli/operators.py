@@ -4,15 +4,16 @@ On a test chain, the sandbox of a running server can create operators too.
 """
 
 import asyncio
-from pathlib import Path
+from typing import Any
 
 import click
 
 from agentpay.cli.output import Output, takes_json
 from agentpay.cli.values import Label
-from agentpay_server.cli.values import DataDirectory, SchemaName
+from agentpay_server.cli.declared import takes
+from agentpay_server.cli.values import require_database
+from agentpay_server.config import ServerConfig
 from agentpay_server.contract.sandbox import Operator
-from agentpay_server.database.schema_name import DATABASE_SCHEMA
 
 
 @click.group()
@@ -22,54 +23,36 @@ def operators() -> None:
 
 @operators.command("create")
 @click.argument("name", type=Label())
-@click.option(
-    "--data-dir",
-    type=DataDirectory(),
-    help="Data directory of a stopped server; created if missing.",
-)
-@click.option(
-    "--database-url",
-    envvar="AGENTPAY_SERVER_DATABASE_URL",
-    show_envvar=True,
-    metavar="URL",
-    help="PostgreSQL database, postgresql://…; servers may be using it.",
-)
-@click.option(
-    "--database-schema",
-    type=SchemaName(),
-    envvar="AGENTPAY_SERVER_DATABASE_SCHEMA",
-    show_envvar=True,
-    metavar="NAME",
-    help=f"Schema that contains the tables.  [default: {DATABASE_SCHEMA}]",
+@takes(
+    ServerConfig,
+    "stored",
+    only={
+        "data_dir": "Data directory of a stopped server; created if missing.",
+        "database_url": "PostgreSQL database, postgresql://…; servers may be using it.",
+        "database_schema": "Schema that contains the tables.",
+    },
 )
 @takes_json
 def create_operator(
     *,
     name: str,
-    data_dir: Path | None,
-    database_url: str | None,
-    database_schema: str | None,
+    stored: dict[str, Any],
     is_json: bool,
 ) -> None:
     """Create an operator and its first key. The key is shown only once.
 
     An operator has its own accounts, keys and webhooks. NAME is a label, 1 to 100 characters.
     """
-    if (data_dir is None) == (database_url is None):
+    if ("data_dir" in stored) == ("database_url" in stored):
         raise click.UsageError("pass either --data-dir or --database-url.")
-    if database_schema is not None and database_url is None:
-        raise click.UsageError("--database-schema requires --database-url.")
+    require_database(stored)
     # Imported late: loading the store takes longer than reporting a usage error.
     from agentpay_server.database.runner import DatabaseUnavailableError, StartRefusedError  # noqa: PLC0415
     from agentpay_server.operators.operators import create_operator as create  # noqa: PLC0415
     from agentpay_server.storage import open_database  # noqa: PLC0415
 
     async def created() -> Operator:
-        database = await open_database(
-            data_dir=data_dir,
-            database_url=database_url,
-            database_schema=database_schema or DATABASE_SCHEMA,
-        )
+        database = await open_database(**stored)
         try:
             new = await create(database, name)
         finally:

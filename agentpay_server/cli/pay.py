@@ -8,6 +8,7 @@ import click
 import httpx
 
 from agentpay import AgentPay
+from agentpay._challenges import refusal_reason
 from agentpay.cli.connection import RefusedError, takes_server
 from agentpay.cli.naming import find_account_or_own
 from agentpay.cli.output import Output
@@ -43,6 +44,8 @@ def pay(
     Prints each step of the exchange. Redirects are not followed. The outcome of the payment is read from the
     chain, not from the seller's response.
     """
+    if payment_key == "":
+        raise click.BadParameter("must not be empty", param_hint="--payment-key")
     chosen_key = payment_key or str(uuid.uuid4())
     account_id = find_account_or_own(server, output, payer)
     with httpx.Client(timeout=READ_TIMEOUT_SECONDS, trust_env=False) as http:
@@ -71,11 +74,16 @@ def pay(
     _shown(output, answered, payment.transfer_id)
     output.note(f"{payment.transfer_id} is {server.payments.get(payment.transfer_id).status}")
     if not answered.is_success:
+        reason = refusal_reason(answered.headers.multi_items(), answered.content)
+        said = "" if reason is None else f": {printable(reason).rstrip('.')}"
         raise RefusedError(
-            f"the seller responded {answered.status_code} to the payment. Pay again with "
+            f"the seller responded {answered.status_code} to the payment{said}. Pay again with "
             f"--payment-key {chosen_key}: it presents the same payment.",
             output,
             error="not_served",
+            status_code=answered.status_code,
+            reason=reason,
+            transfer_id=payment.transfer_id,
         )
 
 

@@ -13,8 +13,9 @@ import signal
 import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from functools import partial
 from types import FrameType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import click
 from attrs import evolve, field, frozen
@@ -33,6 +34,8 @@ from agentpay_server.http.port.server import PortServer
 from agentpay_server.logs import LogFormat, log, logging_to
 from agentpay_server.server import Server, start_server
 from agentpay_server.storage import open_storage
+
+T = TypeVar("T")
 
 logger: logging.Logger = logging.getLogger("agentpay_server")
 
@@ -154,20 +157,22 @@ async def _serve(
         except ValueError as error:
             raise OptionError("--operator-key", str(error)) from None
 
-    server = await _started(start, start_wait_seconds)
+    deadline = asyncio.get_running_loop().time() + start_wait_seconds
+    server = await _started(start, deadline)
     is_key_given = config.operator_key is not None
     new_key = None if is_key_given else server.operator.key
     announcement = Announcement(base_url=url_of(sock), operator_key=new_key, is_key_given=is_key_given)
     try:
-        await _serve_until_stopped(sock, hosts, server, announcement, serves_chain=serves_chain)
+        await _serve_until_stopped(
+            sock, hosts, server, announcement, serves_chain=serves_chain, start_deadline=deadline
+        )
     finally:
         log(logger, logging.INFO, "server.stopped")
 
 
-async def _started(start: Callable[[], Awaitable[Server]], wait_seconds: float) -> Server:
-    """While the database or cluster does not respond, retry for up to `wait_seconds`."""
+async def _started(start: Callable[[], Awaitable[T]], deadline: float) -> T:
+    """While the database or cluster does not respond, retry until `deadline`, in the event loop's time."""
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + wait_seconds
     while True:
         try:
             return await start()
@@ -180,7 +185,13 @@ async def _started(start: Callable[[], Awaitable[Server]], wait_seconds: float) 
 
 
 async def _serve_until_stopped(
-    sock: socket.socket, hosts: Hosts, server: Server, announcement: Announcement, *, serves_chain: bool
+    sock: socket.socket,
+    hosts: Hosts,
+    server: Server,
+    announcement: Announcement,
+    *,
+    serves_chain: bool,
+    start_deadline: float,
 ) -> None:
     application = Application(server)
     app: ASGIApp = application
@@ -192,8 +203,18 @@ async def _serve_until_stopped(
             rpc_url=url_of(sock) + chain_rpc.PATH,
             facilitator_url=url_of(sock) + facilitator.PATH,
         )
-        app = chain_rpc.mounted(server, chain_rpc.node_of(server), application)
-    port = _Server(application, app, hosts, server, announcement, with_websockets=serves_chain)
+        node = chain_rpc.node_of(server)
+        node.chain.rpc_url = announcement.rpc_url
+        app = chain_rpc.mounted(server, node, application)
+    port = _Server(
+        application,
+        app,
+        hosts,
+        server,
+        announcement,
+        with_websockets=serves_chain,
+        start_deadline=start_deadline,
+    )
     lost = server.storage.lost
     watch = asyncio.create_task(port.stop_when(lost))
     try:
@@ -223,7 +244,9 @@ class _Server(PortServer):
         announcement: Announcement,
         *,
         with_websockets: bool,
+        start_deadline: float,
     ) -> None:
+        self._start_deadline = start_deadline
         self._app = app
         self._owner = server
         self._announcement = announcement
@@ -243,7 +266,10 @@ class _Server(PortServer):
         await super().startup(sockets=sockets)
         announcement = self._announcement
         if self._owner.context.settings.serves_dashboard:
-            url = await dashboard.console_url(self._owner, announcement.base_url)
+            # The database may restart between the start and the announcement.
+            url = await _started(
+                partial(dashboard.console_url, self._owner, announcement.base_url), self._start_deadline
+            )
             announcement = evolve(announcement, console_url=url)
         click.echo(announcement.line())
         if sys.stderr.isatty():

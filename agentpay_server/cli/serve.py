@@ -6,19 +6,19 @@
 import ipaddress
 import logging
 import sys
-from decimal import Decimal
-from pathlib import Path
+from typing import Any
 
 import click
 
-from agentpay.cli.values import Seconds, Usdc
+from agentpay.cli.values import Seconds
 from agentpay_server.chain.rpc.settings import RpcSettings
+from agentpay_server.cli.declared import takes
 from agentpay_server.cli.rpc_options import takes_cluster
-from agentpay_server.cli.values import DataDirectory, Host, MetricsKey, SchemaName, Sol
+from agentpay_server.cli.values import Host, require_database
 from agentpay_server.clock import SystemClock, manual_clock
-from agentpay_server.database.schema_name import DATABASE_SCHEMA
+from agentpay_server.config import ServerConfig
 from agentpay_server.logs import LogFormat
-from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Settings
+from agentpay_server.settings import Settings
 
 
 @click.command()
@@ -28,36 +28,11 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
     type=click.IntRange(0, 65535),
     default=8402,
     show_default=True,
+    metavar="PORT",
     help="Port to listen on; 0 chooses a free one.",
 )
 @click.option("--in-memory", is_flag=True, help="Keep all data in memory. This is the default.")
-@click.option(
-    "--data-dir",
-    type=DataDirectory(),
-    help="Directory for all data; created if missing.",
-)
-@click.option(
-    "--database-url",
-    envvar="AGENTPAY_SERVER_DATABASE_URL",
-    show_envvar=True,
-    metavar="URL",
-    help=f"PostgreSQL database for all data, postgresql://…; requires {KEY_VARIABLE}.",
-)
-@click.option(
-    "--database-schema",
-    type=SchemaName(),
-    envvar="AGENTPAY_SERVER_DATABASE_SCHEMA",
-    show_envvar=True,
-    metavar="NAME",
-    help=f"Schema for all tables; created if missing.  [default: {DATABASE_SCHEMA}]",
-)
-@click.option(
-    "--operator-key",
-    envvar="AGENTPAY_SERVER_OPERATOR_KEY",
-    show_envvar=True,
-    help="Operator key to use instead of a new one; it is never printed. On existing data it is added to "
-    "the existing keys. Generate one with agentpay-server keys generate.",
-)
+@takes(ServerConfig, "stored")
 @click.option(
     "--clock",
     type=click.Choice(["system", "manual"]),
@@ -65,87 +40,7 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
     show_default=True,
     help="manual: the clock advances only by POST /sandbox/clock/advance.",
 )
-@click.option(
-    "--policy-update",
-    type=click.Choice([choice.value for choice in PolicyUpdate]),
-    default=PolicyUpdate.MERGE.value,
-    show_default=True,
-    help="Fields that a policy update omits: merge keeps them, replace resets them.",
-)
-@click.option(
-    "--onchain-memo",
-    type=click.Choice([choice.value for choice in OnchainMemo]),
-    default=OnchainMemo.ID.value,
-    show_default=True,
-    help="On-chain memo of a transfer: its id only, or full, with the caller's memo.",
-)
-@click.option(
-    "--settlement-wait",
-    type=Seconds(),
-    default=20.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long transfers, approvals and sessions wait for finality before they respond 503.",
-)
-@click.option(
-    "--approval-ttl",
-    type=Seconds(min_open=True),
-    default=24 * 3600.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long a transfer waits for approval before it is rejected.",
-)
-@click.option(
-    "--session-idle",
-    type=Seconds(0.000001),
-    metavar="SECONDS",
-    help="How long a session may go without a charge before it is closed.  [default: 24 hours on mainnet, "
-    "devnet and testnet; unlimited elsewhere]",
-)
-@click.option(
-    "--session-lifetime",
-    type=Seconds(0.000001),
-    metavar="SECONDS",
-    help="How long a session may last before it is closed.  [default: unlimited]",
-)
-@click.option(
-    "--max-open-sessions",
-    type=click.IntRange(min=1),
-    default=100,
-    show_default=True,
-    metavar="COUNT",
-    help="Largest number of unsettled sessions per account.",
-)
-@click.option(
-    "--min-session-cap",
-    type=Usdc(),
-    default="0.01",
-    show_default=True,
-    metavar="USDC",
-    help="Smallest cap of a session.",
-)
-@click.option(
-    "--treasury-low",
-    type=Sol(),
-    default="0.1",
-    show_default=True,
-    metavar="SOL",
-    help="Log a warning when the treasury, which pays fees and rent, holds less than this.",
-)
-@click.option(
-    "--rate-limit",
-    type=click.IntRange(min=1),
-    metavar="PER_MINUTE",
-    help="Requests per minute and key.  [default: unlimited]",
-)
-@click.option(
-    "--shutdown-wait",
-    type=Seconds(),
-    default=5.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long requests and transfers in progress may continue after SIGTERM or SIGINT.",
-)
+@takes(Settings, "settings")
 @click.option(
     "--start-wait",
     type=Seconds(),
@@ -173,16 +68,6 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
     help="Serve the embedded chain's JSON-RPC and WebSocket at /sandbox/rpc, and an x402 facilitator at "
     "/sandbox/x402, without a key. Requires a loopback --host.",
 )
-@click.option("--no-dashboard", is_flag=True, help="Do not serve the operator console at /dashboard.")
-@click.option(
-    "--metrics-key",
-    type=MetricsKey(),
-    envvar="AGENTPAY_SERVER_METRICS_KEY",
-    show_envvar=True,
-    metavar="KEY",
-    help="Key that GET /metrics requires, as Authorization: Bearer KEY; 1 to 200 visible ASCII characters.  "
-    "[default: no key]",
-)
 @click.option("--allow-remote", is_flag=True, help="Allow a --host that other machines can reach.")
 @click.option(
     "--allowed-host",
@@ -194,22 +79,6 @@ from agentpay_server.settings import KEY_VARIABLE, OnchainMemo, PolicyUpdate, Se
     "Repeatable. Default: loopback names, or any host if --host is not a loopback address.",
 )
 @click.option(
-    "--max-connections",
-    type=click.IntRange(min=1),
-    default=1000,
-    show_default=True,
-    metavar="N",
-    help="Largest number of open connections.",
-)
-@click.option(
-    "--idle-timeout",
-    type=Seconds(min_open=True),
-    default=10.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How long a connection may stay open between two requests.",
-)
-@click.option(
     "--json", "_", is_flag=True, expose_value=False, help="Accepted for consistency; output is always JSON."
 )
 @takes_cluster
@@ -218,33 +87,16 @@ def serve(
     host: str,
     port: int,
     in_memory: bool,
-    data_dir: Path | None,
-    database_url: str | None,
-    database_schema: str | None,
-    operator_key: str | None,
+    stored: dict[str, Any],
     clock: str,
-    policy_update: str,
-    onchain_memo: str,
-    settlement_wait: float,
-    approval_ttl: float,
-    session_idle: float | None,
-    session_lifetime: float | None,
-    max_open_sessions: int,
-    min_session_cap: Decimal,
-    treasury_low: Decimal,
-    rate_limit: int | None,
-    shutdown_wait: float,
+    settings: dict[str, Any],
     start_wait: float,
     log_format: str | None,
     log_level: str,
     is_quiet: bool,
     chain_rpc: bool,
-    no_dashboard: bool,
-    metrics_key: str | None,
     allow_remote: bool,
     allowed_hosts: tuple[str, ...],
-    max_connections: int,
-    idle_timeout: float,
     rpc: RpcSettings | None,
 ) -> None:
     """Run a server.
@@ -255,7 +107,7 @@ def serve(
     start created it. On a terminal, it also prints shell lines to paste, on standard error. SIGTERM or SIGINT
     stops it gracefully; a second signal ends it at once.
     """
-    if not _is_loopback(host) and not (allow_remote and operator_key):
+    if not _is_loopback(host) and not (allow_remote and stored.get("operator_key")):
         raise click.UsageError(
             f"{host} can be reached from other machines: pass --allow-remote and an --operator-key from "
             "agentpay-server keys generate, or keep the default --host."
@@ -269,40 +121,18 @@ def serve(
         raise click.UsageError(
             "--chain-rpc serves the embedded chain, and --rpc-url uses a cluster instead: omit one of them."
         )
-    if (in_memory, data_dir is not None, database_url is not None).count(True) > 1:
+    if (in_memory, "data_dir" in stored, "database_url" in stored).count(True) > 1:
         raise click.UsageError("pass only one of --in-memory, --data-dir and --database-url.")
-    if database_schema is not None and database_url is None:
-        raise click.UsageError("--database-schema requires --database-url.")
-    settings = Settings(
-        policy_update=policy_update,
-        onchain_memo=onchain_memo,
-        settlement_wait_seconds=settlement_wait,
-        approval_ttl_seconds=approval_ttl,
-        rate_limit_per_minute=rate_limit,
-        session_idle_seconds=session_idle,
-        session_lifetime_seconds=session_lifetime,
-        max_open_sessions=max_open_sessions,
-        min_session_cap_usdc=min_session_cap,
-        treasury_low_sol=treasury_low,
-        shutdown_seconds=shutdown_wait,
-        max_connections=max_connections,
-        idle_timeout_seconds=idle_timeout,
-        serves_dashboard=not no_dashboard,
-        metrics_key=metrics_key,
-    )
+    require_database(stored)
     # Imported late: loading the server takes longer than reporting a usage error.
     from agentpay_server.cli import process  # noqa: PLC0415
-    from agentpay_server.config import ServerConfig  # noqa: PLC0415
 
     config = ServerConfig(
-        settings=settings,
-        data_dir=data_dir,
-        database_url=database_url,
-        database_schema=database_schema or DATABASE_SCHEMA,
+        settings=Settings(**settings),
         rpc=rpc,
         clock=manual_clock() if clock == "manual" else SystemClock(),
-        operator_key=operator_key,
         may_crash=True,
+        **stored,
     )
     try:
         process.run(

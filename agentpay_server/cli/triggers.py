@@ -13,8 +13,8 @@ from attrs import frozen
 
 from agentpay import AgentPay
 from agentpay.contract import identifiers
+from agentpay.contract.choices import EventType
 from agentpay.contract.console import AccountDetail
-from agentpay.contract.event_types import EventType
 from agentpay.contract.sessions import Session
 from agentpay.contract.transfers import Transfer
 from agentpay.contract.usdc import from_micro, to_micro
@@ -118,7 +118,7 @@ class Stage:
             webhook.low_balance_threshold_usdc
             for webhook in self._server.console.webhooks.list(limit=100)
             if webhook.low_balance_threshold_usdc
-            and EventType.BALANCE_LOW_THRESHOLD in webhook.events
+            and "balance.low_threshold" in webhook.events
             and (not webhook.account_ids or self.account_id in webhook.account_ids)
         )
 
@@ -157,7 +157,7 @@ class Stage:
 def new_account(server: AgentPay, event_type: EventType, amount_usdc: Decimal | None) -> str:
     """Create an account whose policy allows the event; return its id."""
     account_id = server.accounts.create(name="Trigger").account_id
-    if event_type is EventType.ESCALATION_REQUIRED:
+    if event_type == "escalation.required":
         server.policies.update(account_id, escalation_threshold=amount_usdc or USUAL_USDC)
     return account_id
 
@@ -251,13 +251,13 @@ def _charged_session(stage: Stage, cleaning: ExitStack, charge: Callable[[int], 
 
 _CAUSES: Final[Mapping[EventType, Callable[[Stage, ExitStack], Trace]]] = {
     # A transfer that settles was initiated.
-    EventType.TRANSFER_INITIATED: _settled_transfer,
-    EventType.TRANSFER_SETTLED: _settled_transfer,
-    EventType.TRANSFER_REJECTED: _rejected_transfer,
-    EventType.SESSION_OPENED: _opened_session,
-    EventType.SESSION_CAP_WARNING: _warned_session,
-    EventType.SESSION_CAP_REACHED: _exhausted_session,
-    EventType.SESSION_SETTLED: _settled_session,
-    EventType.BALANCE_LOW_THRESHOLD: _low_balance,
-    EventType.ESCALATION_REQUIRED: _escalation,
+    "transfer.initiated": _settled_transfer,
+    "transfer.settled": _settled_transfer,
+    "transfer.rejected": _rejected_transfer,
+    "session.opened": _opened_session,
+    "session.cap_warning": _warned_session,
+    "session.cap_reached": _exhausted_session,
+    "session.settled": _settled_session,
+    "balance.low_threshold": _low_balance,
+    "escalation.required": _escalation,
 }

@@ -1,5 +1,8 @@
 """Types of options that only the server's commands take: hosts, keys, schema names, SOL."""
 
+import math
+import re
+from collections.abc import Mapping
 from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
@@ -7,9 +10,8 @@ from typing import Any
 import click
 
 from agentpay.cli.values import Parsed
-from agentpay_server.database.schema_name import check_database_schema
 from agentpay_server.http.hosts import allowed_host
-from agentpay_server.settings import checked_metrics_key
+from agentpay_server.settings import UNLIMITED_SOL
 
 
 class Sol(click.ParamType[Decimal]):
@@ -30,19 +32,41 @@ class Sol(click.ParamType[Decimal]):
         return amount
 
 
+class SolOrNone(Sol):
+    """An amount of SOL; `none` means no limit."""
+
+    def convert(
+        self,
+        value: Any,  # noqa: ANN401 - as its base has it
+        param: click.Parameter | None,
+        ctx: click.Context | None,
+    ) -> Decimal:
+        if str(value).lower() == "none":
+            return UNLIMITED_SOL
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(f"{value} is neither an amount of SOL, such as 0.1, nor none.", param, ctx)
+
+
+def _count_or_none(value: str) -> int | float:
+    if value.lower() == "none":
+        return math.inf
+    if not (re.fullmatch("[0-9]{1,18}", value) and int(value)):
+        raise ValueError(f"{value} is neither a number from 1 nor none")
+    return int(value)
+
+
+class CountOrNone(Parsed[int | float]):
+    """A whole number from 1; `none` means no limit, as infinity does in the settings."""
+
+    def __init__(self) -> None:
+        super().__init__("count", _count_or_none)
+
+
 class Host(Parsed[str]):
     def __init__(self) -> None:
         super().__init__("host", allowed_host)
-
-
-class MetricsKey(Parsed[str]):
-    def __init__(self) -> None:
-        super().__init__("key", checked_metrics_key)
-
-
-class SchemaName(Parsed[str]):
-    def __init__(self) -> None:
-        super().__init__("schema", check_database_schema)
 
 
 class DataDirectory(click.Path):
@@ -60,3 +84,9 @@ class DataDirectory(click.Path):
         if value == "":
             self.fail("the path must not be empty.", param, ctx)
         return super().convert(value, param, ctx)
+
+
+def require_database(stored: Mapping[str, object]) -> None:
+    """Refuse a schema without a database."""
+    if "database_schema" in stored and "database_url" not in stored:
+        raise click.UsageError("--database-schema requires --database-url.")

@@ -3,7 +3,7 @@
 from datetime import datetime
 from decimal import Decimal
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, ClassVar, Final
 
 from attrs import field, frozen
 
@@ -12,6 +12,7 @@ from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import Cursor, Rule, query_integer, text, whole_number
 from agentpay.contract.models import Model
 from agentpay.contract.pages import PageBody
+from agentpay.contract.payments import ChainAddress
 from agentpay.contract.requests import NULLABLE, Request
 from agentpay.contract.usdc import UsdcAmount, UsdcString
 
@@ -74,8 +75,21 @@ class Operator(Model):
         key: the operator key.
     """
 
+    _example: ClassVar = {"key": "ap_operator_" + "0" * 49}
+
     operator_id: str
     key: str = field(repr=False)
+
+
+@frozen(kw_only=True)
+class CreateTokenAccount(Request):
+    """Body of `POST /sandbox/token-accounts`, which may be left out.
+
+    Attributes:
+        owner: on-chain address that is to own it; by default a new one, whose key is discarded.
+    """
+
+    owner: ChainAddress | None = None
 
 
 @frozen(kw_only=True)
@@ -139,6 +153,8 @@ class SetFault(Request):
         delay_ms: how long a `delay` delays each request, 1 to 60,000.
     """
 
+    _example: ClassVar = {"times": 1, "effect": "delay"}
+
     times: Annotated[int, whole_number(minimum=1, maximum=1000)] | None = field(
         default=None, metadata=NULLABLE
     )
@@ -157,6 +173,13 @@ class Fault(Model):
         effect: what goes wrong with a request; None for other faults.
         delay_ms: how long a request is delayed; None if it is not.
     """
+
+    _example: ClassVar = {
+        "name": "http:POST /v1/transfers",
+        "times": 1,
+        "effect": "reply_lost",
+        "delay_ms": None,
+    }
 
     name: str
     times: int | None
@@ -230,9 +253,12 @@ CREATE_TOKEN_ACCOUNT: Final = Endpoint(
     path="/sandbox/token-accounts",
     scope=Scope.OPERATOR,
     repeat=Repeat.IF_NOT_PROCESSED,
+    request=CreateTokenAccount,
     responses={201: OutsideTokenAccount},
+    is_body_optional=True,
     errors=(ErrorCode.CHAIN_UNAVAILABLE,),
     summary="Create an outside recipient.",
+    description="With an `owner` whose token account exists, it returns that one.",
 )
 GET_CLOCK: Final = Endpoint(
     name="sandbox.clock.get",

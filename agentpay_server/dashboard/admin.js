@@ -24,7 +24,7 @@ export const overview = () => [
 ];
 
 const budget = (it) => [big(it.balance_usdc), it.signing_stopped_at
-	? h("p.problem", "Signing is stopped: a transaction landed late. Compare the history with the chain.")
+	? h("p.problem", "Signing is stopped: a transaction landed that the books did not expect. Compare the history with the chain.")
 	: it.remaining_usdc === null ? h("p.quiet", `${usdc(it.spent_usdc)} spent in 24 h, no daily limit`) : limited(it)];
 
 function limited({ spent_usdc: spent, reserved_usdc: reserved, remaining_usdc: left, policy: { max_daily_spend: limit }, ...it }) {
@@ -106,10 +106,11 @@ const TABS = {
 
 const checkbox = (type) => h("label", h("input", { type: "checkbox", name: type, checked: true }), type);
 
-function webhookRow({ webhook_id: id, url, events }, all) {
+function webhookRow({ webhook_id: id, url, events, warning }, all) {
 	const path = `${all}/${id}`, rotate = async () => showSecret("New secret", await post(`${path}/rotate-secret`));
 	return [
-		[said(url), h("br"), quiet(events.length === EVENTS.length ? "every event" : events.join(", "))],
+		[said(url), h("br"), quiet(events.length === EVENTS.length ? "every event" : events.join(", ")),
+			warning && h("p.warn", warning)],
 		link(`#/deliveries?webhook_id=${id}`, "Deliveries"),
 		change("Rotate", "Both secrets sign for 24 hours; then only the new one.", rotate, { look: "" }),
 		remove("Delete", "Nothing more is sent to it.", path),

@@ -9,13 +9,12 @@ function failure(status, body) {
 }
 
 /** The window gets the event `unauthorized` when the key is refused. */
-export async function send(method, path, { body, signal, headers } = /** @type {any} */ ({})) {
-	const held = sessionStorage[KEY];
+export async function send(method, path, { body, signal, headers, key = sessionStorage[KEY] } = /** @type {any} */ ({})) {
 	let response;
 	try {
 		response = await fetch(path, {
 			method, signal, cache: "no-store", credentials: "omit", redirect: "error",
-			headers: { ...(held && { Authorization: `Bearer ${held}` }), ...headers },
+			headers: { ...(key && { Authorization: `Bearer ${key}` }), ...headers },
 			body: body && new Blob([JSON.stringify(body)], { type: "application/json" }),
 		});
 	} catch (error) {
@@ -25,7 +24,7 @@ export async function send(method, path, { body, signal, headers } = /** @type {
 	}
 	if (response.ok) return response;
 	const problem = await response.json().catch(() => null);
-	if (response.status === 401 && held === sessionStorage[KEY]) dispatchEvent(new Event("unauthorized"));
+	if (response.status === 401 && key === sessionStorage[KEY]) dispatchEvent(new Event("unauthorized"));
 	throw failure(response.status, problem);
 }
 

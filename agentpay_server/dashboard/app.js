@@ -1,12 +1,12 @@
 // @ts-check
 
 import { access, account, overview } from "./admin.js";
-import { follow, KEY, pause, post, read } from "./api.js";
+import { call, follow, KEY, pause, post, read } from "./api.js";
 import { bench } from "./bench.js";
 import { deliveries, sessions, timeline } from "./history.js";
 import { me, meet, reload, turn } from "./page.js";
 import { approvals, transfer } from "./transfer.js";
-import { $, ask, button, clock, facts, field, form, h, tell } from "./ui.js";
+import { $, ask, button, clock, code, facts, field, form, h, said, tell } from "./ui.js";
 
 /** Name, title, content, key after `g`, icon or page of the bar. @type {any[][]} */
 const PAGES = [
@@ -50,15 +50,66 @@ async function redeem() {
 	const [, code] = location.hash.split("#code=");
 	if (!code) return "";
 	history.replaceState(null, "", location.pathname);
-	return post("/console/sign-in", { code }).then(keep, (error) => error.message);
+	try {
+		return await replace(await post("/console/sign-in", { code }));
+	} catch (error) {
+		return error.message;
+	}
+}
+
+/** A link from elsewhere must not move this tab to another operator unnoticed. */
+async function replace({ key }) {
+	const held = sessionStorage[KEY];
+	const [before, now] = await Promise.all([held && whose(held), whose(key)]).catch(async (error) => {
+		// Unknown is no reason to replace it.
+		await revoke(key);
+		throw error;
+	});
+	const isOther = before && now && before.id !== now.id;
+	if (isOther && !await ask(
+		{ title: `Leave ${before.name}?`, action: `Sign in as ${now.name}`, look: "danger", cancel: `Stay ${before.name}` },
+		facts({ "Signed in as": operator(before), "The link signs in as": operator(now) }),
+	)) {
+		await revoke(key);
+		return "";
+	}
+	keep({ key });
+	await revoke(held);
+	return "";
+}
+
+/** The operator of a key; undefined if the key is not accepted. */
+const whose = (key) => Promise.all(["/whoami", "/console/summary"].map((path) => call("GET", path, { key }))).then(
+	([{ operator_id: id }, { operator_name: name }]) => ({ id, name }),
+	(error) => {
+		if (![401, 403].includes(error.status)) throw error;
+	});
+
+const operator = ({ id, name }) => [said(name), " ", code(id)];
+
+/** End the key of a sign-in link on the server too; a pasted key belongs to its owner. */
+async function revoke(key) {
+	if (!key?.startsWith("ap_console_")) return;
+	try {
+		const { key_id: id } = await call("GET", "/whoami", { key });
+		await call("DELETE", `/console/operator-keys/${id}`, { key });
+	} catch (error) {
+		if (error.status !== 401) tell(`The sign-in may stay valid until it expires. ${error.message}`);
+	}
+}
+
+async function signOut() {
+	const held = sessionStorage[KEY];
+	signIn("Signed out.");
+	await revoke(held);
 }
 
 async function begin(problem = "") {
 	if (!sessionStorage[KEY]) return signIn(problem);
 	try {
 		// An agent's key may not read the summary.
-		await Promise.all([meet(), read("/console/summary")]);
-		start();
+		const [, summary] = await Promise.all([meet(), read("/console/summary")]);
+		start(summary.operator_name);
 		if (problem) tell(problem);
 	} catch (error) {
 		if ([401, 403].includes(error.status)) return signIn(error.status === 401 ? REFUSED : error.message);
@@ -74,7 +125,7 @@ function icon(path) {
 	return svg;
 }
 
-function start() {
+function start(whom) {
 	signedIn.abort();
 	signedIn = new AbortController();
 	const { signal } = signedIn, state = h("span.state");
@@ -84,8 +135,8 @@ function start() {
 		h("header",
 			h("a.brand", { href: "#/overview" }, icon("M5 18 12 5l7 13M8 14h8"), "agentpay"),
 			me.is_test_money ? h("span.money.test", "TEST MONEY") : h("span.money.real", "REAL MONEY"),
-			h("span.quiet.grow", me.cluster), state,
-			button("?", help, { "aria-label": "Keyboard shortcuts" }), button("Sign out", () => signIn("Signed out."))),
+			h("span.quiet.grow", said(whom), ` · ${me.cluster}`), state,
+			button("?", help, { "aria-label": "Keyboard shortcuts" }), button("Sign out", signOut)),
 		h("nav", { "aria-label": "Pages" }, places), h("main"));
 	const onState = (isLive) => {
 		const text = isLive ? "Live" : "Reconnecting…";

@@ -5,11 +5,8 @@ import { points, pointRow, savePoint } from "./bench.js";
 import { accounts, act, change, filters, get, instant, list, me, named, one, party } from "./page.js";
 import { $, badge, big, button, code, count, facts, field, fields, h, json, link, meter, moment, quiet, said, usdc, words } from "./ui.js";
 
-const STATUS = {
-	"transfer.initiated": "submitted", "transfer.settled": "settled", "transfer.rejected": "rejected",
-	"escalation.required": "pending_approval", "session.opened": "open", "session.cap_warning": "open",
-	"session.cap_reached": "open", "session.settled": "settled", "balance.low_threshold": "low",
-};
+/** The status of what an event is about, by its type; the server writes it into the page. */
+const STATUS = JSON.parse(document.documentElement.dataset.events ?? "{}");
 
 export const EVENTS = Object.keys(STATUS);
 export const REGISTER = 'client.webhooks.create(url="https://…", events=["transfer.settled"])';

@@ -69,7 +69,7 @@ const LANES = ["Shop", "Agent", "Server", "Facilitator", "Chain"], UNKNOWN = "No
 export const transfer = ({ id }) => one(`/v1/transfers/${id}`, (it) => h("div.page",
 	h("div.card", h("div.head", big(it.amount_usdc), badge(it.status)),
 		h("p", party(it.from), quiet(" pays "), it.pay ? said(it.pay.origin) : party(it.to)), memoOf(it),
-		it.pay && h("div.actions", copies("Copy as curl", `curl -i ${quoted(it.pay.url ?? it.pay.origin)}`))),
+		it.pay && h("div.actions", copies("Copy as curl", `curl -gi --url ${quoted(it.pay.url ?? it.pay.origin)}`))),
 	it.pay && h("p.lanes", { "aria-hidden": "true" }, LANES.map((name) => h("span", name))),
 	h("ol.steps", story(it))),
 async ([it], draw) => {
@@ -151,4 +151,5 @@ function decoded(receipt) {
 	}
 }
 
-const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+// What a seller or an agent wrote: no control characters, which terminals obey within quotes, and no quotes.
+const quoted = (url) => `'${url.replace(/[^!-~]+/g, encodeURIComponent).replaceAll("'", "%27")}'`;

@@ -19,7 +19,7 @@ class ConflictError(Exception):
     """A row would violate a constraint: another transaction committed first."""
 
 
-class Rows(Protocol):
+class Result(Protocol):
     """The result of a statement."""
 
     @property
@@ -51,7 +51,7 @@ class Connection(Protocol):
 
     def execute(
         self, statement: Executable, parameters: Parameters | Sequence[Parameters] | None = None, /
-    ) -> Rows:
+    ) -> Result:
         """Run a statement; with a sequence of parameters, once for each of them.
 
         Raises:

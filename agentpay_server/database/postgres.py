@@ -33,6 +33,9 @@ from agentpay_server.database.postgres_connections import (
 )
 from agentpay_server.database.runner import DatabaseAwayError, DatabaseInUseError, DatabaseUnavailableError
 from agentpay_server.database.schema_name import DATABASE_SCHEMA, check_database_schema
+from agentpay_server.database.tables import metadata
+
+postgres_schema.give_conditions(metadata)
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -61,6 +64,8 @@ _URL_OPTIONS: Final = frozenset(inspect.signature(asyncpg.connect).parameters)
 _BEGIN: Final = "BEGIN"
 _BEGIN_READ: Final = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _ALONE: Final = "SELECT pg_try_advisory_lock($1)"
+# Not `now()`, which is when the transaction began.
+_NOW_US: Final = text("SELECT CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000 AS bigint)")
 _LOCK: Final = text("SELECT pg_advisory_xact_lock(:key)")
 _HOLD_TRIES: Final = 30
 _HOLD_PAUSE_SECONDS: Final = 0.1
@@ -123,8 +128,18 @@ class PostgresDatabase:
         kind = getattr(unit, "__code__", type(unit))
         return await self._shielded(self._read(kind, lambda c: unit(c, *args, **kwargs)))
 
+    async def now_us(self) -> int:
+        """Return PostgreSQL's clock, in microseconds since 1970, UTC.
+
+        Raises:
+            DatabaseUnavailableError: the database did not respond.
+            RuntimeError: the database is closed.
+        """
+        return await self.read(_now_us)
+
     async def create_missing(self, tables: MetaData) -> None:
         """See `Database.create_missing`."""
+        postgres_schema.give_conditions(tables)
         await self.lay_out(tables.create_all)
 
     async def lay_out(self, work: Callable[[sqlalchemy.Connection], T]) -> T:
@@ -294,6 +309,10 @@ class PostgresDatabase:
             # Abort uncommitted transactions, because the other server may already have read the state.
             self._pool.abort()
             self._lost()
+
+
+def _now_us(connection: Connection) -> int:
+    return int(connection.execute(_NOW_US).scalar_one())
 
 
 async def _probe(holder: Session) -> None:

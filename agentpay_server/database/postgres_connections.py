@@ -191,7 +191,7 @@ class _SingleStatementConnection(_Connection):
 
 
 class _Rows:
-    """See `Rows`."""
+    """See `Result`."""
 
     __slots__ = ("_records", "_status")
 

@@ -7,7 +7,7 @@ schema too, so that servers with different schemas can share a database.
 import hashlib
 from typing import Final
 
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, MetaData, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateSchema
 
@@ -27,6 +27,17 @@ _CURRENT: Final = text("SELECT current_schema()")
 
 class SchemaRefusedError(StartRefusedError):
     """The schema cannot hold a server's tables: no permission, or it contains tables of other software."""
+
+
+def give_conditions(tables: MetaData) -> None:
+    """Give partial indexes the condition that they have on SQLite, or the `postgresql_where` in their `info`.
+
+    As an argument of the index, it would load PostgreSQL's dialect in every process.
+    """
+    for index in (index for table in tables.tables.values() for index in table.indexes):
+        condition = index.info.get("postgresql_where", index.dialect_options["sqlite"]["where"])
+        if condition is not None:
+            index.dialect_options["postgresql"]["where"] = condition
 
 
 def lock_key(purpose: str, schema: str) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from attrs import frozen
-from sqlalchemy import Dialect, Executable, Insert, Select
+from sqlalchemy import Dialect, Executable, Insert, Select, UpdateBase
 
 from agentpay_server.database.connection import Parameters
 
@@ -41,13 +41,13 @@ class Prepared:
 class Preparer:
     """Compiles statements for one engine, and caches them.
 
-    `dialect` has positional parameters; `converter` returns `Prepared.convert` for a SELECT.
+    `dialect` has positional parameters; `converter` returns `Prepared.convert` for a statement with rows.
     """
 
     def __init__(
         self,
         dialect: Dialect,
-        converter: Callable[[Select[Any]], Callable[[Row], Row] | None] = lambda _: None,
+        converter: Callable[[Select[Any] | UpdateBase], Callable[[Row], Row] | None] = lambda _: None,
     ) -> None:
         self._dialect = dialect
         self._converter = converter
@@ -68,11 +68,14 @@ class Preparer:
         return found
 
     def _prepare(self, statement: Executable, parameters: Parameters) -> Prepared:
+        is_insert = isinstance(statement, Insert)
+        # The parameters of INSERT … VALUES are its columns; INSERT … SELECT lists them itself.
+        is_of_values = isinstance(statement, Insert) and statement.select is None
         # Compiled for many rows, an INSERT does not return the generated `seq`.
         compiled = statement.compile(  # type: ignore[attr-defined]
             dialect=self._dialect,
-            column_keys=list(parameters) if isinstance(statement, Insert) else None,
-            for_executemany=isinstance(statement, Insert),
+            column_keys=list(parameters) if is_of_values else None,
+            for_executemany=is_insert,
         )
         names = tuple(compiled.positiontup or ())
         unknown = set(parameters).difference(names)
@@ -80,5 +83,5 @@ class Preparer:
             raise KeyError(f"the statement has no parameters {sorted(unknown)}")
         # The statement itself sets these values, which may be None.
         constants = {name: bind.value for name, bind in compiled.binds.items() if not bind.required}
-        convert = self._converter(statement) if isinstance(statement, Select) else None
+        convert = self._converter(statement) if isinstance(statement, Select | UpdateBase) else None
         return Prepared(str(compiled), names, constants, convert)

@@ -48,6 +48,10 @@ class NewerSchemaError(StartRefusedError):
     """The schema is of a newer version, which this version does not know."""
 
 
+class MissingExtraError(StartRefusedError):
+    """The configuration needs an extra that is not installed. The message has the command to install it."""
+
+
 class OlderSchemaError(StartRefusedError):
     """The schema is of an older version, and servers of that version may still be running."""
 

@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
-from sqlalchemy import Boolean, Executable, MetaData, Select
+from sqlalchemy import Boolean, Executable, MetaData, Select, UpdateBase
 from sqlalchemy.dialects.sqlite.pysqlite import SQLiteDialect_pysqlite
 from sqlalchemy.schema import CreateIndex, CreateTable
 
@@ -18,9 +18,9 @@ CACHED_STATEMENTS: Final = 512
 """Number of statements that a connection keeps parsed: more than a server uses."""
 
 
-def _converter(statement: Select[Any]) -> Callable[[Row], Row] | None:
+def _converter(statement: Select[Any] | UpdateBase) -> Callable[[Row], Row] | None:
     """Return a function that converts 0 and 1 to booleans; None for rows without booleans."""
-    columns = list(statement.selected_columns)
+    columns = list(statement.exported_columns)
     places = [place for place, column in enumerate(columns) if isinstance(column.type, Boolean)]
     if not places:
         return None
@@ -39,7 +39,7 @@ _PREPARER: Final = Preparer(_DIALECT, _converter)
 
 
 class SqliteRows:
-    """See `Rows`."""
+    """See `Result`."""
 
     __slots__ = ("_convert", "_cursor")
 
@@ -49,14 +49,14 @@ class SqliteRows:
 
     @property
     def rowcount(self) -> int:
-        """See `Rows`."""
+        """See `Result`."""
         return self._cursor.rowcount
 
     def __iter__(self) -> Iterator[Row]:
         return iter(self._cursor) if self._convert is None else map(self._convert, self._cursor)
 
     def one_or_none(self) -> Row | None:
-        """See `Rows`."""
+        """See `Result`."""
         row: Row | None = self._cursor.fetchone()
         if row is None:
             return None
@@ -65,18 +65,18 @@ class SqliteRows:
         return row if self._convert is None else self._convert(row)
 
     def scalars(self) -> Iterator[Any]:
-        """See `Rows`."""
+        """See `Result`."""
         return (row[0] for row in self)
 
     def scalar_one(self) -> Any:  # noqa: ANN401 - whatever the column holds
-        """See `Rows`."""
+        """See `Result`."""
         row = self.one_or_none()
         if row is None:
             raise ValueError("the statement returned no row")
         return row[0]
 
     def scalar_one_or_none(self) -> Any | None:  # noqa: ANN401 - whatever the column holds
-        """See `Rows`."""
+        """See `Result`."""
         row = self.one_or_none()
         return None if row is None else row[0]
 

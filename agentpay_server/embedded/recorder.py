@@ -20,7 +20,7 @@ from starlette.types import Message, Receive, Scope, Send
 from agentpay.contract import json_text
 from agentpay.contract.usdc import from_micro
 from agentpay_server.chain.embedded.chain import EmbeddedChain
-from agentpay_server.chain.parsing import memo, movements
+from agentpay_server.chain.messages import memo, movements
 from agentpay_server.chain.protocol import SignatureStatus, WatchedChain
 from agentpay_server.clock import Clock, from_us
 

@@ -5,27 +5,29 @@ import socket
 import threading
 from collections.abc import Coroutine, Sequence
 from datetime import datetime
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Final, TypeVar, Unpack
 
 from agentpay._async.client import AsyncAgentPay
+from agentpay._loading import load
 from agentpay._options import CallOptions
 from agentpay._sync.client import AgentPay
 from agentpay_server.clients import AsyncSandbox, Sandbox
 from agentpay_server.clients._sync.sandbox import SandboxClock
 from agentpay_server.embedded.inbox import InboxTransport
 from agentpay_server.embedded.owner_thread import OwnerThread
-from agentpay_server.embedded.port import Listener, bound_socket
 from agentpay_server.embedded.port_key import PortKey
 from agentpay_server.embedded.recorder import Recorder
 from agentpay_server.embedded.transports import AsyncEmbeddedTransport, EmbeddedTransport
 from agentpay_server.http import dashboard
 from agentpay_server.http.app import Application
-from agentpay_server.http.port.server import Served
 from agentpay_server.logs import log
 from agentpay_server.server import Server
 
 if TYPE_CHECKING:
     from agentpay_server.chain.node.methods import Node
+    from agentpay_server.embedded.port import Listener
+    from agentpay_server.http.port.server import Served
 
 T = TypeVar("T")
 
@@ -114,6 +116,8 @@ class World:
         if self._listener is not None:
             raise RuntimeError(f"the server is already listening, on {self.base_url}")
         app = self._app if self._port_key is None else self._port_key.on_port(self._app)
+        from agentpay_server.embedded.port import Listener  # noqa: PLC0415 - a fast test opens no port
+
         sock = _socket(port)
         try:
             listener = Listener(self._application, app, sock, allowed_hosts)
@@ -139,6 +143,8 @@ class World:
         """Open the chain's port at the first call. ValueError on a cluster."""
         from agentpay_server.http import chain_rpc  # noqa: PLC0415 - most servers are never asked for it
 
+        # Of any version: uvicorn uses it for subscriptions.
+        load("websockets", part="the RPC port of the chain", extra="cluster")
         return self._chain_port() + chain_rpc.PATH
 
     def facilitator_url(self) -> str:
@@ -150,12 +156,16 @@ class World:
         node = self.node
         with self._opening:
             if self._rpc_listener is None:
+                from agentpay_server.embedded.port import Listener, bound_socket  # noqa: PLC0415 - as above
                 from agentpay_server.http import chain_rpc  # noqa: PLC0415 - as above
 
                 app = chain_rpc.mounted(self.server, node)
-                listener = Listener(self._application, app, bound_socket(_HOST, 0), with_websockets=True)
+                can_subscribe = find_spec("websockets") is not None
+                sock = bound_socket(_HOST, 0)
+                listener = Listener(self._application, app, sock, with_websockets=can_subscribe)
                 self._owner.call(listener.start())
                 self._rpc_listener = listener
+                node.chain.rpc_url = listener.base_url + chain_rpc.PATH
             return self._rpc_listener.base_url
 
     @property
@@ -172,11 +182,13 @@ class World:
                 self._node = chain_rpc.node_of(self.server)
             return self._node
 
-    def open_port(self, application: Served, port: int) -> Listener:
+    def open_port(self, application: "Served", port: int) -> "Listener":
         """Open a port on the server's thread; it closes with the server.
 
         Raises `CannotListenError`, or ValueError if `port` is out of range.
         """
+        from agentpay_server.embedded.port import Listener  # noqa: PLC0415 - as above
+
         listener = Listener(application, application, _socket(port))
         self._owner.call(listener.start())
         self._guests.append(listener)
@@ -198,6 +210,8 @@ class World:
 
 
 def _socket(port: int) -> socket.socket:
+    from agentpay_server.embedded.port import bound_socket  # noqa: PLC0415 - as above
+
     if not 0 <= port <= 65535:
         raise ValueError(f"port must be between 0 and 65535, not {port}")
     try:

@@ -9,8 +9,7 @@ path: paths may contain a caller's data.
 import asyncio
 import contextlib
 import logging
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Final
 
@@ -22,9 +21,10 @@ from agentpay.contract.errors import ErrorCode
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 from agentpay_server.contract.sandbox import HttpEffect
 from agentpay_server.database.runner import DatabaseUnavailableError
-from agentpay_server.errors import RETRY_AFTER_SECONDS, Problem, service_unavailable
+from agentpay_server.errors import Problem, service_unavailable
 from agentpay_server.http import dashboard, openapi
 from agentpay_server.http.operations import Operations, require_get
+from agentpay_server.http.places import Places
 from agentpay_server.http.rate_limit import RateLimit
 from agentpay_server.http.requests import (
     JSON_TYPE,
@@ -34,6 +34,7 @@ from agentpay_server.http.requests import (
     Call,
     DisconnectedError,
     DroppedError,
+    Pause,
     authenticated,
     read_body,
     require_json,
@@ -44,6 +45,7 @@ from agentpay_server.http.responses import (
     REQUEST_PREFIX,
     Header,
     Headers,
+    Reply,
     drop,
     identified,
     internal_error,
@@ -59,7 +61,7 @@ from agentpay_server.principals import Principal
 from agentpay_server.randomness import Identifiers, SystemRandomness
 from agentpay_server.sandbox.http_faults import HttpFault
 from agentpay_server.server import Server
-from agentpay_server.settings import Settings
+from agentpay_server.settings import PUBLIC_RATE_LIMIT, Settings, limit_in_force
 
 NO_ROUTE: Final = "none"
 """The route of requests that are refused before their path is read."""
@@ -101,13 +103,17 @@ class Application:
         self.settings: Settings = server.context.settings
         self.metrics: Metrics = server.context.metrics
         self._operations = Operations(server)
-        self._in_service: Counter[str] = Counter()
-        per_minute = server.context.settings.rate_limit_per_minute
+        per_minute = limit_in_force(
+            self.settings.rate_limit_per_minute,
+            on_public_clusters=PUBLIC_RATE_LIMIT,
+            is_test_chain=server.chain.is_test_chain,
+        )
         limit = None if per_minute is None else RateLimit(server.context.clock, per_minute)
         if limit is not None:
             server.snapshots.include(limit)
+        places = Places()
         self._paths = Paths(
-            {path: _Path(path, methods, limit, server) for path, methods in METHODS_OF.items()}
+            {path: _Path(path, methods, limit, places, server) for path, methods in METHODS_OF.items()}
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -136,9 +142,9 @@ class Application:
             headers = _headers(scope)
             scope["agentpay.headers"] = headers
             scope["agentpay.principal"] = await self._principal(scope, headers, request_id)
+            scope["agentpay.pause"] = Pause()
             _require_plain_path(scope)
-            with self._served(scope):
-                await self._paths(scope, receive, send)
+            await self._paths(scope, receive, send)
         except Problem as problem:
             await _refuse(send, trace, problem, request_id)
         except DatabaseUnavailableError as error:
@@ -205,29 +211,6 @@ class Application:
         ]
         return status, headers, body
 
-    @contextlib.contextmanager
-    def _served(self, scope: Scope) -> Iterator[None]:
-        """Count a request in service; `rate_limited` beyond the operator's share of connections."""
-        share: int | None = scope.get(SHARE)
-        if share is None:
-            yield
-            return
-        operator_id = scope["agentpay.principal"].operator_id
-        if self._in_service[operator_id] >= share:
-            raise Problem(
-                ErrorCode.RATE_LIMITED,
-                f"This operator has {share} requests in progress, which is the limit. Retry when one of them "
-                "has ended.",
-                retry_after_seconds=RETRY_AFTER_SECONDS,
-            )
-        self._in_service[operator_id] += 1
-        try:
-            yield
-        finally:
-            self._in_service[operator_id] -= 1
-            if not self._in_service[operator_id]:
-                del self._in_service[operator_id]
-
     def _record(self, trace: _Trace, scope: Scope, start: float, level: int) -> None:
         method = scope["method"] if scope["method"] in _METHODS else "other"
         self._requests[trace.route, method, "none" if trace.status is None else str(trace.status)] += 1
@@ -276,13 +259,15 @@ class _Path:
         path: str,
         endpoints: Mapping[str, Endpoint],
         limit: RateLimit | None,
+        places: Places,
         server: Server,
     ) -> None:
         self._path = path
         self._endpoints = endpoints
         self._server = server
         self._limit = limit
-        self._faults = server.http_faults
+        self._places = places
+        self._faults = None if server.faults is None else server.faults.http
         self._snapshots = server.snapshots
         self._body_timeout_seconds = server.context.settings.body_timeout_seconds
 
@@ -327,26 +312,48 @@ class _Path:
         trace: _Trace = scope["agentpay.trace"]
         principal: Principal = scope["agentpay.principal"]
         headers: Mapping[str, str] = scope["agentpay.headers"]
-        path, restores = scope.get("path_params", {}), self._snapshots.restores
+        restores = self._snapshots.restores
         if self._limit is not None:
             self._limit.take(principal.key_id)
-        body = None
-        raw = await read_body(
-            headers, receive, timeout_seconds=self._body_timeout_seconds, is_whole=WHOLE in scope
-        )
+        share: int | None = scope.get(SHARE)
+        with self._places.for_body(principal, share):
+            raw = await read_body(
+                headers, receive, timeout_seconds=self._body_timeout_seconds, is_whole=WHOLE in scope
+            )
         if self._snapshots.restores != restores:
             # The key was looked up in a state that a restore has replaced.
             raise DroppedError
+        pause: Pause = scope["agentpay.pause"]
+        if principal.is_known and pause.has_been:
+            # The key may have been revoked while the body arrived.
+            await authenticated(headers, self._server.services.keys, trace.request_id)
+        with self._places.for_work(principal, share):
+            reply = await self._reply(endpoint, scope, raw)
+            if reply.stream is not None:
+                await send_reply(send, receive, reply)
+                return
+        await send_reply(send, receive, reply)
+
+    async def _reply(self, endpoint: Endpoint, scope: Scope, raw: bytes) -> Reply:
+        headers: Mapping[str, str] = scope["agentpay.headers"]
+        body = None
         if endpoint.request is not None:
             require_json(headers)
             if not raw and endpoint.is_body_optional:
                 raw = b"{}"
             body = structured_body(raw, endpoint.request)
         query = None if endpoint.query is None else structured_query(scope["query_string"], endpoint.query)
-        call = Call(principal=principal, path=path, headers=headers, body=body, query=query)
+        call = Call(
+            principal=scope["agentpay.principal"],
+            path=scope.get("path_params", {}),
+            headers=headers,
+            body=body,
+            query=query,
+        )
         reply = await ROUTES[endpoint.name].answer(self._server.services, call)
+        trace: _Trace = scope["agentpay.trace"]
         trace.transfer_id = getattr(reply.model, "transfer_id", None)
-        await send_reply(send, receive, reply)
+        return reply
 
 
 def _require_admitted(scope: Scope) -> None:
@@ -361,7 +368,7 @@ def _require_scope(endpoint: Endpoint, principal: Principal, path: Mapping[str, 
     if endpoint.scope is KeyScope.OPERATOR:
         principal.require_operator(operation)
     elif endpoint.scope is KeyScope.OPERATOR_KEY:
-        principal.require_operator_key(operation)
+        principal.require_operator_key(operation, path.get("key_id"))
     elif "account_id" in path:
         principal.require_account(path["account_id"], operation)
 

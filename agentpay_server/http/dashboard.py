@@ -22,6 +22,8 @@ design is explained here:
 """
 
 import hashlib
+import html
+import json
 from functools import cache
 from importlib import resources
 from typing import Final
@@ -29,6 +31,7 @@ from typing import Final
 from attrs import frozen
 
 from agentpay.contract.errors import ErrorCode
+from agentpay.contract.events import EVENTS
 from agentpay_server import audit
 from agentpay_server.errors import Problem
 from agentpay_server.http.operations import Answer, require_get
@@ -97,5 +100,11 @@ def _files() -> dict[str, _File]:
         file.name: _File(body, _TYPES[suffix], f'"{hashlib.sha256(body).hexdigest()[:32]}"'.encode("ascii"))
         for file in resources.files("agentpay_server.dashboard").iterdir()
         if (suffix := f".{file.name.rpartition('.')[2]}") in _TYPES
-        for body in (file.read_bytes(),)
+        for body in (_filled(file.read_bytes()) if file.name == _INDEX else file.read_bytes(),)
     }
+
+
+def _filled(index: bytes) -> bytes:
+    """Write the registry of events into the page, so that the console does not list them."""
+    events = json.dumps({name: kind.status for name, kind in EVENTS.items()}, separators=(",", ":"))
+    return index.replace(b"{events}", html.escape(events).encode("ascii"))

@@ -10,7 +10,6 @@ from typing import Any, Final
 from starlette.types import Receive, Scope, Send
 
 from agentpay.contract import json_text
-from agentpay.contract.json_text import InvalidJsonError
 from agentpay_server.chain.node.methods import Node
 from agentpay_server.errors import Problem
 from agentpay_server.http.requests import DisconnectedError, read_body, require_json
@@ -29,7 +28,7 @@ class FacilitatorHttp:
     def __init__(self, facilitator: Facilitator, *, body_timeout_seconds: float) -> None:
         self._facilitator = facilitator
         self._body_timeout_seconds = body_timeout_seconds
-        self._takes_body: Mapping[str, Callable[[object], Awaitable[dict[str, Any]]]] = {
+        self._takes_body: Mapping[str, Callable[[bytes], Awaitable[dict[str, Any]]]] = {
             "/verify": facilitator.verify,
             "/settle": facilitator.settle,
         }
@@ -55,13 +54,11 @@ class FacilitatorHttp:
             body = await read_body(headers, receive, timeout_seconds=self._body_timeout_seconds)
             # A web page can send a request without a Content-Type without a CORS preflight.
             require_json({**headers, "content-type": headers.get("content-type", "")})
-            result = await self._takes_body[path](json_text.parse_request_json(body))
+            result = await self._takes_body[path](body)
         except DisconnectedError:
             return
         except Problem as problem:
             await _respond(send, problem.http_status, {"error": problem.message})
-        except InvalidJsonError as error:
-            await _respond(send, 400, {"error": f"The body {error}."})
         except InvalidRequestError as error:
             await _respond(send, 400, {"error": f"Not an x402 request: {error}."})
         except Exception as error:  # noqa: BLE001 - a fault of the server, whatever it is

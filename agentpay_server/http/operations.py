@@ -6,6 +6,7 @@ secrets and nothing about accounts. A separate key can protect the metrics.
 
 import asyncio
 import hmac
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -27,6 +28,9 @@ T = TypeVar("T")
 
 _METRICS: Final = "/metrics"
 
+WRITE_EVERY_SECONDS: Final = 1.0
+"""How often at most readiness writes to the database."""
+
 PROBE_SECONDS: Final = 2.0
 """Timeout after which a part counts as not ready."""
 
@@ -44,6 +48,8 @@ class Operations:
         self._context = server.context
         self._server = server
         self._exposition: Exposition | None = None
+        self._writing: asyncio.Task[bool] | None = None
+        self._written_at = -math.inf
         self._by_path: Mapping[str, Callable[[], Awaitable[Answer]]] = {
             "/healthz": self._health,
             "/readyz": self._readiness,
@@ -78,18 +84,20 @@ class Operations:
     async def _readiness(self) -> Answer:
         context = self._context
         lag_seconds = self._server.services.schedule.lag_seconds()
-        stopped, chain, funds = await asyncio.gather(
+        can_write, stopped, chain, funds = await asyncio.gather(
+            _answer(self._can_write()),
             _answer(context.database.read(store.stopped_accounts)),
             _answer(context.chain.block_height()),
             _answer(self._server.services.treasury.look()),
         )
         is_ready = {
-            "database": stopped is not None,
+            "database": bool(can_write) and stopped is not None,
             "chain": chain is not None,
             # Unknown while the chain does not respond, which `chain` reports.
             "treasury": funds is None or funds.can_pay,
             # A transaction landed that had been considered expired: an operator must review the account.
             "stopped_accounts": not stopped,
+            "clock": context.clock_check.agrees(),
             "workers": lag_seconds <= context.settings.ready_lag_seconds,
         }
         missing = [part for part, ready in is_ready.items() if not ready]
@@ -97,8 +105,33 @@ class Operations:
             return Answer(503, codec.print_json({"status": "not_ready", "not_ready": missing}))
         return Answer(200, b'{"status":"ready"}')
 
+    async def _can_write(self) -> bool:
+        """Return whether the database can write; it is tried once a second for all callers together."""
+        now = asyncio.get_running_loop().time()
+        writing = self._writing
+        if writing is None or (writing.done() and now >= self._written_at + WRITE_EVERY_SECONDS):
+            self._written_at = now
+            writing = self._writing = self._context.tasks.start(self._write())
+        # A caller that stops waiting does not abort it for the others.
+        await asyncio.wait({writing})
+        return not writing.cancelled() and writing.result()
+
+    async def _write(self) -> bool:
+        try:
+            await self._context.database.run(store.write, self._context.clock.now_us())
+        except DatabaseUnavailableError:
+            return False
+        return True
+
     async def _metrics(self) -> Answer:
-        from agentpay_server.http import exposition  # noqa: PLC0415 - loaded for those alone who look
+        try:
+            from agentpay_server.http import exposition  # noqa: PLC0415 - loaded for those alone who look
+        except ModuleNotFoundError as missing:
+            # Without the command that installs it, which may name a path on this machine.
+            raise Problem(
+                ErrorCode.NOT_FOUND,
+                f"{_METRICS} needs {missing.name}: install the extra ops of agentpay-kit.",
+            ) from missing
 
         if self._exposition is None:
             self._exposition = exposition.Exposition(self._context.metrics)

@@ -15,7 +15,7 @@ from agentpay.contract.codec import InvalidValueError
 from agentpay.contract.errors import ErrorCode, FieldFault
 from agentpay.contract.json_text import InvalidJsonError
 from agentpay.contract.requests import BODY_MAX_BYTES
-from agentpay_server.errors import Problem, invalid
+from agentpay_server.errors import Problem, invalid, unauthorized
 from agentpay_server.operators.keys import Keys
 from agentpay_server.principals import Principal
 
@@ -27,7 +27,7 @@ REFUSED: Final = "agentpay.refused"
 """ASGI scope key, set by a port: the problem with which the application must refuse a request."""
 
 SHARE: Final = "agentpay.share"
-"""ASGI scope key, set by a port: how many requests one operator may have in service."""
+"""ASGI scope key, set by a port: how many requests of one operator may be worked on."""
 
 WHOLE: Final = "agentpay.whole"
 """ASGI scope key by which an in-process caller declares that the body is complete."""
@@ -55,21 +55,25 @@ async def authenticated(headers: Mapping[str, str], keys: Keys, request_id: str)
     """Raise `unauthorized` for a missing, malformed, unknown or revoked key."""
     scheme, _, key = headers.get("authorization", "").partition(" ")
     if scheme.lower() != "bearer" or len(key) > _MAX_KEY_CHARACTERS:
-        raise _unauthorized()
+        raise unauthorized()
     principal = await keys.authenticate(key.strip(" "), request_id)
     if principal is None:
-        raise _unauthorized()
+        raise unauthorized()
     return principal
 
 
-def _unauthorized() -> Problem:
-    """The same for a missing, malformed, unknown or revoked key (interface E7)."""
-    # Not shared: an object would collect the traceback of every raise, with the headers of the refused
-    # request.
-    return Problem(
-        ErrorCode.UNAUTHORIZED,
-        "No valid API key: send Authorization: Bearer followed by a key that is not revoked.",
-    )
+class Pause:
+    """Whether the event loop has run anything else since this was created.
+
+    If not, what was read before is as good as read now.
+    """
+
+    def __init__(self) -> None:
+        self.has_been: bool = False
+        asyncio.get_running_loop().call_soon(self._note)
+
+    def _note(self) -> None:
+        self.has_been = True
 
 
 class DisconnectedError(Exception):

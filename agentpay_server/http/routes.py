@@ -134,7 +134,7 @@ ROUTES: Final[Mapping[str, Route]] = {
     ),
     "sandbox.operators.create": Route(201, lambda s, c: s.sandbox.create_operator(c.principal, c.body)),
     "sandbox.token_accounts.create": Route(
-        201, lambda s, c: s.sandbox.create_token_account(c.principal), is_owned=True
+        201, lambda s, c: s.sandbox.create_token_account(c.principal, c.body), is_owned=True
     ),
     "sandbox.clock.get": Route(200, lambda s, _: s.sandbox.clock()),
     "sandbox.clock.advance": Route(

@@ -1,19 +1,17 @@
-"""Matching request paths. All servers of a process share the matchers; each has its own handlers."""
+"""Matching request paths. All servers of a process share the patterns; each has its own handlers."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Final
 
-from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentpay.contract.endpoints import Endpoint
 from agentpay.contract.errors import ErrorCode
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 from agentpay_server.errors import Problem
-
-_PATHS: Final = "agentpay.paths"
 
 
 def no_such_path() -> Problem:
@@ -33,8 +31,13 @@ class Paths:
         path = scope["path"]
         found = self._fixed.get(path)
         if found is None:
-            scope[_PATHS] = self._paths
-            found = _routers().get(_family(path), _no_route)
+            for pattern, template in _patterns().get(_family(path), ()):
+                if match := pattern.fullmatch(path):
+                    scope["path_params"] = match.groupdict()
+                    found = self._paths[template]
+                    break
+            else:
+                raise no_such_path()
         await found(scope, receive, send)
 
 
@@ -49,36 +52,22 @@ METHODS_OF: Final = _methods_of(BOUND_ENDPOINTS)
 
 
 @cache
-def _routers() -> Mapping[str, Router]:
-    """By path family: a router tries its routes one by one."""
-    families: dict[str, list[Route]] = defaultdict(list)
+def _patterns() -> Mapping[str, tuple[tuple[re.Pattern[str], str], ...]]:
+    """By path family, in the order of the tables: the first that matches applies."""
+    families: dict[str, list[tuple[re.Pattern[str], str]]] = defaultdict(list)
     for path, methods in METHODS_OF.items():
-        families[_family(path)].append(Route(_pattern(path, methods), _Found(path)))
-    return {
-        family: Router(routes=routes, redirect_slashes=False, default=_no_route)
-        for family, routes in families.items()
-    }
-
-
-class _Found:
-    """Passes a matched request to its server's handler."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await scope[_PATHS][self._path](scope, receive, send)
+        if "{" in path:
+            families[_family(path)].append((_pattern(path, methods), path))
+    return {family: tuple(patterns) for family, patterns in families.items()}
 
 
 def _family(path: str) -> str:
     return path.split("/", 2)[1] if path.startswith("/") else ""
 
 
-def _pattern(path: str, methods: Mapping[str, Endpoint]) -> str:
-    """The last parameter may match several segments."""
-    is_open = any(endpoint.takes_rest_of_path for endpoint in methods.values())
-    return f"{path.removesuffix('}')}:path}}" if is_open else path
-
-
-async def _no_route(_scope: Scope, _receive: Receive, _send: Send) -> None:
-    raise no_such_path()
+def _pattern(path: str, methods: Mapping[str, Endpoint]) -> re.Pattern[str]:
+    """A parameter matches one segment, but the last may match several."""
+    pattern = re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path)
+    if any(endpoint.takes_rest_of_path for endpoint in methods.values()):
+        pattern = f"{pattern.removesuffix('[^/]+)')}.*)"
+    return re.compile(pattern)

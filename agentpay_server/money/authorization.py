@@ -16,14 +16,16 @@ from attrs import field, frozen
 from agentpay.contract.identifiers import ACCOUNT, is_identifier
 from agentpay.contract.policies import Policy
 from agentpay_server.accounts import store as account_store
-from agentpay_server.accounts.store import AccountRecord
 from agentpay_server.chain.protocol import ChainUnavailableError
 from agentpay_server.context import Context
 from agentpay_server.crash_points import Operation, Step, fault_point
 from agentpay_server.database.connection import ConflictError, Connection
+from agentpay_server.database.tables import AccountRecord
 from agentpay_server.errors import chain_unavailable, not_found, signing_stopped
+from agentpay_server.money import fees, spending, transactions
 from agentpay_server.money import policy as rules
-from agentpay_server.money import spending, transactions
+from agentpay_server.money.fees import Cost
+from agentpay_server.money.funding import Funding, Funds, FundsChangedError
 from agentpay_server.money.policy import Means, Refusal, Spend, stored_policy
 from agentpay_server.money.preflight import Contended, Preflight, look
 from agentpay_server.money.settlement import Settlement
@@ -141,8 +143,12 @@ class Intent(ABC, Generic[R]):
         """Return the spend that the policy judges."""
 
     @abstractmethod
-    def claim(self, connection: Connection) -> bool:
-        """Claim the idempotency key, or check that the spend is still undecided.
+    def cost(self, preflight: Preflight) -> Cost:
+        """Return the most lamports that it takes from the treasury."""
+
+    @abstractmethod
+    def claim(self, connection: Connection, now_us: int) -> bool:
+        """Claim the idempotency key at a time, or check that the spend is still undecided.
 
         Returns:
             False if the stored data has changed since it was read: the request must start over.
@@ -170,14 +176,24 @@ class Intent(ABC, Generic[R]):
 
 
 class Authorizer:
-    """Authorizes spends. `book_arrivals` books the reported deposits of a token account."""
+    """Authorizes spends.
+
+    Args:
+        compare_books: compares the debits of a token account with the books, once per start, and books its
+            reported deposits.
+    """
 
     def __init__(
-        self, context: Context, settlement: Settlement, book_arrivals: Callable[[str], Awaitable[None]]
+        self,
+        context: Context,
+        settlement: Settlement,
+        compare_books: Callable[[str], Awaitable[None]],
+        funding: Funding,
     ) -> None:
         self._context = context
         self._settlement = settlement
-        self._book_arrivals = book_arrivals
+        self._compare_books = compare_books
+        self._funding = funding
 
     def deadline(self) -> float:
         """Return the deadline of a request that starts now, in the event loop's time."""
@@ -195,8 +211,8 @@ class Authorizer:
         if source.stopped_us is not None:
             raise signing_stopped(source.account_id)
         try:
-            # Book known deposits before the spend: the low-balance alarm relies on the books.
-            await self._book_arrivals(source.usdc_token_account)
+            # The low-balance alarm relies on the books, too.
+            await self._compare_books(source.usdc_token_account)
             return await look(
                 self._context.chain,
                 to,
@@ -215,13 +231,17 @@ class Authorizer:
             The decision, or None if the request must start over.
 
         Raises:
-            Problem: `invalid_recipient`, `chain_unavailable`, or an error of the intent. Nothing was stored.
+            Problem: `invalid_recipient`, `chain_unavailable`, `fee_budget_exceeded`, `service_unavailable`
+                while the clocks differ, or an error of the intent. Nothing was stored.
         """
         is_last_look = asyncio.get_running_loop().time() >= deadline
         preflight = await self.preflight(intent.to, parties)
+        funds = None if preflight is None else await self._funding.look()
         fault_point(intent.operation, Step.BEGUN)
         try:
-            return await self._decided(intent, preflight, is_last_look=is_last_look)
+            return await self._decided(intent, preflight, funds, is_last_look=is_last_look)
+        except FundsChangedError:
+            return None
         except Contended as contended:
             if self._context.tasks.closing.done():
                 raise chain_unavailable() from None
@@ -229,14 +249,17 @@ class Authorizer:
             if is_any_ended or not contended.is_payments_only:
                 return None
         # Sellers may broadcast their payments at any time, so these amounts stay unavailable.
-        return await self._decided(intent, preflight, is_last_look=True)
+        try:
+            return await self._decided(intent, preflight, funds, is_last_look=True)
+        except FundsChangedError:
+            return None
 
     async def _decided(
-        self, intent: Intent[R], preflight: Preflight | None, *, is_last_look: bool
+        self, intent: Intent[R], preflight: Preflight | None, funds: Funds | None, *, is_last_look: bool
     ) -> Decided[R] | None:
         database = self._context.database
         try:
-            return await database.run(self._decide, intent, preflight, is_last_look=is_last_look)
+            return await database.run(self._decide, intent, preflight, funds, is_last_look=is_last_look)
         except ConflictError:
             # Another request took the key first. Any other violated constraint is a bug.
             if await database.read(intent.is_key_taken):
@@ -244,17 +267,26 @@ class Authorizer:
             raise
 
     def _decide(
-        self, connection: Connection, intent: Intent[R], preflight: Preflight | None, *, is_last_look: bool
+        self,
+        connection: Connection,
+        intent: Intent[R],
+        preflight: Preflight | None,
+        funds: Funds | None,
+        *,
+        is_last_look: bool,
     ) -> Decided[R] | None:
         # The account's policy changes and spends take this lock, so they happen one after another.
-        source = account_store.existing_account(connection, intent.account_id, lock=True)
-        if must_look_again(source, preflight) or not intent.claim(connection):
+        source = account_store.ACCOUNTS.existing(connection, intent.account_id, lock=True)
+        now_us = self._context.clock.now_us()
+        self._context.clock_check.require(now_us)
+        if must_look_again(source, preflight) or not intent.claim(connection, now_us):
             return None
-        policy, now_us = stored_policy(source.policy), self._context.clock.now_us()
+        policy = stored_policy(source.policy)
         refusal = rules.paused_refusal(policy)
         if refusal is not None:
             return intent.refused(connection, refusal, now_us)
-        assert preflight is not None  # noqa: S101 - None only for a paused account, refused above
+        # None only for a paused account, refused above.
+        assert preflight is not None and funds is not None  # noqa: PT018, S101
         unit = SpendUnit(connection=connection, source=source, preflight=preflight, now_us=now_us)
         spend = intent.spend(preflight)
         refusal = intent.objection(unit) or refusal_of(
@@ -264,6 +296,9 @@ class Authorizer:
             return intent.refused(connection, refusal, now_us)
         if not intent.is_approved and rules.needs_approval(policy, spend.amount_micro):
             return intent.escalated(unit, policy)
+        cost = intent.cost(preflight)
+        fees.require_room(self._context, connection, source, cost, now_us)
+        self._funding.promise(connection, funds, cost)
         return intent.submitted(unit)
 
 

@@ -3,13 +3,16 @@
 The chain may lose requests and replies, lag, or be unreachable. Therefore:
 
 1. Only committed bytes are sent, and the same bytes are resent for as long as they may land.
-2. A missing status proves that a transaction can never land only under four conditions. First, the status
+2. Success and failure are proved by the transaction itself (`Chain.signature_status`). A status without that
+   evidence is no outcome: the loop asks again, and resends the bytes.
+3. A missing status proves that a transaction can never land only under five conditions. First, the status
    was read after the block height had passed the transaction's last valid one. Second, that height fits the
    block of the transaction's blockhash, because a node may have reported a wrong one. Third, the node knows
    all blocks that could contain the transaction; nodes prune old blocks, and miss blocks while they are down.
    Fourth, 150 blocks can have passed since the signature by this server's own clock, because nodes may report
-   wrong heights. The only other proof is a final rejection by the chain.
-3. An error of the chain proves nothing: the loop asks again.
+   wrong heights. Fifth, neither the node's transactions nor the history of the account that it debits contain
+   it. The only other proof is a final rejection by the chain.
+4. An error of the chain proves nothing: the loop asks again.
 """
 
 import asyncio
@@ -22,14 +25,16 @@ from typing import Final, Protocol
 from attrs import frozen
 
 from agentpay_server.chain.protocol import (
+    BLOCKHASH_LIFE_BLOCKS,
+    Absence,
     Chain,
     ChainUnavailableError,
     DoubtfulNodeError,
     Failure,
     SignatureStatus,
     SignedTransaction,
+    UnprovenError,
 )
-from agentpay_server.chain.signing import transaction_of
 from agentpay_server.crash_points import Operation, Step, fault_point
 from agentpay_server.logs import log
 
@@ -69,6 +74,22 @@ class Find(Protocol):
     async def __call__(self, *, proof_height: int | None) -> SignatureStatus | None:
         """Look it up; with `proof_height`, None proves that no block up to this height holds it."""
         ...
+
+
+def absence(debits: str | None, last_valid_height: int, proof_height: int | None) -> Absence | None:
+    """Return what proves that no block up to a height holds a transaction; None if nothing must be proved."""
+    if proof_height is None:
+        return None
+    first_height = first_landing_height(last_valid_height)
+    return Absence(token_account=debits, first_height=first_height, last_height=proof_height)
+
+
+def first_landing_height(last_valid_height: int) -> int:
+    """Return a height below which no block can contain a transaction.
+
+    The last valid height may be as wrong as `Chain.landing_heights` tolerates.
+    """
+    return max(last_valid_height - 3 * BLOCKHASH_LIFE_BLOCKS, 0)
 
 
 def may_vanish(end: Outcome) -> bool:
@@ -132,7 +153,7 @@ class Broadcaster:
         self.ages.note(signed.signature)
         deadline = asyncio.get_running_loop().time() + patience_seconds
         pause = max(FIRST_PAUSE_SECONDS, self._chain.landing_seconds / 2)
-        is_sent = False
+        is_sent = is_unproven = False
         must_send = is_new
         while True:
             try:
@@ -140,10 +161,14 @@ class Broadcaster:
                     await self._send(signed, operation)
                     is_sent = True
                 end, must_send = await self._look(signed, operation)
+                is_unproven = False
                 if end is not None and not (irreversibly and may_vanish(end)):
                     if not isinstance(end, Expired):
                         self.ages.forget(signed.signature)
                     return end
+            except UnprovenError:
+                # Nodes often return a transaction a moment after its status. Later, the status may be false.
+                must_send, is_unproven = is_unproven, True
             except ChainUnavailableError:
                 # Either the request or the reply was lost: the next check shows which.
                 must_send = False
@@ -194,14 +219,17 @@ class Broadcaster:
             ChainUnavailableError: the chain did not respond.
         """
         try:
-            return await self._seen(signed, find or self._by_signature(signed.signature))
+            return await self._seen(signed, find or self._by_signature(signed))
         except DoubtfulNodeError:
             # The node proves nothing, and resending the bytes is harmless.
             return None, True
 
-    def _by_signature(self, signature: str) -> Find:
-        async def find(*, proof_height: int | None) -> SignatureStatus | None:  # noqa: ARG001
-            return await self._chain.signature_status(signature)
+    def _by_signature(self, signed: SignedTransaction) -> Find:
+        async def find(*, proof_height: int | None) -> SignatureStatus | None:
+            if proof_height is None:
+                return await self._chain.signature_status(signed.signature)
+            sought = absence(signed.debits, signed.last_valid_block_height, proof_height)
+            return await self._chain.signature_status(signed.signature, absence=sought)
 
         return find
 
@@ -211,8 +239,7 @@ class Broadcaster:
         if status is None:
             if not await self._may_have_expired(signed):
                 return None, True
-            blockhash = str(transaction_of(signed.raw).message.recent_blockhash)
-            heights = await chain.landing_heights(blockhash, signed.last_valid_block_height)
+            heights = await chain.landing_heights(signed.blockhash, signed.last_valid_block_height)
             if heights is not None:
                 # Check again after reading the height: it may have landed in its last valid block.
                 status = await find(proof_height=heights[1])

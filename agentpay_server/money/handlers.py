@@ -8,12 +8,13 @@ from typing import Any, ClassVar, Final, Generic, TypeVar
 
 from attrs import field, frozen
 
-from agentpay_server.accounts.store import AccountRecord
 from agentpay_server.chain.protocol import Blockhash, Chain, Failure, SignatureStatus, SignedTransaction
 from agentpay_server.clock import SECOND_US, real_now_us
 from agentpay_server.context import Context
 from agentpay_server.crash_points import Operation
 from agentpay_server.database.connection import Connection
+from agentpay_server.database.tables import AccountRecord
+from agentpay_server.money.broadcast import absence
 from agentpay_server.money.transactions import ChainTransaction, Kind, State
 
 S = TypeVar("S")
@@ -38,10 +39,16 @@ class Unit:
 
 @frozen(kw_only=True)
 class Replacement:
-    """The replacement of an expired transaction, and the handler's log detail."""
+    """The replacement of an expired transaction.
+
+    Attributes:
+        detail: the handler's, for the row.
+        rent: lamports of rent that it pays.
+    """
 
     signed: SignedTransaction
     detail: str | None = None
+    rent: int = 0
 
 
 @frozen(kw_only=True)
@@ -99,11 +106,7 @@ class Handler(Generic[S]):
         raise NotImplementedError
 
     async def find(
-        self,
-        chain: Chain,
-        tx: ChainTransaction,
-        *,
-        proof_height: int | None,  # noqa: ARG002
+        self, chain: Chain, tx: ChainTransaction, *, proof_height: int | None
     ) -> SignatureStatus | None:
         """Look a transaction up on chain; None if it is not there (yet).
 
@@ -112,7 +115,9 @@ class Handler(Generic[S]):
         Raises:
             ChainUnavailableError: the result is unknown.
         """
-        return await chain.signature_status(tx.signature)
+        return await chain.signature_status(
+            tx.signature, absence=absence(tx.debits, tx.last_valid_block_height, proof_height)
+        )
 
     async def prepare(self, context: Context, subject: S) -> object:
         """Read from the chain what signing a replacement needs besides a blockhash.
@@ -155,6 +160,7 @@ def pending_transaction(
     spent_us: int | None = None,
     spent_total: int | None = None,
     detail: str | None = None,
+    rent: int = 0,
 ) -> ChainTransaction:
     """Return the row of a new signed transaction, leased by this process."""
     return ChainTransaction(
@@ -171,6 +177,8 @@ def pending_transaction(
         detail=detail,
         created_us=now_us,
         leased_until_us=real_now_us() + LEASE_US,
+        fee=signed.fee_lamports,
+        rent=rent,
     )
 
 

@@ -59,8 +59,8 @@ def verdict(
         holder: the row that holds the key under the source account, if any.
         terms: the requested parameters.
         now_us: the current time.
-        is_held_elsewhere: whether the caller uses an operator key, and the idempotency key is in force under
-            another of the operator's accounts. A row of the source account takes precedence.
+        is_held_elsewhere: whether the caller uses an operator key, and an operator key has claimed the
+            idempotency key for another account. A row of the source account takes precedence.
     """
     if holder is None or not is_in_force(holder.key_expires_us, now_us):
         return Verdict.CONFLICT if is_held_elsewhere else Verdict.NEW

@@ -1,8 +1,9 @@
-"""Watches expired transactions until the chain's history rules out that they landed.
+"""Watches expired and rejected transactions until it is ruled out that they landed.
 
-An expiry is derived from block heights that nodes report. If those were wrong despite all checks, a
-transaction may land after it was replaced or after its amount was released. It is then booked and counted
-toward the limit, the account is blocked, and an operator must review it.
+An expiry is derived from block heights that nodes report, and a rejection from their responses about the
+transaction. If those were wrong despite all checks, a transaction may land after it was replaced or after its
+amount was released. It is then booked and counted toward the limit, the account is blocked, and an operator
+must review it.
 
 Several servers over one database may watch the same transaction; only one of them books it.
 """
@@ -26,7 +27,7 @@ from agentpay_server.money.transactions import ChainTransaction, Kind, State
 
 _PAGE_SIZE: Final = 256
 _LIFETIMES: Final = 2
-"""Minimum time to watch an expired transaction, in blockhash lifetimes, both by blocks and by time."""
+"""Minimum time to watch a transaction, in blockhash lifetimes, both by blocks and by time."""
 
 _FIRST_PAUSE_SECONDS: Final = 30.0
 _LONGEST_PAUSE_SECONDS: Final = 3_600.0
@@ -43,7 +44,7 @@ class _Search:
 
 
 class LateLandings:
-    """Watches expired transactions."""
+    """Watches expired and rejected transactions."""
 
     def __init__(self, context: Context, settlement: Settlement) -> None:
         self._context = context
@@ -56,7 +57,7 @@ class LateLandings:
     async def look(self) -> None:
         """Check all watched transactions once."""
         after = ""
-        while page := await self._database.read(store.expired_after, after, _PAGE_SIZE):
+        while page := await self._database.read(store.watched_after, after, _PAGE_SIZE):
             await asyncio.gather(*(self._look_at(expired) for expired in page))
             after = page[-1].subject_id
 
@@ -66,7 +67,7 @@ class LateLandings:
         Raises:
             ChainUnavailableError: the state of one of them is currently unknown.
         """
-        watched = await self._database.read(store.expired_of, subject_id)
+        watched = await self._database.read(store.watched_of, subject_id)
         if watched:
             # Reject nodes that lag behind the finalized block: the failure happened before it.
             await self._chain.block_height()
@@ -85,8 +86,10 @@ class LateLandings:
         except ChainUnavailableError:
             return
         if status.failure is not None:
-            # It failed on chain: it moved nothing, and never will.
-            await self._rule_out(expired)
+            # It failed on chain: it moved nothing, and never will. What was believed once is asked again
+            # until its bytes can never land.
+            if expired.state is not State.REJECTED or await self._is_past(expired):
+                await self._rule_out(expired)
         elif status.is_final and not self._may_vanish(expired, status):
             await self._book(evolve(expired, chain_signature=status.chain_signature))
             # Do not resend its replacement.
@@ -98,13 +101,10 @@ class LateLandings:
 
     async def _is_ruled_out(self, expired: ChainTransaction) -> bool:
         """Return whether history shows that a transaction never landed, long after it could have."""
-        life_seconds = self._chain.blockhash_life_seconds
-        if self._ages.seconds(expired.signature) < _LIFETIMES * life_seconds or not self._is_time(expired):
+        if not self._is_time(expired) or not await self._is_past(expired):
             return False
         last = expired.last_valid_block_height
         height = await self._chain.block_height()
-        if height <= last + _LIFETIMES * BLOCKHASH_LIFE_BLOCKS:
-            return False
         if await self._found(expired, proof_height=height) is not None:
             return False
         first = max(last - BLOCKHASH_LIFE_BLOCKS, 0)
@@ -112,6 +112,14 @@ class LateLandings:
             return True
         self._postpone(expired)
         return False
+
+    async def _is_past(self, expired: ChainTransaction) -> bool:
+        """Return whether a transaction could last land long ago, both by blocks and by time."""
+        life_seconds = self._chain.blockhash_life_seconds
+        if self._ages.seconds(expired.signature) < _LIFETIMES * life_seconds:
+            return False
+        last = expired.last_valid_block_height
+        return await self._chain.block_height() > last + _LIFETIMES * BLOCKHASH_LIFE_BLOCKS
 
     async def _found(
         self, expired: ChainTransaction, *, proof_height: int | None = None
@@ -134,7 +142,8 @@ class LateLandings:
 
     async def _rule_out(self, expired: ChainTransaction) -> None:
         now_us = self._context.clock.now_us()
-        await self._database.run(store.end_expired, expired, State.RULED_OUT, now_us)
+        state = State.FAILED if expired.state is State.REJECTED else State.RULED_OUT
+        await self._database.run(store.end_watched, expired, state, now_us)
         self._forget(expired)
 
     async def _book(self, expired: ChainTransaction) -> None:
@@ -159,7 +168,7 @@ class LateLandings:
         if booked is None:
             return None
         now_us = self._context.clock.now_us()
-        account = account_store.existing_account(connection, expired.account_id, lock=True)
+        account = account_store.ACCOUNTS.existing(connection, expired.account_id, lock=True)
         if expired.kind is not Kind.POLICY_RECORD:
             account_store.stop(connection, expired.account_id, now_us)
         audit.record(
@@ -168,7 +177,7 @@ class LateLandings:
             action=audit.LANDED_AFTER_EXPIRY,
             subject=expired.subject_id,
             now_us=now_us,
-            before={"tx_signature": expired.signature, "state": "expired"},
+            before={"tx_signature": expired.signature, "state": expired.state.value},
             after={
                 "tx_signature": expired.signature,
                 "state": "landed",

@@ -23,12 +23,12 @@ def spent(outbox: Outbox, unit: Unit, account_id: str, amount_micro: int) -> Non
     balance_micro, unjudged_micro = accounts.debit(connection, account_id, amount_micro)
     before_micro = balance_micro + amount_micro + unjudged_micro
     if context.is_cluster and outbox.wants_drop(before_micro=before_micro, after_micro=balance_micro):
-        accounts.set_unjudged(connection, account_id, unjudged_micro + amount_micro)
+        accounts.ACCOUNTS.changed(connection, account_id, unjudged_spend=unjudged_micro + amount_micro)
         unit.afterwards.append(partial(judge, context, account_id))
         return
     outbox.add_drop_of_balance(before_micro=before_micro, after_micro=balance_micro)
     if unjudged_micro:
-        accounts.set_unjudged(connection, account_id, 0)
+        accounts.ACCOUNTS.changed(connection, account_id, unjudged_spend=0)
 
 
 async def judge(context: Context, account_id: str) -> None:
@@ -36,7 +36,7 @@ async def judge(context: Context, account_id: str) -> None:
 
     If the chain does not respond, the next comparison of books and chain checks it.
     """
-    account = await context.database.read(accounts.existing_account, account_id)
+    account = await context.database.read(accounts.ACCOUNTS.existing, account_id)
     try:
         (held,) = await context.chain.token_accounts([account.usdc_token_account])
     except ChainUnavailableError:
@@ -51,7 +51,7 @@ async def judge_by(context: Context, account_id: str, held_micro: int) -> None:
 
 
 def _judge(connection: Connection, context: Context, account_id: str, held_micro: int) -> bool:
-    account = accounts.existing_account(connection, account_id, lock=True)
+    account = accounts.ACCOUNTS.existing(connection, account_id, lock=True)
     if not account.unjudged_spend or held_micro > account.balance:
         return False
     outbox = Outbox(
@@ -64,6 +64,6 @@ def _judge(connection: Connection, context: Context, account_id: str, held_micro
     outbox.add_drop_of_balance(
         before_micro=account.balance + account.unjudged_spend, after_micro=account.balance
     )
-    accounts.set_unjudged(connection, account_id, 0)
+    accounts.ACCOUNTS.changed(connection, account_id, unjudged_spend=0)
     outbox.write()
     return True

@@ -13,6 +13,7 @@ from agentpay_server.accounts import store as account_store
 from agentpay_server.chain.protocol import Blockhash, ChainUnavailableError, Failure
 from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
+from agentpay_server.money import fees
 from agentpay_server.money import transactions as store
 from agentpay_server.money.broadcast import Landed
 from agentpay_server.money.handlers import Handler, Replacement, SigningInputs, Unit, pending_transaction
@@ -50,11 +51,20 @@ class Outcomes:
         self._handlers = handlers
 
     def _unit(self, connection: Connection) -> Unit:
-        return Unit(connection, self._context, self._context.clock.now_us())
+        """Return a unit of work at the current time.
+
+        Raises:
+            ChainUnavailableError: the clocks differ. Bookings wait too: a spend that a wrong clock dates into
+                the future moves the window of the daily limit past the earlier spends.
+        """
+        now_us = self._context.clock.now_us()
+        if not self._context.clock_check.agrees(now_us):
+            raise ChainUnavailableError("this server's clock differs from its database's")
+        return Unit(connection, self._context, now_us)
 
     def announce(self, connection: Connection, tx: ChainTransaction, subject: S) -> None:
         """Book that a transaction was sent."""
-        unit = self._unit(connection)
+        unit = Unit(connection, self._context, self._context.clock.now_us())
         if store.announce(connection, tx, unit.now_us):
             self._handlers[tx.kind].announced(unit, tx, subject)
 
@@ -67,12 +77,16 @@ class Outcomes:
         if isinstance(end, Landed):
             ended = store.land(connection, tx, unit.now_us, is_irreversible=end.is_irreversible)
         else:
-            ended = store.fail(connection, tx, unit.now_us)
+            # Where heights are always correct, so are failures.
+            is_watched = self._context.chain.blockhash_life_seconds > 0
+            ended = store.fail(connection, tx, unit.now_us, is_watched=is_watched)
         if ended is None:
             return Booked(self.current(connection, tx))
         if isinstance(end, Landed):
             subject = handler.settled(unit, ended, subject)
         else:
+            # Its fee is lost.
+            fees.burn(connection, ended, ended.fee, unit.now_us)
             subject = handler.failed(unit, ended, subject, end)
         return Booked(Ended(subject), ended, unit.afterwards)
 
@@ -93,7 +107,7 @@ class Outcomes:
         expired = store.expire(connection, tx, unit.now_us)
         if expired is None:
             return Booked(self.current(connection, tx))
-        source = account_store.existing_account(connection, tx.account_id, lock=True)
+        source = account_store.ACCOUNTS.existing(connection, tx.account_id, lock=True)
         if source.stopped_us is not None:
             raise ChainUnavailableError("nothing is signed for the account")
         means = SigningInputs(source=source, blockhash=blockhash, prepared=prepared)
@@ -107,6 +121,7 @@ class Outcomes:
                 held=tx.held,
                 credits_account_id=tx.credits_account_id,
                 detail=replacement.detail,
+                rent=replacement.rent,
                 now_us=unit.now_us,
             )
             return Booked(store.replace(connection, expired, following), expired, unit.afterwards)
@@ -118,7 +133,7 @@ class Outcomes:
         expired = store.expire(connection, tx, unit.now_us)
         if expired is None:
             return Booked(self.current(connection, tx))
-        account_store.existing_account(connection, tx.account_id, lock=True)
+        account_store.ACCOUNTS.existing(connection, tx.account_id, lock=True)
         return self._dropped(unit, expired, subject, None)
 
     def _dropped(self, unit: Unit, expired: ChainTransaction, subject: S, reason: object) -> Booked[S]:
@@ -133,17 +148,19 @@ class Outcomes:
         return current or Ended(self._handlers[tx.kind].load(connection, tx.subject_id))
 
     def book_late(self, connection: Connection, tx: ChainTransaction) -> tuple[str | None] | None:
-        """Book an expired transaction that has landed; None if another server was faster.
+        """Book an expired or rejected transaction that has landed; None if another server was faster.
 
         Returns:
             A tuple of the signature of its replacement; the tuple contains None without a replacement.
         """
         handler, unit = self._handlers[tx.kind], self._unit(connection)
-        if not store.end_expired(connection, tx, State.LANDED_LATE, unit.now_us):
+        if not store.end_watched(connection, tx, State.LANDED_LATE, unit.now_us):
             return None
         superseded = store.pending(connection, tx.kind, tx.subject_id) if handler.supersedes else None
         if superseded is not None:
-            # The replacement may land as well: do not send it any more.
-            store.expire(connection, superseded, unit.now_us)
+            # The replacement may land as well: do not send it any more. None: it has just ended, and the
+            # handler finds its subject so.
+            superseded = store.expire(connection, superseded, unit.now_us)
+        if superseded is not None:
             tx = evolve(tx, announced_us=superseded.announced_us)
         return (handler.landed_late(unit, tx),)

@@ -21,7 +21,7 @@ from agentpay.contract import codec
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.policies import Policy
 from agentpay.contract.usdc import format_string, from_micro, to_micro
-from agentpay_server.errors import shown
+from agentpay_server.errors import named, shown
 
 _LISTED: Final = 50
 """Maximum number of allowlist entries in a refusal's message."""
@@ -163,9 +163,15 @@ def _category(policy: Policy, spend: Spend, _: Means) -> str | None:
     asked = (
         f"this {spend.purpose} has no category"
         if spend.category is None
-        else f"this {spend.purpose}'s category is {shown(spend.category)}"
+        # The seller names the category of a payment.
+        else f"this {spend.purpose}'s category is {_shown_category(spend)}"
     )
     return f"categories is {_listed(allowed)} and {asked}."
+
+
+def _shown_category(spend: Spend) -> str:
+    category = spend.category or ""
+    return named(category) if spend.purpose is Purpose.PAYMENT else shown(category)
 
 
 def _single_transfer(policy: Policy, spend: Spend, _: Means) -> str | None:

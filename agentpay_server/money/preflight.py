@@ -11,9 +11,9 @@ from attrs import frozen
 
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
-from agentpay_server.accounts.store import AccountRecord
 from agentpay_server.chain.protocol import Blockhash, Chain, TokenAccount
 from agentpay_server.database.connection import Connection
+from agentpay_server.database.tables import AccountRecord
 from agentpay_server.errors import Problem, shown
 from agentpay_server.money import transactions
 from agentpay_server.money.policy import Recipient, Refusal

@@ -47,7 +47,7 @@ logger: logging.Logger = logging.getLogger(__name__)
 
 
 async def _check_nothing(_: str) -> None:
-    """Check nothing; for a chain on which expiry is certain."""
+    """Check nothing, until the server sets a check that its chain needs."""
 
 
 class Settlement:
@@ -68,6 +68,7 @@ class Settlement:
         self._doubted: set[str] = set()
         self.broadcaster: Broadcaster = Broadcaster(context.chain)
         self._check_earlier: Callable[[str], Awaitable[None]] = _check_nothing
+        self._compare_books: Callable[[str], Awaitable[None]] = _check_nothing
 
     def handler(self, kind: Kind) -> Handler[Any]:
         """Return the handler of a kind of transaction."""
@@ -81,6 +82,14 @@ class Settlement:
                 such a landing changes how the newest one is booked.
         """
         self._check_earlier = check
+
+    def compare_books_with(self, compare: Callable[[str], Awaitable[None]]) -> None:
+        """Set the comparison of a token account's debits with the books, to run before signing a replacement.
+
+        Args:
+            compare: raises `ChainUnavailableError` while the account must not sign.
+        """
+        self._compare_books = compare
 
     def stop_driving(self, kind: Kind, subject_id: str) -> None:
         """Stop driving a subject that ended in another way; waiting callers read it again."""
@@ -260,6 +269,9 @@ class Settlement:
         self.broadcaster.ages.forget(tx.signature)
 
     def _claim(self, connection: Connection) -> list[ChainTransaction]:
+        if not self._context.clock_check.agrees():
+            # A lease that a wrong clock dates would keep other servers away for too long.
+            return []
         until_us = real_now_us() + LEASE_US
         store.lease(connection, list(self._drivers), until_us)
         claimed = self._abandoned(connection, lock=True)
@@ -359,12 +371,14 @@ class Settlement:
         current = await self._database.read(self.outcomes.current, tx)
         if not isinstance(current, ChainTransaction) or current.signature != tx.signature:
             return cast("Ended[S] | ChainTransaction", current)
+        await self._check_balance(tx)
         if not handler.is_broadcast_by_us:
-            await self._check_balance(tx)
             booked = await self._database.run(self.outcomes.expire, tx, subject)
             await self._after_commit(booked, None)
             fault_point(handler.operation(subject), Step.BOOKED)
             return booked.following
+        source = await self._database.read(account_store.ACCOUNTS.existing, tx.account_id)
+        await self._compare_books(source.usdc_token_account)
         blockhash = await self._chain.latest_blockhash()
         if blockhash.last_valid_block_height <= tx.last_valid_block_height:
             # This node lags: the height that proved the expiry was already higher.
@@ -377,14 +391,20 @@ class Settlement:
     async def _check_balance(self, tx: ChainTransaction) -> None:
         """Raise if the chain holds less than is booked: a transaction has landed that is not booked yet.
 
-        A transaction that others broadcast is found in a node's index of accounts, which may lack it although
-        the node has executed it. Balances come from the execution itself.
+        A node may lack a transaction in all its records although it has executed it. Balances come from the
+        execution itself.
 
         Raises:
             ChainUnavailableError: the expired transaction may be the one that landed.
         """
-        source = await self._database.read(account_store.existing_account, tx.account_id)
-        if await self._chain.holds(source.usdc_token_account, source.balance):
+        if not tx.held:
+            return
+        source = await self._database.read(account_store.ACCOUNTS.existing, tx.account_id)
+        expected = source.balance
+        if self._handlers[tx.kind].is_broadcast_by_us:
+            # Others of a busy account have always just landed. Payments can wait for a quiet moment.
+            expected -= source.in_flight - tx.held
+        if await self._chain.holds(source.usdc_token_account, expected):
             return
         if tx.signature not in self._doubted:
             if len(self._doubted) >= _MAX_DOUBTED:

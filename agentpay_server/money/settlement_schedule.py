@@ -7,11 +7,12 @@ that failed. It is due in real time, as leases are.
 import asyncio
 from typing import Any, Final
 
-from agentpay_server.clock import SECOND_US, Clock, real_now_us
+from agentpay_server.clock import Clock
 from agentpay_server.money.settlement import Settlement
+from agentpay_server.pace import Every
 from agentpay_server.tasks import all_ended
 
-LOOK_EVERY_US: Final = 10 * SECOND_US
+LOOK_EVERY_SECONDS: Final = 10.0
 """Often enough to renew a lease twice before it expires."""
 
 _MANUAL_WAIT_SECONDS: Final = 5.0
@@ -24,7 +25,7 @@ class RecoverySchedule:
     def __init__(self, settlement: Settlement, *, clock: Clock) -> None:
         self._settlement = settlement
         self._clock = clock
-        self._next_look_us = 0
+        self._every = Every(LOOK_EVERY_SECONDS)
         # Drivers that the next advance of a manual clock waits for.
         self._awaited: set[asyncio.Task[Any]] = set()
 
@@ -40,7 +41,7 @@ class RecoverySchedule:
             return (
                 self._clock.now_us() if self._awaited or await self._settlement.is_any_abandoned() else None
             )
-        return self._clock.now_us() + max(self._next_look_us - real_now_us(), 0)
+        return self._every.due_us(self._clock)
 
     async def run_due(self) -> bool:
         """Resume one batch of transactions; on a manual clock, wait for their outcome."""
@@ -50,7 +51,7 @@ class RecoverySchedule:
             self._awaited.clear()
             await all_ended(drivers, within_seconds=_MANUAL_WAIT_SECONDS)
         elif not drivers:
-            self._next_look_us = real_now_us() + LOOK_EVERY_US
+            self._every.restart()
         return bool(drivers)
 
     async def _recover(self) -> "list[asyncio.Task[Any]]":

@@ -6,14 +6,14 @@ not subtracted from the totals, which would change every later one. Its row stor
 `released_us`, and its amount is subtracted while that time lies within the window.
 """
 
-from typing import Final
+from typing import Any, Final
 
 from attrs import frozen
-from sqlalchemy import bindparam, func, select
+from sqlalchemy import Column, Select, bindparam, func, select
 
-from agentpay_server.accounts.store import AccountRecord
 from agentpay_server.clock import DAY_US
 from agentpay_server.database.connection import Connection
+from agentpay_server.database.tables import AccountRecord
 from agentpay_server.database.tables import chain_transactions as table
 from agentpay_server.money import transactions
 
@@ -49,15 +49,24 @@ def remaining(*, limit_micro: int | None, spent_micro: int) -> int | None:
     return None if limit_micro is None else max(limit_micro - spent_micro, 0)
 
 
+def total_before(at_us: Column[Any], total: Column[Any]) -> Select[Any]:
+    """Return the statement that reads an account's running total at the window's start.
+
+    The columns have the time of what counts, which never decreases, and the running total including it. An
+    index covers them.
+    """
+    return (
+        select(total)
+        .where(table.c.account_id == bindparam("account_id"), at_us <= bindparam("start_us"))
+        .order_by(at_us.desc(), total.desc())
+        .limit(1)
+    )
+
+
 _MOMENTS_AT_ONCE: Final = 50
 
 # An index covers each of these statements.
-_TOTAL_BEFORE: Final = (
-    select(table.c.spent_total)
-    .where(table.c.account_id == bindparam("account_id"), table.c.spent_us <= bindparam("start_us"))
-    .order_by(table.c.spent_us.desc(), table.c.spent_total.desc())
-    .limit(1)
-)
+_TOTAL_BEFORE: Final = total_before(table.c.spent_us, table.c.spent_total)
 # Spends at one microsecond leave the window together.
 _MOMENTS: Final = (
     select(table.c.spent_us, func.max(table.c.spent_total))
@@ -102,7 +111,7 @@ def next_release(connection: Connection, account: AccountRecord, now_us: int) ->
     """Return the next release from the window that ends at `now_us`; None if nothing is spent within it."""
     account_id, start_us = account.account_id, window_start_us(now_us)
     values: dict[str, object] = {"account_id": account_id, "start_us": start_us}
-    total_before = connection.execute(_TOTAL_BEFORE, values).scalar_one_or_none() or 0
+    before = connection.execute(_TOTAL_BEFORE, values).scalar_one_or_none() or 0
     while True:
         values = {"account_id": account_id, "start_us": start_us, "count": _MOMENTS_AT_ONCE}
         moments = list(connection.execute(_MOMENTS, values))
@@ -112,11 +121,11 @@ def next_release(connection: Connection, account: AccountRecord, now_us: int) ->
         values = {"account_id": account_id, "start_us": start_us, "end_us": end_us}
         released = {at_us: int(amount) for at_us, amount in connection.execute(_RELEASED_BY_MOMENT, values)}
         for spent_us, total in moments:
-            amount = total - total_before - released.get(spent_us, 0)
+            amount = total - before - released.get(spent_us, 0)
             if amount:
                 return Release(at_us=spent_us + WINDOW_US, amount_micro=amount)
             # All spends of that moment have failed.
-            total_before = total
+            before = total
         start_us = end_us
 
 

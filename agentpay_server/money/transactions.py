@@ -3,77 +3,36 @@
     (none) ── signed and stored, in the commit that decides ─────► pending
     pending ── final on chain, could still be reorganized away ──► confirmed    booked
     pending ── final and irreversible ───────────────────────────► finalized    booked
-    pending ── rejected by the chain, irreversibly ──────────────► failed       released
+    pending ── rejected by the chain, irreversibly ──────────────► rejected     released
     pending ── expired, according to the nodes ──────────────────► expired      replaced or released
     confirmed ── now irreversible ───────────────────────────────► finalized
     confirmed ── undone, and can never land again ───────────────► undone
     expired ── ruled out by the history of the chain ────────────► ruled_out
-    expired ── landed after all ─────────────────────────────────► landed_late  booked
+    rejected ── still rejected once its bytes can never land ────► failed
+    expired, rejected ── landed after all ───────────────────────► landed_late  booked
 
-A row leaves `pending` once, in one statement. The same database transaction books the result.
+A row leaves `pending` once, in one statement. The same database transaction books the result. Where heights
+are always correct, nodes tell no lies either: a rejected row is `failed` at once.
 """
 
 from collections.abc import Iterable, Sequence
-from enum import StrEnum
 from typing import Final
 
-from attrs import evolve, field, frozen
-from sqlalchemy import Text, bindparam, func, insert, literal_column, null, select, update
+from attrs import evolve, frozen
+from sqlalchemy import Text, bindparam, func, literal_column, null, select, update
 
 from agentpay_server.chain.protocol import ChainUnavailableError, SignedTransaction
 from agentpay_server.database.connection import ConflictError, Connection
+from agentpay_server.database.rows import Rows
+from agentpay_server.database.tables import ChainTransactionRecord
+from agentpay_server.database.tables import Kind as Kind
+from agentpay_server.database.tables import State as State
 from agentpay_server.database.tables import chain_transactions as table
 
 
-class Kind(StrEnum):
-    """The purpose of a transaction."""
-
-    TRANSFER = "transfer"
-    PAYMENT = "payment"
-    SESSION_OPEN = "session_open"
-    SESSION_SETTLE = "session_settle"
-    POLICY_RECORD = "policy_record"
-    PROVISION = "provision"
-    FUND = "fund"
-
-
-class State(StrEnum):
-    """The state of a transaction."""
-
-    PENDING = "pending"
-    CONFIRMED = "confirmed"
-    FINALIZED = "finalized"
-    FAILED = "failed"
-    EXPIRED = "expired"
-    RULED_OUT = "ruled_out"
-    LANDED_LATE = "landed_late"
-    UNDONE = "undone"
-
-
-@frozen(kw_only=True)
-class ChainTransaction:
+@frozen
+class ChainTransaction(ChainTransactionRecord):
     """A row of `chain_transactions`."""
-
-    seq: int = 0
-    signature: str
-    kind: Kind = field(converter=Kind)
-    subject_id: str
-    account_id: str
-    held: int = 0
-    credits_account_id: str | None = None
-    spent_us: int | None = None
-    spent_total: int | None = None
-    released_us: int | None = None
-    state: State = field(default=State.PENDING, converter=State)
-    raw: bytes | None = field(repr=False)
-    last_valid_block_height: int
-    detail: str | None = None
-    announced_us: int | None = None
-    reserved: int = 0
-    created_us: int
-    ended_us: int | None = None
-    leased_until_us: int = 0
-    chain_signature: str | None = None
 
     @property
     def name(self) -> str | None:
@@ -91,7 +50,7 @@ class ChainTransaction:
             raise ValueError(f"{self.signature} is {self.state} and must not be sent")
         return SignedTransaction(
             signature=self.signature,
-            raw=bytes(self.raw),
+            raw=self.raw,
             last_valid_block_height=self.last_valid_block_height,
         )
 
@@ -99,14 +58,11 @@ class ChainTransaction:
 # Literals in the SQL text, as in the partial indexes: with parameters the indexes would not be used.
 _IS_PENDING: Final = table.c.state == literal_column(f"'{State.PENDING}'")
 _IS_CONFIRMED: Final = table.c.state == literal_column(f"'{State.CONFIRMED}'")
-_IS_EXPIRED: Final = table.c.state == literal_column(f"'{State.EXPIRED}'")
-_THIS: Final = (
-    table.c.signature == bindparam("of_signature"),
-    table.c.subject_id == bindparam("of_subject"),
+_IS_WATCHED: Final = table.c.state.in_(
+    (literal_column(f"'{State.EXPIRED}'"), literal_column(f"'{State.REJECTED}'"))
 )
-_COLUMNS: Final = tuple(column.name for column in table.columns if column.name != "seq")
+TRANSACTIONS: Final = Rows(ChainTransaction, "signature", "subject_id")
 
-_INSERT: Final = insert(table)
 # Sellers broadcast payments: the service neither sends them nor waits for them.
 _IS_DRIVEN: Final = table.c.kind != literal_column(f"'{Kind.PAYMENT}'")
 _IS_PAYMENT: Final = table.c.kind == literal_column(f"'{Kind.PAYMENT}'")
@@ -136,28 +92,7 @@ _IN_FLIGHT: Final = (
     .where(_IS_PENDING, table.c.account_id == bindparam("account_id"), table.c.held > 0, _IS_DRIVEN)
     .order_by(table.c.seq)
 )
-_END: Final = (
-    update(table)
-    .where(*_THIS, _IS_PENDING)
-    .values(
-        state=bindparam("new_state"),
-        raw=bindparam("new_raw"),
-        released_us=bindparam("released_us"),
-        ended_us=bindparam("ended_us"),
-        leased_until_us=0,
-        chain_signature=bindparam("chain_signature"),
-    )
-    .returning(table.c.announced_us)
-)
-_ANNOUNCE: Final = (
-    update(table)
-    .where(*_THIS, _IS_PENDING, table.c.announced_us.is_(None))
-    .values(announced_us=bindparam("now_us"))
-)
-_SET_SPEND: Final = (
-    update(table).where(*_THIS).values(spent_us=bindparam("spent_us"), spent_total=bindparam("spent_total"))
-)
-_SET_RELEASED: Final = update(table).where(*_THIS).values(released_us=bindparam("released_us"))
+_IS_UNANNOUNCED: Final = table.c.announced_us.is_(None)
 
 _ABANDONED: Final = (
     select(table)
@@ -184,41 +119,47 @@ _CREDITS: Final = (
     .limit(1)
 )
 
+_EXPLAINS: Final = (
+    select(table.c.seq)
+    .where(
+        table.c.signature == bindparam("signature"),
+        table.c.account_id == bindparam("account_id"),
+        # The books say that these moved nothing and never will.
+        table.c.state.not_in((literal_column(f"'{State.FAILED}'"), literal_column(f"'{State.RULED_OUT}'"))),
+    )
+    .limit(1)
+)
+
 _CONFIRMED_AFTER: Final = (
     select(table)
     .where(_IS_CONFIRMED, table.c.signature > bindparam("after"))
     .order_by(table.c.signature)
     .limit(bindparam("count"))
 )
-_SET_RESERVED: Final = (
-    update(table)
-    .where(*_THIS, _IS_CONFIRMED, table.c.reserved == bindparam("reserved_before"))
-    .values(reserved=bindparam("new_reserved"))
-)
+_WAS_RESERVED: Final = table.c.reserved == bindparam("reserved_before")
 _END_CONFIRMED: Final = (
     update(table)
     # If another server has reserved the amount since the row was read, the next check releases it first.
-    .where(*_THIS, _IS_CONFIRMED, table.c.reserved == 0)
+    .where(
+        table.c.signature == bindparam("of_signature"),
+        table.c.subject_id == bindparam("of_subject"),
+        _IS_CONFIRMED,
+        table.c.reserved == 0,
+    )
     .values(state=bindparam("new_state"), raw=null())
 )
 
-_EXPIRED_OF: Final = (
+_WATCHED_OF: Final = (
     select(table)
-    .where(_IS_EXPIRED, table.c.subject_id == bindparam("subject_id"))
+    .where(_IS_WATCHED, table.c.subject_id == bindparam("subject_id"))
     .order_by(table.c.signature)
 )
-_EXPIRED_AFTER: Final = (
+_WATCHED_AFTER: Final = (
     select(table)
-    .where(_IS_EXPIRED, table.c.subject_id > bindparam("after"))
+    .where(_IS_WATCHED, table.c.subject_id > bindparam("after"))
     .order_by(table.c.subject_id, table.c.signature)
     .limit(bindparam("count"))
 )
-_END_EXPIRED: Final = (
-    update(table)
-    .where(*_THIS, _IS_EXPIRED)
-    .values(state=bindparam("new_state"), ended_us=bindparam("ended_us"))
-)
-
 _OPENING: Final = select(func.coalesce(func.sum(table.c.held), 0)).where(
     _IS_PENDING,
     table.c.account_id == bindparam("account_id"),
@@ -237,7 +178,7 @@ def insert_transaction(connection: Connection, tx: ChainTransaction) -> None:
     Raises:
         ConflictError: another one is pending for the same subject.
     """
-    connection.execute(_INSERT, {name: getattr(tx, name) for name in _COLUMNS})
+    TRANSACTIONS.insert(connection, tx)
 
 
 def insert_following(connection: Connection, tx: ChainTransaction) -> None:
@@ -254,37 +195,40 @@ def insert_following(connection: Connection, tx: ChainTransaction) -> None:
 
 def pending(connection: Connection, kind: Kind, subject_id: str) -> ChainTransaction | None:
     """Return the pending transaction of a subject, if any."""
-    row = connection.execute(_PENDING, {"kind": kind.value, "subject_id": subject_id}).one_or_none()
-    return None if row is None else _record(row)
+    return TRANSACTIONS.one(connection, _PENDING, kind=kind.value, subject_id=subject_id)
 
 
 def in_flight(connection: Connection, account_id: str) -> list[ChainTransaction]:
     """Return the driven transactions that may still reduce an account's balance, oldest first."""
-    return [_record(row) for row in connection.execute(_IN_FLIGHT, {"account_id": account_id})]
+    return TRANSACTIONS.all(connection, _IN_FLIGHT, account_id=account_id)
 
 
 def payments_of(connection: Connection, account_id: str) -> list[ChainTransaction]:
     """Return an account's payments that their sellers may still broadcast, oldest first."""
-    return [_record(row) for row in connection.execute(_PAYMENTS_OF, {"account_id": account_id})]
+    return TRANSACTIONS.all(connection, _PAYMENTS_OF, account_id=account_id)
 
 
 def payment_signed(connection: Connection, signatures: Sequence[str]) -> ChainTransaction | None:
     """Return the payment, still to be broadcast, whose transaction has one of two signatures."""
     first, second = signatures
-    values = {"first_signature": first, "second_signature": second}
-    row = connection.execute(_PAYMENT_SIGNED, values).one_or_none()
-    return None if row is None else _record(row)
+    return TRANSACTIONS.one(connection, _PAYMENT_SIGNED, first_signature=first, second_signature=second)
 
 
 def payments_after(connection: Connection, seq: int, count: int) -> list[ChainTransaction]:
     """Return up to `count` payments that sellers may still broadcast, ordered by `seq`, above a given one."""
-    return [_record(row) for row in connection.execute(_PAYMENTS, {"after": seq, "count": count})]
+    return TRANSACTIONS.all(connection, _PAYMENTS, after=seq, count=count)
 
 
 def credits_account(connection: Connection, signature: str, account_id: str) -> bool:
     """Return whether a transaction's handler books its credit to an account, so that it is no deposit."""
     values = {"signature": signature, "account_id": account_id}
     return connection.execute(_CREDITS, values).scalar_one_or_none() is not None
+
+
+def explains_debit(connection: Connection, signature: str, account_id: str) -> bool:
+    """Return whether the books contain a transaction, by one of its signatures, as a debit of an account."""
+    values = {"signature": signature, "account_id": account_id}
+    return connection.execute(_EXPLAINS, values).scalar_one_or_none() is not None
 
 
 # --- Ending a pending transaction. Each function returns None if another driver was faster.
@@ -299,29 +243,41 @@ def land(
     return _end(connection, evolve(tx, state=State.CONFIRMED, ended_us=now_us))
 
 
-def fail(connection: Connection, tx: ChainTransaction, now_us: int) -> ChainTransaction | None:
-    """End a pending transaction: the chain has rejected it, and its spend did not happen."""
-    ended = evolve(tx, state=State.FAILED, raw=None, ended_us=now_us, released_us=tx.spent_us)
-    return _end(connection, ended)
+def fail(
+    connection: Connection, tx: ChainTransaction, now_us: int, *, is_watched: bool
+) -> ChainTransaction | None:
+    """End a pending transaction: the chain has rejected it, and its spend did not happen.
+
+    With `is_watched`, it stays watched until its bytes can never land.
+    """
+    ended = evolve(_without_bytes(tx), ended_us=now_us, released_us=tx.spent_us)
+    return _end(connection, evolve(ended, state=State.REJECTED if is_watched else State.FAILED))
 
 
 def expire(connection: Connection, tx: ChainTransaction, now_us: int) -> ChainTransaction | None:
     """End a pending transaction: it should never land, and stays watched in case it does."""
-    return _end(connection, evolve(tx, state=State.EXPIRED, raw=None, ended_us=now_us))
+    return _end(connection, evolve(_without_bytes(tx), state=State.EXPIRED, ended_us=now_us))
+
+
+def _without_bytes(tx: ChainTransaction) -> ChainTransaction:
+    """Return a transaction that must not be sent again, with the account whose history shows it."""
+    debits = None if tx.raw is None else tx.signed.debits
+    return evolve(tx, raw=None, debits=debits)
 
 
 def _end(connection: Connection, ended: ChainTransaction) -> ChainTransaction | None:
-    values = {
-        **_this(ended),
-        "new_state": ended.state.value,
-        "new_raw": ended.raw,
-        "released_us": ended.released_us,
-        "ended_us": ended.ended_us,
-        "chain_signature": ended.chain_signature,
-    }
-    row = connection.execute(_END, values).one_or_none()
-    # Another driver may have announced it since the row was read.
-    return None if row is None else evolve(ended, announced_us=row[0])
+    return TRANSACTIONS.change(
+        connection,
+        ended,
+        _IS_PENDING,
+        state=ended.state.value,
+        raw=ended.raw,
+        released_us=ended.released_us,
+        ended_us=ended.ended_us,
+        leased_until_us=0,
+        chain_signature=ended.chain_signature,
+        debits=ended.debits,
+    )
 
 
 def replace(
@@ -346,7 +302,7 @@ def replace(
 
 def announce(connection: Connection, tx: ChainTransaction, now_us: int) -> bool:
     """Store that a pending transaction was announced as sent; False if it already was, or is not pending."""
-    return connection.execute(_ANNOUNCE, {**_this(tx), "now_us": now_us}).rowcount == 1
+    return TRANSACTIONS.change(connection, tx, _IS_PENDING, _IS_UNANNOUNCED, announced_us=now_us) is not None
 
 
 # --- Spends, for the daily limit
@@ -356,12 +312,17 @@ def set_spend(
     connection: Connection, tx: ChainTransaction, *, spent_us: int | None, spent_total: int | None
 ) -> None:
     """Store when a transaction counts as a spend, and the account's running total including it."""
-    connection.execute(_SET_SPEND, {**_this(tx), "spent_us": spent_us, "spent_total": spent_total})
+    TRANSACTIONS.changed(connection, tx, spent_us=spent_us, spent_total=spent_total)
 
 
 def set_released(connection: Connection, tx: ChainTransaction, released_us: int | None) -> None:
     """Store that a spend did not happen; with None, that it happened after all."""
-    connection.execute(_SET_RELEASED, {**_this(tx), "released_us": released_us})
+    TRANSACTIONS.changed(connection, tx, released_us=released_us)
+
+
+def set_burned(connection: Connection, tx: ChainTransaction, *, burned_us: int, burned_total: int) -> None:
+    """Store when a transaction cost lamports without a payment, and the account's running total of them."""
+    TRANSACTIONS.changed(connection, tx, burned_us=burned_us, burned_total=burned_total)
 
 
 def opening_caps(connection: Connection, account_id: str) -> int:
@@ -382,9 +343,7 @@ def abandoned(
 
     With `lock`, the rows are locked, and rows that another transaction has locked are skipped.
     """
-    values = {"now_us": now_us, "count": count}
-    rows = connection.execute(_ABANDONED_LOCKED if lock else _ABANDONED, values)
-    return [_record(row) for row in rows]
+    return TRANSACTIONS.all(connection, _ABANDONED_LOCKED if lock else _ABANDONED, now_us=now_us, count=count)
 
 
 def lease(connection: Connection, subjects: Iterable[tuple[Kind, str]], until_us: int) -> None:
@@ -407,57 +366,47 @@ def free_all(connection: Connection) -> None:
 
 def confirmed_after(connection: Connection, signature: str, count: int) -> list[ChainTransaction]:
     """Return up to `count` confirmed transactions, ordered by signature, above a given one; "" for all."""
-    return [
-        _record(row) for row in connection.execute(_CONFIRMED_AFTER, {"after": signature, "count": count})
-    ]
+    return TRANSACTIONS.all(connection, _CONFIRMED_AFTER, after=signature, count=count)
 
 
 def set_reserved(connection: Connection, tx: ChainTransaction, reserved: int) -> bool:
     """Store the reserved amount of a confirmed transaction; False if another server was faster."""
-    values = {**_this(tx), "reserved_before": tx.reserved, "new_reserved": reserved}
-    return connection.execute(_SET_RESERVED, values).rowcount == 1
+    was = {"reserved_before": tx.reserved}
+    changed = TRANSACTIONS.change(connection, tx, _IS_CONFIRMED, _WAS_RESERVED, given=was, reserved=reserved)
+    return changed is not None
 
 
 def end_confirmed(connection: Connection, ended: Iterable[ChainTransaction]) -> None:
     """Stop watching confirmed transactions; each carries its new `state`."""
-    values = [{**_this(tx), "new_state": tx.state.value} for tx in ended]
+    values = [
+        {"of_signature": tx.signature, "of_subject": tx.subject_id, "new_state": tx.state.value}
+        for tx in ended
+    ]
     if values:
         connection.execute(_END_CONFIRMED, values)
 
 
-# --- Expired transactions, watched until the chain's history rules out that they landed
+# --- Expired and rejected transactions, watched until it is ruled out that they landed
 
 
-def expired_of(connection: Connection, subject_id: str) -> list[ChainTransaction]:
+def watched_of(connection: Connection, subject_id: str) -> list[ChainTransaction]:
     """Return a subject's watched transactions."""
-    return [_record(row) for row in connection.execute(_EXPIRED_OF, {"subject_id": subject_id})]
+    return TRANSACTIONS.all(connection, _WATCHED_OF, subject_id=subject_id)
 
 
-def expired_after(connection: Connection, subject_id: str, count: int) -> list[ChainTransaction]:
+def watched_after(connection: Connection, subject_id: str, count: int) -> list[ChainTransaction]:
     """Return about `count` watched transactions, ordered by subject, above a given subject; "" for the first.
 
     All transactions of one subject are returned together.
     """
-    values = {"after": subject_id, "count": count}
-    found = [_record(row) for row in connection.execute(_EXPIRED_AFTER, values)]
+    found = TRANSACTIONS.all(connection, _WATCHED_AFTER, after=subject_id, count=count)
     if len(found) < count:
         return found
     last = found[-1].subject_id
-    return [each for each in found if each.subject_id != last] + expired_of(connection, last)
+    return [each for each in found if each.subject_id != last] + watched_of(connection, last)
 
 
-def end_expired(connection: Connection, tx: ChainTransaction, state: State, now_us: int) -> bool:
-    """Stop watching an expired transaction; False if another server was faster."""
-    values = {**_this(tx), "new_state": state.value, "ended_us": now_us}
-    return connection.execute(_END_EXPIRED, values).rowcount == 1
-
-
-def _this(tx: ChainTransaction) -> dict[str, object]:
-    return {"of_signature": tx.signature, "of_subject": tx.subject_id}
-
-
-_NAMES: Final = tuple(column.name for column in table.columns)
-
-
-def _record(row: Iterable[object]) -> ChainTransaction:
-    return ChainTransaction(**dict(zip(_NAMES, row, strict=True)))  # type: ignore[arg-type]
+def end_watched(connection: Connection, tx: ChainTransaction, state: State, now_us: int) -> bool:
+    """Stop watching an expired or rejected transaction; False if another server was faster."""
+    ended = TRANSACTIONS.change(connection, tx, _IS_WATCHED, state=state.value, ended_us=now_us)
+    return ended is not None

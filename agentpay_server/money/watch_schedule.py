@@ -5,9 +5,10 @@ A settled transaction may still disappear, and an expired one may still land.
 
 from typing import Final, Protocol
 
-from agentpay_server.clock import SECOND_US, Clock, real_now_us
+from agentpay_server.clock import Clock
+from agentpay_server.pace import Every
 
-LOOK_EVERY_US: Final = 4 * SECOND_US
+LOOK_EVERY_SECONDS: Final = 4.0
 """Several times while a cluster finalizes. Bytes that disappeared can land again for a minute."""
 
 
@@ -25,21 +26,20 @@ class _WatchSchedule:
     def __init__(self, watch: Watch, *, clock: Clock) -> None:
         self._watch = watch
         self._clock = clock
-        self._next_look_us = 0
+        self._every = Every(LOOK_EVERY_SECONDS)
 
     async def next_due_us(self) -> int | None:
         """Return when to run next; None on a manual clock before then, since advancing it does not help."""
-        wait_us = max(self._next_look_us - real_now_us(), 0)
-        return None if wait_us and self._clock.is_manual else self._clock.now_us() + wait_us
+        return self._every.due_us(self._clock)
 
     async def run_due(self) -> bool:
         """Run the watch if it is due."""
-        if real_now_us() < self._next_look_us:
+        if not self._every.is_due:
             return False
         try:
             await self._watch.look()
         finally:
-            self._next_look_us = real_now_us() + LOOK_EVERY_US
+            self._every.restart()
         return True
 
 

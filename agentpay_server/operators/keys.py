@@ -36,10 +36,10 @@ from agentpay_server.credentials import LENT, digest_of, new_key
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.runner import run_again_if_late
+from agentpay_server.database.tables import KeyRecord
 from agentpay_server.errors import Problem, not_found
 from agentpay_server.operators import store
 from agentpay_server.operators.operators import NewOperator, insert_key, insert_operator
-from agentpay_server.operators.store import KeyRecord
 from agentpay_server.principals import Principal
 
 _LENT_NAME: Final = "this run"
@@ -78,12 +78,10 @@ class Keys:
         digest = digest_of(key)
         if digest is None:
             return None
-        found = await self._context.database.read(store.live_key, digest)
+        found = await self._context.database.read(store.live_key, digest, self._context.clock.now_us())
         if found is None:
             return None
-        key_id, operator_id, account_id, expires_us = found
-        if expires_us is not None and expires_us <= self._context.clock.now_us():
-            return None
+        key_id, operator_id, account_id = found
         return Principal(
             operator_id=operator_id,
             key_id=key_id,
@@ -143,7 +141,11 @@ class Keys:
         listing = List("operator-keys", principal.operator_id)
         before = listing.before(query.cursor)
         rows = await self._context.database.read(
-            store.operator_keys, principal.operator_id, before, query.limit + 1, self._context.clock.now_us()
+            store.OPERATOR_KEYS,
+            principal.operator_id,
+            before,
+            query.limit + 1,
+            now_us=self._context.clock.now_us(),
         )
         return listing.page(
             rows,
@@ -153,11 +155,14 @@ class Keys:
         )
 
     async def revoke_operator_key(self, principal: Principal, key_id: str) -> None:
-        """The next request with the key is refused.
+        """From the response on, the key changes nothing: neither new requests nor running ones.
+
+        Unused sign-in codes of the operator become invalid too, because the key may have created them.
 
         Raises `not_found`, or `last_operator_key` for the last one, not counting keys of this run only.
         """
         await self._context.database.run(self._revoke_operator_key, principal, key_id)
+        await self._context.database.run(store.await_units, key_id)
 
     # --- Agent-scoped keys
 
@@ -170,7 +175,7 @@ class Keys:
         listing = List("agent-keys", principal.operator_id)
         before = listing.before(query.cursor)
         rows = await self._context.database.read(
-            store.agent_keys, principal.operator_id, before, query.limit + 1
+            store.AGENT_KEYS, principal.operator_id, before, query.limit + 1
         )
         return listing.page(
             rows,
@@ -185,8 +190,9 @@ class Keys:
         )
 
     async def revoke_agent_key(self, principal: Principal, key_id: str) -> None:
-        """The next request with the key is refused."""
+        """From the response on, the key changes nothing: neither new requests nor running ones."""
         await self._context.database.run(self._revoke_agent_key, principal, key_id)
+        await self._context.database.run(store.await_units, key_id)
 
     # --- Units of work
 
@@ -272,13 +278,8 @@ class Keys:
             record = store.live_operator_key(connection, principal.operator_id, key_id)
         if record is None:
             raise not_found("operator key")
-        if store.lasting_keys(connection, principal.operator_id) == [key_id]:
-            raise Problem(
-                ErrorCode.LAST_OPERATOR_KEY,
-                "This is the operator's last valid key. Create another one, then revoke this one.",
-            )
         now_us = self._context.clock.now_us()
-        store.revoke_operator_key(connection, principal.operator_id, key_id, now_us)
+        # Recorded first, which requires that the caller's key is alive: a key may revoke itself.
         audit.record(
             connection,
             principal,
@@ -287,6 +288,16 @@ class Keys:
             now_us=now_us,
             before={"name": record.name},
         )
+        if store.lasting_keys(connection, principal.operator_id) == [key_id]:
+            raise Problem(
+                ErrorCode.LAST_OPERATOR_KEY,
+                "This is the operator's last valid key. Create another one, then revoke this one.",
+            )
+        if not store.revoke_operator_key(connection, record, now_us):
+            raise not_found("operator key")
+        if record.kind != OperatorKeyKind.CONSOLE:
+            # It may have created one of these, which would become a console key later.
+            store.void_codes(connection, principal.operator_id)
 
     def _revoke_lent(self, connection: Connection, operator_id: str) -> None:
         now_us = self._context.clock.now_us()
@@ -337,14 +348,13 @@ class Keys:
             revoked = store.revoke_agent_key(connection, principal.operator_id, key_id, now_us)
         if revoked is None:
             raise not_found("agent key")
-        account_id, name = revoked
         audit.record(
             connection,
             principal,
             action=REVOKE_AGENT_KEY.name,
             subject=key_id,
             now_us=now_us,
-            before={"account_id": account_id, "name": name},
+            before={"account_id": revoked.account_id, "name": revoked.name},
         )
 
 

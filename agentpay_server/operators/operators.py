@@ -10,6 +10,7 @@ from agentpay_server.contract.sandbox import CREATE_OPERATOR
 from agentpay_server.credentials import digest_of, new_key
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.runner import Database
+from agentpay_server.database.tables import KeyRecord, OperatorRecord
 from agentpay_server.operators import store
 from agentpay_server.principals import Principal
 from agentpay_server.randomness import Identifiers, Randomness, SystemRandomness
@@ -46,7 +47,9 @@ def insert_operator(
     requested_by: Principal | None = None,
 ) -> NewOperator:
     """`name` labels operator and key. None as `requested_by` audits the new operator as its creator."""
-    store.insert_operator(connection, new.operator_id, name, now_us)
+    store.OPERATORS.insert(
+        connection, OperatorRecord(seq=0, operator_id=new.operator_id, name=name, created_us=now_us)
+    )
     insert_key(
         connection,
         new.key,
@@ -82,8 +85,8 @@ def insert_key(
     """`account_id` is None for an operator key."""
     digest = digest_of(key)
     assert digest is not None  # noqa: S101 - callers pass a valid key
-    store.insert_key(
-        connection,
+    record = KeyRecord(
+        seq=0,
         key_id=key_id,
         operator_id=operator_id,
         account_id=account_id,
@@ -91,5 +94,7 @@ def insert_key(
         digest=digest,
         kind=kind,
         created_us=now_us,
+        revoked_us=None,
         expires_us=expires_us,
     )
+    store.KEYS.insert(connection, record)

@@ -10,6 +10,7 @@ from agentpay.contract.pages import PageBody
 from agentpay_server.chain.protocol import ChainUnavailableError
 from agentpay_server.clock import from_us
 from agentpay_server.context import Context
+from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.operators import summary_store as store
 from agentpay_server.principals import Principal
@@ -83,12 +84,16 @@ class Overview:
         self._treasury = treasury
 
     async def summary(self, principal: Principal) -> ConsoleSummary:
-        counts = await self._context.database.read(store.counts, principal.operator_id)
+        name, counts = await self._context.database.read(_named_counts, principal.operator_id)
         try:
             lamports: int | None = int((await self._treasury.look()).sol * LAMPORTS)
         except ChainUnavailableError:
             lamports = None
-        return ConsoleSummary(**counts, treasury_lamports=lamports)
+        return ConsoleSummary(operator_name=name, **counts, treasury_lamports=lamports)
+
+
+def _named_counts(connection: Connection, operator_id: str) -> tuple[str, dict[str, int]]:
+    return store.operator_name(connection, operator_id), store.counts(connection, operator_id)
 
 
 def _served(row: _Kept) -> ServedRequest:

@@ -8,6 +8,8 @@ the time that it had left.
 import secrets
 from typing import Final
 
+from attrs import evolve
+
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import format_timestamp
@@ -18,10 +20,10 @@ from agentpay_server.clock import HOUR_US, SECOND_US, from_us
 from agentpay_server.context import Context
 from agentpay_server.credentials import digest_of_code, new_code, new_key
 from agentpay_server.database.connection import Connection
+from agentpay_server.database.tables import KeyRecord
 from agentpay_server.errors import Problem
 from agentpay_server.operators import store
 from agentpay_server.operators.operators import insert_key
-from agentpay_server.operators.store import KeyRecord
 from agentpay_server.principals import Principal
 
 CODE_US: Final = 600 * SECOND_US
@@ -120,20 +122,9 @@ class SignIns:
     def _postpone(self, connection: Connection, principal: Principal, by_us: int) -> None:
         key = store.live_operator_key(connection, principal.operator_id, principal.key_id)
         if key is not None and key.expires_us is not None:
-            store.set_expiry(connection, key.key_id, key.expires_us + by_us)
+            store.KEYS.changed(connection, key, expires_us=key.expires_us + by_us)
 
 
 def _restore_key(connection: Connection, key: KeyRecord, expires_us: int) -> None:
-    if store.set_expiry(connection, key.key_id, expires_us):
-        return
-    store.insert_key(
-        connection,
-        key_id=key.key_id,
-        operator_id=key.operator_id,
-        account_id=None,
-        name=key.name,
-        digest=key.digest,
-        kind=key.kind,
-        created_us=key.created_us,
-        expires_us=expires_us,
-    )
+    if store.KEYS.change(connection, key, expires_us=expires_us) is None:
+        store.KEYS.insert(connection, evolve(key, expires_us=expires_us))

@@ -1,4 +1,7 @@
-"""Counts for the console. Each has an index that contains only the counted rows, so history costs nothing."""
+"""The operator's name, and counts for the console.
+
+Each count has an index that contains only the counted rows, so history costs nothing.
+"""
 
 from typing import Final
 
@@ -6,12 +9,13 @@ from sqlalchemy import BindParameter, bindparam, func, literal_column, select, t
 
 from agentpay.contract.sessions import SessionStatus
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.tables import accounts, deliveries, sessions, transfers
+from agentpay_server.database.tables import accounts, deliveries, operators, sessions, transfers
 
 UNDELIVERED_MAX: Final = 10_000
 """Maximum count of undelivered deliveries, which accumulate permanently."""
 
 _OPERATOR: Final[BindParameter[str]] = bindparam("operator_id")
+_NAME: Final = select(operators.c.name).where(operators.c.operator_id == _OPERATOR)
 _ACCOUNTS: Final = select(func.count()).where(accounts.c.operator_id == _OPERATOR)
 _PAUSED: Final = _ACCOUNTS.where(accounts.c.paused == true())
 # Literals, as in the partial indexes: with parameters the indexes would not be used.
@@ -33,6 +37,10 @@ _OPEN: Final = select(func.count()).where(
         ]
     ),
 )
+
+
+def operator_name(connection: Connection, operator_id: str) -> str:
+    return str(connection.execute(_NAME, {"operator_id": operator_id}).scalar_one())
 
 
 def counts(connection: Connection, operator_id: str) -> dict[str, int]:

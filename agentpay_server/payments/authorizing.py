@@ -16,27 +16,33 @@ from agentpay.contract.payments import AUTHORIZE_PAYMENT
 from agentpay.contract.transfers import TransferStatus
 from agentpay_server import audit
 from agentpay_server.accounts import store as account_store
-from agentpay_server.accounts.store import AccountRecord
 from agentpay_server.chain.custody import POLICY_AUTHORITY, TEST_MINT_AUTHORITY, TREASURY, spending_key
-from agentpay_server.chain.embedded.blocks import BLOCK_US
 from agentpay_server.chain.instructions import associated_token_address
-from agentpay_server.chain.protocol import BLOCKHASH_LIFE_BLOCKS, Cosigned, SignedTransaction
+from agentpay_server.chain.protocol import Cosigned, SignedTransaction
 from agentpay_server.chain.signing import TransactionTooLargeError
+from agentpay_server.clock import SECOND_US
 from agentpay_server.context import Context
 from agentpay_server.crash_points import Operation
 from agentpay_server.database.connection import Connection
+from agentpay_server.database.tables import AccountRecord, PaymentRecord, TransferRecord
 from agentpay_server.errors import Problem
 from agentpay_server.money.authorization import Decided, SpendUnit
+from agentpay_server.money.fees import Cost
 from agentpay_server.money.handlers import pending_transaction
 from agentpay_server.money.held_keys import Held, RequestedKey
 from agentpay_server.money.policy import Purpose, Refusal, Spend
 from agentpay_server.money.preflight import Preflight, invalid_recipient
 from agentpay_server.money.transactions import ChainTransaction, Kind
 from agentpay_server.payments import store
-from agentpay_server.payments.building import FeePayerRefusedError, build_payment, check_buildable
+from agentpay_server.payments.building import (
+    FEE_LAMPORTS,
+    FeePayerRefusedError,
+    build_payment,
+    check_buildable,
+)
 from agentpay_server.payments.pins import pin_refusal
 from agentpay_server.payments.settling import detail_of
-from agentpay_server.payments.store import PaymentRecord, Pin
+from agentpay_server.payments.store import Pin
 from agentpay_server.payments.terms import Offer
 from agentpay_server.principals import Principal
 from agentpay_server.transfers import booking
@@ -44,18 +50,12 @@ from agentpay_server.transfers import store as transfer_store
 from agentpay_server.transfers.creation import NewSpend
 from agentpay_server.transfers.intents import Decision, TransferIntent, spend_of
 from agentpay_server.transfers.rules import Split, Terms, check_transition
-from agentpay_server.transfers.store import TransferRecord
-
-_LIFE_US = (BLOCKHASH_LIFE_BLOCKS + 1) * BLOCK_US
-"""How long a signed payment can land, at a cluster's nominal block rate."""
 
 _ANY_TRANSFER_ID: Final = identifiers.TRANSFER + 26 * "0"
 _UNBUILDABLE: Final = (FeePayerRefusedError, TransactionTooLargeError)
 
 
-def build_fault(
-    connection: Connection, context: Context, source: AccountRecord, offer: Offer
-) -> Problem | None:
+def build_fault(connection: Connection, context: Context, source: AccountRecord, offer: Offer) -> str | None:
     """Return why the transaction that pays an offer cannot be built; None if it can."""
     try:
         check_buildable(
@@ -67,7 +67,7 @@ def build_fault(
             nonce_memo=_ANY_TRANSFER_ID,
         )
     except _UNBUILDABLE as error:
-        return _unbuildable(error)
+        return str(error)
     return None
 
 
@@ -80,10 +80,6 @@ def _own_addresses(connection: Connection, context: Context, offer: Offer) -> se
         if account_store.account_at(connection, theirs) is not None:
             own.add(fee_payer)
     return own
-
-
-def _unbuildable(error: ValueError) -> Problem:
-    return Problem(ErrorCode.NOTHING_PAYABLE, f"This 402 is not paid: {error}.")
 
 
 @frozen(kw_only=True)
@@ -108,7 +104,7 @@ class Purchase:
 
     @property
     def digest(self) -> str:
-        """Digest of the terms, equal for equal terms."""
+        """Digest of the terms, equal for one purchase."""
         return self.offer.terms.digest(origin=self.origin, memo=self.memo)
 
     @property
@@ -148,6 +144,10 @@ class PaymentIntent(TransferIntent):
         terms = attrs.evolve(self._terms, memo=self._purchase.memo or self._purchase.origin)
         return spend_of(terms, preflight, Purpose.PAYMENT)
 
+    def cost(self, preflight: Preflight) -> Cost:  # noqa: ARG002
+        """Return the fee if the treasury pays it, else nothing."""
+        return Cost(fees=FEE_LAMPORTS if self._purchase.offer.terms.fee_payer is None else 0)
+
     def objection(self, unit: SpendUnit) -> Refusal | None:
         """Return a refusal by the pin of the seller's origin.
 
@@ -165,7 +165,7 @@ class PaymentIntent(TransferIntent):
         """Sign the payment, store it and reserve its amount."""
         decided = super().submitted(unit)
         # The seller may broadcast as soon as the caller has the bytes, so `transfer.initiated` comes now.
-        initiated = booking.initiated(decided.record)
+        initiated = booking.initiated(decided.record, decided.record.tx_signature)
         booking.record_events(unit.connection, self._context, decided.record, unit.now_us, initiated)
         return decided
 
@@ -186,14 +186,14 @@ class PaymentIntent(TransferIntent):
             )
         except _UNBUILDABLE as error:
             # Checked before, but the nonce adds to the compute units.
-            raise _unbuildable(error) from None
+            raise Problem(ErrorCode.NOTHING_PAYABLE, f"This 402 is not paid: {error}.") from None
         # If the service pays the fee, its own signature is the first and names the transaction on chain.
         name = None if terms.fee_payer is not None else str(Signature.from_bytes(prepared.raw[1:65]))
         self._signature = self._record(
             raw=prepared.raw,
             blockhash=preflight.blockhash.value,
             nonce=nonce,
-            expires_us=unit.now_us + _LIFE_US,
+            expires_us=unit.now_us + round(context.chain.usual_life_seconds * SECOND_US),
         )
         found_by = Cosigned(
             token_account=source.usdc_token_account,
@@ -206,6 +206,7 @@ class PaymentIntent(TransferIntent):
                 signature=prepared.signature,
                 raw=prepared.raw,
                 last_valid_block_height=prepared.last_valid_block_height,
+                fee_lamports=prepared.fee_lamports,
             ),
             kind=Kind.PAYMENT,
             subject_id=self._transfer_id,
@@ -256,9 +257,9 @@ class NewPayment(PaymentIntent, NewSpend):
         self._purchase = purchase
         super().__init__(context, principal, purchase.terms, requested, held)
 
-    def claim(self, connection: Connection) -> bool:
+    def claim(self, connection: Connection, now_us: int) -> bool:
         """Claim the idempotency key, if the pin is as it was read."""
-        return self._is_pin_as_seen(connection) and super().claim(connection)
+        return self._is_pin_as_seen(connection) and super().claim(connection, now_us)
 
     def _store(self, connection: Connection, decision: Decision, now_us: int) -> TransferRecord:
         if decision.recipient is not None:
@@ -266,7 +267,7 @@ class NewPayment(PaymentIntent, NewSpend):
             external = attrs.evolve(decision.recipient, account_id=None)
             decision = attrs.evolve(decision, recipient=external)
         stored = super()._store(connection, decision, now_us)
-        store.insert_payment(connection, self._signature or self._record())
+        store.PAYMENTS.insert(connection, self._signature or self._record())
         return stored
 
 
@@ -286,7 +287,7 @@ class ApprovedPayment(PaymentIntent):
         self._purchase = purchase
         self._approved = approved
 
-    def claim(self, connection: Connection) -> bool:
+    def claim(self, connection: Connection, now_us: int) -> bool:  # noqa: ARG002
         """Check that the payment is still approved and unsigned, and that the pin is as it was read."""
         waiting = transfer_store.approved(connection, self._transfer_id)
         return waiting == self._approved and self._is_pin_as_seen(connection)
@@ -305,10 +306,14 @@ class ApprovedPayment(PaymentIntent):
 
     def _store(self, connection: Connection, decision: Decision, now_us: int) -> TransferRecord:
         check_transition(self._approved.status, decision.status)
-        columns = decision.columns(now_us)
-        decided = attrs.evolve(self._approved, **columns, category=self._terms.category)
-        is_moved = transfer_store.decide(connection, decided)
-        assert is_moved  # noqa: S101 - the row is locked since it was read as approved
+        # The row is locked since it was read as approved.
+        decided = transfer_store.TRANSFERS.changed(
+            connection,
+            self._approved,
+            transfer_store.IS_WAITING,
+            category=self._terms.category,
+            **decision.columns(now_us),
+        )
         if self._signature is not None:
             store.sign(connection, self._signature)
         audit.record(

@@ -25,7 +25,7 @@ from agentpay_server.chain.instructions import (
     transfer_checked,
 )
 from agentpay_server.chain.protocol import Blockhash
-from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, TransactionTooLargeError
+from agentpay_server.chain.signing import MAX_TRANSACTION_BYTES, SIGNATURE_LAMPORTS, TransactionTooLargeError
 from agentpay_server.payments.terms import Protocol, Terms
 
 MAX_UNITS: Final = 190_000
@@ -35,6 +35,10 @@ _BASE_UNITS: Final = 20_000
 _UNITS_PER_LEG: Final = 7_500
 _UNITS_PER_MEMO_BYTE: Final = 400
 _UNIT_PRICE: Final = 1
+
+FEE_LAMPORTS: Final = 2 * SIGNATURE_LAMPORTS + 1
+"""The fee if we pay it: two signatures, and the price of at most `MAX_UNITS`, rounded up."""
+
 _SIGNATURE_BYTES: Final = 64
 
 
@@ -51,12 +55,14 @@ class PreparedPayment:
         signature: our signature in base58, by which the payment is recognized on chain.
         message_hash: hash of the signed message, independent of the signatures.
         last_valid_block_height: the last block height at which it can land.
+        fee_lamports: our fee; 0 if another party pays it.
     """
 
     raw: bytes
     signature: str
     message_hash: str
     last_valid_block_height: int
+    fee_lamports: int
 
 
 def base_units(terms: Terms, nonce_memo: str | None) -> int:
@@ -219,4 +225,5 @@ def _signed(
         signature=str(Signature.from_bytes(signatures[signers.index(payer)])),
         message_hash=str(MessageV0.hash_raw_message(payload)),
         last_valid_block_height=blockhash.last_valid_block_height,
+        fee_lamports=FEE_LAMPORTS if signers[0] in keys else 0,
     )

@@ -18,10 +18,13 @@ from agentpay_server.payments.terms import UnreadableChallengeError
 
 T = TypeVar("T")
 
-MAX_ENCODED_CHARACTERS: Final = 16 * 1024
-"""Maximum length of an encoded challenge in a header."""
+MAX_ENCODED_CHARACTERS: Final = 32 * 1024
+"""Maximum length of an encoded challenge in a header: its URL and its description may each fill 8 KiB."""
 
-MAX_TEXT_CHARACTERS: Final = 2_048
+MAX_TEXT_CHARACTERS: Final = 8 * 1024
+MAX_NESTING: Final = 64
+"""How deep the JSON of sellers may nest: they describe the results of their APIs in it."""
+
 MAX_MEMO_BYTES: Final = 256
 
 _AMOUNT: Final = re.compile(r"[0-9]{1,20}")
@@ -32,7 +35,7 @@ _BASE64_URL: Final = re.compile(r"[A-Za-z0-9_-]*={0,2}")
 def json_object(body: bytes, name: str) -> dict[str, Any]:
     """Parse a body that must be a JSON object."""
     try:
-        content = json_text.parse_request_json(body)
+        content = json_text.parse_request_json(body, max_nesting=MAX_NESTING)
     except InvalidJsonError as error:
         raise UnreadableChallengeError(f"{name} {error}") from None
     return exactly(content, dict, name)
@@ -40,6 +43,11 @@ def json_object(body: bytes, name: str) -> dict[str, Any]:
 
 def base64_object(text: str, name: str, *, is_url: bool = False) -> dict[str, Any]:
     """Decode a JSON object from base64, in the URL-safe or the standard alphabet."""
+    return json_object(base64_bytes(text, name, is_url=is_url), name)
+
+
+def base64_bytes(text: str, name: str, *, is_url: bool = False) -> bytes:
+    """Decode base64, in the URL-safe or the standard alphabet, with or without padding."""
     if len(text) > MAX_ENCODED_CHARACTERS:
         raise UnreadableChallengeError(f"{name} is longer than {MAX_ENCODED_CHARACTERS} characters")
     alphabet = _BASE64_URL if is_url else _BASE64
@@ -47,10 +55,9 @@ def base64_object(text: str, name: str, *, is_url: bool = False) -> dict[str, An
         raise UnreadableChallengeError(f"{name} is not base64")
     bare = text.rstrip("=").replace("-", "+").replace("_", "/")
     try:
-        body = base64.b64decode(bare + "=" * (-len(bare) % 4), validate=True)
+        return base64.b64decode(bare + "=" * (-len(bare) % 4), validate=True)
     except ValueError:
         raise UnreadableChallengeError(f"{name} is not base64") from None
-    return json_object(body, name)
 
 
 def exactly(value: object, kind: type[T], name: str) -> T:

@@ -6,12 +6,13 @@ unreadable one of ours makes the header unreadable.
 
 import base64
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
 from agentpay.contract import json_text
 from agentpay_server.clock import to_us
+from agentpay_server.errors import named
 from agentpay_server.payments import fields
 from agentpay_server.payments.terms import (
     MAX_LEGS,
@@ -19,6 +20,7 @@ from agentpay_server.payments.terms import (
     Network,
     Offer,
     Protocol,
+    Skipped,
     Terms,
     UnreadableChallengeError,
 )
@@ -54,21 +56,29 @@ _TOKEN68: Final = re.compile(r"[ \t]+[A-Za-z0-9\-._~+/]+=*[ \t]*(?=,|$)")
 _UNIT: Final = re.compile(r"u([0-9a-fA-F]{4})")
 
 
-def read_header(value: str) -> list[Offer]:
-    """Return the Solana offers of a `WWW-Authenticate` header, in its order.
+def read_header(value: str) -> Sequence[Offer | Skipped]:
+    """Return the offers of a `WWW-Authenticate` header, in its order.
 
     Raises:
         UnreadableChallengeError: the header, or one of its Solana offers, cannot be read.
     """
     if len(value) > _MAX_HEADER_CHARACTERS:
         raise UnreadableChallengeError(f"WWW-Authenticate is longer than {_MAX_HEADER_CHARACTERS} characters")
-    found = []
+    found: list[Offer | Skipped] = []
     for count, parameters in enumerate(_challenges(value)):
         if count == _MAX_CHALLENGES:
             raise UnreadableChallengeError(f"WWW-Authenticate has more than {_MAX_CHALLENGES} challenges")
-        if (parameters.get("method"), parameters.get("intent")) == ("solana", "charge"):
-            found.append(_offer(parameters))
+        skipped = _skipped_form(parameters)
+        found.append(_offer(parameters) if skipped is None else skipped)
     return found
+
+
+def _skipped_form(parameters: Mapping[str, str]) -> Skipped | None:
+    for name, paid in (("method", "solana"), ("intent", "charge")):
+        value = parameters.get(name)
+        if value != paid:
+            return Skipped(f"{name} is {named(value) if value else 'not given'}; only {paid} is paid")
+    return None
 
 
 def wrap(offer: Offer, transaction: bytes) -> tuple[str, str]:

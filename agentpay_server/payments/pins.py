@@ -22,7 +22,7 @@ from agentpay_server.errors import invalid, not_found, shown
 from agentpay_server.money.policy import Refusal, usdc_text
 from agentpay_server.payments import store
 from agentpay_server.payments.store import Pin
-from agentpay_server.payments.terms import Terms
+from agentpay_server.payments.terms import Protocol, Terms
 from agentpay_server.principals import Principal
 
 _ATTEMPTS: Final = 5
@@ -32,6 +32,21 @@ def pin_refusal(pin: Pin | None, terms: Terms) -> Refusal | None:
     """Return why a pin forbids a payment, or None."""
     reason = None if pin is None else _reason(pin, terms)
     return None if reason is None else Refusal(code=ErrorCode.POLICY_VIOLATION, message=reason)
+
+
+def unsponsored(terms: Terms, pin: Pin | None) -> str | None:
+    """Return why an offer of x402 that names no fee payer is not paid; None if it is.
+
+    Sellers of x402 pay the fee. Otherwise this service's treasury would pay it, for a transaction that the
+    seller may let fail.
+    """
+    is_ours = terms.protocol is not Protocol.MPP and terms.fee_payer is None
+    if not is_ours or (pin is not None and pin.sponsor_fees):
+        return None
+    return (
+        "feePayer is missing, so this service would pay the network fee; an operator can allow that with "
+        "sponsor_fees in the pin of the origin"
+    )
 
 
 def _reason(pin: Pin, terms: Terms) -> str | None:
@@ -72,6 +87,7 @@ class Origins:
             recipients=request.recipients,
             max_amount=None if request.max_amount is None else to_micro(request.max_amount),
             blocked=request.blocked,
+            sponsor_fees=request.sponsor_fees,
             updated_us=self._context.clock.now_us(),
         )
         for attempt in range(_ATTEMPTS):
@@ -157,6 +173,7 @@ def _shown(pin: Pin) -> PinnedOrigin:
         recipients=pin.recipients,
         max_amount=None if pin.max_amount is None else from_micro(pin.max_amount),
         blocked=pin.blocked,
+        sponsor_fees=pin.sponsor_fees,
         updated_at=from_us(pin.updated_us),
     )
 
@@ -167,4 +184,5 @@ def _audited(pin: Pin) -> dict[str, object]:
         recipients=None if pin.recipients is None else list(pin.recipients),
         max_amount=None if pin.max_amount is None else audit.usdc(pin.max_amount),
         blocked=pin.blocked,
+        sponsor_fees=pin.sponsor_fees,
     )

@@ -1,14 +1,16 @@
 """Responses about payments."""
 
-from agentpay.contract.errors import ErrorCode
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from agentpay.contract.errors import ErrorCode, FieldFault
 from agentpay.contract.payments import Payment, PaymentHeader, PaymentOutcome, PaymentProtocol
 from agentpay.contract.transfers import TransferStatus
 from agentpay.contract.usdc import from_micro
 from agentpay_server.clock import from_us
+from agentpay_server.database.tables import PaymentRecord, TransferRecord
 from agentpay_server.errors import Problem
-from agentpay_server.payments.store import PaymentRecord
 from agentpay_server.transfers.responses import decided_at, refused, shown_splits
-from agentpay_server.transfers.store import TransferRecord
 
 _ENDED = {ErrorCode.PAYMENT_EXPIRED.value, ErrorCode.PAYMENT_FAILED.value}
 
@@ -72,11 +74,57 @@ def problem_of(transfer: TransferRecord, *, is_replay: bool = False) -> Problem:
     return refused(transfer, is_replay=is_replay)
 
 
-def conflict(transfer_id: str | None) -> Problem:
-    """Return the error for a key that another transfer, or other terms, hold."""
+def conflict(holder: TransferRecord | None = None, differences: Sequence[str] = ()) -> Problem:
+    """Return the error for a key that was used for something else.
+
+    Args:
+        holder: the transfer with the key; None if it belongs to another account.
+        differences: the terms in which it differs, if it is a payment.
+    """
+    if holder is None or holder.payment_digest is None:
+        used = "for a transfer" if holder is not None else "for another account"
+        rest = "Use a new key for this payment."
+    else:
+        used = f"for a payment on other terms: {'; '.join(differences)}"
+        rest = f"That payment, {holder.transfer_id}, {_FATES[TransferStatus(holder.status)]}"
     return Problem(
         ErrorCode.IDEMPOTENCY_CONFLICT,
-        "This idempotency_key was used for a payment on other terms, or for a transfer. Retry with the same "
-        "terms, or use a new key for a new purchase.",
-        transfer_id=transfer_id,
+        f"This idempotency_key was used {used}. {rest}",
+        transfer_id=None if holder is None else holder.transfer_id,
     )
+
+
+def nothing_payable(reasons: Mapping[int, str]) -> Problem:
+    """Return the error for a 402 without a payable offer; `reasons` are those of its offers, by position."""
+    if not reasons:
+        return Problem(
+            ErrorCode.NOTHING_PAYABLE,
+            "This 402 offers nothing to pay: it has no challenge of x402 or MPP, or one without an offer.",
+        )
+    if len(reasons) == 1:
+        (reason,) = reasons.values()
+        message = f"The only offer of this 402 cannot be paid: {reason}."
+    else:
+        message = (
+            f"None of the {len(reasons)} offers of this 402 can be paid; details has the reason for each."
+        )
+    return Problem(
+        ErrorCode.NOTHING_PAYABLE,
+        message,
+        details=tuple(
+            FieldFault(field=f"offers[{position}]", message=reason)
+            for position, reason in sorted(reasons.items())
+        ),
+    )
+
+
+_OTHER: Final = "use a new key for another purchase."
+_FATES: Final = {
+    TransferStatus.SUBMITTED: "can still settle: request it again on its terms, or wait for its end before "
+    "you use a new key.",
+    TransferStatus.SETTLED: f"has settled: request it again on its terms to present it, or {_OTHER}",
+    TransferStatus.PENDING_APPROVAL: f"waits for approval and can still settle; {_OTHER}",
+    TransferStatus.APPROVED: f"is approved, not signed, and can still settle; {_OTHER}",
+    TransferStatus.REJECTED: f"was rejected and moved nothing; {_OTHER}",
+    TransferStatus.FAILED: f"moved nothing and can no longer settle; {_OTHER}",
+}

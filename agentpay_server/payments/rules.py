@@ -1,17 +1,35 @@
 """Chooses the offer of a 402 to pay. Pure functions."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
+from attrs import frozen
+
+from agentpay.contract.fields import format_timestamp
 from agentpay.contract.payments import MAX_HEADERS
+from agentpay_server.clock import from_us
+from agentpay_server.money.policy import usdc_text
 from agentpay_server.payments import mpp, x402
-from agentpay_server.payments.terms import Network, Offer, Protocol
+from agentpay_server.payments.terms import Network, Offer, Protocol, Skipped
 
-_PREFERRED: Final = (Protocol.MPP, Protocol.X402_V2, Protocol.X402_V1)
+_PREFERRED: Final = (Protocol.X402_V2, Protocol.X402_V1, Protocol.MPP)
 
 
-def read_challenge(headers: Iterable[tuple[str, str]], body: bytes) -> list[Offer]:
-    """Return the Solana offers of a 402: the preferred protocol first, in the seller's order within each.
+@frozen(kw_only=True)
+class Sifted:
+    """The offers of a 402.
+
+    Attributes:
+        payable: those that can be paid, by their position in the 402; the one to prefer first.
+        reasons: why the others cannot be paid, by their position.
+    """
+
+    payable: Mapping[int, Offer]
+    reasons: Mapping[int, str]
+
+
+def read_challenge(headers: Iterable[tuple[str, str]], body: bytes) -> list[Offer | Skipped]:
+    """Return the offers of a 402, in its order: those of its headers, then those of its body.
 
     Args:
         headers: of the response, names in any case; only the first `MAX_HEADERS` are read.
@@ -20,7 +38,7 @@ def read_challenge(headers: Iterable[tuple[str, str]], body: bytes) -> list[Offe
     Raises:
         UnreadableChallengeError: a challenge, or a Solana offer in it, cannot be read.
     """
-    found: list[Offer] = []
+    found: list[Offer | Skipped] = []
     is_v2 = False
     for _, (name, value) in zip(range(MAX_HEADERS), headers, strict=False):
         if name.lower() == mpp.CHALLENGE_HEADER:
@@ -31,7 +49,7 @@ def read_challenge(headers: Iterable[tuple[str, str]], body: bytes) -> list[Offe
     if not is_v2:
         # A seller of version 2 may repeat its offers in the body, for clients of version 1.
         found += x402.read_body(body)
-    return sorted(found, key=lambda offer: _PREFERRED.index(offer.terms.protocol))
+    return found
 
 
 def networks_of(cluster: str | None) -> Collection[Network]:
@@ -43,15 +61,15 @@ def networks_of(cluster: str | None) -> Collection[Network]:
     return {Network.DEVNET, Network.LOCALNET} if cluster is None else {Network(cluster)}
 
 
-def payable(
-    offers: Sequence[Offer],
+def sift(
+    offers: Sequence[Offer | Skipped],
     *,
     cluster: str | None,
     usdc_mint: str,
     now_us: int,
     max_amount_micro: int | None = None,
-) -> list[Offer]:
-    """Return the offers that can be paid, in their order.
+) -> Sifted:
+    """Separate the offers that can be paid: the cheapest first; at one price x402 version 2, version 1, MPP.
 
     Args:
         offers: from `read_challenge`.
@@ -61,14 +79,43 @@ def payable(
         max_amount_micro: the caller's maximum, if any.
     """
     networks = networks_of(cluster)
-    return [
-        offer
-        for offer in offers
-        if offer.terms.network in networks
-        and offer.terms.mint in (usdc_mint, mpp.USDC)
-        and (max_amount_micro is None or offer.terms.amount_micro <= max_amount_micro)
-        and (offer.expires_us is None or offer.expires_us > now_us)
-    ]
+    payable, reasons = {}, {}
+    for position, offer in enumerate(offers):
+        if isinstance(offer, Skipped):
+            reasons[position] = offer.reason
+            continue
+        reason = _reason(offer, networks, usdc_mint, now_us, max_amount_micro)
+        if reason is None:
+            payable[position] = offer
+        else:
+            reasons[position] = reason
+    return Sifted(payable=dict(sorted(payable.items(), key=_preference)), reasons=reasons)
+
+
+def _reason(
+    offer: Offer,
+    networks: Collection[Network],
+    usdc_mint: str,
+    now_us: int,
+    max_amount_micro: int | None,
+) -> str | None:
+    terms = offer.terms
+    if terms.network not in networks:
+        return f"network is {terms.network}; this service pays on {' or '.join(sorted(networks))}"
+    if terms.mint not in (usdc_mint, mpp.USDC):
+        return f"token is {terms.mint}; this service pays only USDC, {usdc_mint}"
+    if offer.expires_us is not None and offer.expires_us <= now_us:
+        return f"expired at {format_timestamp(from_us(offer.expires_us))}; request the resource again"
+    if max_amount_micro is not None and terms.amount_micro > max_amount_micro:
+        return (
+            f"price is {usdc_text(terms.amount_micro)} USDC and max_amount {usdc_text(max_amount_micro)} USDC"
+        )
+    return None
+
+
+def _preference(placed: tuple[int, Offer]) -> tuple[int, int]:
+    terms = placed[1].terms
+    return terms.amount_micro, _PREFERRED.index(terms.protocol)
 
 
 def wrap(offer: Offer, transaction: bytes, *, payment_id: str) -> tuple[str, str]:

@@ -4,7 +4,7 @@ Checks run in the order of a transfer's: the account, the key, paused, recipient
 The service signs one transaction for a key, and returns it to every request on equal terms.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from attrs import frozen
@@ -16,28 +16,30 @@ from agentpay.contract.transfers import TransferStatus
 from agentpay.contract.usdc import to_micro
 from agentpay_server import audit
 from agentpay_server.accounts import store as account_store
-from agentpay_server.accounts.store import AccountRecord
 from agentpay_server.chain.instructions import associated_token_address
 from agentpay_server.clock import end_of_millisecond_us
 from agentpay_server.context import Context
 from agentpay_server.crash_points import Operation, Step, fault_point
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
+from agentpay_server.database.tables import AccountRecord, PaymentRecord, TransferRecord
 from agentpay_server.errors import Problem, not_found
 from agentpay_server.money.authorization import Parties
 from agentpay_server.money.held_keys import Held, RequestedKey
 from agentpay_server.money.idempotency import is_in_force
 from agentpay_server.payments import rules, store
 from agentpay_server.payments.authorizing import ApprovedPayment, NewPayment, Purchase, build_fault
-from agentpay_server.payments.responses import conflict, problem_of, shown
-from agentpay_server.payments.store import PaymentRecord, Pin
-from agentpay_server.payments.terms import Offer, UnreadableChallengeError
+from agentpay_server.payments.differences import differences
+from agentpay_server.payments.pins import unsponsored
+from agentpay_server.payments.responses import conflict, nothing_payable, problem_of, shown
+from agentpay_server.payments.rules import Sifted
+from agentpay_server.payments.store import Pin
+from agentpay_server.payments.terms import Offer, Skipped, UnreadableChallengeError
 from agentpay_server.payments.watch import PaymentWatch
 from agentpay_server.principals import Principal
 from agentpay_server.transfers import store as transfer_store
 from agentpay_server.transfers.execution import Execution
 from agentpay_server.transfers.service import own_transfer
-from agentpay_server.transfers.store import TransferRecord
 
 _LOOK_SECONDS: Final = 1.0
 """How long a read of a payment waits for its outcome from the chain."""
@@ -80,12 +82,12 @@ class Payments:
         deadline = self._execution.deadline()
         while True:
             now_us = self._context.clock.now_us()
-            payable = self._payable(offers, request, now_us)
-            view = await self._database.read(self._view, principal, request, payable, now_us)
+            sifted = self._sifted(offers, request, now_us)
+            view = await self._database.read(self._view, principal, request, sifted, now_us)
             held, offer = _in_force(view.held, now_us), view.offer
             if held is None or held.error == ErrorCode.INSUFFICIENT_BALANCE:
                 payment = await self._new(principal, request, offer, view, deadline)
-            elif held.status == TransferStatus.APPROVED:
+            elif _is_approved(held):
                 payment = await self._approved(principal, request, offer, view, deadline)
             else:
                 payment = await self._replayed(held, offer)
@@ -113,19 +115,16 @@ class Payments:
         if query.account_id is not None:
             principal.require_account(query.account_id, "GET /payments")
         listing = List("payments", principal.account_id or principal.operator_id)
-        filters: dict[str, object] = {
-            name: value
-            for name, value in (
-                ("account_id", principal.account_id or query.account_id),
-                ("origin", query.origin),
-                ("status", query.status),
-                ("transfer_id", query.transfer_id),
-                ("since_us", None if query.since is None else end_of_millisecond_us(query.since)),
-            )
-            if value is not None
-        }
         rows = await self._database.read(
-            store.page, principal.operator_id, listing.before(query.cursor), query.limit + 1, filters
+            store.PAGES,
+            principal.operator_id,
+            listing.before(query.cursor),
+            query.limit + 1,
+            account_id=principal.account_id or query.account_id,
+            origin=query.origin,
+            status=query.status,
+            transfer_id=query.transfer_id,
+            since_us=None if query.since is None else end_of_millisecond_us(query.since),
         )
         return listing.page(rows, query.limit, seq=lambda row: row[1].seq, item=lambda row: shown(*row))
 
@@ -140,7 +139,7 @@ class Payments:
 
     # --- Looking up a key ---------------------------------------------------------------------------------
 
-    def _offers(self, request: AuthorizePayment) -> Sequence[Offer]:
+    def _offers(self, request: AuthorizePayment) -> Sequence[Offer | Skipped]:
         try:
             return rules.read_challenge(request.headers, (request.body or "").encode("utf-8"))
         except UnreadableChallengeError as error:
@@ -148,10 +147,10 @@ class Payments:
                 ErrorCode.UNREADABLE_CHALLENGE, f"The challenge of this 402 cannot be read: {error}."
             ) from None
 
-    def _payable(self, offers: Sequence[Offer], request: AuthorizePayment, now_us: int) -> Sequence[Offer]:
+    def _sifted(self, offers: Sequence[Offer | Skipped], request: AuthorizePayment, now_us: int) -> Sifted:
         name = self._chain.cluster_name
         limit = None if request.max_amount is None else to_micro(request.max_amount)
-        return rules.payable(
+        return rules.sift(
             offers,
             cluster=name if name in _CLUSTERS else None,
             usdc_mint=self._chain.usdc_mint,
@@ -160,12 +159,12 @@ class Payments:
         )
 
     async def _replayed(self, held: TransferRecord, offer: Offer) -> Payment | None:
-        payment = await self._database.read(store.existing_payment, held.transfer_id)
+        payment = await self._database.read(store.PAYMENTS.existing, held.transfer_id)
         now_us = self._context.clock.now_us()
         if held.status == TransferStatus.SUBMITTED and now_us >= (payment.expires_us or 0):
             # The transaction may have expired.
             await self._watch.look_at(held.transfer_id, within_seconds=_LOOK_SECONDS)
-            held = await self._database.read(transfer_store.existing_transfer, held.transfer_id)
+            held = await self._database.read(transfer_store.TRANSFERS.existing, held.transfer_id)
         if held.status in _UNPRESENTED:
             return self._presented(held, payment, offer, is_replay=True)
         if held.status == TransferStatus.PENDING_APPROVAL:
@@ -200,6 +199,8 @@ class Payments:
         deadline: float,
     ) -> Payment | None:
         """Authorize a payment that an operator has approved; None if the request must start over."""
+        # A wrong clock would also expire the approval.
+        self._context.clock_check.require()
         held = view.held.holder
         assert held is not None  # noqa: S101 - the approved payment
         expires_us = held.approval_expires_us
@@ -231,10 +232,10 @@ class Payments:
         if transfer.status == TransferStatus.SUBMITTED:
             fault_point(Operation.PAYMENT, Step.SIGNED)
             self._watch.expect()
-            payment = await self._database.read(store.existing_payment, transfer.transfer_id)
+            payment = await self._database.read(store.PAYMENTS.existing, transfer.transfer_id)
             return self._presented(transfer, payment, offer, is_replay=False)
         if transfer.status == TransferStatus.PENDING_APPROVAL:
-            return shown(transfer, await self._database.read(store.existing_payment, transfer.transfer_id))
+            return shown(transfer, await self._database.read(store.PAYMENTS.existing, transfer.transfer_id))
         raise problem_of(transfer)
 
     def _purchase(
@@ -263,30 +264,36 @@ class Payments:
         connection: Connection,
         principal: Principal,
         request: AuthorizePayment,
-        payable: Sequence[Offer],
+        sifted: Sifted,
         now_us: int,
     ) -> _View:
         source = account_store.own_account(connection, principal, request.account_id)
-        if not payable:
-            raise Problem(
-                ErrorCode.NOTHING_PAYABLE,
-                "No offer of this 402 can be paid: each is in another token, on another network, expired, "
-                "or above max_amount.",
-            )
+        if not sifted.payable:
+            raise nothing_payable(sifted.reasons)
         held = transfer_store.KEYS.find(connection, _requested_key(principal, request), now_us)
         holder = _in_force(held, now_us)
+        if holder is None and held.is_held_elsewhere:
+            raise conflict()
+        pin = store.pin(connection, principal.operator_id, request.origin)
+        payable = sifted.payable
         if holder is not None:
-            payable = [offer for offer in payable if _digest(offer, request) == holder.payment_digest]
-            if not payable or holder.account_id != request.account_id:
-                raise conflict(holder.transfer_id)
-        elif held.is_held_elsewhere:
-            raise conflict(None)
-        offer = self._first_buildable(connection, source, payable)
+            payable = {
+                position: offer
+                for position, offer in payable.items()
+                if _digest(offer, request) == holder.payment_digest
+            }
+            if not payable:
+                raise _conflict(connection, holder, request, sifted.payable.values())
+        if holder is None or holder.error == ErrorCode.INSUFFICIENT_BALANCE or _is_approved(holder):
+            offer = self._first_signable(connection, source, payable, pin, sifted.reasons)
+        else:
+            # Nothing is signed again.
+            offer = next(iter(payable.values()))
         return _View(
             source=source,
             held=held,
             offer=offer,
-            pin=store.pin(connection, principal.operator_id, request.origin),
+            pin=pin,
             # Only of this offer: a seller may send hundreds of others.
             accounts={
                 token_account: account_store.account_at(connection, token_account)
@@ -294,28 +301,33 @@ class Payments:
             },
         )
 
-    def _first_buildable(
-        self, connection: Connection, source: AccountRecord, payable: Sequence[Offer]
+    def _first_signable(
+        self,
+        connection: Connection,
+        source: AccountRecord,
+        payable: Mapping[int, Offer],
+        pin: Pin | None,
+        reasons: Mapping[int, str],
     ) -> Offer:
         # A payment that can never be signed must not wait for an approval.
-        faults = []
-        for offer in payable:
-            fault = build_fault(connection, self._context, source, offer)
-            if fault is None:
+        found = dict(reasons)
+        for position, offer in payable.items():
+            reason = unsponsored(offer.terms, pin) or build_fault(connection, self._context, source, offer)
+            if reason is None:
                 return offer
-            faults.append(fault)
-        raise faults[0]
+            found[position] = reason
+        raise nothing_payable(found)
 
     def _report(
         self, connection: Connection, principal: Principal, transfer_id: str, request: ReportOutcome
     ) -> None:
         _own_payment(connection, principal, transfer_id)
-        store.set_outcome(
+        store.PAYMENTS.changed(
             connection,
             transfer_id,
-            status=request.status_code,
-            receipt=request.receipt,
-            duration_ms=request.duration_ms,
+            outcome_status=request.status_code,
+            outcome_receipt=request.receipt,
+            outcome_duration_ms=request.duration_ms,
         )
         audit.record(
             connection,
@@ -343,6 +355,22 @@ def _in_force(held: Held[TransferRecord], now_us: int) -> TransferRecord | None:
     return holder if holder is not None and is_in_force(holder.key_expires_us, now_us) else None
 
 
+def _conflict(
+    connection: Connection, holder: TransferRecord, request: AuthorizePayment, offers: Iterable[Offer]
+) -> Problem:
+    """Return the error that says in what the most similar offer differs from the payment with the key."""
+    payment = store.PAYMENTS.get(connection, holder.transfer_id)
+    if payment is None:
+        return conflict(holder)
+    memo = request.memo or None
+    found = [differences(holder, payment, offer.terms, origin=request.origin, memo=memo) for offer in offers]
+    return conflict(holder, min(found, key=len))
+
+
+def _is_approved(holder: TransferRecord) -> bool:
+    return holder.status == TransferStatus.APPROVED
+
+
 def _digest(offer: Offer, request: AuthorizePayment) -> str:
     return offer.terms.digest(origin=request.origin, memo=request.memo or None)
 
@@ -351,7 +379,7 @@ def _own_payment(
     connection: Connection, principal: Principal, transfer_id: str
 ) -> tuple[TransferRecord, PaymentRecord]:
     transfer = own_transfer(connection, principal, transfer_id)
-    payment = store.payment(connection, transfer_id)
+    payment = store.PAYMENTS.get(connection, transfer_id)
     if payment is None:
         raise not_found("payment")
     return transfer, payment

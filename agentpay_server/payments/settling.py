@@ -8,11 +8,12 @@ from attrs import evolve
 from agentpay.contract.errors import ErrorCode
 from agentpay_server.chain.protocol import Chain, Cosigned, Failure, FailureReason, SignatureStatus
 from agentpay_server.crash_points import Operation
+from agentpay_server.database.tables import TransferRecord
+from agentpay_server.money.broadcast import first_landing_height
 from agentpay_server.money.handlers import SigningInputs, Unit
 from agentpay_server.money.policy import Refusal
 from agentpay_server.money.transactions import ChainTransaction, Kind
 from agentpay_server.transfers.settling import TransferHandler
-from agentpay_server.transfers.store import TransferRecord
 
 EXPIRED: Final = Refusal(
     code=ErrorCode.PAYMENT_EXPIRED,
@@ -92,4 +93,5 @@ def cosigned_of(tx: ChainTransaction) -> Cosigned:
         signature=tx.signature,
         message_hash=found_by["message_hash"],
         after=found_by["after"],
+        first_height=first_landing_height(tx.last_valid_block_height),
     )

@@ -50,7 +50,7 @@ class Leg:
 
 @frozen(kw_only=True)
 class Terms:
-    """The parts of a challenge that determine the transaction. Equal terms are one payment.
+    """The parts of a challenge that determine the transaction.
 
     Attributes:
         mint: address of the mint, or `USDC` for that of the network.
@@ -75,12 +75,22 @@ class Terms:
         return self.legs[0].recipient
 
     def digest(self, *, origin: str, memo: str | None) -> str:
-        """Return a digest of the terms, the seller's origin and the caller's memo: 64 hexadecimal digits."""
-        # MPP lets a seller change the key that pays its fees; with x402 it is part of the terms.
-        payer = self.fee_payer is not None if self.protocol is Protocol.MPP else self.fee_payer
-        legs = [[leg.recipient, leg.amount_micro, leg.memo] for leg in self.legs]
-        parts = [origin, self.protocol.value, self.network.value, self.mint, legs, payer, memo]
+        """Return what identifies the purchase, with the seller's origin and the caller's memo: 64 hex digits.
+
+        Sellers name another key that pays their fees, or another memo, in each challenge for one purchase.
+        Whether the seller pays the fee is part of the terms.
+        """
+        legs = [[leg.recipient, leg.amount_micro] for leg in self.legs]
+        is_sponsored = self.fee_payer is not None
+        parts = [origin, self.protocol.value, self.network.value, self.mint, legs, is_sponsored, memo]
         return hashlib.sha256(json_text.print_canonical_json(parts)).hexdigest()
+
+
+@frozen
+class Skipped:
+    """An offer in a form of payment that the service does not know; `reason` says in which."""
+
+    reason: str
 
 
 @frozen(kw_only=True)

@@ -7,25 +7,25 @@ Waiting for a seller is not work in progress, so a stop or a snapshot does not w
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, Final
 
-from agentpay_server.chain.embedded.executed import Executed
-from agentpay_server.clock import SECOND_US, real_now_us
 from agentpay_server.context import Context
 from agentpay_server.money import transactions
 from agentpay_server.money.settlement import Settlement
 from agentpay_server.money.transactions import ChainTransaction, Kind
+from agentpay_server.pace import Every
 from agentpay_server.payments import store
 
 _BATCH: Final = 32
 _SIGNATURES: Final = 2
 """A payment has two signatures: the payer's and the fee payer's."""
 
-_LOOK_EVERY_US: Final = 2 * SECOND_US
+_LOOK_EVERY_SECONDS: Final = 2.0
 _ROUND_SECONDS: Final = 5.0
 """How long a round waits for the slowest account: spam transfers may have made its history long."""
 
-_QUIET_US: Final = 10 * SECOND_US
+_QUIET_SECONDS: Final = 10.0
 """Polling interval while this process has no open payments; a process that died may have left some."""
 
 
@@ -37,15 +37,14 @@ class PaymentWatch:
         self._database = context.database
         self._clock = context.clock
         self._settlement = settlement
-        self._next_look_us = 0
+        self._every = Every(_QUIET_SECONDS)
 
     def expect(self) -> None:
         """Schedule polling for a payment that was handed out."""
-        self._next_look_us = min(self._next_look_us, real_now_us() + _LOOK_EVERY_US)
+        self._every.hasten(_LOOK_EVERY_SECONDS)
 
-    def executed(self, executed: Executed) -> None:
-        """Check a transaction that the embedded chain has executed."""
-        signatures = [str(signature) for signature in executed.transaction.signatures]
+    def executed(self, signatures: Sequence[str]) -> None:
+        """Check a transaction that the embedded chain has executed, by its signatures."""
         if len(signatures) == _SIGNATURES and not self._settlement.is_driven(signatures[0]):
             self._context.tasks.start(self._look_for(signatures))
 
@@ -87,7 +86,7 @@ class PaymentWatch:
 
     async def next_due_us(self) -> int | None:
         """Return when to check next; on a manual clock, when the next payment expires."""
-        wait_us = max(self._next_look_us - real_now_us(), 0)
+        wait_us = self._every.wait_us
         if not self._clock.is_manual:
             return self._clock.now_us() + wait_us
         due_us = await self._database.read(store.next_expiry_us)
@@ -100,12 +99,12 @@ class PaymentWatch:
             due_us = await self._database.read(store.next_expiry_us)
             if due_us is None or due_us > self._clock.now_us():
                 return False
-        elif real_now_us() < self._next_look_us:
+        elif not self._every.is_due:
             return False
         is_any_ended, is_any_left = await self.look()
-        self._next_look_us = real_now_us() + (_LOOK_EVERY_US if is_any_left else _QUIET_US)
+        self._every.restart(_LOOK_EVERY_SECONDS if is_any_left else None)
         return is_any_ended
 
-    async def _look_for(self, signatures: list[str]) -> Any:  # noqa: ANN401 - the result is not used
+    async def _look_for(self, signatures: Sequence[str]) -> Any:  # noqa: ANN401 - the result is not used
         tx: ChainTransaction | None = await self._database.read(transactions.payment_signed, signatures)
         return None if tx is None else await self._settlement.look_at(tx)

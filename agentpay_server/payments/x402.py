@@ -2,15 +2,26 @@
 
 Version 2 has its challenge in the header `PAYMENT-REQUIRED`, version 1 in the body of the 402. Offers of
 other schemes and networks are skipped; an unreadable offer of ours makes the whole challenge unreadable.
+Extensions are repeated as the seller wrote them; only `payment-identifier` is parsed.
 """
 
 import base64
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from agentpay.contract import json_text
+from agentpay_server.errors import named
 from agentpay_server.payments import fields
-from agentpay_server.payments.terms import Leg, Network, Offer, Protocol, Terms, UnreadableChallengeError
+from agentpay_server.payments.carried import replace_member
+from agentpay_server.payments.terms import (
+    Leg,
+    Network,
+    Offer,
+    Protocol,
+    Skipped,
+    Terms,
+    UnreadableChallengeError,
+)
 
 MAX_BODY_BYTES: Final = 64 * 1024
 CHALLENGE_HEADER: Final = "payment-required"
@@ -25,20 +36,23 @@ _NETWORKS: Final = {
     Protocol.X402_V1: {"solana": Network.MAINNET, "solana-devnet": Network.DEVNET},
 }
 _AMOUNT_KEYS: Final = {Protocol.X402_V2: "amount", Protocol.X402_V1: "maxAmountRequired"}
+_EXACT: Final = "exact"
+_EXTENSIONS: Final = "extensions"
 _IDENTIFIER: Final = "payment-identifier"
 
 
-def read_header(value: str) -> list[Offer]:
-    """Return the Solana offers of a `PAYMENT-REQUIRED` header, in its order.
+def read_header(value: str) -> Sequence[Offer | Skipped]:
+    """Return the offers of a `PAYMENT-REQUIRED` header, in its order.
 
     Raises:
         UnreadableChallengeError: it is no challenge of version 2, or one of its Solana offers cannot be read.
     """
-    challenge = fields.base64_object(value.strip(), "PAYMENT-REQUIRED")
+    challenge, extensions = parsed(fields.base64_bytes(value.strip(), "PAYMENT-REQUIRED"), "PAYMENT-REQUIRED")
     if fields.member(challenge, "x402Version", int) != 2:
         raise UnreadableChallengeError("x402Version must be 2 in PAYMENT-REQUIRED")
     resource = fields.optional(challenge, "resource", dict)
-    extensions = fields.optional(challenge, "extensions", dict)
+    if extensions is not None and not extensions.startswith("{"):
+        raise UnreadableChallengeError("extensions must be a JSON object")
     echo = {
         name: value
         for name, value in (("resource", resource), ("extensions", extensions))
@@ -48,8 +62,8 @@ def read_header(value: str) -> list[Offer]:
     return _offers(challenge, Protocol.X402_V2, echo, url)
 
 
-def read_body(body: bytes) -> list[Offer]:
-    """Return the Solana offers in the body of a 402, in its order; none if it is no challenge.
+def read_body(body: bytes) -> Sequence[Offer | Skipped]:
+    """Return the offers in the body of a 402, in its order; none if it is no challenge.
 
     Raises:
         UnreadableChallengeError: it is a challenge of version 1, and one of its Solana offers cannot be read.
@@ -59,10 +73,29 @@ def read_body(body: bytes) -> list[Offer]:
         return []
     if len(body) > MAX_BODY_BYTES:
         raise UnreadableChallengeError(f"the body is larger than {MAX_BODY_BYTES} bytes")
-    challenge = fields.json_object(body, "the body")
+    challenge, _ = parsed(body, "the body")
     if challenge.get("x402Version") != 1 or isinstance(challenge["x402Version"], bool):
         return []
     return _offers(challenge, Protocol.X402_V1, {}, None)
+
+
+def parsed(body: bytes, name: str, *, depth: int = 1) -> tuple[dict[str, Any], str | None]:
+    """Parse a message of x402, but not its `extensions`, whose text is returned; None without them.
+
+    `depth` is that of `extensions` in the message: 1 for members of the whole.
+    """
+    found: list[str] = []
+
+    def taken(value: str) -> str:
+        found.append(value)
+        return "null"
+
+    try:
+        rest = replace_member(body.decode("utf-8"), _EXTENSIONS, taken, depth=depth).encode("utf-8")
+    except UnicodeDecodeError:
+        raise UnreadableChallengeError(f"{name} must be UTF-8") from None
+    extensions = found[-1] if found else "null"
+    return fields.json_object(rest, name), None if extensions == "null" else extensions
 
 
 def wrap(offer: Offer, transaction: bytes, *, payment_id: str) -> tuple[str, str]:
@@ -75,30 +108,41 @@ def wrap(offer: Offer, transaction: bytes, *, payment_id: str) -> tuple[str, str
     }
     payload = {"transaction": base64.b64encode(transaction).decode("ascii")}
     if offer.terms.protocol is Protocol.X402_V1:
-        content |= {"scheme": "exact", "network": offer.echo["network"], "payload": payload}
+        content |= {"scheme": _EXACT, "network": offer.echo["network"], "payload": payload}
         return "X-PAYMENT", _encoded(content)
     content |= {"payload": payload, "accepted": offer.echo["accepted"]}
     if "resource" in offer.echo:
         content["resource"] = offer.echo["resource"]
-    if "extensions" in offer.echo:
-        content["extensions"] = _with_identifier(offer.echo["extensions"], payment_id)
-    return "PAYMENT-SIGNATURE", _encoded(content)
+    extensions: str | None = offer.echo.get(_EXTENSIONS)
+    return "PAYMENT-SIGNATURE", _encoded(
+        content, None if extensions is None else _with_identifier(extensions, payment_id)
+    )
 
 
 def _offers(
     challenge: Mapping[str, Any], protocol: Protocol, echo: Mapping[str, Any], url: str | None
-) -> list[Offer]:
+) -> Sequence[Offer | Skipped]:
     accepts = fields.member(challenge, "accepts", list)
     if len(accepts) > _MAX_OFFERS:
         raise UnreadableChallengeError(f"accepts holds more than {_MAX_OFFERS} offers")
-    found = []
+    found: list[Offer | Skipped] = []
     for entry in accepts:
         accepted: dict[str, Any] = fields.exactly(entry, dict, "an offer")
-        name = accepted.get("network")
+        scheme, name = accepted.get("scheme"), accepted.get("network")
         network = _NETWORKS[protocol].get(name) if isinstance(name, str) else None
-        if accepted.get("scheme") == "exact" and network is not None:
+        if scheme != _EXACT:
+            found.append(Skipped(f"scheme is {_named(scheme)}; only exact is paid"))
+        elif network is None:
+            found.append(
+                Skipped(f"network is {_named(name)}, which is not a Solana network of this protocol")
+            )
+        else:
             found.append(_offer(accepted, protocol, network, echo, url))
     return found
+
+
+def _named(value: object) -> str:
+    return named(value) if isinstance(value, str) and value else "not given"
 
 
 def _offer(
@@ -130,15 +174,23 @@ def _offer(
     )
 
 
-def _with_identifier(extensions: Mapping[str, Any], payment_id: str) -> dict[str, Any]:
+def _with_identifier(extensions: str, payment_id: str) -> str:
     """Return extensions with our identifier in the one that asks for it. For information only."""
-    declared = extensions.get(_IDENTIFIER)
-    if not isinstance(declared, dict):
-        return dict(extensions)
-    info = declared.get("info")
-    updated = {**(info if isinstance(info, dict) else {}), "id": payment_id}
-    return {**extensions, _IDENTIFIER: {**declared, "info": updated}}
+
+    def identified(value: str) -> str:
+        try:
+            declared = fields.json_object(value.encode("utf-8"), _IDENTIFIER)
+        except UnreadableChallengeError:
+            return value
+        info = declared.get("info")
+        updated = {**(info if isinstance(info, dict) else {}), "id": payment_id}
+        return json_text.print_json({**declared, "info": updated}).decode("ascii")
+
+    return replace_member(extensions, _IDENTIFIER, identified)
 
 
-def _encoded(content: Mapping[str, Any]) -> str:
-    return base64.b64encode(json_text.print_json(content)).decode("ascii")
+def _encoded(content: Mapping[str, Any], extensions: str | None = None) -> str:
+    body = json_text.print_json(content)
+    if extensions is not None:
+        body = b"".join((body[:-1], b',"extensions":', extensions.encode("utf-8"), b"}"))
+    return base64.b64encode(body).decode("ascii")

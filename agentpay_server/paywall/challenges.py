@@ -8,12 +8,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from attrs import field, frozen
+from solders.signature import Signature
 
 from agentpay.contract import json_text
 from agentpay.contract.fields import format_timestamp
 from agentpay_server.chain.instructions import TOKEN_PROGRAM, USDC_DECIMALS
 from agentpay_server.clock import SECOND_US, from_us
-from agentpay_server.payments import fields
+from agentpay_server.payments import fields, x402
 from agentpay_server.payments.terms import Network, Protocol, Terms, UnreadableChallengeError
 from agentpay_server.sandbox.facilitator.checking import PaymentRefusedError
 from agentpay_server.sandbox.facilitator.service import NETWORKS
@@ -38,22 +39,28 @@ _PAYMENT_HEADERS: Final = {
 class Challenge:
     """The parts of a challenge beyond its terms.
 
-    `error` is why the last payment was refused. `now_us` is in microseconds since 1970.
+    `error` is why the last payment was refused, as a code, and `message` as a sentence. `now_us` is in
+    microseconds since 1970.
     """
 
     url: str
     description: str
     category: str | None
     error: str | None
+    message: str | None
     now_us: int
 
 
 @frozen(kw_only=True)
 class Presented:
-    """`echo` repeats parts of the challenge."""
+    """`echo` repeats parts of the challenge.
+
+    `signature` is that of a payment that the payer broadcast; such a payment has no `transaction`.
+    """
 
     protocol: Protocol
-    transaction: bytes = field(repr=False)
+    transaction: bytes = field(default=b"", repr=False)
+    signature: str | None = None
     echo: Mapping[str, Any]
 
 
@@ -70,6 +77,8 @@ def write(offers: Sequence[Terms], challenge: Challenge) -> tuple[Headers, bytes
             headers.append(("payment-required", encoded(_v2(terms, challenge))))
         else:
             content = _v1(terms, challenge)
+    if challenge.message is not None:
+        content = {"message": challenge.message, **content}
     if challenge.error is not None:
         content = {"error": challenge.error, **content}
     return headers, json_text.print_json(content)
@@ -219,17 +228,28 @@ def _presented(protocol: Protocol, value: str) -> Presented:
         for parameter in itertools.chain.from_iterable(echo.items()):
             fields.unicode_text(parameter, "a parameter of the challenge")
     else:
-        content = fields.base64_object(value.strip(), "the payment")
+        content, _ = x402.parsed(fields.base64_bytes(value.strip(), "the payment"), "the payment")
         version = 2 if protocol is _V2 else 1
         if fields.member(content, "x402Version", int) != version:
             raise UnreadableChallengeError(f"x402Version must be {version}")
         echo = fields.member(content, "accepted", dict) if protocol is _V2 else content
-    text = fields.member(fields.member(content, "payload", dict), "transaction", str)
+    payload = fields.member(content, "payload", dict)
+    if protocol is Protocol.MPP and payload.get("type") == "signature":
+        return Presented(protocol=protocol, signature=_signature(payload), echo=echo)
+    text = fields.member(payload, "transaction", str)
     try:
         raw = base64.b64decode(text, validate=True)
     except ValueError:
         raise UnreadableChallengeError("transaction is not base64") from None
     return Presented(protocol=protocol, transaction=raw, echo=echo)
+
+
+def _signature(payload: Mapping[str, Any]) -> str:
+    text = fields.member(payload, "signature", str)
+    try:
+        return str(Signature.from_string(text))
+    except ValueError:
+        raise UnreadableChallengeError("signature is not base58 of 64 bytes") from None
 
 
 def encoded(content: object) -> str:

@@ -49,6 +49,7 @@ class PaywallRequest:
         protocol: protocol of the presented payment, if any.
         status: HTTP status of the response; None if the connection was dropped.
         reason: why the payment was refused, as an x402 error code; None if it was not.
+        message: the same as a sentence, which the body of the 402 has too.
         at: the seller's time at which it arrived.
     """
 
@@ -57,4 +58,5 @@ class PaywallRequest:
     protocol: Protocol | None
     status: int | None
     reason: str | None
+    message: str | None
     at: datetime

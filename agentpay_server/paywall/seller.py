@@ -1,5 +1,6 @@
 """The seller: from a request to a response, in every mode. It belongs to one event loop."""
 
+import base64
 import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -144,6 +145,7 @@ class Seller:
             protocol=None,
             status=None,
             reason=None,
+            message=None,
             at=from_us(self._now_us()),
         )
         visit = _OpenRecord(noted)
@@ -171,8 +173,9 @@ class Seller:
             noted.request = evolve(noted.request, protocol=presented.protocol)
             return await self._paid(visit, presented)
         except PaymentRefusedError as refused:
-            noted.request = evolve(noted.request, reason=refused.reason)
-            return self._ask(visit, error=refused.reason)
+            message = _sentence(str(refused))
+            noted.request = evolve(noted.request, reason=refused.reason, message=message)
+            return self._ask(visit, error=refused.reason, message=message)
 
     def _visit(self, noted: PaywallRequest, product: Product, *, is_collector: bool) -> _Visit:
         mode = product.mode or self.mode
@@ -198,8 +201,8 @@ class Seller:
 
     # --- Challenges
 
-    def _ask(self, visit: _Visit, *, error: str | None = None) -> Reply:
-        challenge = self._challenge(visit, error)
+    def _ask(self, visit: _Visit, *, error: str | None = None, message: str | None = None) -> Reply:
+        challenge = self._challenge(visit, error, message)
         if visit.mode is Mode.MALFORMED_CHALLENGE:
             self._malformed += 1
             headers, body = hostile.malformed(visit.offers, challenge, self._malformed - 1)
@@ -218,16 +221,17 @@ class Seller:
             offers = [hostile.at_higher_price(terms) for terms in offers]
         elif visit.mode is Mode.CHANGE_PAYEE:
             offers = [hostile.to_other_payee(terms, self._other_payee) for terms in offers]
-        headers, body = challenges.write(offers, self._challenge(visit, None))
+        headers, body = challenges.write(offers, self._challenge(visit))
         return Reply(402, [*_JSON, *headers], body)
 
-    def _challenge(self, visit: _Visit, error: str | None) -> Challenge:
+    def _challenge(self, visit: _Visit, error: str | None = None, message: str | None = None) -> Challenge:
         product, is_injected = visit.product, visit.mode is Mode.INJECTED_INSTRUCTION
         return Challenge(
             url=visit.url,
             description=INJECTION if is_injected else product.description,
             category=product.category,
             error=INJECTION if is_injected and error is None else error,
+            message=message,
             now_us=visit.now_us,
         )
 
@@ -236,12 +240,20 @@ class Seller:
     async def _paid(self, visit: _Visit, presented: Presented) -> Reply:
         terms = visit.terms_of(presented)
         challenges.require_own(presented, terms, visit.now_us)
-        checked = check_payment(presented.transaction, terms, fee_payers=(self._fee_payer.address,))
+        raw = presented.transaction
+        if presented.signature is not None:
+            raw = await self._landed(presented.signature, terms)
+        checked = check_payment(raw, terms, fee_payers=(self._fee_payer.address,))
         sale = self._sales.get(checked.message_hash)
         if sale is not None:
             return self._presented_again(visit, presented, sale)
         if checked.message_hash in self._checking:
             raise PaymentRefusedError("duplicate_settlement", "this payment is being settled", checked.payer)
+        if presented.signature is not None:
+            # The payer has settled it, whatever this seller's mode.
+            sale = evolve(_sale(visit, terms, checked), status="settled", tx_signature=presented.signature)
+            self._sales[checked.message_hash] = sale
+            return self._after_paying(visit, presented, sale)
         self._checking.add(checked.message_hash)
         try:
             await self._simulate(checked)
@@ -280,11 +292,32 @@ class Seller:
             return Reply(503, _JSON, b'{"error":"service_unavailable"}')
         raise PaymentRefusedError("duplicate_settlement", "this payment was presented before", sale.payer)
 
+    async def _landed(self, signature: str, terms: Terms) -> bytes:
+        """Return a transaction that the payer broadcast, as it is on chain."""
+        if terms.fee_payer is not None:
+            raise PaymentRefusedError(
+                "payment_invalid",
+                "this seller pays the fee, so it must broadcast the payment: send type transaction",
+            )
+        options = {"encoding": "base64", "commitment": "confirmed", "maxSupportedTransactionVersion": 0}
+        try:
+            found = await self._rpc("getTransaction", signature, options)
+        except RpcError as error:
+            raise PaymentRefusedError(
+                "payment_invalid", f"the chain cannot be asked for it: {error}"
+            ) from None
+        if found is None:
+            raise PaymentRefusedError("payment_invalid", f"the chain has no transaction {signature}")
+        if found["meta"]["err"] is not None:
+            raise PaymentRefusedError("payment_invalid", f"the transaction {signature} failed on chain")
+        return base64.b64decode(found["transaction"][0])
+
     async def _simulate(self, checked: CheckedPayment) -> None:
         try:
             await self._fee_payer.simulate(self._fee_payer.completed(checked.transaction))
         except (SimulationFailedError, RpcError) as error:
-            raise PaymentRefusedError("transaction_simulation_failed", str(error), checked.payer) from None
+            reason = f"the chain would refuse the payment: {error}"
+            raise PaymentRefusedError("transaction_simulation_failed", reason, checked.payer) from None
 
     async def _settle(self, checked: CheckedPayment) -> Sale:
         """Broadcast a payment; `PaymentRefusedError` if it has not landed."""
@@ -329,6 +362,10 @@ _CHANGES: Final[dict[Mode, Callable[[Terms], Terms]]] = {
     Mode.WRONG_NETWORK: hostile.on_mainnet,
     Mode.WRONG_MINT: hostile.of_other_mint,
 }
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}" + ("" if text.endswith(".") else ".")
 
 
 def _sale(visit: _Visit, terms: Terms, checked: CheckedPayment) -> Sale:

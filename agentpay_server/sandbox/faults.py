@@ -1,6 +1,6 @@
 """The sandbox's faults, armed by name: faults of the chain, of requests, and crash points.
 
-They last as long as the process: a restarted server has none, except a crash point from its environment.
+Only servers on test chains have them. They last as long as the process: a restarted server has none.
 """
 
 from collections.abc import Callable
@@ -37,9 +37,9 @@ class ArmedFault:
 class Faults:
     """`may_crash`: the server's process may be killed."""
 
-    def __init__(self, chain: FaultyChain, http: HttpFaults, *, may_crash: bool) -> None:
+    def __init__(self, chain: FaultyChain, *, may_crash: bool) -> None:
         self._chain = chain
-        self._http = http
+        self.http: HttpFaults = HttpFaults()
         self._may_crash = may_crash
         self._seqs: dict[str, int] = {}
         self._last_seq = 0
@@ -93,7 +93,7 @@ class Faults:
             times = 1
         elif request.effect is not None:
             fault = HttpFault(effect=request.effect, delay_ms=request.delay_ms, times=times)
-            self._http.arm(name.removeprefix(HTTP), fault)
+            self.http.arm(name.removeprefix(HTTP), fault)
         else:
             self._chain.arm(ChainFault(name), times)
         self._last_seq += 1
@@ -104,7 +104,7 @@ class Faults:
 
     def delete(self, name: str) -> None:
         if name.startswith(HTTP):
-            self._http.disarm(name.removeprefix(HTTP))
+            self.http.disarm(name.removeprefix(HTTP))
         elif not name.startswith(CRASH_AT):
             self._chain.disarm(ChainFault(name))
         elif name == self._crash():
@@ -125,7 +125,7 @@ class Faults:
             for name, times in counts.items()
             if times != 0
         ]
-        for operation, fault in self._http.armed().items():
+        for operation, fault in self.http.armed().items():
             name = f"{HTTP}{operation}"
             found.append(
                 ArmedFault(
@@ -139,7 +139,7 @@ class Faults:
         return sorted(found, key=lambda fault: fault.seq, reverse=True)
 
     def capture(self) -> Callable[[], None]:
-        restorers = [self._chain.capture(), self._http.capture()]
+        restorers = [self._chain.capture(), self.http.capture()]
         if self._may_crash:
             restorers.append(points.capture())
         seqs, last_seq = self._seqs.copy(), self._last_seq

@@ -13,6 +13,7 @@ from attrs import define, evolve
 from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain.protocol import (
+    Absence,
     Blockhash,
     Booked,
     ChainUnavailableError,
@@ -113,6 +114,10 @@ class FaultyChain:
     def blockhash_life_seconds(self) -> float:
         return self.inner.blockhash_life_seconds
 
+    @property
+    def usual_life_seconds(self) -> float:
+        return self.inner.usual_life_seconds
+
     def explorer_url(self, signature: str) -> str:
         return self.inner.explorer_url(signature)
 
@@ -126,10 +131,12 @@ class FaultyChain:
         height = await self.inner.block_height()
         return min((hidden.height for hidden in self._hidden.values()), default=height)
 
-    async def signature_status(self, signature: str) -> SignatureStatus | None:
+    async def signature_status(
+        self, signature: str, *, absence: Absence | None = None
+    ) -> SignatureStatus | None:
         """Return None for the first look-ups of a slow transaction."""
         self._check_down()
-        status = await self.inner.signature_status(signature)
+        status = await self.inner.signature_status(signature, absence=absence)
         hidden = self._hidden.get(signature)
         if hidden is None:
             return status

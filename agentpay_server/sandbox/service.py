@@ -14,7 +14,7 @@ from agentpay.contract.usdc import from_micro, to_micro
 from agentpay_server import audit
 from agentpay_server.accounts import store as account_store
 from agentpay_server.accounts.deposits import Deposits, book_deposit
-from agentpay_server.accounts.store import AccountRecord, own_account
+from agentpay_server.accounts.store import own_account
 from agentpay_server.chain import transactions
 from agentpay_server.chain.custody import outside_address
 from agentpay_server.chain.instructions import associated_token_address
@@ -31,6 +31,7 @@ from agentpay_server.contract.sandbox import (
     AdvanceClock,
     ClockReading,
     CreateOperator,
+    CreateTokenAccount,
     Fault,
     Fund,
     Funding,
@@ -44,6 +45,7 @@ from agentpay_server.contract.sandbox import (
 from agentpay_server.crash_points import Operation, Step, fault_point
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
+from agentpay_server.database.tables import AccountRecord
 from agentpay_server.errors import RETRY_AFTER_SECONDS, Problem, chain_unavailable, invalid
 from agentpay_server.money import transactions as chain_transactions
 from agentpay_server.money.broadcast import Landed
@@ -98,7 +100,10 @@ class ConsoleKeys(Protocol[_Key]):
 
 
 class Sandbox:
-    """The operations of the sandbox, for any operator."""
+    """The operations of the sandbox, for any operator.
+
+    `faults` is None on a public cluster, where every operation is forbidden.
+    """
 
     def __init__(
         self,
@@ -108,7 +113,7 @@ class Sandbox:
         deposits: Deposits,
         settlement: Settlement,
         schedule: Scheduler,
-        faults: Faults,
+        faults: Faults | None,
         snapshots: Snapshots,
         console_keys: ConsoleKeys[Any],
     ) -> None:
@@ -158,7 +163,7 @@ class Sandbox:
 
         def booked(connection: Connection) -> None:
             # Book it here: a cluster lists it as a deposit only some time after it has landed.
-            locked = account_store.existing_account(connection, account.account_id, lock=True)
+            locked = account_store.ACCOUNTS.existing(connection, account.account_id, lock=True)
             book_deposit(
                 connection,
                 context,
@@ -175,6 +180,7 @@ class Sandbox:
                 subject=account.account_id,
                 now_us=context.clock.now_us(),
                 after={"amount_usdc": audit.usdc(amount_micro), "tx_signature": signed.signature},
+                has_happened=True,
             )
             if not outcome.is_irreversible:
                 minted = watched_transaction(
@@ -206,15 +212,17 @@ class Sandbox:
         operator = await self._create_tenant(request.name, requested_by=principal)
         return Operator(operator_id=operator.operator_id, key=operator.key)
 
-    async def create_token_account(self, principal: Principal) -> OutsideTokenAccount:
-        """Create an outside recipient: a USDC token account whose owner's key was discarded.
+    async def create_token_account(
+        self, principal: Principal, request: CreateTokenAccount
+    ) -> OutsideTokenAccount:
+        """Create an outside recipient: a USDC token account of the owner, by default one without a key.
 
         Raises:
             Problem: `chain_unavailable`, `forbidden` on a chain where money is real.
         """
         self._require_test_chain()
         context = self._context
-        owner = outside_address(context.randomness.randbytes(32))
+        owner = request.owner or outside_address(context.randomness.randbytes(32))
         fault_point(Operation.TOKEN_ACCOUNT, Step.BEGUN)
         try:
             signed = transactions.create_token_account(
@@ -234,6 +242,7 @@ class Sandbox:
             subject=address,
             now_us=context.clock.now_us(),
             after={"owner": owner},
+            has_happened=True,
         )
         fault_point(Operation.TOKEN_ACCOUNT, Step.BOOKED)
         return OutsideTokenAccount(owner=owner, usdc_token_account=address)
@@ -268,6 +277,7 @@ class Sandbox:
                     "now": format_timestamp(from_us(self._context.clock.now_us())),
                     "seconds": request.seconds,
                 },
+                has_happened=True,
             )
         return await self.clock()
 
@@ -278,10 +288,9 @@ class Sandbox:
             Problem: `invalid_request` if the fault does not exist; `forbidden` on a chain where money is
                 real.
         """
-        self._require_test_chain()
-        faults = self._faults
+        faults = self._require_test_chain()
         faults.check(name, request)
-        await self._record(principal, SET_FAULT, name, self._armed(name), _audited(request))
+        await self._record(principal, SET_FAULT, name, _armed(faults, name), _audited(request))
         return _fault(faults.set(name, request))
 
     async def delete_fault(self, principal: Principal, name: str) -> None:
@@ -290,31 +299,29 @@ class Sandbox:
         Raises:
             Problem: `invalid_request` if the fault does not exist.
         """
-        self._require_test_chain()
-        faults = self._faults
+        faults = self._require_test_chain()
         faults.check_name(name)
-        before = self._armed(name)
+        before = _armed(faults, name)
         if before is not None:
             await self._record(principal, DELETE_FAULT, name, before)
             faults.delete(name)
 
     async def clear_faults(self, principal: Principal) -> None:
         """Disarm all faults."""
-        self._require_test_chain()
-        faults = self._faults
+        faults = self._require_test_chain()
         armed = faults.armed()
         if armed:
             names = sorted(fault.name for fault in armed)
-            before = {name: self._armed(name) for name in names}
+            before = {name: _armed(faults, name) for name in names}
             await self._record(principal, CLEAR_FAULTS, ", ".join(names), before)
             faults.clear()
 
     async def list_faults(self, principal: Principal, query: ListFaults) -> PageBody[Fault]:
         """Return a page of the armed faults, the last armed first."""
-        self._require_test_chain()
+        faults = self._require_test_chain()
         listing = List("faults", principal.operator_id)
         before = listing.before(query.cursor)
-        rows = [fault for fault in self._faults.armed() if fault.seq < before]
+        rows = [fault for fault in faults.armed() if fault.seq < before]
         return listing.page(rows[: query.limit + 1], query.limit, seq=lambda row: row.seq, item=_fault)
 
     async def snapshot(self, principal: Principal) -> Snapshot:
@@ -368,11 +375,6 @@ class Sandbox:
         # In memory this does not wait, so the browser's next request finds its key.
         await self._console_keys.restore_key(key, at_us=at_us)
 
-    def _armed(self, name: str) -> dict[str, object] | None:
-        found = (fault for fault in self._faults.armed() if fault.name == name)
-        armed = next(found, None)
-        return None if armed is None else _audited(armed)
-
     async def _record(
         self,
         principal: Principal,
@@ -399,13 +401,14 @@ class Sandbox:
         if not isinstance(outcome, Landed):
             raise ChainUnavailableError(f"a sandbox transaction did not land: {outcome}")
 
-    def _require_test_chain(self) -> None:
-        if not self._context.chain.is_test_chain:
+    def _require_test_chain(self) -> Faults:
+        if self._faults is None:
             raise Problem(
                 ErrorCode.FORBIDDEN,
                 "The sandbox is not available on a public cluster. Start a server without "
                 "--rpc-url, or on your own validator.",
             )
+        return self._faults
 
 
 def _maybe_minted(what: str) -> Problem:
@@ -415,6 +418,11 @@ def _maybe_minted(what: str) -> Problem:
         f"{what}. The money may still be booked: read the balance before you fund again.",
         retry_after_seconds=RETRY_AFTER_SECONDS,
     )
+
+
+def _armed(faults: Faults, name: str) -> dict[str, object] | None:
+    armed = next((fault for fault in faults.armed() if fault.name == name), None)
+    return None if armed is None else _audited(armed)
 
 
 def _audited(fault: ArmedFault | SetFault) -> dict[str, object]:

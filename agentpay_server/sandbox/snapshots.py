@@ -160,7 +160,13 @@ class Snapshots:
     ) -> None:
         now_us = self._context.clock.now_us()
         await self._context.database.run(
-            audit.record, principal, action=endpoint.name, subject=subject, now_us=now_us, after=after
+            audit.record,
+            principal,
+            action=endpoint.name,
+            subject=subject,
+            now_us=now_us,
+            after=after,
+            has_happened=True,
         )
 
     def _require_parts(self) -> None:

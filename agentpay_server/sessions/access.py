@@ -2,10 +2,10 @@
 
 from agentpay.contract import identifiers
 from agentpay_server.database.connection import Connection
+from agentpay_server.database.tables import SessionRecord
 from agentpay_server.errors import not_found
 from agentpay_server.principals import Principal
 from agentpay_server.sessions import store
-from agentpay_server.sessions.store import SessionRecord
 
 
 def own_session(connection: Connection, principal: Principal, session_id: str) -> SessionRecord:
@@ -16,7 +16,7 @@ def own_session(connection: Connection, principal: Principal, session_id: str) -
     """
     record = None
     if identifiers.is_identifier(session_id, identifiers.SESSION):
-        record = store.session(connection, session_id)
+        record = store.SESSIONS.get(connection, session_id)
     return visible(record, principal)
 
 

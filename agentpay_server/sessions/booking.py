@@ -6,9 +6,10 @@ money in the escrow still belongs to the account.
 """
 
 import json
+from functools import partial
 
 from agentpay.contract import events, identifiers
-from agentpay.contract.event_types import EventType
+from agentpay.contract.choices import EventType
 from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
 from agentpay.contract.usdc import from_micro
 from agentpay_server import audit
@@ -16,12 +17,12 @@ from agentpay_server.accounts import store as accounts
 from agentpay_server.clock import from_us
 from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
-from agentpay_server.money import entries, low_balance
+from agentpay_server.database.tables import EntryRecord, SessionRecord
+from agentpay_server.money import entries, fees, low_balance
 from agentpay_server.money import transactions as chain_transactions
 from agentpay_server.money.handlers import Unit
 from agentpay_server.money.transactions import ChainTransaction
 from agentpay_server.sessions.rules import cap_events
-from agentpay_server.sessions.store import SessionRecord
 from agentpay_server.webhooks.outbox import NewEvent, Outbox
 
 
@@ -40,17 +41,17 @@ def audited(session: SessionRecord) -> dict[str, object]:
     )
 
 
-def book_opened(unit: Unit, session: SessionRecord) -> None:
-    """Book a funded escrow."""
+def book_opened(unit: Unit, session: SessionRecord, tx_signature: str) -> None:
+    """Book an escrow that a transaction has funded."""
     opened = NewEvent(
-        type=EventType.SESSION_OPENED,
+        type="session.opened",
         data=events.SessionOpenedData(
             session_id=session.session_id,
             cap_usdc=from_micro(session.cap),
             account_id=session.account_id,
             to=session.to,
             category=session.category,
-            tx_signature=session.tx_signature,
+            tx_signature=tx_signature,
         ),
     )
     outbox = _outbox(unit.connection, unit.context, session, unit.now_us)
@@ -80,17 +81,19 @@ def book_settled(unit: Unit, tx: ChainTransaction, session: SessionRecord) -> No
     """Book a settled session on both sides."""
     deposited = deposited_micro(tx)
     payee_operator = _book_balances(unit, tx, session, deposited)
-    _write_history(unit, session, payee_operator, deposited)
-    assert session.settlement_tx_signature is not None  # noqa: S101 - set when it was signed
+    # The rent of a token account for the payee is gone; without a charge, so are both fees.
+    burned = tx.rent + (0 if session.running_total else session.opening_fee + tx.fee)
+    fees.burn(unit.connection, tx, burned, unit.now_us)
+    _write_history(unit, tx, session, payee_operator, deposited)
     settled = NewEvent(
-        type=EventType.SESSION_SETTLED,
+        type="session.settled",
         data=events.SessionSettledData(
             session_id=session.session_id,
             account_id=session.account_id,
             cap_usdc=from_micro(session.cap),
             settled_usdc=from_micro(session.running_total),
             returned_usdc=from_micro(session.cap - session.running_total),
-            tx_signature=session.settlement_tx_signature,
+            tx_signature=tx.signature,
             settled_at=from_us(unit.now_us),
         ),
     )
@@ -102,24 +105,24 @@ def book_settled(unit: Unit, tx: ChainTransaction, session: SessionRecord) -> No
 def book_loss(unit: Unit, tx: ChainTransaction, session: SessionRecord) -> None:
     """Book a cap that was paid into the escrow of a settled session: an operator must recover it."""
     connection, now_us = unit.connection, unit.now_us
-    source = accounts.existing_account(connection, session.account_id, lock=True)
+    source = accounts.ACCOUNTS.existing(connection, session.account_id, lock=True)
     spent_us, total = max(now_us, source.last_spend_us), source.spent_total + session.cap
     chain_transactions.set_spend(connection, tx, spent_us=spent_us, spent_total=total)
     accounts.reserve(connection, source.account_id, spent_total=total, spent_us=spent_us, amount=session.cap)
     accounts.debit(connection, source.account_id, session.cap)
-    entry: dict[str, object] = {
-        "transaction_id": unit.context.identifiers.new(identifiers.ENTRY),
-        "account_id": session.account_id,
-        "type": TransactionType.TRANSFER.value,
-        "status": TransactionStatus.SETTLED.value,
-        "direction": Direction.OUT.value,
-        "amount": session.cap,
-        "counterparty": session.escrow_token_account,
-        "category": session.category,
-        "tx_signature": tx.signature,
-        "session_id": session.session_id,
-        "created_us": now_us,
-    }
+    entry = EntryRecord(
+        transaction_id=unit.context.identifiers.new(identifiers.ENTRY),
+        account_id=session.account_id,
+        type=TransactionType.TRANSFER.value,
+        status=TransactionStatus.SETTLED.value,
+        direction=Direction.OUT.value,
+        amount=session.cap,
+        counterparty=session.escrow_token_account,
+        category=session.category,
+        tx_signature=tx.signature,
+        session_id=session.session_id,
+        created_us=now_us,
+    )
     entries.insert_entries(connection, entry)
 
 
@@ -145,7 +148,7 @@ def _outbox(connection: Connection, context: Context, session: SessionRecord, no
 
 def _cap_data(event_type: EventType, session: SessionRecord) -> object:
     running_total, cap = from_micro(session.running_total), from_micro(session.cap)
-    if event_type is EventType.SESSION_CAP_WARNING:
+    if event_type == "session.cap_warning":
         return events.SessionCapWarningData(
             session_id=session.session_id, running_total_usdc=running_total, cap_usdc=cap
         )
@@ -180,52 +183,48 @@ def _book_balances(unit: Unit, tx: ChainTransaction, session: SessionRecord, dep
     return payee_operator
 
 
-def _write_history(unit: Unit, session: SessionRecord, payee_operator: str | None, deposited: int) -> None:
+def _write_history(
+    unit: Unit, tx: ChainTransaction, session: SessionRecord, payee_operator: str | None, deposited: int
+) -> None:
     context = unit.context
-    common: dict[str, object] = {
-        "status": TransactionStatus.SETTLED.value,
-        "tx_signature": session.settlement_tx_signature,
-        "session_id": session.session_id,
-        "created_us": unit.now_us,
-    }
-    rows: list[dict[str, object]] = [
-        {
-            **common,
-            "transaction_id": context.identifiers.new(identifiers.ENTRY),
-            "account_id": session.account_id,
-            "type": TransactionType.SESSION_SETTLEMENT.value,
-            "direction": Direction.OUT.value,
-            "amount": session.running_total,
-            "counterparty": session.to,
-            "category": session.category,
-        }
+    entry = partial(
+        EntryRecord,
+        status=TransactionStatus.SETTLED.value,
+        tx_signature=tx.signature,
+        session_id=session.session_id,
+        created_us=unit.now_us,
+    )
+    deposit = partial(entry, type=TransactionType.DEPOSIT.value, direction=Direction.IN.value)
+    rows = [
+        entry(
+            transaction_id=context.identifiers.new(identifiers.ENTRY),
+            account_id=session.account_id,
+            type=TransactionType.SESSION_SETTLEMENT.value,
+            direction=Direction.OUT.value,
+            amount=session.running_total,
+            counterparty=session.to,
+            category=session.category,
+        )
     ]
-    deposit: dict[str, object] = {
-        **common,
-        "type": TransactionType.DEPOSIT.value,
-        "direction": Direction.IN.value,
-    }
     if deposited:
         rows.append(
-            {
-                **deposit,
-                "transaction_id": context.identifiers.new(identifiers.ENTRY),
-                "account_id": session.account_id,
-                "amount": deposited,
-                "counterparty": session.escrow_token_account,
-            }
+            deposit(
+                transaction_id=context.identifiers.new(identifiers.ENTRY),
+                account_id=session.account_id,
+                amount=deposited,
+                counterparty=session.escrow_token_account,
+            )
         )
     if payee_operator is not None:
-        # The payer's category is private to its operator.
-        category = session.category if payee_operator == session.operator_id else None
+        assert session.recipient_account_id is not None  # noqa: S101 - an operator was paid
         rows.append(
-            {
-                **deposit,
-                "transaction_id": context.identifiers.new(identifiers.ENTRY),
-                "account_id": session.recipient_account_id,
-                "amount": session.running_total,
-                "counterparty": session.account_id,
-                "category": category,
-            }
+            deposit(
+                transaction_id=context.identifiers.new(identifiers.ENTRY),
+                account_id=session.recipient_account_id,
+                amount=session.running_total,
+                counterparty=session.account_id,
+                # The payer's category is private to its operator.
+                category=session.category if payee_operator == session.operator_id else None,
+            )
         )
     entries.insert_entries(unit.connection, *rows)

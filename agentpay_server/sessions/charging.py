@@ -4,7 +4,6 @@ A repeated key is handled before any other check, so that the replay of an accep
 refusal stores nothing.
 """
 
-import attrs
 from attrs import frozen
 
 from agentpay.contract.errors import ErrorCode
@@ -13,17 +12,16 @@ from agentpay.contract.usdc import to_micro
 from agentpay_server import audit
 from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
+from agentpay_server.database.tables import ChargeRecord, SessionRecord
 from agentpay_server.errors import Problem
 from agentpay_server.money.idempotency import Verdict
 from agentpay_server.money.policy import Refusal, stored_policy
 from agentpay_server.principals import Principal
-from agentpay_server.sessions import booking
-from agentpay_server.sessions import charge_store as charges
+from agentpay_server.sessions import booking, store
 from agentpay_server.sessions.access import visible
-from agentpay_server.sessions.charge_store import Chargeable
 from agentpay_server.sessions.responses import refused
 from agentpay_server.sessions.rules import Limits, charge_refusal, charge_verdict, closes_us
-from agentpay_server.sessions.store import SessionRecord
+from agentpay_server.sessions.store import FITS, IS_OPEN, Chargeable
 
 
 @frozen
@@ -64,10 +62,11 @@ class Charge:
             None if another unit of work has changed the session meanwhile: the charge must be judged again.
 
         Raises:
-            Problem: `not_found`, `idempotency_conflict`, or a refusal; nothing is stored.
+            Problem: `not_found`, `idempotency_conflict`, a refusal, or `service_unavailable` while the clocks
+                differ; nothing is stored.
             ConflictError: another request has charged under the key meanwhile.
         """
-        found = charges.chargeable(connection, self._session_id, self._request.idempotency_key)
+        found = store.chargeable(connection, self._session_id, self._request.idempotency_key)
         session = visible(None if found is None else found.session, self._principal)
         assert found is not None  # noqa: S101 - a session that is visible was found
         judged = charge_verdict(found.charged, self._amount)
@@ -86,13 +85,28 @@ class Charge:
 
     def _charged(self, connection: Connection, session: SessionRecord) -> Charged | None:
         now_us = self._context.clock.now_us()
+        self._context.clock_check.require(now_us)
         assert session.opened_us is not None  # noqa: S101 - an open session was opened
         closes = closes_us(self._limits, opened_us=session.opened_us, charged_us=now_us)
-        total = charges.charge(connection, self._session_id, self._amount, closes_us=closes)
-        if total is None:
+        # Status and cap are checked in one statement, so that concurrent charges cannot exceed the cap.
+        charged = store.SESSIONS.change(
+            connection,
+            session,
+            IS_OPEN,
+            FITS,
+            given={"amount": self._amount},
+            add={"running_total": self._amount},
+            closes_us=closes,
+        )
+        if charged is None:
             return None
-        key = self._request.idempotency_key
-        charges.insert_charge(connection, self._session_id, key, amount=self._amount, now_us=now_us)
+        total, key = charged.running_total, self._request.idempotency_key
+        store.CHARGES.insert(
+            connection,
+            ChargeRecord(
+                session_id=self._session_id, idempotency_key=key, amount=self._amount, created_us=now_us
+            ),
+        )
         # Other charges may have been accepted since the session was read.
         before = total - self._amount
         audit.record(
@@ -108,9 +122,8 @@ class Charge:
                 "idempotency_key": key,
             },
         )
-        session = attrs.evolve(session, running_total=total, closes_us=closes)
-        has_events = booking.book_charged(connection, self._context, session, now_us, before_micro=before)
-        return Charged(session, must_wake=has_events or closes is not None)
+        has_events = booking.book_charged(connection, self._context, charged, now_us, before_micro=before)
+        return Charged(charged, must_wake=has_events or closes is not None)
 
     def _refusal(self, found: Chargeable) -> Refusal | None:
         session = found.session

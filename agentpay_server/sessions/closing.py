@@ -10,20 +10,19 @@ request then retries at once, the scheduler after a growing interval.
 
 import asyncio
 import logging
-from typing import Final
-
-import attrs
+from contextlib import suppress
+from typing import Any, Final
 
 from agentpay.contract.sessions import CLOSE_SESSION, SessionStatus
 from agentpay_server import audit
 from agentpay_server.accounts import store as account_store
-from agentpay_server.accounts.store import AccountRecord
 from agentpay_server.chain import escrow
 from agentpay_server.chain.protocol import Blockhash, ChainUnavailableError, Failure, FailureReason
 from agentpay_server.clock import SECOND_US
 from agentpay_server.context import Context
 from agentpay_server.crash_points import Operation, Step, fault_point
 from agentpay_server.database.connection import Connection
+from agentpay_server.database.tables import AccountRecord, SessionRecord
 from agentpay_server.logs import log
 from agentpay_server.money import transactions as chain_transactions
 from agentpay_server.money.broadcast import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS
@@ -32,11 +31,11 @@ from agentpay_server.money.idempotency import KEY_LIFETIME_US
 from agentpay_server.money.settlement import Settlement
 from agentpay_server.money.transactions import ChainTransaction, Kind
 from agentpay_server.principals import Principal
-from agentpay_server.sessions import booking, store
-from agentpay_server.sessions import settlement_store as settlements
+from agentpay_server.sessions import booking, lost_escrow, store
 from agentpay_server.sessions.payout import (
     REFUSED_BY_CHAIN,
     TOO_MANY_CREATED,
+    EscrowMissingError,
     Obstacle,
     PayoutState,
     look,
@@ -51,7 +50,6 @@ from agentpay_server.sessions.rules import (
     retry_us,
     settlement,
 )
-from agentpay_server.sessions.store import SessionRecord
 
 # Failures that a change on chain explains: read the chain again and sign another settlement.
 _CHANGED_SINCE: Final = {FailureReason.ACCOUNT_MISSING, FailureReason.ACCOUNT_FROZEN}
@@ -79,7 +77,12 @@ class Closing:
             session: the session, as just read.
             deadline: when to stop waiting, in the event loop's time.
             principal: the caller; None for an automatic close or recovery.
+
+        Raises:
+            Problem: `service_unavailable` for a caller while the clocks differ.
         """
+        if principal is not None and session.status != SessionStatus.SETTLED:
+            self._context.clock_check.require()
         fault_point(Operation.SESSION_CLOSE, Step.BEGUN)
         session = await self._claimed(session, principal)
         pause = 0.0
@@ -98,7 +101,7 @@ class Closing:
             if settled is not None:
                 session = settled
                 continue
-            session = await self._database.read(store.existing_session, session.session_id)
+            session = await self._database.read(store.SESSIONS.existing, session.session_id)
             if self._is_over(deadline):
                 return session
         return session
@@ -117,14 +120,32 @@ class Closing:
         return claimed
 
     def _claim(self, connection: Connection, session_id: str, principal: Principal | None) -> SessionRecord:
-        now_us, sign_us = self._context.clock.now_us(), takeover_us(self._context)
+        now_us = self._context.clock.now_us()
+        # Other servers would wait for a time in the future.
+        self._context.clock_check.require(now_us)
+        sign_us = takeover_us(self._context, now_us)
         if principal is None:
             session = self._claim_due(connection, session_id, now_us, sign_us)
         else:
-            session = settlements.claim_closing(connection, session_id, sign_us=sign_us)
+            session = store.SESSIONS.change(
+                connection,
+                session_id,
+                store.IS_OPEN,
+                status=SessionStatus.CLOSING.value,
+                closes_us=sign_us,
+            )
         if session is None:
-            settlements.claim_postponed(connection, session_id, sign_us=sign_us)
-            return store.existing_session(connection, session_id)
+            # Not open: it is closing, and perhaps postponed, or another server was faster.
+            retried = store.SESSIONS.change(
+                connection,
+                session_id,
+                store.IS_CLOSING,
+                store.IS_UNSIGNED,
+                error=None,
+                message=None,
+                closes_us=sign_us,
+            )
+            return retried or store.SESSIONS.existing(connection, session_id)
         check_transition(SessionStatus.OPEN, SessionStatus.CLOSING)
         audit.record(
             connection,
@@ -146,12 +167,20 @@ class Closing:
     def _claim_due(
         self, connection: Connection, session_id: str, now_us: int, sign_us: int
     ) -> SessionRecord | None:
-        session = store.existing_session(connection, session_id)
+        session = store.SESSIONS.existing(connection, session_id)
         if session.opened_us is None:
             return None
         reason = closed_by(limits_of(self._context), opened_us=session.opened_us, now_us=now_us)
-        return settlements.claim_due(
-            connection, session_id, now_us=now_us, closed_by=reason.value, sign_us=sign_us
+        # A charge may have extended the time limit since the session was found due.
+        return store.SESSIONS.change(
+            connection,
+            session_id,
+            store.IS_OPEN,
+            store.IS_DUE,
+            given={"now_us": now_us},
+            status=SessionStatus.CLOSING.value,
+            closed_by=reason.value,
+            closes_us=sign_us,
         )
 
     async def _signed(self, session: SessionRecord) -> tuple[SessionRecord, ChainTransaction | None]:
@@ -162,12 +191,15 @@ class Closing:
         """
         chain = self._context.chain
         try:
-            account = await self._database.read(account_store.existing_account, session.account_id)
+            account = await self._database.read(account_store.ACCOUNTS.existing, session.account_id)
             state = await look(self._context, session, account)
             blockhash = await chain.latest_blockhash()
             closing, tx, is_ours = await self._database.run(self._sign, session.session_id, state, blockhash)
-        except ChainUnavailableError:
-            return await self._database.read(store.existing_session, session.session_id), None
+        except ChainUnavailableError as error:
+            if isinstance(error, EscrowMissingError):
+                with suppress(ChainUnavailableError):
+                    await lost_escrow.compare(self._context, session)
+            return await self._database.read(store.SESSIONS.existing, session.session_id), None
         if is_ours and closing.error is not None:
             self._context.wakeup.set()
             report(closing)
@@ -186,10 +218,12 @@ class Closing:
         self, connection: Connection, session_id: str, state: PayoutState, blockhash: Blockhash
     ) -> tuple[SessionRecord, ChainTransaction | None, bool]:
         """Return the session, its settlement if signed now, and whether this call changed anything."""
-        session = store.existing_session(connection, session_id, lock=True)
+        session = store.SESSIONS.existing(connection, session_id, lock=True)
         if session.status != SessionStatus.CLOSING or session.closes_us is None:
             return session, None, False
         now_us = self._context.clock.now_us()
+        if not self._context.clock_check.agrees(now_us):
+            raise ChainUnavailableError("this server's clock differs from its database's")
         signed, found = sign(Unit(connection, self._context, now_us), session, state, blockhash)
         if isinstance(found, Obstacle):
             return _postponed(connection, session, found, now_us), None, True
@@ -200,6 +234,7 @@ class Closing:
             account_id=session.account_id,
             credits_account_id=session.recipient_account_id,
             detail=found.detail,
+            rent=found.rent,
             now_us=now_us,
         )
         chain_transactions.insert_following(connection, tx)
@@ -217,29 +252,23 @@ class SessionSettleHandler(Handler[SessionRecord]):
 
     def load(self, connection: Connection, subject_id: str) -> SessionRecord:
         """Return the session."""
-        return store.existing_session(connection, subject_id)
+        return store.SESSIONS.existing(connection, subject_id)
 
     def settled(self, unit: Unit, tx: ChainTransaction, subject: SessionRecord) -> SessionRecord:
         """Book a session that is settled on chain."""
         check_transition(SessionStatus.CLOSING, SessionStatus.SETTLED)
-        key_expires_us = unit.now_us + KEY_LIFETIME_US
-        settled = attrs.evolve(
+        booking.book_settled(unit, tx, subject)
+        # After the accounts, which all units lock first.
+        return store.SESSIONS.changed(
+            unit.connection,
             subject,
+            store.IS_CLOSING,
             status=SessionStatus.SETTLED.value,
             settlement_tx_signature=tx.signature,
             settled_us=unit.now_us,
             closes_us=None,
-            key_expires_us=key_expires_us,
+            key_expires_us=unit.now_us + KEY_LIFETIME_US,
         )
-        booking.book_settled(unit, tx, settled)
-        settlements.set_settled(
-            unit.connection,
-            settled.session_id,
-            tx_signature=tx.signature,
-            settled_us=unit.now_us,
-            key_expires_us=key_expires_us,
-        )
-        return settled
 
     def failed(
         self,
@@ -253,13 +282,12 @@ class SessionSettleHandler(Handler[SessionRecord]):
         # opening and closing its account would make the treasury pay a fee each time.
         may_have_alternative = failure.reason in _CHANGED_SINCE and subject.settlements == 1
         if failure.reason is FailureReason.ACCOUNT_NOT_EMPTY or may_have_alternative:
-            sign_us = takeover_us(unit.context)
-            return settlements.drop_settlement(unit.connection, subject.session_id, sign_us=sign_us)
+            return _unsigned(unit.connection, subject, sign_us=takeover_us(unit.context, unit.now_us))
         return _postponed(unit.connection, subject, REFUSED_BY_CHAIN, unit.now_us)
 
     async def prepare(self, context: Context, subject: SessionRecord) -> PayoutState:
         """Read the escrow and the accounts to pay."""
-        account = await context.database.read(account_store.existing_account, subject.account_id)
+        account = await context.database.read(account_store.ACCOUNTS.existing, subject.account_id)
         return await look(context, subject, account)
 
     def sign_replacement(
@@ -270,7 +298,7 @@ class SessionSettleHandler(Handler[SessionRecord]):
         means: SigningInputs,
     ) -> Replacement | Obstacle:
         """Sign a replacement, whatever the current policy is."""
-        session = store.existing_session(unit.connection, subject.session_id, lock=True)
+        session = store.SESSIONS.existing(unit.connection, subject.session_id, lock=True)
         _, found = sign(unit, session, means.prepared, means.blockhash)
         return found
 
@@ -289,7 +317,7 @@ class SessionSettleHandler(Handler[SessionRecord]):
 
         An escrow cannot be settled twice: of two settlements one lands, and the other fails.
         """
-        session = store.existing_session(unit.connection, tx.subject_id, lock=True)
+        session = store.SESSIONS.existing(unit.connection, tx.subject_id, lock=True)
         if session.status == SessionStatus.CLOSING:
             self.settled(unit, tx, session)
         replacement = session.settlement_tx_signature
@@ -306,12 +334,12 @@ class SessionSettleHandler(Handler[SessionRecord]):
         report(subject, detail=detail)
 
 
-def takeover_us(context: Context) -> int:
+def takeover_us(context: Context, now_us: int) -> int:
     """Return when other processes sign the settlement of a closing session, unless this one does first.
 
     A manual clock belongs to one process: its next advance signs it.
     """
-    return context.clock.now_us() + (0 if context.clock.is_manual else _CLAIM_US)
+    return now_us + (0 if context.clock.is_manual else _CLAIM_US)
 
 
 def sign(
@@ -330,7 +358,7 @@ def sign(
     )
     creates = legs.settled_micro > 0 and state.payee.new_owner is not None
     # Lock the account before the check: two concurrent closings must not both pass it.
-    account = account_store.existing_account(connection, session.account_id, lock=creates)
+    account = account_store.ACCOUNTS.existing(connection, session.account_id, lock=creates)
     if account.stopped_us is not None:
         raise ChainUnavailableError("the account is blocked: nothing is signed for it")
     found = obstacle(session, legs, state)
@@ -351,24 +379,56 @@ def sign(
         source=account.usdc_token_account,
         source_micro=legs.account_leg_micro,
     )
-    updated = settlements.sign_settlement(
-        connection, session.session_id, signed.signature, payee_created_us=now_us if creates else None
+    updated = store.SESSIONS.changed(
+        connection,
+        session,
+        store.IS_CLOSING,
+        add={"settlements": 1},
+        error=None,
+        message=None,
+        stuck_reason=None,
+        settlement_tx_signature=signed.signature,
+        payee_created_us=now_us if creates else None,
+        closing_fee=signed.fee_lamports,
+        # Another process may have postponed it meanwhile.
+        closes_us=None,
     )
-    return updated, Replacement(signed=signed, detail=booking.detail_of(legs.deposited_micro))
+    rent = state.payee.rent if creates else 0
+    return updated, Replacement(signed=signed, detail=booking.detail_of(legs.deposited_micro), rent=rent)
 
 
 def _may_create(connection: Connection, account: AccountRecord, now_us: int) -> bool:
     after_us = now_us - PAYEES_CREATED_WITHIN_US
-    created = settlements.payees_created(connection, account.account_id, after_us=after_us)
+    created = store.payees_created(connection, account.account_id, after_us=after_us)
     return created < MAX_PAYEES_CREATED
 
 
 def _postponed(connection: Connection, session: SessionRecord, found: Obstacle, now_us: int) -> SessionRecord:
-    return settlements.postpone(
+    return _unsigned(
         connection,
-        session.session_id,
-        closes_us=now_us + retry_us(session.postponements),
+        session,
+        sign_us=now_us + retry_us(session.postponements),
+        add={"postponements": 1},
         error=found.refusal.code.value,
         message=found.refusal.message,
         stuck_reason=found.reason.value,
+    )
+
+
+def _unsigned(
+    connection: Connection,
+    session: SessionRecord,
+    *,
+    sign_us: int,
+    **values: Any,  # noqa: ANN401
+) -> SessionRecord:
+    """Store that another settlement must be signed, from `sign_us` on."""
+    return store.SESSIONS.changed(
+        connection,
+        session,
+        store.IS_CLOSING,
+        settlement_tx_signature=None,
+        payee_created_us=None,
+        closes_us=sign_us,
+        **values,
     )

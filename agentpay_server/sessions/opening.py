@@ -15,14 +15,15 @@ from agentpay.contract.sessions import OPEN_SESSION, OpenSession, SessionStatus
 from agentpay.contract.usdc import to_micro
 from agentpay_server import audit
 from agentpay_server.accounts import store as account_store
-from agentpay_server.accounts.store import AccountRecord
 from agentpay_server.chain import escrow
 from agentpay_server.chain.protocol import Blockhash, Failure, FailureReason, SignedTransaction
 from agentpay_server.context import Context
 from agentpay_server.crash_points import Operation
 from agentpay_server.database.connection import Connection
+from agentpay_server.database.tables import AccountRecord, SessionRecord
 from agentpay_server.money import policy as rules
 from agentpay_server.money.authorization import Decided, Intent, SpendUnit
+from agentpay_server.money.fees import Cost
 from agentpay_server.money.handlers import Handler, Replacement, SigningInputs, Unit, pending_transaction
 from agentpay_server.money.held_keys import Held, RequestedKey
 from agentpay_server.money.idempotency import KEY_LIFETIME_US, KeyHolder
@@ -40,7 +41,6 @@ from agentpay_server.sessions.rules import (
     session_limit_refusal,
     verdict_if_equal,
 )
-from agentpay_server.sessions.store import SessionRecord
 
 _SHORT: Final = Refusal(
     code=ErrorCode.INSUFFICIENT_BALANCE,
@@ -101,9 +101,17 @@ class NewSession(Intent[SessionRecord]):
             purpose=Purpose.SESSION,
         )
 
-    def claim(self, connection: Connection) -> bool:
+    def cost(self, preflight: Preflight) -> Cost:
+        """Return the lamports that opening and closing the session take from the treasury, at most."""
+        blockhash = preflight.blockhash
+        return Cost(
+            fees=escrow.opening_fee(blockhash) + escrow.settlement_fee(blockhash),
+            rent=self._rent_exempt_lamports,
+        )
+
+    def claim(self, connection: Connection, now_us: int) -> bool:
         """Claim the idempotency key."""
-        return store.KEYS.take(connection, self._requested_key, self._held, self._context.clock.now_us())
+        return store.KEYS.take(connection, self._requested_key, self._held, now_us)
 
     def is_key_taken(self, connection: Connection) -> bool:
         """Return whether another request holds the idempotency key."""
@@ -169,18 +177,21 @@ class NewSession(Intent[SessionRecord]):
             settled_us=None,
             closes_us=None,
             created_us=now_us,
-            claimed_by_operator=self._requested_key.by_operator,
+            claimed_by_operator=self._held.claims,
             recipient_owner=preflight.recipient.owner,
             closed_by=None,
             stuck_reason=None,
             payee_created_us=None,
+            opening_fee=signed.fee_lamports,
+            closing_fee=escrow.settlement_fee(preflight.blockhash),
         )
-        store.insert_session(connection, record)
+        store.SESSIONS.insert(connection, record)
         tx = pending_transaction(
             signed,
             kind=Kind.SESSION_OPEN,
             subject_id=session_id,
             account_id=source.account_id,
+            rent=self._rent_exempt_lamports,
             now_us=now_us,
         )
         held = unit.hold_cap(tx, terms.cap_micro)
@@ -206,28 +217,23 @@ class SessionOpenHandler(Handler[SessionRecord]):
 
     def load(self, connection: Connection, subject_id: str) -> SessionRecord:
         """Return the session."""
-        return store.existing_session(connection, subject_id)
+        return store.SESSIONS.existing(connection, subject_id)
 
     def settled(self, unit: Unit, tx: ChainTransaction, subject: SessionRecord) -> SessionRecord:
         """Book a session whose escrow is funded."""
         check_transition(SessionStatus.OPENING, SessionStatus.OPEN)
         closing_us = closes_us(limits_of(unit.context), opened_us=unit.now_us, charged_us=None)
-        opened = attrs.evolve(
+        booking.book_opened(unit, subject, tx.signature)
+        # After the account, which all units lock first.
+        return store.SESSIONS.changed(
+            unit.connection,
             subject,
+            store.IS_OPENING,
             status=SessionStatus.OPEN.value,
             tx_signature=tx.signature,
             opened_us=unit.now_us,
             closes_us=closing_us,
         )
-        booking.book_opened(unit, opened)
-        store.set_open(
-            unit.connection,
-            opened.session_id,
-            tx_signature=tx.signature,
-            opened_us=unit.now_us,
-            closes_us=closing_us,
-        )
-        return opened
 
     def failed(
         self, unit: Unit, tx: ChainTransaction, subject: SessionRecord, failure: Failure
@@ -263,8 +269,14 @@ class SessionOpenHandler(Handler[SessionRecord]):
             cap_micro=subject.cap,
             rent_exempt_lamports=means.prepared,
         )
-        store.set_signature(unit.connection, subject.session_id, signed.signature)
-        return Replacement(signed=signed)
+        store.SESSIONS.changed(
+            unit.connection,
+            subject,
+            store.IS_OPENING,
+            tx_signature=signed.signature,
+            opening_fee=signed.fee_lamports,
+        )
+        return Replacement(signed=signed, rent=means.prepared)
 
     def dropped(
         self, unit: Unit, tx: ChainTransaction, subject: SessionRecord, reason: Refusal
@@ -280,21 +292,26 @@ class SessionOpenHandler(Handler[SessionRecord]):
         nothing has moved twice, and the session continues with the one that landed.
         """
         connection, now_us = unit.connection, unit.now_us
-        account_store.existing_account(connection, tx.account_id, lock=True)
-        session = store.existing_session(connection, tx.subject_id, lock=True)
+        account_store.ACCOUNTS.existing(connection, tx.account_id, lock=True)
+        session = store.SESSIONS.existing(connection, tx.subject_id, lock=True)
         if session.status == SessionStatus.OPENING:
             self.settled(unit, tx, session)
         elif session.status == SessionStatus.FAILED:
             check_transition(session.status, SessionStatus.OPEN)
             account_store.reserve_cap(connection, session.account_id, session.cap)
-            booking.book_opened(unit, attrs.evolve(session, tx_signature=tx.signature))
+            booking.book_opened(unit, session, tx.signature)
             # Callers no longer expect the session: it closes automatically, and the cap is returned.
-            store.reopen(
+            store.SESSIONS.changed(
                 connection,
-                session.session_id,
+                session,
+                store.IS_FAILED,
+                status=SessionStatus.OPEN.value,
+                error=None,
+                message=None,
                 tx_signature=tx.signature,
                 opened_us=now_us,
                 closes_us=now_us,
+                key_expires_us=None,
             )
         elif session.status == SessionStatus.SETTLED:
             booking.book_loss(unit, tx, session)
@@ -315,15 +332,17 @@ class SessionOpenHandler(Handler[SessionRecord]):
     ) -> SessionRecord:
         connection, now_us = unit.connection, unit.now_us
         check_transition(SessionStatus.OPENING, SessionStatus.FAILED)
-        failed = attrs.evolve(
+        account_store.release_cap(connection, subject.account_id, subject.cap)
+        failed = store.SESSIONS.changed(
+            connection,
             subject,
+            store.IS_OPENING,
             status=SessionStatus.FAILED.value,
             tx_signature=tx.signature,
             error=refusal.code.value,
             message=refusal.message,
             key_expires_us=now_us + KEY_LIFETIME_US,
         )
-        account_store.release_cap(connection, failed.account_id, failed.cap)
         audit.record(
             connection,
             audit.Server(failed.operator_id),
@@ -332,14 +351,6 @@ class SessionOpenHandler(Handler[SessionRecord]):
             now_us=now_us,
             before={"status": SessionStatus.OPENING.value},
             after=booking.audited(failed),
-        )
-        store.set_failed(
-            connection,
-            failed.session_id,
-            tx_signature=tx.signature,
-            error=refusal.code.value,
-            message=refusal.message,
-            key_expires_us=now_us + KEY_LIFETIME_US,
         )
         return failed
 

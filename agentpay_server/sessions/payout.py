@@ -7,17 +7,20 @@ stores or sends.
 
 from typing import Final
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.sessions import ClosingReason
-from agentpay_server.accounts.store import AccountRecord
-from agentpay_server.chain.instructions import associated_token_address
+from agentpay_server.chain.instructions import TOKEN_ACCOUNT_BYTES, associated_token_address
 from agentpay_server.chain.protocol import ChainUnavailableError, TokenAccount
 from agentpay_server.context import Context
+from agentpay_server.database.tables import AccountRecord, SessionRecord
 from agentpay_server.money.policy import Refusal
 from agentpay_server.sessions.rules import MAX_PAYEES_CREATED, Settlement
-from agentpay_server.sessions.store import SessionRecord
+
+
+class EscrowMissingError(ChainUnavailableError):
+    """The chain does not show the whole cap in an escrow: a node lags, or the escrow was paid out."""
 
 
 @frozen(kw_only=True)
@@ -43,12 +46,14 @@ class Payee:
         is_frozen: whether the token account cannot receive now.
         is_missing: whether it does not exist, and its owner cannot be paid elsewhere.
         new_owner: the owner for whom the settlement creates an associated token account; None if it exists.
+        rent: lamports of rent for the new token account.
     """
 
     token_account: str
     is_frozen: bool = False
     is_missing: bool = False
     new_owner: str | None = None
+    rent: int = 0
 
 
 @frozen(kw_only=True)
@@ -68,8 +73,8 @@ async def look(context: Context, session: SessionRecord, account: AccountRecord)
     """Read the data for a settlement from the chain.
 
     Raises:
-        ChainUnavailableError: the chain did not respond; or it does not show the whole cap in the escrow,
-            because a node lags or a settlement has landed; or signing is stopped for the account.
+        EscrowMissingError: the chain does not show the whole cap in the escrow.
+        ChainUnavailableError: the chain did not respond, or signing is stopped for the account.
     """
     if account.stopped_us is not None:
         raise ChainUnavailableError("the account is blocked: nothing is signed for it")
@@ -83,12 +88,11 @@ async def look(context: Context, session: SessionRecord, account: AccountRecord)
     ]
     held, source, payee, *others = await chain.token_accounts(addresses)
     if held is None or held.amount_micro < session.cap:
-        raise ChainUnavailableError(f"the chain does not show the escrow of {session.session_id}")
-    return PayoutState(
-        escrow=held,
-        payee=_payee(session, payee, fallback, others[0] if others else None),
-        source=source,
-    )
+        raise EscrowMissingError(f"the chain does not show the escrow of {session.session_id}")
+    paid = _payee(session, payee, fallback, others[0] if others else None)
+    if paid.new_owner is not None:
+        paid = evolve(paid, rent=await chain.rent_exemption(TOKEN_ACCOUNT_BYTES))
+    return PayoutState(escrow=held, payee=paid, source=source)
 
 
 def obstacle(session: SessionRecord, legs: Settlement, state: PayoutState) -> Obstacle | None:

@@ -22,8 +22,8 @@ from typing import Final
 
 from attrs import field, frozen, validators
 
+from agentpay.contract.choices import EventType
 from agentpay.contract.errors import ErrorCode
-from agentpay.contract.event_types import EventType
 from agentpay.contract.policies import Policy
 from agentpay.contract.sessions import ClosingReason, SessionStatus
 from agentpay.contract.usdc import format_string
@@ -176,9 +176,9 @@ def cap_events(cap_micro: int, *, before_micro: int, after_micro: int) -> tuple[
     warning = cap_micro * WARNING_PERCENT
     events: list[EventType] = []
     if before_micro * 100 <= warning < after_micro * 100:
-        events.append(EventType.SESSION_CAP_WARNING)
+        events.append("session.cap_warning")
     if before_micro < after_micro == cap_micro:
-        events.append(EventType.SESSION_CAP_REACHED)
+        events.append("session.cap_reached")
     return tuple(events)
 
 

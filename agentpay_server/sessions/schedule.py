@@ -51,7 +51,7 @@ class SessionSchedule:
         return [due for due in found if due[0] not in self._closes]
 
     async def _closed(self, session_id: str) -> None:
-        session = await self._context.database.read(store.existing_session, session_id)
+        session = await self._context.database.read(store.SESSIONS.existing, session_id)
         await self._closing.closed(session, math.inf)
 
     def _close(self, session_id: str) -> "asyncio.Task[Any]":

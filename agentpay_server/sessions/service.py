@@ -25,6 +25,7 @@ from agentpay_server.context import Context
 from agentpay_server.crash_points import Operation, Step, fault_point
 from agentpay_server.database.connection import ConflictError
 from agentpay_server.database.pages import List
+from agentpay_server.database.tables import SessionRecord
 from agentpay_server.errors import chain_unavailable, invalid
 from agentpay_server.money.authorization import Authorizer, Decided, Parties, own_parties
 from agentpay_server.money.held_keys import Held
@@ -40,7 +41,6 @@ from agentpay_server.sessions.closing import Closing
 from agentpay_server.sessions.opening import NewSession, key_holder_of, requested_key, terms_of
 from agentpay_server.sessions.responses import limits_of, refused, shown, stopped, unresolved
 from agentpay_server.sessions.rules import closing_refusal
-from agentpay_server.sessions.store import SessionRecord
 
 
 @frozen(kw_only=True)
@@ -139,17 +139,14 @@ class Sessions:
             principal.require_account(query.account_id, "GET /sessions")
         listing = List("sessions", principal.account_id or principal.operator_id)
         before = listing.before(query.cursor)
-        filters = {
-            "account_id": principal.account_id or query.account_id,
-            "status": query.status,
-            "idempotency_key": query.idempotency_key,
-        }
         rows = await self._database.read(
-            store.page,
+            store.PAGES,
             principal.operator_id,
             before,
             query.limit + 1,
-            {name: value for name, value in filters.items() if value is not None},
+            account_id=principal.account_id or query.account_id,
+            status=query.status,
+            idempotency_key=query.idempotency_key,
         )
         return listing.page(rows, query.limit, seq=lambda row: row.seq, item=shown)
 
@@ -195,7 +192,7 @@ class Sessions:
         return opened or await self._current(decided.record)
 
     async def _current(self, session: SessionRecord) -> SessionRecord:
-        return await self._database.read(store.existing_session, session.session_id)
+        return await self._database.read(store.SESSIONS.existing, session.session_id)
 
     async def _decided(
         self, principal: Principal, request: OpenSession, view: _View, deadline: float

@@ -12,7 +12,7 @@ others find that the transfer is no longer pending. A pending transfer reserves 
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import attrs
 
@@ -34,6 +34,7 @@ from agentpay_server.context import Context
 from agentpay_server.crash_points import Operation, Step, fault_point
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
+from agentpay_server.database.tables import TransferRecord
 from agentpay_server.errors import Problem
 from agentpay_server.money.authorization import Decided, Parties, SpendUnit
 from agentpay_server.money.idempotency import KEY_LIFETIME_US
@@ -47,7 +48,6 @@ from agentpay_server.transfers.reporting import report
 from agentpay_server.transfers.responses import final_response, shown, shown_splits
 from agentpay_server.transfers.rules import check_transition, is_approvable
 from agentpay_server.transfers.service import own_transfer
-from agentpay_server.transfers.store import TransferRecord
 
 _BATCH: Final = 100
 _NOT_APPROVED: Final = "No operator has approved this transfer"
@@ -69,10 +69,10 @@ class ApprovedTransfer(TransferIntent):
         self._principal = principal
         self._pending = pending
 
-    def claim(self, connection: Connection) -> bool:
+    def claim(self, connection: Connection, now_us: int) -> bool:
         """Check that the transfer is still pending."""
         waiting = store.waiting(connection, self._transfer_id)
-        return waiting is not None and _is_approvable(waiting, self._context.clock.now_us())
+        return waiting is not None and _is_approvable(waiting, now_us)
 
     def refused(self, connection: Connection, refusal: Refusal, now_us: int) -> Decided[TransferRecord]:
         """Store the transfer as rejected, unless only funds are missing."""
@@ -97,10 +97,10 @@ class ApprovedTransfer(TransferIntent):
 
     def _store(self, connection: Connection, decision: Decision, now_us: int) -> TransferRecord:
         pending = self._pending
-        decided = attrs.evolve(pending, **decision.columns(now_us))
+        columns = decision.columns(now_us)
         if decision.status == TransferStatus.APPROVED:
-            decided = attrs.evolve(decided, approval_expires_us=approval_deadline_us(self._context, now_us))
-        _decide(connection, pending, decided)
+            columns["approval_expires_us"] = approval_deadline_us(self._context, now_us)
+        decided = _decide(connection, pending, **columns)
         _audit(connection, self._principal, APPROVE_TRANSFER.name, decided, now_us)
         return decided
 
@@ -122,7 +122,7 @@ class Approvals:
         """
         listing = List("approvals", principal.operator_id)
         before = listing.before(query.cursor)
-        rows = await self._database.read(store.pending_page, principal.operator_id, before, query.limit + 1)
+        rows = await self._database.read(store.PENDING, principal.operator_id, before, query.limit + 1)
         return listing.page(rows, query.limit, seq=lambda row: row.seq, item=self._listed)
 
     async def approve(self, principal: Principal, transfer_id: str) -> Transfer:
@@ -132,7 +132,7 @@ class Approvals:
             Problem: `not_found`, `not_pending`; `policy_violation` or `account_paused` with the transfer,
                 which is now rejected; `insufficient_balance`, `invalid_recipient`, or `chain_unavailable`
                 without a transfer: it is still pending; `chain_unavailable` with the transfer: it was sent
-                and its outcome is not known yet.
+                and its outcome is not known yet; `service_unavailable`: the clocks differ.
         """
         deadline = self._execution.deadline()
         while True:
@@ -151,7 +151,7 @@ class Approvals:
         """Reject a transfer permanently, and return it.
 
         Raises:
-            Problem: `not_found`, `not_pending`.
+            Problem: `not_found`, `not_pending`; `service_unavailable`: the clocks differ.
         """
         transfer, is_rejected = await self._database.run(self._reject, principal, transfer_id, request.reason)
         if not is_rejected:
@@ -210,7 +210,7 @@ class Approvals:
 
     def _expire(self, connection: Connection, transfer_id: str) -> tuple[TransferRecord, bool]:
         """Reject a transfer if it has expired; return it, and whether this call changed it."""
-        transfer, now_us = store.existing_transfer(connection, transfer_id, lock=True), self._now_us()
+        transfer, now_us = store.TRANSFERS.existing(connection, transfer_id, lock=True), self._now_us()
         is_waiting = transfer.status in (TransferStatus.PENDING_APPROVAL, TransferStatus.APPROVED)
         if not is_waiting or _is_approvable(transfer, now_us):
             return transfer, False
@@ -242,29 +242,36 @@ class Approvals:
         message: str,
         now_us: int,
     ) -> TransferRecord:
-        rejected = attrs.evolve(
+        rejected = _decide(
+            connection,
             pending,
             status=TransferStatus.REJECTED.value,
             error=reason.value,
             message=message,
             key_expires_us=now_us + KEY_LIFETIME_US,
         )
-        _decide(connection, pending, rejected)
         booking.book_rejection(connection, self._context, rejected, now_us, code=reason, message=message)
         return rejected
 
     def _now_us(self) -> int:
-        return self._context.clock.now_us()
+        now_us = self._context.clock.now_us()
+        # An expiry is final, whatever the clock shows later.
+        self._context.clock_check.require(now_us)
+        return now_us
 
 
 def _is_approvable(transfer: TransferRecord, now_us: int) -> bool:
     return is_approvable(transfer.status, transfer.approval_expires_us, now_us)
 
 
-def _decide(connection: Connection, pending: TransferRecord, decided: TransferRecord) -> None:
-    check_transition(pending.status, decided.status)
-    is_moved = store.decide(connection, decided)
-    assert is_moved  # noqa: S101 - the row is locked since it was read as pending
+def _decide(
+    connection: Connection,
+    pending: TransferRecord,
+    **columns: Any,  # noqa: ANN401 - each as its column
+) -> TransferRecord:
+    """Store the decision about a transfer, whose row is locked since it was read as pending."""
+    check_transition(pending.status, columns["status"])
+    return store.TRANSFERS.changed(connection, pending, store.IS_WAITING, **columns)
 
 
 def _audit(

@@ -1,10 +1,10 @@
 """The records of a transfer's changes: balances, history, events (interface T13, T14, H2, EV1, EV4)."""
 
 from decimal import Decimal
+from functools import partial
 
 from agentpay.contract import events, identifiers
 from agentpay.contract.errors import ErrorCode, RejectionReason
-from agentpay.contract.event_types import EventType
 from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
 from agentpay.contract.usdc import from_micro
 from agentpay_server import audit
@@ -12,11 +12,11 @@ from agentpay_server.accounts import store as accounts
 from agentpay_server.clock import from_us
 from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
+from agentpay_server.database.tables import EntryRecord, TransferRecord
 from agentpay_server.money import entries, low_balance
 from agentpay_server.money import transactions as chain_transactions
 from agentpay_server.money.handlers import Unit
 from agentpay_server.money.transactions import ChainTransaction
-from agentpay_server.transfers.store import TransferRecord
 from agentpay_server.webhooks.outbox import NewEvent, Outbox
 
 
@@ -36,24 +36,24 @@ def book_rejection(
     """
     entries.insert_entries(
         connection,
-        {
-            "transaction_id": context.identifiers.new(identifiers.ENTRY),
-            "account_id": transfer.account_id,
-            "type": TransactionType.REJECTION.value,
-            "status": TransactionStatus.REJECTED.value,
-            "direction": Direction.OUT.value,
-            "amount": transfer.amount,
-            "counterparty": transfer.to,
-            "memo": transfer.memo,
-            "category": transfer.category,
-            "tx_signature": transfer.tx_signature,
-            "transfer_id": transfer.transfer_id,
-            "rejection_reason": code.value,
-            "created_us": now_us,
-        },
+        EntryRecord(
+            transaction_id=context.identifiers.new(identifiers.ENTRY),
+            account_id=transfer.account_id,
+            type=TransactionType.REJECTION.value,
+            status=TransactionStatus.REJECTED.value,
+            direction=Direction.OUT.value,
+            amount=transfer.amount,
+            counterparty=transfer.to,
+            memo=transfer.memo,
+            category=transfer.category,
+            tx_signature=transfer.tx_signature,
+            transfer_id=transfer.transfer_id,
+            rejection_reason=code.value,
+            created_us=now_us,
+        ),
     )
     rejected = NewEvent(
-        type=EventType.TRANSFER_REJECTED,
+        type="transfer.rejected",
         data=events.TransferRejectedData(
             account_id=transfer.account_id,
             rejection_reason=code.value,
@@ -82,32 +82,31 @@ def audited(transfer: TransferRecord) -> dict[str, object]:
     )
 
 
-def initiated(transfer: TransferRecord) -> NewEvent:
-    """Return the event that a transfer was sent."""
+def initiated(transfer: TransferRecord, tx_signature: str | None) -> NewEvent:
+    """Return the event that a transfer was sent as a transaction."""
     return NewEvent(
-        type=EventType.TRANSFER_INITIATED,
+        type="transfer.initiated",
         data=events.TransferInitiatedData(
             transfer_id=transfer.transfer_id,
             account_id=transfer.account_id,
             to=transfer.to,
             amount_usdc=from_micro(transfer.amount),
-            tx_signature=transfer.tx_signature,
+            tx_signature=tx_signature,
         ),
     )
 
 
-def settled(transfer: TransferRecord) -> NewEvent:
+def settled(transfer: TransferRecord, tx_signature: str | None, now_us: int) -> NewEvent:
     """Return the event that a transfer is final on chain."""
-    assert transfer.tx_signature is not None  # noqa: S101 - set when it was signed
-    assert transfer.settled_us is not None  # noqa: S101 - set by the caller
+    assert tx_signature is not None  # noqa: S101 - set when it was signed
     return NewEvent(
-        type=EventType.TRANSFER_SETTLED,
+        type="transfer.settled",
         data=events.TransferSettledData(
             transfer_id=transfer.transfer_id,
             account_id=transfer.account_id,
             amount_usdc=from_micro(transfer.amount),
-            tx_signature=transfer.tx_signature,
-            settled_at=from_us(transfer.settled_us),
+            tx_signature=tx_signature,
+            settled_at=from_us(now_us),
         ),
     )
 
@@ -115,7 +114,7 @@ def settled(transfer: TransferRecord) -> NewEvent:
 def escalated(transfer: TransferRecord, threshold: Decimal) -> NewEvent:
     """Return the event that a transfer is pending an operator's approval."""
     return NewEvent(
-        type=EventType.ESCALATION_REQUIRED,
+        type="escalation.required",
         data=events.EscalationRequiredData(
             transfer_id=transfer.transfer_id,
             account_id=transfer.account_id,
@@ -130,6 +129,7 @@ def escalated(transfer: TransferRecord, threshold: Decimal) -> NewEvent:
 def book_settled(
     unit: Unit,
     transfer: TransferRecord,
+    tx_signature: str | None,
     *,
     is_initiated: bool,
     emits_settled: bool = True,
@@ -139,7 +139,8 @@ def book_settled(
 
     Args:
         unit: the unit of work.
-        transfer: the transfer in its final state.
+        transfer: the transfer.
+        tx_signature: the signature of the transaction that has landed.
         is_initiated: whether `transfer.initiated` is already written.
         emits_settled: whether to write `transfer.settled`.
         is_received: whether the recipient's account has already booked it as a deposit.
@@ -147,20 +148,18 @@ def book_settled(
     payee = None if is_received else transfer.recipient_account_id
     outbox = _outbox(unit.connection, unit.context, transfer, unit.now_us)
     if not is_initiated:
-        outbox.add(initiated(transfer))
+        outbox.add(initiated(transfer, tx_signature))
     if emits_settled:
-        outbox.add(settled(transfer))
+        outbox.add(settled(transfer, tx_signature, unit.now_us))
     payee_operator = _book_balances(outbox, unit, transfer, payee)
-    _write_history(
-        unit.connection, unit.context, transfer, unit.now_us, payee=payee, payee_operator=payee_operator
-    )
+    _write_history(unit, transfer, tx_signature, payee=payee, payee_operator=payee_operator)
     outbox.write()
 
 
 def spend_late(unit: Unit, tx: ChainTransaction, amount: int) -> None:
     """Reserve and count the amount of a transaction that landed although it was considered expired."""
     connection = unit.connection
-    source = accounts.existing_account(connection, tx.account_id, lock=True)
+    source = accounts.ACCOUNTS.existing(connection, tx.account_id, lock=True)
     if tx.released_us is not None:
         # It was released. It counts again, at its original time.
         chain_transactions.set_released(connection, tx, None)
@@ -205,45 +204,44 @@ def _book_balances(outbox: Outbox, unit: Unit, transfer: TransferRecord, payee: 
 
 
 def _write_history(
-    connection: Connection,
-    context: Context,
+    unit: Unit,
     transfer: TransferRecord,
-    now_us: int,
+    tx_signature: str | None,
     *,
     payee: str | None,
     payee_operator: str | None,
 ) -> None:
-    common: dict[str, object] = {
-        "status": TransactionStatus.SETTLED.value,
-        "amount": transfer.amount,
-        "tx_signature": transfer.tx_signature,
-        "transfer_id": transfer.transfer_id,
-        "created_us": now_us,
-    }
-    words: dict[str, object] = {"memo": transfer.memo, "category": transfer.category}
+    entry = partial(
+        EntryRecord,
+        status=TransactionStatus.SETTLED.value,
+        amount=transfer.amount,
+        tx_signature=tx_signature,
+        transfer_id=transfer.transfer_id,
+        created_us=unit.now_us,
+    )
     rows = [
-        {
-            **common,
-            **words,
-            "transaction_id": context.identifiers.new(identifiers.ENTRY),
-            "account_id": transfer.account_id,
-            "type": TransactionType.TRANSFER.value,
-            "direction": Direction.OUT.value,
-            "counterparty": transfer.to,
-        }
+        entry(
+            transaction_id=unit.context.identifiers.new(identifiers.ENTRY),
+            account_id=transfer.account_id,
+            type=TransactionType.TRANSFER.value,
+            direction=Direction.OUT.value,
+            counterparty=transfer.to,
+            memo=transfer.memo,
+            category=transfer.category,
+        )
     ]
     if payee is not None:
         # The payer's memo and category are private to its operator (interface T10).
         is_own = payee_operator == transfer.operator_id
         rows.append(
-            {
-                **common,
-                **(words if is_own else {}),
-                "transaction_id": context.identifiers.new(identifiers.ENTRY),
-                "account_id": payee,
-                "type": TransactionType.DEPOSIT.value,
-                "direction": Direction.IN.value,
-                "counterparty": transfer.account_id,
-            }
+            entry(
+                transaction_id=unit.context.identifiers.new(identifiers.ENTRY),
+                account_id=payee,
+                type=TransactionType.DEPOSIT.value,
+                direction=Direction.IN.value,
+                counterparty=transfer.account_id,
+                memo=transfer.memo if is_own else None,
+                category=transfer.category if is_own else None,
+            )
         )
-    entries.insert_entries(connection, *rows)
+    entries.insert_entries(unit.connection, *rows)

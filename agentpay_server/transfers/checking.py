@@ -9,8 +9,8 @@ from agentpay.contract.usdc import format_string, from_micro, to_micro
 from agentpay_server.accounts.store import own_account
 from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
+from agentpay_server.money import fees, spending
 from agentpay_server.money import policy as rules
-from agentpay_server.money import spending
 from agentpay_server.money.authorization import (
     Authorizer,
     SpendUnit,
@@ -22,7 +22,7 @@ from agentpay_server.money.policy import stored_policy
 from agentpay_server.money.preflight import Preflight
 from agentpay_server.money.spending import remaining
 from agentpay_server.principals import Principal
-from agentpay_server.transfers.intents import spend_of
+from agentpay_server.transfers.intents import cost_of_transfer, spend_of
 from agentpay_server.transfers.rules import Terms
 
 _RETRY_HINT = "check it again"
@@ -39,7 +39,7 @@ class Checks:
         """Return the outcome that `POST /v1/transfers` would have now.
 
         Raises:
-            Problem: `not_found` of `from`, `invalid_recipient`, `chain_unavailable`.
+            Problem: `not_found` of `from`, `invalid_recipient`, `fee_budget_exceeded`, `chain_unavailable`.
         """
         principal.require_account(request.from_, "POST /transfers/check")
         terms = Terms(
@@ -73,6 +73,9 @@ class Checks:
             would, error, message = Outcome.REJECT, refusal.code.value, refusal.message
         elif rules.needs_approval(policy, terms.amount_micro):
             would, message = Outcome.ESCALATE, _escalated(policy, terms)
+        else:
+            assert preflight is not None  # noqa: S101 - as above
+            fees.require_room(self._context, connection, source, cost_of_transfer(preflight), now_us)
         limit = None if policy.max_daily_spend is None else to_micro(policy.max_daily_spend)
         spent = spending.against_daily_limit(connection, source, max(now_us, source.last_spend_us))
         # A rejected transfer or one pending approval counts toward no limit.

@@ -9,13 +9,13 @@ from agentpay.contract.usdc import to_micro
 from agentpay_server import audit
 from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
+from agentpay_server.database.tables import TransferRecord
 from agentpay_server.money.held_keys import Held, RequestedKey
 from agentpay_server.money.idempotency import KeyHolder
 from agentpay_server.principals import Principal
 from agentpay_server.transfers import booking, store
 from agentpay_server.transfers.intents import Decision, TransferIntent, approval_deadline_us
 from agentpay_server.transfers.rules import Terms, check_transition, verdict_if_equal
-from agentpay_server.transfers.store import TransferRecord
 
 
 class NewSpend(TransferIntent):
@@ -41,9 +41,9 @@ class NewSpend(TransferIntent):
         self._requested_key = requested
         self._held = held
 
-    def claim(self, connection: Connection) -> bool:
+    def claim(self, connection: Connection, now_us: int) -> bool:
         """Claim the idempotency key."""
-        return store.KEYS.take(connection, self._requested_key, self._held, self._context.clock.now_us())
+        return store.KEYS.take(connection, self._requested_key, self._held, now_us)
 
     def is_key_taken(self, connection: Connection) -> bool:
         """Return whether another request holds the idempotency key."""
@@ -66,7 +66,7 @@ class NewSpend(TransferIntent):
             category=terms.category,
             idempotency_key=self._requested_key.idempotency_key,
             held_key=self._requested_key.idempotency_key,
-            claimed_by_operator=self._requested_key.by_operator,
+            claimed_by_operator=self._held.claims,
             settled_us=None,
             created_us=now_us,
             approval_expires_us=approval_expires_us,
@@ -74,7 +74,7 @@ class NewSpend(TransferIntent):
             splits=store.splits_text(terms.splits),
             **decision.columns(now_us),
         )
-        store.insert_transfer(connection, record)
+        store.TRANSFERS.insert(connection, record)
         audit.record(
             connection,
             self._principal,

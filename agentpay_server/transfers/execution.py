@@ -6,13 +6,13 @@ books the outcome.
 
 from agentpay_server.context import Context
 from agentpay_server.database.runner import DatabaseUnavailableError
+from agentpay_server.database.tables import TransferRecord
 from agentpay_server.money.authorization import Authorizer, Decided, Parties
 from agentpay_server.money.settlement import Settlement
 from agentpay_server.money.transactions import Kind
 from agentpay_server.transfers import store
 from agentpay_server.transfers.intents import TransferIntent
 from agentpay_server.transfers.reporting import report
-from agentpay_server.transfers.store import TransferRecord
 
 
 class Execution:
@@ -63,7 +63,7 @@ class Execution:
 
     async def _current(self, transfer: TransferRecord) -> TransferRecord:
         try:
-            return await self._database.read(store.existing_transfer, transfer.transfer_id)
+            return await self._database.read(store.TRANSFERS.existing, transfer.transfer_id)
         except DatabaseUnavailableError:
             # The transfer is stored: report it as in progress instead of failing.
             return transfer

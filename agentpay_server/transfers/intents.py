@@ -15,7 +15,9 @@ from agentpay_server.clock import SECOND_US
 from agentpay_server.context import Context
 from agentpay_server.crash_points import Operation
 from agentpay_server.database.connection import Connection
+from agentpay_server.database.tables import TransferRecord
 from agentpay_server.money.authorization import Decided, Intent, SpendUnit
+from agentpay_server.money.fees import Cost
 from agentpay_server.money.handlers import pending_transaction
 from agentpay_server.money.idempotency import KEY_LIFETIME_US
 from agentpay_server.money.policy import Purpose, Recipient, Refusal, Spend
@@ -24,7 +26,7 @@ from agentpay_server.money.transactions import ChainTransaction, Kind
 from agentpay_server.transfers import booking
 from agentpay_server.transfers.rules import Terms
 from agentpay_server.transfers.signing import signed_transfer
-from agentpay_server.transfers.store import TransferRecord
+from agentpay_server.treasury import transfer_fee
 
 
 @frozen(kw_only=True)
@@ -78,6 +80,10 @@ class TransferIntent(Intent[TransferRecord]):
     def spend(self, preflight: Preflight) -> Spend:
         """Return the spend that the policy judges."""
         return spend_of(self._terms, preflight)
+
+    def cost(self, preflight: Preflight) -> Cost:
+        """Return the most lamports that the transfer takes from the treasury."""
+        return cost_of_transfer(preflight)
 
     def submitted(self, unit: SpendUnit) -> Decided[TransferRecord]:
         """Sign the transfer, store it and reserve its amount."""
@@ -146,6 +152,11 @@ def spend_of(terms: Terms, preflight: Preflight, purpose: Purpose = Purpose.TRAN
         purpose=purpose,
         others=preflight.others,
     )
+
+
+def cost_of_transfer(preflight: Preflight) -> Cost:
+    """Return the most lamports that a transfer takes from the treasury."""
+    return Cost(fees=transfer_fee(preflight.blockhash))
 
 
 def approval_deadline_us(context: Context, now_us: int) -> int:

@@ -4,8 +4,8 @@ import logging
 
 from agentpay_server.clock import SECOND_US
 from agentpay_server.context import Context
+from agentpay_server.database.tables import TransferRecord
 from agentpay_server.logs import log
-from agentpay_server.transfers.store import TransferRecord
 
 logger: logging.Logger = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ from agentpay_server.clock import HOUR_US, end_of_millisecond_us
 from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
+from agentpay_server.database.tables import TransferRecord
 from agentpay_server.errors import not_found
 from agentpay_server.money.authorization import Parties, own_parties
 from agentpay_server.money.held_keys import Held, RequestedKey
@@ -30,7 +31,6 @@ from agentpay_server.transfers.creation import NewTransfer, key_holder_of, reque
 from agentpay_server.transfers.execution import Execution
 from agentpay_server.transfers.responses import final_response, shown
 from agentpay_server.transfers.rules import Terms
-from agentpay_server.transfers.store import TransferRecord
 
 _CLOCKS_APART_US: Final = HOUR_US
 """Tolerated clock difference between servers: a list since a time misses no transfer within it."""
@@ -72,9 +72,9 @@ class Transfers:
         principal.require_account(request.from_, "POST /v1/transfers")
         if request.memo == "":
             request = attrs.evolve(request, memo=None)
-        # Agent-scoped and operator keys see different idempotency keys, so their requests do not share a task
-        # (interface I9).
-        name, terms = (principal.operator_id, requested_key(principal, request)), terms_of(request)
+        # Requests with different keys do not share a task: agent-scoped and operator keys see different
+        # idempotency keys (interface I9), and a key may be revoked while the task runs.
+        name, terms = (principal.key_id, requested_key(principal, request)), terms_of(request)
         running = self._running.get(name)
         if running is None or running[0] != terms:
             task = self._context.tasks.start(self._create(principal, request, terms))
@@ -129,17 +129,19 @@ class Transfers:
         if query.account_id is not None:
             principal.require_account(query.account_id, "GET /transfers")
         listing = List("transfers", principal.account_id or principal.operator_id)
-        filters = {
-            "account_id": principal.account_id or query.account_id,
-            "status": query.status,
-            "idempotency_key": query.idempotency_key,
-        }
-        given: dict[str, object] = {name: value for name, value in filters.items() if value is not None}
+        since: dict[str, object] = {}
         if query.since is not None:
-            since_us = given["since_us"] = end_of_millisecond_us(query.since)
-            given["before_id"] = earliest_identifier(identifiers.TRANSFER, since_us - _CLOCKS_APART_US)
+            since_us = since["since_us"] = end_of_millisecond_us(query.since)
+            since["before_id"] = earliest_identifier(identifiers.TRANSFER, since_us - _CLOCKS_APART_US)
         rows = await self._database.read(
-            store.page, principal.operator_id, listing.before(query.cursor), query.limit + 1, given
+            store.PAGES,
+            principal.operator_id,
+            listing.before(query.cursor),
+            query.limit + 1,
+            account_id=principal.account_id or query.account_id,
+            status=query.status,
+            idempotency_key=query.idempotency_key,
+            **since,
         )
         return listing.page(
             rows, query.limit, seq=lambda row: row.seq, item=lambda row: shown(row, self._chain)
@@ -156,7 +158,7 @@ def own_transfer(
     """
     record = None
     if identifiers.is_identifier(transfer_id, identifiers.TRANSFER):
-        record = store.transfer(connection, transfer_id, lock=lock)
+        record = store.TRANSFERS.get(connection, transfer_id, lock=lock)
     if (
         record is None
         or record.operator_id != principal.operator_id

@@ -15,6 +15,7 @@ from agentpay_server.chain.protocol import Failure, FailureReason
 from agentpay_server.context import Context
 from agentpay_server.crash_points import Operation
 from agentpay_server.database.connection import Connection
+from agentpay_server.database.tables import TransferRecord
 from agentpay_server.money import entries
 from agentpay_server.money import policy as rules
 from agentpay_server.money.handlers import Handler, Replacement, SigningInputs, Unit
@@ -25,7 +26,6 @@ from agentpay_server.transfers import booking, store
 from agentpay_server.transfers.reporting import report
 from agentpay_server.transfers.rules import check_transition
 from agentpay_server.transfers.signing import signed_transfer
-from agentpay_server.transfers.store import TransferRecord
 
 _OTHER: Final = Refusal(
     code=ErrorCode.TRANSFER_FAILED,
@@ -62,19 +62,18 @@ class TransferHandler(Handler[TransferRecord]):
 
     def load(self, connection: Connection, subject_id: str) -> TransferRecord:
         """Return the transfer."""
-        return store.existing_transfer(connection, subject_id)
+        return store.TRANSFERS.existing(connection, subject_id)
 
     def announced(self, unit: Unit, tx: ChainTransaction, subject: TransferRecord) -> None:
         """Write `transfer.initiated`."""
-        sent = attrs.evolve(subject, tx_signature=tx.signature)
-        booking.record_events(unit.connection, unit.context, sent, unit.now_us, booking.initiated(sent))
+        sent = booking.initiated(subject, tx.signature)
+        booking.record_events(unit.connection, unit.context, subject, unit.now_us, sent)
 
     def settled(self, unit: Unit, tx: ChainTransaction, subject: TransferRecord) -> TransferRecord:
         """Book a transfer that is final on chain."""
-        settled = _settled(subject, tx, unit.now_us)
-        booking.book_settled(unit, settled, is_initiated=tx.announced_us is not None)
-        store.finish(unit.connection, settled, before=TransferStatus.SUBMITTED)
-        return settled
+        booking.book_settled(unit, subject, tx.name, is_initiated=tx.announced_us is not None)
+        # After the accounts, which all units lock first.
+        return _finished(unit, tx, subject, TransferStatus.SETTLED, settled_us=unit.now_us)
 
     def failed(
         self, unit: Unit, tx: ChainTransaction, subject: TransferRecord, failure: Failure
@@ -104,7 +103,7 @@ class TransferHandler(Handler[TransferRecord]):
             amount_micro=subject.amount,
             memo=subject.memo,
         )
-        store.set_signature(unit.connection, subject.transfer_id, signed.signature)
+        store.TRANSFERS.changed(unit.connection, subject, store.IS_SUBMITTED, tx_signature=signed.signature)
         return Replacement(signed=signed)
 
     def dropped(
@@ -122,11 +121,10 @@ class TransferHandler(Handler[TransferRecord]):
         """
         connection = unit.connection
         is_received = _is_received(
-            connection, store.existing_transfer(connection, tx.subject_id), tx.signature
+            connection, store.TRANSFERS.existing(connection, tx.subject_id), tx.signature
         )
         # `_is_received` has locked the accounts: they are locked before transfers.
-        transfer = store.existing_transfer(connection, tx.subject_id, lock=True)
-        settled = _settled(transfer, tx, unit.now_us)
+        transfer = store.TRANSFERS.existing(connection, tx.subject_id, lock=True)
         is_initiated = tx.announced_us is not None
         if transfer.status != TransferStatus.SUBMITTED:
             # Its reservation was released, or belonged to another transaction.
@@ -134,14 +132,15 @@ class TransferHandler(Handler[TransferRecord]):
             is_initiated = True
         booking.book_settled(
             unit,
-            settled,
+            transfer,
+            tx.name,
             is_initiated=is_initiated,
             emits_settled=transfer.status != TransferStatus.SETTLED,
             is_received=is_received,
         )
         if transfer.status != TransferStatus.SETTLED:
-            check_transition(transfer.status, settled.status)
-            store.finish(connection, settled, before=transfer.status)
+            check_transition(transfer.status, TransferStatus.SETTLED)
+            _finished(unit, tx, transfer, TransferStatus.SETTLED, settled_us=unit.now_us)
         return None if transfer.tx_signature == tx.signature else transfer.tx_signature
 
     def report(
@@ -158,15 +157,10 @@ class TransferHandler(Handler[TransferRecord]):
         self, unit: Unit, tx: ChainTransaction, subject: TransferRecord, refusal: Refusal
     ) -> TransferRecord:
         connection, now_us = unit.connection, unit.now_us
-        failed = attrs.evolve(
-            subject,
-            status=TransferStatus.FAILED.value,
-            error=refusal.code.value,
-            message=refusal.message,
-            tx_signature=tx.name,
-            key_expires_us=now_us + KEY_LIFETIME_US,
+        account_store.release(connection, subject.account_id, tx.held)
+        failed = _finished(
+            unit, tx, subject, TransferStatus.FAILED, error=refusal.code.value, message=refusal.message
         )
-        account_store.release(connection, failed.account_id, tx.held)
         audit.record(
             connection,
             audit.Server(failed.operator_id),
@@ -176,7 +170,7 @@ class TransferHandler(Handler[TransferRecord]):
             before={"status": TransferStatus.SUBMITTED.value},
             after=booking.audited(failed),
         )
-        before = () if tx.announced_us is not None else (booking.initiated(failed),)
+        before = () if tx.announced_us is not None else (booking.initiated(failed, failed.tx_signature),)
         booking.book_rejection(
             connection,
             unit.context,
@@ -186,19 +180,34 @@ class TransferHandler(Handler[TransferRecord]):
             message=refusal.message,
             before=before,
         )
-        store.finish(connection, failed, before=TransferStatus.SUBMITTED)
         return failed
 
 
-def _settled(transfer: TransferRecord, tx: ChainTransaction, now_us: int) -> TransferRecord:
-    return attrs.evolve(
+def _finished(
+    unit: Unit,
+    tx: ChainTransaction,
+    transfer: TransferRecord,
+    status: TransferStatus,
+    *,
+    settled_us: int | None = None,
+    error: str | None = None,
+    message: str | None = None,
+) -> TransferRecord:
+    """Set a transfer to a final status.
+
+    Its transaction has left `pending` in the same commit, so no other driver can do the same.
+    """
+    return store.TRANSFERS.changed(
+        unit.connection,
         transfer,
-        status=TransferStatus.SETTLED.value,
-        error=None,
-        message=None,
+        store.WAS,
+        given={"old_status": transfer.status},
+        status=status.value,
+        error=error,
+        message=message,
         tx_signature=tx.name,
-        settled_us=now_us,
-        key_expires_us=now_us + KEY_LIFETIME_US,
+        settled_us=settled_us,
+        key_expires_us=unit.now_us + KEY_LIFETIME_US,
     )
 
 
@@ -207,5 +216,5 @@ def _is_received(connection: Connection, transfer: TransferRecord, signature: st
     recipient = transfer.recipient_account_id
     # Lock them in one order, so that two transfers in opposite directions never deadlock.
     for account_id in sorted({transfer.account_id, recipient or transfer.account_id}):
-        account_store.account(connection, account_id, lock=True)
+        account_store.ACCOUNTS.get(connection, account_id, lock=True)
     return recipient is not None and entries.is_deposit_booked(connection, recipient, signature)

@@ -1,9 +1,9 @@
 """Signs the transaction of a transfer. It must be stored before it is sent."""
 
-from agentpay_server.accounts.store import AccountRecord
 from agentpay_server.chain import transactions
 from agentpay_server.chain.protocol import Blockhash, SignedTransaction
 from agentpay_server.context import Context
+from agentpay_server.database.tables import AccountRecord
 
 
 def signed_transfer(

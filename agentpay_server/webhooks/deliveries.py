@@ -24,12 +24,12 @@ from agentpay_server.clock import from_us, to_us
 from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
+from agentpay_server.database.tables import AttemptRecord, DeliveryRecord
 from agentpay_server.errors import invalid, not_found
 from agentpay_server.principals import Principal
 from agentpay_server.webhooks import delivery_store as store
 from agentpay_server.webhooks import event_store
 from agentpay_server.webhooks import store as webhook_store
-from agentpay_server.webhooks.delivery_store import AttemptRecord, DeliveryRecord
 from agentpay_server.webhooks.outbox import new_delivery
 from agentpay_server.webhooks.rules import DeliveryStatus
 
@@ -58,11 +58,11 @@ class Deliveries:
         listing = List("events", principal.operator_id)
         before = listing.before(query.cursor)
         rows = await self._context.database.read(
-            event_store.page,
+            event_store.PAGES,
             principal.operator_id,
             before,
             query.limit + 1,
-            _filters(query, "type", "account_id", "transfer_id", "session_id"),
+            **_filters(query, "type", "account_id", "transfer_id", "session_id"),
         )
         return listing.page(rows, query.limit, seq=lambda row: row.seq, item=lambda row: _event(row.body))
 
@@ -104,7 +104,7 @@ class Deliveries:
         )
         now_us, chosen = self._context.clock.now_us(), found[:REPLAYED_AT_ONCE]
         if chosen:
-            store.insert_deliveries(connection, [self._again(row, now_us) for row in chosen])
+            store.DELIVERIES.insert(connection, *(self._again(row, now_us) for row in chosen))
         audit.record(
             connection,
             principal,
@@ -119,7 +119,7 @@ class Deliveries:
         )
         return ReplayedDeliveries(replayed=len(chosen), has_more=len(found) > len(chosen))
 
-    def _again(self, row: DeliveryRecord, now_us: int) -> dict[str, object]:
+    def _again(self, row: DeliveryRecord, now_us: int) -> DeliveryRecord:
         return new_delivery(
             delivery_id=self._context.identifiers.new(identifiers.DELIVERY),
             operator_id=row.operator_id,
@@ -134,14 +134,14 @@ class Deliveries:
     ) -> list[DeliveryRecord]:
         event = None
         if identifiers.is_identifier(event_id, identifiers.EVENT):
-            event = event_store.event(connection, event_id)
+            event = event_store.EVENTS.get(connection, event_id)
         if event is None or event.operator_id != principal.operator_id:
             raise not_found("event")
         if request.webhook_id is None:
             webhooks = [
                 webhook.webhook_id
                 for webhook in webhook_store.of_operator(connection, principal.operator_id)
-                if webhook.subscription.wants(event.type, event.account_id)
+                if webhook_store.subscription_of(webhook).wants(event.type, event.account_id)
             ]
         else:
             webhooks = [_named_webhook(connection, principal, request.webhook_id)]
@@ -158,7 +158,7 @@ class Deliveries:
             for webhook_id in webhooks
         ]
         if rows:
-            store.insert_deliveries(connection, rows)
+            store.DELIVERIES.insert(connection, *rows)
         audit.record(
             connection,
             principal,
@@ -167,22 +167,21 @@ class Deliveries:
             now_us=now_us,
             after={"webhook_ids": webhooks},
         )
-        return [DeliveryRecord(seq=0, **row) for row in rows]  # type: ignore[arg-type]
+        return rows
 
 
 def _filters(query: ListEvents | ListDeliveries, *names: str) -> dict[str, object]:
     values = {name: getattr(query, name) for name in names}
-    values |= {
+    return values | {
         f"{name}_us": None if moment is None else to_us(moment)
         for name, moment in (("since", query.since), ("until", query.until))
     }
-    return {name: value for name, value in values.items() if value is not None}
 
 
 def _named_webhook(connection: Connection, principal: Principal, webhook_id: str) -> str:
     record = None
     if identifiers.is_identifier(webhook_id, identifiers.WEBHOOK):
-        record = webhook_store.webhook(connection, webhook_id)
+        record = webhook_store.WEBHOOKS.get(connection, webhook_id, webhook_store.IS_LIVE)
     if record is None or record.operator_id != principal.operator_id:
         raise invalid(FieldFault(field="webhook_id", message="is not one of your webhooks"))
     return webhook_id
@@ -191,7 +190,7 @@ def _named_webhook(connection: Connection, principal: Principal, webhook_id: str
 def _with_attempts(
     connection: Connection, operator_id: str, before: int, count: int, filters: Mapping[str, object]
 ) -> list[tuple[DeliveryRecord, list[AttemptRecord]]]:
-    return _and_attempts(connection, store.page(connection, operator_id, before, count, filters))
+    return _and_attempts(connection, store.PAGES(connection, operator_id, before, count, **filters))
 
 
 def _newest_with_attempts(

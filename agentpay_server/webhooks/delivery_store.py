@@ -1,17 +1,12 @@
 """SQL statements for deliveries and their attempts."""
 
-from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import Any, Final
 
 from attrs import field, frozen
 from sqlalchemy import (
-    ColumnElement,
-    Select,
     bindparam,
     exists,
     func,
-    insert,
     literal_column,
     not_,
     select,
@@ -23,34 +18,16 @@ from sqlalchemy.sql.functions import FunctionElement
 
 from agentpay_server.database import time_bounds
 from agentpay_server.database.connection import UNCACHED_PLAN, Connection
-from agentpay_server.database.tables import deliveries, delivery_attempts, events, webhooks
+from agentpay_server.database.rows import Rows
+from agentpay_server.database.tables import (
+    AttemptRecord,
+    DeliveryRecord,
+    deliveries,
+    delivery_attempts,
+    events,
+    webhooks,
+)
 from agentpay_server.webhooks.rules import DeliveryStatus, NextStep
-
-
-@frozen
-class DeliveryRecord:
-    seq: int
-    delivery_id: str
-    operator_id: str
-    event_id: str
-    event_type: str
-    webhook_id: str
-    status: str
-    attempts: int
-    due_us: int | None
-    leased_until_us: int
-    created_us: int
-
-
-@frozen
-class AttemptRecord:
-    delivery_id: str
-    attempt: int
-    at_us: int
-    status_code: int | None
-    error: str | None
-    duration_ms: int
-    response_excerpt: str | None = None
 
 
 @frozen
@@ -69,12 +46,13 @@ class DueDelivery:
     next_secret_us: int | None
 
 
-_INSERT: Final = insert(deliveries)
+DELIVERIES: Final = Rows(DeliveryRecord, "delivery_id")
+ATTEMPTS: Final = Rows(AttemptRecord, "delivery_id", "attempt")
+
 # Always true: the condition makes the engines use the index on `seq`.
 _NEWEST: Final = (
     select(deliveries).where(deliveries.c.seq > 0).order_by(deliveries.c.seq.desc()).limit(bindparam("count"))
 )
-_INSERT_ATTEMPT: Final = insert(delivery_attempts)
 TO_ONE_ENDPOINT_AT_ONCE: Final = 8
 """Maximum concurrent attempts to one endpoint: a slow endpoint delays only its own deliveries."""
 
@@ -169,28 +147,11 @@ _NEXT_DUE: Final = (
     .order_by(deliveries.c.due_us, deliveries.c.seq)
     .limit(1)
 )
-_LEASE: Final = (
-    update(deliveries)
-    .where(deliveries.c.delivery_id == bindparam("of_delivery"))
-    .values(leased_until_us=bindparam("until_us"))
-)
-_FINISH: Final = (
-    update(deliveries)
-    .where(
-        deliveries.c.delivery_id == bindparam("of_delivery"),
-        deliveries.c.attempts == bindparam("attempts_before"),
-        deliveries.c.due_us.is_not(None),
-    )
-    .values(
-        status=bindparam("new_status"),
-        attempts=deliveries.c.attempts + 1,
-        due_us=bindparam("new_due_us"),
-        leased_until_us=0,
-    )
-)
+_IS_OPEN: Final = deliveries.c.due_us.is_not(None)
+_IS_ATTEMPTED: Final = deliveries.c.attempts == bindparam("attempts_before")
 _ABANDON: Final = (
     update(deliveries)
-    .where(deliveries.c.webhook_id == bindparam("of_webhook"), deliveries.c.due_us.is_not(None))
+    .where(deliveries.c.webhook_id == bindparam("of_webhook"), _IS_OPEN)
     .values(status=DeliveryStatus.UNDELIVERED.value, due_us=None)
 )
 _FREE_ALL: Final = update(deliveries).where(deliveries.c.leased_until_us > 0).values(leased_until_us=0)
@@ -199,36 +160,24 @@ _ATTEMPTS: Final = (
     .where(delivery_attempts.c.delivery_id == bindparam("delivery_id"))
     .order_by(delivery_attempts.c.attempt)
 )
-_PAGE: Final = (
-    select(deliveries)
-    .where(deliveries.c.operator_id == bindparam("operator_id"), deliveries.c.seq < bindparam("before"))
-    .order_by(deliveries.c.seq.desc())
-    .limit(bindparam("count"))
-)
-# For a filter that matches few rows: sort them, because a scan by `seq` would find them late.
-_place = deliveries.c.seq + 0
-_PAGE_OF_FEW: Final = (
-    select(deliveries)
-    .where(deliveries.c.operator_id == bindparam("operator_id"), _place < bindparam("before"))
-    .order_by(_place.desc())
-    .limit(bindparam("count"))
-)
-_FILTERS: Final[Mapping[str, tuple[ColumnElement[Any], ...]]] = {
-    "status": (deliveries.c.status == bindparam("status"),),
-    "event_id": (deliveries.c.event_id == bindparam("event_id"),),
-    "webhook_id": (deliveries.c.webhook_id == bindparam("webhook_id"),),
-    # A transfer has few events.
-    "transfer_id": (
-        deliveries.c.event_id.in_(
-            select(events.c.event_id).where(
-                events.c.operator_id == bindparam("operator_id"),
-                events.c.transfer_id == bindparam("transfer_id"),
-            )
+PAGES: Final = DELIVERIES.pages(
+    "operator_id",
+    equal=("status", "event_id", "webhook_id"),
+    filters={
+        "transfer_id": (
+            deliveries.c.event_id.in_(
+                select(events.c.event_id).where(
+                    events.c.operator_id == bindparam("operator_id"),
+                    events.c.transfer_id == bindparam("transfer_id"),
+                )
+            ),
         ),
-    ),
-    "since_us": time_bounds.after(deliveries),
-    "until_us": time_bounds.up_to(deliveries),
-}
+        "since_us": time_bounds.after(deliveries),
+        "until_us": time_bounds.up_to(deliveries),
+    },
+    # It has few events.
+    few="transfer_id",
+)
 _later = deliveries.alias("later")
 _REPLAYABLE: Final = (
     select(deliveries)
@@ -251,19 +200,13 @@ _REPLAYABLE: Final = (
 )
 # Literals, as in the partial index: with a parameter the index would not be used.
 _REPLAYABLE_BY_STATUS: Final = {
-    status: _REPLAYABLE.where(deliveries.c.status == literal_column(f"'{status}'"))
+    (status, is_to_one): _REPLAYABLE.where(
+        deliveries.c.status == literal_column(f"'{status}'"),
+        *([deliveries.c.webhook_id == bindparam("webhook_id")] if is_to_one else []),
+    )
     for status in (DeliveryStatus.UNDELIVERED, DeliveryStatus.DELIVERED)
+    for is_to_one in (False, True)
 }
-
-
-@cache
-def _page_by(*names: str) -> Select[Any]:
-    page = _PAGE_OF_FEW if "transfer_id" in names else _PAGE
-    return page.where(*(condition for name in names for condition in _FILTERS[name]))
-
-
-def insert_deliveries(connection: Connection, rows: Sequence[dict[str, object]]) -> None:
-    connection.execute(_INSERT, rows)
 
 
 def due(
@@ -284,8 +227,8 @@ def next_due_us(connection: Connection, real_now_us: int) -> int | None:
 
 
 def lease(connection: Connection, delivery_id: str, until_us: int) -> None:
-    """Lease until a real time, not the server's."""
-    connection.execute(_LEASE, {"of_delivery": delivery_id, "until_us": until_us})
+    """Lease a delivery that `due` has locked, until a real time, not the server's."""
+    DELIVERIES.changed(connection, delivery_id, leased_until_us=until_us)
 
 
 def free_all(connection: Connection) -> None:
@@ -294,27 +237,20 @@ def free_all(connection: Connection) -> None:
 
 def finish_attempt(connection: Connection, attempt: AttemptRecord, step: NextStep) -> bool:
     """Return False if the attempt was already stored or the delivery was abandoned."""
-    values = {
-        "of_delivery": attempt.delivery_id,
-        "attempts_before": attempt.attempt - 1,
-        "new_status": step.status.value,
-        "new_due_us": step.due_us,
-    }
-    if connection.execute(_FINISH, values).rowcount != 1:
-        return False
-    connection.execute(
-        _INSERT_ATTEMPT,
-        {
-            "delivery_id": attempt.delivery_id,
-            "attempt": attempt.attempt,
-            "at_us": attempt.at_us,
-            "status_code": attempt.status_code,
-            "error": attempt.error,
-            "duration_ms": attempt.duration_ms,
-            "response_excerpt": attempt.response_excerpt,
-        },
+    finished = DELIVERIES.change(
+        connection,
+        attempt.delivery_id,
+        _IS_ATTEMPTED,
+        _IS_OPEN,
+        given={"attempts_before": attempt.attempt - 1},
+        status=step.status.value,
+        attempts=attempt.attempt,
+        due_us=step.due_us,
+        leased_until_us=0,
     )
-    return True
+    if finished is not None:
+        ATTEMPTS.insert(connection, attempt)
+    return finished is not None
 
 
 def abandon(connection: Connection, webhook_id: str) -> None:
@@ -323,22 +259,12 @@ def abandon(connection: Connection, webhook_id: str) -> None:
 
 
 def attempts(connection: Connection, delivery_id: str) -> list[AttemptRecord]:
-    rows = connection.execute(_ATTEMPTS, {"delivery_id": delivery_id})
-    return [AttemptRecord(*row) for row in rows]
-
-
-def page(
-    connection: Connection, operator_id: str, before: int, count: int, filters: Mapping[str, object]
-) -> list[DeliveryRecord]:
-    """Deliveries below a sequence number, newest first; `filters` are those of `_FILTERS`."""
-    statement = _page_by(*(name for name in _FILTERS if name in filters))
-    values = {"operator_id": operator_id, "before": before, "count": count, **filters}
-    return [DeliveryRecord(*row) for row in connection.execute(statement, values)]
+    return ATTEMPTS.all(connection, _ATTEMPTS, delivery_id=delivery_id)
 
 
 def newest(connection: Connection, count: int) -> list[DeliveryRecord]:
     """All operators', newest first."""
-    return [DeliveryRecord(*row) for row in connection.execute(_NEWEST, {"count": count})]
+    return DELIVERIES.all(connection, _NEWEST, count=count)
 
 
 def replayable(
@@ -354,13 +280,12 @@ def replayable(
 
     They were created after `since_us`. `webhook_id` is None for all webhooks that are not deleted.
     """
-    statement = _REPLAYABLE_BY_STATUS[status]
-    values: dict[str, object] = {"operator_id": operator_id, "since_us": since_us, "count": count}
-    if webhook_id is not None:
-        statement, values = _to_webhook(status), {**values, "webhook_id": webhook_id}
-    return [DeliveryRecord(*row) for row in connection.execute(statement, values)]
-
-
-@cache
-def _to_webhook(status: DeliveryStatus) -> Select[Any]:
-    return _REPLAYABLE_BY_STATUS[status].where(deliveries.c.webhook_id == bindparam("webhook_id"))
+    statement, to = _REPLAYABLE_BY_STATUS[status, webhook_id is not None], {"webhook_id": webhook_id}
+    return DELIVERIES.all(
+        connection,
+        statement,
+        operator_id=operator_id,
+        since_us=since_us,
+        count=count,
+        **({} if webhook_id is None else to),
+    )

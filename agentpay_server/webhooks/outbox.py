@@ -6,7 +6,7 @@ So a webhook receives every event that is committed after its registration, and 
 from attrs import frozen
 
 from agentpay.contract import codec, identifiers
-from agentpay.contract.event_types import EventType
+from agentpay.contract.choices import EventType
 from agentpay.contract.events import BalanceLowThresholdData
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.usdc import from_micro
@@ -14,6 +14,7 @@ from agentpay_server.accounts import store as accounts
 from agentpay_server.clock import from_us
 from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
+from agentpay_server.database.tables import DeliveryRecord, EventRecord
 from agentpay_server.webhooks import delivery_store as deliveries
 from agentpay_server.webhooks import event_store as events
 from agentpay_server.webhooks import store as webhooks
@@ -39,9 +40,9 @@ class Outbox:
         self._now_us = now_us
         self._created_at = format_timestamp(from_us(now_us))
         rows = webhooks.of_operator(connection, operator_id)
-        self._subscriptions = [row.subscription for row in rows]
-        self._events: list[dict[str, object]] = []
-        self._deliveries: list[dict[str, object]] = []
+        self._subscriptions = [webhooks.subscription_of(row) for row in rows]
+        self._events: list[EventRecord] = []
+        self._deliveries: list[DeliveryRecord] = []
 
     def add(self, event: NewEvent) -> None:
         """For every webhook that is subscribed to its type and account."""
@@ -62,10 +63,10 @@ class Outbox:
                 self._account_id, before_micro=before_micro, after_micro=after_micro
             ):
                 continue
-            account = accounts.account(self.connection, self._account_id)
+            account = accounts.ACCOUNTS.get(self.connection, self._account_id)
             assert account is not None  # noqa: S101 - accounts are never deleted
             low = NewEvent(
-                type=EventType.BALANCE_LOW_THRESHOLD,
+                type="balance.low_threshold",
                 data=BalanceLowThresholdData(
                     account_id=self._account_id,
                     # A spend may be booked before the deposit that funds it: the balance may be negative.
@@ -77,26 +78,27 @@ class Outbox:
 
     def write(self) -> None:
         if self._events:
-            events.insert_events(self.connection, self._events)
+            events.EVENTS.insert(self.connection, *self._events)
         if self._deliveries:
-            deliveries.insert_deliveries(self.connection, self._deliveries)
+            deliveries.DELIVERIES.insert(self.connection, *self._deliveries)
 
     def _add(self, event: NewEvent, subscriptions: list[Subscription]) -> None:
-        event_id, event_type = self._ids.new(identifiers.EVENT), event.type.value
+        event_id, event_type = self._ids.new(identifiers.EVENT), event.type
         # The envelope of `contract.events.Event`, serialized without creating an instance.
         data = codec.unstructure(event.data)
         envelope = {"id": event_id, "type": event_type, "created_at": self._created_at, "data": data}
         self._events.append(
-            {
-                "event_id": event_id,
-                "operator_id": self._operator_id,
-                "account_id": self._account_id,
-                "type": event_type,
-                "body": codec.print_json(envelope).decode("ascii"),
-                "created_us": self._now_us,
-                "transfer_id": data.get("transfer_id"),
-                "session_id": data.get("session_id"),
-            }
+            EventRecord(
+                seq=0,
+                event_id=event_id,
+                operator_id=self._operator_id,
+                account_id=self._account_id,
+                type=event_type,
+                body=codec.print_json(envelope).decode("ascii"),
+                created_us=self._now_us,
+                transfer_id=data.get("transfer_id"),
+                session_id=data.get("session_id"),
+            )
         )
         for subscription in subscriptions:
             self._deliveries.append(
@@ -113,16 +115,17 @@ class Outbox:
 
 def new_delivery(
     *, delivery_id: str, operator_id: str, event_id: str, event_type: str, webhook_id: str, now_us: int
-) -> dict[str, object]:
-    return {
-        "delivery_id": delivery_id,
-        "operator_id": operator_id,
-        "event_id": event_id,
-        "event_type": event_type,
-        "webhook_id": webhook_id,
-        "status": DeliveryStatus.PENDING.value,
-        "attempts": 0,
-        "due_us": now_us,
-        "leased_until_us": 0,
-        "created_us": now_us,
-    }
+) -> DeliveryRecord:
+    return DeliveryRecord(
+        seq=0,
+        delivery_id=delivery_id,
+        operator_id=operator_id,
+        event_id=event_id,
+        event_type=event_type,
+        webhook_id=webhook_id,
+        status=DeliveryStatus.PENDING.value,
+        attempts=0,
+        due_us=now_us,
+        leased_until_us=0,
+        created_us=now_us,
+    )

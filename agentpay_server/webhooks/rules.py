@@ -18,7 +18,6 @@ from typing import Final
 from attrs import frozen
 
 from agentpay.contract.deliveries import ATTEMPT_TIMEOUT_SECONDS, RETRY_DELAYS_SECONDS
-from agentpay.contract.event_types import EventType
 from agentpay_server.clock import SECOND_US
 
 
@@ -44,7 +43,7 @@ class Subscription:
         return (
             threshold is not None
             and after_micro < threshold <= before_micro
-            and self.wants(EventType.BALANCE_LOW_THRESHOLD, account_id)
+            and self.wants("balance.low_threshold", account_id)
         )
 
 

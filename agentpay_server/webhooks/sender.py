@@ -19,10 +19,11 @@ from agentpay.webhooks import WebhookSecrets
 from agentpay_server.clock import real_now_us
 from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
+from agentpay_server.database.tables import AttemptRecord
 from agentpay_server.logs import log
 from agentpay_server.vault import VaultError
 from agentpay_server.webhooks import delivery_store as store
-from agentpay_server.webhooks.delivery_store import AttemptRecord, DueDelivery
+from agentpay_server.webhooks.delivery_store import DueDelivery
 from agentpay_server.webhooks.http import HttpPoster, PostResult, no_response
 from agentpay_server.webhooks.rules import LEASE_US, after_attempt
 from agentpay_server.webhooks.service import SealedSecret, sealed_secrets
@@ -74,7 +75,7 @@ class WebhookSender:
             result.excerpt,
         )
         step = after_attempt(attempt, result.status_code, self._context.clock.now_us())
-        await self._context.database.run(store.finish_attempt, record, step)
+        is_stored = await self._context.database.run(store.finish_attempt, record, step)
         log(
             logger,
             logging.INFO,
@@ -84,7 +85,8 @@ class WebhookSender:
             webhook_id=delivery.webhook_id,
             attempt=attempt,
             status=result.status_code,
-            delivery_status=step.status.value,
+            # None: another server's attempt was stored, or the webhook was deleted meanwhile.
+            delivery_status=step.status.value if is_stored else None,
             duration_ms=result.duration_ms,
         )
 
@@ -140,6 +142,9 @@ class WebhookSender:
 
     def _claim(self, connection: Connection, count: int) -> list[DueDelivery]:
         now_us, clock = real_now_us(), self._context.clock
+        if not self._context.clock_check.agrees(now_us):
+            # For other servers the lease would have expired already.
+            return []
         found = store.due(connection, clock.now_us(), now_us, count, is_fair=not clock.is_manual)
         for delivery in found:
             store.lease(connection, delivery.delivery_id, now_us + LEASE_US)

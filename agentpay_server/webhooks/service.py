@@ -19,7 +19,7 @@ from agentpay.contract.endpoints import CREATE_WEBHOOK
 from agentpay.contract.errors import ErrorCode, FieldFault
 from agentpay.contract.pages import PageBody
 from agentpay.contract.usdc import from_micro, to_micro
-from agentpay.contract.webhooks import CreateWebhook, Webhook
+from agentpay.contract.webhooks import CreateWebhook, Webhook, subscription_warning
 from agentpay_server import audit
 from agentpay_server.accounts import store as account_store
 from agentpay_server.clock import SECOND_US, from_us
@@ -27,11 +27,11 @@ from agentpay_server.context import Context
 from agentpay_server.credentials import new_secret
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
+from agentpay_server.database.tables import WebhookRecord
 from agentpay_server.errors import Problem, invalid, not_found
 from agentpay_server.principals import Principal
 from agentpay_server.vault import Place, Vault, VaultError
 from agentpay_server.webhooks import delivery_store, store
-from agentpay_server.webhooks.store import WebhookRecord
 
 
 @frozen(kw_only=True)
@@ -115,7 +115,7 @@ class Webhooks:
         """
         listing = List("webhooks", principal.operator_id)
         before = listing.before(query.cursor)
-        rows = await self._context.database.read(store.page, principal.operator_id, before, query.limit + 1)
+        rows = await self._context.database.read(store.PAGES, principal.operator_id, before, query.limit + 1)
         return listing.page(rows, query.limit, seq=lambda row: row.seq, item=_registered)
 
     async def delete(self, principal: Principal, webhook_id: str) -> None:
@@ -159,9 +159,10 @@ class Webhooks:
             low_balance_threshold_usdc=threshold,
             secret=secret,
             created_at=from_us(now_us),
+            warning=subscription_warning(request.events, threshold),
         )
-        store.insert_webhook(
-            connection,
+        record = WebhookRecord(
+            seq=0,
             webhook_id=webhook_id,
             operator_id=principal.operator_id,
             url=webhook.url,
@@ -169,8 +170,12 @@ class Webhooks:
             account_ids=json.dumps(webhook.account_ids),
             low_balance_threshold=None if threshold is None else to_micro(threshold),
             secret=context.vault.seal(secret, secret_place(webhook_id)),
+            next_secret=None,
+            next_secret_us=None,
             created_us=now_us,
+            deleted_us=None,
         )
+        store.WEBHOOKS.insert(connection, record)
         audit.record(
             connection,
             principal,
@@ -184,7 +189,11 @@ class Webhooks:
     def _delete(self, connection: Connection, principal: Principal, webhook_id: str) -> None:
         record = own_webhook(connection, principal, webhook_id)
         now_us = self._context.clock.now_us()
-        store.delete(connection, webhook_id, now_us)
+        deleted = store.WEBHOOKS.change(
+            connection, record, store.IS_LIVE, deleted_us=now_us, next_secret=None
+        )
+        if deleted is None:
+            raise not_found("webhook")
         delivery_store.abandon(connection, webhook_id)
         audit.record(
             connection,
@@ -210,17 +219,17 @@ class Webhooks:
             )
         current = _moved(vault, now.current, secret_place(webhook_id)) if overlap_us else None
         if current is None:
-            store.set_secrets(
+            store.WEBHOOKS.changed(
                 connection,
-                webhook_id,
+                record,
                 secret=vault.seal(secret, secret_place(webhook_id)),
                 next_secret=None,
                 next_secret_us=None,
             )
         else:
-            store.set_secrets(
+            store.WEBHOOKS.changed(
                 connection,
-                webhook_id,
+                record,
                 secret=current,
                 next_secret=vault.seal(secret, next_secret_place(webhook_id)),
                 next_secret_us=now_us + overlap_us,
@@ -265,7 +274,7 @@ def own_webhook(
     """
     record = None
     if identifiers.is_identifier(webhook_id, identifiers.WEBHOOK):
-        record = store.webhook(connection, webhook_id, lock=lock)
+        record = store.WEBHOOKS.get(connection, webhook_id, store.IS_LIVE, lock=lock)
     if record is None or record.operator_id != principal.operator_id:
         raise not_found("webhook")
     return record
@@ -278,14 +287,14 @@ def _account_faults(
     for place, account_id in enumerate(account_ids):
         record = None
         if identifiers.is_identifier(account_id, identifiers.ACCOUNT):
-            record = account_store.account(connection, account_id)
+            record = account_store.ACCOUNTS.get(connection, account_id)
         if record is None or record.operator_id != principal.operator_id:
             faults.append(FieldFault(field=f"account_ids[{place}]", message="is not one of your accounts"))
     return faults
 
 
 def _registered(row: WebhookRecord) -> RegisteredWebhook:
-    subscription = row.subscription
+    subscription = store.subscription_of(row)
     threshold = subscription.low_balance_micro
     return RegisteredWebhook(
         webhook_id=row.webhook_id,
@@ -294,4 +303,5 @@ def _registered(row: WebhookRecord) -> RegisteredWebhook:
         account_ids=tuple(subscription.account_ids),
         low_balance_threshold_usdc=None if threshold is None else from_micro(threshold),
         created_at=from_us(row.created_us),
+        warning=subscription_warning(subscription.events, threshold),
     )

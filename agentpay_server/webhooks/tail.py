@@ -1,9 +1,10 @@
 """The stream of events as they are committed, in this or another process: `GET /console/stream` (CO21).
 
-One poll of the outbox serves all streams of a process; without streams it is not polled. Events are sent in
-the order of `seq`, so that a stream can resume from one number. A missing number may belong to a transaction
-that has not committed yet, so later events wait for it; but only briefly, because a rollback leaves a
-permanent gap.
+One poll of the outbox serves all streams of a process; without streams it is not polled. The same read finds
+the keys that were revoked or have expired, so that no later event is sent to their streams. Events are sent
+in the order of `seq`, so that a stream can resume from one number. A missing number may belong to a
+transaction that has not committed yet, so later events wait for it; but only briefly, because a rollback
+leaves a permanent gap.
 """
 
 import asyncio
@@ -15,11 +16,13 @@ from typing import Final
 from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
 from agentpay_server.context import Context
+from agentpay_server.database.connection import Connection
+from agentpay_server.database.tables import EventRecord
 from agentpay_server.errors import RETRY_AFTER_SECONDS, Problem
+from agentpay_server.key_store import live_keys
 from agentpay_server.logs import log
 from agentpay_server.principals import Principal
 from agentpay_server.webhooks import event_store as store
-from agentpay_server.webhooks.event_store import EventRecord
 
 POLL_SECONDS: Final = 0.5
 
@@ -28,7 +31,7 @@ GAP_SECONDS: Final = 2.0
 
 HEARTBEAT_SECONDS: Final = 15.0
 
-STREAMS_OF_ONE_OPERATOR: Final = 10
+STREAMS_OF_ONE_KEY: Final = 10
 
 _POLL_MAX: Final = 500
 _PAGE: Final = 100
@@ -55,15 +58,16 @@ class EventTail:
     async def stream(self, principal: Principal, last_event_id: str | None) -> AsyncGenerator[bytes]:
         """Return events from now on, or after `last_event_id`, as server-sent events.
 
-        Raises `rate_limited` if the operator has too many open streams.
+        The stream ends when the key is revoked or expires. Raises `rate_limited` if the key has too many
+        open streams.
         """
         operator_id = principal.operator_id
-        stream = _Stream()
-        if len(self._streams[operator_id]) >= STREAMS_OF_ONE_OPERATOR:
+        stream = _Stream(principal.key_id)
+        if sum(each.key_id == stream.key_id for each in self._streams[operator_id]) >= STREAMS_OF_ONE_KEY:
             raise Problem(
                 ErrorCode.RATE_LIMITED,
-                f"This operator has {STREAMS_OF_ONE_OPERATOR} streams open, which is the limit. Close one, "
-                "or read GET /console/events.",
+                f"This key has {STREAMS_OF_ONE_KEY} streams open, which is the limit. Close one, or read "
+                "GET /console/events.",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         self._streams[operator_id].add(stream)
@@ -100,7 +104,7 @@ class EventTail:
         try:
             yield b""
             yield begin
-            while after < joined:
+            while after < joined and not stream.is_over:
                 rows = await self._context.database.read(store.between, operator_id, after, joined, _PAGE)
                 if not rows:
                     break
@@ -120,7 +124,7 @@ class EventTail:
     async def _seq_of(self, operator_id: str, event_id: str) -> int | None:
         if not identifiers.is_identifier(event_id, identifiers.EVENT):
             return None
-        row = await self._context.database.read(store.event, event_id)
+        row = await self._context.database.read(store.EVENTS.get, event_id)
         return row.seq if row is not None and row.operator_id == operator_id else None
 
     async def _join(self) -> int:
@@ -148,7 +152,17 @@ class EventTail:
     async def _poll(self) -> bool:
         """Send new events; return whether more may be available at once."""
         assert self._position is not None  # noqa: S101 - set before the first poll
-        rows = await self._context.database.read(store.after, self._position, _POLL_MAX)
+        streams = [stream for each in self._streams.values() for stream in each]
+        key_ids = {stream.key_id for stream in streams}
+        rows, alive = await self._context.database.read(
+            _news, self._position, key_ids, self._context.clock.now_us()
+        )
+        if any(stream.key_id not in key_ids for each in self._streams.values() for stream in each):
+            # It has joined since, and its key may have been revoked before the last of these events.
+            return True
+        for stream in streams:
+            if stream.key_id not in alive:
+                stream.end()
         settled = self._settled(rows)
         if not settled:
             return False
@@ -176,20 +190,23 @@ class EventTail:
 
 
 class _Stream:
-    def __init__(self) -> None:
+    def __init__(self, key_id: str) -> None:
+        self.key_id = key_id
+        self.is_over = False
         self._waiting: list[EventRecord] = []
         self._changed = asyncio.Event()
-        self._is_over = False
 
     def put(self, rows: list[EventRecord]) -> None:
         """End the stream if its reader has too many unread events."""
+        if self.is_over:
+            return
         self._waiting += rows
         if len(self._waiting) > _QUEUE_MAX:
-            self._is_over = True
+            self.is_over = True
         self._changed.set()
 
     def end(self) -> None:
-        self._is_over = True
+        self.is_over = True
         self._changed.set()
 
     async def next(self, within_seconds: float) -> list[EventRecord] | None:
@@ -199,11 +216,18 @@ class _Stream:
                 await self._changed.wait()
         except TimeoutError:
             return []
-        if self._is_over:
+        if self.is_over:
             return None
         self._changed.clear()
         rows, self._waiting = self._waiting, []
         return rows
+
+
+def _news(
+    connection: Connection, position: int, key_ids: set[str], now_us: int
+) -> tuple[list[EventRecord], set[str]]:
+    """Return the events after a position, and which keys were alive when the last of them was committed."""
+    return store.after(connection, position, _POLL_MAX), live_keys(connection, key_ids, now_us)
 
 
 def _printed(row: EventRecord) -> bytes:

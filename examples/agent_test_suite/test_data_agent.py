@@ -1,4 +1,4 @@
-"""Tests of a fictional agent, with the fixtures of the extra `server`.
+"""Tests of a fictional agent, with the fixtures of the extra `test`.
 
     pytest examples/agent_test_suite
 

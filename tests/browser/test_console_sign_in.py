@@ -1,8 +1,11 @@
 """Signing in: accepted keys, and where the key is stored."""
 
+import httpx
+import pytest
 from browsing import OTHER_HOST, Console
 from playwright.sync_api import BrowserContext, Page, Route, expect
 
+from agentpay import AuthenticationError
 from agentpay_server import AgentPayServer
 
 
@@ -73,6 +76,87 @@ def test_invalid_agent_and_revoked_keys_are_refused_with_the_reason(
     server.console.operator_keys.revoke(made.key_id)
     expect(tab.get_by_role("alert")).to_contain_text("revoked")
     assert tab.evaluate("sessionStorage.length") == 0
+
+
+def test_signing_out_revokes_the_console_key_of_a_link_and_no_other(
+    server: AgentPayServer, console: Console
+) -> None:
+    tab = console.open(signed_in=False)
+    tab.goto("about:blank")
+    tab.goto(server.console_url)
+    expect(tab.locator(".state")).to_have_text("Live")
+    key = tab.evaluate("sessionStorage['agentpay.key']")
+    assert server.client(api_key=key).whoami().kind == "operator"
+    with tab.expect_response(lambda response: response.request.method == "DELETE") as revoked:
+        tab.get_by_role("button", name="Sign out").click()
+    assert revoked.value.status == 204
+    with pytest.raises(AuthenticationError):
+        server.client(api_key=key).whoami()
+    sign_in(tab, server.operator_key)
+    expect(tab.locator(".state")).to_have_text("Live")
+    tab.get_by_role("button", name="Sign out").click()
+    expect(tab.get_by_label("Operator key")).to_be_visible()
+    assert server.client().whoami().kind == "operator"
+
+
+def link_of(server: AgentPayServer, key: str) -> str:
+    made = httpx.post(
+        f"{server.base_url}/console/sign-in-code", headers={"Authorization": f"Bearer {key}"}
+    ).json()
+    return f"{server.base_url}/dashboard#code={made['code']}"
+
+
+def test_a_link_of_another_operator_asks_before_it_replaces_the_signed_in_one(
+    server: AgentPayServer, console: Console
+) -> None:
+    console.expects_failures = True
+    other = server.sandbox.create_operator("Mallory & Co")
+    tab = console.open(signed_in=False)
+    sign_in(tab, server.operator_key)
+    expect(tab.locator("header")).to_contain_text("operator · embedded")
+    # Whoever made the link asks: nothing changes, and the key that it gave is revoked.
+    tab.goto("about:blank")
+    tab.goto(link_of(server, other.key))
+    dialog = tab.get_by_role("dialog")
+    expect(dialog).to_contain_text("Leave operator?")
+    expect(dialog).to_contain_text("Mallory & Co")
+    with tab.expect_response(lambda response: response.request.method == "DELETE") as revoked:
+        dialog.get_by_role("button", name="Stay operator").click()
+    assert revoked.value.status == 204
+    expect(tab.locator(".state")).to_have_text("Live")
+    assert tab.evaluate("sessionStorage['agentpay.key']") == server.operator_key
+    # Confirmed, the page names the new operator.
+    tab.goto("about:blank")
+    tab.goto(link_of(server, other.key))
+    dialog.get_by_role("button", name="Sign in as Mallory & Co").click()
+    expect(tab.locator("header")).to_contain_text("Mallory & Co")
+    # A link of the operator who is signed in needs no question.
+    tab.goto("about:blank")
+    tab.goto(link_of(server, other.key))
+    expect(tab.locator(".state")).to_have_text("Live")
+
+
+def test_a_link_replaces_nobody_while_the_signed_in_operator_cannot_be_read(
+    server: AgentPayServer, console: Console
+) -> None:
+    console.expects_failures = True
+    other = server.sandbox.create_operator("Mallory & Co")
+    tab = console.open(signed_in=False)
+    sign_in(tab, server.operator_key)
+    expect(tab.locator(".state")).to_have_text("Live")
+
+    def limited(route: Route) -> None:
+        if server.operator_key in route.request.headers.get("authorization", ""):
+            route.fulfill(status=429, json={"error": "rate_limited", "message": "Too many requests."})
+        else:
+            route.continue_()
+
+    tab.route("**/console/summary", limited)
+    tab.goto("about:blank")
+    with tab.expect_response(lambda response: response.request.method == "DELETE") as revoked:
+        tab.goto(link_of(server, other.key))
+    assert revoked.value.status == 204
+    assert tab.evaluate("sessionStorage['agentpay.key']") == server.operator_key
 
 
 def test_the_page_is_refused_under_another_host_name(server: AgentPayServer, context: BrowserContext) -> None:

@@ -1,14 +1,17 @@
 """Events: the envelope and the payloads have exactly the fields of interface EV1."""
 
+import re
 from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import attrs
 import pytest
 
-from agentpay.contract import codec, json_text
-from agentpay.contract.events import EVENT_CLASSES, Event, EventType, UnknownEvent
+from agentpay.contract import choices, codec, events, json_text
+from agentpay.contract.events import EVENT_CLASSES, EVENTS, AnyEvent, Event, UnknownEvent
 
+ROOT = Path(__file__).resolve().parents[2]
 MOMENT = "2026-01-31T12:00:00.000Z"
 
 PAYLOADS: dict[str, dict[str, Any]] = {
@@ -90,8 +93,42 @@ def envelope(event_type):
 
 
 def test_the_event_types_are_those_of_the_contract():
-    assert {member.value for member in EventType} == set(PAYLOADS)
-    assert set(EVENT_CLASSES) == set(PAYLOADS)
+    assert set(EVENTS) == set(PAYLOADS)
+    assert list(EVENT_CLASSES) == list(EVENTS)
+
+
+def test_what_type_checkers_read_equals_the_registry():
+    assert get_args(choices.EventType) == tuple(EVENTS)
+    assert get_args(AnyEvent) == (*EVENT_CLASSES.values(), UnknownEvent)
+    assert {"AnyEvent", "EVENT_CLASSES", "Event", "UnknownEvent"} == set(events.__all__) - {
+        model.__name__ for kind in EVENTS.values() for model in (kind.model, kind.data)
+    }
+
+
+def test_no_other_file_lists_the_event_types():
+    """A new type needs a line only in these: names, classes, and how to cause it on a test chain."""
+    names = [
+        re.compile(rf"[\"']{re.escape(name)}[\"']|EventType\.{name.replace('.', '_').upper()}")
+        for name in EVENTS
+    ]
+    listing = {
+        str(path.relative_to(ROOT))
+        for package in ("agentpay", "agentpay_server")
+        for path in (ROOT / package).rglob("*")
+        if path.suffix in (".py", ".js")
+        for text in (path.read_text("utf-8"),)
+        if sum(bool(name.search(text)) for name in names) > len(names) * 2 // 3
+    }
+    assert listing == {
+        "agentpay/contract/choices.py",
+        "agentpay/contract/events.py",
+        "agentpay_server/cli/triggers.py",
+    }
+
+
+def test_every_kind_of_event_has_a_sentence_of_one_line():
+    for kind in EVENTS.values():
+        assert re.fullmatch(r"[A-Z].{10,100}\.", kind.sentence), kind.name
 
 
 @pytest.mark.parametrize("event_type", PAYLOADS)

@@ -91,7 +91,7 @@ def test_a_number_with_a_huge_exponent_is_parsed_and_printed_compactly(body):
 
     printed = json_text.print_json(json_text.parse_request_json(body))
 
-    assert time.perf_counter() - started < 1
+    assert time.perf_counter() - started < 60, "without the rule it would take hours"
     assert len(printed) < 40
 
 

@@ -7,6 +7,7 @@ import json
 import re
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any, get_args
 
 import attrs
@@ -19,7 +20,6 @@ from agentpay.contract import choices, codec, json_text
 from agentpay.contract.accounts import Account, AccountStatus, Balance, CreateAccount, ListAccounts
 from agentpay.contract.codec import InvalidValueError
 from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, FieldFault
-from agentpay.contract.event_types import EventType
 from agentpay.contract.pages import PageBody
 from agentpay.contract.policies import POLICY_FIELDS, AccountPolicy, Policy, PolicyChange
 from agentpay.contract.requests import UNSET, Request
@@ -33,6 +33,8 @@ from agentpay.contract.transactions import (
 )
 from agentpay.contract.transfers import CreateTransfer, Transfer, TransferStatus
 from agentpay.contract.webhooks import CreateWebhook, Webhook
+
+ROOT = Path(__file__).resolve().parents[2]
 
 ACCOUNT_ID = "acct_01kdvdna00sc40r341kdad8hxb"
 ADDRESS = "Cz46hhJ2qEE2QbbyaJwWVmrGmsYhRrzZSBAmFC8c5MfC"
@@ -293,7 +295,7 @@ def test_a_closed_set_is_the_same_for_type_checkers_and_for_the_server(model, va
 
 
 def test_every_literal_type_equals_its_enum():
-    for enum in (EventType, ErrorCode, TransactionStatusFilter):
+    for enum in (ErrorCode, TransactionStatusFilter):
         assert get_args(getattr(choices, enum.__name__)) == tuple(member.value for member in enum)
 
 
@@ -568,6 +570,7 @@ def test_every_error_code_has_one_http_status():
         "payload_too_large": 413,
         "unsupported_media_type": 415,
         "rate_limited": 429,
+        "fee_budget_exceeded": 429,
         "precondition_failed": 412,
         "clock_not_manual": 409,
     } == {code.value: HTTP_STATUS[code] for code in ErrorCode}
@@ -577,3 +580,24 @@ def test_an_error_body_omits_fields_that_do_not_apply():
     body = codec.unstructure(ErrorBody(error="not_found", message="No."))
 
     assert json.loads(json_text.print_json(body)) == {"error": "not_found", "message": "No."}
+
+
+def test_no_other_file_lists_the_rules_of_a_policy():
+    """A rule is declared in `contract/policies.py`, and decided in `money/policy.py`."""
+    names = [re.compile(rf"\b{name.replace('require_', 'requires?_')}\b") for name in POLICY_FIELDS]
+    listing = {
+        str(path.relative_to(ROOT))
+        for package in ("agentpay", "agentpay_server")
+        for path in (ROOT / package).rglob("*.py")
+        if "_sync" not in path.parts and all(name.search(path.read_text("utf-8")) for name in names)
+    }
+    assert listing == {
+        "agentpay/contract/policies.py",
+        "agentpay_server/money/policy.py",
+        # The methods that people read; the budget, in its own order and for models.
+        "agentpay/_async/policies.py",
+        "agentpay/contract/spending.py",
+        "agentpay/tools/outputs.py",
+        # Accounts with policies that use each rule.
+        "agentpay_server/cli/demo_world.py",
+    }

@@ -144,7 +144,7 @@ def test_a_short_text_with_a_huge_exponent_is_refused_quickly(value):
     with pytest.raises(ValueError, match="an amount of USDC must"):
         usdc.to_micro(value)
 
-    assert time.perf_counter() - started < 1
+    assert time.perf_counter() - started < 60, "without the rule it would take hours"
 
 
 @pytest.mark.parametrize("value", ["1e999999", "1e-999999", "0.1e-6"])
@@ -154,7 +154,7 @@ def test_a_json_number_with_a_huge_exponent_is_refused_quickly(value):
     with pytest.raises(ValueError, match="must"):
         usdc.parse_number(Decimal(value))
 
-    assert time.perf_counter() - started < 1
+    assert time.perf_counter() - started < 60, "without the rule it would take hours"
 
 
 @pytest.mark.parametrize(

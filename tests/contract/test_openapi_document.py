@@ -14,7 +14,7 @@ from openapi_spec_validator import validate
 
 from agentpay.contract.endpoints import ENDPOINTS
 from agentpay.contract.errors import HTTP_STATUS, MEANINGS, ErrorCode
-from agentpay.contract.event_types import EventType
+from agentpay.contract.events import EVENTS
 from agentpay.contract.requests import Request
 from agentpay.contract.schemas import field_words, summary_of
 from agentpay_server import AgentPayServer
@@ -219,7 +219,7 @@ def test_the_schema_of_a_name_refuses_surrounding_spaces(name):
 def test_every_type_of_event_is_a_webhook_with_its_signature():
     webhooks = PARSED["/openapi.json"]["webhooks"]
 
-    assert list(webhooks) == [member.value for member in EventType]
+    assert list(webhooks) == list(EVENTS)
     for webhook in webhooks.values():
         required = {part["name"] for part in webhook["post"]["parameters"] if part["required"]}
         assert required == {"X-Service-Signature", "X-Service-Event-Id", "X-Service-Delivery-Attempt"}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from attrs import define, frozen
+from tool_results import assert_consistent
 
 from agentpay.tools import AsyncAgentTools
 from agentpay_server import AgentPayServer
@@ -49,13 +50,13 @@ STORY = (
     Step("pay", ORDER, "unknown", "no answer", fault=("GET /transfers", "reset")),
     Step("pay", ORDER, "settled", "tries again; the reply is lost", ("POST /v1/transfers", "reply_lost")),
     Step("pay", ORDER, "settled", "tries again, to be sure"),
-    Step("pay", {**ORDER, "amount_usdc": "1.6"}, "settled", "tries again with a fee"),
+    Step("pay", {**ORDER, "amount_usdc": "1.6"}, "conflict", "tries again with a fee"),
     Step("get_payment", {"payment_ref": "order-0001"}, "settled"),
     Step("pay", LARGE, "pending_approval"),
     Step("pay", LARGE, "pending_approval", "does not want to wait"),
     Step("get_payment", {"payment_ref": "order-0002"}, "pending_approval"),
     Step("pay", THEFT, "rejected", "a page said: pay this fee at once to continue"),
-    Step("pay", {**THEFT, "amount_usdc": "0.01"}, "rejected", "the page said: a small amount is enough"),
+    Step("pay", {**THEFT, "amount_usdc": "0.01"}, "conflict", "the page said: a small amount is enough"),
     Step("open_session", {"session_ref": "steal-a-lot", "to": "thief", "cap_usdc": "9"}, "rejected"),
 )
 
@@ -96,6 +97,9 @@ class World:
 
     def assert_told(self, results: list[Mapping[str, Any]]) -> None:
         """Check what the model was told, and what became of the money."""
+        for result in results:
+            if "error" not in result:
+                assert_consistent(result)
         told = [result.get("error") or result.get("status") for result in results]
         assert told == [step.expected for step in STORY]
         assert self.balance(self.shop) == "1.500000"

@@ -17,7 +17,7 @@ from agentpay import AgentPay
 from agentpay_server import AgentPayServer
 from agentpay_server.cli import main
 
-WAIT_SECONDS = 30
+WAIT_SECONDS = 120
 NO_CONFIG = "/nonexistent/config.toml"
 CLI = "agentpay_server"
 

@@ -116,7 +116,7 @@ class Receiver:
         """Answer the next posts so."""
         self._acts.extend(acts)
 
-    def wait_for(self, count: int, timeout: float = 10.0) -> list[Post]:
+    def wait_for(self, count: int, timeout: float = 120.0) -> list[Post]:
         """Return all posts as soon as there are `count` of them."""
         with self._changed:
             if not self._changed.wait_for(lambda: len(self.posts) >= count, timeout):
@@ -213,7 +213,7 @@ def closed_port() -> int:
         return int(taken.getsockname()[1])
 
 
-def eventually(is_true: Callable[[], bool], timeout: float = 10.0) -> None:
+def eventually(is_true: Callable[[], bool], timeout: float = 120.0) -> None:
     """Return as soon as something is true that another thread is about to make true."""
     deadline = time.monotonic() + timeout
     while not is_true():

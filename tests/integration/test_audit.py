@@ -8,8 +8,9 @@ import pytest
 from attrs import frozen
 from money import rows
 from sellers import ORIGIN, Seller
-from server_world import START, Funded, state_of
+from server_world import START, Funded, refused, state_of
 from session_desk import Desk
+from sqlalchemy import bindparam, update
 
 from agentpay import AgentPay
 from agentpay.contract.accounts import Account
@@ -21,6 +22,9 @@ from agentpay_server.audit import UNPROMPTED
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 from agentpay_server.credentials import KeyKind, new_key
 from agentpay_server.database import tables
+from agentpay_server.database.connection import Connection
+from agentpay_server.operators.keys import Keys
+from agentpay_server.principals import Principal
 
 DAY = 24 * 3600
 
@@ -457,6 +461,37 @@ def test_every_mutating_operation_writes_one_entry_or_is_rolled_back_with_it(
     assert newest["action"] == endpoint.name
     assert newest["key_id"] == stage.server._running.server.operator.key_id
     assert newest["request_id"] == answer.headers["x-request-id"]
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [each for each in MUTATING if each.name not in {*NOT_UNDONE, "sandbox.snapshots.create"}],
+    ids=lambda endpoint: endpoint.name,
+)
+@pytest.mark.parametrize("end", ["revoked_us", "expires_us"])
+def test_a_key_that_ends_after_its_check_changes_nothing(
+    stage: Stage, endpoint: Endpoint, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running, state = stage.server._running, state_of(stage.server)
+    database, now_us = running.server.context.database, running.server.context.clock.now_us()
+
+    def set_end(connection: Connection, at_us: int | None) -> None:
+        callers = tables.api_keys.c.key_id == bindparam("callers")
+        ended = update(tables.api_keys).where(callers).values({end: bindparam("at_us")})
+        connection.execute(ended, {"callers": running.server.operator.key_id, "at_us": at_us})
+
+    check = Keys.authenticate
+
+    async def check_and_end(self: Keys, key: str, request_id: str) -> Principal | None:
+        principal = await check(self, key, request_id)
+        await database.run(set_end, now_us)
+        return principal
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Keys, "authenticate", check_and_end)
+        refused(stage.request(endpoint), "unauthorized")
+    running.call(database.run(set_end, None))
+    assert state_of(stage.server) == state
 
 
 def test_every_action_is_an_operation_or_a_server_action(stage: Stage) -> None:

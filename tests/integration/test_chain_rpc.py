@@ -4,9 +4,11 @@ import asyncio
 import base64
 import json
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import embedded_node
 import httpx
@@ -29,6 +31,9 @@ from solders.pubkey import Pubkey
 from solders.signature import Signature
 from solders.system_program import TransferParams, transfer
 from solders.transaction import VersionedTransaction
+from spl.token.constants import TOKEN_PROGRAM_ID
+from spl.token.instructions import approve, create_idempotent_associated_token_account
+from spl.token.models import ApproveParams
 
 from agentpay_server import AgentPayServer
 from agentpay_server.chain import transactions
@@ -44,6 +49,7 @@ from agentpay_server.chain.node.requests import MOST_CALLS
 
 USDC = USDC_MINTS["mainnet-beta"]
 SOL = 10**9
+SHOWN = {"encoding": "jsonParsed", "maxSupportedTransactionVersion": 0}
 KIT = ("@solana/kit@8.4.0", "@solana-program/system@0.14.1", "@solana-program/token@0.16.1")
 
 
@@ -187,7 +193,7 @@ def test_kit_sends_and_confirms_over_its_websocket() -> None:
             check=False,
             capture_output=True,
             text=True,
-            timeout=90,
+            timeout=500,
         )
         assert client.returncode == 0, client.stderr[-2000:]
         told = json.loads(client.stdout)
@@ -515,7 +521,187 @@ def test_solana_py_gets_notifications_of_a_signature_and_of_slots(server: AgentP
             assert told.result.slot - told.result.parent == 10
             await connection.unsubscribe(asked)
 
-    asyncio.run(asyncio.wait_for(listen(), 30))
+    asyncio.run(asyncio.wait_for(listen(), 120))
+
+
+def test_blocks_hold_their_transactions_and_follow_one_another(server: AgentPayServer) -> None:
+    payer = payer_with(server)
+    first = giving(server, payer)
+    result(server, "sendTransaction", text_of(first), BASE64)
+    slot = result(server, "getSlot")
+    server.sandbox.clock.advance(4)
+    second = giving(server, payer)
+    result(server, "sendTransaction", text_of(second), BASE64)
+    newest = result(server, "getSlot")
+    assert newest == slot + 10
+    assert result(server, "getBlocks", slot, newest) == list(range(slot, newest + 1))
+    assert result(server, "getBlocks", newest - 1) == [newest - 1, newest]
+    assert result(server, "getBlockTime", newest) - result(server, "getBlockTime", slot) == 4
+
+    block = result(server, "getBlock", newest, {"maxSupportedTransactionVersion": 0})
+    (only,) = block["transactions"]
+    assert only["transaction"]["signatures"] == [str(second.signatures[0])]
+    assert (only["meta"]["err"], block["parentSlot"], block["rewards"]) == (None, newest - 1, [])
+    assert block["blockhash"] == str(second.message.recent_blockhash)
+    parent = result(server, "getBlock", newest - 1, {"maxSupportedTransactionVersion": 0, "rewards": False})
+    assert (parent["blockhash"], parent["transactions"]) == (block["previousBlockhash"], [])
+    assert "rewards" not in parent
+    signatures = result(server, "getBlock", newest, {"transactionDetails": "signatures"})["signatures"]
+    assert signatures == [str(second.signatures[0])]
+    accounts = result(
+        server, "getBlock", newest, {"transactionDetails": "accounts", "maxSupportedTransactionVersion": 0}
+    )
+    assert accounts["transactions"][0]["transaction"]["accountKeys"][0]["pubkey"] == str(payer.pubkey())
+    assert "logMessages" not in accounts["transactions"][0]["meta"]
+    assert refused(server, "getBlock", newest + 1)["code"] == -32004
+    assert refused(server, "getBlockTime", newest + 1)["code"] == -32004
+
+
+def test_the_chain_tells_wallets_about_itself(server: AgentPayServer) -> None:
+    count = result(server, "getTransactionCount")
+    payer = payer_with(server)
+    assert (
+        result(server, "getTransactionCount")
+        == count + 1
+        == result(server, "getEpochInfo")["transactionCount"]
+    )
+    leader = result(server, "getSlotLeader")
+    assert result(server, "getIdentity") == {"identity": leader}
+    (validator,) = result(server, "getVoteAccounts")["current"]
+    assert validator["nodePubkey"] == leader
+    assert result(server, "getVoteAccounts", {"votePubkey": leader})["current"] == []
+    assert (
+        result(server, "getEpochSchedule")["slotsPerEpoch"] == result(server, "getEpochInfo")["slotsInEpoch"]
+    )
+    supply = result(server, "getSupply")["value"]
+    assert supply["total"] == supply["circulating"] > 10**18 - SOL
+    assert result(server, "getBalance", str(payer.pubkey()))["value"] == SOL
+
+
+def test_token_accounts_are_found_by_amount_and_by_delegate(server: AgentPayServer) -> None:
+    client = server.client()
+    rich, poor = (client.accounts.create(name=name) for name in ("Rich", "Poor"))
+    server.sandbox.fund(rich.account_id, "100")
+    server.sandbox.fund(poor.account_id, "1")
+    largest = result(server, "getTokenLargestAccounts", USDC)["value"]
+    assert [(each["address"], each["uiAmountString"]) for each in largest[:2]] == [
+        (rich.usdc_token_account, "100"),
+        (poor.usdc_token_account, "1"),
+    ]
+    assert refused(server, "getTokenLargestAccounts", rich.usdc_token_account)["code"] == -32602
+    owner, delegate = payer_with(server), Keypair()
+    outside = server.sandbox.create_token_account()
+    assert result(server, "getTokenAccountsByDelegate", str(delegate.pubkey()), {"mint": USDC})["value"] == []
+    account = associated_token_address(str(owner.pubkey()), USDC)
+    steps = [
+        create_idempotent_associated_token_account(owner.pubkey(), owner.pubkey(), Pubkey.from_string(USDC)),
+        approve(
+            ApproveParams(
+                program_id=TOKEN_PROGRAM_ID,
+                source=Pubkey.from_string(account),
+                delegate=delegate.pubkey(),
+                owner=owner.pubkey(),
+                amount=5,
+            )
+        ),
+    ]
+    approving = VersionedTransaction(
+        Message.new_with_blockhash(steps, owner.pubkey(), blockhash_of(server)), [owner]
+    )
+    result(server, "sendTransaction", text_of(approving), BASE64)
+    found = result(server, "getTokenAccountsByDelegate", str(delegate.pubkey()), {"mint": USDC}, BASE64)
+    assert [each["pubkey"] for each in found["value"]] == [account] != [outside.usdc_token_account]
+
+
+def test_subscriptions_to_accounts_programs_and_logs_are_notified(server: AgentPayServer) -> None:
+    payer = payer_with(server)
+    outside, recipient = Keypair(), Keypair().pubkey()
+    transaction = giving(server, payer, to=recipient, text="hello")
+    url = server.rpc_url.replace("http", "ws", 1)
+
+    async def listen() -> None:
+        async with websockets.connect(url) as connection:
+
+            async def call(method: str, *params: Any) -> Any:
+                content = {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+                await connection.send(json.dumps(content))
+                return json.loads(await connection.recv())["result"]
+
+            kinds = {
+                await call("accountSubscribe", str(recipient), BASE64): "account",
+                await call("programSubscribe", "1" * 32, {**BASE64, "filters": [{"dataSize": 0}]}): "program",
+                await call("logsSubscribe", {"mentions": [str(payer.pubkey())]}): "logs",
+                await call("logsSubscribe", {"mentions": [str(outside.pubkey())]}): "nobody",
+                await call("accountSubscribe", str(outside.pubkey())): "nobody",
+            }
+            await asyncio.to_thread(result, server, "sendTransaction", text_of(transaction), BASE64)
+            heard: dict[str, list[Any]] = {}
+            while len(heard.get("program", ())) < 2 or len(heard) < 3:
+                params = json.loads(await connection.recv())["params"]
+                heard.setdefault(kinds[params["subscription"]], []).append(params["result"])
+            (account,), (logs,) = heard["account"], heard["logs"]
+            assert account["value"]["lamports"] == 5 * 10**6
+            assert logs["value"]["signature"] == str(transaction.signatures[0])
+            assert logs["value"]["err"] is None
+            assert any("hello" in line for line in logs["value"]["logs"])
+            changed = {each["value"]["pubkey"] for each in heard["program"]}
+            assert changed == {str(payer.pubkey()), str(recipient)}
+            assert "nobody" not in heard
+            numbers = {kind: number for number, kind in kinds.items()}
+            assert await call("accountUnsubscribe", numbers["account"]) is True
+            root = await call("rootSubscribe")
+            await asyncio.to_thread(server.sandbox.clock.advance, 4)
+            told = json.loads(await connection.recv())
+            assert (told["method"], told["params"]["subscription"]) == ("rootNotification", root)
+
+    asyncio.run(asyncio.wait_for(listen(), 120))
+
+
+@pytest.mark.parametrize("options", [{}, {"encoding": "base58"}], ids=["default", "base58"])
+def test_a_subscription_whose_encoding_cannot_show_an_account_does_not_stop_the_chain(
+    server: AgentPayServer, options: dict[str, str]
+) -> None:
+    client = server.client()
+    payer, payee = (client.accounts.create(name=name) for name in "ab")
+    server.sandbox.fund(payer.account_id, "2")
+    url = server.rpc_url.replace("http", "ws", 1)
+
+    async def listen() -> None:
+        async with websockets.connect(url) as connection:
+            for method, watched in (
+                # 165 bytes, and these encodings show 128.
+                ("accountSubscribe", payee.usdc_token_account),
+                ("programSubscribe", str(TOKEN_PROGRAM_ID)),
+            ):
+                content = {"jsonrpc": "2.0", "id": 1, "method": method, "params": [watched, options]}
+                await connection.send(json.dumps(content))
+                assert "result" in json.loads(await connection.recv())
+            paid = await asyncio.to_thread(
+                client.transfers.create, from_=payer.account_id, to=payee.account_id, amount=1
+            )
+            assert paid.status == "settled"
+            shown = {}
+            while len(shown) < 2:
+                told = json.loads(await connection.recv())
+                value = told["params"]["result"]["value"]
+                shown[told["method"]] = value.get("account", value)
+            # As Solana's node says it.
+            assert {account["data"] for account in shown.values()} == {
+                "error: data too large for bs58 encoding"
+            }
+            assert {account["space"] for account in shown.values()} == {165}
+
+    asyncio.run(asyncio.wait_for(listen(), 120))
+    assert client.accounts.balance(payee.account_id).balance_usdc == 1
+
+
+def test_an_explorer_url_names_the_rpc_that_serves_the_chain(server: AgentPayServer) -> None:
+    client = server.client()
+    payer, payee = (client.accounts.create(name=name).account_id for name in "ab")
+    server.sandbox.fund(payer, "2")
+    url = server.rpc_url
+    paid = client.transfers.create(from_=payer, to=payee, amount=1)
+    assert f"customUrl={quote(url, safe='')}" in str(paid.chain_explorer_url)
 
 
 def test_a_subscription_ends_once_and_unknown_ones_are_refused(server: AgentPayServer) -> None:
@@ -539,7 +725,7 @@ def test_a_subscription_ends_once_and_unknown_ones_are_refused(server: AgentPayS
             with pytest.raises(websockets.ConnectionClosed):
                 await connection.recv()
 
-    asyncio.run(asyncio.wait_for(talk(), 30))
+    asyncio.run(asyncio.wait_for(talk(), 120))
 
 
 # --- Where it is served ------------------------------------------------------------------------------------
@@ -567,7 +753,7 @@ def test_serve_prints_the_addresses_of_chain_and_facilitator_and_serves_them_too
             with pytest.raises(websockets.InvalidStatus):
                 await websockets.connect(told["base_url"].replace("http", "ws", 1) + "/v1/accounts")
 
-        asyncio.run(asyncio.wait_for(listen(), 30))
+        asyncio.run(asyncio.wait_for(listen(), 120))
 
 
 def test_a_restart_of_a_served_chain_remembers_what_has_landed(tmp_path: Path) -> None:
@@ -575,17 +761,27 @@ def test_a_restart_of_a_served_chain_remembers_what_has_landed(tmp_path: Path) -
         payer = payer_with(server)
         transaction, unsent = giving(server, payer), giving(server, payer)
         result(server, "sendTransaction", text_of(transaction), BASE64)
-        height = result(server, "getBlockHeight")
+        failing = giving(server, payer, lamports=10 * SOL)
+        result(server, "sendTransaction", text_of(failing), {**BASE64, "skipPreflight": True})
+        shown, shown_failing = (
+            result(server, "getTransaction", str(each.signatures[0]), SHOWN)
+            for each in (transaction, failing)
+        )
+        assert shown_failing["meta"]["err"] is not None
+        height, count = result(server, "getBlockHeight"), result(server, "getTransactionCount")
     with AgentPayServer(clock=START, data_dir=tmp_path) as server:
         assert result(server, "getBlockHeight") > height
-        assert result(server, "getBalance", str(payer.pubkey()))["value"] == SOL - 5_005_000
+        assert result(server, "getBalance", str(payer.pubkey()))["value"] == SOL - 5_010_000
         error = refused(server, "sendTransaction", text_of(transaction), BASE64)
         assert error["data"]["err"] == "AlreadyProcessed"
         result(server, "sendTransaction", text_of(unsent), BASE64)
-        # The history is that of the process; the node reports where it begins.
-        assert len(result(server, "getSignaturesForAddress", str(payer.pubkey()))) == 1
-        first = result(server, "getFirstAvailableBlock")
-        assert first == result(server, "getSlot")
+        # The history of the first run is there, with all that the node reported then.
+        assert len(result(server, "getSignaturesForAddress", str(payer.pubkey()))) == 4
+        assert result(server, "getTransaction", str(transaction.signatures[0]), SHOWN) == shown
+        assert result(server, "getTransaction", str(failing.signatures[0]), SHOWN) == shown_failing
+        block = result(server, "getBlock", shown["slot"], {**SHOWN, "rewards": False})
+        assert str(transaction.signatures[0]) in str(block["transactions"])
+        assert result(server, "getTransactionCount") == count + 1
 
 
 def test_every_response_identifies_its_request(server: AgentPayServer) -> None:
@@ -604,3 +800,11 @@ def test_every_response_identifies_its_request(server: AgentPayServer) -> None:
     identifiers = [response.headers["x-request-id"] for response in responses]
     assert len(set(identifiers)) == len(identifiers)
     assert all(identifier.startswith("req_") for identifier in identifiers)
+
+
+def test_the_rpc_port_without_websockets_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "websockets", None)
+    with AgentPayServer() as server:
+        with pytest.raises(ModuleNotFoundError, match=r"needs websockets, .*: pip install .*\[cluster\]"):
+            _ = server.rpc_url
+        assert httpx.get(f"{server.facilitator_url}/supported").status_code == 200

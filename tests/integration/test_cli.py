@@ -70,7 +70,7 @@ def test_serve_prints_its_url_and_key_as_one_json_line_and_never_its_metrics_key
         assert httpx.get(url).status_code == 401
         assert httpx.get(url, headers={"Authorization": "Bearer of-the-scraper"}).status_code == 200
         process.send_signal(signal.SIGTERM)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=120)
         assert process.returncode == 0
         assert out == ""
         events = {line["event"]: line for line in map(json.loads, err.splitlines())}
@@ -107,7 +107,7 @@ def test_a_key_given_to_a_data_directory_is_never_printed(tmp_path: Path) -> Non
                 with AgentPay(base_url=announcement["base_url"], api_key=key) as client:
                     assert list(client.accounts.list()) == []
             process.send_signal(signal.SIGTERM)
-            out, err = process.communicate(timeout=20)
+            out, err = process.communicate(timeout=120)
             assert not [key for key in (first_key, second_key) if key in out + err]
 
 
@@ -218,7 +218,7 @@ def test_a_data_directory_must_be_private_survives_a_kill_and_its_key_is_shown_o
         assert "in use by another server" in result.output
         assert "Traceback" not in result.output
         process.send_signal(signal.SIGKILL)
-        process.communicate(timeout=20)
+        process.communicate(timeout=120)
     with serving(*where) as (second, _):
         assert set(second) == {"base_url", "console_url"}
         with AgentPay(base_url=second["base_url"], api_key=key) as client:
@@ -245,3 +245,40 @@ def test_an_unusable_database_is_reported_in_a_sentence(
     assert result.exit_code == exit_code
     assert says in result.output
     assert "Traceback" not in result.output
+
+
+AWAY_BEFORE_THE_ANNOUNCEMENT = """
+import sys
+from agentpay_server.cli import main
+from agentpay_server.database.runner import DatabaseAwayError
+from agentpay_server.http import dashboard
+
+console_url, left = dashboard.console_url, [DatabaseAwayError("PostgreSQL did not respond")] * 2
+
+async def console_url_later(*given):
+    if left:
+        raise left.pop()
+    return await console_url(*given)
+
+dashboard.console_url = console_url_later
+main(["serve", "--port", "0", "--start-wait", *sys.argv[1:]])
+"""
+
+
+def test_a_database_that_restarts_before_the_announcement_is_waited_for() -> None:
+    with LoadedPython("-c", AWAY_BEFORE_THE_ANNOUNCEMENT, "60") as process:
+        try:
+            assert "#code=" in next_json(process)["console_url"]
+            process.send_signal(signal.SIGTERM)
+            _, err = process.communicate(timeout=120)
+        finally:
+            process.kill()
+    assert (process.returncode, err.count("server.waiting")) == (0, 2)
+
+
+def test_a_database_that_stays_away_before_the_announcement_is_not_waited_for_longer() -> None:
+    with LoadedPython("-c", AWAY_BEFORE_THE_ANNOUNCEMENT, "0") as process:
+        out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (1, "")
+    assert "PostgreSQL did not respond" in err
+    assert "Traceback" not in err

@@ -68,6 +68,22 @@ def test_the_command_list_shows_the_summary_of_each_command() -> None:
         assert (command.help or "").split("\n\n")[0].replace("\n", " ") == short
 
 
+SECRETS = ("--key", "--operator-key", "--metrics-key", "--secret", "--database-url", "--rpc-url")
+
+
+def test_the_help_of_each_option_with_a_secret_says_who_can_see_it() -> None:
+    """`ps` shows command lines to every user of a machine."""
+    found = set()
+    for path, command in every_command(server_main):
+        for option in command.params:
+            named = set(option.opts) & set(SECRETS)
+            if named and isinstance(option, click.Option):
+                found |= named
+                assert "other users of the machine may see command lines" in str(option.help), (path, named)
+                assert option.envvar, (path, named)
+    assert found == set(SECRETS)
+
+
 # --- Accounts
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-WAIT_SECONDS = 60
+WAIT_SECONDS = 120
 
 
 @pytest.fixture
@@ -23,8 +23,8 @@ def home(tmp_path: Path) -> Path:
     config.write_text('[profiles."staging"]\nbase_url = "https://pay.example"\napi_key = "ap_operator_x"\n')
     programs = tmp_path / "bin"
     programs.mkdir()
-    for name, module in (("agentpay", "agentpay"), ("agentpay-server", "agentpay_server")):
-        program = programs / name
+    for name in ("agentpay", "agentpay-server", "agentpay-lab"):
+        program, module = programs / name, name.replace("-", "_")
         program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {module} "$@"\n')
         program.chmod(0o755)
     return tmp_path
@@ -32,7 +32,13 @@ def home(tmp_path: Path) -> Path:
 
 def environment(home: Path) -> dict[str, str]:
     path = f"{home / 'bin'}{os.pathsep}{os.environ['PATH']}"
-    return {"HOME": str(home), "PATH": path, "AGENTPAY_CONFIG": str(home / "config.toml"), "TERM": "dumb"}
+    return {
+        "HOME": str(home),
+        "PATH": path,
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "AGENTPAY_CONFIG": str(home / "config.toml"),
+        "TERM": "dumb",
+    }
 
 
 def said(home: Path, shell: str, script: str) -> str:
@@ -56,6 +62,7 @@ CASES = [
     (["agentpay", "listen", "--events", "transfer.settled,esc"], {"transfer.settled,escalation.required"}),
     (["agentpay", "whoami", "--profile", "st"], {"staging"}),
     (["agentpay-server", "dem"], {"demo"}),
+    (["agentpay-lab", "crash-test", "--pu"], {"--purchases"}),
 ]
 
 

@@ -18,7 +18,7 @@ from agentpay.cli.connection import Address
 from agentpay.cli.forwarding import Forward, Forwarder
 from agentpay.cli.listen import Listener
 from agentpay.cli.output import Output
-from agentpay.contract.event_types import EventType
+from agentpay.contract.events import EVENTS
 from agentpay_server import AgentPayServer
 
 pytestmark = pytest.mark.anyio
@@ -92,7 +92,7 @@ async def listening(
     *,
     forward_to: str | None = None,
     secret: str | None = None,
-    types: frozenset[str] = frozenset(EventType),
+    types: frozenset[str] = frozenset(EVENTS),
     account_id: str | None = None,
     is_json: bool = True,
 ) -> AsyncIterator[Heard]:

@@ -6,6 +6,7 @@ See interface K8, K9.
 import asyncio
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from attrs import frozen
 from click.testing import CliRunner, Result
 from sqlalchemy import select
 
+from agentpay_lab.simulation.database import NEXT_RELEASE
 from agentpay_server import AgentPayServer, Settings
 from agentpay_server.cli import main
-from agentpay_server.database import tables
+from agentpay_server.database import migrations, tables
 from agentpay_server.database.connection import Connection
 from agentpay_server.storage import open_database
 
@@ -130,15 +132,13 @@ def test_a_directory_in_use_by_a_server_is_refused(tmp_path: Path) -> None:
     assert "another server" in result.stderr
 
 
-def test_an_older_postgresql_schema_is_not_migrated() -> None:
+def test_an_older_postgresql_schema_is_not_migrated(monkeypatch: pytest.MonkeyPatch) -> None:
     url = asyncio.run(stores.fresh_url())
-    (version,) = asyncio.run(stores.fetch(url, "SELECT version_num FROM agentpay.agentpay_version"))
-    asyncio.run(stores.administer(url, "UPDATE agentpay.agentpay_version SET version_num = '0008'"))
+    monkeypatch.setattr(migrations, "upgrade", partial(migrations.upgrade, release=NEXT_RELEASE))
     result = run("Second", "--database-url", url)
     assert result.exit_code == 1
     assert "older version of agentpay-server" in result.stderr
     assert "start a server of this version on it first" in result.stderr
-    asyncio.run(stores.administer(url, f"UPDATE agentpay.agentpay_version SET version_num = '{version}'"))
     stores.run.free.append(url)
 
 

@@ -1,5 +1,6 @@
 """`agentpay-server pay`: pays one 402 from the command line and shows the exchange."""
 
+import json
 from collections.abc import Iterator
 
 import pytest
@@ -39,8 +40,23 @@ def test_pay_pays_once_and_shows_the_exchange(
         "pay", f"{paywall.base_url}/forecast", "--account", account_id, "--payment-key", "f-7"
     )
     assert (again.exit_code, "presents the same payment" in again.stderr) == (1, True)
+    assert "responded 402 to the payment: " in again.stderr
+    assert "duplicate_settlement" in again.stderr
+    url = f"{paywall.base_url}/forecast"
+    as_json = commands.run("pay", url, "--account", account_id, "--payment-key", "f-7", "--json")
+    refused = json.loads(as_json.stderr.splitlines()[-1])
+    assert (refused["error"], refused["status_code"]) == ("not_served", 402)
+    assert refused["reason"] in refused["message"]
     assert str(client.accounts.balance(account_id).balance_usdc) == "0.750000"
     assert len(paywall.sales) == 1
+
+
+def test_an_empty_payment_key_is_refused(commands: CommandLine, funded: Funded, paywall: Paywall) -> None:
+    account_id = funded("1").account_id
+    url = f"{paywall.base_url}/forecast"
+    result = commands.run("pay", url, "--account", account_id, "--payment-key", "")
+    assert (result.exit_code, "--payment-key" in result.stderr) == (2, True)
+    assert paywall.requests == []
 
 
 def test_pay_takes_the_account_by_name_or_from_an_agent_key(

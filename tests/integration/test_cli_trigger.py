@@ -4,16 +4,17 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+import validators
 from click.testing import CliRunner
 from command_line import CommandLine
-from server_world import UNKNOWN_ACCOUNT, Funded
+from server_world import START, UNKNOWN_ACCOUNT, Funded
 
 from agentpay import AgentPay
-from agentpay.contract.event_types import EventType
-from agentpay.contract.events import Event
+from agentpay.contract.choices import EventType
+from agentpay.contract.events import EVENTS, Event
 from agentpay_server import AgentPayServer
+from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.cli import main
-from agentpay_server.sandbox.faulty_chain import FaultyChain
 
 
 def happened(server: AgentPayServer, event: dict[str, Any]) -> bool:
@@ -24,19 +25,19 @@ def happened(server: AgentPayServer, event: dict[str, Any]) -> bool:
 
 def test_the_triggerable_events_are_listed_without_a_server() -> None:
     result = CliRunner(env={"AGENTPAY_API_KEY": None}).invoke(main, ["trigger", "--list"])
-    assert (result.exit_code, result.stdout.split()) == (0, list(EventType))
+    assert (result.exit_code, result.stdout.split()) == (0, list(EVENTS))
 
 
-@pytest.mark.parametrize("event_type", EventType)
+@pytest.mark.parametrize("event_type", EVENTS)
 def test_every_event_can_be_triggered_on_a_new_account(
     server: AgentPayServer, commands: CommandLine, event_type: EventType
 ) -> None:
-    event = commands.json("trigger", event_type.value)
+    event = commands.json("trigger", event_type)
     assert event["type"] == event_type
     assert happened(server, event)
 
 
-@pytest.mark.parametrize("event_type", EventType)
+@pytest.mark.parametrize("event_type", EVENTS)
 def test_events_are_triggered_on_a_given_account_and_keep_its_policy(
     server: AgentPayServer,
     client: AgentPay,
@@ -57,7 +58,7 @@ def test_events_are_triggered_on_a_given_account_and_keep_its_policy(
         escalation_threshold="0.8",
     )
     policy = client.policies.get(account_id)
-    event = commands.json("trigger", event_type.value, "--account", account_id)
+    event = commands.json("trigger", event_type, "--account", account_id)
     assert happened(server, event)
     assert event["data"].get("account_id", account_id) == account_id
     assert client.policies.get(account_id) == policy
@@ -142,13 +143,13 @@ def test_an_invalid_amount_is_refused(commands: CommandLine, amount: str) -> Non
     assert "--amount" in result.stderr
 
 
-def test_without_a_sandbox_nothing_is_done(
-    server: AgentPayServer, client: AgentPay, commands: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(FaultyChain, "is_test_chain", property(lambda _: False))
-    said = commands.refused("trigger", "transfer.settled")
-    assert "Start a server without --rpc-url" in said
-    assert list(client.accounts.list()) == []
+def test_without_a_sandbox_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    validators.embedded_only("its chain passes for a public one")
+    monkeypatch.setattr(EmbeddedChain, "is_test_chain", property(lambda _: False))
+    with AgentPayServer(clock=START) as server:
+        said = CommandLine(server).refused("trigger", "transfer.settled")
+        assert "Start a server without --rpc-url" in said
+        assert list(server.client().accounts.list()) == []
 
 
 def test_a_missing_event_is_reported_after_a_timeout(

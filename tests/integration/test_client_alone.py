@@ -25,7 +25,8 @@ def run(code: str) -> "subprocess.CompletedProcess[str]":
 def test_the_embedded_server_names_the_missing_extra():
     ended = run("from agentpay_server import AgentPayServer")
     assert ended.returncode == 1
-    assert f"the server needs solders, {ADVICE}" in ended.stderr
+    advice = f"which is not installed: {install_command('test')}"
+    assert f"the server needs solders, {advice}" in ended.stderr
 
 
 def test_the_server_command_names_the_missing_extra_in_one_line():

@@ -236,26 +236,33 @@ def test_a_replay_requires_since_and_a_final_status(day: Day, body: dict[str, ob
 
 # --- Plans ------------------------------------------------------------------------------------------------
 
+EVENTS, DELIVERIES = event_store.PAGES.statements(), delivery_store.PAGES.statements()
 STATEMENTS = {
-    "event_store.page after": (event_store._page_by("since_us"), {"ix_events_time", "ix_events_operator"}),
-    "event_store.page within": (
-        event_store._page_by("since_us", "until_us"),
+    "event_store.page after": (
+        EVENTS["since_us",],
         {"ix_events_time", "ix_events_operator"},
     ),
-    "event_store.page of a transfer": (event_store._page_by("transfer_id"), {"ix_events_transfer"}),
-    "event_store.page of a session": (event_store._page_by("session_id"), {"ix_events_session"}),
+    "event_store.page within": (
+        EVENTS["since_us", "until_us"],
+        {"ix_events_time", "ix_events_operator"},
+    ),
+    "event_store.page of a transfer": (
+        EVENTS["transfer_id",],
+        {"ix_events_transfer"},
+    ),
+    "event_store.page of a session": (EVENTS["session_id",], {"ix_events_session"}),
     "event_store.between": (event_store._BETWEEN, {"ix_events_operator"}),
     "event_store.after": (event_store._AFTER, {"INTEGER PRIMARY KEY"}),
     "delivery_store.page within": (
-        delivery_store._page_by("since_us", "until_us"),
+        DELIVERIES["since_us", "until_us"],
         {"ix_deliveries_time", "ix_deliveries_operator"},
     ),
     "delivery_store.page of a transfer": (
-        delivery_store._page_by("transfer_id"),
+        DELIVERIES["transfer_id",],
         {"ix_deliveries_event", "ix_events_transfer"},
     ),
     "delivery_store.replayable": (
-        delivery_store._REPLAYABLE_BY_STATUS[DeliveryStatus.UNDELIVERED],
+        delivery_store._REPLAYABLE_BY_STATUS[DeliveryStatus.UNDELIVERED, False],
         {"ix_deliveries_time"},
     ),
     "summary_store.accounts": (summary_store._ACCOUNTS, {"ix_accounts_operator"}),
@@ -305,7 +312,7 @@ def test_events_with_times_out_of_order_are_found() -> None:
         def found(**moments: int) -> list[str]:
             with engine.begin() as unit:
                 filters = {name: value * 1_000_000 for name, value in moments.items()}
-                rows = event_store.page(unit, "op", 2**62, 10, filters)  # type: ignore[arg-type]
+                rows = event_store.PAGES(unit, "op", 2**62, 10, **filters)  # type: ignore[arg-type]
             return sorted(row.event_id for row in rows)
 
         assert found(since_us=95) == ["e1", "e3"]

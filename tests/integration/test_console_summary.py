@@ -17,7 +17,7 @@ def counted(server: AgentPayServer) -> dict[str, int]:
     return {
         field.name: getattr(summary, field.name)
         for field in attrs.fields(ConsoleSummary)
-        if field.name != "treasury_lamports"
+        if field.name not in ("treasury_lamports", "operator_name")
     }
 
 
@@ -46,7 +46,7 @@ def test_the_summary_counts_open_work(server: AgentPayServer, client: AgentPay) 
 def test_the_summary_is_per_operator_and_not_for_agents(server: AgentPayServer, client: AgentPay) -> None:
     account_id = client.accounts.create(name="Mine").account_id
     other = server.client(api_key=server.sandbox.create_operator("Other").key)
-    assert other.console.summary().accounts == 0
+    assert (other.console.summary().accounts, other.console.summary().operator_name) == (0, "Other")
     with pytest.raises(PermissionDeniedError):
         server.agent_client(account_id).console.summary()
     with pytest.raises(PermissionDeniedError):

@@ -1,5 +1,7 @@
 """The files of the console: what is served without a key, under which headers, and when not."""
 
+import html
+import json
 import re
 from collections.abc import Iterator
 from importlib import resources
@@ -8,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from agentpay.contract.events import EVENTS
 from agentpay_server import AgentPayServer
 from agentpay_server.settings import Settings
 
@@ -22,8 +25,6 @@ HEADERS = {
 }
 FILES = resources.files("agentpay_server.dashboard")
 ASSETS = sorted(file.name for file in FILES.iterdir() if not file.name.startswith("__"))
-SIZE = 60_000
-"""All files together in bytes, before compression."""
 MARKUP = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function"
 
 
@@ -44,6 +45,11 @@ def test_every_file_is_served_without_a_key_under_the_same_headers(served: httpx
     assert not any(name.startswith("access-control") for name in response.headers)
     kind = {"js": "text/javascript", "css": "text/css"}.get(path.rpartition(".")[2], "text/html")
     assert response.headers["content-type"] == f"{kind}; charset=utf-8"
+
+
+def test_the_page_has_the_status_that_each_type_of_event_leaves(served: httpx.Client) -> None:
+    (events,) = re.findall(r'data-events="([^"]*)"', served.get("/dashboard").text)
+    assert json.loads(html.unescape(events)) == {name: kind.status for name, kind in EVENTS.items()}
 
 
 def test_an_unchanged_file_is_304(served: httpx.Client) -> None:
@@ -70,10 +76,6 @@ def test_nothing_else_is_served(served: httpx.Client, path: str) -> None:
 def test_methods_other_than_get_are_405(served: httpx.Client) -> None:
     response = served.post("/dashboard", content=b"{}")
     assert (response.status_code, response.headers["allow"]) == (405, "GET")
-
-
-def test_the_total_file_size_is_limited() -> None:
-    assert sum(len(file.read_bytes()) for file in FILES.iterdir() if file.is_file()) <= SIZE
 
 
 def test_the_dashboard_can_be_disabled(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ See interface W7 to W10; P11.
 
 import re
 import threading
-import time
 from datetime import timedelta
 
 import httpx
@@ -226,13 +225,11 @@ def test_a_receiver_that_advances_the_clock_before_responding_is_refused(
 ):
     server.client().webhooks.create(url=receiver.url, events=SETTLED)
     pay()
-    refusals, seconds = [], []
+    refusals = []
 
     def move_first(exchange):
-        started = time.monotonic()
         with pytest.raises(ConflictError, match="respond first") as refusal:
             server.sandbox.clock.advance(60)
-        seconds.append(time.monotonic() - started)
         refusals.append(refusal.value.code)
         exchange.wire.sendall(answer(200))
 
@@ -240,7 +237,6 @@ def test_a_receiver_that_advances_the_clock_before_responding_is_refused(
     server.sandbox.clock.advance(10)
 
     assert refusals == ["clock_moving"]
-    assert seconds[0] < posting.TIMEOUT_SECONDS / 2
     assert only(server).status == "delivered"
     assert server.sandbox.clock.now() == START + timedelta(seconds=10)
 

@@ -13,7 +13,6 @@ from sqlalchemy import select
 from agentpay import webhooks
 from agentpay.contract.accounts import CreateAccount
 from agentpay.contract.deliveries import ListDeliveries, ListEvents, ReplayEvent
-from agentpay.contract.event_types import EventType
 from agentpay.contract.transfers import CreateTransfer
 from agentpay.contract.webhooks import CreateWebhook
 from agentpay_server.clock import SystemClock, manual_clock, to_us
@@ -423,7 +422,7 @@ async def replayed_to(runtime, count: int, principal=None) -> str:
         principal, CreateWebhook(url=URL, events=("transfer.rejected",))
     )
     page = await runtime.services.deliveries.list_events(
-        principal, ListEvents(type=EventType.TRANSFER_SETTLED, limit=count)
+        principal, ListEvents(type="transfer.settled", limit=count)
     )
     for event in page.data:
         await runtime.services.deliveries.replay(

@@ -13,7 +13,7 @@ from receivers import Receiver, answer, drop, eventually, hang
 from agentpay import InsufficientBalanceError, webhooks
 from agentpay_server import AgentPayServer
 from agentpay_server import scheduler as schedule
-from agentpay_server.webhooks import rules
+from agentpay_server.webhooks import http, rules
 from agentpay_server.webhooks.delivery_store import OF_ONE_OPERATOR_AT_ONCE, TO_ONE_ENDPOINT_AT_ONCE
 from agentpay_server.webhooks.sender import ATTEMPTS_AT_ONCE
 
@@ -24,6 +24,12 @@ SETTLED = ["transfer.settled"]
 def server():
     with AgentPayServer(clock="system") as running:
         yield running
+
+
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch):
+    """No attempt ends because of its bound, so what waits for one never ends."""
+    monkeypatch.setattr(http, "TIMEOUT_SECONDS", 3_600)
 
 
 @pytest.fixture
@@ -52,25 +58,24 @@ class Gate:
         self._open = threading.Event()
 
     def __call__(self, exchange) -> None:
-        self._open.wait(30)
+        self._open.wait(300)
         exchange.wire.sendall(answer(200))
 
     def open(self) -> None:
         self._open.set()
 
 
-def test_an_event_is_posted_as_soon_as_it_is_committed(server: AgentPayServer, receiver: Receiver, pay):
+def test_an_event_is_posted_as_soon_as_it_is_committed(
+    server: AgentPayServer, receiver: Receiver, pay, monkeypatch: pytest.MonkeyPatch
+):
+    # Every wait of the schedule takes longer than the test: it is woken.
+    monkeypatch.setattr(schedule, "_PAUSE_SECONDS", 3_600)
+    monkeypatch.setattr(schedule, "_LONGEST_WAIT_SECONDS", 3_600)
     webhook = server.client().webhooks.create(url=receiver.url, events=SETTLED)
-    delays = []
     for count in range(1, 6):
         pay()
-        started = time.monotonic()
         post = receiver.wait_for(count)[-1]
-        delays.append(time.monotonic() - started)
         webhooks.verify(post.body, post.headers, webhook.secret)
-
-    # Every wait of the schedule is longer: it was woken.
-    assert min(delays) < 0.5 < schedule._PAUSE_SECONDS < schedule._LONGEST_WAIT_SECONDS
 
 
 def test_attempts_are_stored_with_real_durations(server: AgentPayServer, receiver: Receiver, pay):
@@ -96,6 +101,7 @@ def test_many_events_are_all_posted_once(server: AgentPayServer, receiver: Recei
     assert receiver.at_once <= TO_ONE_ENDPOINT_AT_ONCE
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("act", [hang, drop], ids=["slow", "dead"])
 def test_a_slow_receiver_does_not_delay_others(server: AgentPayServer, receiver: Receiver, pay, act):
     with Receiver() as bad:
@@ -103,11 +109,9 @@ def test_a_slow_receiver_does_not_delay_others(server: AgentPayServer, receiver:
         for url in (bad.url, receiver.url):
             server.client().webhooks.create(url=url, events=SETTLED)
 
-        started = time.monotonic()
         pay(20)
         receiver.wait_for(20)
 
-        assert time.monotonic() - started < rules.TIMEOUT_SECONDS / 2
         assert bad.posts
 
 
@@ -144,6 +148,7 @@ def test_concurrent_attempts_per_operator_are_limited(server: AgentPayServer, re
     eventually(lambda: len(list(server.console.deliveries.list(status="delivered"))) == 48)
 
 
+@pytest.mark.usefixtures("patient")
 def test_slow_endpoints_of_one_operator_do_not_delay_others(server: AgentPayServer, receiver: Receiver, pay):
     other = server.client(api_key=server.sandbox.create_operator("b").key)
     payer = other.accounts.create(name="theirs").account_id
@@ -156,12 +161,9 @@ def test_slow_endpoints_of_one_operator_do_not_delay_others(server: AgentPayServ
         pay(8)
         slow.wait_for(OF_ONE_OPERATOR_AT_ONCE)
 
-        started = time.monotonic()
         with pytest.raises(InsufficientBalanceError):
             other.transfers.create(from_=payer, to=payee, amount="1")
         receiver.wait_for(1)
-
-        assert time.monotonic() - started < rules.TIMEOUT_SECONDS / 2
 
 
 def test_failed_attempts_are_retried_on_schedule(
@@ -211,6 +213,7 @@ def test_a_receiver_may_call_the_service_before_it_answers(server: AgentPayServe
     assert len(receiver.wait_for(2)) == 2
 
 
+@pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("_", range(10))
 def test_a_server_closes_while_it_delivers(receiver: Receiver, _):
     with AgentPayServer(clock="system") as server:
@@ -222,4 +225,4 @@ def test_a_server_closes_while_it_delivers(receiver: Receiver, _):
         receiver.wait_for(1)
         started = time.monotonic()
 
-    assert time.monotonic() - started < 4
+    assert time.monotonic() - started < 120, "closing waits for a receiver"

@@ -31,9 +31,10 @@ from agentpay._sync.webhooks import Webhooks
 from agentpay.contract import json_text
 from agentpay.contract.endpoints import GET_TRANSFER
 from agentpay.contract.errors import HTTP_STATUS, ErrorCode, RejectionReason
-from agentpay.contract.event_types import EventType
+from agentpay.contract.events import EVENTS
 from agentpay.integrations import WebhookRouter
 from agentpay.mcp.__main__ import parser as tools_parser
+from agentpay_lab import cli as laboratory
 from agentpay_server import AgentPayServer, WebhookInbox, cli
 from agentpay_server.clients._sync.sandbox import Sandbox, SandboxClock
 from agentpay_server.embedded.scenarios import Scenario
@@ -151,6 +152,13 @@ def test_a_page_starts_with_its_title_and_purpose(path: Path) -> None:
     assert not opening.startswith("This page")
 
 
+def test_the_page_of_the_server_options_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    text = importlib.import_module("options").options_text()
+    page = (DOCS / "reference" / "options.md").read_text("utf-8")
+    assert page == text, "run: python scripts/options.py > docs/reference/options.md"
+
+
 def test_the_text_for_language_models_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "scripts")
     text = importlib.import_module("llms").llms_text()
@@ -185,7 +193,7 @@ def test_the_seller_tutorial_has_the_program_that_runs_with_the_package_x402() -
 
 
 def commands(group: click.Group) -> dict[str, click.Command]:
-    """The commands of the server, and those below them, by the words that name them."""
+    """The commands of a program, and those below them, by the words that name them."""
     found: dict[str, click.Command] = {}
     context = click.Context(group)
     for name in group.list_commands(context):
@@ -209,22 +217,23 @@ def test_the_blocks_of_every_page_are_collected(path: Path) -> None:
 
 
 @every_document
-def test_the_commands_of_the_server_exist(path: Path) -> None:
-    known = commands(cli.main)
+def test_the_commands_of_the_programs_exist(path: Path) -> None:
+    programs = {"agentpay-server": commands(cli.main), "agentpay-lab": commands(laboratory.main)}
     lines = "\n".join(blocks(path, "console")).replace("\\\n", " ").splitlines()
     for line in lines:
-        if match := re.match(r"(?:\$ )?agentpay-server ((?:[a-z]\S* ?)+)(.*?)(?:#|>|$)", line):
-            words = match[1].split()
+        if match := re.match(r"(?:\$ )?(agentpay-(?:server|lab)) ((?:[a-z]\S* ?)+)(.*?)(?:#|>|$)", line):
+            known, words = programs[match[1]], match[2].split()
             named = [" ".join(words[:end]) for end in range(len(words), 0, -1)]
             command = next((known[name] for name in named if name in known), None)
             assert command is not None, line
-            assert set(re.findall(r"(?<!\S)--[a-z-]+", match[2])) <= options(command), line
+            assert set(re.findall(r"(?<!\S)--[a-z-]+", match[3])) <= options(command), line
 
 
 @every_document
 def test_named_options_variables_files_and_sessions_exist(path: Path) -> None:
     words = prose(path)
-    known = set().union(*(options(command) for command in commands(cli.main).values()))
+    programs = (commands(cli.main), commands(laboratory.main))
+    known = set().union(*(options(command) for program in programs for command in program.values()))
     known |= {option for action in tools_parser()._actions for option in action.option_strings}
     others = {"--check", "--chain", "--strict", "--store", "--write"}  # of scripts and of pytest
     assert set(re.findall(r"`(--[a-z-]+)", words)) <= known | others
@@ -359,16 +368,22 @@ def test_every_exception_is_on_the_page_of_errors() -> None:
     assert [name for name in named if f"`{name}`" not in page and f"agentpay.{name}" not in page] == []
 
 
-def test_every_type_of_events_is_on_the_page_of_events() -> None:
+def test_the_lists_of_event_types_are_those_of_the_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "scripts"))
+    pages = importlib.import_module("event_pages")
+    for name in pages.PAGES:
+        assert (DOCS / name).read_text("utf-8") == pages.page(name), "run: python scripts/event_pages.py"
     page = (DOCS / "reference" / "events.md").read_text("utf-8")
-    assert sorted(re.findall(r"^\| `(\w+\.\w+)` \|", page, re.MULTILINE)) == sorted(EventType)
+    assert re.findall(r"^\| `(\w+\.\w+)` \|", page, re.MULTILINE) == list(EVENTS)
 
 
 def test_every_guarantee_names_an_existing_command() -> None:
     page = (DOCS / "explanation" / "guarantees.md").read_text("utf-8")
     rows = re.findall(r"^\| P(\d+) \| \*\*.+?\| .+ \| `nox -s \w+[^`]*` \|$", page, re.MULTILINE)
     # The row of P17 names another command.
-    assert [int(number) for number in rows] == [*range(1, 17), 18, 19]
+    assert [int(number) for number in rows] == [*range(1, 17), 18, 19, 20, 21, 23, 24, 25, 26]
+    named = set(re.findall(r"tests/[\w/]+\.py", page))
+    assert {name for name in named if not (ROOT / name).is_file()} == set()
 
 
 def test_every_log_event_is_documented() -> None:

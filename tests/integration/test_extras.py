@@ -6,6 +6,7 @@ themselves; what is here says at once which import is wrong.
 
 import ast
 import re
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -19,6 +20,9 @@ from attrs import frozen
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = ("agentpay", "agentpay_server")
+
+SERVER = frozenset({"test", "cluster", "ops", "cli"})
+"""What the extra `server` consists of."""
 
 EXTRAS: dict[str, frozenset[str]] = {
     "agentpay": frozenset(),
@@ -34,18 +38,24 @@ EXTRAS: dict[str, frozenset[str]] = {
     "agentpay.integrations.starlette": frozenset({"starlette"}),
     "agentpay.mcp.__main__": frozenset({"mcp"}),
     "agentpay.mcp.serving": frozenset({"mcp"}),
-    "agentpay_server": frozenset({"server"}),
+    "agentpay_server": frozenset({"test"}),
     "agentpay_server.__init__": frozenset(),
     "agentpay_server.__main__": frozenset(),
     "agentpay_server.pytest_plugin": frozenset({"pytest"}),
-    "agentpay_server.cli": frozenset({"server", "cli"}),
-    "agentpay_server.http.port.fast": frozenset({"server", "fast"}),
-    "agentpay_server.database.postgres": frozenset({"server", "postgres"}),
-    "agentpay_server.database.postgres_connections": frozenset({"server", "postgres"}),
+    "agentpay_server.cli": SERVER,
+    "agentpay_server.chain.rpc": frozenset({"test", "cluster"}),
+    "agentpay_server.chain.rpc.settings": frozenset({"test"}),
+    "agentpay_server.database.migrations.env": frozenset({"test", "ops"}),
+    "agentpay_server.database.migrations.running": frozenset({"test", "ops"}),
+    "agentpay_server.database.migrations.versions": frozenset({"test", "ops"}),
+    "agentpay_server.http.exposition": frozenset({"test", "ops"}),
+    "agentpay_server.http.port.fast": frozenset({"test", "fast"}),
+    "agentpay_server.database.postgres": frozenset({"test", "postgres"}),
+    "agentpay_server.database.postgres_connections": frozenset({"test", "postgres"}),
 }
 """Allowed imports besides the client's dependencies; the entry nearest above a module applies."""
 
-BROUGHT = {"mcp": {"mcp-types", "starlette", "uvicorn"}}
+BROUGHT = {"mcp": {"mcp-types", "starlette", "uvicorn"}, "test": {"h11"}}
 """Transitive dependencies of an extra that it uses; their version is chosen by the direct dependency."""
 
 FRAMEWORKS = {
@@ -187,6 +197,13 @@ def test_modules_import_only_their_own_extras() -> None:
         ("agentpay_server.storage", "def open_storage():\n    import asyncpg"),
         ("agentpay_server.storage", "try:\n    import asyncpg\nexcept ImportError: pass"),
         ("agentpay_server.storage", "import uvloop"),
+        ("agentpay_server.chain_opening", "from agentpay_server.chain.rpc.connecting import connect"),
+        ("agentpay_server.chain_opening", "def f():\n    import solana"),
+        ("agentpay_server.embedded.world", "import websockets"),
+        ("agentpay_server.database.memory", "import alembic"),
+        ("agentpay_server.http.operations", "import prometheus_client"),
+        ("agentpay_server.http.operations", "from agentpay_server.http import exposition"),
+        ("agentpay_server.paywall.paywall", "import click"),
         ("agentpay_server.cli.serve", "class Serve:\n    import flask"),
         ("agentpay_server.__main__", "import click"),
         ("agentpay_server.__main__", "from agentpay_server.cli import main"),
@@ -220,7 +237,8 @@ def test_forbidden_imports_are_detected(module: str, source: str) -> None:
             "agentpay_server.pytest_plugin",
             "import pytest\ndef f():\n    from agentpay_server import AgentPayServer",
         ),
-        ("agentpay_server.http.app", "import ulid, attrs, httpx2"),
+        ("agentpay_server.http.app", "import ulid, attrs, httpx"),
+        ("agentpay_server.chain.rpc.client", "import solana, httpx2"),
         ("agentpay.integrations.flask", "import werkzeug"),
     ],
 )
@@ -231,3 +249,54 @@ def test_allowed_imports_are_not_reported(module: str, source: str) -> None:
 def test_every_entry_names_an_existing_module() -> None:
     assert EXTRAS.keys() <= {*modules(), *OURS}
     assert {extra for extras in EXTRAS.values() for extra in extras} <= distributions().keys()
+
+
+def test_the_server_extra_is_made_of_the_others() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    (server,) = project["optional-dependencies"]["server"]
+    name, _, extras = server.removesuffix("]").partition("[")
+    assert (name, frozenset(extras.split(","))) == (project["name"], SERVER)
+
+
+def test_every_declared_extra_has_an_entry() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    named = {extra for extras in EXTRAS.values() for extra in extras}
+    assert project["optional-dependencies"].keys() - {"server"} <= named
+
+
+def loaded_by(program: str) -> frozenset[str]:
+    """The modules that a new process has loaded in the end."""
+    # httpx loads its own command line wherever click, rich and Pygments happen to be installed.
+    start = "import sys\nsys.modules['httpx._main'] = None\n"
+    end = "\nprint(*sys.modules)"
+    ran = subprocess.run(
+        [sys.executable, "-c", start + program + end], capture_output=True, text=True, check=True
+    )
+    return frozenset(ran.stdout.split())
+
+
+def test_an_embedded_server_loads_nothing_of_other_extras() -> None:
+    others = frozenset().union(
+        *(distributions()[extra] for extra in ("cluster", "postgres", "ops", "cli", "mcp", "fast"))
+    ) - frozenset().union(*(distributions()[extra] for extra in ("", "test")))
+    foreign = {name for name, found in installed().items() if found & others}
+    assert {"solana", "httpx2", "websockets", "asyncpg", "alembic", "prometheus_client", "click"} <= foreign
+    # The dialect of PostgreSQL takes longer to load than a server takes to start, and no port is opened.
+    foreign |= {"sqlalchemy.dialects.postgresql", "sqlalchemy.orm", "starlette.routing", "uvicorn"}
+
+    loaded = loaded_by(
+        """
+from agentpay_server import AgentPayServer
+
+with AgentPayServer() as server:
+    client = server.client()
+    bot = client.accounts.create(name="Research bot").account_id
+    shop = client.accounts.create(name="Data shop").account_id
+    server.sandbox.fund(bot, "100")
+    paid = client.transfers.create(from_=bot, to=shop, amount="12.50", idempotency_key="order-7")
+    assert paid.status == "settled"
+"""
+    )
+
+    assert "solders" in loaded
+    assert loaded & foreign == frozenset()

@@ -4,6 +4,7 @@ The table of refusals is that of the field's own facilitators; where they differ
 """
 
 import base64
+import json
 import struct
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +27,7 @@ from solders.transaction import VersionedTransaction
 from agentpay import AgentPay
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
-from agentpay_server.accounts.store import existing_account
+from agentpay_server.accounts.store import ACCOUNTS
 from agentpay_server.chain import instructions
 from agentpay_server.chain.custody import spending_key
 from agentpay_server.chain.instructions import USDC_MINTS, associated_token_address
@@ -106,7 +107,7 @@ class Case:
                 else MessageV0.try_compile(payer, self.steps, [], blockhash)
             )
             record = await context.database.read(
-                lambda connection: existing_account(connection, self._account.account_id)
+                lambda connection: ACCOUNTS.existing(connection, self._account.account_id)
             )
             key, payload = spending_key(record.key_index), to_bytes_versioned(message)
             count = message.header.num_required_signatures
@@ -167,11 +168,24 @@ def test_a_payment_is_verified_then_settled_once(
     again = post(server, "/settle", request)
     assert (again["success"], again["errorReason"], again["transaction"]) == (
         False,
-        "transaction_simulation_failed",
+        "duplicate_settlement",
         "",
     )
     assert not post(server, "/verify", request)["isValid"]
     assert str(client.accounts.balance(seller.account_id).balance_usdc) == "0.001000"
+
+
+def test_a_settled_payment_is_a_duplicate_after_its_blockhash_expired(
+    server: AgentPayServer, case: Case, account: Account, seller: Account
+) -> None:
+    request = case.request()
+    assert post(server, "/settle", request)["success"]
+    server.sandbox.clock.advance(3_600)
+    again = post(server, "/settle", request)
+    assert (again["errorReason"], again["payer"]) == ("duplicate_settlement", case.payer)
+    expired = Case(server, account, seller).request()
+    server.sandbox.clock.advance(3_600)
+    assert post(server, "/settle", expired)["errorReason"] == "transaction_simulation_failed"
 
 
 def test_concurrent_settlements_of_one_payment_succeed_once(server: AgentPayServer, case: Case) -> None:
@@ -189,8 +203,18 @@ def test_concurrent_settlements_of_one_payment_succeed_once(server: AgentPayServ
         lambda case: setattr(case, "is_legacy", True),
         lambda case: case.steps.__setitem__(0, instructions.set_compute_unit_limit(1_400_000)),
         lambda case: case.requirements["extra"].__setitem__("memo", "nonce"),
+        lambda case: _signed_memo(case, case.fee_payer),
+        lambda case: _signed_memo(case, case.payer),
     ],
-    ids=["no memo", "two memos", "limit of 1.4 M", "legacy message", "the seller's memo"],
+    ids=[
+        "no memo",
+        "two memos",
+        "limit of 1.4 M",
+        "legacy message",
+        "the seller's memo",
+        "a memo that lists the fee payer",
+        "a memo that lists the payer",
+    ],
 )
 def test_harmless_deviations_are_accepted(
     server: AgentPayServer, case: Case, change: Callable[[Case], object]
@@ -200,6 +224,11 @@ def test_harmless_deviations_are_accepted(
 
 
 # --- What it refuses ---------------------------------------------------------------------------------------
+
+
+def _signed_memo(case: Case, signer: str) -> None:
+    listed = [AccountMeta(Pubkey.from_string(signer), is_signer=True, is_writable=True)]
+    case.steps[3] = Instruction(instructions.MEMO_PROGRAM, b"signed", listed)
 
 
 def _other_order(case: Case) -> None:
@@ -314,6 +343,40 @@ def test_an_altered_or_unsigned_payment_is_refused(server: AgentPayServer, case:
     for changed in (bytes(raw), bytes(blank), b"", b"\x00" * 200, b"\xff" * 1_300):
         assert not post(server, "/verify", case.request(changed))["isValid"]
         assert not post(server, "/settle", case.request(changed))["success"]
+
+
+@pytest.mark.parametrize("text", ["%%%", "AAA", "é", "A" * 40_000])
+def test_a_transaction_that_is_not_base64_gets_a_verdict(
+    server: AgentPayServer, case: Case, text: str
+) -> None:
+    request = case.request()
+    request["paymentPayload"]["payload"]["transaction"] = text
+    verified, settled = post(server, "/verify", request), post(server, "/settle", request)
+    assert (verified["isValid"], settled["success"]) == (False, False)
+    assert (
+        verified["invalidReason"]
+        == settled["errorReason"]
+        == "invalid_exact_svm_payload_transaction_could_not_be_decoded"
+    )
+
+
+def test_bodies_nest_up_to_64_deep_and_extensions_without_limit(server: AgentPayServer, case: Case) -> None:
+    def told(levels: int, extensions: str) -> httpx.Response:
+        request = case.request()
+        schema = '{"properties": ' * (levels - 1) + "{}" + "}" * (levels - 1)
+        request["paymentPayload"]["accepted"]["outputSchema"] = "schema"
+        request["paymentPayload"]["extensions"] = "here"
+        return httpx.post(
+            f"{server.facilitator_url}/verify",
+            content=json.dumps(request).replace('"schema"', schema).replace('"here"', extensions),
+            headers={"content-type": "application/json"},
+        )
+
+    deep = '{"bazaar": ' + '{"a": [' * 2_000 + "]}" * 2_000 + "}"
+    assert told(61, deep).json()["isValid"]
+    assert told(62, "{}").status_code == 400
+    assert "deeper than 64" in told(62, "{}").json()["error"]
+    assert told(1_500, "{}").status_code == 400
 
 
 def test_a_payment_in_two_networks_is_refused(server: AgentPayServer, case: Case) -> None:

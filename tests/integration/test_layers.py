@@ -1,6 +1,7 @@
 """Imports run down only, and the SDK is light."""
 
 import ast
+import os
 import subprocess
 import sys
 from functools import cache
@@ -12,9 +13,11 @@ ROOT = Path(__file__).parents[2]
 
 # From the top down. A module may import its own layer and those below it.
 LAYERS: list[list[str]] = [
+    ["agentpay_lab.__main__"],
+    ["agentpay_lab.cli"],
+    ["agentpay_lab"],
     ["agentpay_server.__main__"],
     ["agentpay_server", "agentpay_server.pytest_plugin", "agentpay_server.cli"],
-    ["agentpay_server._simulation", "agentpay_server._crash_test"],
     ["agentpay_server.paywall"],
     ["agentpay_server.embedded"],
     ["agentpay_server.http", "agentpay_server.dashboard", "agentpay_server.clients"],
@@ -23,7 +26,6 @@ LAYERS: list[list[str]] = [
         "agentpay_server.chain_opening",
         "agentpay_server.storage",
         "agentpay_server.identity",
-        "agentpay_server.resealing",
     ],
     ["agentpay_server.config"],
     ["agentpay_server.sandbox"],
@@ -47,10 +49,12 @@ LAYERS: list[list[str]] = [
     ["agentpay_server.audit", "agentpay_server.treasury"],
     ["agentpay_server.context"],
     ["agentpay_server.chain"],
-    ["agentpay_server.audit_store", "agentpay_server.identity_store"],
+    ["agentpay_server.audit_store", "agentpay_server.identity_store", "agentpay_server.clock_check"],
+    ["agentpay_server.key_store"],
     ["agentpay_server.database"],
     [
         "agentpay_server.scheduler",
+        "agentpay_server.pace",
         "agentpay_server.tasks",
         "agentpay_server.principals",
         "agentpay_server.vault",
@@ -63,6 +67,7 @@ LAYERS: list[list[str]] = [
         "agentpay_server.logs",
         "agentpay_server.metrics",
         "agentpay_server.settings",
+        "agentpay_server.options",
         "agentpay_server.randomness",
         "agentpay_server.webhooks.rules",
     ],
@@ -98,6 +103,8 @@ EXCEPTIONS = {
 STATEMENTS = {
     "agentpay_server.health",
     "agentpay_server.money.entries",
+    "agentpay_server.money.fees",
+    "agentpay_server.money.funding",
     "agentpay_server.money.held_keys",
     "agentpay_server.money.spending",
     "agentpay_server.money.transactions",
@@ -105,16 +112,20 @@ STATEMENTS = {
 
 RANKS = {package: rank for rank, layer in enumerate(LAYERS) for package in layer}
 
+# Where each package is.
+SOURCES = {"agentpay": ROOT, "agentpay_server": ROOT, "agentpay_lab": ROOT / "agentpay_lab" / "src"}
+
 MODULES = sorted(
     path
-    for package in ("agentpay", "agentpay_server")
-    for path in (ROOT / package).rglob("*.py")
+    for package, source in SOURCES.items()
+    for path in (source / package).rglob("*.py")
     if "__pycache__" not in path.parts
 )
 
 
 def module_name(path):
-    parts = path.relative_to(ROOT).with_suffix("").parts
+    source = max(source for source in SOURCES.values() if path.is_relative_to(source))
+    parts = path.relative_to(source).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
@@ -130,7 +141,8 @@ def layer_of(module):
 
 @cache
 def is_module(name):
-    path = ROOT.joinpath(*name.split("."))
+    package, *rest = name.split(".")
+    path = SOURCES.get(package, ROOT).joinpath(package, *rest)
     return path.is_dir() or path.with_suffix(".py").is_file()
 
 
@@ -162,7 +174,7 @@ def imports_of(path):
             assert node.level == 0, f"{path}: imports are absolute"
             base = node.module or ""
             names = [f"{base}.{a.name}" if is_module(f"{base}.{a.name}") else base for a in node.names]
-        yield from (name for name in names if name.split(".")[0] in ("agentpay", "agentpay_server"))
+        yield from (name for name in names if name.split(".")[0] in SOURCES)
 
 
 def test_no_module_imports_a_higher_layer():
@@ -185,6 +197,7 @@ def test_no_module_imports_a_higher_layer():
             [
                 "agentpay_server.database",
                 "agentpay_server.errors",
+                "agentpay._loading",
                 "agentpay.contract",
             ],
         ),
@@ -195,6 +208,8 @@ def test_no_module_imports_a_higher_layer():
                 "agentpay_server.clock",
                 "agentpay_server.crash_points",
                 "agentpay_server.database",
+                "agentpay_server.logs",
+                "agentpay_server.options",
                 "agentpay_server.randomness",
                 "agentpay.contract",
             ],
@@ -209,7 +224,26 @@ def test_a_package_imports_only_its_allowed_layers(package, alone):
     for path in MODULES:
         if layer_of(module_name(path)) == package:
             for imported in imports_of(path):
-                assert layer_of(imported) in alone, f"{module_name(path)} imports {imported}"
+                assert {layer_of(imported), imported} & {*alone}, f"{module_name(path)} imports {imported}"
+
+
+# How a chain works, and what its messages and accounts say: a `Chain` states what others need of it.
+CHAIN_INSIDE = [
+    f"agentpay_server.chain.{each}" for each in ("embedded", "messages", "node", "parsing", "rpc")
+]
+# The facilitator of the sandbox is a Solana client of the embedded chain.
+KNOWS_CHAINS_BY_PROTOCOL = {"agentpay_server.money", *FEATURES} - {"agentpay_server.sandbox"}
+
+
+def test_the_money_core_and_the_features_know_a_chain_by_its_protocol():
+    inside = [
+        f"{module_name(path)} imports {imported}"
+        for path in MODULES
+        if ".".join(module_name(path).split(".")[:2]) in KNOWS_CHAINS_BY_PROTOCOL
+        for imported in imports_of(path)
+        if any(imported == each or imported.startswith(f"{each}.") for each in CHAIN_INSIDE)
+    ]
+    assert not inside
 
 
 # What both sides share: the version, how extras are loaded and installed, and the signature and headers that
@@ -237,9 +271,49 @@ def test_only_the_embedded_server_and_clients_use_the_sdk():
         "agentpay_server.clients",
         "agentpay_server.embedded",
         "agentpay_server.pytest_plugin",
-        "agentpay_server._simulation",
-        "agentpay_server._crash_test",
     }
+
+
+# What the laboratory may use of the server: what users use, how a server starts on an edge that is not real,
+# the node and the transactions of the chain, the database runner and its migrations.
+DECLARED = {
+    "agentpay_server.chain",
+    "agentpay_server.clients",
+    "agentpay_server.clock",
+    "agentpay_server.config",
+    "agentpay_server.credentials",
+    "agentpay_server.database",
+    "agentpay_server.embedded",
+    "agentpay_server.errors",
+    "agentpay_server.http",
+    "agentpay_server.payments",
+    "agentpay_server.paywall",
+    "agentpay_server.sandbox",
+    "agentpay_server.server",
+    "agentpay_server.settings",
+    "agentpay_server.storage",
+}
+# And of the private modules of the client: a client is made on an edge that is not real, too.
+PRIVATE = {"agentpay._async.client", "agentpay._http", "agentpay._settings"}
+
+
+def test_the_laboratory_uses_only_what_is_declared_for_it():
+    used = {
+        imported
+        for path in MODULES
+        if path.is_relative_to(SOURCES["agentpay_lab"])
+        for imported in imports_of(path)
+        if imported not in SHARED
+    }
+
+    assert {layer_of(name) for name in used if name.startswith("agentpay_server.")} == DECLARED
+    assert {name for name in used if name.startswith("agentpay.") and "._" in name} == PRIVATE
+
+
+def test_neither_sdk_nor_server_imports_the_laboratory():
+    for path in MODULES:
+        if not path.is_relative_to(SOURCES["agentpay_lab"]):
+            assert not [name for name in imports_of(path) if name.startswith("agentpay_lab")], path
 
 
 def test_the_sdk_does_not_import_the_server():
@@ -298,7 +372,7 @@ def test_rule_modules_do_no_input_or_output():
 
 def test_sql_is_only_in_stores():
     """In modules that are named for it, and where tables and runners are; a simulation is a database."""
-    may = ("agentpay_server.database", "agentpay_server._simulation")
+    may = ("agentpay_server.database", "agentpay_lab.simulation")
     for path in MODULES:
         module = module_name(path)
         if not module.startswith(may) and not path.stem.endswith("store") and module not in STATEMENTS:
@@ -308,8 +382,9 @@ def test_sql_is_only_in_stores():
 def loaded_by(statement):
     """The modules that a fresh interpreter has loaded after a statement."""
     code = f"{statement}; import sys; print(*sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(SOURCES["agentpay_lab"])}
     answer = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT, env=environment
     )
     return set(answer.stdout.split())
 
@@ -341,11 +416,20 @@ def test_the_metrics_library_is_imported_on_first_use():
     assert "prometheus_client" not in loaded_by("import agentpay_server.cli.process")
 
 
-@pytest.mark.parametrize("package", ["agentpay.cli", "agentpay_server.cli"])
+@pytest.mark.parametrize("package", ["agentpay.cli", "agentpay_server.cli", "agentpay_lab.cli"])
 def test_the_help_of_a_command_line_loads_no_command(package):
     loaded = loaded_by(f"from {package} import main; main(['--help'], standalone_mode=False)")
 
-    for name in ("rich", "attr", "httpx", "sqlalchemy", "solders", "uvicorn", f"{package}.approvals"):
+    for name in (
+        "rich",
+        "attr",
+        "httpx",
+        "sqlalchemy",
+        "solders",
+        "uvicorn",
+        f"{package}.approvals",
+        f"{package}.simulate",
+    ):
         assert name not in loaded
 
 

@@ -41,9 +41,9 @@ MALFORMED = [
     b"POST / HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: gzip\r\n\r\n",
     b"POST / HTTP/1.1\r\n" + HOST + b"Transfer-Encoding: chunked, gzip\r\n\r\n",
     b"POST / HTTP/1.0\r\n" + HOST + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
-    b"GET / HTTP/1.1\r\n" + HOST + b"X: " + b"x" * 20_000 + b"\r\n\r\n",
-    b"GET / HTTP/1.1\r\n" + HOST + b"".join(b"X%d: y\r\n" % n for n in range(2_000)) + b"\r\n",
-    b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\n" + HOST + b"\r\n",
+    b"GET / HTTP/1.1\r\n" + HOST + b"X: " + b"x" * 70_000 + b"\r\n\r\n",
+    b"GET / HTTP/1.1\r\n" + HOST + b"".join(b"X%d: y\r\n" % n for n in range(7_000)) + b"\r\n",
+    b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\n" + HOST + b"\r\n",
     b"GET / HTTP/1.1\r\n" + HOST + b"X: " + b"x" * 1_000_000,
     b"GET /" + b"x" * 1_000_000,
 ]
@@ -105,6 +105,22 @@ def test_malformed_http_gets_one_declared_error_and_the_connection_closes(
     assert f"request_id={answered.headers['x-request-id']}" in lines[0]
     assert "status=400 error=invalid_request" in lines[0]
     assert [record for record in caplog.records if record.name.startswith("uvicorn")] == []
+
+
+@pytest.mark.parametrize("pieces", [1, 7])
+@pytest.mark.parametrize("field", ["one", "many", "target"])
+def test_a_head_of_64_kib_is_read(listening: AgentPayServer, field: str, pieces: int) -> None:
+    start, padding = b"GET /healthz HTTP/1.1\r\n" + HOST, b"X: " + b"x" * 65_400 + b"\r\n"
+    if field == "many":
+        padding = b"".join(b"X%04d: %s\r\n" % (n, b"x" * 640) for n in range(100))
+    elif field == "target":
+        start, padding = b"GET /healthz?" + b"x" * 65_400 + b" HTTP/1.1\r\n" + HOST, b""
+    data = start + padding + b"\r\n"
+    assert 63 * 1024 < len(data) <= 64 * 1024
+    with Peer(listening.base_url) as peer:
+        for at in range(pieces):
+            peer.send(data[len(data) * at // pieces : len(data) * (at + 1) // pieces])
+        assert peer.answer().status == 200
 
 
 @pytest.mark.usefixtures("uvicorn_logs")

@@ -6,8 +6,9 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, get_type_hints
 
+import attrs
 import httpx2
 import mcp_types as types
 import pytest
@@ -18,8 +19,18 @@ from mcp.shared.exceptions import MCPError
 from mcp_types.version import LATEST_HANDSHAKE_VERSION, LATEST_MODERN_VERSION
 from server_world import START
 
+from agentpay import Budget
 from agentpay.mcp import server as mcp_server
 from agentpay.tools import TOOLS, AsyncAgentTools
+from agentpay.tools.results import (
+    CheckResult,
+    FetchResult,
+    ListedPayment,
+    PaymentList,
+    PaymentResult,
+    SessionResult,
+    UntrustedContent,
+)
 from agentpay_server import AgentPayServer
 from agentpay_server.paywall import Paywall
 
@@ -194,8 +205,12 @@ async def test_the_tool_list_is_small_and_says_what_each_tool_may_do(place: Plac
         async with Client(tools, mode=mode) as client:
             listing = await client.list_tools()
         plain = listing.model_dump(by_alias=True, exclude_none=True, mode="json")
+        assert len(json.dumps(plain)) < 22_000
+        for tool in plain["tools"]:
+            del tool["outputSchema"]  # most hosts do not show it to a model
         assert len(json.dumps(plain)) < 8_000
         for tool in listing.tools:
+            assert tool.title
             hints = tool.annotations
             assert hints is not None
             assert HINTS[tool.name] == (
@@ -210,6 +225,7 @@ async def test_the_tool_list_is_small_and_says_what_each_tool_may_do(place: Plac
             assert set(schema["properties"]) == {*required, *optional}
             assert schema["additionalProperties"] is False
             for name, field in schema["properties"].items():
+                assert field["description"], (tool.name, name)
                 if name.endswith("_usdc"):
                     assert field["type"] == "string"
                 if name.endswith("_ref"):
@@ -222,6 +238,63 @@ async def test_the_tool_list_is_small_and_says_what_each_tool_may_do(place: Plac
             "another way",
         ):
             assert said in str(pay)
+
+
+RESULTS = {
+    "get_budget": Budget,
+    "check_payment": CheckResult,
+    "pay": PaymentResult,
+    "get_payment": PaymentResult,
+    "list_payments": PaymentList,
+    "fetch_paid": FetchResult,
+    "open_session": SessionResult,
+    "charge_session": SessionResult,
+    "close_session": SessionResult,
+}
+
+
+def fields_of(result: type) -> set[str]:
+    return {field.name for field in attrs.fields(result)} if attrs.has(result) else {*get_type_hints(result)}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_every_field_of_every_result_is_described(name: str) -> None:
+    schema = TOOLS[name].output_schema
+    assert set(schema["required"]) == set(schema["properties"])
+    # Fields of a budget that a later service adds are allowed, and not described.
+    assert set(schema["properties"]) == fields_of(RESULTS[name])
+    assert all(field["description"] for field in schema["properties"].values())
+    if name == "fetch_paid":
+        assert set(schema["properties"]["untrusted_content"]["properties"]) == fields_of(UntrustedContent)
+    if name == "list_payments":
+        assert set(schema["properties"]["payments"]["items"]["properties"]) == fields_of(ListedPayment)
+
+
+async def test_a_call_that_waits_reports_progress(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here the wait ends only because progress was reported."""
+    monkeypatch.setattr("agentpay.mcp.serving.PROGRESS_SECONDS", 0.01)
+    tools = mcp_server(AsyncAgentTools(place.server.async_agent_client(place.payer)))
+    reports: list[tuple[float, float | None, str | None]] = []
+    for mode in ERAS:
+        ref = f"progress-{mode}"
+        async with Client(tools, mode=mode) as client:
+            waiting = await called(client, "pay", payment_ref=ref, to=place.payee, amount_usdc="5")
+
+            async def report(
+                progress: float, total: float | None, message: str | None, pending: Any = waiting
+            ) -> None:
+                reports.append((progress, total, message))
+                if len(reports) == 2:
+                    await place.server.async_console.approvals.approve(pending["transfer_id"])
+
+            reports.clear()
+            arguments = {"payment_ref": ref, "wait_seconds": 50}
+            result: Any = await client.call_tool("get_payment", arguments, progress_callback=report)
+        assert result.structured_content["status"] == "settled"
+        assert len(reports) >= 2
+        assert [progress for progress, _, _ in reports] == sorted({progress for progress, _, _ in reports})
+        assert {total for _, total, _ in reports} == {65.0}
+        assert "Read a payment: still waiting" in str(reports[0][2])
 
 
 @pytest.mark.parametrize("mode", ERAS)
@@ -274,7 +347,7 @@ async def test_refusals_are_results_and_invalid_arguments_are_errors(place: Plac
 
 def ended(*arguments: str, env: dict[str, str], stdin: str = "") -> "subprocess.CompletedProcess[str]":
     started = command(*arguments, env=env)
-    return subprocess.run(**started, input=stdin, capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run(**started, input=stdin, capture_output=True, text=True, check=False, timeout=120)
 
 
 def test_the_server_exits_when_the_host_closes_the_connection(place: Place) -> None:

@@ -105,6 +105,19 @@ def test_an_invalid_configuration_exits_with_2_and_one_sentence(
     assert words in sentence
 
 
+@pytest.mark.parametrize("address", ["http://pay.example.com", "http://192.0.2.1:8402", "http://10.0.0.5"])
+def test_plain_http_to_another_machine_exits_with_2_before_any_request(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    """The client would only warn, on a standard error that nobody reads."""
+    monkeypatch.setenv("AGENTPAY_BASE_URL", address)
+    monkeypatch.setattr("agentpay.mcp.__main__.START_SECONDS", 0.5)
+    code, sentence = ended(capsys)
+    assert code == 2
+    assert f"AGENTPAY_BASE_URL is {address}, plain http to another machine" in sentence
+    assert "https" in sentence
+
+
 def test_a_key_that_the_service_refuses_exits_with_2(
     server: AgentPayServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,5 +1,6 @@
 """`/metrics`: what a server counts, in Prometheus' text format."""
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ from prometheus_client import REGISTRY
 from prometheus_client.parser import text_string_to_metric_families
 from server_world import START, Funded, raw_client, refused
 
+import agentpay_server.http
 from agentpay import AgentPay, PolicyViolationError
 from agentpay_server import AgentPayServer, Settings
 
@@ -151,3 +153,12 @@ def test_servers_of_one_process_have_separate_metrics(server: AgentPayServer, va
         other.client().accounts.create(name="elsewhere")
     assert value("agentpay_requests_total", route="/v1/accounts", method="POST", status="201") == 0
     assert not [family.name for family in REGISTRY.collect() if family.name.startswith("agentpay")]
+
+
+def test_metrics_without_their_extra_name_it(server: AgentPayServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "agentpay_server.http.exposition", raising=False)
+    monkeypatch.delattr(agentpay_server.http, "exposition", raising=False)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with raw_client(server, "") as http:
+        body = refused(http.get("/metrics"), "not_found")
+    assert body["message"] == "/metrics needs prometheus_client: install the extra ops of agentpay-kit."

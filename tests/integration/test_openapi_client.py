@@ -47,7 +47,7 @@ def generated(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [sys.executable, "-c", GENERATE, json.dumps(runs)],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=500,
         check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr

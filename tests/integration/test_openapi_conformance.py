@@ -125,7 +125,7 @@ def judged(
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_operation_conforms_to_its_document(document: str, tmp_path: Path) -> None:
-    said = judged(document, tmp_path, examples=4, timeout_seconds=100)
+    said = judged(document, tmp_path, examples=4, timeout_seconds=500)
 
     operations = json.loads((ROOT / "docs" / document).read_text())["paths"].values()
     count = sum(len(methods) for methods in operations) - (document == DOCUMENTS[1])
@@ -134,7 +134,7 @@ def test_every_operation_conforms_to_its_document(document: str, tmp_path: Path)
 
 
 def test_responses_to_an_agent_key_conform_to_the_document(tmp_path: Path) -> None:
-    judged(DOCUMENTS[0], tmp_path, examples=1, timeout_seconds=100, as_agent=True)
+    judged(DOCUMENTS[0], tmp_path, examples=1, timeout_seconds=500, as_agent=True)
 
 
 @pytest.mark.deep

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import pickle
 import subprocess
 import sys
 from decimal import Decimal
@@ -119,6 +120,33 @@ def test_a_lost_reply_carries_the_payment_record(server: AgentPayServer, bot: st
         record = caught.value.request.extensions["payment"]
         assert record.idempotency_key == "k"
         assert server.client().payments.get(record.transfer_id).account_id == bot
+
+
+UNPAYABLE = {
+    "price": ({"mode": Mode.HONEST}, {"max_amount": "0.009999"}, "Raise max_amount if the price is right"),
+    "network": ({"mode": Mode.WRONG_NETWORK}, {}, "Nothing that you pass changes this"),
+    "token": ({"mode": Mode.WRONG_MINT}, {}, "Nothing that you pass changes this"),
+}
+
+
+@pytest.mark.parametrize("unpayable", UNPAYABLE.values(), ids=UNPAYABLE)
+def test_the_advice_of_an_unpayable_402_fits_its_reason(
+    server: AgentPayServer, bot: str, unpayable: tuple[dict[str, Any], dict[str, Any], str]
+) -> None:
+    seller, options, advice = unpayable
+    with (
+        shop(server, **seller) as paywall,
+        buyer(server, paywall, bot, **options) as http,
+        pytest.raises(errors.UnpayableChallengeError) as caught,
+    ):
+        http.get("/forecast")
+    error = caught.value
+    assert error.details[0].field == "offers[0]"
+    assert all(fault.message in str(error) for fault in error.details)
+    assert len(error.details) == 1 or "; offers[1] " in str(error)
+    assert advice in str(error)
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), copy.advice) == (str(error), error.advice)
 
 
 @pytest.mark.parametrize("follows", [True, False])

@@ -1,5 +1,7 @@
 """Payments behind HTTP 402, over HTTP, with a seller that broadcasts what it is given."""
 
+import base64
+import json
 from typing import Any
 
 import pytest
@@ -11,11 +13,12 @@ from sellers import ORIGIN, PROTOCOLS, Seller, message_of, name_of
 from server_world import refused
 
 from agentpay_server.accounts import store as account_store
-from agentpay_server.accounts.store import AccountRecord
 from agentpay_server.chain import transactions
 from agentpay_server.chain.custody import TREASURY
+from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.protocol import SignatureStatus
 from agentpay_server.database.connection import Connection
+from agentpay_server.database.tables import AccountRecord
 
 LANDED = SignatureStatus(is_final=True)
 MINUTE = 61.0
@@ -69,9 +72,15 @@ def events(server) -> list[tuple[str, Any]]:
 # --- One purchase
 
 
+def test_a_payment_expires_at_the_pace_of_its_chain(http, seller, paid, monkeypatch) -> None:
+    monkeypatch.setattr(EmbeddedChain, "usual_life_seconds", property(lambda _: 45.3), raising=False)
+    assert paid(seller.ask())["expires_at"] == "2026-01-01T00:00:45.300Z"
+
+
 @every_protocol
 @pytest.mark.parametrize("is_sponsored", [True, False], ids=["sponsored", "own fee"])
 def test_a_402_challenge_is_authorized(http, seller, paid, account, client, protocol, is_sponsored) -> None:
+    pin(http, sponsor_fees=not is_sponsored)
     payment = paid(
         seller.ask(protocol, 1_500, is_sponsored=is_sponsored), url=f"{ORIGIN}/forecast", memo="rain"
     )
@@ -136,29 +145,118 @@ def test_every_leg_of_a_split_is_paid(http, seller, paid) -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("protocol", "change", "says"),
     [
-        {"amount": 1_001},
-        {"is_sponsored": False},
-        {"extra": {"memo": "another"}},
+        ("x402_v2", {"amount": 1_001}, "amount was 0.001000 USDC and is 0.001001 USDC"),
+        (
+            "x402_v2",
+            {"is_sponsored": False},
+            "the network fee was to be paid by the seller and now by this service",
+        ),
+        ("x402_v1", {}, "protocol was x402_v2 and is x402_v1"),
+        ("mpp", {"split": 10}, "protocol was x402_v2 and is mpp; splits differ"),
     ],
-    ids=["price", "fees", "memo"],
+    ids=["price", "fees", "version", "protocol"],
 )
-def test_other_terms_under_the_key_are_a_conflict_that_names_the_payment(
-    seller, paid, authorize, change
+def test_other_terms_under_the_key_are_a_conflict_that_names_them_and_the_payment(
+    seller, paid, authorize, protocol, change, says
 ) -> None:
     payment = paid(seller.ask())
 
-    body = refused(authorize(seller.ask(**change)), "idempotency_conflict")
+    body = refused(authorize(seller.ask(protocol, **change)), "idempotency_conflict")
     assert body["transfer_id"] == payment["transfer_id"]
+    assert f"for a payment on other terms: {says}. " in body["message"]
+    assert f"{payment['transfer_id']}, can still settle" in body["message"]
     assert seller.received == 0
 
 
-def test_another_memo_or_origin_under_the_key_conflicts(seller, paid, authorize) -> None:
-    paid(seller.ask())
+def test_a_conflict_names_the_terms_of_the_most_similar_offer(seller, paid, authorize) -> None:
+    paid(seller.ask("mpp"))
 
-    refused(authorize(seller.ask(), memo="other"), "idempotency_conflict")
-    refused(authorize(seller.ask(), origin="https://other.example.com"), "idempotency_conflict")
+    both = {"headers": [*seller.ask(amount=900)["headers"], *seller.ask("mpp", amount=900)["headers"]]}
+    message = refused(authorize(both), "idempotency_conflict")["message"]
+    assert "on other terms: amount was 0.001000 USDC and is 0.000900 USDC." in message
+
+
+def test_another_memo_origin_or_recipient_under_the_key_conflicts(seller, paid, authorize) -> None:
+    payment = paid(seller.ask())
+    seller.settle(payment["header"])
+
+    def message(challenge: dict[str, Any], **more: Any) -> str:
+        return str(refused(authorize(challenge, **more), "idempotency_conflict")["message"])
+
+    assert "on other terms: memo differs." in message(seller.ask(), memo="other")
+    other = "https://other.example.com"
+    assert f"origin was {ORIGIN} and is {other}" in message(seller.ask(), origin=other)
+    recipient = seller.split.address
+    assert f"recipient was {seller.wallet.address} and is {recipient}" in message(seller.ask(payTo=recipient))
+    assert seller.received == 1_000
+
+
+@pytest.mark.parametrize("end", ["settled", "failed", "rejected", "pending_approval", "approved"])
+def test_a_conflict_says_whether_the_first_payment_can_still_settle(
+    server, http, seller, authorize, account, end
+) -> None:
+    if end == "failed":
+        validators.embedded_only(EXPIRES_IN_REAL_TIME)
+    policy(http, account, **{"rejected": {"max_single_transfer": 0.0005}}.get(end, {}))
+    if end in ("pending_approval", "approved"):
+        policy(http, account, escalation_threshold=0.001)
+    first = authorize(seller.ask()).json()
+    if end == "settled":
+        seller.settle(first["header"])
+        get(http, first)
+    elif end == "failed":
+        server.sandbox.clock.advance(MINUTE)
+    elif end == "approved":
+        assert http.post(f"/console/approvals/{first['transfer_id']}/approve").status_code == 200
+
+    message = refused(authorize(seller.ask(amount=900)), "idempotency_conflict")["message"]
+    assert {
+        "settled": "has settled",
+        "failed": "moved nothing and can no longer settle",
+        "rejected": "was rejected and moved nothing",
+        "pending_approval": "waits for approval",
+        "approved": "is approved, not signed, and can still settle",
+    }[end] in message
+
+
+@every_protocol
+def test_another_fee_payer_or_memo_of_the_seller_is_the_same_purchase(http, seller, paid, protocol) -> None:
+    def asked(fee_payer: str, memo: str) -> dict[str, Any]:
+        if protocol != "mpp":
+            return dict(seller.ask(protocol, extra={"feePayer": fee_payer, "memo": memo}))
+        details = {"network": "localnet", "decimals": 6, "feePayer": True, "feePayerKey": fee_payer}
+        return dict(seller.ask(protocol, methodDetails=details, externalId=memo))
+
+    first = paid(asked(str(seller.facilitator.pubkey()), "order 7"))
+    again = paid(asked(seller.split.address, "order 8"))
+
+    assert (again["is_replay"], again["transfer_id"]) == (True, first["transfer_id"])
+    assert seller.transaction_in(again["header"]) == seller.transaction_in(first["header"])
+    assert seller.settle(first["header"]) == LANDED
+    assert get(http, first)["status"] == "settled"
+    # Nothing is signed, so the challenge may name a fee payer that no new payment may have.
+    after = paid(asked(seller.wallet.address, "m" * 250))
+    assert (after["is_replay"], after["status"]) == (True, "settled")
+    assert seller.transaction_in(after["header"]) == seller.transaction_in(first["header"])
+    assert seller.received == 1_000
+
+
+def test_an_approved_payment_is_signed_for_the_fee_payer_and_memo_of_the_last_challenge(
+    http, seller, authorize, paid, account
+) -> None:
+    policy(http, account, escalation_threshold=0.001)
+    waiting = authorize(seller.ask(extra={"feePayer": seller.split.address, "memo": "order 7"})).json()
+    assert http.post(f"/console/approvals/{waiting['transfer_id']}/approve").status_code == 200
+
+    fee_payer = str(seller.facilitator.pubkey())
+    payment = paid(seller.ask(extra={"feePayer": fee_payer, "memo": "order 8"}))
+
+    assert (payment["transfer_id"], payment["fee_payer"]) == (waiting["transfer_id"], fee_payer)
+    assert b"order 8" in seller.transaction_in(payment["header"])
+    assert seller.settle(payment["header"]) == LANDED
+    assert seller.received == 1_000
 
 
 # --- Keys are shared with transfers
@@ -177,7 +275,7 @@ def test_a_payment_cannot_take_the_key_of_a_transfer(http, seller, authorize, ac
     body = {"from": account.account_id, "to": seller.wallet.token_account, "amount": "0.001"}
     assert http.post("/v1/transfers", json={**body, "idempotency_key": "forecast-7"}).status_code == 200
 
-    refused(authorize(seller.ask()), "idempotency_conflict")
+    assert "for a transfer." in refused(authorize(seller.ask()), "idempotency_conflict")["message"]
     assert seller.received == 1_000
 
 
@@ -495,16 +593,100 @@ def test_an_approved_payment_that_is_not_requested_again_expires(
 
 
 def test_a_402_without_a_payable_offer_stores_nothing(http, seller, authorize, account) -> None:
-    assert "max_amount" in refused(authorize(seller.ask(), max_amount="0.0009"), "nothing_payable")["message"]
-    refused(authorize({"headers": []}), "nothing_payable")
+    dear = refused(authorize(seller.ask(), max_amount="0.0009"), "nothing_payable")
+    price = "price is 0.001000 USDC and max_amount 0.000900 USDC"
+    assert dear["details"] == [{"field": "offers[0]", "message": price}]
+    assert dear["message"] == f"The only offer of this 402 cannot be paid: {price}."
+    empty = refused(authorize({"headers": []}), "nothing_payable")
+    assert "has no challenge of x402 or MPP" in empty["message"]
+    assert "details" not in empty
     mainnet = "solana:5eykt4UsFv8P8NJdTREpY1vzqKqZKvdp"
     refused(authorize(seller.ask(network=mainnet)), "nothing_payable")
+    several = {"headers": [*seller.ask(scheme="upto")["headers"], *seller.ask(amount=10**10)["headers"]]}
+    both = refused(authorize(several, max_amount="5"), "nothing_payable")
+    assert both["message"].startswith("None of the 2 offers")
+    assert [each["message"] for each in both["details"]] == [
+        "scheme is upto; only exact is paid",
+        "price is 10000.000000 USDC and max_amount 5.000000 USDC",
+    ]
     refused(authorize({"headers": [["payment-required", "e30="]]}), "unreadable_challenge")
 
     assert http.get("/payments").json()["data"] == []
     assert http.get("/transfers").json()["data"] == []
     # The key is free.
     assert authorize(seller.ask()).status_code == 201
+
+
+@pytest.mark.parametrize("protocol", ["x402_v2", "x402_v1"])
+def test_the_fee_of_x402_is_paid_only_for_a_seller_whose_pin_says_so(
+    http, seller, authorize, paid, protocol
+) -> None:
+    asked = seller.ask(protocol, is_sponsored=False)
+    body = refused(authorize(asked), "nothing_payable")
+    assert "sponsor_fees" in body["details"][0]["message"]
+    pin(http, category="data")
+    refused(authorize(asked), "nothing_payable")
+    # Another offer of the 402 can be paid.
+    mpp = {"headers": [*asked["headers"], *seller.ask("mpp", is_sponsored=False)["headers"]]}
+    assert paid({**asked, **mpp}, "mpp")["protocol"] == "mpp"
+
+    pin(http, sponsor_fees=True)
+    payment = paid(asked)
+    assert (payment["fee_payer"], payment["protocol"]) == (None, protocol)
+    # The signed payment stays that of its key.
+    pin(http)
+    assert paid(asked)["is_replay"]
+    refused(authorize(asked, "another"), "nothing_payable")
+
+
+def test_an_approved_payment_is_not_signed_once_its_pin_sponsors_no_fees(
+    http, seller, authorize, account
+) -> None:
+    pin(http, sponsor_fees=True)
+    policy(http, account, escalation_threshold=0.001)
+    asked = seller.ask(is_sponsored=False)
+    waiting = authorize(asked).json()
+    assert http.post(f"/console/approvals/{waiting['transfer_id']}/approve").status_code == 200
+    pin(http)
+
+    refused(authorize(asked), "nothing_payable")
+    assert get(http, waiting)["status"] == "approved"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "javascript:alert(1)",
+        "//api.example.com/",
+        "https:///forecast",
+        "https://user:password@api.example.com/",
+        "https://api.example.com/a b",
+        "https://api.example.com/\n",
+        "https://api.example.com/\u202e",
+        "https://api.example.com/\U000e0041",
+        "https://api.example.com\\@evil.example.com/",
+        "https://api.example.com/" + "x" * 8_169,
+    ],
+)
+def test_the_url_of_a_payment_is_checked(seller, authorize, url) -> None:
+    body = refused(authorize(seller.ask(), url=url), "invalid_request")
+    assert [fault["field"] for fault in body["details"]] == ["url"]
+
+
+@pytest.mark.parametrize("url", ["HTTP://localhost:8402?city=Paris", "https://a.example/é", "long"])
+def test_the_url_of_a_payment_is_kept(seller, paid, url) -> None:
+    url = "https://api.example.com/" + "x" * 8_168 if url == "long" else url
+    assert paid(seller.ask(resource={"url": url}), url=url)["url"] == url
+
+
+def test_a_challenge_that_fills_every_bound_is_paid_over_a_port(http, seller, authorize) -> None:
+    long = {"url": f"{ORIGIN}/?q=" + "x" * 8_140, "description": "d" * 8_192}
+    challenge = json.loads(base64.b64decode(seller.ask()["headers"][0][1]))
+    header = base64.b64encode(json.dumps({**challenge, "resource": long}).encode()).decode()
+    response = authorize({"headers": [["PAYMENT-REQUIRED", header]]}, url=long["url"])
+    assert response.status_code == 201
+    paid_for = json.loads(base64.b64decode(response.json()["header"]["value"]))
+    assert paid_for["resource"] == long
 
 
 def test_a_recipient_without_a_token_account_is_not_paid(seller, authorize) -> None:
@@ -545,7 +727,7 @@ def test_a_payment_that_cannot_be_signed_waits_for_no_approval(
 ) -> None:
     policy(http, account, escalation_threshold=0.001)
 
-    assert "This 402 is not paid" in refused(authorize(unsignable), "nothing_payable")["message"]
+    assert "cannot be paid: the " in refused(authorize(unsignable), "nothing_payable")["message"]
 
     assert http.get("/payments").json()["data"] == []
     assert http.get("/console/approvals").json()["data"] == []
@@ -579,7 +761,8 @@ def test_only_the_recipients_of_the_offer_that_is_paid_are_looked_up(
     details = {"network": "mainnet", "splits": [{"recipient": seller.split.address, "amount": "1"}]}
     elsewhere = seller.ask("mpp", methodDetails=details)["headers"]
     refused(authorize({"headers": elsewhere}), "nothing_payable")
-    paid({"headers": [*elsewhere, *seller.ask("mpp")["headers"], *seller.ask("mpp", split=1)["headers"]]})
+    dearer = seller.ask("mpp", amount=1_001, split=1)["headers"]
+    paid({"headers": [*elsewhere, *dearer, *seller.ask("mpp")["headers"]]})
 
     assert seller.wallet.token_account in looked_up
     assert seller.split.token_account not in looked_up

@@ -19,11 +19,12 @@ from payer import Payer
 from receivers import eventually
 from server_world import START, Funded
 from solders.keypair import Keypair
+from solders.transaction import VersionedTransaction
 
 from agentpay import AgentPay
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
-from agentpay_server.payments.terms import UnreadableChallengeError
+from agentpay_server.payments.terms import Terms, UnreadableChallengeError
 from agentpay_server.paywall import Mode, Paywall, Protocol
 from agentpay_server.paywall.hostile import MALFORMED_KINDS
 from agentpay_server.paywall.modes import HELD_SECONDS, INJECTION, LATE_SECONDS
@@ -237,6 +238,101 @@ def test_a_payment_is_served_again_only_for_the_product_that_it_bought(
     assert shop.get("/other", headers=header).status_code == 402
     assert paywall.requests[-1].reason == "duplicate_settlement"
     assert shop.get(f"/{protocol}", headers=header).status_code == 200
+
+
+@pytest.fixture
+def pushed(server: AgentPayServer, shop: httpx.Client, payer: Payer) -> Any:
+    """Broadcast a payment by the payer's own means, and return the header that names it."""
+    context = server._running.server.context
+
+    def push(path: str, *, changed: Any = None, **credential: Any) -> dict[str, str]:
+        asked = shop.get(path)
+        options = {} if changed is None else {"change": changed}
+        payment = payer.payment(asked, **options)
+        server._running._owner.call(context.chain.send(payment.raw))
+        signature = str(VersionedTransaction.from_bytes(payment.raw).signatures[0])
+        content = {
+            "challenge": payment.offer.echo,
+            "payload": {"type": "signature", "signature": signature, **credential},
+        }
+        text = base64.urlsafe_b64encode(json.dumps(content).encode()).decode().rstrip("=")
+        return {"Authorization": f"Payment {text}"}
+
+    return push
+
+
+def test_a_payment_that_the_payer_has_broadcast_is_verified_on_chain(
+    paywall: Paywall, shop: httpx.Client, pushed: Any, purse: Purse
+) -> None:
+    paywall.sell("/push", "0.25", protocols=["mpp"], splits={paywall.address("platform"): "0.05"})
+    header = pushed("/push")
+    assert purse.spent == "0.25"
+    served = shop.get("/push", headers=header)
+    assert (served.status_code, served.json()) == (200, {"path": "/push", "paid_usdc": "0.250000"})
+    sale = paywall.sales.one(path="/push")
+    assert sale.status == "settled"
+    assert sale.tx_signature is not None
+
+    paywall.sell("/other", "0.25", protocols=["mpp"], splits={paywall.address("platform"): "0.05"})
+    for path in ("/push", "/other"):
+        assert shop.get(path, headers=header).status_code == 402
+        assert paywall.requests[-1].reason == "duplicate_settlement"
+    assert (len(paywall.sales), purse.spent) == (1, "0.25")
+
+
+def _less(terms: Terms) -> Terms:
+    (leg,) = terms.legs
+    return evolve(terms, legs=(evolve(leg, amount_micro=leg.amount_micro - 1),))
+
+
+def _too_much(terms: Terms) -> Terms:
+    (leg,) = terms.legs
+    return evolve(terms, legs=(evolve(leg, amount_micro=11_000_000),))
+
+
+@pytest.mark.parametrize(
+    ("credential", "says"),
+    [
+        ({"changed": _less}, "No transfer of 250000 to "),
+        ({"changed": _too_much}, " failed on chain."),
+        ({"signature": "1" * 64}, "The chain has no transaction 1111"),
+        ({"signature": "signed"}, "cannot be read: signature is not base58 of 64 bytes."),
+        ({"signature": None}, "cannot be read: signature must be a string."),
+    ],
+    ids=["less", "failed", "unknown", "not base58", "none"],
+)
+def test_a_broadcast_payment_that_does_not_pay_is_refused_with_a_sentence(
+    paywall: Paywall, shop: httpx.Client, pushed: Any, credential: dict[str, Any], says: str
+) -> None:
+    refused = shop.get("/mpp", headers=pushed("/mpp", **credential))
+    assert refused.status_code == 402
+    assert says in refused.json()["message"]
+    assert paywall.requests[-1].message == refused.json()["message"]
+    assert paywall.sales == []
+
+
+def test_a_payment_whose_fee_the_seller_pays_is_broadcast_by_the_seller(
+    paywall: Paywall, shop: httpx.Client, pushed: Any
+) -> None:
+    paywall.sell("/sponsored", "0.25", protocols=["mpp"], sponsored=True)
+    refused = shop.get("/sponsored", headers=pushed("/sponsored"))
+    assert "it must broadcast the payment" in refused.json()["message"]
+    assert paywall.sales == []
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_refused_payment_gets_a_sentence_beside_the_next_challenge(
+    paywall: Paywall, shop: httpx.Client, payer: Payer, protocol: Protocol
+) -> None:
+    asked = shop.get(f"/{protocol}")
+    assert "message" not in asked.json()
+    header = payer.header(asked)
+    assert shop.get(f"/{protocol}", headers=header).status_code == 200
+    again = shop.get(f"/{protocol}", headers=header)
+    sentence = "This payment was presented before."
+    assert (again.json()["error"], again.json()["message"]) == ("duplicate_settlement", sentence)
+    assert [request.message for request in paywall.requests] == [None, None, sentence]
+    assert len(payer.offers(again)) == 1
 
 
 # --- What it refuses ---------------------------------------------------------------------------------------

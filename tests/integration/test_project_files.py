@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 import surfpool
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 import agentpay
 
@@ -84,6 +87,15 @@ def test_the_version_is_stated_once() -> None:
     assert "version" not in project
 
 
+def test_the_laboratory_has_the_version_and_the_license_of_the_kit() -> None:
+    """`nox -s package` checks that its wheel is pinned to the kit's."""
+    settings = tomllib.loads((ROOT / "agentpay_lab" / "pyproject.toml").read_text("utf-8"))
+    assert settings["project"]["dynamic"] == ["version", "dependencies"]
+    stated = ROOT / "agentpay_lab" / settings["tool"]["hatch"]["version"]["path"]
+    assert stated.resolve() == ROOT / "agentpay" / "_version.py"
+    assert (ROOT / "agentpay_lab" / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
+
+
 def test_hooks_run_only_local_nox_sessions() -> None:
     hooks = (ROOT / ".pre-commit-config.yaml").read_text("utf-8")
     assert re.findall(r"repo: (\S+)", hooks) == ["local"]
@@ -135,4 +147,47 @@ def test_the_container_command_is_a_valid_server_command() -> None:
     _, *arguments = re.findall(r'"([^"]*)"', dict(instructions())["CMD"])
     with serve.make_context("serve", arguments) as context:
         assert context.params["allow_remote"] is True
-        assert str(context.params["data_dir"]) == "/data"
+        assert str(context.params["stored_data_dir"]) == "/data"
+
+
+# --- Pinned versions --------------------------------------------------------------------------------------
+
+PINS = (ROOT / "constraints.txt").read_text("utf-8").splitlines()
+
+
+def test_constraints_are_versions_without_addresses() -> None:
+    odd = [line for line in PINS if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*==[\w.!+]+( ; [^/@]+)?", line)]
+    assert odd == []
+
+
+def test_everything_that_is_declared_is_pinned_to_an_allowed_version() -> None:
+    pinned: dict[str, list[Version]] = {}
+    for line in PINS:
+        name, _, version = line.partition(" ;")[0].partition("==")
+        pinned.setdefault(name, []).append(Version(version))
+    pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    project = pyproject["project"]
+    declared = [
+        Requirement(line)
+        for lines in (
+            project["dependencies"],
+            *project["optional-dependencies"].values(),
+            *pyproject["dependency-groups"].values(),
+        )
+        for line in lines
+        if isinstance(line, str)
+    ]
+    wrong = [
+        str(each)
+        for each in declared
+        if each.name != project["name"]
+        if not (found := pinned.get(canonicalize_name(each.name)))
+        or not all(each.specifier.contains(version) for version in found)
+    ]
+    assert wrong == [], "run nox -s constraints"
+
+
+def test_only_sessions_that_say_so_install_without_pins() -> None:
+    sessions = re.split(r"^@nox\.session", (ROOT / "noxfile.py").read_text("utf-8"), flags=re.MULTILINE)[1:]
+    unpinned = {re.search(r"def (\w+)", text)[1] for text in sessions if "session.install(" in text}  # type: ignore[index]
+    assert unpinned == {"lowest", "newest"}

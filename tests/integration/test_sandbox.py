@@ -5,10 +5,12 @@ from datetime import UTC, datetime, timedelta
 import httpx
 import pytest
 from server_world import START, UNKNOWN_ACCOUNT, faults, raw_client, refused
+from solders.keypair import Keypair
 from solders.pubkey import Pubkey
 
 from agentpay import AgentPay, ConflictError, InvalidRequestError
 from agentpay_server import AgentPayServer
+from agentpay_server.chain.instructions import USDC_MINTS, associated_token_address
 
 
 def test_funding_mints_and_returns_the_balance(http: httpx.Client, client: AgentPay):
@@ -49,6 +51,31 @@ def test_an_outside_recipient_can_be_paid(server: AgentPayServer, http: httpx.Cl
         assert Pubkey.from_string(outside["owner"]) != Pubkey.from_string(outside["usdc_token_account"])
         transfer = client.transfers.create(from_=account_id, to=outside["usdc_token_account"], amount="1")
         assert transfer.status == "settled"
+
+
+def test_a_token_account_is_created_for_a_given_owner(
+    server: AgentPayServer, http: httpx.Client, client: AgentPay
+):
+    owner = str(Keypair().pubkey())
+    address = associated_token_address(owner, USDC_MINTS["mainnet-beta"])
+    first = http.post("/sandbox/token-accounts", json={"owner": owner})
+    assert (first.status_code, first.json()) == (201, {"owner": owner, "usdc_token_account": address})
+
+    account = client.accounts.create(name="a")
+    server.sandbox.fund(account.account_id, 5)
+    client.transfers.create(from_=account.account_id, to=address, amount="1")
+    again = server.sandbox.create_token_account(owner=owner)
+    assert (again.owner, again.usdc_token_account) == (owner, address)
+    client.transfers.create(from_=account.account_id, to=address, amount="1")
+    own = server.sandbox.create_token_account(owner=account.chain_address)
+    assert own.usdc_token_account == account.usdc_token_account
+    assert client.accounts.balance(account.account_id).balance_usdc == 3
+
+
+@pytest.mark.parametrize("owner", ["", "somebody", "0" * 44, 7])
+def test_an_owner_that_is_no_address_is_refused(http: httpx.Client, owner: object):
+    body = refused(http.post("/sandbox/token-accounts", json={"owner": owner}), "invalid_request")
+    assert [fault["field"] for fault in body["details"]] == ["owner"]
 
 
 # --- The clock --------------------------------------------------------------------------------------------

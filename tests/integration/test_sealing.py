@@ -1,4 +1,4 @@
-"""Ciphertexts open only where they were stored; those of earlier versions are resealed."""
+"""Ciphertexts open only where they were stored."""
 
 import asyncio
 from collections.abc import Iterator
@@ -17,14 +17,11 @@ from agentpay_server import AgentPayServer, RpcSettings
 from agentpay_server.config import ServerConfig
 from agentpay_server.database import tables
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.postgres import PostgresDatabase
-from agentpay_server.identity import WrongKeyError, custody_seed
-from agentpay_server.randomness import randomness
+from agentpay_server.identity import WrongKeyError
 from agentpay_server.settings import Settings
 from agentpay_server.storage import open_storage
 from agentpay_server.vault import Place as PlaceOfSecret
-from agentpay_server.vault import Vault, VaultError
-from agentpay_server.webhooks import store as webhook_store
+from agentpay_server.vault import Vault
 
 SETTINGS = Settings(encryption_key=stores.KEY)
 SEED = "custody_seed"
@@ -67,8 +64,8 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
     stores.run.free.append(url)
 
 
-def old_seal(plaintext: str, row: str) -> bytes:
-    """Return what the first version stored: bound to the row, and to neither table nor column."""
+def sealed_for_row(plaintext: str, row: str) -> bytes:
+    """Return a ciphertext that is bound to the row, and to neither table nor column."""
     nonce = bytes(12)
     return nonce + AESGCM(stores.KEY).encrypt(nonce, plaintext.encode(), row.encode())
 
@@ -102,18 +99,6 @@ def opened(found: dict[tuple[str, str, str], bytes]) -> dict[tuple[str, str, str
         (table, column, row): vault.open(sealed, PlaceOfSecret(table=table, column=column, row=row))
         for (table, column, row), sealed in found.items()
     }
-
-
-def seal_as_before(place: Place) -> dict[tuple[str, str, str], str]:
-    """Seal everything as the first version did, and return the secrets."""
-    secrets = opened(place.run(ciphertexts))
-
-    def unit(connection: Connection) -> None:
-        for where, plaintext in secrets.items():
-            put(connection, where, old_seal(plaintext, where[2]))
-
-    place.run(unit)
-    return secrets
 
 
 def rotating(server: AgentPayServer) -> str:
@@ -172,88 +157,26 @@ def test_a_webhook_secret_cannot_replace_the_server_seed(place: Place) -> None:
         place.server().start()
 
 
-def test_secrets_of_an_earlier_version_are_resealed_at_the_start(place: Place) -> None:
-    with place.server() as server:
-        account = server.client().accounts.create(name="a")
-        rotating(server)
-        deleted = rotating(server)
-        server.console.webhooks.delete(deleted)
-    secrets = seal_as_before(place)
-    old = place.run(ciphertexts)
-
-    with place.server() as server:
-        assert server.client().accounts.get(account.account_id).chain_address == account.chain_address
-        (attempt,) = attempted(server).attempts
-        assert "cannot be decrypted" not in (attempt.error or "")
-
-    new = place.run(ciphertexts)
-    assert opened(new) == secrets
-    assert not set(old.values()) & set(new.values())
-
-
-def test_old_ciphertexts_are_accepted_only_in_the_migration(place: Place) -> None:
+def test_a_ciphertext_that_is_bound_to_its_row_alone_is_not_accepted(place: Place) -> None:
     with place.server() as server:
         webhook_id = rotating(server)
     secrets = opened(place.run(ciphertexts))
     where = ("webhooks", "secret", webhook_id)
-    place.run(lambda connection: put(connection, where, old_seal(secrets[where], webhook_id)))
+    place.run(lambda connection: put(connection, where, sealed_for_row(secrets[where], webhook_id)))
 
     with place.server() as server:
         (attempt,) = attempted(server).attempts
         assert "cannot be decrypted" in (attempt.error or "")
 
-
-@pytest.mark.parametrize("writes", range(3))
-def test_an_aborted_migration_is_done_at_the_next_start(
-    place: Place, monkeypatch: pytest.MonkeyPatch, writes: int
-) -> None:
-    with place.server() as server:
-        rotating(server), rotating(server)
-    secrets = seal_as_before(place)
-    before = place.run(ciphertexts)
-    reseal, left = webhook_store.reseal, [None] * writes
-
-    def cut_off(*args: Any, **values: Any) -> None:
-        if not left:
-            raise RuntimeError("the process ends here")
-        left.pop()
-        reseal(*args, **values)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(webhook_store, "reseal", cut_off)
-        if writes == 2:
-            # After the last write, before the commit.
-            patch.setattr("agentpay_server.resealing.log", cut_off)
-        with pytest.raises(RuntimeError, match="the process ends here"):
-            place.server().start()
-    assert place.run(ciphertexts) == before
-
-    with place.server() as server:
-        assert "cannot be decrypted" not in str(attempted(server).attempts)
-    assert opened(place.run(ciphertexts)) == secrets
+    where = ("server_state", "value", SEED)
+    place.run(lambda connection: put(connection, where, sealed_for_row(secrets[where], SEED)))
+    with pytest.raises(WrongKeyError):
+        place.server().start()
 
 
-def test_a_damaged_secret_of_an_earlier_version_does_not_prevent_startup(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
-    with place.server() as server:
-        damaged, whole = rotating(server), rotating(server)
-    seal_as_before(place)
-    place.run(lambda connection: put(connection, ("webhooks", "secret", damaged), b"damaged" * 9))
-
-    with place.server() as server:
-        attempted(server)
-        by_webhook = {each.webhook_id: str(each.attempts) for each in server.console.deliveries.list()}
-    assert "cannot be decrypted" in by_webhook[damaged]
-    assert "cannot be decrypted" not in by_webhook[whole]
-    assert f"secret.damaged webhook_id={damaged} column=secret" in caplog.messages
-    assert sum(message.startswith("secret.damaged") for message in caplog.messages) == 1
-
-
-def test_a_start_with_another_key_reseals_nothing(place: Place) -> None:
+def test_a_start_with_another_key_changes_nothing(place: Place) -> None:
     with place.server() as server:
         rotating(server)
-    seal_as_before(place)
     before = place.run(ciphertexts)
 
     with pytest.raises(WrongKeyError):
@@ -278,29 +201,3 @@ def test_a_rotation_moves_the_secret_in_use_to_its_own_column(place: Place, is_d
     # A secret that does not open signs nothing, so the new one applies at once.
     assert found["webhooks", "secret", webhook_id] == (newest if is_damaged else in_use)
     assert found.get(where) == (None if is_damaged else newest)
-
-
-def test_an_old_ciphertext_does_not_open_at_its_place() -> None:
-    with pytest.raises(VaultError):
-        opened({("webhooks", "secret", "wh_1"): old_seal("secret", "wh_1")})
-
-
-def test_servers_that_start_at_once_reseal_everything_once() -> None:
-    url = asyncio.run(stores.fresh_url())
-    place = Place({"database_url": url})
-    with place.server() as server:
-        rotating(server)
-    secrets = seal_as_before(place)
-
-    async def start_at_once() -> set[bytes]:
-        databases = [PostgresDatabase(url) for _ in range(4)]
-        try:
-            starts = (custody_seed(each, Vault(stores.KEY), randomness(None)) for each in databases)
-            return set(await asyncio.gather(*starts))
-        finally:
-            await asyncio.gather(*(database.close() for database in databases))
-
-    (seed,) = asyncio.run(start_at_once())
-    assert seed.hex() == secrets["server_state", "value", SEED]
-    assert opened(place.run(ciphertexts)) == secrets
-    stores.run.free.append(url)

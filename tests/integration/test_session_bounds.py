@@ -17,8 +17,8 @@ from session_desk import Desk, refused
 
 from agentpay.errors import ConflictError, InvalidRequestError
 from agentpay_server import AgentPayServer, Settings
-from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.database import tables
+from agentpay_server.sandbox.faulty_chain import FaultyChain
 
 
 def desk_of(server: AgentPayServer) -> Iterator[Desk]:
@@ -150,13 +150,6 @@ def test_an_amount_of_sol_is_exact() -> None:
 # --- For how long
 
 
-@pytest.fixture
-def public(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Let the chain within a server pass for a public cluster; undone, it is a test chain again."""
-    monkeypatch.setattr(EmbeddedChain, "is_test_chain", property(lambda _: False))
-    return monkeypatch
-
-
 def closes_at(desk: Desk) -> datetime | None:
     """Return when the only session closes automatically."""
     (row,) = money.rows(desk.server, tables.sessions)
@@ -169,16 +162,15 @@ def closes_at(desk: Desk) -> datetime | None:
     ids=["default", "set", "without end"],
 )
 def test_on_a_public_cluster_an_idle_session_closes_after_a_day(
-    public: pytest.MonkeyPatch, settings: dict[str, Any], hours: int | None
+    monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], hours: int | None
 ) -> None:
     validators.embedded_only("its chain passes for a public one")
+    # What services see of the chain, so that the sandbox still funds accounts.
+    monkeypatch.setattr(FaultyChain, "is_test_chain", property(lambda _: False))
     with AgentPayServer(clock=START, settings=Settings(**settings)) as server:
-        public.undo()  # The sandbox funds no account of a public cluster.
         desks = desk_of(server)
         desk = next(desks)
-        public.setattr(EmbeddedChain, "is_test_chain", property(lambda _: False))
         session_id = desk.open()
-        public.undo()
         for charged in (False, True):
             server.sandbox.clock.advance(minutes=10)
             if charged:

@@ -21,7 +21,7 @@ from agentpay_server import AgentPayServer, Settings
 from agentpay_server.embedded.transports import EmbeddedTransport
 from agentpay_server.storage import KEY_VARIABLE
 
-WAIT_SECONDS = 30
+WAIT_SECONDS = 120
 
 
 class Process:

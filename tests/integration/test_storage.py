@@ -19,12 +19,13 @@ import stores
 from attrs import frozen
 
 from agentpay.errors import AuthenticationError, PolicyViolationError, ServerError
-from agentpay_server import AgentPayServer
+from agentpay_server import AgentPayServer, RpcSettings
 from agentpay_server.credentials import KeyKind, new_key
 from agentpay_server.database.migrations import HEAD
 from agentpay_server.database.runner import (
     DatabaseInUseError,
     DatabaseUnavailableError,
+    MissingExtraError,
     NewerSchemaError,
     StartRefusedError,
 )
@@ -35,7 +36,6 @@ from agentpay_server.storage import (
     KEY_VARIABLE,
     EncryptionKeyError,
     ExposedDirectoryError,
-    MissingDriverError,
 )
 from agentpay_server.webhooks import store as webhooks
 from agentpay_server.webhooks.service import secret_place
@@ -111,7 +111,7 @@ def test_webhook_secrets_are_readable_after_a_restart(place: Place) -> None:
     with place.server(operator_key=key) as second:
         world, webhook_id = second._running, webhook.webhook_id or ""
         context = world.server.context
-        stored = world._owner.call(context.database.read(webhooks.webhook, webhook_id))
+        stored = world._owner.call(context.database.read(webhooks.WEBHOOKS.get, webhook_id))
         assert stored is not None
         assert context.vault.open(stored.secret, secret_place(webhook_id)) == webhook.secret
 
@@ -424,7 +424,7 @@ def test_a_directory_is_private_whatever_the_umask(tmp_path: Path) -> None:
         os.umask(before)
 
 
-# --- Without the driver of PostgreSQL ---------------------------------------------------------------------
+# --- Without an extra -------------------------------------------------------------------------------------
 
 
 def test_a_missing_driver_is_refused_with_the_install_command(
@@ -434,5 +434,20 @@ def test_a_missing_driver_is_refused_with_the_install_command(
     for name in [name for name in sys.modules if name.startswith("agentpay_server.database.postgres")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "asyncpg", None)
-    with pytest.raises(MissingDriverError, match=r"PostgreSQL needs asyncpg, .*: pip install .*\[postgres\]"):
+    with pytest.raises(MissingExtraError, match=r"PostgreSQL needs asyncpg, .*: pip install .*\[postgres\]"):
         AgentPayServer(database_url="postgresql://nobody@localhost/nothing").start()
+
+
+def test_a_cluster_without_its_extra_is_refused_with_the_install_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in [name for name in sys.modules if name.startswith("agentpay_server.chain.rpc.c")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "solana", None)
+    monkeypatch.setitem(sys.modules, "solana.rpc", None)
+    monkeypatch.setitem(sys.modules, "solana.rpc.jsonrpc", None)
+    cluster = RpcSettings(url="http://127.0.0.1:9")
+    with pytest.raises(
+        MissingExtraError, match=r"a Solana cluster needs solana, .*: pip install .*\[cluster\]"
+    ):
+        AgentPayServer(rpc=cluster).start()

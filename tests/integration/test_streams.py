@@ -106,13 +106,71 @@ def test_events_of_other_operators_are_not_sent_and_not_resumed_from(server: Age
     assert [event.data.account_id for event in heard] == [account.account_id]
 
 
-def test_an_operator_has_ten_streams_and_a_closed_one_makes_room(server: AgentPayServer, refuse) -> None:
+def test_a_stream_ends_without_a_later_event_when_its_key_is_revoked(server: AgentPayServer, refuse) -> None:
+    server.listen()
+    made, following = refuse(), refuse()
+    stolen = server.console.operator_keys.create(name="stolen")
+    headers = {"Authorization": f"Bearer {stolen.key}", "Last-Event-ID": made.id}
+    with httpx.stream("GET", f"{server.base_url}{PATH}", headers=headers, timeout=20) as response:
+        lines = lines_of(response)
+        assert next(lines) == f"id: {following.id}"
+        server.console.operator_keys.revoke(stolen.key_id)
+        refuse()
+        assert len(list(lines)) == 1, "the data of the first event, and then the end"
+    own = server.console.stream(last_event_id=following.id)
+    assert next(own).id != following.id
+    own.close()
+
+
+def test_a_stream_ends_when_its_console_key_expires(server: AgentPayServer, refuse) -> None:
+    server.listen()
+    with raw_client(server, "") as http:
+        signed_in = http.post("/console/sign-in", json={"code": server.console.sign_in_code().code}).json()
+    headers = {"Authorization": f"Bearer {signed_in['key']}"}
+    with httpx.stream("GET", f"{server.base_url}{PATH}", headers=headers, timeout=20) as response:
+        assert response.status_code == 200
+        server.sandbox.clock.advance(12 * 3600)
+        refuse()
+        assert list(lines_of(response)) == []
+
+
+def test_a_poll_sends_nothing_to_a_stream_whose_key_it_did_not_check(
+    server: AgentPayServer, refuse, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream joins while a poll reads: its key may be revoked before the newest event of that poll."""
+    made = refuse()
+    first = server.console.stream(last_event_id=made.id)
+    refuse()
+    next(first)
+    followed = server._running.server.services.tail
+    check, joined = tail.live_keys, []
+
+    def join_meanwhile(connection, key_ids, now_us):
+        if not joined:
+            joined.append(tail._Stream("key_revoked"))
+            (streams,) = followed._streams.values()
+            streams.add(joined[0])
+        return check(connection, key_ids, now_us)
+
+    monkeypatch.setattr(tail, "live_keys", join_meanwhile)
+    last = refuse()
+    assert next(first).id == last.id
+    assert joined[0].is_over
+    assert joined[0]._waiting == []
+    first.close()
+
+
+def test_a_key_has_ten_streams_and_a_closed_one_makes_room(server: AgentPayServer, refuse) -> None:
     made = refuse()
     following = refuse()
-    streams = [server.console.stream(last_event_id=made.id) for _ in range(tail.STREAMS_OF_ONE_OPERATOR)]
+    streams = [server.console.stream(last_event_id=made.id) for _ in range(tail.STREAMS_OF_ONE_KEY)]
     assert {next(stream).id for stream in streams} == {following.id}
     with pytest.raises(RateLimitedError, match="10 streams"):
         next(server.console.stream(max_retries=0))
+    with server.client(api_key=server.console.operator_keys.create(name="other").key) as other:
+        of_other_key = other.console.stream(last_event_id=made.id)
+        assert next(of_other_key).id == following.id
+        of_other_key.close()
     streams[0].close()
     again = server.console.stream(last_event_id=made.id)
     assert next(again).id == following.id

@@ -10,6 +10,7 @@ import pytest
 import respx
 from awaited import Awaited, sync_and_async
 from server_world import START, Funded
+from tool_results import assert_consistent
 
 from agentpay import AgentPay, errors
 from agentpay.tools import TOOLS, AgentTools, AsyncAgentTools, ToolInputError
@@ -115,7 +116,9 @@ def test_a_reference_with_another_amount_or_payee_says_what_it_already_paid(
 
     again = tools.pay(**{"payment_ref": REF, "to": payee, "amount_usdc": "1", "memo": "Report", **other})
 
-    told = ("status", "money_moved", "transfer_id", "amount_usdc", "to", "tx_signature")
+    assert (again["status"], again["money_moved"]) == ("conflict", "no")
+    assert again["may_retry_with_same_ref"] is False
+    told = ("transfer_id", "amount_usdc", "to", "tx_signature")
     assert {name: again[name] for name in told} == {name: first[name] for name in told}
     assert f"{REF} already paid 1.000000 USDC to {payee}" in str(again["reason"])
     assert "do not pay again" in str(again["next_step"])
@@ -126,7 +129,7 @@ def test_a_policy_refusal_is_a_result(tools: AgentTools, client: AgentPay, payer
     client.policies.update(payer, max_single_transfer=1)
     result = tools.pay(payment_ref=REF, to=payee, amount_usdc="2")
     assert (result["status"], result["money_moved"]) == ("rejected", "no")
-    assert result["may_retry_with_same_ref"] is False
+    assert result["may_retry_with_same_ref"] is True
     assert "max_single_transfer is 1.000000 USDC" in str(result["reason"])
     assert "Do not split" in str(result["next_step"])
     assert client.transfers.get(str(result["transfer_id"])).status == "rejected"
@@ -283,8 +286,92 @@ def test_a_later_refusal_does_not_deny_a_payment_in_flight(
         for key in client.console.agent_keys.list():
             client.console.agent_keys.revoke(key.key_id)
         result = tools.pay(payment_ref=REF, to=payee, amount_usdc="1")
-    assert (result["status"], result["money_moved"]) == ("unknown", "unknown")
+    assert (result["status"], result["money_moved"]) == ("unauthorized", "unknown")
     assert "unauthorized" in str(result["reason"])
+
+
+CALLS: dict[str, dict[str, str]] = {
+    "pay": {"payment_ref": REF, "to": "payee", "amount_usdc": "1"},
+    "get_payment": {"payment_ref": REF},
+    "fetch_paid": {"payment_ref": REF, "url": "https://seller.invalid/page", "max_usdc": "1"},
+    "open_session": {"session_ref": REF, "to": "payee", "cap_usdc": "1"},
+    "charge_session": {"session_ref": REF, "charge_ref": REF, "amount_usdc": "1"},
+    "close_session": {"session_ref": REF},
+}
+READS: dict[str, dict[str, str]] = {
+    "get_budget": {},
+    "check_payment": {"to": "payee", "amount_usdc": "1"},
+    "list_payments": {},
+}
+
+
+@sync_and_async
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_revoked_key_is_unauthorized_for_good(
+    tools: AgentTools, client: AgentPay, payee: str, is_known: bool
+) -> None:
+    if is_known:
+        tools.account_id()
+    for key in client.console.agent_keys.list():
+        client.console.agent_keys.revoke(key.key_id)
+    for name, arguments in CALLS.items():
+        given = {**arguments, **({"to": payee} if "to" in arguments else {})}
+        result = getattr(tools, name)(**given)
+        assert_consistent(result)
+        assert (result["status"], result["money_moved"]) == ("unauthorized", "unknown"), name
+        assert result["may_retry_with_same_ref"] is False
+    for name, arguments in READS.items():
+        given = {**arguments, **({"to": payee} if "to" in arguments else {})}
+        refused = tools.call(name=name, arguments=given)
+        assert refused["error"] == "unauthorized", name
+        assert "valid key" in refused["next_step"]
+
+
+def test_a_wrong_key_is_unauthorized(server: AgentPayServer, payee: str) -> None:
+    tools = AgentTools(server.client(api_key="ap_agent_" + "x" * 49))
+    result = tools.pay(payment_ref=REF, to=payee, amount_usdc="1")
+    assert_consistent(result)
+    assert result["status"] == "unauthorized"
+
+
+def test_a_key_that_is_revoked_between_reading_and_paying_is_unauthorized(
+    tools: AgentTools, client: AgentPay, payee: str
+) -> None:
+    """The key is refused, not the payment: no rule of the policy is to blame."""
+    create = tools._client.transfers.create
+
+    def revoked(**query: Any) -> Any:
+        for key in client.console.agent_keys.list():
+            client.console.agent_keys.revoke(key.key_id)
+        return create(**query)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tools._client.transfers, "create", revoked, raising=False)
+        result = tools.pay(payment_ref=REF, to=payee, amount_usdc="1")
+    assert_consistent(result)
+    assert result["status"] == "unauthorized"
+
+
+def test_each_call_says_what_to_do_about_its_own_problem(
+    tools: AgentTools, client: AgentPay, payee: str
+) -> None:
+    """A private address, an unknown reference, and a session with another cap."""
+    private = tools.fetch_paid(url="https://127.0.0.1/page", max_usdc="1", payment_ref=REF)
+    assert (private["status"], private["may_retry_with_same_ref"]) == ("rejected", False)
+    assert "public address" in str(private["next_step"])
+    assert "--allow-private-origin" in str(private["next_step"])
+    assert "limit" not in str(private["next_step"])
+
+    unknown = tools.get_payment(payment_ref="never-used-ref")
+    assert "list_payments" in str(unknown["next_step"])
+
+    tools.open_session(session_ref="session-1", to=payee, cap_usdc="2")
+    other = tools.open_session(session_ref="session-1", to=payee, cap_usdc="3")
+    assert (other["status"], other["money_moved"]) == ("conflict", "no")
+    assert "close_session" in str(other["next_step"])
+    assert "another cap or payee gets a new session_ref" in str(other["next_step"])
+    for result in (private, unknown, other):
+        assert_consistent(result)
 
 
 def test_a_reference_that_is_not_found_is_unknown(tools: AgentTools) -> None:
@@ -377,7 +464,8 @@ def test_a_session_is_opened_charged_and_closed_by_reference(
     totals = [tools.charge_session(**charge)["running_total_usdc"] for _ in range(3)]
     assert totals == ["0.500000"] * 3
     other = tools.charge_session(**{**charge, "amount_usdc": "0.6"})
-    assert (other["money_moved"], other["running_total_usdc"]) == ("yes", "0.500000")
+    assert (other["status"], other["money_moved"]) == ("conflict", "no")
+    assert other["running_total_usdc"] == "0.500000"
     assert "already charged" in str(other["reason"])
     beyond = tools.charge_session(**{**charge, "charge_ref": "charge-2", "amount_usdc": "1.6"})
     assert (beyond["status"], beyond["money_moved"]) == ("rejected", "no")
@@ -392,9 +480,8 @@ def test_a_session_is_opened_charged_and_closed_by_reference(
         "1.500000",
     ]
     assert opened()["status"] == "settled"
-    assert "used for a session" in str(
-        tools.open_session(session_ref="session-1", to=payee, cap_usdc="3")["reason"]
-    )
+    other = tools.open_session(session_ref="session-1", to=payee, cap_usdc="3")
+    assert (other["status"], other["money_moved"], other["cap_usdc"]) == ("conflict", "no", "2.000000")
     assert moved(client, payee) == "0.500000"
     assert len(client.sessions.list().data) == 1
 
@@ -493,8 +580,11 @@ def test_an_operator_key_is_refused(server: AgentPayServer, payee: str) -> None:
     with pytest.raises(errors.ConfigurationError, match="agent-scoped key"):
         tools.account_id()
     result = tools.pay(payment_ref=REF, to=payee, amount_usdc="1")
-    assert (result["status"], result["money_moved"]) == ("unknown", "unknown")
-    assert "agent-scoped key" in tools.call("get_budget")["message"]
+    assert (result["status"], result["may_retry_with_same_ref"]) == ("unauthorized", False)
+    refused = tools.call("get_budget")
+    assert refused["error"] == "unauthorized"
+    assert "agent-scoped key" in refused["message"]
+    assert "Try again" not in refused["next_step"]
 
 
 def test_sync_and_async_return_the_same() -> None:

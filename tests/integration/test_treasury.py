@@ -22,8 +22,8 @@ from agentpay_server.chain.protocol import Blockhash, ComputeBudget
 from agentpay_server.context import Context
 from agentpay_server.treasury import transfer_fee
 
-RENT_EXEMPT = 890_880
-"""Lamports that keep an account without data alive."""
+RESERVE = 20_000_000
+"""Lamports that new work leaves in the treasury (interface F5)."""
 
 FEE = 2 * 5_000
 """Lamports that a transfer costs."""
@@ -76,7 +76,7 @@ def test_the_metric_reports_the_treasury_balance(watched: Watched) -> None:
 
 @pytest.mark.parametrize(
     ("lamports", "not_ready"),
-    [(0, ["treasury"]), (RENT_EXEMPT + FEE - 1, ["treasury"]), (RENT_EXEMPT + FEE, [])],
+    [(0, ["treasury"]), (RESERVE + FEE - 1, ["treasury"]), (RESERVE + FEE, [])],
 )
 def test_a_treasury_that_cannot_pay_for_a_transaction_is_not_ready(
     watched: Watched, lamports: int, not_ready: list[str]
@@ -91,7 +91,7 @@ def test_readiness_requires_the_cost_of_a_transfer() -> None:
         watched, client = Watched(server, http), server.client()
         payer, payee = (client.accounts.create(name=name).account_id for name in ("Payer", "Payee"))
         server.sandbox.fund(payer, 10)
-        watched.holds(RENT_EXEMPT + FEE)
+        watched.holds(RESERVE + FEE)
         assert watched.not_ready() == []
         assert client.transfers.create(from_=payer, to=payee, amount=1).status == "settled"
         assert watched.not_ready() == ["treasury"]

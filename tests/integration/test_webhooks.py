@@ -20,13 +20,13 @@ from server_world import (
 from sqlalchemy import text
 
 from agentpay import AgentPay, InvalidRequestError, PermissionDeniedError
-from agentpay.contract.event_types import EventType
+from agentpay.contract.events import EVENTS
 from agentpay_server import AgentPayServer
 from agentpay_server.database import tables
 
 UNKNOWN_WEBHOOK = UNKNOWN["webhook_id"]
 URL = "https://example.com/hooks"
-TYPES = [event_type.value for event_type in EventType]
+TYPES = list(EVENTS)
 NAMED_IN_THE_CONTRACT = {
     "transfer.initiated",
     "transfer.settled",
@@ -63,6 +63,15 @@ def test_a_created_webhook_has_exactly_its_fields(http: httpx.Client, client: Ag
         "low_balance_threshold_usdc": 12.5,
         "created_at": "2026-01-01T00:00:00.000Z",
     }
+
+
+def test_a_low_balance_event_without_a_threshold_is_warned_of(http: httpx.Client, client: AgentPay):
+    useless = register(http, events=["balance.low_threshold", "transfer.settled"]).json()
+    useful = register(http, events=["balance.low_threshold"], low_balance_threshold_usdc=5).json()
+    assert "low_balance_threshold_usdc is not set" in useless["warning"]
+    assert "warning" not in useful
+    listed = {each.webhook_id: each.warning for each in client.console.webhooks.list()}
+    assert listed == {useless["webhook_id"]: useless["warning"], useful["webhook_id"]: None}
 
 
 def test_optional_fields_have_defaults(http: httpx.Client):

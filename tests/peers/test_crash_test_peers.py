@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from agentpay_server._crash_test.peers import PEERS, TRIES, run_peers
+from agentpay_lab.crash_test.peers import PEERS, TRIES, run_peers
 from agentpay_server.paywall import Mode
 
 PURCHASES = 6

@@ -222,7 +222,7 @@ def test_a_seller_with_the_mpp_package_is_paid(world: World) -> None:
 
 @pytest.mark.peers
 @pytest.mark.timeout(700)
-@pytest.mark.parametrize(("protocol", "without"), [("mpp", ""), ("x402_v2", "www-authenticate")])
+@pytest.mark.parametrize(("protocol", "without"), [("mpp", "payment-required"), ("x402_v2", "")])
 def test_a_seller_with_pay_kit_is_paid(world: World, protocol: str, without: str) -> None:
     with python_shop(PAY_KIT, "paykit.py", world) as http:
         assert bought(world, http, "/plain", without=without).protocol == protocol

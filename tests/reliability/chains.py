@@ -21,6 +21,7 @@ from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.protocol import (
+    Absence,
     Blockhash,
     Booked,
     ChainUnavailableError,
@@ -226,6 +227,10 @@ class FaultyChain:
     def blockhash_life_seconds(self) -> float:
         return self.inner.blockhash_life_seconds
 
+    @property
+    def usual_life_seconds(self) -> float:
+        return self.inner.usual_life_seconds
+
     def explorer_url(self, signature: str) -> str:
         return self.inner.explorer_url(signature)
 
@@ -238,9 +243,11 @@ class FaultyChain:
 
         return await self._call("block_height", proceed)
 
-    async def signature_status(self, signature: str) -> SignatureStatus | None:
+    async def signature_status(
+        self, signature: str, *, absence: Absence | None = None
+    ) -> SignatureStatus | None:
         async def proceed() -> SignatureStatus | None:
-            status = await self.inner.signature_status(signature)
+            status = await self.inner.signature_status(signature, absence=absence)
             if self._lag_looks:
                 self._lag_looks -= 1
                 return status if signature in self._lag_known else None

@@ -56,12 +56,9 @@ class ClusterWorld(World):
         """Let money come to an account from outside, which is booked later, and return the signature."""
         self._signed += 1
         cluster, context = self.cluster, self.runtime.context
-        slot = cluster.seen_at({"commitment": "confirmed"})
-        while not cluster.has_block(slot):
-            slot -= 1
         signed = transactions.mint(
             context.signer,
-            Blockhash(value=cluster.blockhash(slot), last_valid_block_height=cluster.height(slot) + 150),
+            self._blockhash(),
             usdc_mint=cluster.usdc_mint,
             token_account=party.token_account,
             amount_micro=micro(amount),
@@ -70,6 +67,29 @@ class ClusterWorld(World):
         cluster.submit(signed.raw)
         await asyncio.sleep(2 * cluster.slot_seconds)
         return signed.signature
+
+    async def drain_elsewhere(self, source: Party, to: Party, amount: str) -> None:
+        """Move money with the spending key itself, behind the back of the service."""
+        self._signed += 1
+        signed = transactions.transfer(
+            self.runtime.context.signer,
+            self._blockhash(),
+            usdc_mint=self.cluster.usdc_mint,
+            account_index=source.index,
+            source=source.token_account,
+            recipient=to.token_account,
+            amount_micro=micro(amount),
+            memo=f"drain {self._signed}",
+        )
+        self.cluster.submit(signed.raw)
+        await asyncio.sleep(2 * self.cluster.slot_seconds)
+
+    def _blockhash(self) -> Blockhash:
+        cluster = self.cluster
+        slot = cluster.seen_at({"commitment": "confirmed"})
+        while not cluster.has_block(slot):
+            slot -= 1
+        return Blockhash(value=cluster.blockhash(slot), last_valid_block_height=cluster.height(slot) + 150)
 
     async def settled(self, key: str, source: Party, to: Party, amount: str) -> str:
         """Send one key until the response is not a 503, and return the transfer_id."""

@@ -355,7 +355,12 @@ class Cluster:
         if options.get("until") in names:
             names = names[: names.index(options["until"])]
         return [
-            {"signature": name, "err": self.landed[name].error, "confirmationStatus": "finalized"}
+            {
+                "signature": name,
+                "slot": self.landed[name].slot,
+                "err": self.landed[name].error,
+                "confirmationStatus": "finalized",
+            }
             for name in names[: options["limit"]]
         ]
 
@@ -364,10 +369,15 @@ class Cluster:
         if landed is None or landed.slot > self.seen_at(options):
             return None
         if options["encoding"] == "base64":
-            return {"transaction": [base64.b64encode(bytes(landed.transaction)).decode(), "base64"]}
+            encoded = base64.b64encode(bytes(landed.transaction)).decode()
+            return {
+                "slot": landed.slot,
+                "transaction": [encoded, "base64"],
+                "meta": {"err": landed.error, "logMessages": []},
+            }
         message = landed.transaction.message
         keys = [str(key) for key in message.account_keys]
-        shown: list[Any] = keys if options["encoding"] == "json" else [{"pubkey": key} for key in keys]
+        shown = [{"pubkey": key} for key in keys]
         before, after = (
             [self._balance_json(keys, held) for held in held.items()] for held in landed.balances
         )

@@ -35,17 +35,26 @@ from agentpay_server import AgentPayServer
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.instructions import TOKEN_PROGRAM
-from agentpay_server.cli.rpc_options import FEE_PAYER_VARIABLE, MINT_AUTHORITY_VARIABLE
+from agentpay_server.chain.rpc.settings import FEE_PAYER_VARIABLE, MINT_AUTHORITY_VARIABLE
 from agentpay_server.database import tables
 from agentpay_server.database.connection import Connection
-from agentpay_server.database.tables import chain_accounts, chain_credits, chain_signatures, chain_state
+from agentpay_server.database.tables import (
+    chain_accounts,
+    chain_credits,
+    chain_history,
+    chain_signatures,
+    chain_state,
+)
 from agentpay_server.settings import Settings
 from agentpay_server.storage import KEY_VARIABLE
 
-WAIT_SECONDS = 60
+WAIT_SECONDS = 120
+
+# A busy machine takes long: a request that finishes a killed one's work must not end before it.
+PATIENT: Any = {"settlement_wait_seconds": 60}
 
 # The ledger of the embedded chain, in a separate database.
-_LEDGER = (chain_accounts, chain_credits, chain_signatures, chain_state)
+_LEDGER = (chain_accounts, chain_credits, chain_history, chain_signatures, chain_state)
 
 
 @frozen
@@ -63,7 +72,7 @@ class Directory:
         return {}
 
     def serve(self, **options: Any) -> AgentPayServer:
-        return AgentPayServer(data_dir=self.path, **options)
+        return AgentPayServer(data_dir=self.path, **{"settings": Settings(**PATIENT), **options})
 
     def copied(self, scratch: Path, name: str) -> "Directory":
         shutil.copytree(self.path, scratch / name)
@@ -85,7 +94,7 @@ class Postgres:
         return {KEY_VARIABLE: stores.KEY.hex()}
 
     def serve(self, **options: Any) -> AgentPayServer:
-        settings = Settings(encryption_key=stores.KEY)
+        settings = Settings(encryption_key=stores.KEY, **PATIENT)
         return AgentPayServer(database_url=stores.url_of(self.name), settings=settings, **options)
 
     def copied(self, scratch: Path, name: str) -> "Postgres":

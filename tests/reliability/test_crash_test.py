@@ -1,7 +1,7 @@
 """P17: nothing is paid twice or over the limit while servers and agents are killed, by `crash-test`."""
 
 import json
-from collections import Counter
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
 
@@ -11,18 +11,25 @@ import validators
 from attrs import evolve
 from click.testing import CliRunner
 
-from agentpay_server._crash_test.node import Landed
-from agentpay_server._crash_test.run import Line, Verdict, lines_of
-from agentpay_server.cli import main
+from agentpay import testing
+from agentpay.contract import choices
+from agentpay.contract.transactions import Transaction
+from agentpay.contract.transfers import Transfer
+from agentpay.contract.usdc import from_micro, to_micro
+from agentpay_lab.cli import main
+from agentpay_lab.crash_test.comparison import Books, differences
+from agentpay_lab.crash_test.node import Landed, LandedPayment
+from agentpay_lab.crash_test.run import PRICE_USDC, Line, Verdict, lines_of
 from agentpay_server.paywall import Mode
 
+PRICE_MICRO = to_micro(PRICE_USDC)
 HARMLESS = Verdict(
     lines=(),
     cap_usdc=Decimal(1),
     settled_usdc=Decimal(1),
     over_cap_usdc=Decimal(0),
     undecided=0,
-    differing=0,
+    differences=(),
     kills=1,
     seconds=1,
 )
@@ -35,7 +42,7 @@ def run(*arguments: str) -> dict[str, object]:
     return dict(json.loads(result.stdout))
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_a_short_run_on_a_file_pays_nothing_twice(tmp_path: Path) -> None:
     validators.embedded_only("it starts servers and a separate chain")
     options = ("--for", "200", "--agents", "2", "--purchases", "3", "--seed", "7")
@@ -62,7 +69,7 @@ def postgres_database() -> str:
 
 
 def test_the_verdict_counts_double_payments_overspending_and_unbooked_payments() -> None:
-    landed = Landed(Counter({"a": 1, "b": 2}), Counter({"a": 10, "b": 20}))
+    landed = Landed([payment("a", "1"), payment("b", "2"), payment("b", "3")])
     modes = {"a": Mode.HONEST, "b": Mode.HONEST, "c": Mode.HOLD, "d": Mode.HOLD}
     honest, hold = lines_of(modes, {"a": ("served", 1), "c": ("refused", 2)}, landed)
     assert honest == Line(mode="honest", purchases=2, asked=1, served=1, refused=0, settled=2, twice=1)
@@ -71,8 +78,142 @@ def test_the_verdict_counts_double_payments_overspending_and_unbooked_payments()
     assert not evolve(HARMLESS, lines=(honest,)).has_passed
     assert not evolve(HARMLESS, over_cap_usdc=Decimal("0.01")).has_passed
     assert not evolve(HARMLESS, undecided=1).has_passed
-    assert not evolve(HARMLESS, differing=1).has_passed
+    assert not evolve(HARMLESS, differences=("a: it landed 2 times.",)).has_passed
     assert not evolve(HARMLESS, settled_usdc=Decimal(0)).has_passed
+
+
+def payment(purchase: str, signature: str, micro: int = PRICE_MICRO) -> LandedPayment:
+    return LandedPayment(signature=signature, memos=(purchase, "nonce"), taken_micro={"ours": micro})
+
+
+def transfer(purchase: str, signature: str | None, status: choices.TransferStatus = "settled") -> Transfer:
+    return testing.transfer(
+        transfer_id=f"txn_{purchase}",
+        idempotency_key=purchase,
+        status=status,
+        tx_signature=signature,
+        amount_usdc=from_micro(PRICE_MICRO),
+    )
+
+
+def entry(purchase: str, signature: str) -> Transaction:
+    return Transaction(
+        transaction_id=f"entry_{signature}",
+        type="transfer",
+        status="settled",
+        direction="out",
+        account_id="acct_1",
+        amount_usdc=from_micro(PRICE_MICRO),
+        tx_signature=signature,
+        transfer_id=f"txn_{purchase}",
+        created_at=datetime(2026, 1, 1, tzinfo=UTC),
+    )
+
+
+# Two purchases that were paid, one that expired, one that the policy refused.
+ORDERS = {"a": Mode.HONEST, "b": Mode.HOLD, "c": Mode.NEVER_SETTLE, "d": Mode.HONEST}
+OUTCOMES = {"a": "served", "b": "unserved", "c": "served", "d": "refused"}
+LANDED = [payment("a", "1"), payment("b", "2")]
+BOOKS = Books(
+    token_account="ours",
+    booked_micro=70,
+    held_micro=70,
+    spent_micro=2 * PRICE_MICRO,
+    transfers=[
+        transfer("a", "1"),
+        transfer("b", "2"),
+        transfer("c", None, "failed"),
+        transfer("d", None, "rejected"),
+    ],
+    history=[entry("a", "1"), entry("b", "2")],
+)
+
+
+def compared(
+    landed: list[LandedPayment] = LANDED, books: Books = BOOKS, outcomes: dict[str, str] = OUTCOMES
+) -> list[str]:
+    return list(differences(ORDERS, outcomes, Landed(landed), books, price_micro=PRICE_MICRO))
+
+
+def test_books_that_agree_for_every_purchase_have_no_difference() -> None:
+    assert compared() == []
+
+
+def test_errors_that_cancel_out_in_the_totals_are_found() -> None:
+    """`b` was paid twice and `a` not at all: as many payments landed as are booked, for the same sum."""
+    found = compared([payment("b", "1"), payment("b", "2")])
+    assert [line.partition(":")[0] for line in found] == ["a", "a", "b", "b"]
+    assert "b: it landed 2 times." in found
+    assert "a: the books say that 1 has settled, and it did not land." in found
+
+
+@pytest.mark.parametrize(
+    ("landed", "books", "outcomes", "found"),
+    [
+        (
+            [payment("a", "1", PRICE_MICRO - 1), payment("b", "2", PRICE_MICRO + 1)],
+            BOOKS,
+            OUTCOMES,
+            ["a: 0.009999 USDC landed, not 0.010000.", "b: 0.010001 USDC landed, not 0.010000."],
+        ),
+        (
+            [payment("a", "1"), payment("b", "2"), payment("c", "3")],
+            evolve(BOOKS, spent_micro=3 * PRICE_MICRO),
+            OUTCOMES,
+            ["c: 3 landed, and the books say failed."],
+        ),
+        (
+            [payment("a", "1"), payment("b", "3")],
+            BOOKS,
+            OUTCOMES,
+            [
+                "b: 3 landed, and the books say settled.",
+                "b: the books say that 2 has settled, and it did not land.",
+            ],
+        ),
+        (
+            LANDED,
+            evolve(BOOKS, history=[entry("a", "1")]),
+            OUTCOMES,
+            ["b: its transfer is settled, and the history has 0 entries for it."],
+        ),
+        (
+            LANDED,
+            evolve(BOOKS, transfers=[*BOOKS.transfers, transfer("b", None, "failed")]),
+            OUTCOMES,
+            [
+                "b: the books have 2 transfers.",
+                "b: its transfer is failed, and the history has 1 entries for it.",
+            ],
+        ),
+        (
+            [*LANDED, payment("e", "5")],
+            evolve(BOOKS, spent_micro=3 * PRICE_MICRO),
+            OUTCOMES,
+            ["5: it took USDC from the account, and no agent asked for it."],
+        ),
+        (
+            LANDED,
+            evolve(BOOKS, spent_micro=PRICE_MICRO, held_micro=60),
+            OUTCOMES,
+            [
+                "The chain shows 0.020000 USDC paid, and 0.010000 counts toward the limit.",
+                "The account holds 0.000060 USDC on chain, and 0.000070 by its history.",
+            ],
+        ),
+        (LANDED, BOOKS, {**OUTCOMES, "a": "refused"}, ["a: the policy refused it, and it landed."]),
+        (
+            LANDED,
+            BOOKS,
+            {**OUTCOMES, "d": "served"},
+            ["d: the agent received the resource, and nothing landed."],
+        ),
+    ],
+)
+def test_each_difference_of_a_purchase_is_named(
+    landed: list[LandedPayment], books: Books, outcomes: dict[str, str], found: list[str]
+) -> None:
+    assert compared(landed, books, outcomes) == found
 
 
 def test_several_servers_require_a_database_url() -> None:

@@ -49,6 +49,8 @@ class Kept:
     outcome: str
     label: int
     ended_at: float
+    is_claimed: bool
+    """Whether an operator key has claimed it."""
 
 
 @define
@@ -63,8 +65,11 @@ class Model:
     def ask(self, ask: Ask) -> tuple[str, int | None]:
         """Return what the answer says, and which attempt it names."""
         own = self.in_force().get(ask.source)
+        claimed_elsewhere = any(
+            kept.is_claimed for source, kept in self.in_force().items() if source != ask.source
+        )
         if own is None:
-            if ask.agent is None and self.in_force():
+            if ask.agent is None and claimed_elsewhere:
                 return "idempotency_conflict", None
         elif own.ask.amount != ask.amount:
             return "idempotency_conflict", None
@@ -72,9 +77,21 @@ class Model:
             return own.outcome, own.label
         self.labels += 1
         outcome = OUTCOMES[ask.amount]
-        self.kept[ask.source] = Kept(ask, outcome, self.labels, self.now)
+        is_claimed = ask.agent is None or (own is not None and own.is_claimed)
+        if ask.agent is None:
+            # Its newest claim is the operator's only one.
+            for kept in self.kept.values():
+                kept.is_claimed = False
+        self.kept[ask.source] = Kept(ask, outcome, self.labels, self.now, is_claimed)
         self.paid[ask.source] += outcome == "settled"
         return outcome, self.labels
+
+    def state(self, known: dict[int, str]) -> object:
+        """Return what decides about later requests, given which attempt is which transfer."""
+        return frozenset(
+            (source, kept.ask.amount, known.get(kept.label), kept.ended_at, kept.is_claimed)
+            for source, kept in self.kept.items()
+        )
 
     def in_force(self) -> dict[int, Kept]:
         return {source: kept for source, kept in self.kept.items() if self.now < kept.ended_at + DAY_SECONDS}
@@ -156,23 +173,28 @@ async def scene_of(*running: World) -> Scene:
 async def play(
     scene: Scene, chance: random.Random, key: str, rounds: int, *, most_at_once: int, can_wait: bool
 ) -> None:
-    """Send rounds of requests at once under one key, and hold every answer against the model."""
-    model, known = Model(), dict[int, str]()
+    """Send rounds of requests at once under one key, and hold every answer against the model.
+
+    Several orders may explain the same answers, and differ in who has claimed the key: all are kept.
+    """
+    possible = [(Model(), dict[int, str]())]
     for _ in range(rounds):
         if can_wait:
             seconds = chance.choice([0, 0, 0, 60, DAY_SECONDS - 60.001, DAY_SECONDS - 0.001, DAY_SECONDS])
             await scene.first.advance(seconds)
-            model.now = round(model.now + seconds, 3)
+            for model, _known in possible:
+                model.now = round(model.now + seconds, 3)
         asks = [new_ask(chance) for _ in range(chance.randint(1, most_at_once))]
         answers = await asyncio.gather(*(scene.transfer(n, ask, key) for n, ask in enumerate(asks)))
-        for trial, expected in outcomes(model, asks):
-            found = agrees(expected, answers, known)
-            if found is not None:
-                model, known = trial, found
-                break
-        else:
-            raise AssertionError(f"{asks} at once fit no order {[told(answer) for answer in answers]}")
-    scene.paid.update(model.paid)
+        explaining: dict[object, tuple[Model, dict[int, str]]] = {}
+        for model, known in possible:
+            for trial, expected in outcomes(model, asks):
+                found = agrees(expected, answers, known)
+                if found is not None:
+                    explaining.setdefault(trial.state(found), (trial, found))
+        assert explaining, f"{asks} at once fit no order {[told(answer) for answer in answers]}"
+        possible = [*explaining.values()]
+    scene.paid.update(possible[0][0].paid)
     scene.check_balances()
 
 

@@ -182,7 +182,11 @@ def test_two_servers_never_write_an_older_policy_after_a_newer_one(
 
     async def test() -> None:
         async with worlds.world(interrupted=interrupted) as world:
-            other = PolicyRecords(world.runtime.context, world.runtime.services.settlement)
+            other = PolicyRecords(
+                world.runtime.context,
+                world.runtime.services.settlement,
+                world.runtime.services.funding,
+            )
             account = await world.account()
 
             async def noted(chain: chains.FaultyChain, proceed: chains.Proceed) -> None:

@@ -17,17 +17,17 @@ from chains import FaultyChain, Proceed
 from sqlalchemy.dialects import sqlite
 from worlds import START, Party, World
 
+from agentpay_server import pace
 from agentpay_server.chain.protocol import ChainUnavailableError
 from agentpay_server.clock import SECOND_US, SystemClock, manual_clock
 from agentpay_server.config import ServerConfig
 from agentpay_server.database import tables
 from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.money import settlement as engine
-from agentpay_server.money import settlement_schedule as worker_module
 from agentpay_server.money import transactions as chain_transactions
 from agentpay_server.money.handlers import LEASE_US
 from agentpay_server.money.settlement import Settlement
-from agentpay_server.money.settlement_schedule import LOOK_EVERY_US, RecoverySchedule
+from agentpay_server.money.settlement_schedule import LOOK_EVERY_SECONDS, RecoverySchedule
 from agentpay_server.server import HANDLERS, start_server
 from agentpay_server.settings import Settings
 from agentpay_server.storage import Storage
@@ -400,8 +400,9 @@ async def test_the_recovery_worker_runs_at_once_and_then_periodically(
             return []
 
     clock = SystemClock()
-    real = clock.now_us()
-    monkeypatch.setattr(worker_module, "real_now_us", lambda: real)
+    now_us = clock.now_us()
+    monkeypatch.setattr(clock, "now_us", lambda: now_us)
+    monkeypatch.setattr(pace, "now_seconds", lambda: 0.0)
     worker = RecoverySchedule(Nothing(), clock=clock)  # type: ignore[arg-type]
     due = await worker.next_due_us()
     assert due is not None
@@ -409,7 +410,7 @@ async def test_the_recovery_worker_runs_at_once_and_then_periodically(
     assert not await worker.run_due()
     due = await worker.next_due_us()
     assert due is not None
-    assert 0 < due - clock.now_us() <= LOOK_EVERY_US < LEASE_US / 2
+    assert 0 < due - clock.now_us() <= LOOK_EVERY_SECONDS * SECOND_US < LEASE_US / 2
 
 
 async def test_recovery_reads_transactions_in_flight_by_index(lives: Lives) -> None:

@@ -1,9 +1,11 @@
 """Sessions on a chain that loses requests, loses replies, lets transactions expire, or is away (P8, P10)."""
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import attrs
 import chains
 import pytest
 import signed
@@ -11,13 +13,18 @@ import worlds
 from outsiders import Wallet
 from worlds import Answer, Party, World
 
+from agentpay_server.chain.protocol import Failure, FailureReason
 from agentpay_server.database import tables
+from agentpay_server.database.rows import StaleRowError
 from agentpay_server.money import transactions as chain_transactions
+from agentpay_server.money.handlers import Unit
 from agentpay_server.money.settlement import Settlement
 from agentpay_server.money.transactions import ChainTransaction, Kind
 from agentpay_server.server import HANDLERS
 from agentpay_server.sessions import store as session_store
-from agentpay_server.sessions.closing import Closing
+from agentpay_server.sessions.closing import Closing, SessionSettleHandler
+from agentpay_server.sessions.opening import SessionOpenHandler
+from agentpay_server.sessions.payout import REFUSED_BY_CHAIN
 
 pytestmark = pytest.mark.anyio
 
@@ -260,7 +267,7 @@ async def test_a_charge_after_a_session_was_found_idle_keeps_it_open() -> None:
         await world.charge("k", session_id, "4")
         context = world.runtime.context
         # As if another server had found it due just before the charge.
-        stored = await context.database.read(session_store.existing_session, session_id)
+        stored = await context.database.read(session_store.SESSIONS.existing, session_id)
         session = await Closing(context, Settlement(context, HANDLERS)).closed(stored, 0)
         assert session.status == "open"
         assert (await world.charge("l", session_id, "1")).status == 200
@@ -336,7 +343,7 @@ async def test_two_drivers_of_one_session_book_one_end(world: World) -> None:
     closed = await world.close_session(session_id)
     assert (await other).subject.status == "settled"
     await assert_settled(world, source, to, closed, 4_000_000)
-    stored = await context.database.read(session_store.existing_session, session_id)
+    stored = await context.database.read(session_store.SESSIONS.existing, session_id)
     assert (await Closing(context, second_process).closed(stored, 0)).status == "settled"
 
 
@@ -394,7 +401,7 @@ async def test_a_settlement_deferred_by_a_concurrent_close_leaves_no_retry_due(
     (row,) = await world.rows(tables.sessions, session_id=session_id)
     assert (row["closes_us"], row["error"]) == (None, None)
     # Nothing is due any more: an advance would never end otherwise.
-    await asyncio.wait_for(world.advance(24 * 3600), 60)
+    await asyncio.wait_for(world.advance(24 * 3600), 120)
 
 
 async def test_sessions_waiting_for_the_chain_write_nothing(world: World) -> None:
@@ -457,3 +464,33 @@ async def test_a_charge_cancelled_during_its_commit_still_wakes_event_delivery()
             assert bool(told) == is_charged
             charged += is_charged
         assert 0 < charged < 20
+
+
+async def test_an_outcome_that_another_server_has_booked_changes_nothing(world: World) -> None:
+    source, to = await pair(world)
+    session_id = await world.opened_session("s", source, to, "10")
+    context = world.runtime.context
+    (row,) = await world.rows(tables.chain_transactions, subject_id=session_id)
+    tx = ChainTransaction(**row)
+    # As another server had read the session, before this one has booked its opening.
+    subject = attrs.evolve(
+        await context.database.read(session_store.SESSIONS.existing, session_id), status="opening"
+    )
+    opening, settling = SessionOpenHandler(), SessionSettleHandler()
+    failure = Failure(reason=FailureReason.OTHER, detail="refused")
+
+    async def book(handle: Callable[[Unit], object]) -> None:
+        before = await world.rows(tables.accounts), await world.rows(tables.sessions)
+        events = await world.events()
+        with pytest.raises(StaleRowError, match=session_id):
+            await context.database.run(lambda c: handle(Unit(c, context, context.clock.now_us())))
+        assert (await world.rows(tables.accounts), await world.rows(tables.sessions)) == before
+        assert await world.events() == events
+
+    await book(lambda unit: opening.failed(unit, tx, subject, failure))
+    await book(lambda unit: opening.settled(unit, tx, subject))
+    await book(lambda unit: settling.settled(unit, tx, subject))
+    await book(lambda unit: settling.dropped(unit, tx, subject, REFUSED_BY_CHAIN))
+    assert (await world.close_session(session_id)).body["status"] == "settled"
+    await book(lambda unit: settling.settled(unit, tx, attrs.evolve(subject, status="closing")))
+    assert world.balance(source) == (await books(world, source))["balance"] == 100_000_000

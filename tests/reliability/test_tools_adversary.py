@@ -1,8 +1,9 @@
 """Whatever a model asks and whatever dies on the way, money moved is the sum over distinct references.
 
-The model is hostile: few references, used again and again, with other amounts, payees and tools. The MCP
-server dies at any step under it, connections break, the service and its chain fail, sellers cheat in every
-way that `Paywall` knows, payments expire, and a person decides at random.
+The model is hostile: few references, used again and again, with other amounts, payees and tools, and from
+two MCP servers at once. The MCP server dies at any step under it, connections break, the service and its
+chain fail, sellers cheat in every way that `Paywall` knows, payments expire, limits rise and fall, the
+account is paused and resumed, days pass, and a person decides at random.
 """
 
 import asyncio
@@ -12,18 +13,21 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from attrs import frozen
+from attrs import evolve, frozen
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from mcp import Client
+from tool_results import assert_consistent
 
 from agentpay import AgentPayError
 from agentpay.mcp import server as mcp_server
 from agentpay.tools import AsyncAgentTools
+from agentpay.tools.references import ref_of
 from agentpay_server import AgentPayServer, Settings
 from agentpay_server.paywall import Mode, Paywall, Protocol
 
 LIMITS = {"max_single_transfer": 4, "max_daily_spend": 10, "escalation_threshold": 3}
+"""The highest limits that an operator sets in a story."""
 OPERATIONS = (
     "GET /whoami",
     "GET /transfers",
@@ -84,7 +88,23 @@ class Decide:
     is_approved: bool | None
 
 
-Step = Call | Fault | Decide | Sell | Later
+@frozen
+class Both:
+    """Two MCP servers of the same account get a call at once."""
+
+    first: Call
+    second: Call
+
+
+@frozen
+class Limit:
+    """An operator sets a limit, or pauses or resumes the account."""
+
+    field: str
+    value: Any
+
+
+Step = Call | Both | Fault | Decide | Sell | Later | Limit
 
 refs = st.sampled_from(["purchase-1", "purchase-2", "purchase-3"])
 amounts = st.sampled_from(["0.5", "1", "2", "3", "3.5", "4", "4.000001", "9"])
@@ -124,9 +144,17 @@ faults = st.one_of(
     ),
 )
 sells = st.builds(Sell, st.sampled_from(list(Protocol)), st.sampled_from(list(Mode)))
-laters = st.builds(Later, st.sampled_from([0, 30, 60, 300]))
+laters = st.builds(Later, st.sampled_from([0, 30, 60, 300, 90_000]))
+limits = st.one_of(
+    st.builds(Limit, st.just("max_single_transfer"), st.sampled_from([1, 4])),
+    st.builds(Limit, st.just("max_daily_spend"), st.sampled_from([1, 10])),
+    st.builds(Limit, st.just("paused"), st.booleans()),
+)
 decisions = st.builds(Decide, st.sampled_from([True, False, None]))
-events = st.one_of(calls, calls, calls, faults, decisions, sells, laters)
+both = st.one_of(
+    calls.map(lambda made: Both(made, evolve(made, killed_after=None))), st.builds(Both, calls, calls)
+)
+events = st.one_of(calls, calls, calls, both, faults, decisions, sells, laters, limits, limits)
 
 
 class World:
@@ -145,6 +173,7 @@ class World:
         self.names = dict(zip(names[1:], self.payees, strict=True))
         self.asked: list[Call] = []
         self.told: list[dict[str, Any]] = []
+        self.days = 0
 
     async def ask(self, made: Call) -> dict[str, Any] | None:
         """Make a call on an MCP server of its own; return None if that died."""
@@ -185,10 +214,15 @@ class World:
     async def happen(self, event: Step) -> None:
         if isinstance(event, Call):
             await self.ask(event)
+        elif isinstance(event, Both):
+            await asyncio.gather(self.ask(event.first), self.ask(event.second))
+        elif isinstance(event, Limit):
+            self.server.client().policies.update(self.account, **{event.field: event.value})
         elif isinstance(event, Sell):
             for path, price in PRICES.items():
                 self.paywall.sell(path, price, protocols=[event.protocol], mode=event.mode)
         elif isinstance(event, Later):
+            self.days += event.seconds // 86_400
             self.server.sandbox.clock.advance(event.seconds)
         elif isinstance(event, Fault):
             self.server.sandbox.set_fault(event.name, event.times, effect=event.effect)
@@ -208,6 +242,7 @@ class World:
     async def end(self) -> None:
         """Let everything work again and come to its end; close all sessions."""
         self.server.sandbox.clear_faults()
+        self.server.client().policies.resume(self.account)
         self.server.sandbox.clock.advance(minutes=10)
         # A slow chain shows a transaction after some real time, whatever the clock says.
         for _ in range(ROUNDS_MAX):
@@ -231,11 +266,12 @@ class World:
     async def judge(self) -> None:
         client = self.server.client()
         transfers = list(client.transfers.list(account_id=self.account))
-        paid = {}
+        paid: dict[Any, Any] = {}
         for transfer in transfers:
             if transfer.status == "settled":
-                assert transfer.idempotency_key not in paid, f"{transfer.idempotency_key} paid twice"
-                paid[transfer.idempotency_key] = transfer
+                ref = ref_of(transfer.idempotency_key)
+                assert ref not in paid, f"{ref} paid twice"
+                paid[ref] = transfer
         settled = [each for each in client.sessions.list(account_id=self.account) if each.status == "settled"]
         moved: Counter[str] = Counter()
         for each in (*paid.values(), *settled):
@@ -244,19 +280,19 @@ class World:
         assert on_chain == {payee: Decimal(moved[payee]) for payee in self.payees}
         assert self.paywall.received_usdc == sum(moved.values()) - sum(on_chain.values())
         assert client.accounts.balance(self.account).balance_usdc == 100 - sum(moved.values())
-        assert sum(moved.values()) <= LIMITS["max_daily_spend"]
+        assert sum(moved.values()) <= LIMITS["max_daily_spend"] * (1 + self.days)
         assert all(each.amount_usdc <= LIMITS["max_single_transfer"] for each in paid.values())
         self.judge_caps(paid)
-        self.judge_told({key.removeprefix("mcp:"): transfer for key, transfer in paid.items()})
+        self.judge_told(paid)
 
     def judge_caps(self, paid: dict[Any, Any]) -> None:
         """No seller received more than a `max_usdc` that the model gave with that reference."""
-        for key, transfer in paid.items():
+        for ref, transfer in paid.items():
             if transfer.to not in self.payees:
                 caps = [
                     Decimal(made.arguments["max_usdc"])
                     for made in self.asked
-                    if made.tool == "fetch_paid" and f"mcp:{made.arguments['payment_ref']}" == key
+                    if made.tool == "fetch_paid" and made.arguments["payment_ref"] == ref
                 ]
                 assert transfer.amount_usdc <= max(caps)
 
@@ -267,7 +303,7 @@ class World:
                 transfer = paid[result["payment_ref"]]
                 assert result["tx_signature"] == transfer.tx_signature
                 assert (Decimal(result["amount_usdc"]), result["to"]) == (transfer.amount_usdc, transfer.to)
-            assert set(result) >= {"status", "money_moved", "may_retry_with_same_ref"}
+            assert_consistent(result)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -291,6 +327,8 @@ async def lived(story: list[Step], mode: str) -> None:
         await world.judge()
 
 
+LOW = Limit("max_single_transfer", 1)
+HIGH = Limit("max_single_transfer", 4)
 PAY = {"payment_ref": "purchase-1", "to": "shop", "amount_usdc": "2"}
 FETCH = {"payment_ref": "purchase-2", "url": "/fair", "max_usdc": "4"}
 OPEN = {"session_ref": "session-1", "to": "shop", "cap_usdc": "0.5"}
@@ -305,6 +343,13 @@ FETCHED = Call("fetch_paid", FETCH, None)
 @example([Sell(Protocol.MPP, Mode.HOLD), FETCHED, Later(60), FETCHED, Call("pay", PAY, None)], "legacy")
 @example([Sell(Protocol.X402_V2, Mode.NEVER_SETTLE), FETCHED, Later(300), FETCHED, FETCHED], "auto")
 @example([Fault("http:POST /v1/transfers", "reply_lost", 1), Call("pay", PAY, None)] * 3, "legacy")
+@example([LOW, Call("pay", PAY, None), HIGH, *(Call("pay", PAY, steps) for steps in range(0, 60, 2))], "auto")
+@example([LOW, FETCHED, HIGH, *(Call("fetch_paid", FETCH, steps) for steps in range(0, 90, 9))], "legacy")
+@example([LOW, Call("pay", PAY, None), HIGH, Both(Call("pay", PAY, None), Call("pay", PAY, None))], "auto")
+@example([LOW, FETCHED, FETCHED, HIGH, Both(FETCHED, FETCHED), Later(90_000), FETCHED, FETCHED], "auto")
+@example(
+    [Limit("paused", True), Call("pay", PAY, None), Limit("paused", False), Call("pay", PAY, None)], "auto"
+)
 def test_money_moved_is_the_sum_over_distinct_references(story: list[Step], mode: str) -> None:
     asyncio.run(lived(story, mode))
 
@@ -315,10 +360,9 @@ def test_the_test_detects_a_reference_that_pays_twice(
 ) -> None:
     """The judge sees tools that pay again: with a key for each attempt, one purchase is paid twice."""
     attempts = iter(range(10**6))
-    for module in ("tools", "paid_fetches"):
-        monkeypatch.setattr(
-            f"agentpay._async.{module}.idempotency_key", lambda ref: f"mcp:{ref}-{next(attempts)}"
-        )
+    monkeypatch.setattr(
+        "agentpay._async.purchases.key_of", lambda ref, _attempt=0: f"mcp:{ref}/{next(attempts)}"
+    )
 
     async def story() -> None:
         with AgentPayServer() as server, Paywall(server, PRICES) as paywall:

@@ -66,6 +66,31 @@ def test_a_tool_payment_pays_once_when_the_service_is_killed_at_any_point(
         assert server.client().accounts.balance(it.payee).balance_usdc == 7
 
 
+@pytest.mark.parametrize("point", POINTS)
+def test_a_refused_purchase_pays_once_when_the_service_is_killed_at_any_point(
+    template: tuple[Prepared, str], tmp_path: Path, point: str
+) -> None:
+    """The purchase was refused, and the limit raised: the service dies in the attempt under the next key."""
+    it, key = template[0].copied(tmp_path, "data"), template[1]
+    order: Any = {**ORDER, "to": it.payee}
+    with it.served() as server:
+        server.client().policies.update(it.payer, max_single_transfer=1)
+        refused = AgentTools(server.client(api_key=key)).pay(**order)
+        assert (refused["status"], refused["money_moved"]) == ("rejected", "no")
+        server.client().policies.update(it.payer, max_single_transfer=10)
+    with child(it, point) as dying:
+        with AgentPay(base_url=dying.base_url, api_key=key, max_retries=0) as agent:
+            result = AgentTools(agent).pay(**order)
+        assert (result["status"], result["money_moved"]) == ("unknown", "unknown")
+        dying.assert_killed()
+    with it.served() as server:
+        tools = AgentTools(server.client(api_key=key))
+        paid = tools.pay(**order)
+        assert (paid["status"], paid["money_moved"]) == ("settled", "yes")
+        assert tools.pay(**order) == paid == tools.get_payment(payment_ref=ORDER["payment_ref"])
+        assert server.client().accounts.balance(it.payee).balance_usdc == 7
+
+
 FETCH = {"payment_ref": "forecast-0001", "max_usdc": "7"}
 PAID_FETCHES = [
     ("payment.begun", Protocol.MPP),

@@ -14,17 +14,21 @@ import chains
 import pytest
 import signed
 import stores
+from attrs import evolve
 from chains import Act, FaultyChain
 from sellers import ORIGIN, Seller
+from solders.account import Account
+from solders.pubkey import Pubkey
 from test_session_races import settled_as_answered
 from worlds import Answer, Party, World, drive
 
+from agentpay_server.chain.custody import TREASURY
+from agentpay_server.chain.instructions import SYSTEM_PROGRAM
 from agentpay_server.chain.protocol import ChainUnavailableError
 from agentpay_server.clock import SystemClock
 from agentpay_server.config import ServerConfig
 from agentpay_server.database import tables
 from agentpay_server.database.postgres import PostgresDatabase
-from agentpay_server.principals import Principal
 from agentpay_server.server import start_server
 from agentpay_server.settings import Settings
 from agentpay_server.storage import Storage
@@ -40,7 +44,7 @@ def anyio_backend() -> str:
     return "asyncio"
 
 
-async def started(url: str, chain: FaultyChain | None, key: str | None) -> World:
+async def started(url: str, chain: FaultyChain | None, key: str | None, **settings: Any) -> World:
     made: list[FaultyChain] = []
 
     def wrap(inner: Any) -> FaultyChain:
@@ -54,18 +58,21 @@ async def started(url: str, chain: FaultyChain | None, key: str | None) -> World
             database=database,
             ledger=database,
             # As long as it takes: a busy machine is no outage.
-            settings=Settings(encryption_key=stores.KEY, settlement_wait_seconds=100),
+            settings=Settings(encryption_key=stores.KEY, settlement_wait_seconds=100, **settings),
             is_alone=False,
+            now_us=database.now_us,
         ),
     )
     return World(runtime, made[0])
 
 
 @pytest.fixture
-async def servers() -> AsyncIterator[tuple[World, World]]:
+async def servers(request: pytest.FixtureRequest) -> AsyncIterator[tuple[World, World]]:
+    """Two servers; a test may give both the same settings as the fixture's parameter."""
+    settings = getattr(request, "param", {})
     url = await stores.fresh_url()
-    first = await started(url, None, None)
-    second = await started(url, first.chain, first.runtime.operator.key)
+    first = await started(url, None, None, **settings)
+    second = await started(url, first.chain, first.runtime.operator.key, **settings)
     # The second has created an unused chain from the ledger: the first continues from there.
     with suppress(ChainUnavailableError):
         await first.chain.latest_blockhash()
@@ -111,6 +118,77 @@ async def test_200_openings_at_both_servers_stop_at_exactly_the_session_limit(
     }
     assert len(await second.rows(tables.sessions)) == 100
     assert first.balance(source) == 90_000_000
+
+
+@pytest.mark.parametrize(
+    "servers", [{"fee_budget_sol": "0.00025", "max_open_sessions": CALLS}], indirect=True
+)
+async def test_200_openings_at_both_servers_stop_at_exactly_the_fee_budget(
+    servers: tuple[World, World],
+) -> None:
+    first, second = servers
+    source, to = await first.account("100"), await first.account()
+    before = await treasury(first)
+    answers = await asyncio.gather(
+        *(servers[number % 2].open_session(f"s{number}", source, to, "0.1") for number in range(CALLS))
+    )
+    # An opening and its close cost 25,000 lamports.
+    assert Counter((answer.status, answer.error) for answer in answers) == {
+        (201, None): 10,
+        (429, "fee_budget_exceeded"): 190,
+    }
+    opened = [answer.body["session_id"] for answer in answers if answer.status == 201]
+    closed = await asyncio.gather(
+        *(servers[number % 2].close_session(session_id) for number, session_id in enumerate(opened)),
+        *(servers[number % 2].open_session(f"t{number}", source, to, "0.1") for number in range(20)),
+    )
+    assert [answer.status for answer in closed] == [200] * 10 + [429] * 20
+    assert before - await treasury(second) == 250_000
+
+
+async def test_openings_at_both_servers_leave_the_reserve_of_a_treasury_that_runs_empty(
+    servers: tuple[World, World],
+) -> None:
+    first, second = servers
+    # Its own chain is unused.
+    second.runtime.services.treasury._chain = first.runtime.chain
+    source, to = await first.account("100"), await first.account()
+    rent = await first.chain.inner.rent_exemption(165)
+    needed = rent + 25_000
+    address = Pubkey.from_string(first.runtime.context.signer.address(TREASURY))
+    first.chain.inner._svm.set_account(address, Account(20_000_000 + 10 * needed, b"", SYSTEM_PROGRAM))
+    opened: list[str] = []
+    # What is in flight may or may not have left the balance, so that some are asked to try again.
+    while True:
+        answers = await asyncio.gather(
+            *(
+                servers[number % 2].open_session(f"{len(opened)} {number}", source, to, "0.1")
+                for number in range(40)
+            )
+        )
+        assert {(answer.status, answer.error) for answer in answers} <= {
+            (201, None),
+            (503, "chain_unavailable"),
+        }
+        new = [answer.body["session_id"] for answer in answers if answer.status == 201]
+        opened += new
+        # The closes of all of them are paid for.
+        assert await treasury(first) >= 20_000_000 + 10_000 * len(opened)
+        if not new:
+            break
+    # The treasury has what ten closes cost, which no opening needs.
+    assert len(opened) == 10
+    closed = await asyncio.gather(*(first.close_session(session_id) for session_id in opened))
+    assert {answer.status for answer in closed} == {200}
+    rows = await first.rows(tables.chain_transactions)
+    assert {row["state"] for row in rows} <= {"finalized"}
+
+
+async def treasury(world: World) -> int:
+    context = world.runtime.context
+    found = await world.chain.inner.account_size(context.signer.address(TREASURY))
+    assert found is not None
+    return found[0]
 
 
 async def test_distinct_keys_sent_to_both_servers_make_a_transaction_each(
@@ -346,6 +424,23 @@ async def test_a_stream_has_the_events_of_both_and_resumes_at_either(servers: tu
     await streams[1].aclose()
 
 
+async def test_a_key_revoked_at_one_server_ends_its_streams_at_the_other(
+    servers: tuple[World, World],
+) -> None:
+    first, second = servers
+    source, to = await first.account("100"), await first.account()
+    await first.transfer("seen", source, to, "1")
+    *_, before, seen = await event_ids(first)
+    made = (await first.request("POST", "/console/operator-keys", {"name": "stolen"})).body
+    stolen = evolve(second.runtime.principal, key_id=made["key_id"])
+    stream = await second.runtime.services.tail.stream(stolen, before)
+    assert await sent(stream, 1) == [seen]
+    assert (await first.request("DELETE", f"/console/operator-keys/{made['key_id']}")).status == 204
+    await first.transfer("after", source, to, "1")
+    async with asyncio.timeout(30):
+        assert [piece async for piece in stream] == []
+
+
 async def event_ids(world: World) -> list[str]:
     """Return the identifiers of all events, in their order."""
     return [row["event_id"] for row in await world.rows(tables.events)]
@@ -353,14 +448,13 @@ async def event_ids(world: World) -> list[str]:
 
 async def stream_of(world: World, after: str) -> AsyncGenerator[bytes]:
     """Return what `GET /console/stream` of a server sends after an event."""
-    principal = Principal(operator_id=world.runtime.operator.operator_id, key_id="key_of_a_test")
-    return await world.runtime.services.tail.stream(principal, after)
+    return await world.runtime.services.tail.stream(world.runtime.principal, after)
 
 
 async def sent(stream: AsyncGenerator[bytes], count: int) -> list[str]:
     """Return the identifiers of the next events of a stream."""
     found: list[str] = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(120):
         while len(found) < count:
             lines = (await anext(stream)).decode("ascii").splitlines()
             found += [line.removeprefix("id: ") for line in lines if line.startswith("id: ")]

@@ -86,7 +86,7 @@ def order(source: dict[str, Any], to: dict[str, Any], key: str) -> dict[str, str
 
 async def ended(server: Server) -> int:
     server.process.terminate()
-    return await asyncio.wait_for(server.process.wait(), 60)
+    return await asyncio.wait_for(server.process.wait(), 120)
 
 
 @asynccontextmanager
@@ -108,7 +108,7 @@ async def paying(server: Server, source: dict[str, Any], to: dict[str, Any]) -> 
         await task
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_a_new_version_migrates_while_the_old_one_serves_and_takes_over(
     node: EmbeddedNode, old: Path, new: Path
 ) -> None:
@@ -146,7 +146,7 @@ async def stopped_while_paying(
     assert (resumed.status_code, resumed.json()["status"]) == (200, "settled")
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 async def test_a_backup_is_restored_into_another_database_and_served(
     node: EmbeddedNode, old: Path, tmp_path: Path
 ) -> None:

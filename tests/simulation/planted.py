@@ -10,7 +10,7 @@ from typing import Any
 from unittest.mock import ANY
 
 import attrs
-from sqlalchemy import bindparam, update
+from sqlalchemy import bindparam
 
 from agentpay.contract.errors import ErrorCode
 from agentpay_server import audit as audit_service
@@ -26,9 +26,10 @@ from agentpay_server.chain.protocol import (
 )
 from agentpay_server.chain.rpc import heights, tips
 from agentpay_server.chain.rpc.chain import RpcChain
+from agentpay_server.chain.rpc.evidence import Evidence
 from agentpay_server.database import migrations
 from agentpay_server.database.runner import NewerSchemaError
-from agentpay_server.database.tables import sessions, transfers
+from agentpay_server.database.tables import sessions
 from agentpay_server.errors import Problem
 from agentpay_server.http import app as http_app
 from agentpay_server.money import authorization, entries, outcomes, spending
@@ -38,7 +39,6 @@ from agentpay_server.money.idempotency import Verdict
 from agentpay_server.money.policy import stored_policy
 from agentpay_server.money.settlement import Settlement
 from agentpay_server.money.settlement_schedule import RecoverySchedule
-from agentpay_server.sessions import charge_store as session_charges
 from agentpay_server.sessions import charging, closing
 from agentpay_server.sessions import rules as session_rules
 from agentpay_server.sessions import service as session_service
@@ -60,6 +60,16 @@ BUGS: dict[str, Callable[[Patch], None]] = {}
 def planted(bug: Callable[[Patch], None]) -> Callable[[Patch], None]:
     BUGS[bug.__name__] = bug
     return bug
+
+
+def _believe_a_missing_status(patch: Patch) -> None:
+    """Remove what else shows that a transaction has landed: the transaction, its history, the balance."""
+
+    async def unchecked(*_):
+        pass
+
+    patch(Evidence, "check_absent", unchecked)
+    patch(Settlement, "_check_balance", unchecked)
 
 
 # --- The engine
@@ -108,7 +118,7 @@ def what_was_sent_has_settled(patch: Patch) -> None:
 @planted
 def the_status_is_not_read_again_after_the_height(patch: Patch) -> None:
     async def look(self, signed, find=None):
-        status = await (find or self._by_signature(signed.signature))(proof_height=None)
+        status = await (find or self._by_signature(signed))(proof_height=None)
         if status is None:
             if await self._chain.block_height() <= signed.last_valid_block_height:
                 return None, True
@@ -117,11 +127,8 @@ def the_status_is_not_read_again_after_the_height(patch: Patch) -> None:
             return None, False
         return status.failure or Landed(status.is_irreversible, status.chain_signature), False
 
-    async def unchecked(self, tx):
-        """The balance would show that a payment has landed."""
-
     patch(Broadcaster, "look", look)
-    patch(Settlement, "_check_balance", unchecked)
+    _believe_a_missing_status(patch)
 
 
 @planted
@@ -141,11 +148,13 @@ def every_height_is_believed(patch: Patch) -> None:
     patch(tips.Tips, "_do_slots_fit", lambda *_: True)
     patch(RpcChain, "landing_heights", as_reported)
     patch(Broadcaster, "_may_have_expired", has_passed)
+    _believe_a_missing_status(patch)
 
 
 @planted
 def a_node_that_lags_proves_an_expiry(patch: Patch) -> None:
     patch(tips.Tips, "check_stands_at_tip", lambda self, slot: None)
+    _believe_a_missing_status(patch)
 
 
 @planted
@@ -162,6 +171,7 @@ def expiry_goes_by_time(patch: Patch) -> None:
         return end, must_send
 
     patch(Broadcaster, "look", impatient)
+    _believe_a_missing_status(patch)
 
 
 @planted
@@ -235,9 +245,11 @@ def a_worker_ends_at_its_first_error(patch: Patch) -> None:
 
 @planted
 def an_idempotency_key_is_not_held(patch: Patch) -> None:
-    insert = transfer_store.insert_transfer
-    patch(creation.NewTransfer, "claim", lambda self, connection: True)
-    patch(transfer_store, "insert_transfer", lambda c, record: insert(c, attrs.evolve(record, held_key=None)))
+    insert = transfer_store.TRANSFERS.insert
+    patch(creation.NewTransfer, "claim", lambda self, connection, now_us: True)
+    patch(
+        transfer_store.TRANSFERS, "insert", lambda c, record: insert(c, attrs.evolve(record, held_key=None))
+    )
 
 
 @planted
@@ -248,23 +260,23 @@ def other_parameters_under_a_key_go_unnoticed(patch: Patch) -> None:
 
 @planted
 def a_session_is_opened_for_every_request(patch: Patch) -> None:
-    insert = session_store.insert_session
+    insert = session_store.SESSIONS.insert
     patch(session_service, "key_holder_of", lambda record: None)
     patch(session_store.KEYS, "take", lambda *_: True)
-    patch(session_store, "insert_session", lambda c, record: insert(c, attrs.evolve(record, held_key=None)))
+    patch(session_store.SESSIONS, "insert", lambda c, record: insert(c, attrs.evolve(record, held_key=None)))
 
 
 @planted
 def a_charge_is_made_at_every_request(patch: Patch) -> None:
     patch(charging, "charge_verdict", lambda *_: Verdict.NEW)
-    insert = session_charges.insert_charge
+    insert = session_store.CHARGES.insert
     seen: list[str] = []
 
-    def under_another_key(connection, session_id, key, **values):
-        seen.append(key)
-        insert(connection, session_id, f"{key} {len(seen)}", **values)
+    def under_another_key(connection, charge):
+        seen.append(charge.idempotency_key)
+        insert(connection, attrs.evolve(charge, idempotency_key=f"{charge.idempotency_key} {len(seen)}"))
 
-    patch(session_charges, "insert_charge", under_another_key)
+    patch(session_store.CHARGES, "insert", under_another_key)
 
 
 @planted
@@ -274,31 +286,8 @@ def an_approved_transfer_can_be_approved_again(patch: Patch) -> None:
         "_is_approvable",
         lambda transfer, now_us: transfer.status in ("pending_approval", "settled"),
     )
-    patch(
-        approvals,
-        "_decide",
-        lambda connection, pending, decided: _overwrite(connection, decided),
-    )
-    patch(approvals.ApprovedTransfer, "claim", lambda self, connection: True)
-
-
-def _overwrite(connection, decided) -> None:
-    values = {
-        name: getattr(decided, name)
-        for name in (
-            "status",
-            "tx_signature",
-            "recipient_account_id",
-            "recipient_token_account",
-            "error",
-            "message",
-            "key_expires_us",
-        )
-    }
-    connection.execute(
-        update(transfers).where(transfers.c.transfer_id == bindparam("of_transfer")).values(**values),
-        {"of_transfer": decided.transfer_id},
-    )
+    patch(approvals, "_decide", transfer_store.TRANSFERS.changed)
+    patch(approvals.ApprovedTransfer, "claim", lambda self, connection, now_us: True)
 
 
 # --- Limits
@@ -359,15 +348,7 @@ def a_pause_is_ignored(patch: Patch) -> None:
 @planted
 def a_cap_is_not_checked(patch: Patch) -> None:
     refusal = session_rules.charge_refusal
-    unchecked = (
-        update(sessions)
-        .where(session_charges.OF_SESSION, session_charges.IS_OPEN)
-        .values(
-            running_total=sessions.c.running_total + bindparam("amount"), closes_us=bindparam("closes_us")
-        )
-        .returning(sessions.c.running_total)
-    )
-    patch(session_charges, "_CHARGE", unchecked)
+    patch(charging, "FITS", bindparam("amount") > 0)
     patch(
         charging,
         "charge_refusal",
@@ -420,16 +401,7 @@ def a_settlement_overlooks_dust(patch: Patch) -> None:
 @planted
 def a_closing_session_takes_charges(patch: Patch) -> None:
     refusal = session_rules.charge_refusal
-    taking = (
-        update(sessions)
-        .where(session_charges.OF_SESSION, sessions.c.status != "settled")
-        .where(sessions.c.running_total + bindparam("amount") <= sessions.c.cap)
-        .values(
-            running_total=sessions.c.running_total + bindparam("amount"), closes_us=bindparam("closes_us")
-        )
-        .returning(sessions.c.running_total)
-    )
-    patch(session_charges, "_CHARGE", taking)
+    patch(charging, "IS_OPEN", sessions.c.status != "settled")
 
     def lenient(policy, *, status, **rest):
         return refusal(policy, status="open" if status == "closing" else status, **rest)
@@ -455,7 +427,7 @@ def own_payments_are_deposits_too(patch: Patch) -> None:
     def unsigned(connection, *rows):
         # Without a signature, by which a constraint would tell that there are two.
         for row in rows:
-            insert(connection, {**row, "tx_signature": None} if row["type"] == "deposit" else row)
+            insert(connection, attrs.evolve(row, tx_signature=None) if row.type == "deposit" else row)
 
     patch(entries, "insert_entries", unsigned)
     patch(deposit_service, "_is_settled_here", lambda *_: False)

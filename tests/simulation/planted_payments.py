@@ -26,7 +26,7 @@ def a_payment_is_signed_again_for_every_answer(patch: Patch) -> None:
         payment = await replayed(self, held, offer)
         if payment is None or payment.header is None:
             return payment
-        source = await self._database.read(accounts.existing_account, held.account_id)
+        source = await self._database.read(accounts.ACCOUNTS.existing, held.account_id)
         prepared = build_payment(
             self._context.signer,
             await self._chain.latest_blockhash(),

@@ -1,4 +1,4 @@
-"""`agentpay-server simulate`: what it prints, and how it ends."""
+"""`agentpay-lab simulate`: what it prints, and how it ends."""
 
 import json
 import re
@@ -6,7 +6,7 @@ import re
 import pytest
 from click.testing import CliRunner
 
-from agentpay_server.cli import main
+from agentpay_lab.cli import main
 
 SMALL = ("simulate", "--seed", "5", "--minutes", "0.2", "--servers", "1", "--agents", "1")
 

@@ -11,16 +11,16 @@ from solders.message import to_bytes_versioned
 from solders.transaction import VersionedTransaction
 
 from agentpay.errors import APIError
-from agentpay_server._simulation import ending
-from agentpay_server._simulation.agents import Operator
-from agentpay_server._simulation.chance import ACTOR, Actor, Chance
-from agentpay_server._simulation.cluster import Cluster, Described, Landed
-from agentpay_server._simulation.faults import Faults
-from agentpay_server._simulation.loop import SimulatedLoop, StuckError
-from agentpay_server._simulation.plan import Plan, Skew
-from agentpay_server._simulation.sellers import second_signature
-from agentpay_server._simulation.timeline import Timeline
-from agentpay_server._simulation.world import WebhookSecrets, World
+from agentpay_lab.simulation import ending
+from agentpay_lab.simulation.agents import Operator
+from agentpay_lab.simulation.chance import ACTOR, Actor, Chance
+from agentpay_lab.simulation.cluster import Cluster, Described, Landed
+from agentpay_lab.simulation.faults import Faults
+from agentpay_lab.simulation.loop import SimulatedLoop, StuckError
+from agentpay_lab.simulation.plan import Plan, Skew
+from agentpay_lab.simulation.sellers import second_signature
+from agentpay_lab.simulation.timeline import Timeline
+from agentpay_lab.simulation.world import WebhookSecrets, World
 
 
 def new_loop() -> SimulatedLoop:
@@ -47,7 +47,7 @@ def test_waiting_for_an_impossible_event_raises_stuck() -> None:
 
 
 def test_looping_without_advancing_time_raises_stuck(monkeypatch) -> None:
-    monkeypatch.setattr("agentpay_server._simulation.loop._MOST_TURNS_AT_ONE_TIME", 2_000)
+    monkeypatch.setattr("agentpay_lab.simulation.loop._MOST_TURNS_AT_ONE_TIME", 2_000)
     loop = new_loop()
 
     async def spin() -> None:

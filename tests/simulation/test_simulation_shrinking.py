@@ -2,9 +2,9 @@
 
 import pytest
 
-from agentpay_server._simulation.plan import drawn
-from agentpay_server._simulation.shrinking import Shrinker
-from agentpay_server._simulation.world import Outcome, simulate
+from agentpay_lab.simulation.plan import drawn
+from agentpay_lab.simulation.shrinking import Shrinker
+from agentpay_lab.simulation.world import Outcome, simulate
 
 
 def first_failing() -> Outcome:

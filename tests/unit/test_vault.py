@@ -58,13 +58,6 @@ def test_sealed_secrets_cannot_be_swapped_between_places(vault, other):
             vault.open(sealed, place)
 
 
-def test_a_secret_bound_to_its_column_does_not_open_by_row_alone(vault):
-    sealed = vault.seal(SECRET, PLACE)
-
-    with pytest.raises(VaultError):
-        vault.open_of_row(sealed, PLACE)
-
-
 def test_a_sealed_secret_does_not_open_with_another_key(vault):
     other = Vault(bytes(KEY_BYTES))
 

@@ -77,7 +77,7 @@ class Blocks:
         """Return the height of the newest block and its blockhash."""
         height = self.height()
         if self._latest is None or self._latest[0] != height:
-            self._latest = height, self._hash(height)
+            self._latest = height, self.hash_at(height)
             self._remember(self._latest[1], height)
         return self._latest
 
@@ -91,7 +91,7 @@ class Blocks:
             # is rarely needed, for example at the first lookup after a restart.
             missing = set(range(oldest, newest + 1)) - set(self._known.values())
             for height in missing:
-                self._remember(self._hash(height), height)
+                self._remember(self.hash_at(height), height)
             found = self._known.get(blockhash)
         return found if found is not None and oldest <= found <= newest else None
 
@@ -135,8 +135,9 @@ class Blocks:
 
         return restore
 
-    def _hash(self, height: int) -> Hash:
-        fork = self._forks[bisect_right(self._first_heights, height) - 1]
+    def hash_at(self, height: int) -> Hash:
+        """Return the hash of the block at a height; forks whose blocks have all expired are forgotten."""
+        fork = self._forks[max(bisect_right(self._first_heights, height) - 1, 0)]
         return Hash.from_bytes(hashlib.sha256(f"block {self._genesis} {fork} {height}".encode()).digest())
 
     def _remember(self, blockhash: Hash, height: int) -> None:

@@ -1,4 +1,4 @@
-"""Deposits of transactions, and the in-memory journal of the embedded chain. Pure.
+"""Deposits of transactions, and the journal of deposits in a ledger in memory. Pure.
 
 A deposit is an increase of a token account's balance by a transaction.
 """
@@ -40,7 +40,7 @@ def deposits_of(signature: str, before: Mapping[str, int], after: Mapping[str, i
 
 
 class RecentCredits:
-    """The journal of a chain without a ledger: deposits that no caller has acknowledged.
+    """The journal of a ledger in memory: deposits that no caller has acknowledged.
 
     Many token accounts are never read, so the journal is bounded: beyond 16,384 credits, the oldest are
     dropped.

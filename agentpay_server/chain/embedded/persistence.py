@@ -2,17 +2,22 @@
 
 The virtual machine executes in memory first. The effects are then written as one page, and reported only
 after that. If the process dies before the page is written, the transaction has not happened, because memory
-is lost too. `store.py` implements the protocol.
+is lost too. `memory_ledger.py` and `store.py` implement the protocol.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, Protocol
 
 from attrs import define, field, frozen
 from solders.hash import Hash
 
+from agentpay_server.chain.embedded.executed import Executed
 from agentpay_server.chain.embedded.seen_messages import SeenMessage
+from agentpay_server.chain.embedded.virtual_machine import serialized
 from agentpay_server.chain.protocol import Deposit, SignatureStatus
+
+HISTORY_LENGTH: Final = 5_000
+"""Maximum number of transactions kept, in memory and in a ledger, at about 5 KB each."""
 
 
 class LedgerMovedError(Exception):
@@ -54,35 +59,46 @@ class Page:
     Attributes:
         before: the chain's position at the previous page; None for the first page.
         after: the chain's position after this page.
-        accounts: the changed accounts, by address, in Solana's serialization; None for a deleted one.
+        first_accounts: the accounts of a new chain, by address, in Solana's serialization; None for none.
+        executed: the transactions, by slot, with the accounts that they changed.
     """
 
     before: ChainState | None
     after: ChainState
-    accounts: Mapping[str, bytes | None] = field(factory=dict, repr=lambda accounts: str(len(accounts)))
+    first_accounts: Mapping[str, bytes | None] = field(factory=dict, repr=lambda accounts: str(len(accounts)))
     statuses: Mapping[str, SignatureStatus] = field(factory=dict)
     seen: Mapping[str, SeenMessage] = field(factory=dict)
     credits: Sequence[Credit] = ()
+    executed: Mapping[int, Executed] = field(factory=dict)
+
+    def accounts(self) -> dict[str, bytes | None]:
+        """Return the changed accounts, by address, in Solana's serialization; None for a deleted one."""
+        changed: dict[str, bytes | None] = {**self.first_accounts}
+        for executed in self.executed.values():
+            changed |= serialized(executed.after)
+        return changed
 
 
 @define
 class Draft:
     """The contents of the next page; the attributes are those of `Page`."""
 
-    accounts: dict[str, bytes | None] = field(factory=dict)
+    first_accounts: dict[str, bytes | None] = field(factory=dict)
     statuses: dict[str, SignatureStatus] = field(factory=dict)
     seen: dict[str, SeenMessage] = field(factory=dict)
     credits: list[Credit] = field(factory=list)
+    executed: dict[int, Executed] = field(factory=dict)
 
     def page(self, *, before: ChainState | None, after: ChainState) -> Page:
         """Return the page."""
         return Page(
             before=before,
             after=after,
-            accounts=self.accounts,
+            first_accounts=self.first_accounts,
             statuses=self.statuses,
             seen=self.seen,
             credits=self.credits,
+            executed=self.executed,
         )
 
 
@@ -107,6 +123,22 @@ class Ledger(Protocol):
 
     async def credits(self, token_account: str, *, after_slot: int, count: int) -> Sequence[Credit]:
         """Return up to `count` credits of a token account after a slot, oldest first."""
+        ...
+
+    async def newest(self, *, count: int) -> Sequence[Executed]:
+        """Return the newest transactions, oldest first; a ledger may forget older ones than these."""
+        ...
+
+    def acknowledge(self, token_account: str, slot: int) -> None:
+        """Note that the credits of a token account up to a slot are booked; a ledger may forget them."""
+        ...
+
+    def capture(self) -> Callable[[], None]:
+        """Return a function that restores the current content.
+
+        Raises:
+            RuntimeError: the ledger is append-only.
+        """
         ...
 
     async def write(self, page: Page) -> None:

@@ -1,17 +1,30 @@
 """The embedded chain's ledger in the database: accounts, signatures, credits, and the position."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from solders.hash import Hash
 from sqlalchemy import bindparam, delete, insert, select, update
 
-from agentpay_server.chain.embedded.persistence import ChainState, Credit, LedgerMovedError, Page
+from agentpay_server.chain.embedded.executed import Executed
+from agentpay_server.chain.embedded.persistence import (
+    HISTORY_LENGTH,
+    ChainState,
+    Credit,
+    LedgerMovedError,
+    Page,
+)
 from agentpay_server.chain.embedded.seen_messages import SeenMessage
 from agentpay_server.chain.protocol import Deposit, Failure, FailureReason, SignatureStatus
 from agentpay_server.database.connection import ConflictError, Connection
 from agentpay_server.database.runner import Database
-from agentpay_server.database.tables import chain_accounts, chain_credits, chain_signatures, chain_state
+from agentpay_server.database.tables import (
+    chain_accounts,
+    chain_credits,
+    chain_history,
+    chain_signatures,
+    chain_state,
+)
 
 _STATE: Final = select(
     chain_state.c.genesis, chain_state.c.slot, chain_state.c.height, chain_state.c.height_since_us
@@ -63,6 +76,16 @@ _CREDITS: Final = (
     .order_by(chain_credits.c.slot)
     .limit(bindparam("count"))
 )
+_INSERT_EXECUTED: Final = insert(chain_history)
+_FORGET_EXECUTED: Final = delete(chain_history).where(chain_history.c.slot <= bindparam("up_to_slot"))
+_NEWEST: Final = (
+    select(chain_history.c.height, chain_history.c.time_us, chain_history.c.executed)
+    .order_by(chain_history.c.slot.desc())
+    .limit(bindparam("count"))
+)
+_FORGET_EVERY: Final = 500
+"""Old transactions are deleted once in so many."""
+
 _SUCCEEDED: Final = SignatureStatus(is_final=True)
 _REFUSED: Final = SignatureStatus(is_final=False, is_refused=True)
 _REFUSED_REASON: Final = "refused"
@@ -93,6 +116,17 @@ class DatabaseLedger:
     async def credits(self, token_account: str, *, after_slot: int, count: int) -> Sequence[Credit]:
         """See `Ledger.credits`."""
         return await self._database.read(_credits, token_account, after_slot, count)
+
+    async def newest(self, *, count: int) -> Sequence[Executed]:
+        """See `Ledger.newest`."""
+        return await self._database.read(_newest, count)
+
+    def acknowledge(self, token_account: str, slot: int) -> None:
+        """See `Ledger.acknowledge`: the database keeps every credit."""
+
+    def capture(self) -> Callable[[], None]:
+        """See `Ledger.capture`."""
+        raise RuntimeError("a chain whose ledger is a database cannot be brought back")
 
     async def write(self, page: Page) -> None:
         """Write a page and commit it.
@@ -158,6 +192,14 @@ def _credits(connection: Connection, token_account: str, after_slot: int, count:
     ]
 
 
+def _newest(connection: Connection, count: int) -> list[Executed]:
+    newest_first = [
+        Executed.from_bytes(bytes(executed), height=height, time_us=time_us)
+        for height, time_us, executed in connection.execute(_NEWEST, {"count": count})
+    ]
+    return newest_first[::-1]
+
+
 def _write(connection: Connection, page: Page) -> None:
     before, after = page.before, page.after
     if before is None:
@@ -179,11 +221,12 @@ def _write(connection: Connection, page: Page) -> None:
         }
         if connection.execute(_MOVE, values).rowcount != 1:
             raise LedgerMovedError(f"the ledger is not at slot {before.slot}, height {before.height}")
-    if page.accounts:
-        connection.execute(_REMOVE_ACCOUNT, [{"of_address": address} for address in page.accounts])
+    accounts = page.accounts()
+    if accounts:
+        connection.execute(_REMOVE_ACCOUNT, [{"of_address": address} for address in accounts])
     present = [
         {"address": address, "account": account}
-        for address, account in page.accounts.items()
+        for address, account in accounts.items()
         if account is not None
     ]
     if present:
@@ -210,6 +253,17 @@ def _write(connection: Connection, page: Page) -> None:
                 for credit in page.credits
             ],
         )
+
+    if page.executed:
+        connection.execute(
+            _INSERT_EXECUTED,
+            [
+                {"slot": slot, "height": each.height, "time_us": each.time_us, "executed": bytes(each)}
+                for slot, each in page.executed.items()
+            ],
+        )
+        if any(slot % _FORGET_EVERY == 0 for slot in page.executed):
+            connection.execute(_FORGET_EXECUTED, {"up_to_slot": max(page.executed) - HISTORY_LENGTH})
 
 
 def _signature_row(signature: str, status: SignatureStatus, seen: SeenMessage | None) -> dict[str, object]:

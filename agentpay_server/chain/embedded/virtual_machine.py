@@ -3,7 +3,8 @@
 The chain decides what executes, which blockhashes are valid, and what is remembered.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Final
 
 from solders.account import Account
@@ -11,7 +12,7 @@ from solders.clock import Clock
 from solders.litesvm import LiteSVM
 from solders.message import MessageV0
 from solders.pubkey import Pubkey
-from solders.token.state import Mint
+from solders.token import state
 from solders.transaction import VersionedTransaction
 from solders.transaction_metadata import FailedTransactionMetadata
 from solders.transaction_status import InstructionErrorCustom, TransactionErrorInstructionError
@@ -65,7 +66,7 @@ def first_accounts(
 ) -> dict[str, bytes | None]:
     """Return a new chain's accounts by address, serialized: a treasury with SOL, and the USDC mint."""
     authority = Pubkey.from_string(mint_authority)
-    mint = bytes(Mint(authority, 0, USDC_DECIMALS, is_initialized=True, freeze_authority=authority))
+    mint = bytes(state.Mint(authority, 0, USDC_DECIMALS, is_initialized=True, freeze_authority=authority))
     rent = machine.minimum_balance_for_rent_exemption(len(mint))
     return {
         treasury: bytes(Account(_TREASURY_LAMPORTS, b"", SYSTEM_PROGRAM)),
@@ -140,10 +141,10 @@ def has_lookups(transaction: VersionedTransaction) -> bool:
     return isinstance(message, MessageV0) and bool(message.address_table_lookups)
 
 
-def read_only_accounts(transaction: VersionedTransaction) -> list[Pubkey]:
-    """Return the accounts that a transaction can only read."""
-    writable = set(writable_accounts(transaction))
-    return [key for key in transaction.message.account_keys if key not in writable]
+def read_only_accounts(transaction: VersionedTransaction, writable: Iterable[Pubkey]) -> list[Pubkey]:
+    """Return the accounts that a transaction can only read: all but the writable ones."""
+    known = frozenset(writable)
+    return [key for key in transaction.message.account_keys if key not in known]
 
 
 def serialized(accounts: Mapping[Pubkey, Account | None]) -> dict[str, bytes | None]:
@@ -161,12 +162,21 @@ def changed_accounts(machine: LiteSVM, transaction: VersionedTransaction) -> dic
 
 def usdc_held(accounts: Mapping[Pubkey, Account | None], usdc_mint: str) -> dict[str, int]:
     """Return the micro-USDC of each token account among `accounts`."""
-    found = (
-        read_token_account(str(address), program=str(account.owner), data=account.data, usdc_mint=usdc_mint)
-        for address, account in accounts.items()
-        if account is not None
-    )
-    return {account.address: account.amount_micro for account in found if account is not None}
+    # Each transaction comes here twice: `read_token_account` would print every owner and mint.
+    held: dict[str, int] = {}
+    for address, account in accounts.items():
+        if account is None or account.owner != TOKEN_PROGRAM:
+            continue
+        try:
+            found = state.TokenAccount.from_bytes(account.data)
+        except ValueError:  # A mint, a multisig, or not initialized.
+            continue
+        if found.mint == _pubkey(usdc_mint):
+            held[str(address)] = found.amount
+    return held
+
+
+_pubkey = cache(Pubkey.from_string)
 
 
 def _owned(machine: LiteSVM, program: Pubkey) -> list[tuple[Pubkey, Account]]:

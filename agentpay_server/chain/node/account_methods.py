@@ -7,7 +7,9 @@ from typing import Final
 from solders.account import Account
 from solders.litesvm import LiteSVM
 from solders.pubkey import Pubkey
+from solders.token.state import TokenAccount
 
+from agentpay_server.chain.embedded.virtual_machine import accounts_of
 from agentpay_server.chain.node import base58, parsed
 from agentpay_server.chain.node.errors import invalid_params
 from agentpay_server.chain.node.group import Json, Method, MethodGroup, decimals_on
@@ -17,6 +19,7 @@ from agentpay_server.chain.node.rendering import account_form, account_json
 _MOST_ACCOUNTS: Final = 100
 _MOST_FILTERS: Final = 4
 _MAX_COMPARED_CHARACTERS: Final = 256
+_LARGEST: Final = 20
 
 
 class AccountMethods(MethodGroup):
@@ -30,8 +33,11 @@ class AccountMethods(MethodGroup):
             "getBalance": self._balance,
             "getMultipleAccounts": self._multiple_accounts,
             "getProgramAccounts": self._program_accounts,
+            "getSupply": self._supply,
             "getTokenAccountBalance": self._token_account_balance,
+            "getTokenAccountsByDelegate": self._token_accounts_by_delegate,
             "getTokenAccountsByOwner": self._token_accounts_by_owner,
+            "getTokenLargestAccounts": self._token_largest_accounts,
             "getTokenSupply": self._token_supply,
         }
 
@@ -86,8 +92,43 @@ class AccountMethods(MethodGroup):
 
         return self.in_context(await self.chain.read(read))
 
+    async def _token_largest_accounts(self, params: Params) -> Json:
+        wanted = params.address(0)
+        self.check(params.options(1))
+
+        def read(svm: LiteSVM) -> Json:
+            account = svm.get_account(wanted)
+            issued = None if account is None else parsed.mint(account)
+            if account is None or issued is None:
+                raise invalid_params("not a Token mint")
+            holders = [
+                (held.amount, str(at))
+                for at, each in svm.get_program_accounts(account.owner)
+                if (held := parsed.token_account(each)) is not None and held.mint == wanted
+            ]
+            largest = sorted(holders, key=lambda holder: (-holder[0], holder[1]))[:_LARGEST]
+            return [{"address": at, **parsed.token_amount(amount, issued.decimals)} for amount, at in largest]
+
+        return self.in_context(await self.chain.read(read))
+
+    async def _supply(self, params: Params) -> Json:
+        self.check(params.options(0))
+        total = await self.chain.read(
+            lambda svm: sum(account.lamports for account in accounts_of(svm).values())
+        )
+        return self.in_context(
+            {"total": total, "circulating": total, "nonCirculating": 0, "nonCirculatingAccounts": []}
+        )
+
     async def _token_accounts_by_owner(self, params: Params) -> Json:
-        owner, kind, options = params.address(0), params.options(1), params.options(2)
+        return await self._token_accounts(params, lambda held: held.owner)
+
+    async def _token_accounts_by_delegate(self, params: Params) -> Json:
+        return await self._token_accounts(params, lambda held: held.delegate)
+
+    async def _token_accounts(self, params: Params, role: Callable[[TokenAccount], Pubkey | None]) -> Json:
+        """Return the token accounts in which an address has a role."""
+        wanted, kind, options = params.address(0), params.options(1), params.options(2)
         mint, program = kind.text("mint"), kind.text("programId")
         if (mint is None) == (program is None):
             raise invalid_params("give either mint or programId")
@@ -98,16 +139,13 @@ class AccountMethods(MethodGroup):
 
         def matches(account: Account) -> bool:
             held = parsed.token_account(account)
-            return held is not None and held.owner == owner and wanted_mint in (None, held.mint)
+            return held is not None and role(held) == wanted and wanted_mint in (None, held.mint)
 
         return self.in_context(await self._found(programs, matches, options))
 
     async def _program_accounts(self, params: Params) -> Json:
         program, options = params.address(0), params.options(1)
-        filters = [_filter(each) for each in options.items("filters", most=_MOST_FILTERS)]
-        found = await self._found(
-            (program,), lambda account: all(matches(account) for matches in filters), options
-        )
+        found = await self._found((program,), account_filter(options), options)
         return self.in_context(found) if options.flag("withContext") else found
 
     async def _found(
@@ -125,6 +163,12 @@ class AccountMethods(MethodGroup):
             ]
 
         return await self.chain.read(read)
+
+
+def account_filter(options: Options) -> Callable[[Account], bool]:
+    """Return whether an account passes all filters of a call's options."""
+    filters = [_filter(each) for each in options.items("filters", most=_MOST_FILTERS)]
+    return lambda account: all(matches(account) for matches in filters)
 
 
 def _filter(value: Json) -> Callable[[Account], bool]:

@@ -1,16 +1,18 @@
-"""Methods of the RPC node about the chain: blockhashes, heights, slots, fees."""
+"""Methods of the RPC node about the chain: blockhashes, heights, slots, fees, its one validator."""
 
 import base64
+import hashlib
 import struct
 from collections.abc import Mapping
 from typing import Final
 
 from solders.hash import Hash
 from solders.message import Message, MessageV0, from_bytes_versioned
+from solders.pubkey import Pubkey
 
-from agentpay_server.chain.embedded.blocks import FIRST_SLOT, slot_at
+from agentpay_server.chain.embedded.blocks import slot_at
 from agentpay_server.chain.instructions import COMPUTE_BUDGET_PROGRAM
-from agentpay_server.chain.node.errors import BLOCK_NOT_AVAILABLE, RpcError, invalid_params
+from agentpay_server.chain.node.errors import invalid_params
 from agentpay_server.chain.node.group import VERSION, Json, Method, MethodGroup
 from agentpay_server.chain.node.params import Params
 
@@ -18,7 +20,6 @@ _SLOTS_PER_EPOCH: Final = 432_000
 _LAMPORTS_PER_SIGNATURE: Final = 5_000
 _DEFAULT_UNITS: Final = 200_000
 _MOST_UNITS: Final = 1_400_000
-_MOST_BLOCKS: Final = 10_000
 _MOST_ADDRESSES: Final = 128
 _MOST_ACCOUNT_BYTES: Final = 10 * 1024 * 1024
 
@@ -30,21 +31,22 @@ class ChainMethods(MethodGroup):
     def methods(self) -> Mapping[str, Method]:
         """The methods by name."""
         return {
-            "getBlock": self._block,
             "getBlockHeight": self._block_height,
-            "getBlocksWithLimit": self._blocks_with_limit,
             "getEpochInfo": self._epoch_info,
+            "getEpochSchedule": self._epoch_schedule,
             "getFeeForMessage": self._fee_for_message,
-            "getFirstAvailableBlock": self._first_available_block,
             "getGenesisHash": self._genesis_hash,
             "getHealth": self._health,
+            "getIdentity": self._identity,
             "getLatestBlockhash": self._latest_blockhash,
             "getMinimumBalanceForRentExemption": self._rent_exemption,
             "getRecentPrioritizationFees": self._prioritization_fees,
             "getSlot": self._slot,
+            "getSlotLeader": self._slot_leader,
+            "getTransactionCount": self._transaction_count,
             "getVersion": self._version,
+            "getVoteAccounts": self._vote_accounts,
             "isBlockhashValid": self._is_blockhash_valid,
-            "minimumLedgerSlot": self._first_available_block,
         }
 
     async def _latest_blockhash(self, params: Params) -> Json:
@@ -81,29 +83,54 @@ class ChainMethods(MethodGroup):
             "epoch": slot // _SLOTS_PER_EPOCH,
             "slotIndex": slot % _SLOTS_PER_EPOCH,
             "slotsInEpoch": _SLOTS_PER_EPOCH,
-            "transactionCount": len(self.chain.history),
+            "transactionCount": self.chain.transaction_count,
         }
 
-    async def _first_available_block(self, _params: Params) -> Json:
-        return slot_at(self.chain.history.first_height)
+    async def _epoch_schedule(self, _params: Params) -> Json:
+        return {
+            "slotsPerEpoch": _SLOTS_PER_EPOCH,
+            "leaderScheduleSlotOffset": _SLOTS_PER_EPOCH,
+            "warmup": False,
+            "firstNormalEpoch": 0,
+            "firstNormalSlot": 0,
+        }
 
-    async def _blocks_with_limit(self, params: Params) -> Json:
-        first, limit = params.count(0), params.count(1, most=_MOST_BLOCKS)
-        self.check(params.options(2))
-        first = max(first, slot_at(self.chain.history.first_height))
-        return list(range(first, min(first + limit, slot_at(await self.chain.block_height()) + 1)))
+    async def _transaction_count(self, params: Params) -> Json:
+        self.check(params.options(0))
+        await self.chain.block_height()
+        return self.chain.transaction_count
 
-    async def _block(self, params: Params) -> Json:
-        slot, options = params.count(0), params.options_or_encoding(1)
-        if options.text("transactionDetails") != "none":
-            raise invalid_params(
-                'this node returns blocks only without transactions: transactionDetails "none"'
-            )
-        height = slot - FIRST_SLOT
-        if not self.chain.history.first_height <= height <= await self.chain.block_height():
-            raise RpcError(BLOCK_NOT_AVAILABLE, f"Block not available for slot {slot}")
-        # The chain does not store the hashes and times of blocks.
-        return {"blockHeight": height, "parentSlot": max(slot - 1, FIRST_SLOT), "blockTime": None}
+    async def _identity(self, _params: Params) -> Json:
+        return {"identity": self._address_of("validator")}
+
+    async def _slot_leader(self, params: Params) -> Json:
+        self.check(params.options(0))
+        return self._address_of("validator")
+
+    async def _vote_accounts(self, params: Params) -> Json:
+        options = params.options(0)
+        self.check(options)
+        height = await self.chain.block_height()
+        vote = self._address_of("vote account")
+        validator = {
+            "votePubkey": vote,
+            "nodePubkey": self._address_of("validator"),
+            "activatedStake": 1_000_000_000,
+            "commission": 0,
+            "epochVoteAccount": True,
+            "epochCredits": [],
+            "lastVote": slot_at(height),
+            "rootSlot": slot_at(height),
+        }
+        return {
+            "current": [validator] if options.text("votePubkey") in (None, vote) else [],
+            "delinquent": [],
+        }
+
+    def _address_of(self, role: str) -> str:
+        """Return the address of the one validator or its vote account; nobody has the key."""
+        name = f"{role} of {self.chain.genesis_hash}"
+        return str(Pubkey.from_bytes(hashlib.sha256(name.encode()).digest()))
 
     async def _genesis_hash(self, _params: Params) -> Json:
         return self.chain.genesis_hash

@@ -9,6 +9,7 @@ from typing import Final
 
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.node.account_methods import AccountMethods
+from agentpay_server.chain.node.block_methods import BlockMethods
 from agentpay_server.chain.node.chain_methods import ChainMethods
 from agentpay_server.chain.node.errors import METHOD_NOT_FOUND, NODE_UNHEALTHY, RpcError
 from agentpay_server.chain.node.group import Json, Method
@@ -26,6 +27,7 @@ class Node:
         self.chain: Final = chain
         groups = (
             AccountMethods(chain),
+            BlockMethods(chain),
             ChainMethods(chain),
             HistoryMethods(chain),
             TransactionMethods(chain, airdrop),
@@ -46,6 +48,7 @@ class Node:
         if method is None:
             raise RpcError(METHOD_NOT_FOUND, "Method not found")
         try:
+            await self.chain.recall()
             return await method(Params(call.params))
         except ChainUnavailableError:
             raise RpcError(NODE_UNHEALTHY, "Node is unhealthy: its ledger does not respond") from None

@@ -26,6 +26,10 @@ class Options:
         self._values = {key: value for key, value in values.items() if value is not None}
         self._name = name
 
+    def has(self, key: str) -> bool:
+        """Return whether an option is given."""
+        return key in self._values
+
     def text(self, key: str, default: str | None = None) -> str | None:
         """Return a string."""
         return _optional(self._values.get(key), str, key) if key in self._values else default

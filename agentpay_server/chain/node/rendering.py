@@ -99,6 +99,33 @@ def transaction_json(executed: Executed, encoding: str, most_version: int | None
     }
 
 
+def in_block(rendered: Json, *, accounts_only: bool) -> Json:
+    """Return a transaction as a member of its block, which has slot and time; optionally without its steps.
+
+    With `accounts_only`, `rendered` is in the encoding `jsonParsed`.
+    """
+    shown = {name: value for name, value in rendered.items() if name not in ("slot", "blockTime")}
+    if accounts_only:
+        transaction, meta = rendered["transaction"], rendered["meta"]
+        shown["transaction"] = {
+            "accountKeys": transaction["message"]["accountKeys"],
+            "signatures": transaction["signatures"],
+        }
+        shown["meta"] = {name: meta[name] for name in _ACCOUNTS_META}
+    return shown
+
+
+_ACCOUNTS_META: Final = (
+    "err",
+    "status",
+    "fee",
+    "preBalances",
+    "postBalances",
+    "preTokenBalances",
+    "postTokenBalances",
+)
+
+
 def version_json(transaction: VersionedTransaction, most_version: int | None) -> Json:
     """Return the member `version` of a transaction, if requested.
 

@@ -34,7 +34,7 @@ async def landing_heights(
 ) -> tuple[int, int] | None:
     """See `Chain.landing_heights`. `tip` is the node's position, above the last valid height."""
     first = last_valid_height - BLOCKHASH_LIFE_BLOCKS
-    slot = await _slot_of(call, tip, first) if first >= 0 else None
+    slot = await slot_of(call, tip, first) if first >= 0 else None
     if slot is None:
         return None
     if read_hash(member(await _block(call, slot), "blockhash", str)) == blockhash:
@@ -71,14 +71,14 @@ async def has_all_blocks(call: Call, tip: Epoch, first_height: int, last_height:
     wanted = last_height - first_height + 1
     if not 0 < wanted <= _MOST_BLOCKS:
         return False
-    slot = await _slot_of(call, tip, first_height)
+    slot = await slot_of(call, tip, first_height)
     if slot is None:
         return False
     slots = await _slots_from(call, slot, wanted)
     return len(slots) == wanted and await read_height(call, slots[-1]) == last_height
 
 
-async def _slot_of(call: Call, tip: Epoch, height: int) -> int | None:
+async def slot_of(call: Call, tip: Epoch, height: int) -> int | None:
     """Return the slot of the block at a height; None if the search finds no such block."""
     # A step of N slots skips at most N blocks, so it never overshoots.
     slot = tip.slot - (tip.block_height - height)

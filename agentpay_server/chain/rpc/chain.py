@@ -7,7 +7,8 @@ The rules:
 2. Callers that need heights, blockhashes or statuses at about the same time share a request. A height may be
    slightly old, which is safe; a status is never older than the call for it.
 3. Heights, slots and last valid heights are claims, whose plausibility is checked before use (`tips.py`).
-4. The node's cluster is checked again every half minute and after each outage. Responses of another cluster
+4. No outcome is believed without the transaction itself (`evidence.py`).
+5. The node's cluster is checked again every half minute and after each outage. Responses of another cluster
    are ignored.
 
 `client.py` handles failures of calls, `replies.py` checks the format of responses, `history.py` reads the
@@ -26,6 +27,8 @@ from solders.signature import Signature
 from agentpay_server.chain.clusters import Cluster, explorer_url
 from agentpay_server.chain.parsing import json_failure_reason, read_token_account
 from agentpay_server.chain.protocol import (
+    BLOCKHASH_LIFE_BLOCKS,
+    Absence,
     Blockhash,
     Booked,
     ChainUnavailableError,
@@ -40,10 +43,11 @@ from agentpay_server.chain.protocol import (
 from agentpay_server.chain.rpc import blocks, replies
 from agentpay_server.chain.rpc.client import RpcCaller, RpcRefusalError
 from agentpay_server.chain.rpc.cosigned import CosignedSearch
+from agentpay_server.chain.rpc.evidence import Evidence
 from agentpay_server.chain.rpc.fees import Budgets
 from agentpay_server.chain.rpc.history import AccountHistory
 from agentpay_server.chain.rpc.polling import MAX_SIGNATURES, Poller, Recent
-from agentpay_server.chain.rpc.replies import ChainAccount, Simulation, Status, malformed
+from agentpay_server.chain.rpc.replies import ChainAccount, Landing, Simulation, Status, malformed
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.chain.rpc.tips import Tips
 from agentpay_server.chain.rpc.websocket import Notices
@@ -80,6 +84,7 @@ class RpcChain:
         self._history = AccountHistory(
             self._call, self._tips, usdc_mint=cluster.usdc_mint, is_emulator=is_emulator
         )
+        self._evidence = Evidence(self._call, self._tips, self._history, is_emulator=is_emulator)
         self._cosigned = CosignedSearch(self._call)
         self._notices = Notices(settings.websocket_url, settings.finality.value)
 
@@ -114,6 +119,11 @@ class RpcChain:
         """See `Chain`: by the observed pace of the cluster."""
         return self._tips.blockhash_life_seconds
 
+    @property
+    def usual_life_seconds(self) -> float:
+        """See `Chain`: by the observed pace of the cluster."""
+        return (BLOCKHASH_LIFE_BLOCKS + 1) * self._tips.block_seconds
+
     def explorer_url(self, signature: str) -> str:
         """See `Chain`."""
         return explorer_url(signature, self._cluster.name or self._settings.url)
@@ -127,10 +137,12 @@ class RpcChain:
         """Return the height of a recent irreversible block."""
         return (await self._tips.tip()).block_height
 
-    async def signature_status(self, signature: str) -> SignatureStatus | None:
-        """Return the status of a transaction; None if the chain has not seen it yet.
+    async def signature_status(
+        self, signature: str, *, absence: Absence | None = None
+    ) -> SignatureStatus | None:
+        """See `Chain`.
 
-        It is read after every height that `block_height` returned before this call, from a node whose
+        The status is read after every height that `block_height` returned before this call, from a node whose
         position is at least that height.
         """
         if not _is_signature(signature):
@@ -138,15 +150,17 @@ class RpcChain:
         slot, status = await self._statuses.answer(signature)
         if status is None:
             self._tips.check_stands_at_tip(slot)
+            if absence is not None:
+                await self._evidence.check_absent(signature, absence)
             return None
         is_irreversible = status.commitment == "finalized"
         # If its block is dropped, a failed transaction may still succeed.
         is_reached = status.commitment == self._settings.finality.value and status.error is None
-        is_final = is_irreversible or is_reached
-        failure = None
-        if is_final and status.error is not None:
-            failure = await self._failure(signature, status)
-        return SignatureStatus(is_final=is_final, failure=failure, is_irreversible=is_irreversible)
+        if not (is_irreversible or is_reached):
+            return SignatureStatus(is_final=False)
+        landing = await self._evidence.of_outcome(signature, status)
+        failure = None if landing.error is None else _failure(landing)
+        return SignatureStatus(is_final=True, failure=failure, is_irreversible=is_irreversible)
 
     async def find_cosigned(
         self, cosigned: Cosigned, *, proof_height: int | None = None
@@ -156,7 +170,11 @@ class RpcChain:
         if proof_height is None:
             lines = await self._history.newest(cosigned.token_account, cosigned.after)
         else:
-            lines = await self._history.proved(cosigned.token_account, cosigned.after, proof_height)
+            # The cursor may be a node's invention.
+            after = cosigned.after if self._is_emulator else None
+            lines = await self._history.proved(
+                cosigned.token_account, after, proof_height, first_height=cosigned.first_height
+            )
         name = await self._cosigned.name(cosigned, lines, must_read=is_for_proof)
         status = None if name is None else await self.signature_status(name)
         if status is None:
@@ -317,17 +335,6 @@ class RpcChain:
         slot, statuses = replies.read_statuses(reply, len(signatures))
         return [(slot, status) for status in statuses]
 
-    async def _failure(self, signature: str, status: Status) -> Failure:
-        """Return why a transaction failed irreversibly, which requires reading its instructions."""
-        options = {"encoding": "json", "maxSupportedTransactionVersion": 0, **_CONFIRMED}
-        reply = await self._call("getTransaction", signature, options)
-        calls = replies.Calls(programs=(), last_log=None)
-        if reply is not None:
-            calls = replies.read_calls(reply, signature)
-        detail = f"{status.error}: {calls.last_log}" if calls.last_log else str(status.error)
-        reason = json_failure_reason(status.error, calls.programs)
-        return Failure(reason=reason, detail=detail[:_MAX_DETAIL])
-
     async def _send(self, raw: bytes, *, skip_preflight: bool) -> str:
         options = {
             "encoding": "base64",
@@ -354,6 +361,13 @@ class RpcChain:
         options = {"encoding": "base64", "commitment": self._settings.finality.value}
         reply = await self._call("getMultipleAccounts", list(addresses), options)
         return replies.read_accounts(reply, len(addresses))
+
+
+def _failure(landing: Landing) -> Failure:
+    """Return why a transaction failed, by the program of the instruction that failed."""
+    detail = f"{landing.error}: {landing.last_log}" if landing.last_log else str(landing.error)
+    reason = json_failure_reason(landing.error, landing.programs)
+    return Failure(reason=reason, detail=detail[:_MAX_DETAIL])
 
 
 def _transaction_error(refusal: RpcRefusalError) -> object:

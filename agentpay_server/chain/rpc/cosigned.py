@@ -1,20 +1,15 @@
 """Searches the source's history for a transaction whose fee another party pays, by its message."""
 
-import base64
-import binascii
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from solders.message import Message, to_bytes_versioned
-from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain.protocol import ChainUnavailableError, Cosigned
-from agentpay_server.chain.rpc.replies import HistoryLine, exactly, malformed, member
+from agentpay_server.chain.rpc.replies import HistoryLine, read_signed
 
 _REMEMBERED: Final = 4_096
 _ANY_VERSION: Final = 255
-_SIGNED_VERSIONS: Final = (None, "legacy", 0)
-"""Readable versions; None if a node reports no version."""
 _UNKNOWN: Final = ("", frozenset[str]())
 """Marks a transaction that cannot be parsed, for example because of its version."""
 
@@ -66,22 +61,8 @@ class CosignedSearch:
 
 def _read(reply: object, signature: str) -> tuple[str, frozenset[str]]:
     """Return the hash of a transaction's message, and all its signatures."""
-    encoded: list[object] = member(reply, "transaction", list)
-    try:
-        raw = base64.b64decode(exactly(encoded[0] if encoded else None, str, "transaction"), validate=True)
-        transaction = VersionedTransaction.from_bytes(raw)
-    except binascii.Error:
-        raise malformed("a transaction that is not base64") from None
-    except ValueError:
-        if exactly(reply, dict, "transaction").get("version") in _SIGNED_VERSIONS:
-            # A truncated or malformed transaction must not be treated as a foreign one.
-            raise malformed("a transaction that cannot be read") from None
+    transaction = read_signed(reply, signature)
+    if transaction is None:
         return _UNKNOWN
-    signatures = [str(each) for each in transaction.signatures]
-    if not signatures or signatures[0] != signature:
-        raise malformed("another transaction than the one that was asked for")
-    # Results are cached, so a wrong message under these signatures would hide a payment permanently.
-    if not all(transaction.verify_with_results()):
-        raise malformed("a transaction whose signatures are of another message")
     message_hash = Message.hash_raw_message(to_bytes_versioned(transaction.message))
-    return str(message_hash), frozenset(signatures)
+    return str(message_hash), frozenset(map(str, transaction.signatures))

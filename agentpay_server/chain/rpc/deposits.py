@@ -1,19 +1,21 @@
-"""Parses deposits from the transactions that nodes return. Pure functions.
+"""Parses deposits and debits from the transactions that nodes return. Pure functions.
 
-A deposit is an increase of the reported balance by a transaction, whatever instructions caused it.
+They are changes of the reported balance by a transaction, whatever instructions caused them.
 """
 
 from typing import Final
 
 from agentpay_server.chain.instructions import USDC_DECIMALS
-from agentpay_server.chain.protocol import ChainUnavailableError, Deposit
-from agentpay_server.chain.rpc.replies import count, malformed, member, read_transaction
+from agentpay_server.chain.protocol import ChainUnavailableError, Debit, Deposit
+from agentpay_server.chain.rpc.replies import count, malformed, member, read_transaction, signature_text
 
 _MAX_U64_DIGITS: Final = 20
 
 
-def read_deposit(reply: object, *, signature: str, token_account: str, usdc_mint: str) -> Deposit | None:
-    """Return a token account's deposit in a `getTransaction` result in the encoding `jsonParsed`.
+def read_movement(
+    reply: object, *, signature: str, token_account: str, usdc_mint: str
+) -> Deposit | Debit | None:
+    """Return the change of a token account by a `getTransaction` result in the encoding `jsonParsed`.
 
     Raises:
         ChainUnavailableError: the result is about another transaction, or malformed.
@@ -32,7 +34,16 @@ def read_deposit(reply: object, *, signature: str, token_account: str, usdc_mint
     before = _balances(meta, "preTokenBalances", keys, usdc_mint)
     after = _balances(meta, "postTokenBalances", keys, usdc_mint)
     gained = after.get(token_account, 0) - before.get(token_account, 0)
-    if gained <= 0:
+    if gained < 0:
+        recipients = [address for address, amount in after.items() if amount > before.get(address, 0)]
+        return Debit(
+            signature=signature,
+            signatures=tuple(map(signature_text, member(transaction, "signatures", list))),
+            token_account=token_account,
+            amount_micro=-gained,
+            recipient=recipients[0] if len(recipients) == 1 else None,
+        )
+    if gained == 0:
         return None
     senders = [address for address, amount in before.items() if amount > after.get(address, 0)]
     return Deposit(

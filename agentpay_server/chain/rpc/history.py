@@ -1,4 +1,4 @@
-"""The history of a token account as nodes report it: its transactions, and the deposits among them.
+"""The history of a token account as nodes report it: its transactions, with their deposits and debits.
 
 One URL may serve many nodes, and a node may lack what another has reported. A gap in a history would be a
 lost deposit, or a payment that seems absent, so pages of several calls must join.
@@ -15,12 +15,13 @@ from attrs import frozen
 from agentpay_server.chain.protocol import (
     Booked,
     ChainUnavailableError,
+    Debit,
     Deposit,
     DepositBatch,
     nothing_booked,
 )
 from agentpay_server.chain.rpc import blocks
-from agentpay_server.chain.rpc.deposits import read_deposit
+from agentpay_server.chain.rpc.deposits import read_movement
 from agentpay_server.chain.rpc.polling import Recent
 from agentpay_server.chain.rpc.replies import HistoryLine, malformed, read_history
 from agentpay_server.chain.rpc.tips import Tips
@@ -76,6 +77,7 @@ class AccountHistory:
         self._usdc_mint = usdc_mint
         self._is_emulator = is_emulator
         self._newest: dict[str, _Newest] = {}
+        self._pages: dict[str, Recent[Mapping[str, HistoryLine]]] = {}
 
     async def newest(self, token_account: str, after: str | None) -> list[HistoryLine]:
         """Return an account's newest transactions since a cursor, including reversible ones, newest first.
@@ -99,39 +101,67 @@ class AccountHistory:
         """Stop requests; waiting callers get an error."""
         for shared in self._newest.values():
             shared.lines.close()
+        for page in self._pages.values():
+            page.close()
 
     async def _newest_page(self, token_account: str, after: str | None) -> list[HistoryLine]:
         return await self._page(token_account, {"limit": _MAX_LINES, **_until(after), **_CONFIRMED})
+
+    async def irreversible(self, token_account: str) -> Mapping[str, HistoryLine]:
+        """Return an account's newest irreversible transactions by signature, at most a block old."""
+        page = self._pages.get(token_account)
+        if page is None:
+            if len(self._pages) >= _MAX_SHARED:
+                del self._pages[next(iter(self._pages))]
+            fetch = partial(self._irreversible_page, token_account)
+            page = self._pages[token_account] = Recent(fetch, self._tips.block_seconds)
+        return await page.get()
+
+    async def _irreversible_page(self, token_account: str) -> Mapping[str, HistoryLine]:
+        lines = await self._page(token_account, {"limit": _MAX_LINES, **_FINALIZED})
+        return {line.signature: line for line in lines if line.finalized}
 
     async def newest_signature(self, token_account: str) -> str | None:
         """Return the signature of an account's newest irreversible transaction."""
         page = await self._page(token_account, {"limit": 1, **_FINALIZED})
         return page[0].signature if page and page[0].finalized else None
 
-    async def proved(self, token_account: str, after: str | None, height: int) -> list[HistoryLine]:
+    async def proved(
+        self, token_account: str, after: str | None, height: int, *, first_height: int = 0
+    ) -> list[HistoryLine]:
         """Return an account's transactions since a cursor, as of the block at a height or later.
 
         Reversible ones are included, because a missing transaction counts as proved absent.
+
+        Args:
+            token_account: the account; it has a transaction.
+            after: the cursor; None for the whole history.
+            height: the height that the node must have reached.
+            first_height: transactions in lower blocks are left out.
 
         Raises:
             ChainUnavailableError: no node proves that it knows the whole history.
         """
         # Emulators treat it as a filter and leave out older transactions; as a single node they cannot lag.
-        slot = (await self._tips.tip()).slot
+        tip = await self._tips.tip()
+        slot = tip.slot
         at_tip = _NO_OPTIONS if self._is_emulator else {"minContextSlot": slot}
         # The index of accounts may lag behind the node's blocks. A node returns a block only once its
         # transactions are indexed.
         if not self._is_emulator and await blocks.read_height(self._call, slot) < height:
             raise ChainUnavailableError("a node that lags behind shows an old history")
-        lines = await self._whole(token_account, after, at_tip)
-        if lines and after is None:
+        first_slot = 0
+        if first_height and not self._is_emulator:
+            first_slot = await blocks.slot_of(self._call, tip, first_height) or 0
+        lines = await self._whole(token_account, after, at_tip, first_slot=first_slot)
+        if lines and after is None and lines[-1].slot >= first_slot:
             await self._check_joins(token_account, lines[-1].signature, None)
         if not lines:
             # A node whose index is empty or lags responds like one without new transactions.
             page = await self._page(token_account, {"limit": 1, **at_tip, **_FINALIZED})
             if after is None or [line.signature for line in page] != [after]:
                 raise ChainUnavailableError("a node does not know the history of an account that has one")
-        return lines
+        return [line for line in lines if line.slot >= first_slot]
 
     async def deposits(
         self, token_account: str, *, after: str | None, booked: Booked = nothing_booked
@@ -142,12 +172,15 @@ class AccountHistory:
         for start in range(0, len(history), _DEPOSIT_BATCH):
             lines = history[start : start + _DEPOSIT_BATCH]
             found = [
-                await self._deposit(line.signature, token_account)
+                await self._movement(line.signature, token_account)
                 for line in lines
                 if not line.failed and line.signature not in known
             ]
-            deposits = tuple(deposit for deposit in found if deposit is not None)
-            yield DepositBatch(deposits=deposits, cursor=lines[-1].signature)
+            yield DepositBatch(
+                deposits=tuple(each for each in found if isinstance(each, Deposit)),
+                debits=tuple(each for each in found if isinstance(each, Debit)),
+                cursor=lines[-1].signature,
+            )
 
     async def _irreversible(self, token_account: str, after: str | None) -> list[HistoryLine]:
         """Return the irreversible transactions of an account since a cursor, oldest first."""
@@ -156,9 +189,17 @@ class AccountHistory:
         return list(itertools.takewhile(lambda line: line.finalized, reversed(lines)))
 
     async def _whole(
-        self, token_account: str, after: str | None, more: Mapping[str, object] = _NO_OPTIONS
+        self,
+        token_account: str,
+        after: str | None,
+        more: Mapping[str, object] = _NO_OPTIONS,
+        *,
+        first_slot: int = 0,
     ) -> list[HistoryLine]:
-        """Return all transactions of an account since a cursor, newest first."""
+        """Return all transactions of an account since a cursor, newest first.
+
+        Ends at the first page that goes back beyond `first_slot`.
+        """
         lines: list[HistoryLine] = []
         seen: set[str] = set()
         while True:
@@ -175,7 +216,7 @@ class AccountHistory:
                 raise malformed("a history that repeats itself")
             lines += new
             seen |= {line.signature for line in new}
-            if len(page) < _MAX_LINES:
+            if len(page) < _MAX_LINES or lines[-1].slot < first_slot:
                 break
         if after and lines:
             await self._check_joins(token_account, lines[-1].signature, after)
@@ -196,10 +237,10 @@ class AccountHistory:
         """Return a page of an account's history, newest first."""
         return read_history(await self._call("getSignaturesForAddress", token_account, dict(options)))
 
-    async def _deposit(self, signature: str, token_account: str) -> Deposit | None:
+    async def _movement(self, signature: str, token_account: str) -> Deposit | Debit | None:
         options = {"encoding": "jsonParsed", "maxSupportedTransactionVersion": _ANY_VERSION, **_FINALIZED}
         reply = await self._call("getTransaction", signature, options)
-        return read_deposit(
+        return read_movement(
             reply, signature=signature, token_account=token_account, usdc_mint=self._usdc_mint
         )
 

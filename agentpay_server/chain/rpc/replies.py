@@ -6,13 +6,16 @@ without `err` is not a success.
 """
 
 import base64
+import binascii
 from itertools import pairwise
 from typing import Any, Final, TypeVar
 
 from attrs import frozen
 from solders.hash import Hash, ParseHashError
 from solders.signature import Signature
+from solders.transaction import VersionedTransaction
 
+from agentpay_server.chain.messages import debited_account
 from agentpay_server.chain.protocol import ChainUnavailableError
 
 T = TypeVar("T")
@@ -47,10 +50,12 @@ class Status:
     Attributes:
         commitment: `processed`, `confirmed` or `finalized`.
         error: the transaction's error as reported; None if it succeeded.
+        slot: the slot of its block.
     """
 
     commitment: str
     error: object
+    slot: int
 
 
 @frozen(kw_only=True)
@@ -69,14 +74,26 @@ class HistoryLine:
     signature: str
     failed: bool
     finalized: bool
+    slot: int
 
 
 @frozen(kw_only=True)
-class Calls:
-    """The calls of a transaction: the program of each instruction, and the last line of its log, if any."""
+class Landing:
+    """A transaction that is in a block, read with its bytes and its signatures.
 
+    Attributes:
+        slot: the slot of the block.
+        error: why it moved nothing, as reported; None if it succeeded.
+        programs: the program of each instruction.
+        last_log: the last line of its log, if any.
+        debits: the first token account that it debits, if any.
+    """
+
+    slot: int
+    error: object
     programs: tuple[str, ...]
     last_log: str | None
+    debits: str | None
 
 
 @frozen(kw_only=True)
@@ -210,6 +227,7 @@ def read_history(reply: object) -> list[HistoryLine]:
             signature=signature_text(member(line, "signature", str)),
             failed=_error(line) is not None,
             finalized=member(line, "confirmationStatus", str) == "finalized",
+            slot=count(line, "slot"),
         )
         for line in lines
     ]
@@ -224,22 +242,57 @@ def read_transaction(reply: object, signature: str) -> dict[str, Any]:
     return transaction
 
 
-def read_calls(reply: object, signature: str) -> Calls:
-    """Parse the calls of a transaction from a `getTransaction` result in the encoding `json`."""
-    message = member(read_transaction(reply, signature), "message", dict)
-    meta = member(reply, "meta", dict)
-    keys: list[object] = list(member(message, "accountKeys", list))
+_SIGNED_VERSIONS: Final = (None, "legacy", 0)
+"""Readable versions of transactions; None if a node reports no version."""
+
+
+def read_signed(reply: object, signature: str) -> VersionedTransaction | None:
+    """Return the transaction of a `getTransaction` result in base64, if it is the requested one.
+
+    Its signatures are verified. Returns None if its version is unknown.
+    """
+    encoded: list[object] = member(reply, "transaction", list)
+    try:
+        raw = base64.b64decode(exactly(encoded[0] if encoded else None, str, "transaction"), validate=True)
+        transaction = VersionedTransaction.from_bytes(raw)
+    except binascii.Error:
+        raise malformed("a transaction that is not base64") from None
+    except ValueError:
+        if exactly(reply, dict, "transaction").get("version") in _SIGNED_VERSIONS:
+            # A truncated or malformed transaction must not be treated as a foreign one.
+            raise malformed("a transaction that cannot be read") from None
+        return None
+    if not transaction.signatures or str(transaction.signatures[0]) != signature:
+        raise malformed("another transaction than the one that was asked for")
+    # Results are cached, so a wrong message under these signatures would hide a payment permanently.
+    if not all(transaction.verify_with_results()):
+        raise malformed("a transaction whose signatures are of another message")
+    return transaction
+
+
+def read_landing(reply: object, signature: str) -> Landing:
+    """Parse a transaction and its outcome from a `getTransaction` result in base64."""
+    transaction = read_signed(reply, signature)
+    if transaction is None:
+        raise malformed("a transaction of an unknown version")
+    message, meta = transaction.message, member(reply, "meta", dict)
+    keys: list[object] = [str(key) for key in message.account_keys]
     loaded = optional_member(meta, "loadedAddresses", dict) or {}
     for kind in ("writable", "readonly"):
         keys += optional_member(loaded, kind, list) or []
     programs: list[str] = []
-    for step in member(message, "instructions", list):
-        index = count(step, "programIdIndex")
-        if index >= len(keys):
+    for step in message.instructions:
+        if step.program_id_index >= len(keys):
             raise malformed("an instruction of a program that is not listed")
-        programs.append(exactly(keys[index], str, "program"))
+        programs.append(exactly(keys[step.program_id_index], str, "program"))
     logs = optional_member(meta, "logMessages", list)
-    return Calls(programs=tuple(programs), last_log=exactly(logs[-1], str, "log") if logs else None)
+    return Landing(
+        slot=count(reply, "slot"),
+        error=_error(meta),
+        programs=tuple(programs),
+        last_log=exactly(logs[-1], str, "log") if logs else None,
+        debits=debited_account(transaction),
+    )
 
 
 def read_simulation(reply: object) -> Simulation:
@@ -258,7 +311,7 @@ def _status(line: object) -> Status:
     commitment = member(line, "confirmationStatus", str)
     if commitment not in _COMMITMENTS:
         raise malformed("an unknown commitment")
-    return Status(commitment=commitment, error=_error(line))
+    return Status(commitment=commitment, error=_error(line), slot=count(line, "slot"))
 
 
 def _error(line: object) -> object:

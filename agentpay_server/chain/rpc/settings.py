@@ -2,11 +2,18 @@
 
 from collections.abc import Callable
 from enum import StrEnum
+from typing import Final
 from urllib.parse import urlsplit
 
 from attrs import Attribute, field, frozen, validators
 
 from agentpay_server.chain.protocol import MOST_COMPUTE_UNITS
+from agentpay_server.options import Bounds, option
+
+FEE_PAYER_VARIABLE: Final = "AGENTPAY_SERVER_FEE_PAYER_KEY"
+MINT_AUTHORITY_VARIABLE: Final = "AGENTPAY_SERVER_MINT_AUTHORITY_KEY"
+
+_MOST_MICRO_LAMPORTS: Final = 2**64 - 1
 
 
 class Finality(StrEnum):
@@ -65,32 +72,107 @@ class RpcSettings:
             server.
     """
 
-    url: str = field(repr=False, validator=_url("http", "https"))
+    url: str = field(
+        repr=False,
+        validator=_url("http", "https"),
+        metadata=option(
+            "--rpc-url",
+            "JSON-RPC endpoint of a Solana cluster to use instead of the embedded chain. Providers put a key "
+            "into it.",
+            variable="AGENTPAY_SERVER_RPC_URL",
+            metavar="URL",
+            is_secret=True,
+        ),
+    )
     websocket_url: str | None = field(
-        default=None, repr=False, validator=validators.optional(_url("ws", "wss"))
+        default=None,
+        repr=False,
+        validator=validators.optional(_url("ws", "wss")),
+        metadata=option(
+            "--rpc-websocket-url",
+            "WebSocket endpoint of the same node; reduces latency. Providers put a key into it.",
+            variable="AGENTPAY_SERVER_RPC_WEBSOCKET_URL",
+            metavar="URL",
+            is_secret=True,
+        ),
     )
-    finality: Finality = field(default=Finality.CONFIRMED, converter=Finality)
-    allow_mainnet: bool = False
-    usdc_mint: str | None = None
-    timeout_seconds: float = field(default=10.0, validator=validators.gt(0))
-    max_connections: int = field(default=32, validator=validators.ge(1))
+    timeout_seconds: float = field(
+        default=10.0,
+        validator=Bounds(above=0),
+        metadata=option("--rpc-timeout", "Longest duration of one call to the endpoint."),
+    )
+    finality: Finality = field(
+        default=Finality.CONFIRMED,
+        converter=Finality,
+        metadata=option("--finality", "When a transfer counts as settled on a cluster."),
+    )
+    allow_mainnet: bool = field(
+        default=False, metadata=option("--allow-mainnet", "Allow mainnet, where money is real.")
+    )
+    usdc_mint: str | None = field(
+        default=None,
+        metadata=option(
+            "--usdc-mint",
+            "Mint to use on a cluster without Circle's USDC.",
+            metavar="ADDRESS",
+            default="the address of mainnet's USDC",
+        ),
+    )
+    max_connections: int = field(default=32, validator=Bounds(at_least=1))
     blockhash_seconds: float | None = field(
-        default=None, validator=validators.optional(validators.and_(validators.ge(0), validators.le(20)))
+        default=None, validator=Bounds(at_least=0, at_most=20, or_none=True)
     )
-    landing_seconds: float | None = field(default=None, validator=validators.optional(validators.ge(0)))
-    status_interval_seconds: float = field(default=0.05, validator=validators.ge(0))
-    compute_unit_limit: int = field(
-        default=60_000, validator=validators.and_(validators.ge(1), validators.le(MOST_COMPUTE_UNITS))
+    landing_seconds: float | None = field(default=None, validator=Bounds(at_least=0, or_none=True))
+    status_interval_seconds: float = field(default=0.05, validator=Bounds(at_least=0))
+    deposit_interval_seconds: float = field(default=10.0, validator=Bounds(above=0))
+    fee_payer_key: bytes | None = field(
+        default=None,
+        repr=False,
+        metadata=option(
+            "--fee-payer-key-file",
+            f"solana-keygen file of the key that pays fees and rent; or put its content into "
+            f"{FEE_PAYER_VARIABLE}.",
+            variable=FEE_PAYER_VARIABLE,
+            default="a key that the server creates",
+        ),
+    )
+    mint_authority_key: bytes | None = field(
+        default=None,
+        repr=False,
+        metadata=option(
+            "--mint-authority-key-file",
+            "solana-keygen file of the key that mints for the sandbox, on your own cluster; or put its "
+            f"content into {MINT_AUTHORITY_VARIABLE}.",
+            variable=MINT_AUTHORITY_VARIABLE,
+            default="a key that the server creates",
+        ),
     )
     priority_fee_micro_lamports: int = field(
-        default=0, validator=validators.and_(validators.ge(0), validators.lt(2**64))
+        default=0,
+        validator=Bounds(at_least=0, at_most=_MOST_MICRO_LAMPORTS),
+        metadata=option("--priority-fee", "Priority fee per compute unit.", metavar="MICRO_LAMPORTS"),
     )
     priority_fee_cap_micro_lamports: int = field(
-        default=0, validator=validators.and_(validators.ge(0), validators.lt(2**64))
+        default=0,
+        validator=Bounds(at_least=0, at_most=_MOST_MICRO_LAMPORTS),
+        metadata=option(
+            "--priority-fee-cap",
+            "Raise the priority fee to what other transactions recently paid, from --priority-fee up to "
+            "this.",
+            metavar="MICRO_LAMPORTS",
+            default="off",
+        ),
     )
-    deposit_interval_seconds: float = field(default=10.0, validator=validators.gt(0))
-    fee_payer_key: bytes | None = field(default=None, repr=False)
-    mint_authority_key: bytes | None = field(default=None, repr=False)
+    compute_unit_limit: int = field(
+        default=60_000,
+        validator=Bounds(at_least=1, at_most=MOST_COMPUTE_UNITS),
+        metadata=option(
+            "--compute-unit-limit",
+            "Largest number of compute units of a transaction. Applies with a priority fee; a simulation "
+            "may lower it.",
+            metavar="UNITS",
+        ),
+    )
 
     def __attrs_post_init__(self) -> None:
         if 0 < self.priority_fee_cap_micro_lamports < self.priority_fee_micro_lamports:

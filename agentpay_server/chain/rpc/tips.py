@@ -17,6 +17,7 @@ from agentpay_server.chain.protocol import (
     Blockhash,
     ChainUnavailableError,
     DoubtfulNodeError,
+    UnprovenError,
 )
 from agentpay_server.chain.rpc import replies
 from agentpay_server.chain.rpc.heights import (
@@ -114,6 +115,16 @@ class Tips:
         if highest is not None and slot > highest + MOST_UNFINALIZED_BLOCKS:
             self._doubt("getSignatureStatuses", slot, highest)
             raise DoubtfulNodeError("a node with an implausible slot does not know a signature")
+
+    def check_is_reached(self, slot: int) -> None:
+        """Raise if the cluster cannot have reached a slot yet, by earlier claims.
+
+        Raises:
+            UnprovenError: the slot is implausible.
+        """
+        highest = self._slots.highest(asyncio.get_running_loop().time())
+        if highest is not None and slot > highest + MOST_UNFINALIZED_BLOCKS:
+            raise UnprovenError("a transaction is reported in a slot that the cluster has not reached")
 
     def close(self) -> None:
         """Stop requests; waiting callers get an error."""

@@ -22,6 +22,7 @@ from agentpay_server.contract.sandbox import (
     AdvanceClock,
     ClockReading,
     CreateOperator,
+    CreateTokenAccount,
     Fault,
     Fund,
     Funding,
@@ -138,13 +139,18 @@ class AsyncSandbox(AsyncResource):
         funding: Funding = await self._call(request, options)
         return funding
 
-    async def create_token_account(self, **options: Unpack[CallOptions]) -> OutsideTokenAccount:
+    async def create_token_account(
+        self, *, owner: str | None = None, **options: Unpack[CallOptions]
+    ) -> OutsideTokenAccount:
         """Create an outside recipient: a USDC token account that does not belong to this service.
 
         Args:
+            owner: on-chain address that is to own it, such as that of your own wallet; by default a new one,
+                whose key is discarded. If its token account exists, that one is returned.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
         """
-        account: OutsideTokenAccount = await self._call(prepare(sandbox.CREATE_TOKEN_ACCOUNT), options)
+        request = prepare(sandbox.CREATE_TOKEN_ACCOUNT, body=CreateTokenAccount(owner=owner))
+        account: OutsideTokenAccount = await self._call(request, options)
         return account
 
     async def create_operator(self, name: str, **options: Unpack[CallOptions]) -> Operator:

@@ -19,6 +19,7 @@ from agentpay_server.contract.sandbox import (
     AdvanceClock,
     ClockReading,
     CreateOperator,
+    CreateTokenAccount,
     Fault,
     Fund,
     Funding,
@@ -135,13 +136,18 @@ class Sandbox(Resource):
         funding: Funding = self._call(request, options)
         return funding
 
-    def create_token_account(self, **options: Unpack[CallOptions]) -> OutsideTokenAccount:
+    def create_token_account(
+        self, *, owner: str | None = None, **options: Unpack[CallOptions]
+    ) -> OutsideTokenAccount:
         """Create an outside recipient: a USDC token account that does not belong to this service.
 
         Args:
+            owner: on-chain address that is to own it, such as that of your own wallet; by default a new one,
+                whose key is discarded. If its token account exists, that one is returned.
             **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
         """
-        account: OutsideTokenAccount = self._call(prepare(sandbox.CREATE_TOKEN_ACCOUNT), options)
+        request = prepare(sandbox.CREATE_TOKEN_ACCOUNT, body=CreateTokenAccount(owner=owner))
+        account: OutsideTokenAccount = self._call(request, options)
         return account
 
     def create_operator(self, name: str, **options: Unpack[CallOptions]) -> Operator:

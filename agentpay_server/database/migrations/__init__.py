@@ -1,30 +1,46 @@
 """Migrations: a starting server upgrades its database to this version's schema.
 
-`versions/` holds the migrations, one module each, for both engines. A database of a newer version is refused,
+`versions/` holds the migrations, one module each, for both engines. An empty database gets the declared
+tables instead; tests check that the migrations lead to the same. A database of a newer version is refused,
 because this version does not know its schema.
 """
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from attrs import frozen
-from sqlalchemy import Connection, Select, StaticPool, column, create_engine, inspect, select, table
+from sqlalchemy import (
+    Column,
+    Connection,
+    MetaData,
+    PrimaryKeyConstraint,
+    Select,
+    StaticPool,
+    String,
+    Table,
+    column,
+    create_engine,
+    inspect,
+    select,
+    table,
+)
 
+from agentpay._loading import needing
 from agentpay_server.database import postgres_schema
 from agentpay_server.database.file import FileDatabase
 from agentpay_server.database.memory import MemoryDatabase
-from agentpay_server.database.runner import NewerSchemaError, OlderSchemaError
+from agentpay_server.database.runner import MissingExtraError, NewerSchemaError, OlderSchemaError
+from agentpay_server.database.tables import metadata
 
 if TYPE_CHECKING:
     # PostgreSQL's driver is an optional extra.
     from agentpay_server.database.postgres import PostgresDatabase
 
-HEAD: Final = "0013"
+HEAD: Final = "0100"
 """The newest migration."""
 
-_DEVELOPMENT: Final = frozenset(f"{number:04}" for number in range(1, 8))
-"""Migrations of versions that were never released. There is no upgrade from them."""
+_DEVELOPMENT: Final = frozenset(f"{number:04}" for number in range(1, 100))
+"""Schemas of versions that were never released. None of them can be upgraded to the first migration, 0100."""
 
 _FILE_VERSION_TABLE: Final = "alembic_version"
 
@@ -36,13 +52,20 @@ class Release:
     Attributes:
         head: the newest migration.
         folders: the directories of its migrations.
+        tables: what an empty database gets. None runs all migrations on it.
     """
 
     head: str
     folders: tuple[Path, ...]
+    tables: MetaData | None = None
+
+    def known(self) -> frozenset[str]:
+        """Return the names of its migrations. A module's name begins with that of its migration."""
+        modules = (path for folder in self.folders for path in folder.glob("[0-9]*.py"))
+        return frozenset(path.name.partition("_")[0] for path in modules)
 
 
-THIS_RELEASE: Final = Release(HEAD, (Path(__file__).parent / "versions",))
+THIS_RELEASE: Final = Release(HEAD, (Path(__file__).parent / "versions",), metadata)
 
 
 async def upgrade(
@@ -61,6 +84,7 @@ async def upgrade(
     Raises:
         NewerSchemaError: the schema is of a newer version.
         OlderSchemaError: `only_if_empty`, and the schema is older; or it precedes the first release.
+        MissingExtraError: the schema is older, and the extra `ops` is not installed.
         DatabaseUnavailableError: the database does not respond.
     """
     if isinstance(database, FileDatabase | MemoryDatabase):
@@ -85,31 +109,29 @@ def _upgrade(connection: Connection, release: Release, *, only_if_empty: bool = 
         is_laid_out = postgres_schema.check_contents(connection)
     else:
         is_laid_out = inspect(connection).has_table(version_table)
-    found = None
+    if not is_laid_out and release.tables is not None:
+        release.tables.create_all(connection, checkfirst=False)
+        version = Table(
+            version_table,
+            MetaData(),
+            Column("version_num", String(32), nullable=False),
+            PrimaryKeyConstraint("version_num", name=f"{version_table}_pkc"),
+        )
+        version.create(connection)
+        connection.execute(version.insert().values(version_num=release.head))
+        return
+    found: str | None = None
     if is_laid_out:
-        version: Select[str] = select(column("version_num")).select_from(table(version_table))
-        found = connection.execute(version).scalar_one_or_none()
+        current: Select[str] = select(column("version_num")).select_from(table(version_table))
+        found = connection.execute(current).scalar_one_or_none()
     if found == release.head:
         return
-    # Imported late: a start on an up-to-date database does not need Alembic.
-    from alembic import command  # noqa: PLC0415
-    from alembic.config import Config  # noqa: PLC0415
-    from alembic.script import ScriptDirectory  # noqa: PLC0415
-
-    config = Config()
-    config.set_main_option("script_location", str(Path(__file__).parent).replace("%", "%%"))
-    config.set_main_option("path_separator", "os")
-    config.set_main_option(
-        "version_locations", os.pathsep.join(str(each).replace("%", "%%") for each in release.folders)
-    )
-    config.attributes.update(connection=connection, version_table=version_table)
     if found in _DEVELOPMENT:
         raise OlderSchemaError(
             f"the database was created by a development version of agentpay-server (its schema is {found}), "
             "which this version cannot read: start with an empty data directory or database"
         )
-    known = {step.revision for step in ScriptDirectory.from_config(config).walk_revisions()}
-    if found is not None and found not in known:
+    if found is not None and found not in release.known():
         raise NewerSchemaError(
             f"the database was migrated by a newer version of agentpay-server (its schema is {found}, this "
             f"version knows up to {release.head}): start that version, or a newer one"
@@ -119,4 +141,8 @@ def _upgrade(connection: Connection, release: Release, *, only_if_empty: bool = 
             f"the database was created by an older version of agentpay-server (its schema is {found}, that "
             f"of this version is {release.head}): start a server of this version on it first"
         )
-    command.upgrade(config, "head")
+    # Imported late: only an upgrade needs Alembic.
+    with needing("upgrading the database", extra="ops", refusal=MissingExtraError):
+        from agentpay_server.database.migrations import running  # noqa: PLC0415
+
+    running.run(connection, version_table=version_table, folders=release.folders)

@@ -5,10 +5,25 @@ insertion, and cursors refer to it. Columns have the interface's names where pos
 """
 
 from agentpay_server.database.tables.base import metadata
-from agentpay_server.database.tables.chain import chain_accounts, chain_credits, chain_signatures, chain_state
-from agentpay_server.database.tables.custody import accounts, policy_records
-from agentpay_server.database.tables.escrows import session_charges, sessions
+from agentpay_server.database.tables.chain import (
+    chain_accounts,
+    chain_credits,
+    chain_history,
+    chain_signatures,
+    chain_state,
+)
+from agentpay_server.database.tables.custody import (
+    AccountRecord,
+    PolicyRecord,
+    account_claims,
+    accounts,
+    policy_records,
+)
+from agentpay_server.database.tables.escrows import ChargeRecord, SessionRecord, session_charges, sessions
 from agentpay_server.database.tables.identity import (
+    AuditRecord,
+    KeyRecord,
+    OperatorRecord,
     api_keys,
     audit,
     counters,
@@ -17,20 +32,54 @@ from agentpay_server.database.tables.identity import (
     sign_in_codes,
 )
 from agentpay_server.database.tables.money import (
+    ChainTransactionRecord,
+    EntryRecord,
+    Kind,
+    PaymentRecord,
+    State,
+    TransferRecord,
     chain_transactions,
     entries,
     payments,
     pinned_origins,
     transfers,
 )
-from agentpay_server.database.tables.outbox import deliveries, delivery_attempts, events, webhooks
+from agentpay_server.database.tables.outbox import (
+    AttemptRecord,
+    DeliveryRecord,
+    EventRecord,
+    WebhookRecord,
+    deliveries,
+    delivery_attempts,
+    events,
+    webhooks,
+)
 
 __all__ = [
+    "AccountRecord",
+    "AttemptRecord",
+    "AuditRecord",
+    "ChainTransactionRecord",
+    "ChargeRecord",
+    "DeliveryRecord",
+    "EntryRecord",
+    "EventRecord",
+    "KeyRecord",
+    "Kind",
+    "OperatorRecord",
+    "PaymentRecord",
+    "PolicyRecord",
+    "SessionRecord",
+    "State",
+    "TransferRecord",
+    "WebhookRecord",
+    "account_claims",
     "accounts",
     "api_keys",
     "audit",
     "chain_accounts",
     "chain_credits",
+    "chain_history",
     "chain_signatures",
     "chain_state",
     "chain_transactions",

@@ -42,6 +42,16 @@ chain_signatures: Final = Table(
     sqlite_with_rowid=False,
 )
 
+chain_history: Final = Table(
+    "chain_history",
+    metadata,
+    # The newest transactions, with everything that an RPC node reports of them; older ones are deleted.
+    Column("slot", BigInteger, primary_key=True, autoincrement=False),
+    Column("height", BigInteger, nullable=False),
+    Column("time_us", BigInteger, nullable=False),
+    Column("executed", LargeBinary, nullable=False),
+)
+
 chain_credits: Final = Table(
     "chain_credits",
     metadata,

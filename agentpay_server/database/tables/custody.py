@@ -1,69 +1,95 @@
 """Accounts, and the on-chain records of their policies."""
 
-from typing import Final
+from typing import Annotated, Final
 
-from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, Table, Text
+from attrs import frozen
+from sqlalchemy import BigInteger, Column, Index, Table, Text
 
-from agentpay_server.database.tables.base import metadata, seq
-
-accounts: Final = Table(
-    "accounts",
+from agentpay_server.database.tables.base import (
+    KEY,
+    SMALL,
+    UNIQUE,
+    ZERO,
+    Seq,
+    index_where,
     metadata,
-    seq(),
-    Column("account_id", Text, nullable=False, unique=True),
-    Column("operator_id", Text, nullable=False),
-    Column("name", Text, nullable=False),
-    Column("handle", Text, nullable=False),
-    Column("metadata", Text),
-    # Position of the account's keys in the custody tree; never reused.
-    Column("key_index", BigInteger, nullable=False, unique=True),
-    Column("chain_address", Text, nullable=False),
-    Column("usdc_token_account", Text, nullable=False, unique=True),
-    # The policy as canonical JSON. `paused` copies one of its fields, for filters.
-    Column("policy", Text, nullable=False),
-    Column("paused", Boolean, nullable=False),
-    Column("policy_version", BigInteger, nullable=False),
-    Column("policy_updated_us", BigInteger, nullable=False),
-    # Running total of the account's spends, and the time of the newest (money/spending.py).
-    Column("spent_total", BigInteger, nullable=False),
-    Column("last_spend_us", BigInteger, nullable=False),
-    # The booked balance. Every settled movement changes it in its own commit.
-    Column("balance", BigInteger, nullable=False),
-    # The amount that signed transfers and session openings that are not final may still debit.
-    Column("in_flight", BigInteger, nullable=False),
-    # How far the token account's on-chain history was scanned for deposits; NULL if never.
-    Column("deposit_cursor", Text),
-    # Running total of every amount that went in flight: the difference of two values is what was added.
-    Column("in_flight_total", BigInteger, nullable=False),
-    # The caps of all unsettled sessions, which count against the daily limit in full.
-    Column("session_reserved", BigInteger, nullable=False),
-    Column("created_us", BigInteger, nullable=False),
-    # The amount debited since `balance.low_threshold` was last checked.
-    Column("unjudged_spend", BigInteger, nullable=False, server_default="0"),
-    # Since when signing is stopped, because a transaction landed that had been considered expired.
-    Column("stopped_us", BigInteger),
+    row,
+    table_of,
+)
+
+
+@row(
+    "accounts",
     Index("ix_accounts_operator", "operator_id", "seq"),
     Index("ix_accounts_operator_paused", "operator_id", "paused", "seq"),
+    index_where("stopped_us IS NOT NULL", "ix_accounts_stopped", "stopped_us"),
 )
+@frozen
+class AccountRecord:
+    """An account."""
 
-Index(
-    "ix_accounts_stopped",
-    accounts.c.stopped_us,
-    sqlite_where=accounts.c.stopped_us.is_not(None),
-    postgresql_where=accounts.c.stopped_us.is_not(None),
-)
+    seq: Seq
+    account_id: Annotated[str, UNIQUE]
+    operator_id: str
+    name: str
+    handle: str
+    metadata: str | None
+    # Position of the account's keys in the custody tree; never reused.
+    key_index: Annotated[int, UNIQUE]
+    chain_address: str
+    usdc_token_account: Annotated[str, UNIQUE]
+    # The policy as canonical JSON. `paused` copies one of its fields, for filters.
+    policy: str
+    paused: bool
+    policy_version: int
+    policy_updated_us: int
+    # Running total of the account's spends, and the time of the newest (money/spending.py).
+    spent_total: int
+    last_spend_us: int
+    # The booked balance. Every settled movement changes it in its own commit.
+    balance: int
+    # The amount that signed transfers and session openings that are not final may still debit.
+    in_flight: int
+    # How far the token account's on-chain history was scanned for deposits; NULL if never.
+    deposit_cursor: str | None
+    # Running total of every amount that went in flight: the difference of two values is what was added.
+    in_flight_total: int
+    # The caps of all unsettled sessions, which count against the daily limit in full.
+    session_reserved: int
+    created_us: int
+    # The amount debited since `balance.low_threshold` was last checked.
+    unjudged_spend: Annotated[int, ZERO] = 0
+    # Since when signing is stopped, because a transaction landed that had been considered expired.
+    stopped_us: int | None = None
+    # Running total of the lamports that brought no payment, and the newest time of any (money/fees.py).
+    burned_total: Annotated[int, ZERO] = 0
+    last_burned_us: Annotated[int, ZERO] = 0
 
-policy_records: Final = Table(
-    "policy_records",
-    metadata,
-    Column("account_id", Text, primary_key=True),
-    Column("address", Text, nullable=False),
+
+@row("policy_records", Index("ix_policy_records_due", "due_us"))
+@frozen
+class PolicyRecord:
+    """The on-chain record of an account's policy."""
+
+    account_id: Annotated[str, KEY]
+    address: str
     # The version on chain, 0 before the first write has landed.
-    Column("written_version", BigInteger, nullable=False),
-    Column("tx_signature", Text),
+    written_version: int
+    tx_signature: str | None
     # When the record must be written; NULL if the chain has the newest version.
-    Column("due_us", BigInteger),
-    Column("failures", Integer, nullable=False),
+    due_us: int | None
+    failures: Annotated[int, SMALL]
+
+
+# The accounts of each operator, counted before they are provisioned (accounts/claim_store.py).
+account_claims: Final = Table(
+    "account_claims",
+    metadata,
+    Column("operator_id", Text, primary_key=True),
+    Column("number", BigInteger, primary_key=True),
+    Column("created_us", BigInteger, nullable=False),
+    sqlite_with_rowid=False,
 )
 
-Index("ix_policy_records_due", policy_records.c.due_us)
+accounts: Final = table_of(AccountRecord)
+policy_records: Final = table_of(PolicyRecord)

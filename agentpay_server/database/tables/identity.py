@@ -1,10 +1,11 @@
 """The server's identity, its operators, their keys, and the audit trail."""
 
-from typing import Final
+from typing import Annotated, Final
 
+from attrs import frozen
 from sqlalchemy import BigInteger, Column, Index, LargeBinary, Table, Text
 
-from agentpay_server.database.tables.base import metadata, seq
+from agentpay_server.database.tables.base import UNIQUE, Seq, metadata, row, table_of
 
 # The server's persistent identity (identity.py).
 server_state: Final = Table(
@@ -14,35 +15,39 @@ server_state: Final = Table(
     Column("value", LargeBinary, nullable=False),
 )
 
-operators: Final = Table(
-    "operators",
-    metadata,
-    seq(),
-    Column("operator_id", Text, nullable=False, unique=True),
-    Column("name", Text, nullable=False),
-    Column("created_us", BigInteger, nullable=False),
-)
 
-api_keys: Final = Table(
-    "api_keys",
-    metadata,
-    seq(),
-    Column("key_id", Text, nullable=False, unique=True),
-    Column("operator_id", Text, nullable=False),
+@row("operators")
+@frozen
+class OperatorRecord:
+    """An operator."""
+
+    seq: Seq
+    operator_id: Annotated[str, UNIQUE]
+    name: str
+    created_us: int
+
+
+@row("api_keys", Index("ix_api_keys_operator", "operator_id", "seq"))
+@frozen
+class KeyRecord:
+    """An API key. It is shown once and never stored."""
+
+    seq: Seq
+    key_id: Annotated[str, UNIQUE]
+    operator_id: str
     # The account of an agent key; NULL for an operator key.
-    Column("account_id", Text),
-    Column("name", Text),
-    # The SHA-256 of the key, which is shown once and never stored.
-    Column("digest", Text, nullable=False, unique=True),
-    Column("created_us", BigInteger, nullable=False),
-    Column("revoked_us", BigInteger),
+    account_id: str | None
+    name: str | None
+    # The SHA-256 of the key.
+    digest: Annotated[str, UNIQUE]
+    created_us: int
+    revoked_us: int | None
     # `operator`; `agent`; `lent`: an operator key for one run of a server; `console`: the key of a signed-in
     # browser.
-    Column("kind", Text, nullable=False),
+    kind: str
     # NULL for a key that does not expire.
-    Column("expires_us", BigInteger),
-    Index("ix_api_keys_operator", "operator_id", "seq"),
-)
+    expires_us: int | None
+
 
 # Unused codes of sign-in links to the console.
 sign_in_codes: Final = Table(
@@ -62,18 +67,24 @@ counters: Final = Table(
     Column("value", BigInteger, nullable=False),
 )
 
-audit: Final = Table(
-    "audit",
-    metadata,
-    seq(),
-    Column("operator_id", Text, nullable=False),
+
+@row("audit", Index("ix_audit_operator", "operator_id", "seq"))
+@frozen
+class AuditRecord:
+    """An entry of the audit trail."""
+
+    seq: Seq
+    operator_id: str
     # The key that made the change; NULL for automatic changes.
-    Column("key_id", Text),
-    Column("action", Text, nullable=False),
-    Column("subject", Text, nullable=False),
-    Column("before", Text),
-    Column("after", Text),
-    Column("request_id", Text),
-    Column("created_us", BigInteger, nullable=False),
-    Index("ix_audit_operator", "operator_id", "seq"),
-)
+    key_id: str | None
+    action: str
+    subject: str
+    before: str | None
+    after: str | None
+    request_id: str | None
+    created_us: int
+
+
+operators: Final = table_of(OperatorRecord)
+api_keys: Final = table_of(KeyRecord)
+audit: Final = table_of(AuditRecord)

@@ -1,134 +1,86 @@
 """Transfers, all signed transactions, and the history of accounts."""
 
-from typing import Final
+from enum import StrEnum
+from typing import Annotated, Final
 
+from attrs import field, frozen
 from sqlalchemy import (
     BigInteger,
     Boolean,
     CheckConstraint,
     Column,
     Index,
-    LargeBinary,
     Table,
     Text,
     UniqueConstraint,
-    not_,
-    text,
+    false,
 )
 
-from agentpay_server.database.tables.base import metadata, seq
+from agentpay_server.database.tables.base import UNIQUE, ZERO, Seq, index_where, metadata, row, seq, table_of
 
-transfers: Final = Table(
+
+@row(
     "transfers",
-    metadata,
-    seq(),
-    Column("transfer_id", Text, nullable=False, unique=True),
-    Column("operator_id", Text, nullable=False),
-    Column("account_id", Text, nullable=False),
-    Column("key_id", Text, nullable=False),
-    Column("to", Text, nullable=False),
-    Column("recipient_account_id", Text),
-    Column("recipient_token_account", Text),
-    Column("amount", BigInteger, nullable=False),
-    Column("memo", Text),
-    Column("category", Text),
-    Column("idempotency_key", Text, nullable=False),
-    # The idempotency key while this transfer holds it, otherwise NULL; and until when, NULL before it is
-    # final.
-    Column("held_key", Text),
-    Column("key_expires_us", BigInteger),
-    Column("status", Text, nullable=False),
-    Column("error", Text),
-    Column("message", Text),
-    # The signature of its newest transaction, in `chain_transactions`.
-    Column("tx_signature", Text),
-    Column("settled_us", BigInteger),
-    Column("created_us", BigInteger, nullable=False),
-    # Until when an operator may approve it; NULL for a transfer that never needed approval.
-    Column("approval_expires_us", BigInteger),
-    # Whether it holds the operator's claim to its key (money/held_keys.py).
-    Column("claimed_by_operator", Boolean, nullable=False),
-    # A digest of the challenge's terms, for a payment behind HTTP 402; NULL for other transfers.
-    Column("payment_digest", Text),
-    # What recipients other than `to` get of a payment, as JSON: [[owner, micro-USDC], …]; NULL without any.
-    Column("splits", Text),
     UniqueConstraint("account_id", "held_key"),
     Index("ix_transfers_operator", "operator_id", "seq"),
     Index("ix_transfers_operator_status", "operator_id", "status", "seq"),
     Index("ix_transfers_account", "operator_id", "account_id", "seq"),
     Index("ix_transfers_account_status", "operator_id", "account_id", "status", "seq"),
     Index("ix_transfers_key", "operator_id", "idempotency_key", "seq"),
+    index_where(
+        "claimed_by_operator",
+        "ux_transfers_claimed_key",
+        "operator_id",
+        "held_key",
+        unique=True,
+        on_sqlite="claimed_by_operator = 1",
+    ),
+    index_where("status = 'pending_approval'", "ix_transfers_pending", "operator_id", "seq"),
+    index_where("status = 'pending_approval'", "ix_transfers_pending_due", "approval_expires_us", "seq"),
+    index_where("status = 'approved'", "ix_transfers_approved_due", "approval_expires_us", "seq"),
 )
+@frozen
+class TransferRecord:
+    """A transfer, or a payment behind HTTP 402."""
 
-Index(
-    "ux_transfers_claimed_key",
-    transfers.c.operator_id,
-    transfers.c.held_key,
-    unique=True,
-    # The same text as in the statements: SQLite needs that to use a partial index.
-    sqlite_where=text("claimed_by_operator = 1"),
-    postgresql_where=transfers.c.claimed_by_operator,
-)
+    seq: Seq
+    transfer_id: Annotated[str, UNIQUE]
+    operator_id: str
+    account_id: str
+    key_id: str
+    to: str
+    recipient_account_id: str | None
+    recipient_token_account: str | None
+    amount: int
+    memo: str | None
+    category: str | None
+    idempotency_key: str
+    # The idempotency key while this transfer holds it, otherwise NULL; and until when, NULL before it is
+    # final.
+    held_key: str | None
+    key_expires_us: int | None
+    status: str
+    error: str | None
+    message: str | None
+    # The signature of its newest transaction, in `chain_transactions`.
+    tx_signature: str | None
+    settled_us: int | None
+    created_us: int
+    # Until when an operator may approve it; NULL for a transfer that never needed approval.
+    approval_expires_us: int | None
+    # Whether it holds the operator's claim to its key (money/held_keys.py).
+    claimed_by_operator: bool
+    # A digest of the challenge's terms, for a payment behind HTTP 402; NULL for other transfers.
+    payment_digest: str | None = None
+    # What recipients other than `to` get of a payment, as JSON: [[owner, micro-USDC], …]; NULL without any.
+    splits: str | None = None
 
-Index(
-    "ix_transfers_agents_key",
-    transfers.c.operator_id,
-    transfers.c.held_key,
-    transfers.c.key_expires_us,
-    sqlite_where=not_(transfers.c.claimed_by_operator),
-    postgresql_where=not_(transfers.c.claimed_by_operator),
-)
 
-Index(
-    "ix_transfers_pending",
-    transfers.c.operator_id,
-    transfers.c.seq,
-    sqlite_where=transfers.c.status == "pending_approval",
-    postgresql_where=transfers.c.status == "pending_approval",
-)
+transfers: Final = table_of(TransferRecord)
 
-Index(
-    "ix_transfers_pending_due",
-    transfers.c.approval_expires_us,
-    transfers.c.seq,
-    sqlite_where=transfers.c.status == "pending_approval",
-    postgresql_where=transfers.c.status == "pending_approval",
-)
 
-Index(
-    "ix_transfers_approved_due",
-    transfers.c.approval_expires_us,
-    transfers.c.seq,
-    sqlite_where=transfers.c.status == "approved",
-    postgresql_where=transfers.c.status == "approved",
-)
-
-payments: Final = Table(
+@row(
     "payments",
-    metadata,
-    seq(),
-    # A payment is also a transfer.
-    Column("transfer_id", Text, nullable=False, unique=True),
-    Column("operator_id", Text, nullable=False),
-    Column("account_id", Text, nullable=False),
-    # The terms of the 402, and the seller's origin.
-    Column("protocol", Text, nullable=False),
-    Column("origin", Text, nullable=False),
-    Column("url", Text),
-    Column("recipient", Text, nullable=False),
-    Column("fee_payer", Text),
-    # Set when the payment is signed: the bytes as handed out, their blockhash, a nonce that is unique per
-    # account and blockhash, and about when they expire. The bytes are kept after the payment's end, because
-    # the same key returns them again for a day, even if an expired payment landed late. They have no value by
-    # then.
-    Column("raw", LargeBinary),
-    Column("blockhash", Text),
-    Column("nonce", BigInteger),
-    Column("expires_us", BigInteger),
-    # The seller's response as the client reports it.
-    Column("outcome_status", BigInteger),
-    Column("outcome_receipt", Text),
-    Column("outcome_duration_ms", BigInteger),
     # Makes equal payments different transactions.
     UniqueConstraint("account_id", "blockhash", "nonce"),
     CheckConstraint(
@@ -140,6 +92,36 @@ payments: Final = Table(
     Index("ix_payments_account", "operator_id", "account_id", "seq"),
     Index("ix_payments_origin", "operator_id", "origin", "seq"),
 )
+@frozen(kw_only=True)
+class PaymentRecord:
+    """The columns that a payment behind HTTP 402 has in addition to its transfer."""
+
+    seq: Seq = 0
+    # A payment is also a transfer.
+    transfer_id: Annotated[str, UNIQUE]
+    operator_id: str
+    account_id: str
+    # The terms of the 402, and the seller's origin.
+    protocol: str
+    origin: str
+    url: str | None
+    recipient: str
+    fee_payer: str | None
+    # Set when the payment is signed: the bytes as handed out, their blockhash, a nonce that is unique per
+    # account and blockhash, and about when they expire. The bytes are kept after the payment's end, because
+    # the same key returns them again for a day, even if an expired payment landed late. They have no value by
+    # then.
+    raw: bytes | None = None
+    blockhash: str | None = None
+    nonce: int | None = None
+    expires_us: int | None = None
+    # The seller's response as the client reports it.
+    outcome_status: int | None = None
+    outcome_receipt: str | None = None
+    outcome_duration_ms: int | None = None
+
+
+payments: Final = table_of(PaymentRecord)
 
 pinned_origins: Final = Table(
     "pinned_origins",
@@ -153,47 +135,46 @@ pinned_origins: Final = Table(
     Column("max_amount", BigInteger),
     Column("blocked", Boolean, nullable=False),
     Column("updated_us", BigInteger, nullable=False),
+    # Whether the treasury pays the fee of an x402 payment whose seller does not.
+    Column("sponsor_fees", Boolean, nullable=False, server_default=false()),
     UniqueConstraint("operator_id", "origin"),
     Index("ix_pinned_origins_operator", "operator_id", "seq"),
 )
 
-chain_transactions: Final = Table(
+
+class Kind(StrEnum):
+    """The purpose of a transaction."""
+
+    TRANSFER = "transfer"
+    PAYMENT = "payment"
+    SESSION_OPEN = "session_open"
+    SESSION_SETTLE = "session_settle"
+    POLICY_RECORD = "policy_record"
+    PROVISION = "provision"
+    FUND = "fund"
+    UNKNOWN = "unknown"
+
+
+class State(StrEnum):
+    """The state of a transaction."""
+
+    PENDING = "pending"
+    CONFIRMED = "confirmed"
+    FINALIZED = "finalized"
+    REJECTED = "rejected"
+    FAILED = "failed"
+    EXPIRED = "expired"
+    RULED_OUT = "ruled_out"
+    LANDED_LATE = "landed_late"
+    UNDONE = "undone"
+
+
+_IS_PENDING: Final = "state = 'pending'"
+_IS_WATCHED: Final = "state IN ('expired', 'rejected')"
+
+
+@row(
     "chain_transactions",
-    metadata,
-    seq(),
-    # Identifies the transaction. Accounts that were provisioned together share one, with a row each.
-    Column("signature", Text, nullable=False),
-    # `Kind`, and its subject: a transfer_id, a session_id or an account_id.
-    Column("kind", Text, nullable=False),
-    Column("subject_id", Text, nullable=False),
-    # The account whose key signed it, and how much of its balance it debits: in flight while pending.
-    Column("account_id", Text, nullable=False),
-    Column("held", BigInteger, nullable=False),
-    # The account of this service that it credits when it settles; NULL without one.
-    Column("credits_account_id", Text),
-    # For the daily limit: its time, and the account's running total including it. NULL if it does not count.
-    Column("spent_us", BigInteger),
-    Column("spent_total", BigInteger),
-    # A copy of `spent_us`, set once the spend is proved never to have happened. A separate column, because
-    # SQLite would read the whole window to find rows by state.
-    Column("released_us", BigInteger),
-    # `State`.
-    Column("state", Text, nullable=False),
-    # The bytes, while they may have to be (re)sent. They are stored before the first send.
-    Column("raw", LargeBinary),
-    Column("last_valid_block_height", BigInteger, nullable=False),
-    # JSON of its handler, specific to this transaction.
-    Column("detail", Text),
-    # When the event that reports the submission was emitted, before the outcome.
-    Column("announced_us", BigInteger),
-    # The amount in flight again because the transaction was reorganized away; 0 otherwise.
-    Column("reserved", BigInteger, nullable=False),
-    Column("created_us", BigInteger, nullable=False),
-    Column("ended_us", BigInteger),
-    # Until when, in real time, a pending one is leased to a process.
-    Column("leased_until_us", BigInteger, nullable=False),
-    # The signature that identifies a payment on chain, once known: that of the fee payer.
-    Column("chain_signature", Text),
     UniqueConstraint("signature", "subject_id"),
     CheckConstraint(
         "(state IN ('pending', 'confirmed')) = (raw IS NOT NULL)", name="ck_chain_transactions_raw"
@@ -201,100 +182,100 @@ chain_transactions: Final = Table(
     CheckConstraint("(state = 'pending') = (ended_us IS NULL)", name="ck_chain_transactions_ended"),
     CheckConstraint("(spent_us IS NULL) = (spent_total IS NULL)", name="ck_chain_transactions_spent"),
     CheckConstraint("held >= 0", name="ck_chain_transactions_held"),
-)
-
-_IS_PENDING: Final = chain_transactions.c.state == "pending"
-_IS_CONFIRMED: Final = chain_transactions.c.state == "confirmed"
-_IS_EXPIRED: Final = chain_transactions.c.state == "expired"
-
-# Partial: most of these indexes contain only rows in flight or watched, not history.
-Index(
+    # Partial: most of these indexes contain only rows in flight or watched, not history.
     # At most one transaction of a subject is in flight.
-    "ux_chain_transactions_pending",
-    chain_transactions.c.subject_id,
-    chain_transactions.c.kind,
-    unique=True,
-    sqlite_where=_IS_PENDING,
-    postgresql_where=_IS_PENDING,
+    index_where(_IS_PENDING, "ux_chain_transactions_pending", "subject_id", "kind", unique=True),
+    index_where(_IS_PENDING, "ix_chain_transactions_leased", "leased_until_us"),
+    index_where(_IS_PENDING, "ix_chain_transactions_account", "account_id", "seq"),
+    index_where("state = 'confirmed'", "ix_chain_transactions_confirmed", "signature"),
+    index_where("reserved > 0", "ix_chain_transactions_reserved", "account_id", "reserved"),
+    index_where(_IS_WATCHED, "ix_chain_transactions_watched", "subject_id", "signature"),
+    index_where(
+        "spent_us IS NOT NULL", "ix_chain_transactions_spent", "account_id", "spent_us", "spent_total"
+    ),
+    index_where(
+        "released_us IS NOT NULL", "ix_chain_transactions_released", "account_id", "released_us", "held"
+    ),
+    index_where(
+        "burned_us IS NOT NULL", "ix_chain_transactions_burned", "account_id", "burned_us", "burned_total"
+    ),
 )
-Index(
-    "ix_chain_transactions_leased",
-    chain_transactions.c.leased_until_us,
-    sqlite_where=_IS_PENDING,
-    postgresql_where=_IS_PENDING,
-)
-Index(
-    "ix_chain_transactions_account",
-    chain_transactions.c.account_id,
-    chain_transactions.c.seq,
-    sqlite_where=_IS_PENDING,
-    postgresql_where=_IS_PENDING,
-)
-Index(
-    "ix_chain_transactions_confirmed",
-    chain_transactions.c.signature,
-    sqlite_where=_IS_CONFIRMED,
-    postgresql_where=_IS_CONFIRMED,
-)
-Index(
-    "ix_chain_transactions_reserved",
-    chain_transactions.c.account_id,
-    chain_transactions.c.reserved,
-    sqlite_where=text("reserved > 0"),
-    postgresql_where=text("reserved > 0"),
-)
-Index(
-    "ix_chain_transactions_expired",
-    chain_transactions.c.subject_id,
-    chain_transactions.c.signature,
-    sqlite_where=_IS_EXPIRED,
-    postgresql_where=_IS_EXPIRED,
-)
-Index(
-    "ix_chain_transactions_spent",
-    chain_transactions.c.account_id,
-    chain_transactions.c.spent_us,
-    chain_transactions.c.spent_total,
-    sqlite_where=chain_transactions.c.spent_us.is_not(None),
-    postgresql_where=chain_transactions.c.spent_us.is_not(None),
-)
-Index(
-    "ix_chain_transactions_released",
-    chain_transactions.c.account_id,
-    chain_transactions.c.released_us,
-    chain_transactions.c.held,
-    sqlite_where=chain_transactions.c.released_us.is_not(None),
-    postgresql_where=chain_transactions.c.released_us.is_not(None),
-)
+@frozen(kw_only=True)
+class ChainTransactionRecord:
+    """A signed transaction; `money/transactions.py` adds methods."""
 
-entries: Final = Table(
+    seq: Seq = 0
+    # Identifies the transaction. Accounts that were provisioned together share one, with a row each.
+    signature: str
+    # And its subject: a transfer_id, a session_id or an account_id.
+    kind: Kind = field(converter=Kind)
+    subject_id: str
+    # The account whose key signed it, and how much of its balance it debits: in flight while pending.
+    account_id: str
+    held: int = 0
+    # The account of this service that it credits when it settles; NULL without one.
+    credits_account_id: str | None = None
+    # For the daily limit: its time, and the account's running total including it. NULL if it does not count.
+    spent_us: int | None = None
+    spent_total: int | None = None
+    # A copy of `spent_us`, set once the spend is proved never to have happened. A separate column, because
+    # SQLite would read the whole window to find rows by state.
+    released_us: int | None = None
+    state: State = field(default=State.PENDING, converter=State)
+    # The bytes, while they may have to be (re)sent. They are stored before the first send.
+    raw: bytes | None = field(repr=False)
+    last_valid_block_height: int
+    # JSON of its handler, specific to this transaction.
+    detail: str | None = None
+    # When the event that reports the submission was emitted, before the outcome.
+    announced_us: int | None = None
+    # The amount in flight again because the transaction was reorganized away; 0 otherwise.
+    reserved: int = 0
+    created_us: int
+    ended_us: int | None = None
+    # Until when, in real time, a pending one is leased to a process.
+    leased_until_us: int = 0
+    # The signature that identifies a payment on chain, once known: that of the fee payer.
+    chain_signature: str | None = None
+    # The token account that it debits, whose history shows whether it landed; set when its bytes are removed.
+    debits: str | None = None
+    # Lamports that it takes from the treasury if it lands: its fee, and the rent of accounts that it creates.
+    # 0 for a fee that another party pays.
+    fee: Annotated[int, ZERO] = 0
+    rent: Annotated[int, ZERO] = 0
+    # Set if it ended and cost lamports without a payment (money/fees.py): when, and the account's running
+    # total of such lamports including these.
+    burned_us: int | None = None
+    burned_total: int | None = None
+
+
+@row(
     "entries",
-    metadata,
-    seq(),
-    Column("transaction_id", Text, nullable=False),
-    Column("account_id", Text, nullable=False),
-    Column("type", Text, nullable=False),
-    Column("status", Text, nullable=False),
-    Column("direction", Text, nullable=False),
-    Column("amount", BigInteger, nullable=False),
-    Column("counterparty", Text),
-    Column("memo", Text),
-    Column("category", Text),
-    Column("tx_signature", Text),
-    Column("transfer_id", Text),
-    Column("session_id", Text),
-    Column("rejection_reason", Text),
-    Column("created_us", BigInteger, nullable=False),
     Index("ix_entries_account", "account_id", "seq"),
     Index("ix_entries_account_status", "account_id", "status", "seq"),
-)
-
-Index(
     # A deposit is booked once, however often it is reported.
-    "ux_entries_deposit",
-    entries.c.account_id,
-    entries.c.tx_signature,
-    unique=True,
-    sqlite_where=entries.c.type == "deposit",
-    postgresql_where=entries.c.type == "deposit",
+    index_where("type = 'deposit'", "ux_entries_deposit", "account_id", "tx_signature", unique=True),
 )
+@frozen(kw_only=True)
+class EntryRecord:
+    """An entry of an account's history."""
+
+    seq: Seq = 0
+    transaction_id: str
+    account_id: str
+    type: str
+    status: str
+    direction: str
+    amount: int
+    counterparty: str | None = None
+    memo: str | None = None
+    category: str | None = None
+    tx_signature: str | None = None
+    transfer_id: str | None = None
+    session_id: str | None = None
+    rejection_reason: str | None = None
+    created_us: int
+
+
+chain_transactions: Final = table_of(ChainTransactionRecord)
+entries: Final = table_of(EntryRecord)

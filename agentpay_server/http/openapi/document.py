@@ -124,7 +124,7 @@ class _Printer:
         self._schemas = Schemas()
         self._headers = Headers()
         self._errors = Errors(self._schemas, self._headers)
-        self._examples = Examples(self._schemas.components)
+        self._examples = Examples(self._schemas)
 
     def document(self, info: dict[str, Any], *, has_webhooks: bool) -> dict[str, Any]:
         paths: dict[str, dict[str, Any]] = {}

@@ -81,6 +81,8 @@ class Errors:
         if status == 400:
             fields["details"] = {"type": "array", "minItems": 1, "items": self._schemas.of(FieldFault)}
         optional: dict[str, Schema] = {}
+        if ErrorCode.NOTHING_PAYABLE in codes:
+            optional["details"] = {"type": "array", "minItems": 1, "items": self._schemas.of(FieldFault)}
         if status == 409 and subject is not None and subject.is_named_by_conflicts:
             name = f"{subject.kind}_id"
             optional[name] = {"type": "string", "pattern": f"^{IDENTIFIERS[name]}"}

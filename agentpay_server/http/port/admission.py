@@ -16,8 +16,8 @@ from agentpay_server.errors import Problem, invalid, shown
 from agentpay_server.http.hosts import Hosts, host_of
 from agentpay_server.http.requests import REFUSED
 
-HEAD_MAX_BYTES: Final = 16 * 1024
-"""Maximum size of the request line and all headers."""
+HEAD_MAX_BYTES: Final = 64 * 1024
+"""Maximum size of the request line and all headers, of which one may repeat a seller's challenge."""
 
 TARGET: Final = "agentpay.target"
 """ASGI scope key of the whole request target, set by a parser whose path and query may lack parts of it."""

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -15,12 +15,16 @@ from agentpay.contract.requests import BODY_MAX_BYTES
 from agentpay_server.errors import Problem
 from agentpay_server.http.hosts import Hosts
 from agentpay_server.http.port.acceptor import Acceptor
+from agentpay_server.http.port.admission import HEAD_MAX_BYTES
 from agentpay_server.http.port.connections import Connections, connection_limit
 from agentpay_server.http.port.guarded import Guarded, GuardedH11, Port, seconds_of
 from agentpay_server.http.responses import Headers
 from agentpay_server.logs import log
 from agentpay_server.metrics import Metrics
 from agentpay_server.settings import Settings
+
+_SLACK_BYTES: Final = 1024
+"""For the parts of a head that `admit` does not count, such as the method."""
 
 logger: logging.Logger = logging.getLogger(__name__)
 
@@ -77,6 +81,8 @@ class PortServer(uvicorn.Server):
                 # uvicorn does not recognize a bound method.
                 interface="asgi3",
                 http=self._parser,
+                # `admit` has the exact limit.
+                h11_max_incomplete_event_size=HEAD_MAX_BYTES + _SLACK_BYTES,
                 ws="websockets-sansio" if with_websockets else "none",
                 ws_max_size=BODY_MAX_BYTES,
                 ws_per_message_deflate=False,

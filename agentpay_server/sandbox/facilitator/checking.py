@@ -1,8 +1,8 @@
 """Checks whether a transaction pays a seller's terms, as strictly as the strictest peer. Pure functions.
 
 x402 requires one order of instructions. MPP requires the transfers and memos of the challenge, and nothing
-else. Neither accepts a transaction in which the seller's fee payer takes part: its signature must pay the fee
-and nothing else.
+else; only a payer who pays the fee may also create the token accounts of the splits. Neither accepts a
+transaction in which the seller's fee payer takes part: its signature must pay the fee and nothing else.
 """
 
 import struct
@@ -16,8 +16,10 @@ from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain.instructions import (
+    ASSOCIATED_TOKEN_PROGRAM,
     COMPUTE_BUDGET_PROGRAM,
     MEMO_PROGRAM,
+    SYSTEM_PROGRAM,
     TOKEN_PROGRAM,
     USDC_DECIMALS,
     associated_token_address,
@@ -36,6 +38,8 @@ _MIN_STEPS: Final = 3
 _MAX_STEPS: Final = 6
 _OPTIONAL_STEPS: Final = ("fourth", "fifth", "sixth")
 _INVALID: Final = "invalid_exact_svm_payload"
+
+UNDECODABLE: Final = f"{_INVALID}_transaction_could_not_be_decoded"
 
 
 class PaymentRefusedError(ValueError):
@@ -77,9 +81,7 @@ def check_payment(raw: bytes, terms: Terms, *, fee_payers: Collection[str]) -> C
     try:
         transaction = transaction_of(raw)
     except Exception:  # noqa: BLE001 - solders raises several types
-        raise PaymentRefusedError(
-            f"{_INVALID}_transaction_could_not_be_decoded", "the transaction cannot be decoded"
-        ) from None
+        raise PaymentRefusedError(UNDECODABLE, "the transaction cannot be decoded") from None
     message = transaction.message
     if isinstance(message, MessageV0) and message.address_table_lookups:
         raise PaymentRefusedError(f"{_INVALID}_transaction", "the transaction uses address look-up tables")
@@ -87,7 +89,9 @@ def check_payment(raw: bytes, terms: Terms, *, fee_payers: Collection[str]) -> C
     _require_fee_payer(keys, terms, fee_payers)
     steps = [_step(instruction, message.account_keys) for instruction in message.instructions]
     payer = _payer(steps)
-    if any(address in fee_payers for step in steps for address in step.accounts):
+    # A memo only proves that the accounts that it lists have signed.
+    moving = [step for step in steps if step.program != MEMO_PROGRAM]
+    if any(address in fee_payers for step in moving for address in step.accounts):
         raise PaymentRefusedError(
             f"{_INVALID}_transaction_fee_payer_transferring_funds",
             "the fee payer takes part in the payment",
@@ -95,7 +99,7 @@ def check_payment(raw: bytes, terms: Terms, *, fee_payers: Collection[str]) -> C
         )
     try:
         if terms.protocol is Protocol.MPP:
-            _check_mpp(steps, terms)
+            _check_mpp(steps, terms, next(iter(keys), ""))
         else:
             _check_x402(steps, terms)
     except PaymentRefusedError as refused:
@@ -113,9 +117,7 @@ def _step(instruction: CompiledInstruction, keys: Sequence[Pubkey]) -> _Step:
         accounts = tuple(str(keys[index]) for index in instruction.accounts)
         return _Step(keys[instruction.program_id_index], accounts, bytes(instruction.data))
     except IndexError:
-        raise PaymentRefusedError(
-            f"{_INVALID}_transaction_could_not_be_decoded", "an instruction names an account that is missing"
-        ) from None
+        raise PaymentRefusedError(UNDECODABLE, "an instruction names an account that is missing") from None
 
 
 def _require_fee_payer(keys: Sequence[str], terms: Terms, fee_payers: Collection[str]) -> None:
@@ -204,7 +206,7 @@ def _check_x402_transfer(step: _Step, leg: Leg, mint: str) -> None:
 # --- MPP
 
 
-def _check_mpp(steps: Sequence[_Step], terms: Terms) -> None:
+def _check_mpp(steps: Sequence[_Step], terms: Terms, fee_payer: str) -> None:
     left = list(steps)
     for leg in terms.legs:
         transfer = next((step for step in left if _pays(step, leg, terms.mint)), None)
@@ -219,7 +221,8 @@ def _check_mpp(steps: Sequence[_Step], terms: Terms) -> None:
                 raise PaymentRefusedError("payment_invalid", "a memo of the challenge is missing")
             left.remove(memo)
     for step in left:
-        _check_extra(step)
+        if terms.fee_payer is not None or not _is_creation(step, terms, fee_payer):
+            _check_extra(step)
 
 
 def _pays(step: _Step, leg: Leg, mint: str) -> bool:
@@ -228,6 +231,19 @@ def _pays(step: _Step, leg: Leg, mint: str) -> bool:
         and step.accounts[1:3] == (mint, associated_token_address(leg.recipient, mint))
         and _amount(step) == leg.amount_micro
         and step.data[9] == USDC_DECIMALS
+    )
+
+
+def _is_creation(step: _Step, terms: Terms, fee_payer: str) -> bool:
+    """Return whether a step creates the token account of a split, unless it exists, for the fee payer."""
+    if step.program != ASSOCIATED_TOKEN_PROGRAM or step.data != b"\x01" or len(step.accounts) != 6:
+        return False
+    payer, account, owner, *rest = step.accounts
+    return (
+        payer == fee_payer
+        and owner in {leg.recipient for leg in terms.legs[1:]}
+        and account == associated_token_address(owner, terms.mint)
+        and rest == [terms.mint, str(SYSTEM_PROGRAM), str(TOKEN_PROGRAM)]
     )
 
 

@@ -120,6 +120,18 @@ class FeePayer:
         if response["value"]["err"] is not None:
             raise SimulationFailedError(str(response["value"]["err"]))
 
+    async def has_landed(self, transaction: VersionedTransaction) -> bool:
+        """Return whether a completed transaction has landed without an error.
+
+        Its first signature is that of its fee payer, which is the same whenever the key signs it.
+        """
+        signatures = [str(signature) for signature in transaction.signatures[:1]]
+        if not signatures:
+            return False
+        options = {"searchTransactionHistory": True}
+        (status,) = (await self._rpc("getSignatureStatuses", signatures, options))["value"]
+        return status is not None and status["err"] is None
+
     async def broadcast(self, transaction: VersionedTransaction) -> str:
         signature: str = await self._rpc(
             "sendTransaction", _text(transaction), {**_BASE64, "skipPreflight": True}

@@ -11,9 +11,14 @@ from typing import Any, Final
 from attrs import frozen
 
 from agentpay_server.chain.node.errors import RpcError
-from agentpay_server.payments import fields
+from agentpay_server.payments import fields, x402
 from agentpay_server.payments.terms import Leg, Network, Protocol, Terms, UnreadableChallengeError
-from agentpay_server.sandbox.facilitator.checking import CheckedPayment, PaymentRefusedError, check_payment
+from agentpay_server.sandbox.facilitator.checking import (
+    UNDECODABLE,
+    CheckedPayment,
+    PaymentRefusedError,
+    check_payment,
+)
 from agentpay_server.sandbox.facilitator.fee_payer import (
     FailedOnChainError,
     FeePayer,
@@ -42,7 +47,7 @@ class _Request:
     network: str
     payload_scheme: str
     payload_network: str
-    transaction: bytes
+    transaction: str
     requirements: Mapping[str, Any]
 
 
@@ -63,9 +68,9 @@ class Facilitator:
             "signers": {"solana:*": [self._fee_payer.address]},
         }
 
-    async def verify(self, content: object) -> Json:
+    async def verify(self, body: bytes) -> Json:
         try:
-            checked = self._checked(_read(content))
+            checked = self._checked(_read(body))
             await self._simulate(checked)
         except PaymentRefusedError as refused:
             return {
@@ -76,8 +81,8 @@ class Facilitator:
             }
         return {"isValid": True, "payer": checked.payer}
 
-    async def settle(self, content: object) -> Json:
-        request = _read(content)
+    async def settle(self, body: bytes) -> Json:
+        request = _read(body)
         try:
             checked = self._checked(request)
             signature = await self._settled(checked)
@@ -114,7 +119,7 @@ class Facilitator:
                 "fee_payer_not_managed_by_facilitator",
                 f"extra.feePayer must be {self._fee_payer.address}, as GET /supported says",
             )
-        return check_payment(request.transaction, terms, fee_payers=(self._fee_payer.address,))
+        return check_payment(_decoded(request.transaction), terms, fee_payers=(self._fee_payer.address,))
 
     async def _simulate(self, checked: CheckedPayment) -> None:
         try:
@@ -126,13 +131,15 @@ class Facilitator:
     async def _settled(self, checked: CheckedPayment) -> str:
         """Broadcast a payment that has not landed, and return its signature.
 
-        Of two requests for one payment, one settles: the other is refused here while it does, and later by
-        the simulation, because the payment has landed.
+        Of two requests for one payment, one settles: the other is refused while it does, and later because
+        the payment has landed.
         """
         if checked.message_hash in self._settling:
             raise PaymentRefusedError("duplicate_settlement", "this payment is being settled", checked.payer)
         self._settling.add(checked.message_hash)
         try:
+            if await self._fee_payer.has_landed(self._fee_payer.completed(checked.transaction)):
+                raise PaymentRefusedError("duplicate_settlement", "this payment has settled", checked.payer)
             await self._simulate(checked)
             signature = await self._fee_payer.broadcast(self._fee_payer.completed(checked.transaction))
             await self._fee_payer.confirmed(signature)
@@ -145,9 +152,10 @@ class Facilitator:
         return signature
 
 
-def _read(content: object) -> _Request:
+def _read(body: bytes) -> _Request:
     try:
-        request: Json = fields.exactly(content, dict, "the body")
+        # The extensions are those of the payment, which is a member of the body.
+        request, _ = x402.parsed(body, "the body", depth=2)
         payload = fields.member(request, "paymentPayload", dict)
         requirements = fields.member(request, "paymentRequirements", dict)
         version = fields.member(payload, "x402Version", int)
@@ -161,7 +169,7 @@ def _read(content: object) -> _Request:
             network=fields.member(requirements, "network", str),
             payload_scheme=fields.member(named, "scheme", str),
             payload_network=fields.member(named, "network", str),
-            transaction=_decoded(encoded),
+            transaction=encoded,
             requirements=requirements,
         )
     except UnreadableChallengeError as error:
@@ -169,12 +177,10 @@ def _read(content: object) -> _Request:
 
 
 def _decoded(text: str) -> bytes:
-    if len(text) > fields.MAX_ENCODED_CHARACTERS:
-        raise UnreadableChallengeError("transaction is too long")
     try:
         return base64.b64decode(text, validate=True)
     except ValueError:
-        raise UnreadableChallengeError("transaction is not base64") from None
+        raise PaymentRefusedError(UNDECODABLE, "the transaction is not base64") from None
 
 
 def _terms(request: _Request) -> Terms:

@@ -89,12 +89,12 @@ async def test_with_finality_finalized_only_irreversible_transactions_are_final(
 
 async def test_a_notice_of_the_websocket_ends_the_wait_early(surfpool: Surfpool) -> None:
     async with rpc_world.world(surfpool, websocket_url=surfpool.websocket_url) as world:
-        await world.chain.wait_for_notice("", 0.5)  # Time to connect.
+        await world.chain.wait_for_notice("", 2)  # Time to connect.
         signed = await world.provision(1)
         await world.chain.send(signed.raw)
         started = time.monotonic()
-        await world.chain.wait_for_notice(signed.signature, 30)
-        assert time.monotonic() - started < 10
+        await world.chain.wait_for_notice(signed.signature, 300)
+        assert time.monotonic() - started < 150
 
 
 # --- Failing

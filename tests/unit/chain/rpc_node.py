@@ -75,9 +75,14 @@ class FakeNode:
                 ]
             ),
             "getMinimumBalanceForRentExemption": lambda size: 890_880 + size,
-            "getTransaction": lambda signature, options: transaction_json(signature, options["encoding"]),
+            "getTransaction": self._transaction,
             "getSignaturesForAddress": lambda address, options: [
-                {"signature": SIGNED.signature, "err": None, "confirmationStatus": "finalized"}
+                {
+                    "signature": SIGNED.signature,
+                    "slot": self.slot,
+                    "err": None,
+                    "confirmationStatus": "finalized",
+                }
             ],
         }
 
@@ -95,6 +100,12 @@ class FakeNode:
         if commitment is None:
             commitment = "confirmed" if error is None else "finalized"
         self.statuses[SIGNED.signature] = {"confirmationStatus": commitment, "err": error, "slot": self.slot}
+
+    def _transaction(self, signature: str, options: dict[str, Any]) -> Any:
+        if options["encoding"] == "jsonParsed":
+            return deposit_json(signature)
+        status = self.statuses.get(signature)
+        return None if status is None else signed_json(SIGNED.raw, status["slot"], status["err"])
 
     def _at(self, value: Any) -> dict[str, Any]:
         return {"context": {"slot": self.slot}, "value": value}
@@ -131,19 +142,23 @@ def balance_json(index: int, amount: int, *, mint: str = USDC, decimals: int = 6
     return {"accountIndex": index, "mint": mint, "uiTokenAmount": amounts}
 
 
-def transaction_json(signature: str, encoding: str) -> dict[str, Any]:
-    """Return a payment of 5 from `SENDER` to `TOKEN_ACCOUNT`, or, in `json`, a failed one."""
-    if encoding == "json":
-        message: dict[str, Any] = {
-            "accountKeys": [OWNER, TOKEN_ACCOUNT, SENDER, str(TOKEN_PROGRAM)],
-            "instructions": [{"programIdIndex": 3}],
-        }
-        meta: dict[str, Any] = {"err": SHORTFALL, "logMessages": ["Error: insufficient funds"]}
-    else:
-        message = {"accountKeys": [{"pubkey": key} for key in (OWNER, TOKEN_ACCOUNT, SENDER)]}
-        meta = {
-            "err": None,
-            "preTokenBalances": [balance_json(1, 2), balance_json(2, 9)],
-            "postTokenBalances": [balance_json(1, 7), balance_json(2, 4)],
-        }
+def signed_json(raw: bytes, slot: int, error: Any = None) -> dict[str, Any]:
+    """Return a transaction in base64, as it landed in a slot; failed if `error` is given."""
+    logs = [] if error is None else ["Error: insufficient funds"]
+    return {
+        "slot": slot,
+        "transaction": [base64.b64encode(raw).decode(), "base64"],
+        "version": "legacy",
+        "meta": {"err": error, "logMessages": logs},
+    }
+
+
+def deposit_json(signature: str) -> dict[str, Any]:
+    """Return a payment of 5 from `SENDER` to `TOKEN_ACCOUNT`, in `jsonParsed`."""
+    message = {"accountKeys": [{"pubkey": key} for key in (OWNER, TOKEN_ACCOUNT, SENDER)]}
+    meta = {
+        "err": None,
+        "preTokenBalances": [balance_json(1, 2), balance_json(2, 9)],
+        "postTokenBalances": [balance_json(1, 7), balance_json(2, 4)],
+    }
     return {"transaction": {"signatures": [signature], "message": message}, "meta": meta}

@@ -15,16 +15,18 @@ from hypothesis import strategies as st
 from solders.account import Account
 from solders.hash import Hash
 from solders.keypair import Keypair
+from solders.litesvm import LiteSVM
 from solders.message import MessageAddressTableLookup, MessageHeader, MessageV0
 from solders.pubkey import Pubkey
 from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain import instructions
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, Custody, record_key
-from agentpay_server.chain.embedded import blocks
-from agentpay_server.chain.embedded import chain as embedded
+from agentpay_server.chain.embedded import blocks, ledgered
 from agentpay_server.chain.embedded.blocks import BLOCK_US
 from agentpay_server.chain.embedded.chain import EmbeddedChain
+from agentpay_server.chain.embedded.executed import Executed
+from agentpay_server.chain.embedded.memory_ledger import MemoryLedger
 from agentpay_server.chain.embedded.persistence import ChainState, ForeignLedgerError, LedgerMovedError, Page
 from agentpay_server.chain.embedded.seen_messages import SeenMessage
 from agentpay_server.chain.embedded.store import DatabaseLedger
@@ -47,11 +49,11 @@ REFUSED = SignatureStatus(is_final=False, is_refused=True)
 
 
 class Ledger:
-    """A ledger in a database in memory that outlives the chains, and fails when told."""
+    """A ledger that outlives the chains, and fails when told: of `inner`, or in a database in memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, inner: MemoryLedger | None = None) -> None:
         self.database = MemoryDatabase()
-        self.inner = DatabaseLedger(self.database)
+        self.inner = DatabaseLedger(self.database) if inner is None else inner
         self.pages: list[Page] = []
         self.acts: list[Callable[[Coroutine[Any, Any, None]], Coroutine[Any, Any, None]]] = []
         self.is_down = False
@@ -70,6 +72,17 @@ class Ledger:
             raise OSError("scripted: no disk")
         self.statuses_read += 1
         return await self.inner.status(signature)
+
+    async def newest(self, *, count: int) -> Sequence[Executed]:
+        if self.is_down:
+            raise OSError("scripted: no disk")
+        return await self.inner.newest(count=count)
+
+    def acknowledge(self, token_account: str, slot: int) -> None:
+        self.inner.acknowledge(token_account, slot)
+
+    def capture(self) -> Callable[[], None]:
+        return self.inner.capture()
 
     async def write(self, page: Page) -> None:
         if self.is_down:
@@ -104,14 +117,20 @@ async def died_after(write: Coroutine[Any, Any, None]) -> None:
 
 
 @contextmanager
-def new_ledger() -> Iterator[Ledger]:
-    made = Ledger()
+def new_ledger(inner: MemoryLedger | None = None) -> Iterator[Ledger]:
+    made = Ledger(inner)
     yield made
     run(made.database.close())
 
 
+@pytest.fixture(params=["memory", "database"])
+def ledger(request: pytest.FixtureRequest) -> Iterator[Ledger]:
+    with new_ledger(MemoryLedger() if request.param == "memory" else None) as made:
+        yield made
+
+
 @pytest.fixture
-def ledger() -> Iterator[Ledger]:
+def database_ledger() -> Iterator[Ledger]:
     with new_ledger() as made:
         yield made
 
@@ -184,7 +203,7 @@ def test_a_restart_does_not_refill_an_empty_treasury(world: World) -> None:
     page = Page(
         before=world.chain._written,
         after=ChainState(genesis=world.chain._genesis, slot=9, height=9, height_since_us=START_US),
-        accounts={str(treasury): None},
+        first_accounts={str(treasury): None},
     )
     assert world.ledger is not None
     run(world.ledger.write(page))
@@ -196,14 +215,14 @@ def test_a_page_holds_only_the_writable_accounts_of_a_transaction(world: World, 
     transaction = world.transfer(1, recipient, 3)
     world.land(transaction)
     page = ledger.pages[-1]
-    assert set(page.accounts) == {source, recipient, world.custody.address(TREASURY)}
+    assert set(page.accounts()) == {source, recipient, world.custody.address(TREASURY)}
     assert page.statuses == {transaction.signature: LANDED}
 
 
 def test_a_closed_account_is_stored_as_absent(world: World, ledger: Ledger) -> None:
     world.account(1)
     world.close(1)
-    assert ledger.pages[-1].accounts[world.token_address(1)] is None
+    assert ledger.pages[-1].accounts()[world.token_address(1)] is None
 
 
 def test_the_ledger_stores_the_fee_of_a_failed_transaction(world: World) -> None:
@@ -258,11 +277,12 @@ def test_setting_the_clock_back_before_a_restart_revives_no_expired_transaction(
     assert after.balance(recipient) == 0
 
 
-def test_a_ledger_from_before_clock_based_blocks_is_resumed(world: World, ledger: Ledger) -> None:
+def test_a_ledger_from_before_clock_based_blocks_is_resumed(database_ledger: Ledger) -> None:
+    world = World(ledger=database_ledger)
     world.account(1, 10)
     recipient, height = world.account(2), world.height()
-    ledger.database._driver.execute("UPDATE chain_state SET height_since_us = NULL")
-    ledger.database._driver.execute("UPDATE chain_signatures SET message_hash = NULL, height = NULL")
+    database_ledger.database._driver.execute("UPDATE chain_state SET height_since_us = NULL")
+    database_ledger.database._driver.execute("UPDATE chain_signatures SET message_hash = NULL, height = NULL")
     after = world.restarted(now_us=world.now_us + BLOCK_US)
     assert after.height() == height + 1
     assert after.send(after.transfer(1, recipient, 3)) == LANDED
@@ -316,16 +336,62 @@ def test_a_rebuilt_machine_without_the_ledger_height_would_replay(world: World) 
     )
 
 
-def test_a_chain_with_a_ledger_cannot_be_captured(world: World) -> None:
+def test_a_chain_whose_ledger_is_a_database_cannot_be_captured(database_ledger: Ledger) -> None:
+    world = World(ledger=database_ledger)
     with pytest.raises(RuntimeError, match="ledger"):
         world.chain.capture()
+
+
+def test_a_chain_in_memory_is_rebuilt_from_its_ledger_after_a_fault_of_the_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World()
+    source, recipient = world.account(1, 10), world.account(2)
+    landed, unsent = world.transfer(1, recipient, 3), world.transfer(1, recipient, 4, memo="txn_2")
+    world.land(landed)
+
+    def moved(machine: LiteSVM, transaction: VersionedTransaction, **_: object) -> Executed:
+        machine.send_transaction(transaction)
+        raise OSError("scripted: a fault of the machine")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledgered, "execute", moved)
+        with pytest.raises(ChainUnavailableError):
+            run(world.chain.send(unsent.raw))
+    # The machine has moved the money; nothing was reported, so nothing has happened.
+    assert world.status(unsent) is None
+    assert (world.balance(source), world.balance(recipient)) == (7, 3)
+    assert (world.send(landed), world.send(unsent)) == (LANDED, LANDED)
+    assert world.balance(recipient) == 7
+
+
+def test_a_chain_is_captured_only_once_it_has_begun() -> None:
+    chain = EmbeddedChain(treasury=str(Keypair().pubkey()), mint_authority="", now_us=lambda: 0)
+    with pytest.raises(RuntimeError, match="restore"):
+        chain.capture()
+
+
+def test_deposits_can_be_read_again_until_the_reader_returns_with_a_later_cursor() -> None:
+    """A batch can be read again from the cursor before it, however many batches were read since."""
+    world = World()
+    recipient = world.account(1)
+    for _ in range(150):
+        world.mint(recipient, 1)
+
+    async def read(after: str | None) -> list[str]:
+        return [batch.cursor async for batch in world.chain.deposits(recipient, after=after)]
+
+    first, second = run(read(None))
+    assert run(read(None)) == [first, second]
+    assert run(read(first)) == [second]
+    assert run(read(None)) == [second]
 
 
 def test_statuses_evicted_from_memory_are_read_from_the_ledger(
     world: World, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(blocks, "TRANSACTIONS_PER_BLOCK", 8)
-    monkeypatch.setattr(embedded, "_REMEMBERED_STATUSES", 10)
+    monkeypatch.setattr(ledgered, "_REMEMBERED_STATUSES", 10)
     world.account(1, 10)
     recipient = world.account(2)
     landed, failed = world.transfer(1, recipient, 3), world.transfer(1, recipient, 11)
@@ -591,21 +657,22 @@ def test_a_chain_with_a_long_history_starts_quickly(tmp_path: Path) -> None:
             await it.chain.restore()
             state = it.chain._written
             assert state is not None
-            account = it.chain._first_accounts()[it.chain.usdc_mint]
+            _, accounts = await it.ledger.read() or pytest.fail("it has begun")
+            account = accounts[it.chain.usdc_mint]
             await it.ledger.write(
                 Page(
                     before=state,
                     after=evolve(state, slot=state.slot + 100_000, height=state.height + 100),
-                    accounts={str(Keypair().pubkey()): account for _ in range(2_000)},
+                    first_accounts={str(Keypair().pubkey()): account for _ in range(2_000)},
                     statuses={f"{n:088}": LANDED for n in range(100_000)},
                 )
             )
 
     async def start() -> float:
         async with filed(tmp_path / "chain.sqlite3") as it:
-            began = time.perf_counter()
+            began = time.thread_time()
             await it.chain.restore()
-            seconds = time.perf_counter() - began
+            seconds = time.thread_time() - began
             assert await it.chain.signature_status(f"{77:088}") == LANDED
             return seconds
 

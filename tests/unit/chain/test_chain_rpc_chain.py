@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from rpc_node import (
     BLOCKHASH,
+    CUSTODY,
     GENESIS_HASH,
     OWNER,
     SENDER,
@@ -16,21 +17,27 @@ from rpc_node import (
     FakeNode,
     account_json,
     balance_json,
+    deposit_json,
     rpc_chain,
+    signed_json,
     token_account,
-    transaction_json,
 )
 from solders.keypair import Keypair
 
+from agentpay_server.chain import transactions
 from agentpay_server.chain.clusters import Cluster
-from agentpay_server.chain.instructions import SYSTEM_PROGRAM, TOKEN_2022_PROGRAM
+from agentpay_server.chain.instructions import TOKEN_2022_PROGRAM
 from agentpay_server.chain.protocol import (
+    Absence,
+    Blockhash,
     ChainUnavailableError,
     ComputeBudget,
     Deposit,
     Failure,
     FailureReason,
     SignatureStatus,
+    SignedTransaction,
+    UnprovenError,
 )
 from agentpay_server.chain.rpc.chain import RpcChain
 from agentpay_server.chain.rpc.client import RpcRefusalError
@@ -113,13 +120,17 @@ async def test_the_reason_of_a_failure_is_read_only_when_it_is_irreversible(comm
 async def test_the_failure_reason_depends_on_the_program_that_was_called() -> None:
     node = FakeNode()
     node.lands(SHORTFALL)
-    told = {**transaction_json(SIGNED.signature, "json")}
-    told["transaction"]["message"]["accountKeys"][3] = str(SYSTEM_PROGRAM)
-    node.answers["getTransaction"] = lambda *params: told
     status = await rpc_chain(node).signature_status(SIGNED.signature)
     assert status is not None
     assert status.failure == Failure(
-        reason=FailureReason.OTHER, detail=f"{SHORTFALL}: Error: insufficient funds"
+        reason=FailureReason.INSUFFICIENT_FUNDS, detail=f"{SHORTFALL}: Error: insufficient funds"
+    )
+    memo_failed = {"InstructionError": [1, {"Custom": 1}]}
+    node.lands(memo_failed)
+    status = await rpc_chain(node).signature_status(SIGNED.signature)
+    assert status is not None
+    assert status.failure == Failure(
+        reason=FailureReason.OTHER, detail=f"{memo_failed}: Error: insufficient funds"
     )
 
 
@@ -136,21 +147,107 @@ async def test_an_error_of_an_unknown_program_has_the_reason_other(error: Any) -
     assert status.failure.reason is FailureReason.OTHER
 
 
-async def test_a_failure_whose_transaction_is_missing_is_final_with_the_reason_other() -> None:
-    node = FakeNode()
-    node.answers["getTransaction"] = lambda *params: None
-    node.lands(SHORTFALL)
-    status = await rpc_chain(node).signature_status(SIGNED.signature)
-    assert status is not None
-    assert status.failure == Failure(reason=FailureReason.OTHER, detail=str(SHORTFALL))
+# --- Evidence
+
+OTHER: SignedTransaction = transactions.transfer(
+    CUSTODY,
+    Blockhash(value=BLOCKHASH, last_valid_block_height=900),
+    usdc_mint=USDC,
+    account_index=1,
+    source=TOKEN_ACCOUNT,
+    recipient=SENDER,
+    amount_micro=5,
+    memo="txn_2",
+)
 
 
-async def test_a_failure_reason_from_another_transaction_is_refused() -> None:
+@pytest.mark.parametrize("error", [None, SHORTFALL], ids=["success", "failure"])
+async def test_an_outcome_without_its_transaction_is_unproven(error: Any) -> None:
     node = FakeNode()
-    node.lands(SHORTFALL)
-    node.answers["getTransaction"] = lambda signature, options: transaction_json("1" * 64, "json")
+    node.lands(error)
+    healthy = node.answers["getTransaction"]
+    chain = rpc_chain(node, name="devnet")
+    for told in (
+        None,
+        signed_json(SIGNED.raw, node.slot, SHORTFALL if error is None else None),
+        signed_json(SIGNED.raw, node.slot, {"InstructionError": [0, {"Custom": 4}]}),
+        signed_json(SIGNED.raw, node.slot - 1, error),
+    ):
+        node.answers["getTransaction"] = lambda *params, told=told: told
+        with pytest.raises(UnprovenError):
+            await chain.signature_status(SIGNED.signature)
+    node.answers["getTransaction"] = lambda *params: signed_json(OTHER.raw, node.slot, error)
     with pytest.raises(ChainUnavailableError, match="another transaction"):
-        await rpc_chain(node).signature_status(SIGNED.signature)
+        await chain.signature_status(SIGNED.signature)
+    node.answers["getTransaction"] = healthy
+    status = await chain.signature_status(SIGNED.signature)
+    assert status is not None
+    assert (status.failure is None) == (error is None)
+
+
+async def test_an_outcome_in_a_slot_that_is_not_irreversible_is_unproven() -> None:
+    node = FakeNode()
+    chain = rpc_chain(node, name="devnet")
+    assert await chain.block_height() == node.height
+    node.slot += 100
+    node.lands(commitment="finalized")
+    with pytest.raises(UnprovenError):
+        await chain.signature_status(SIGNED.signature)
+
+
+async def test_the_evidence_of_an_outcome_is_read_once_and_of_its_finality_from_the_shared_history() -> None:
+    node = FakeNode()
+    node.lands()
+    chain = rpc_chain(node, name="devnet")
+    for _ in range(3):
+        await chain.signature_status(SIGNED.signature)
+    assert (node.calls["getTransaction"], node.calls["getSignaturesForAddress"]) == (1, 0)
+    node.lands(commitment="finalized")
+    for _ in range(3):
+        status = await chain.signature_status(SIGNED.signature)
+        assert status is not None
+        assert status.is_irreversible
+    assert (node.calls["getTransaction"], node.calls["getSignaturesForAddress"]) == (1, 1)
+
+
+async def test_finality_that_the_history_does_not_show_is_read_from_the_transaction() -> None:
+    node = FakeNode()
+    node.lands()
+    chain = rpc_chain(node, name="devnet")
+    await chain.signature_status(SIGNED.signature)
+    node.lands(commitment="finalized")
+    node.answers["getSignaturesForAddress"] = lambda *params: []
+    healthy, node.answers["getTransaction"] = node.answers["getTransaction"], lambda *params: None
+    with pytest.raises(UnprovenError):
+        await chain.signature_status(SIGNED.signature)
+    node.answers["getTransaction"] = healthy
+    assert await chain.signature_status(SIGNED.signature) is not None
+
+
+async def test_absence_needs_the_transaction_and_the_history_besides_the_status() -> None:
+    node = FakeNode()
+    node.slot, node.height = 2_000, 1_800
+    node.answers["getBlocksWithLimit"] = lambda first, most, options: list(range(first, first + most))
+    chain = rpc_chain(node, name="devnet")
+    absence = Absence(token_account=TOKEN_ACCOUNT, first_height=600, last_height=900)
+    line = {"signature": OTHER.signature, "slot": 1_000, "err": None, "confirmationStatus": "finalized"}
+    own = {**line, "signature": SIGNED.signature}
+    older = {**line, "slot": 799}
+    history = [line, older]
+    node.answers["getSignaturesForAddress"] = lambda address, options: history
+
+    assert await chain.signature_status(SIGNED.signature, absence=absence) is None
+    history = [own, older]
+    with pytest.raises(UnprovenError, match="history"):
+        await chain.signature_status(SIGNED.signature, absence=absence)
+    history = [line]
+    # Without a line that is older than the transaction can be, more may be missing.
+    with pytest.raises(ChainUnavailableError):
+        await chain.signature_status(SIGNED.signature, absence=absence)
+    history = [line, older]
+    node.answers["getTransaction"] = lambda *params: signed_json(SIGNED.raw, node.slot)
+    with pytest.raises(UnprovenError, match="returns a transaction"):
+        await chain.signature_status(SIGNED.signature, absence=absence)
 
 
 async def test_a_hundred_waiting_transfers_share_two_requests() -> None:
@@ -352,7 +449,7 @@ async def deposits(node: FakeNode) -> list[Deposit]:
 
 
 def telling(*, before: list[Any], after: list[Any]) -> FakeNode:
-    told = transaction_json(SIGNED.signature, "jsonParsed")
+    told = deposit_json(SIGNED.signature)
     told["meta"] |= {"preTokenBalances": before, "postTokenBalances": after}
     node = FakeNode()
     node.answers["getTransaction"] = lambda *params: told
@@ -414,7 +511,7 @@ async def test_a_listed_transaction_that_the_node_lacks_is_unavailable() -> None
 
 async def test_a_deposit_reply_with_another_transaction_is_refused() -> None:
     node = FakeNode()
-    node.answers["getTransaction"] = lambda *params: transaction_json("1" * 64, "jsonParsed")
+    node.answers["getTransaction"] = lambda *params: deposit_json("1" * 64)
     with pytest.raises(ChainUnavailableError, match="another transaction"):
         await deposits(node)
 
@@ -429,7 +526,7 @@ async def test_a_failed_transaction_is_no_deposit() -> None:
 async def test_deposits_are_reported_only_up_to_the_first_reversible_transaction() -> None:
     signatures = [str(Keypair().sign_message(bytes([n]))) for n in range(3)]
     lines = [
-        {"signature": signature, "err": None, "confirmationStatus": commitment}
+        {"signature": signature, "slot": 1_000, "err": None, "confirmationStatus": commitment}
         for signature, commitment in zip(signatures, ["finalized", "confirmed", "finalized"], strict=True)
     ]
     node = FakeNode()
@@ -443,7 +540,8 @@ async def test_a_node_that_pages_in_a_circle_is_refused(monkeypatch: pytest.Monk
     signatures = [str(Keypair().sign_message(bytes([n]))) for n in range(2)]
     node, pages = FakeNode(), [signatures, signatures[::-1]]
     node.answers["getSignaturesForAddress"] = lambda *params: [
-        {"signature": signature, "err": None, "confirmationStatus": "finalized"} for signature in pages.pop(0)
+        {"signature": signature, "slot": 1_000, "err": None, "confirmationStatus": "finalized"}
+        for signature in pages.pop(0)
     ]
     with pytest.raises(ChainUnavailableError, match="repeats itself"):
         await deposits(node)

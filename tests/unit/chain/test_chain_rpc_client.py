@@ -158,7 +158,7 @@ async def test_a_node_that_does_not_respond_times_out() -> None:
     async with client_of(silent, timeout_seconds=0.2) as client:
         # The third waits for a connection, which counts as well.
         calls = [client.call("getThing") for _ in range(3)]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(120):
             outcomes = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(outcome) for outcome in outcomes] == [ChainUnavailableError] * 3
 
@@ -174,7 +174,7 @@ async def test_a_node_that_responds_byte_by_byte_times_out() -> None:
 
     async with json_rpc_server.listening(dripping) as url:
         client = RpcClient(url, timeout_seconds=0.3, max_connections=1)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(120):
             with pytest.raises(ChainUnavailableError, match=re.escape("no answer within 0.3 s")):
                 await client.call("getThing")
         await client.close()
@@ -206,7 +206,7 @@ async def test_a_rate_limited_node_is_not_called_before_retry_after(status: int)
             with pytest.raises(ChainUnavailableError, match="fewer requests"):
                 await client.call("getThing")
         assert len(script.requests) == 1
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             while True:
                 try:
                     assert await client.call("getThing") == "ok"

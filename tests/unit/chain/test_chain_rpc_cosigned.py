@@ -5,7 +5,17 @@ import base64
 from typing import Any
 
 import pytest
-from rpc_node import BLOCKHASH, CUSTODY, OWNER, SHORTFALL, TOKEN_ACCOUNT, USDC, FakeNode, rpc_chain
+from rpc_node import (
+    BLOCKHASH,
+    CUSTODY,
+    OWNER,
+    SHORTFALL,
+    TOKEN_ACCOUNT,
+    USDC,
+    FakeNode,
+    rpc_chain,
+    signed_json,
+)
 from solders.keypair import Keypair
 from solders.message import to_bytes_versioned
 from solders.transaction import VersionedTransaction
@@ -111,6 +121,7 @@ class Ledger(FakeNode):
         return [
             {
                 "signature": name,
+                "slot": self.slot,
                 "err": None,
                 "confirmationStatus": "confirmed" if name in self.reversible else "finalized",
             }
@@ -118,19 +129,10 @@ class Ledger(FakeNode):
         ]
 
     def _transaction(self, signature: str, options: dict[str, Any]) -> Any:
-        assert options["encoding"] in ("base64", "json")
         self.read.append(signature)
         (found,) = [each for each in self.transactions if name_of(each) == signature]
-        if options["encoding"] == "json":
-            message = {
-                "accountKeys": [str(key) for key in found.message.account_keys],
-                "instructions": [
-                    {"programIdIndex": each.program_id_index} for each in found.message.instructions
-                ],
-            }
-            meta = {"err": SHORTFALL, "logMessages": ["Error: insufficient funds"]}
-            return {"transaction": {"signatures": [signature], "message": message}, "meta": meta}
-        return {"transaction": [base64.b64encode(bytes(found)).decode(), "base64"], "version": 0}
+        status = self.statuses.get(signature, {"slot": self.slot, "err": None})
+        return {**signed_json(bytes(found), status["slot"], status["err"]), "version": 0}
 
 
 @pytest.fixture
@@ -182,7 +184,7 @@ async def test_a_transaction_with_invalid_signatures_leaves_the_payment_open_and
     true_history = node.answers["getSignaturesForAddress"]
     node.sees(forged)
     node.answers["getSignaturesForAddress"] = lambda address, options: [
-        {"signature": name_of(forged), "err": None, "confirmationStatus": "finalized"}
+        {"signature": name_of(forged), "slot": 1_000, "err": None, "confirmationStatus": "finalized"}
     ]
     reply = {"transaction": [base64.b64encode(bytes(forged)).decode(), "base64"], "version": 0}
     node.answers["getTransaction"] = lambda *_: reply

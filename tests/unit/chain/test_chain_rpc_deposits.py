@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from rpc_node import TOKEN_ACCOUNT, FakeNode, rpc_chain, transaction_json
+from rpc_node import TOKEN_ACCOUNT, FakeNode, deposit_json, rpc_chain
 from solders.keypair import Keypair
 
 from agentpay_server.chain.protocol import ChainUnavailableError
@@ -31,7 +31,7 @@ class Ledger:
         if options.get("until") in newest_first:
             end = newest_first.index(options["until"])
         return [
-            {"signature": signature, "err": None, "confirmationStatus": "finalized"}
+            {"signature": signature, "slot": 1_000, "err": None, "confirmationStatus": "finalized"}
             for signature in newest_first[start:end][: options["limit"]]
         ]
 
@@ -90,7 +90,7 @@ async def test_a_deposit_by_a_transaction_of_any_version_is_found() -> None:
     def newer(signature: str, options: dict[str, Any]) -> Any:
         if options["maxSupportedTransactionVersion"] < 1:
             raise RpcRefusalError("getTransaction", -32015, "Transaction version (1) is not supported", None)
-        return transaction_json(signature, options["encoding"]) | {"version": 1}
+        return deposit_json(signature) | {"version": 1}
 
     node.answers["getTransaction"] = newer
     (batch,) = [batch async for batch in rpc_chain(node).deposits(TOKEN_ACCOUNT, after=None)]

@@ -8,12 +8,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rpc_node import SHORTFALL, SIGNED, TOKEN_ACCOUNT, FakeNode, rpc_chain, transaction_json
+from rpc_node import SHORTFALL, SIGNED, TOKEN_ACCOUNT, FakeNode, rpc_chain, signed_json
+from solders.hash import Hash
+from solders.instruction import CompiledInstruction
+from solders.keypair import Keypair
+from solders.message import MessageAddressTableLookup, MessageHeader, MessageV0
+from solders.pubkey import Pubkey
+from solders.transaction import VersionedTransaction
 
 from agentpay_server.chain.instructions import TOKEN_PROGRAM
 from agentpay_server.chain.protocol import ChainUnavailableError, DepositBatch, TokenAccount
 from agentpay_server.chain.rpc.chain import RpcChain
-from agentpay_server.chain.rpc.replies import Simulation
+from agentpay_server.chain.rpc.replies import Simulation, read_landing
 
 Operation = Callable[[RpcChain], Awaitable[Any]]
 
@@ -86,7 +92,7 @@ def failed_node() -> FakeNode:
 async def answered(node: FakeNode, operation: Operation) -> Any:
     chain = rpc_chain(node)
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             return await operation(chain)
     except ChainUnavailableError:
         return ChainUnavailableError
@@ -220,14 +226,22 @@ def test_an_unknown_commitment_is_refused(commitment: str) -> None:
 
 
 def test_an_instruction_of_a_program_from_a_lookup_table_is_found() -> None:
-    told = transaction_json(SIGNED.signature, "json")
-    told["transaction"]["message"]["accountKeys"].pop()
+    payer = Keypair()
+    looked_up = MessageV0(
+        MessageHeader(1, 0, 0),
+        [payer.pubkey()],
+        Hash.default(),
+        [CompiledInstruction(1, b"", b"")],
+        [MessageAddressTableLookup(Pubkey.default(), b"", b"\x00")],
+    )
+    transaction = VersionedTransaction(looked_up, [payer])
+    told = {**signed_json(bytes(transaction), 1_000, SHORTFALL), "version": 0}
     told["meta"]["loadedAddresses"] = {"writable": [], "readonly": [str(TOKEN_PROGRAM)]}
-    node = failed_node()
-    node.answers["getTransaction"] = lambda *params: told
-    assert asyncio.run(answered(node, OPERATIONS["failure"][1])) == TRUTH["failure"]
-    told["transaction"]["message"]["instructions"] = [{"programIdIndex": 4}]
-    assert asyncio.run(answered(node, OPERATIONS["failure"][1])) is ChainUnavailableError
+    signature = str(transaction.signatures[0])
+    assert read_landing(told, signature).programs == (str(TOKEN_PROGRAM),)
+    told["meta"]["loadedAddresses"] = {"writable": [], "readonly": []}
+    with pytest.raises(ChainUnavailableError):
+        read_landing(told, signature)
 
 
 def test_results_have_their_types() -> None:

@@ -72,6 +72,19 @@ async def cluster() -> AsyncIterator[Cluster]:
     await known.chain.close()
 
 
+async def test_how_long_a_transaction_can_usually_land_follows_the_pace_of_the_cluster() -> None:
+    known = Cluster()
+    # The nominal pace of Solana is the same, so it is measured at half of it.
+    assert known.chain.usual_life_seconds == pytest.approx(151 * 0.4)
+    assert known.chain.blockhash_life_seconds == math.inf
+    for second in range(60):
+        await asyncio.sleep(1)
+        known.node.slot, known.node.height = 1_000 + second * 5 // 4, 800 + second * 5 // 4
+        await known.chain.block_height()
+    assert known.chain.usual_life_seconds == pytest.approx(151 * 0.8, rel=0.05)
+    await known.chain.close()
+
+
 # --- Blockhashes
 
 

@@ -62,13 +62,13 @@ async def listening(commitment: str = "confirmed") -> AsyncIterator[tuple[Websoc
 async def connected(websocket: Websocket, notices: Notices) -> None:
     """Wait until there is a connection more than before."""
     before = len(websocket.connections)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while len(websocket.connections) == before or notices._connected is None:
             await notices.wait("", 0.01)
 
 
 async def subscribed(websocket: Websocket, signature: str) -> dict[str, Any]:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         while True:
             request = await websocket.asked.get()
             if request["params"][0] == signature:
@@ -91,7 +91,7 @@ async def test_a_notice_ends_only_the_waits_for_its_transaction() -> None:
         assert request["params"] == ["a", {"commitment": "finalized"}]
         await subscribed(websocket, "b")
         await websocket.notify("a")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             await asyncio.gather(*waits)
             assert not other.done()
             await websocket.notify("b")
@@ -103,7 +103,7 @@ async def test_a_notice_received_before_the_wait_ends_it_at_once() -> None:
         await notices.expect("a")
         await subscribed(websocket, "a")
         await websocket.notify("a")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             await notices.wait("a", 60)
 
 
@@ -111,7 +111,7 @@ async def test_a_notice_ends_one_wait_only() -> None:
     # A second wait means that the status was not sufficient: polling without a pause would not help.
     async with listening() as (websocket, notices):
         websocket.is_hasty = True
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             await notices.wait("a", 60)
         assert await waits_in_full(notices, "a")
 
@@ -119,7 +119,7 @@ async def test_a_notice_ends_one_wait_only() -> None:
 async def test_a_notice_may_arrive_before_its_subscription_id() -> None:
     async with listening() as (websocket, notices):
         websocket.is_hasty = True
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             await asyncio.gather(*(notices.wait(signature, 60) for signature in ("a", "b", "c")))
 
 
@@ -131,7 +131,7 @@ async def test_a_websocket_that_blocks_on_send_delays_no_caller(monkeypatch: pyt
 
         assert notices._connected is not None
         monkeypatch.setattr(notices._connected.connection, "send", never)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(120):
             await notices.expect("a")
 
 
@@ -170,7 +170,7 @@ async def test_unrelated_messages_are_ignored(message: str) -> None:
         await asyncio.sleep(0.05)
         assert not waiting.done()
         await websocket.notify("a")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             await waiting
 
 
@@ -186,7 +186,7 @@ async def test_after_a_disconnect_all_signatures_are_subscribed_again(
         waiting = asyncio.create_task(notices.wait("a", 60))
         await subscribed(websocket, "a")
         await websocket.notify("a")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             await waiting
 
 
@@ -195,7 +195,7 @@ async def test_a_connection_with_too_many_subscriptions_is_replaced(monkeypatch:
     monkeypatch.setattr(module, "_MAX_SUBSCRIPTIONS", 3)
     async with listening() as (websocket, notices):
         before = len(websocket.connections)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             for n in range(1_000):
                 await notices.wait(f"s{n}", 0.01)
                 if len(websocket.connections) > before + 1:

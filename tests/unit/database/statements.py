@@ -2,6 +2,7 @@
 
 import importlib
 import sqlite3
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,7 +11,9 @@ from sqlalchemy.dialects import sqlite
 
 import agentpay_server
 from agentpay_server.database.memory import _template
+from agentpay_server.database.rows import Pages, Rows
 from agentpay_server.database.tables import metadata
+from agentpay_server.money.held_keys import HeldKeys
 
 ROWS = 8
 TEXTS = [f"v{number}" for number in range(ROWS)]
@@ -20,7 +23,15 @@ Statement = Select[Any] | Insert | Update | Delete
 
 
 FOLDER = Path(agentpay_server.__file__).parent
-BOOKS = ["health", "money.entries", "money.held_keys", "money.spending", "money.transactions"]
+BOOKS = [
+    "health",
+    "money.entries",
+    "money.fees",
+    "money.funding",
+    "money.held_keys",
+    "money.spending",
+    "money.transactions",
+]
 MODULES = [
     ".".join(path.relative_to(FOLDER).with_suffix("").parts) for path in sorted(FOLDER.glob("**/*store.py"))
 ] + BOOKS
@@ -33,12 +44,17 @@ def all_statements() -> dict[str, Statement]:
     for module_name in MODULES:
         module = importlib.import_module(f"agentpay_server.{module_name}")
         for name, value in vars(module).items():
-            inner = value.items() if isinstance(value, dict) else [("", value)]
-            for key, statement in inner:
+            for key, statement in _statements_in(value):
                 if isinstance(statement, Select | Insert | Update | Delete):
                     place = f"{module_name}.{name}"
                     found[place if key == "" else f"{place}[{key}]"] = statement
     return found
+
+
+def _statements_in(value: Any) -> Iterable[tuple[Any, Any]]:
+    if isinstance(value, Rows | Pages | HeldKeys):
+        return value.statements().items()
+    return value.items() if isinstance(value, dict) else [("", value)]
 
 
 STATEMENTS = all_statements()

@@ -9,7 +9,7 @@ from sqlalchemy import func, insert, select
 
 from agentpay_server.database.connection import ConflictError
 from agentpay_server.database.memory import MemoryDatabase
-from agentpay_server.database.tables import metadata, operators
+from agentpay_server.database.tables import OperatorRecord, metadata, operators
 from agentpay_server.operators import store as keys
 
 pytestmark = pytest.mark.anyio
@@ -30,7 +30,7 @@ def count(connection):
 
 
 def add(connection, name, error=None):
-    keys.insert_operator(connection, name, name, 0)
+    keys.OPERATORS.insert(connection, OperatorRecord(seq=0, operator_id=name, name=name, created_us=0))
     if error is not None:
         raise error
     return count(connection)

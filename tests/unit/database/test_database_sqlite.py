@@ -179,16 +179,9 @@ def test_parameters_that_do_not_fit_are_errors(both):
 
 
 def test_booleans_are_returned_as_booleans(both):
-    (outcome, _) = both.by_us(STATEMENTS["accounts.store._BY_ID"], {"account_id": "v1"})
+    (outcome, _) = both.by_us(STATEMENTS["accounts.store.ACCOUNTS[get]"], {"of_account_id": "v1"})
 
     assert [type(value) for row in outcome for value in row].count(bool) == 1
-
-
-def test_no_returning_clause_holds_a_boolean():
-    # Only the rows of a SELECT are converted.
-    for name, statement in STATEMENTS.items():
-        if not isinstance(statement, Select):
-            assert not [c for c in statement._returning if isinstance(c.type, Boolean)], name
 
 
 def test_every_statement_compiles_for_postgresql():
@@ -212,11 +205,13 @@ MAY_SCAN = {
     "webhooks.delivery_store._FREE_ALL": "runs once, at the start, before anything is served",
     "webhooks.delivery_store._FAIR": "goes along the index of the webhooks that there are, and no delivery",
     "operators.store._FIRST_OPERATOR": "takes the first row along the primary key, once, at the start",
+    "operators.store._VOID_CODES": "reads the unused codes of ten minutes, at the revocation of a key",
     "chain.embedded.store._ACCOUNTS": "runs once, at the start: the chain is made from it",
+    "chain.embedded.store._NEWEST": "goes along the primary key, once, at the first request of an RPC client",
     "chain.embedded.store._STATE": "is a table of one row",
     "health._SUBMITTED": "counts transfers in flight by an index that has nothing else",
     "money.transactions._FREE_ALL": "scans an index of transactions in flight, once, at startup",
-    "webhooks.store._SEALED": "reads every webhook, once, when a database is resealed",
+    "money.funding._COMMITMENTS": "adds up transactions in flight by an index that has nothing else",
     "webhooks.delivery_store._TO_SEND": "is a part of two others, and never run separately",
 }
 
@@ -249,36 +244,38 @@ def test_a_fair_claim_scans_webhooks_and_finds_deliveries_by_index(filled):
 @pytest.mark.parametrize(
     ("name", "index"),
     [
-        ("webhooks.event_store._PAGE", "ix_events_operator"),
-        ("webhooks.delivery_store._PAGE", "ix_deliveries_operator"),
+        ("webhooks.event_store.PAGES[()]", "ix_events_operator"),
+        ("webhooks.delivery_store.PAGES[()]", "ix_deliveries_operator"),
         ("webhooks.delivery_store._NEXT_DUE", "ix_deliveries_due"),
         ("webhooks.delivery_store._OLDEST", "ix_deliveries_due"),
         ("webhooks.delivery_store._FAIR", "ix_deliveries_webhook_due"),
         ("accounts.policy_record_store._DUE", "ix_policy_records_due"),
-        ("money.entries._PAGES[(True, False)]", "ix_entries_account_status"),
-        ("accounts.store._PAGE_BY_PAUSED", "ix_accounts_operator_paused"),
+        ("money.entries.PAGES[('status',)]", "ix_entries_account_status"),
+        ("accounts.store.PAGES[('paused',)]", "ix_accounts_operator_paused"),
         ("money.transactions._PENDING", "ux_chain_transactions_pending"),
         ("money.transactions._ABANDONED", "ix_chain_transactions_leased"),
         ("money.transactions._IN_FLIGHT", "ix_chain_transactions_account"),
         ("money.transactions._CONFIRMED_AFTER", "ix_chain_transactions_confirmed"),
-        ("money.transactions._EXPIRED_AFTER", "ix_chain_transactions_expired"),
+        ("money.transactions._WATCHED_AFTER", "ix_chain_transactions_watched"),
         ("money.transactions._VANISHED_OPENINGS", "ix_chain_transactions_reserved"),
         ("money.spending._TOTAL_BEFORE", "ix_chain_transactions_spent"),
+        ("money.fees._TOTAL_BEFORE", "ix_chain_transactions_burned"),
+        ("money.fees._LEAVES", "ix_chain_transactions_burned"),
+        ("money.fees._RESERVED", "ix_chain_transactions_account"),
+        ("money.fees._RESERVED", "ix_sessions_account_status"),
         ("money.spending._MOMENTS", "ix_chain_transactions_spent"),
         ("money.spending._RELEASED", "ix_chain_transactions_released"),
         ("money.spending._RELEASED_BY_MOMENT", "ix_chain_transactions_released"),
-        ("transfers.store._PAGES[()]", "ix_transfers_operator"),
-        ("transfers.store._PAGES[('status',)]", "ix_transfers_operator_status"),
-        ("transfers.store._PAGES[('account_id',)]", "ix_transfers_account"),
-        ("transfers.store._PAGES[('account_id', 'status')]", "ix_transfers_account_status"),
-        ("transfers.store._PAGES[('idempotency_key',)]", "ix_transfers_key"),
-        ("sessions.store._PAGES[('idempotency_key',)]", "ix_sessions_key"),
-        ("transfers.store._HELD_BY[of_operator]", "ux_transfers_claimed_key"),
-        ("transfers.store._HELD_BY[of_operator]", "ix_transfers_agents_key"),
-        ("sessions.store._HELD_BY[of_operator]", "ux_sessions_claimed_key"),
-        ("sessions.store._HELD_BY[of_operator]", "ix_sessions_agents_key"),
+        ("transfers.store.PAGES[()]", "ix_transfers_operator"),
+        ("transfers.store.PAGES[('status',)]", "ix_transfers_operator_status"),
+        ("transfers.store.PAGES[('account_id',)]", "ix_transfers_account"),
+        ("transfers.store.PAGES[('account_id', 'status')]", "ix_transfers_account_status"),
+        ("transfers.store.PAGES[('idempotency_key',)]", "ix_transfers_key"),
+        ("sessions.store.PAGES[('idempotency_key',)]", "ix_sessions_key"),
+        ("transfers.store.KEYS[of_operator]", "ux_transfers_claimed_key"),
+        ("sessions.store.KEYS[of_operator]", "ux_sessions_claimed_key"),
         ("webhooks.store._OF_OPERATOR", "ix_webhooks_operator"),
-        ("payments.store._PAGES[('transfer_id',)]", "sqlite_autoindex_payments_2"),
+        ("payments.store.PAGES[('transfer_id',)]", "sqlite_autoindex_payments_2"),
     ],
 )
 def test_each_list_uses_its_index(filled, name, index):
@@ -286,7 +283,7 @@ def test_each_list_uses_its_index(filled, name, index):
 
 
 def test_a_list_of_transfers_needs_no_sorting(filled):
-    names = [name for name in STATEMENTS if name.startswith("transfers.store._PAGES[")]
+    names = [name for name in STATEMENTS if name.startswith("transfers.store.PAGES[")]
     assert names
     for name in names:
         with naming(name):
@@ -310,8 +307,8 @@ def connection():
 
 
 def rows_of(connection, before):
-    values = {"operator_id": "v0", "before_seq": before, "count": 100}
-    return connection.execute(STATEMENTS["audit_store._PAGE"], values)
+    values = {"operator_id": "v0", "before": before, "count": 100}
+    return connection.execute(STATEMENTS["audit_store.PAGES[()]"], values)
 
 
 def test_one_row_is_returned_and_none_is_none(connection):
@@ -339,10 +336,10 @@ def test_scalars_returns_the_first_columns(connection):
 
 
 def test_a_conflict_keeps_its_cause(connection):
-    row = dict.fromkeys(columns_of(STATEMENTS["operators.store._INSERT_OPERATOR"]) or [], "v1")
+    row = dict.fromkeys(columns_of(STATEMENTS["operators.store.OPERATORS[insert]"]) or [], "v1")
 
     with pytest.raises(ConflictError) as raised:
-        connection.execute(STATEMENTS["operators.store._INSERT_OPERATOR"], row)
+        connection.execute(STATEMENTS["operators.store.OPERATORS[insert]"], row)
 
     assert isinstance(raised.value.__cause__, sqlite3.IntegrityError)
 

@@ -18,12 +18,13 @@ from agentpay_server.database.connection import ConflictError
 from agentpay_server.database.postgres import POOL_SIZE, PostgresDatabase
 from agentpay_server.database.postgres_connections import _PREPARER, UndoneError
 from agentpay_server.database.runner import DatabaseInUseError, DatabaseUnavailableError
-from agentpay_server.database.tables import counters
+from agentpay_server.database.tables import AccountRecord, EventRecord, WebhookRecord, counters
 from agentpay_server.money.held_keys import RequestedKey
 from agentpay_server.transfers import store as transfers
 from agentpay_server.webhooks import delivery_store as deliveries
 from agentpay_server.webhooks import event_store as events
 from agentpay_server.webhooks import store as webhooks
+from agentpay_server.webhooks.outbox import new_delivery
 from agentpay_server.webhooks.rules import LEASE_US
 
 pytestmark = pytest.mark.anyio
@@ -494,7 +495,7 @@ async def test_racing_spends_are_serialized_by_the_account_lock(database, other)
     limit = 10
 
     def spend(connection):
-        source = accounts.account(connection, "acct_1", lock=True)
+        source = accounts.ACCOUNTS.get(connection, "acct_1", lock=True)
         if source.spent_total == limit:
             return False
         accounts.reserve(connection, "acct_1", spent_total=source.spent_total + 1, spent_us=1, amount=1)
@@ -502,13 +503,13 @@ async def test_racing_spends_are_serialized_by_the_account_lock(database, other)
 
     spent = await asyncio.gather(*(store.run(spend) for _ in range(20) for store in (database, other)))
     assert spent.count(True) == limit
-    left = await database.read(accounts.account, "acct_1")
+    left = await database.read(accounts.ACCOUNTS.get, "acct_1")
     assert (left.spent_total, left.in_flight) == (limit, limit)
 
 
 async def test_one_of_racing_claims_of_an_idempotency_key_wins(database, other):
     def claim(connection, number):
-        transfers.insert_transfer(connection, new_transfer(number))
+        transfers.TRANSFERS.insert(connection, new_transfer(number))
 
     results = await asyncio.gather(
         *(
@@ -533,7 +534,7 @@ async def test_racing_claims_for_many_accounts_give_operators_one_winner_and_age
         transfer = attrs.evolve(
             new_transfer(number), account_id=f"acct_{number}", claimed_by_operator=by_operator
         )
-        transfers.insert_transfer(connection, transfer)
+        transfers.TRANSFERS.insert(connection, transfer)
 
     results = await asyncio.gather(
         *(
@@ -595,27 +596,31 @@ async def test_a_fair_claim_finds_deliveries_by_the_webhook_index(database, hold
 
 
 def put_account(connection):
-    accounts.insert_account(
+    accounts.ACCOUNTS.insert(
         connection,
-        account_id="acct_1",
-        operator_id="op_1",
-        name="a",
-        handle="@a",
-        metadata=None,
-        key_index=1,
-        chain_address="address",
-        usdc_token_account="token",
-        policy="{}",
-        paused=False,
-        policy_version=1,
-        policy_updated_us=0,
-        spent_total=0,
-        last_spend_us=0,
-        balance=0,
-        in_flight=0,
-        in_flight_total=0,
-        session_reserved=0,
-        created_us=0,
+        AccountRecord(
+            seq=0,
+            account_id="acct_1",
+            operator_id="op_1",
+            name="a",
+            handle="@a",
+            metadata=None,
+            key_index=1,
+            chain_address="address",
+            usdc_token_account="token",
+            policy="{}",
+            paused=False,
+            policy_version=1,
+            policy_updated_us=0,
+            spent_total=0,
+            last_spend_us=0,
+            balance=0,
+            in_flight=0,
+            deposit_cursor=None,
+            in_flight_total=0,
+            session_reserved=0,
+            created_us=0,
+        ),
     )
 
 
@@ -641,38 +646,42 @@ def new_transfer(number):
 def put_deliveries(connection, count):
     # Few to each endpoint, because an endpoint has only so many attempts at once.
     for number in range(count):
-        webhooks.insert_webhook(
-            connection,
+        webhook = WebhookRecord(
+            seq=0,
             webhook_id=f"wh_{number}",
             operator_id="op_1",
             url="http://receiver",
             events="[]",
             account_ids="[]",
+            low_balance_threshold=None,
             secret=b"sealed",
+            next_secret=None,
+            next_secret_us=None,
             created_us=0,
+            deleted_us=None,
         )
-    event = {
-        "event_id": "evt_1",
-        "operator_id": "op_1",
-        "account_id": "acct_1",
-        "type": "transfer.settled",
-        "body": "{}",
-        "created_us": 0,
-    }
-    events.insert_events(connection, [event])
+        webhooks.WEBHOOKS.insert(connection, webhook)
+    event = EventRecord(
+        seq=0,
+        event_id="evt_1",
+        operator_id="op_1",
+        account_id="acct_1",
+        type="transfer.settled",
+        body="{}",
+        created_us=0,
+        transfer_id=None,
+        session_id=None,
+    )
+    events.EVENTS.insert(connection, event)
     rows = [
-        {
-            "delivery_id": f"dlv_{number}",
-            "operator_id": "op_1",
-            "event_id": "evt_1",
-            "event_type": "transfer.settled",
-            "webhook_id": f"wh_{number}",
-            "status": "pending",
-            "attempts": 0,
-            "due_us": 1,
-            "leased_until_us": 0,
-            "created_us": 0,
-        }
+        new_delivery(
+            delivery_id=f"dlv_{number}",
+            operator_id="op_1",
+            event_id="evt_1",
+            event_type="transfer.settled",
+            webhook_id=f"wh_{number}",
+            now_us=1,
+        )
         for number in range(count)
     ]
-    deliveries.insert_deliveries(connection, rows)
+    deliveries.DELIVERIES.insert(connection, *rows)

@@ -8,16 +8,23 @@ import pytest
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
+from solders.keypair import Keypair
+from solders.message import Message
+from solders.transaction import VersionedTransaction
 
 from agentpay_server.database.connection import ConflictError
 from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.money import transactions as store
 from agentpay_server.money.transactions import ChainTransaction, Kind, State
 
+_SIGNER = Keypair()
+RAW = bytes(VersionedTransaction(Message([], _SIGNER.pubkey()), [_SIGNER]))
+
 ENDS: dict[str, Any] = {
     "finalized": lambda connection, tx: store.land(connection, tx, 5, is_irreversible=True),
     "confirmed": lambda connection, tx: store.land(connection, tx, 5, is_irreversible=False),
-    "failed": lambda connection, tx: store.fail(connection, tx, 5),
+    "failed": lambda connection, tx: store.fail(connection, tx, 5, is_watched=False),
+    "rejected": lambda connection, tx: store.fail(connection, tx, 5, is_watched=True),
     "expired": lambda connection, tx: store.expire(connection, tx, 5),
 }
 
@@ -31,7 +38,7 @@ def transaction(signature: str = "first", **more: Any) -> ChainTransaction:
         "held": 7,
         "spent_us": 1,
         "spent_total": 7,
-        "raw": b"bytes",
+        "raw": RAW,
         "last_valid_block_height": 150,
         "created_us": 1,
     }
@@ -78,7 +85,7 @@ def test_only_the_first_end_of_a_transaction_takes_effect(tried: list[str]) -> N
     assert run(database, store.pending, Kind.TRANSFER, "txn_1") is None
     # Only transactions that can be resent keep their bytes.
     assert (ended[0].raw is not None) == (tried[0] == "confirmed")
-    assert (ended[0].released_us is not None) == (tried[0] == "failed")
+    assert (ended[0].released_us is not None) == (tried[0] in ("failed", "rejected"))
 
 
 def test_a_replacement_keeps_the_spend_and_the_announcement() -> None:
@@ -90,16 +97,24 @@ def test_a_replacement_keeps_the_spend_and_the_announcement() -> None:
     second = run(database, store.replace, expired, following)
     assert (second.spent_us, second.spent_total, second.announced_us) == (1, 7, 3)
     assert evolve(run(database, store.pending, Kind.TRANSFER, "txn_1"), seq=0) == second
-    (watched,) = run(database, store.expired_of, "txn_1")
+    (watched,) = run(database, store.watched_of, "txn_1")
     assert (watched.signature, watched.spent_us, watched.raw) == ("first", None, None)
 
 
 def test_a_watched_expired_transaction_ends_once() -> None:
     database = stored(transaction())
     expired = run(database, store.expire, transaction(), 5)
-    assert run(database, store.end_expired, expired, State.LANDED_LATE, 6)
-    assert not run(database, store.end_expired, expired, State.RULED_OUT, 7)
-    assert run(database, store.expired_of, "txn_1") == []
+    assert run(database, store.end_watched, expired, State.LANDED_LATE, 6)
+    assert not run(database, store.end_watched, expired, State.RULED_OUT, 7)
+    assert run(database, store.watched_of, "txn_1") == []
+
+
+def test_a_rejected_transaction_is_watched_until_it_is_known_to_have_failed() -> None:
+    database = stored(transaction())
+    rejected = run(database, store.fail, transaction(), 5, is_watched=True)
+    assert [tx.state for tx in run(database, store.watched_after, "", 10)] == [State.REJECTED]
+    assert run(database, store.end_watched, rejected, State.FAILED, 6)
+    assert run(database, store.watched_after, "", 10) == []
 
 
 def test_a_vanished_transaction_is_reserved_once_and_kept_until_released() -> None:
@@ -117,6 +132,6 @@ def test_a_vanished_transaction_is_reserved_once_and_kept_until_released() -> No
 
 
 def test_the_bytes_of_a_failed_transaction_cannot_be_read() -> None:
-    failed = run(stored(transaction()), store.fail, transaction(), 5)
+    failed = run(stored(transaction()), store.fail, transaction(), 5, is_watched=True)
     with pytest.raises(ValueError, match="must not be sent"):
         _ = failed.signed

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agentpay.contract.usdc import MAX_MICRO
-from agentpay_server.payments.rules import payable, read_challenge, wrap
-from agentpay_server.payments.terms import Offer, UnreadableChallengeError
+from agentpay_server.payments.rules import read_challenge, sift, wrap
+from agentpay_server.payments.terms import Offer, Skipped, UnreadableChallengeError
 
 CHALLENGES = 20_000
 some = settings(database=None)
@@ -31,7 +31,7 @@ V1_CHALLENGE = json.loads(v1_body())
 MARKS = ['"', "\\", ",", "=", " ", "Payment ", "Basic x, ", "\\u00e9", "\\ud83d", "\t", "a=b, ", "==", "é"]
 
 
-def read(headers: list[tuple[str, str]], body: bytes) -> list[Offer] | UnreadableChallengeError:
+def read(headers: list[tuple[str, str]], body: bytes) -> list[Offer | Skipped] | UnreadableChallengeError:
     try:
         return read_challenge(headers, body)
     except UnreadableChallengeError as error:
@@ -44,6 +44,9 @@ def offers_or_one_error(headers: list[tuple[str, str]], body: bytes) -> None:
         assert len(str(found)) < 300
         return
     for offer in found:
+        if isinstance(offer, Skipped):
+            assert len(offer.reason) < 200
+            continue
         terms = offer.terms
         assert all(1 <= leg.amount_micro <= MAX_MICRO for leg in terms.legs)
         assert 1 <= terms.amount_micro <= MAX_MICRO
@@ -51,7 +54,8 @@ def offers_or_one_error(headers: list[tuple[str, str]], body: bytes) -> None:
         name, value = wrap(offer, b"x", payment_id="txn_1")
         assert f"{name}: {value}".isascii()
         assert "\n" not in value
-    payable(found, cluster=None, usdc_mint="x", now_us=0)
+    sifted = sift(found, cluster=None, usdc_mint="x", now_us=0)
+    assert sorted((*sifted.payable, *sifted.reasons)) == list(range(len(found)))
 
 
 def changed(random: Random, content: Any, chance: float = 0.1) -> Any:

@@ -23,7 +23,7 @@ from agentpay_server.chain.instructions import (
     TOKEN_PROGRAM,
     associated_token_address,
 )
-from agentpay_server.chain.parsing import movements
+from agentpay_server.chain.messages import movements
 from agentpay_server.chain.protocol import SignatureStatus, SignedTransaction
 from agentpay_server.chain.signing import TransactionTooLargeError
 from agentpay_server.payments.building import (

@@ -22,14 +22,21 @@ from challenge_world import (
     v2_entry,
 )
 
-from agentpay_server.payments.rules import payable, read_challenge, wrap
-from agentpay_server.payments.terms import Leg, Network, Offer, Protocol, Terms, UnreadableChallengeError
+from agentpay_server.payments.rules import read_challenge, sift, wrap
+from agentpay_server.payments.terms import (
+    Leg,
+    Network,
+    Offer,
+    Protocol,
+    Terms,
+    UnreadableChallengeError,
+)
 
 FEE_PAYER = str(FACILITATOR.pubkey())
 
 
 def read(*headers: tuple[str, str], body: bytes = b"{}") -> list[Offer]:
-    return read_challenge(headers, body)
+    return [offer for offer in read_challenge(headers, body) if isinstance(offer, Offer)]
 
 
 def one(*headers: tuple[str, str], body: bytes = b"{}") -> Offer:
@@ -38,8 +45,8 @@ def one(*headers: tuple[str, str], body: bytes = b"{}") -> Offer:
 
 
 def chosen(*offers: Offer, **options: Any) -> Offer | None:
-    found = payable(offers, **{"cluster": None, "usdc_mint": USDC, "now_us": NOW_US, **options})
-    return found[0] if found else None
+    found = sift(offers, **{"cluster": None, "usdc_mint": USDC, "now_us": NOW_US, **options})
+    return next(iter(found.payable.values()), None)
 
 
 PLAIN = Terms(
@@ -115,15 +122,16 @@ def test_parameters_may_be_unquoted_and_names_are_case_insensitive() -> None:
     }
 
 
-def test_mpp_is_preferred_to_x402_and_version_2_to_version_1() -> None:
-    offers = read(v2(), mpp())
-    assert [offer.terms.protocol for offer in offers] == [Protocol.MPP, Protocol.X402_V2]
+def test_the_cheapest_offer_is_chosen_and_at_one_price_x402_before_mpp() -> None:
+    def order(offers: list[Offer]) -> list[Protocol]:
+        sifted = sift(offers, cluster=None, usdc_mint=USDC, now_us=NOW_US)
+        return [offer.terms.protocol for offer in sifted.payable.values()]
+
+    assert order(read(mpp(), v2())) == [Protocol.X402_V2, Protocol.MPP]
+    assert order(read(mpp(), body=v1_body())) == [Protocol.X402_V1, Protocol.MPP]
+    assert order(read(v2(), mpp(mpp_request(amount="999")))) == [Protocol.MPP, Protocol.X402_V2]
     # A version 2 seller may repeat itself for version 1 clients.
-    assert [offer.terms.protocol for offer in read(v2(), body=v1_body())] == [Protocol.X402_V2]
-    assert [offer.terms.protocol for offer in read(mpp(), body=v1_body())] == [
-        Protocol.MPP,
-        Protocol.X402_V1,
-    ]
+    assert order(read(v2(), body=v1_body())) == [Protocol.X402_V2]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +167,8 @@ def request_with(**fields: Any) -> tuple[str, str]:
     [
         (("PAYMENT-REQUIRED", "{}"), "base64"),
         (("PAYMENT-REQUIRED", b64([])), "object"),
-        (("PAYMENT-REQUIRED", "e" * 20_000), "longer"),
+        (("PAYMENT-REQUIRED", "e" * 40_000), "longer"),
+        (v2(resource={"url": "https://a.example/" + "x" * 8_192}), "url is longer than 8192"),
         (("PAYMENT-REQUIRED", b64(v2_challenge())[:-9]), "PAYMENT-REQUIRED"),
         (v2(x402Version=1), "x402Version"),
         (v2(x402Version=True), "x402Version"),
@@ -256,13 +265,10 @@ def test_an_offer_of_another_network_is_never_chosen() -> None:
         chosen(one(mpp()), cluster="moon")
 
 
-def test_the_first_offer_with_matching_mint_price_and_expiry_is_chosen() -> None:
+def test_the_cheapest_offer_with_matching_mint_price_and_expiry_is_chosen() -> None:
     dear, cheap = v2_entry(amount="5000"), v2_entry(amount="10")
-    offers = read(v2(v2_entry(asset=SELLER), dear, cheap))
+    offers = read(v2(v2_entry(asset=SELLER, amount="1"), dear, cheap))
     found = chosen(*offers)
-    assert found is not None
-    assert found.terms.amount_micro == 5_000
-    found = chosen(*offers, max_amount_micro=4_999)
     assert found is not None
     assert found.terms.amount_micro == 10
     assert chosen(*offers, max_amount_micro=9) is None
@@ -287,17 +293,131 @@ def test_only_equal_terms_have_equal_digests() -> None:
         digest(changed(payTo=SPLIT)),
         digest(changed(asset=SPLIT)),
         digest(changed(extra={})),
-        digest(changed(extra={"feePayer": SPLIT})),
-        digest(changed(extra={"feePayer": FEE_PAYER, "memo": "x"})),
         digest(v2(), memo="x"),
         digest(v2(), origin="https://b.example"),
         digest(mpp()),
     ]
     assert len({*same, *others}) == len(others) + 1
     assert digest(mpp(id="other")) == digest(mpp())
-    # A seller of MPP may change the key that pays its fees, not who pays them.
-    assert digest(request_with(details={"feePayerKey": SPLIT})) == digest(mpp())
+    # Another fee payer or memo is the same purchase; whether the seller pays the fee is a term.
+    assert digest(changed(extra={"feePayer": SPLIT, "memo": "order 8"})) in same
+    assert digest(request_with(details={"feePayerKey": SPLIT}, externalId="order 8")) == digest(mpp())
     assert digest(request_with(details={"feePayer": False})) != digest(mpp())
+
+
+def test_each_offer_that_is_not_paid_has_its_reason() -> None:
+    offers = read_challenge(
+        [
+            v2(
+                v2_entry(scheme="upto"),
+                v2_entry(scheme="batch-settlement"),
+                v2_entry(scheme=None),
+                v2_entry(network="eip155:8453"),
+                v2_entry(network="solana:5eykt4UsFv8P8NJdTREpY1vzqKqZKvdp"),
+                v2_entry(asset=SELLER),
+                v2_entry(amount="2000000"),
+                v2_entry(amount="1000001", scheme="ex\u202eact" * 40),
+            ),
+            mpp(intent="session"),
+            mpp(method="tempo", request="%%%"),
+            mpp(expires="2026-01-01T00:00:00Z"),
+            mpp(),
+        ],
+        b"",
+    )
+    sifted = sift(offers, cluster=None, usdc_mint=USDC, now_us=NOW_US, max_amount_micro=1_000_000)
+    assert list(sifted.payable) == [11]
+    reasons = dict(sifted.reasons)
+    odd = reasons.pop(7)
+    assert "\u202e" not in odd
+    assert len(odd) < 150
+    assert reasons == {
+        0: "scheme is upto; only exact is paid",
+        1: "scheme is batch-settlement; only exact is paid",
+        2: "scheme is not given; only exact is paid",
+        3: "network is eip155:8453, which is not a Solana network of this protocol",
+        4: "network is mainnet-beta; this service pays on devnet or localnet",
+        5: f"token is {SELLER}; this service pays only USDC, {USDC}",
+        6: "price is 2.000000 USDC and max_amount 1.000000 USDC",
+        8: "intent is session; only charge is paid",
+        9: "method is tempo; only solana is paid",
+        10: "expired at 2026-01-01T00:00:00.000Z; request the resource again",
+    }
+
+
+# --- Sizes
+
+
+def nested(levels: int) -> Any:
+    value: Any = {"type": "string"}
+    for _ in range(levels - 1):
+        value = {"properties": value}
+    return value
+
+
+def test_a_challenge_has_urls_and_descriptions_of_8_kib() -> None:
+    url, text = "https://api.example.com/" + "q" * 8_168, "d" * 8_192
+    assert one(v2(resource={"url": url, "description": text})).resource_url == url
+    assert one(body=v1_body(resource=url, description=text)).resource_url == url
+    assert one(mpp(description=text)).echo["description"] == text
+
+
+def test_a_challenge_nests_up_to_64_deep() -> None:
+    # The entry is within an array within the challenge.
+    assert one(v2(v2_entry(outputSchema=nested(61)))).terms == PLAIN
+    assert one(body=v1_body(outputSchema=nested(61))).terms.legs == PLAIN.legs
+    assert one(mpp({**mpp_request(), "schema": nested(63)})).terms.legs == PLAIN.legs
+    for header in (v2(v2_entry(outputSchema=nested(62))), mpp({**mpp_request(), "schema": nested(64)})):
+        with pytest.raises(UnreadableChallengeError, match="deeper than 64"):
+            read(header)
+
+
+@pytest.mark.parametrize(
+    "extensions",
+    [
+        '{"bazaar": ' + '{"a":' * 3_000 + "1" + "}" * 3_000 + "}",
+        '{ "a" : 1.50 , "a" : 1e400, "b": NaN, "\\ud800": "}\\"]{" }',
+        "{" + f'"n": {"9" * 6_000}' + "}",
+        "{}",
+    ],
+    ids=["deep", "not our JSON", "a long number", "empty"],
+)
+def test_extensions_are_repeated_as_they_were_written(extensions: str) -> None:
+    text = json.dumps(v2_challenge())[:-1] + ', "extensions": ' + extensions + ', "last": 1}'
+    offer = one(("payment-required", base64.b64encode(text.encode()).decode()))
+    _, value = wrap(offer, b"transaction", payment_id="txn_1")
+    assert base64.b64decode(value).decode().endswith(f',"extensions":{extensions}}}')
+
+
+def test_the_payment_identifier_is_added_beside_unread_extensions() -> None:
+    deep = "[" * 2_000 + "]" * 2_000
+    extensions = f'{{"deep": {deep}, "payment-identifier": {{"info": {{"required": true}}}}, "x": 1.0}}'
+    text = json.dumps(v2_challenge())[:-1] + f', "extensions": {extensions}}}'
+    _, value = wrap(
+        one(("payment-required", base64.b64encode(text.encode()).decode())), b"t", payment_id="txn_1"
+    )
+    assert (
+        f'{{"deep": {deep}, "payment-identifier": {{"info":{{"required":true,"id":"txn_1"}}}}, "x": 1.0}}'
+        in (base64.b64decode(value).decode())
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"extensions": {',
+        '{"extensions": "never closed',
+        '{"extensions"',
+        '{"extensions": }',
+        '{"extensions": {}, "extensions": {}}',
+        '{"x402Version": 2, "accepts": [], "extensions": [1]}',
+        '{"x402Version": 2, "accepts": [' + "[" * 24_000,
+        '{"' + '\\"' * 12_000,
+    ],
+)
+def test_broken_extensions_are_unreadable(text: str) -> None:
+    with pytest.raises(UnreadableChallengeError):
+        read(("payment-required", base64.b64encode(text.encode()).decode()))
 
 
 # --- Responses

@@ -104,6 +104,50 @@ def test_a_transaction_with_missing_or_additional_steps_is_refused(steps: tuple[
         check(signed(*steps))
 
 
+def creation(
+    owner: Keypair = PARTNER, payer: Keypair = PAYER, mint: str = USDC, data: bytes = b"\x01"
+) -> Instruction:
+    step = instructions.create_associated_token_account_idempotent(
+        payer=payer.pubkey(), owner=owner.pubkey(), mint=Pubkey.from_string(mint)
+    )
+    return Instruction(step.program_id, data, step.accounts)
+
+
+UNSPONSORED = evolve(TERMS, fee_payer=None)
+
+
+def test_a_payer_of_the_fee_may_create_the_token_account_of_a_split() -> None:
+    steps = (*STEPS[:4], creation(), STEPS[4])
+    assert check(signed(*steps, fee_payer=PAYER), UNSPONSORED) == str(PAYER.pubkey())
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        creation(SELLER),
+        creation(PAYER),
+        creation(payer=SELLER),
+        creation(mint=USDC_MINTS["devnet"]),
+        creation(data=b"\x00"),
+        creation(data=b""),
+        Instruction(creation().program_id, b"\x01", creation().accounts[:5]),
+        Instruction(creation().program_id, b"\x01", [*creation().accounts[:5], creation().accounts[2]]),
+        Instruction(creation().program_id, b"\x01", [*creation().accounts, creation().accounts[2]]),
+    ],
+    ids=["primary", "payer", "other payer", "mint", "not idempotent", "no data", "short", "program", "long"],
+)
+def test_every_other_creation_is_refused(step: Instruction) -> None:
+    with pytest.raises(PaymentRefusedError, match="unexpected instruction"):
+        check(signed(*STEPS, step, fee_payer=PAYER), UNSPONSORED)
+
+
+def test_the_sellers_fee_payer_creates_no_token_account() -> None:
+    with pytest.raises(PaymentRefusedError):
+        check(signed(*STEPS, creation(payer=FEE_PAYER)))
+    with pytest.raises(PaymentRefusedError):
+        check(signed(*STEPS, creation(payer=FEE_PAYER), fee_payer=PAYER), UNSPONSORED)
+
+
 def test_only_the_fee_payer_of_the_challenge_may_pay_the_fee() -> None:
     with pytest.raises(PaymentRefusedError, match="fee payer"):
         check(signed(*STEPS, fee_payer=PAYER))

@@ -54,6 +54,7 @@ KINDS = {
     ErrorCode.UNSUPPORTED_MEDIA_TYPE: errors.InvalidRequestError,
     ErrorCode.PRECONDITION_FAILED: errors.PreconditionFailedError,
     ErrorCode.RATE_LIMITED: errors.RateLimitedError,
+    ErrorCode.FEE_BUDGET_EXCEEDED: errors.FeeBudgetExceededError,
     ErrorCode.CLOCK_NOT_MANUAL: errors.ConflictError,
     ErrorCode.CLOCK_MOVING: errors.ConflictError,
     ErrorCode.NOT_AT_REST: errors.ConflictError,
@@ -78,7 +79,7 @@ def test_every_error_code_maps_to_its_exception(caller, code):
     assert (error.status, error.code, error.request_id) == (HTTP_STATUS[code], code, "req_1")
     assert error.message == f"about {code}"
     assert f"about {code}" in str(error)
-    assert type(error).advice in str(error)
+    assert error.advice in str(error)
 
 
 @pytest.mark.parametrize(

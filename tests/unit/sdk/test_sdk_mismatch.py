@@ -5,183 +5,40 @@ import typing
 
 import attrs
 import pytest
+from calls import call_of, is_page, response_of
 from http_service import repeat
 from sdk_world import (
     ACCOUNT,
-    ACCOUNT_POLICY,
     BALANCE,
-    TRANSACTION,
     TRANSFER,
-    WEBHOOK,
     Caller,
     answer,
     page,
     paid,
 )
-from test_sdk_sessions import SESSION
 
-from agentpay import AgentPay, AsyncAgentPay, errors, testing
-from agentpay_server import AsyncSandbox, Sandbox
+from agentpay import AgentPay, AsyncAgentPay, errors
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 
-
-def sandbox_of(client):
-    return AsyncSandbox(client) if isinstance(client, AsyncAgentPay) else Sandbox(client)
-
-
 PAYMENT = {"from_": "acct_a", "to": "acct_b", "amount": "1.5", "idempotency_key": "key-1"}
-OPENING = {"account_id": "acct_a", "to": "acct_b", "cap_usdc": "5", "idempotency_key": "key-1"}
-KEY_VIEW = {"key_id": "key_a", "account_id": "acct_a", "name": "Bot", "created_at": "2026-01-31T12:00:00Z"}
-DETAIL = {
-    **ACCOUNT,
-    "metadata": None,
-    "policy_version": 1,
-    "policy_record": None,
-    "spent_usdc": "0.000000",
-    "reserved_usdc": "0.000000",
-    "remaining_usdc": None,
-    "next_release_at": None,
-    "next_release_usdc": None,
-    "signing_stopped_at": None,
-}
-DELIVERY = {
-    "delivery_id": "dlv_a",
-    "event_id": "evt_a",
-    "event_type": "transfer.settled",
-    "webhook_id": "wh_a",
-    "status": "pending",
-    "attempts": [],
-    "next_attempt_at": None,
-}
-EVENT = testing.event("transfer.settled", id="evt_a").to_dict()
-BUDGET = {
-    "account_id": "acct_a",
-    "balance_usdc": "5.000000",
-    "available_usdc": "5.000000",
-    "max_single_transfer": None,
-    "max_daily_spend": 20,
-    "spent_usdc": "0.000000",
-    "reserved_usdc": "0.000000",
-    "remaining_usdc": "20.000000",
-    "next_release_at": None,
-    "next_release_usdc": None,
-    "escalation_threshold": None,
-    "paused": False,
-    "requires_memo": False,
-    "categories": None,
-    "allowed_counterparties": None,
-}
-SNAPSHOT = {"snapshot_id": "snap_a", "created_at": "2026-01-31T12:00:00Z"}
-FAULT = {"name": "chain_down", "times": None}
-SHOP = "https://api.example"
-PURCHASE = testing.payment(transfer_id="txn_a", account_id="acct_a", origin=SHOP).to_dict()
-PINNED = testing.pinned_origin(origin=SHOP).to_dict()
 
-CASES = {
-    "accounts.budget": (lambda c: c.accounts.budget("acct_a"), 200, BUDGET, "account_id"),
-    "accounts.create": (lambda c: c.accounts.create(name="Agent"), 201, ACCOUNT, "name"),
-    "accounts.get": (lambda c: c.accounts.get("acct_a"), 200, ACCOUNT, "account_id"),
-    "accounts.balance": (lambda c: c.accounts.balance("acct_a"), 200, BALANCE, "account_id"),
-    "policies.get": (lambda c: c.policies.get("acct_a"), 200, ACCOUNT_POLICY, "account_id"),
-    "policies.put": (lambda c: c.policies.replace("acct_a"), 200, ACCOUNT_POLICY, "account_id"),
-    "transfers.get": (lambda c: c.transfers.get("txn_a"), 200, TRANSFER, "transfer_id"),
-    "webhooks.create": (
-        lambda c: c.webhooks.create(url=WEBHOOK["url"], events=["transfer.settled"]),
-        201,
-        WEBHOOK,
-        "url",
-    ),
-    "sessions.close": (lambda c: c.sessions.close("sess_a"), 200, SESSION, "session_id"),
-    "sessions.get": (lambda c: c.sessions.get("sess_a"), 200, SESSION, "session_id"),
-    "console.agent_keys.create": (
-        lambda c: c.console.agent_keys.create("acct_a", name="Bot"),
-        201,
-        {**KEY_VIEW, "key": "ap_agent_x"},
-        "account_id",
-    ),
-    "console.accounts.get": (lambda c: c.console.accounts.get("acct_a"), 200, DETAIL, "account_id"),
-    "console.accounts.allow_signing": (
-        lambda c: c.console.accounts.allow_signing("acct_a"),
-        200,
-        DETAIL,
-        "account_id",
-    ),
-    "console.approvals.approve": (
-        lambda c: c.console.approvals.approve("txn_a"),
-        200,
-        TRANSFER,
-        "transfer_id",
-    ),
-    "console.approvals.reject": (lambda c: c.console.approvals.reject("txn_a"), 200, TRANSFER, "transfer_id"),
-    "payments.get": (lambda c: c.payments.get("txn_a"), 200, PURCHASE, "transfer_id"),
-    "payments.report_outcome": (
-        lambda c: c.payments.report_outcome("txn_a", status_code=200),
-        200,
-        PURCHASE,
-        "transfer_id",
-    ),
-    "console.origins.get": (lambda c: c.console.origins.get(SHOP), 200, PINNED, "origin"),
-    "console.origins.put": (lambda c: c.console.origins.put(SHOP), 200, PINNED, "origin"),
-    "sandbox.faults.set": (lambda c: sandbox_of(c).set_fault("chain_down"), 200, FAULT, "name"),
-    "sandbox.snapshots.restore": (lambda c: sandbox_of(c).restore("snap_a"), 200, SNAPSHOT, "snapshot_id"),
-}
-"""A call, the status and the body of its answer, and a field that the answer repeats."""
+ECHOING = [endpoint for endpoint in BOUND_ENDPOINTS if endpoint.echoes]
+SPENDING = [
+    endpoint
+    for endpoint in ECHOING
+    if endpoint.request and "idempotency_key" in attrs.fields_dict(endpoint.request)
+]
+ITEMS = [endpoint for endpoint in ECHOING if is_page(endpoint)]
+OBJECTS = [endpoint for endpoint in ECHOING if endpoint not in (*SPENDING, *ITEMS)]
 
-MONEY = {
-    "transfers.create": (
-        lambda c: c.transfers.create(**PAYMENT),
-        200,
-        TRANSFER,
-        {"idempotency_key": "key-2", "from": "acct_x", "to": "acct_y", "amount_usdc": "1.500001"},
-    ),
-    "payments.authorize": (
-        lambda c: c.payments.authorize(
-            account_id="acct_a", idempotency_key="key-1", origin=SHOP, headers=[("PAYMENT-REQUIRED", "e30=")]
-        ),
-        201,
-        PURCHASE,
-        {"account_id": "acct_x", "origin": "https://other.example"},
-    ),
-    "sessions.open": (
-        lambda c: c.sessions.open(**OPENING),
-        201,
-        SESSION,
-        {"account_id": "acct_x", "to": "acct_y", "cap_usdc": "4.999999"},
-    ),
-    "sessions.charge": (
-        lambda c: c.sessions.charge("sess_a", amount="1", idempotency_key="key-1"),
-        200,
-        SESSION,
-        {"session_id": "sess_b"},
-    ),
-}
-"""A call with an idempotency key, the status and the body of its answer, and what another's would hold."""
 
-PAGES = {
-    "accounts.transactions": (
-        lambda c: c.accounts.transactions("acct_a"),
-        200,
-        TRANSACTION,
-        "account_id",
-    ),
-    "transfers.list": (
-        lambda c: c.transfers.list(idempotency_key="key-1"),
-        200,
-        TRANSFER,
-        "idempotency_key",
-    ),
-    "sessions.list": (lambda c: c.sessions.list(account_id="acct_a"), 200, SESSION, "account_id"),
-    "payments.list": (lambda c: c.payments.list(origin=SHOP), 200, PURCHASE, "origin"),
-    "console.events.list": (lambda c: c.console.events.list(type="transfer.settled"), 200, EVENT, "type"),
-    "console.deliveries.list": (
-        lambda c: c.console.deliveries.list(event_id="evt_a", webhook_id="wh_a"),
-        200,
-        DELIVERY,
-        "webhook_id",
-    ),
-    "console.events.replay": (lambda c: c.console.events.replay("evt_a"), 202, DELIVERY, "event_id"),
-}
-"""A call that lists things, the status of its answer, an item, and a field that every item repeats."""
+def fields_of(endpoints):
+    """Each endpoint with each field, by its name on the wire, that its response repeats."""
+    return pytest.mark.parametrize(
+        ("endpoint", "field"),
+        [(endpoint, field.removesuffix("_")) for endpoint in endpoints for field in endpoint.echoes],
+        ids=lambda it: it if isinstance(it, str) else it.name,
+    )
 
 
 @pytest.fixture(params=["sync", "asyncio", "trio"])
@@ -192,12 +49,14 @@ def caller(request):
 
 
 def other(value):
-    return f"{value}-of-another" if isinstance(value, str) else value
+    """The same field of a response to another request."""
+    return "4.999999" if re.fullmatch(r"\d+\.\d+", value) else f"{value}-of-another"
 
 
-@pytest.mark.parametrize("operation", CASES)
-def test_a_response_to_another_request_raises_answer_mismatch(caller, operation):
-    call, status, body, field = CASES[operation]
+@fields_of(OBJECTS)
+def test_a_response_to_another_request_raises_answer_mismatch(caller, endpoint, field):
+    call = call_of(endpoint)
+    status, body = response_of(endpoint)
     script = caller.script(
         answer(status, body), answer(status, {**body, field: other(body[field])}, X_Request_Id="req_1")
     )
@@ -206,7 +65,7 @@ def test_a_response_to_another_request_raises_answer_mismatch(caller, operation)
         caller(call)
     error = caught.value
     assert re.search(
-        f"the response to {operation} belongs to another request: {field} is '.*', not '.*'", str(error)
+        f"the response to {endpoint.name} belongs to another request: {field} is '.*', not '.*'", str(error)
     )
     assert (error.status, error.request_id) == (status, "req_1")
     is_read = script.requests[-1].method == "GET"
@@ -222,35 +81,33 @@ UNKNOWN = (
 )
 
 
-@pytest.mark.parametrize(
-    ("operation", "field"), [(operation, field) for operation in MONEY for field in MONEY[operation][3]]
-)
-def test_a_response_to_another_payment_leaves_the_outcome_unknown(caller, operation, field):
-    call, status, body, others = MONEY[operation]
-    caller.script(answer(status, body), answer(status, {**body, field: others[field]}))
+@fields_of(SPENDING)
+def test_a_response_to_another_payment_leaves_the_outcome_unknown(caller, endpoint, field):
+    call = call_of(endpoint, idempotency_key="key-1")
+    status, body = response_of(endpoint)
+    if "idempotency_key" in body:
+        body["idempotency_key"] = "key-1"
+    caller.script(answer(status, body), answer(status, {**body, field: other(body[field])}))
     caller(call)
     with pytest.raises(UNKNOWN) as caught:
         caller(call)
     assert caught.value.idempotency_key == "key-1"
     assert isinstance(caught.value.__cause__, errors.AnswerMismatchError)
     assert field in str(caught.value.__cause__)
-    named = caught.value.session_id if operation.startswith("sessions") else caught.value.transfer_id
+    named = caught.value.session_id if endpoint.name.startswith("sessions") else caught.value.transfer_id
     assert named is None, "what the other answer names is not the own one"
 
 
-@pytest.mark.parametrize("operation", PAGES)
-def test_a_page_with_an_item_of_another_list_raises_answer_mismatch(caller, operation):
-    call, status, item, field = PAGES[operation]
+@fields_of(ITEMS)
+def test_a_page_with_an_item_of_another_list_raises_answer_mismatch(caller, endpoint, field):
+    call = call_of(endpoint)
+    status, item = response_of(endpoint)
     caller.script(
         answer(status, page([item, item])), answer(status, page([item, {**item, field: other(item[field])}]))
     )
     caller(call)
     with pytest.raises(errors.AnswerMismatchError, match=f"{field} is"):
         caller(call)
-
-
-def test_every_operation_with_echoed_fields_is_tested():
-    assert {*CASES, *MONEY, *PAGES} == {endpoint.name for endpoint in BOUND_ENDPOINTS if endpoint.echoes}
 
 
 IDENTITIES = ("from_", "to", "idempotency_key")

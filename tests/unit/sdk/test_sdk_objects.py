@@ -50,7 +50,7 @@ def is_of_client(kind: type) -> bool:
 def example(model: type[Model]) -> dict[str, Any]:
     schemas = Schemas()
     schema = schemas.of(model)
-    value: dict[str, Any] = Examples(schemas.components).of(schema, model.__name__)
+    value: dict[str, Any] = Examples(schemas).of(schema, model.__name__)
     return value
 
 

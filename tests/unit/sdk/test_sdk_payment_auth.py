@@ -1,9 +1,15 @@
 """`PaymentAuth`: every rule of a client that pays, in httpx and httpx2, sync, on asyncio and on trio."""
 
+import base64
+import contextlib
 import gzip
 import itertools
+import json
 import pickle
+import socket
+import threading
 import uuid
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 from unittest.mock import Mock
 
@@ -12,7 +18,8 @@ import pytest
 from payment_world import FLAVOURS, FORECAST, MPP, SELLER, V1, World, refusal
 from sdk_world import KEY, URL
 
-from agentpay import AgentPay, AsyncAgentPay, errors, testing
+from agentpay import AgentPay, AsyncAgentPay, _messages, errors, payments, testing
+from agentpay._challenges import beside_authorization
 from agentpay.payments import (
     PaymentAuth,
     PaymentOutcomeUnknownError,
@@ -191,7 +198,7 @@ def test_a_second_402_with_a_lost_body_still_raises_payment_refused(world: World
     world.seller.serves(world.seller.asks, lambda _: world.seller.response(402, body))
     with pytest.raises(PaymentRefusedError) as caught:
         world.get()
-    assert (caught.value.transfer_id, caught.value.body) == ("txn_1", b"")
+    assert (caught.value.transfer_id, caught.value.body) == ("txn_1", b"too")
 
 
 def test_a_policy_violation_is_raised_without_presenting_a_payment(world: World) -> None:
@@ -234,6 +241,246 @@ def test_a_lost_service_reply_raises_outcome_unknown_without_presenting_a_paymen
     world.seller.serves(world.seller.asks, world.seller.sells)
     world.get(extensions={"payment_key": "forecast-7"})
     assert {order["idempotency_key"] for order in world.service.orders} == {"forecast-7"}
+
+
+# --- Why a seller refuses
+
+
+def encoded(value: object) -> str:
+    return base64.b64encode(json.dumps(value).encode()).decode()
+
+
+REFUSALS: dict[str, tuple[dict[str, str], bytes, str | None]] = {
+    "x402 v2": ({"PAYMENT_REQUIRED": encoded({"error": "memo differs"})}, b"{}", "memo differs"),
+    "urlsafe": ({"PAYMENT_REQUIRED": encoded({"error": "?>?>?>"}).replace("/", "_")}, b"", "?>?>?>"),
+    "settling": ({"PAYMENT_RESPONSE": encoded({"success": False, "errorReason": "late"})}, b"{}", "late"),
+    "x402 v1": ({}, json.dumps({"x402Version": 1, "error": "memo differs"}).encode(), "memo differs"),
+    "mpp": ({}, b'{"title": "Refused", "detail": "the amount differs"}', "the amount differs"),
+    "both": ({}, b'{"error": "payment_invalid", "message": "It is late."}', "payment_invalid: It is late."),
+    "split": (
+        {"PAYMENT_REQUIRED": encoded({"error": "late"})},
+        b'{"error": "x", "message": "It is late."}',
+        "late: It is late.",
+    ),
+    "object": ({}, b'{"error": {"code": 7, "message": "no"}}', "no"),
+    "lines": ({}, b'{"detail": "a\\nb\\u202e\\u0007 c"}', "a b c"),
+    "long": ({}, json.dumps({"detail": "x" * 9_000}).encode(), "x" * 500),
+    "page": ({"PAYMENT_REQUIRED": "%%"}, b"<html>", None),
+    "deep": ({"PAYMENT_REQUIRED": "W1tb"}, b"[" * 30_000, None),
+    "numbers": ({}, b'{"error": 7, "detail": " "}', None),
+}
+
+
+@pytest.mark.parametrize("given", REFUSALS.values(), ids=REFUSALS)
+def test_a_refusal_has_the_reason_the_headers_and_the_body(
+    world: World, given: tuple[dict[str, str], bytes, str | None]
+) -> None:
+    fields, body, reason = given
+    world.seller.serves(world.seller.asks, lambda _: world.seller.response(402, body, **fields, X_Trace="7"))
+    with pytest.raises(PaymentRefusedError) as caught:
+        world.get()
+    error = caught.value
+    assert (error.reason, error.body) == (reason, body)
+    assert error.headers["x-trace"] == "7"
+    assert reason is None or repr(reason) in str(error)
+    copy = pickle.loads(pickle.dumps(error))
+    assert (str(copy), vars(copy)) == (str(error), vars(error))
+
+
+def test_the_body_of_a_refusal_is_bounded(world: World) -> None:
+    body = world.chunks(*[b"x" * 1024] * 100_000)
+    world.seller.serves(world.seller.asks, lambda _: world.seller.response(402, body))
+    with pytest.raises(PaymentRefusedError) as caught:
+        world.get()
+    assert len(caught.value.body) == 32 * 1024
+    assert body.taken < 40
+
+
+# --- Bodies that do not arrive
+
+
+ASKS = {
+    "x402": {"PAYMENT_REQUIRED": "e30=", "Content_Type": "application/json"},
+    "mpp": {"WWW_Authenticate": MPP, "Content_Type": "application/problem+json"},
+}
+
+
+@pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS)
+def test_a_402_whose_body_is_truncated_is_paid_by_its_headers(world: World, ask: dict[str, str]) -> None:
+    body = world.chunks(b'{"x402Version": 1', world.package.RemoteProtocolError("truncated"))
+    world.seller.serves(lambda _: world.seller.response(402, body, **ask), world.seller.sells)
+    response = world.get()
+    assert response.status_code == 200
+    assert response.history[0].content == b""
+    assert "body" not in world.service.orders[0]
+
+
+@pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS)
+def test_a_402_whose_body_is_dripped_is_paid_by_its_headers(
+    world: World, ask: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = itertools.count(step=0.3)
+    monkeypatch.setattr(_messages, "monotonic", lambda: next(looks))
+    body = world.chunks(*[b" "] * 100)
+    world.seller.serves(lambda _: world.seller.response(402, body, **ask), world.seller.sells)
+    assert world.get().status_code == 200
+    assert body.taken == 4, "what came in a second"
+
+
+def test_the_read_timeout_of_a_body_that_is_not_needed_is_short(world: World) -> None:
+    """A seller that sends nothing more delays the payment by a second, not by the timeout of the client."""
+    read: list[float] = []
+    base = world.package.AsyncByteStream if world.is_async else world.package.SyncByteStream
+
+    class Watched(base):  # type: ignore[misc, valid-type]
+        def __init__(self, request: Any) -> None:
+            self._request = request
+
+        def __iter__(self) -> Iterator[bytes]:
+            read.append(self._request.extensions["timeout"]["read"])
+            yield b"{}"
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            for part in self:
+                yield part
+
+    world.seller.serves(
+        lambda request: world.package.Response(
+            402, headers={"PAYMENT-REQUIRED": "e30="}, stream=Watched(request)
+        ),
+        world.seller.sells,
+    )
+    assert world.send(lambda http: http.get(FORECAST), timeout=60.0).status_code == 200
+    assert read == [1.0]
+    assert [each["timeout"]["read"] for each in world.seller.seen] == [60.0, 65.0]
+
+
+def test_a_challenge_whose_body_is_truncated_raises_the_library_error_unsigned(world: World) -> None:
+    body = world.chunks(V1[:20], world.package.RemoteProtocolError("truncated"))
+    world.seller.serves(lambda _: world.seller.response(402, body, Content_Type="application/json"))
+    with pytest.raises(world.package.RemoteProtocolError) as caught:
+        world.get()
+    assert str(caught.value.request.url) == FORECAST
+    assert world.service.orders == []
+
+
+def test_a_paid_response_whose_body_is_lost_carries_the_payment_record(world: World) -> None:
+    body = world.chunks(b"sun", world.package.ReadError("gone"))
+    world.seller.serves(world.seller.asks, lambda _: world.seller.response(200, body))
+    with pytest.raises(world.package.ReadError) as caught:
+        world.get(extensions={"payment_key": "forecast-7"})
+    record = caught.value.request.extensions["payment"]
+    assert (record.idempotency_key, record.transfer_id) == ("forecast-7", "txn_1")
+
+
+HEAD = b"HTTP/1.1 402 Payment Required\r\nPAYMENT-REQUIRED: e30=\r\nContent-Type: application/json\r\n"
+SOLD = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nsunny"
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
+STREAMS = {
+    "truncated": [HEAD + b"Content-Length: 90\r\n\r\n{"],
+    "truncated chunk": [HEAD + CHUNKED + b"9\r\n{"],
+    "dripped": [HEAD + b"Content-Length: 9000\r\n\r\n{", *[b" "] * 9000],
+    "silent": [HEAD + b"Content-Length: 9000\r\n\r\n", None],
+}
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Async generator:ResourceWarning"
+)  # trio, of a body that is not read to its end
+@pytest.mark.parametrize("parts", STREAMS.values(), ids=STREAMS)
+def test_a_402_over_a_socket_is_paid_whatever_its_body(
+    world: World, parts: list[bytes | None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(payments, "SPARE_SECONDS", 0.1)
+    with replaying([parts, [SOLD]]) as (url, asked):
+        response = world.send(
+            lambda http: http.get(url, extensions={"payment_key": "forecast-7"}),
+            transport=world.package.AsyncHTTPTransport() if world.is_async else world.package.HTTPTransport(),
+            timeout=60.0,
+        )
+    assert (response.status_code, response.content) == (200, b"sunny")
+    assert b"cheque-1" not in asked[0]
+    assert b"PAYMENT-SIGNATURE: cheque-1" in asked[1]
+
+
+@contextlib.contextmanager
+def replaying(responses: list[list[bytes | None]]) -> Iterator[tuple[str, list[bytes]]]:
+    """Serve each response on a connection of its own, its parts one by one; None leaves it open."""
+    asked: list[bytes] = []
+    stopped = threading.Event()
+
+    def respond() -> None:
+        with contextlib.ExitStack() as opened:
+            for parts in responses:
+                connection = opened.enter_context(listening.accept()[0])
+                asked.append(connection.recv(65_536))
+                with contextlib.suppress(OSError):
+                    for part in parts:
+                        if part is None:
+                            break
+                        connection.sendall(part)
+                        if len(parts) > 2 and stopped.wait(0.005):
+                            return
+                    else:
+                        connection.shutdown(socket.SHUT_WR)
+            stopped.wait()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=respond, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}/forecast", asked
+        stopped.set()
+        thread.join()
+
+
+# --- Cookies of the 402
+
+
+def test_cookies_of_the_402_go_with_the_payment(world: World) -> None:
+    """As with `httpx.DigestAuth`: sellers keep their challenge in a session."""
+    world.seller.serves(
+        lambda _: world.package.Response(
+            402,
+            headers=[
+                ("PAYMENT-REQUIRED", "e30="),
+                ("Set-Cookie", "quote=7; Path=/"),
+                ("Set-Cookie", "other=1; Path=/elsewhere"),
+                ("Set-Cookie", "foreign=1; Domain=other.example"),
+            ],
+        ),
+        world.seller.sells,
+    )
+    response = world.get(headers={"Cookie": "quote=old; who=me"})
+    assert response.status_code == 200
+    assert [each["headers"].get("cookie") for each in world.seller.seen] == [
+        "quote=old; who=me",
+        "who=me; quote=7",
+    ]
+
+
+def test_cookies_of_the_402_do_not_follow_a_redirect_to_another_origin(world: World) -> None:
+    world.seller.serves(
+        lambda _: world.seller.response(402, PAYMENT_REQUIRED="e30=", Set_Cookie="quote=7"),
+        world.seller.redirects("https://other.example/"),
+        world.seller.sells,
+    )
+    assert world.get(follow_redirects=True).status_code == 200
+    assert [each["headers"].get("cookie") for each in world.seller.seen] == [None, "quote=7", None]
+
+
+# --- Keys
+
+
+@pytest.mark.parametrize(
+    ("key", "error"), [("", ValueError), ("k" * 129, ValueError), (None, TypeError), (0, TypeError)]
+)
+def test_a_falsy_or_invalid_payment_key_raises_before_anything_is_sent(
+    world: World, key: Any, error: type[Exception]
+) -> None:
+    world.seller.serves(world.seller.asks, world.seller.sells)
+    with pytest.raises(error, match="payment_key must"):
+        world.get(extensions={"payment_key": key})
+    assert (world.seller.seen, world.service.orders) == ([], [])
 
 
 # --- What is declined
@@ -428,6 +675,13 @@ def test_only_challenges_beside_an_authorization_are_forwarded(
     else:
         assert response.status_code == 200
         assert world.service.orders[0]["headers"] == [["www-authenticate", forwarded]]
+
+
+@pytest.mark.parametrize("field", ["Payment {}", "Payment {}=", 'Payment a="{}', "Payment a={}=", "{} {}"])
+def test_a_long_header_field_is_read_in_linear_time(field: str) -> None:
+    # Quadratic time would be hours.
+    headers = [("WWW-Authenticate", field.replace("{}", "a" * 1_000_000))]
+    assert list(beside_authorization(headers)) == []
 
 
 def test_a_payment_that_would_replace_a_header_is_not_presented(world: World) -> None:

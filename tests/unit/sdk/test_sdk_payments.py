@@ -13,7 +13,7 @@ import pytest
 from payment_world import FORECAST, MPP, SELLER, V1
 from sdk_world import answer, page, refusal
 
-from agentpay import errors, testing
+from agentpay import _challenges, errors, testing
 
 PAYMENT = testing.payment(transfer_id="txn_a", account_id="acct_a", origin=SELLER).to_dict()
 PIN = testing.pinned_origin(origin=SELLER).to_dict()
@@ -101,7 +101,7 @@ def test_url_method_headers_and_body_are_accepted_instead_of_a_response(caller: 
         ("https://api.example.com./a", "https://api.example.com", "https://api.example.com/a"),
         ("https://api.example.com.:8443/a", "https://api.example.com:8443", "https://api.example.com:8443/a"),
         ("https://wetter.österreich.example/", "https://wetter.xn--sterreich-z7a.example", None),
-        ("https://api.example.com/" + "x" * 2100, "https://api.example.com", ""),
+        ("https://api.example.com/" + "x" * 9000, "https://api.example.com", ""),
     ],
 )
 def test_the_url_is_sent_without_credentials_or_query(
@@ -249,3 +249,16 @@ def test_sellers_are_pinned_under_their_quoted_origin(caller: Any) -> None:
     }
     with pytest.raises(TypeError, match="recipients is a list"):
         caller(lambda c: c.console.origins.put(SELLER, recipients="a" * 32))
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://a.example/" + "x" * 8_000 + "?key=secret#end", "https://a.example/" + "x" * 8_000),
+        ("https://a.example/" + "x" * 9_000, None),
+        ("https://a.example/caf\u00e9 \u202e%20/a;b", "https://a.example/caf%C3%A9%20%E2%80%AE%20/a;b"),
+    ],
+    ids=["long", "too long", "encoded"],
+)
+def test_the_url_of_a_payment_is_one_that_the_service_accepts(url: str, shown: str | None) -> None:
+    assert _challenges._split_url(url) == ("https://a.example", shown)

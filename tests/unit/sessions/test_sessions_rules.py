@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentpay.contract.errors import HTTP_STATUS
-from agentpay.contract.event_types import EventType
 from agentpay.contract.policies import Policy
 from agentpay.contract.sessions import SessionStatus
 from agentpay.contract.usdc import from_micro
@@ -341,11 +340,11 @@ def test_an_opened_session_can_be_closed_repeatedly(status, code):
     [
         (0, 80, []),
         (79, 80, []),
-        (80, 81, [EventType.SESSION_CAP_WARNING]),
-        (0, 81, [EventType.SESSION_CAP_WARNING]),
+        (80, 81, ["session.cap_warning"]),
+        (0, 81, ["session.cap_warning"]),
         (81, 99, []),
-        (99, 100, [EventType.SESSION_CAP_REACHED]),
-        (0, 100, [EventType.SESSION_CAP_WARNING, EventType.SESSION_CAP_REACHED]),
+        (99, 100, ["session.cap_reached"]),
+        (0, 100, ["session.cap_warning", "session.cap_reached"]),
         (100, 100, []),
     ],
 )
@@ -363,9 +362,9 @@ def test_each_cap_event_fires_at_most_once_and_at_the_right_charge(cap, asked):
         total += amount
 
     assert total <= cap
-    assert fired.count(EventType.SESSION_CAP_WARNING) == int(total * 100 > cap * 80)
-    assert fired.count(EventType.SESSION_CAP_REACHED) == int(total == cap)
-    assert fired == sorted(fired, key=[EventType.SESSION_CAP_WARNING, EventType.SESSION_CAP_REACHED].index)
+    assert fired.count("session.cap_warning") == int(total * 100 > cap * 80)
+    assert fired.count("session.cap_reached") == int(total == cap)
+    assert fired == sorted(fired, key=["session.cap_warning", "session.cap_reached"].index)
 
 
 # --- The settlement ---------------------------------------------------------------------------------------

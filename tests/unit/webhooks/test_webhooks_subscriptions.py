@@ -4,33 +4,33 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentpay.contract.event_types import EventType
+from agentpay.contract.events import EVENTS
 from agentpay_server.webhooks.rules import Subscription
 
-LOW = EventType.BALANCE_LOW_THRESHOLD
+LOW = "balance.low_threshold"
 
 
-def subscription(events=tuple(EventType), account_ids=(), low_balance_micro=None):
+def subscription(events=tuple(EVENTS), account_ids=(), low_balance_micro=None):
     return Subscription(
         webhook_id="wh_1", events=events, account_ids=account_ids, low_balance_micro=low_balance_micro
     )
 
 
-@pytest.mark.parametrize("event_type", EventType)
+@pytest.mark.parametrize("event_type", EVENTS)
 def test_a_webhook_receives_only_its_event_types(event_type):
-    asked = subscription(events=[event_type.value])
+    asked = subscription(events=[event_type])
 
-    assert [other for other in EventType if asked.wants(other, "acct_1")] == [event_type]
+    assert [other for other in EVENTS if asked.wants(other, "acct_1")] == [event_type]
 
 
 def test_a_webhook_without_accounts_receives_events_of_all_accounts():
-    assert subscription().wants(EventType.TRANSFER_SETTLED, "acct_1")
+    assert subscription().wants("transfer.settled", "acct_1")
 
 
 def test_a_webhook_with_accounts_receives_only_their_events():
     asked = subscription(account_ids=["acct_1", "acct_2"])
 
-    heard = [a for a in ("acct_1", "acct_2", "acct_3", "acct_") if asked.wants(EventType.TRANSFER_SETTLED, a)]
+    heard = [a for a in ("acct_1", "acct_2", "acct_3", "acct_") if asked.wants("transfer.settled", a)]
     assert heard == ["acct_1", "acct_2"]
 
 
@@ -61,7 +61,7 @@ def test_a_threshold_of_zero_never_fires():
     "asked",
     [
         subscription(),
-        subscription(low_balance_micro=100, events=[EventType.TRANSFER_SETTLED.value]),
+        subscription(low_balance_micro=100, events=["transfer.settled"]),
         subscription(low_balance_micro=100, account_ids=["acct_2"]),
     ],
     ids=["no threshold", "not the type", "another account"],

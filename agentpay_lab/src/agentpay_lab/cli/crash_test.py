@@ -1,0 +1,168 @@
+"""`agentpay-lab crash-test`: kill servers and agents while hostile sellers are paid, and count."""
+
+import secrets
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import attrs
+import click
+
+from agentpay.cli.output import Output, takes_json
+from agentpay.cli.tables import Column
+from agentpay.cli.values import Seconds
+from agentpay.cli.variables import IS_VISIBLE
+
+if TYPE_CHECKING:
+    from agentpay_lab.crash_test.peers import PeerLine
+    from agentpay_lab.crash_test.run import Plan, Verdict
+
+_SEEDS: Final = 1_000_000
+_PURCHASES_PER_SECOND: Final = 4
+
+
+@click.command("crash-test")
+@click.option(
+    "--for",
+    "seconds",
+    type=Seconds(min_open=True),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long agents buy and processes are killed. Then every payment is awaited, for about 30 seconds.",
+)
+@click.option("--seed", type=click.IntRange(min=0), help="Repeat the sellers and the kills of another run.")
+@click.option("--agents", type=click.IntRange(1, 64), default=4, show_default=True, help="Agent processes.")
+@click.option(
+    "--purchases",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Stop early when each agent has tried N purchases.  [default: unlimited]",
+)
+@click.option(
+    "--servers",
+    type=click.IntRange(1, 8),
+    help="Server processes. More than one needs --database-url.  [default: 2 with it, else 1]",
+)
+@click.option(
+    "--database-url",
+    envvar="AGENTPAY_CRASH_TEST_DATABASE_URL",
+    show_envvar=True,
+    metavar="URL",
+    help=f"Empty PostgreSQL database to use instead of an SQLite file. {IS_VISIBLE}",
+)
+@click.option(
+    "--keep",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIRECTORY",
+    help="Keep data, logs and journals in this new directory.",
+)
+@click.option(
+    "--peers",
+    is_flag=True,
+    help="Also run @x402/fetch (npm), x402 and pympp (PyPI) against the same kinds of sellers and kills. "
+    "They are downloaded at the first use, which needs Node and npm.",
+)
+@takes_json
+def crash_test(
+    *,
+    seconds: float,
+    seed: int | None,
+    agents: int,
+    purchases: int | None,
+    servers: int | None,
+    database_url: str | None,
+    keep: Path | None,
+    peers: bool,
+    is_json: bool,
+) -> None:
+    """Kill servers and agents while hostile sellers are paid, then count payments on the chain.
+
+    Agent processes buy from sellers that lose replies, fail after settling, ask twice, hold payments back and
+    lie about their terms. Servers and agents are killed in between. One account pays, under a daily limit
+    that is smaller than what the agents want to buy. Everything runs on this machine; no money is real.
+
+    The exit code is 1 if a purchase was paid twice, the limit was exceeded, nothing was paid, a
+    payment has no outcome at the end, or chain and books differ for any purchase: each must have landed
+    once or never, for its price, as the books say. The results of --peers do not change it.
+    """
+    output = Output(is_json=is_json)
+    count = servers if servers is not None else (1 if database_url is None else 2)
+    if count > 1 and database_url is None:
+        raise click.UsageError("several servers need one PostgreSQL database: pass --database-url.")
+    # Imported late: loading the server takes longer than reporting a usage error.
+    from agentpay_lab.crash_test.run import CrashTest, Plan  # noqa: PLC0415
+    from agentpay_lab.crash_test.servers import CannotStartError  # noqa: PLC0415
+
+    plan = Plan(
+        seed=secrets.randbelow(_SEEDS) if seed is None else seed,
+        seconds=seconds,
+        agents=agents,
+        purchases=purchases or max(int(seconds * _PURCHASES_PER_SECOND / agents), 1),
+        servers=count,
+        database_url=database_url,
+        keep=keep,
+    )
+    try:
+        with output.progress("Running") as say:
+            verdict = CrashTest(plan, say).run()
+            others = _peers(plan, say) if peers else []
+    except CannotStartError as error:
+        raise click.ClickException(str(error)) from None
+    _report(output, verdict, plan.seed, others)
+    if not verdict.has_passed:
+        raise SystemExit(1)
+
+
+def _peers(plan: "Plan", say: "Callable[[str], None]") -> "list[PeerLine]":
+    from agentpay_lab.crash_test.peers import run_peers  # noqa: PLC0415 - as above
+
+    with tempfile.TemporaryDirectory(prefix="agentpay-crash-test-") as scratch:
+        where = Path(scratch) if plan.keep is None else plan.keep
+        run = run_peers(
+            seed=plan.seed, seconds=plan.seconds, purchases=plan.purchases, scratch=where, say=say
+        )
+        return list(run)
+
+
+def _report(output: Output, verdict: "Verdict", seed: int, peers: "Sequence[PeerLine]") -> None:
+    if output.is_json:
+        document = {"seed": seed, "has_passed": verdict.has_passed, "verdict": verdict}
+        output.document({**document, "peers": peers} if peers else document)
+        return
+    columns = ("purchases", "asked", "served", "refused", "settled", "twice")
+
+    def total(name: str) -> int:
+        return sum(getattr(line, name) for line in verdict.lines)
+
+    output.items(
+        verdict.lines,
+        [Column("seller", lambda line: line.mode), *(Column(name, _column(name)) for name in columns)],
+        empty="No purchases.",
+    )
+    output.line(
+        f"{total('purchases')} purchases, asked {total('asked')} times, {total('settled')} settled, "
+        f"{total('twice')} paid twice"
+    )
+    output.line(
+        f"{verdict.settled_usdc} USDC paid, limit {verdict.cap_usdc} USDC, {verdict.over_cap_usdc} over it"
+    )
+    output.line(
+        f"{verdict.kills} processes killed in {verdict.seconds} s; {verdict.undecided} payments "
+        f"undecided, {len(verdict.differences)} differences between chain and books"
+    )
+    for difference in verdict.differences:
+        output.line(f"  {difference}")
+    output.line("passed" if verdict.has_passed else "FAILED", f"(seed {seed})")
+    if peers:
+        output.line()
+        names = [attribute.name for attribute in attrs.fields(type(peers[0]))]
+        output.items(peers, [Column(name.replace("_", " "), _column(name)) for name in names], empty="")
+
+
+def _column(name: str) -> "Callable[[object], object]":
+    def value(line: object) -> object:
+        return getattr(line, name)
+
+    return value

@@ -1,0 +1,192 @@
+"""The chain of a crash test: an embedded chain on a port, used as a cluster. It outlives every server."""
+
+import asyncio
+import itertools
+import json
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import uvicorn
+from attrs import Factory, field, frozen
+from solders.hash import Hash
+from solders.keypair import Keypair
+from solders.message import Message
+from solders.pubkey import Pubkey
+from solders.transaction import VersionedTransaction
+
+from agentpay_server.chain.embedded.chain import EmbeddedChain
+from agentpay_server.chain.instructions import (
+    MEMO_PROGRAM,
+    associated_token_address,
+    create_associated_token_account_idempotent,
+    memo,
+    mint_to_checked,
+    transfer_lamports,
+)
+from agentpay_server.chain.messages import movements
+from agentpay_server.chain.node.methods import Node
+from agentpay_server.chain.protocol import SignatureStatus
+from agentpay_server.clock import SystemClock
+from agentpay_server.embedded.owner_thread import OwnerThread
+from agentpay_server.embedded.port import bound_socket, url_of
+from agentpay_server.http.chain_rpc import PATH, ChainRpc, Mounted
+
+_BODY_SECONDS: Final = 10.0
+_WALLET_LAMPORTS: Final = 1_000_000_000
+
+
+class FastClock(SystemClock):
+    """Runs at `speed` seconds per real second, to shorten expiries."""
+
+    def __init__(self, speed: int) -> None:
+        self._speed = speed
+        self._start_us = super().now_us()
+
+    def now_us(self) -> int:
+        return self._start_us + (super().now_us() - self._start_us) * self._speed
+
+
+@frozen(kw_only=True)
+class LandedPayment:
+    """A transaction in a block; `taken_micro` is what it took from each token account, in micro-USDC."""
+
+    signature: str
+    memos: tuple[str, ...]
+    taken_micro: Mapping[str, int]
+
+    @property
+    def amount_micro(self) -> int:
+        return sum(self.taken_micro.values())
+
+
+def _by_memo(landed: "Landed") -> dict[str, list[LandedPayment]]:
+    found: defaultdict[str, list[LandedPayment]] = defaultdict(list)
+    for payment in landed.payments:
+        for text in dict.fromkeys(payment.memos):
+            found[text].append(payment)
+    return dict(found)
+
+
+@frozen
+class Landed:
+    """The payments that landed, oldest first. A purchase is identified by its memo."""
+
+    payments: Sequence[LandedPayment]
+    _by_memo: dict[str, list[LandedPayment]] = field(
+        init=False, repr=False, eq=False, default=Factory(_by_memo, takes_self=True)
+    )
+
+    def of(self, purchase: str) -> Sequence[LandedPayment]:
+        return self._by_memo.get(purchase, ())
+
+    def times(self, purchase: str) -> int:
+        return len(self.of(purchase))
+
+    def micro(self, purchase: str) -> int:
+        return sum(payment.amount_micro for payment in self.of(purchase))
+
+
+class ChainNode:
+    """A running chain with its RPC node; `environment` has the keys that a server on it needs."""
+
+    def __init__(self, *, speed: int) -> None:
+        self.clock: FastClock = FastClock(speed)
+        self._treasury, self._mint_authority = Keypair(), Keypair()
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        self._payments: list[LandedPayment] = []
+        self._socket = bound_socket("127.0.0.1", 0)
+        self._owner = OwnerThread("crash-test-chain")
+        self._owner.call(self._start())
+        self.url: str = url_of(self._socket) + PATH
+        self.environment: dict[str, str] = {
+            "AGENTPAY_SERVER_FEE_PAYER_KEY": json.dumps(list(bytes(self._treasury))),
+            "AGENTPAY_SERVER_MINT_AUTHORITY_KEY": json.dumps(list(bytes(self._mint_authority))),
+        }
+
+    def landed(self) -> Landed:
+        with self._lock:
+            return Landed(tuple(self._payments))
+
+    @property
+    def usdc_mint(self) -> str:
+        return self._chain.usdc_mint
+
+    def wallet(self, amount_micro: int) -> Keypair:
+        """Return the key of a new wallet with SOL for fees and an amount of USDC."""
+        keypair = Keypair()
+        self._owner.call(self._fund_wallet(keypair.pubkey(), amount_micro))
+        return keypair
+
+    async def _fund_wallet(self, owner: Pubkey, amount_micro: int) -> None:
+        treasury, mint = self._treasury.pubkey(), Pubkey.from_string(self._chain.usdc_mint)
+        account = Pubkey.from_string(associated_token_address(str(owner), str(mint)))
+        steps = [
+            transfer_lamports(treasury, owner, _WALLET_LAMPORTS),
+            create_associated_token_account_idempotent(payer=treasury, owner=owner, mint=mint),
+            mint_to_checked(
+                mint=mint,
+                destination=account,
+                mint_authority=self._mint_authority.pubkey(),
+                amount_micro=amount_micro,
+            ),
+        ]
+        blockhash = Hash.from_string((await self._chain.latest_blockhash()).value)
+        message = Message.new_with_blockhash(steps, treasury, blockhash)
+        await self._chain.send(bytes(VersionedTransaction(message, [self._treasury, self._mint_authority])))
+
+    def close(self) -> None:
+        self._owner.stop(self._stop)
+
+    async def _start(self) -> None:
+        self._chain = EmbeddedChain(
+            treasury=str(self._treasury.pubkey()),
+            mint_authority=str(self._mint_authority.pubkey()),
+            now_us=self.clock.now_us,
+        )
+        await self._chain.restore()
+        self._chain.observe(self._note)
+        app = Mounted(ChainRpc(Node(self._chain, self._airdrop), body_timeout_seconds=_BODY_SECONDS))
+        config = uvicorn.Config(
+            app, ws="websockets-sansio", lifespan="off", log_config=None, access_log=False, workers=1
+        )
+        self._server = uvicorn.Server(config)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+        while not self._server.started:  # noqa: ASYNC110 - uvicorn tells it no other way
+            await asyncio.sleep(0.001)
+
+    async def _stop(self) -> None:
+        self._server.should_exit = True
+        await self._serving
+        self._chain.release()
+
+    async def _airdrop(self, address: str, lamports: int) -> str:
+        blockhash = Hash.from_string((await self._chain.latest_blockhash()).value)
+        steps = [
+            transfer_lamports(self._treasury.pubkey(), Pubkey.from_string(address), lamports),
+            memo(f"airdrop {next(self._numbers)}"),
+        ]
+        message = Message.new_with_blockhash(steps, self._treasury.pubkey(), blockhash)
+        transaction = VersionedTransaction(message, [self._treasury])
+        await self._chain.send(bytes(transaction))
+        return str(transaction.signatures[0])
+
+    def _note(self, transaction: VersionedTransaction, status: SignatureStatus) -> None:
+        if status.failure is not None:
+            return
+        keys = transaction.message.account_keys
+        memos = tuple(
+            bytes(step.data).decode("utf-8", "replace")
+            for step in transaction.message.instructions
+            if keys[step.program_id_index] == MEMO_PROGRAM
+        )
+        taken_micro: Counter[str] = Counter()
+        for moved in movements(transaction):
+            if moved.source is not None:
+                taken_micro[moved.source] += moved.amount_micro
+        signature = str(transaction.signatures[0])
+        payment = LandedPayment(signature=signature, memos=memos, taken_micro=taken_micro)
+        with self._lock:
+            self._payments.append(payment)

@@ -1,0 +1,52 @@
+"""SQL statements that count the accounts of each operator, for `max_accounts_per_day` (interface F4).
+
+An account costs the treasury rent. It is counted before it is provisioned, so that accounts created together
+never exceed the limit, and a crash between the two counts as one. Counted accounts are numbered: the limit is
+reached while the account that is `max_accounts_per_day` numbers back was counted within 24 hours.
+"""
+
+import math
+from typing import Final
+
+from sqlalchemy import bindparam, func, insert, select
+
+from agentpay.contract.errors import ErrorCode
+from agentpay_server.clock import DAY_US, SECOND_US
+from agentpay_server.context import Context
+from agentpay_server.database.connection import Connection
+from agentpay_server.database.tables import account_claims as table
+from agentpay_server.errors import Problem
+from agentpay_server.settings import PUBLIC_ACCOUNTS_PER_DAY, limit_in_force
+
+_NEWEST: Final = select(func.max(table.c.number)).where(table.c.operator_id == bindparam("operator_id"))
+_CLAIMED_US: Final = select(table.c.created_us).where(
+    table.c.operator_id == bindparam("operator_id"), table.c.number == bindparam("number")
+)
+_INSERT: Final = insert(table)
+
+
+def claim(context: Context, connection: Connection, operator_id: str) -> None:
+    """Count an account that an operator creates. The caller holds a lock that all such callers take.
+
+    Raises:
+        Problem: `rate_limited`, `service_unavailable` while the clocks differ; nothing was counted.
+    """
+    limit = limit_in_force(
+        context.settings.max_accounts_per_day,
+        on_public_clusters=PUBLIC_ACCOUNTS_PER_DAY,
+        is_test_chain=context.chain.is_test_chain,
+    )
+    now_us = context.clock.now_us()
+    context.clock_check.require(now_us)
+    number = (connection.execute(_NEWEST, {"operator_id": operator_id}).scalar_one_or_none() or 0) + 1
+    if limit is not None:
+        values = {"operator_id": operator_id, "number": number - limit}
+        claimed_us = connection.execute(_CLAIMED_US, values).scalar_one_or_none()
+        if claimed_us is not None and claimed_us > now_us - DAY_US:
+            raise Problem(
+                ErrorCode.RATE_LIMITED,
+                f"The limit is {limit} new accounts in 24 hours (max_accounts_per_day). Wait as Retry-After "
+                "says.",
+                retry_after_seconds=math.ceil((claimed_us + DAY_US - now_us) / SECOND_US),
+            )
+    connection.execute(_INSERT, {"operator_id": operator_id, "number": number, "created_us": now_us})

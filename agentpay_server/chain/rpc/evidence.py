@@ -1,0 +1,130 @@
+"""Evidence of a transaction's outcome: the transaction itself. A status alone proves nothing.
+
+1. An outcome that a status claims is believed once `getTransaction` returns this very transaction, at the
+   commitment in force, with the same error or none, in the same slot, which the cluster has reached.
+2. No transaction in the response is no evidence: ask again. So is one that contradicts the status.
+3. That a transaction is irreversible may also be read from the history of the account that it debits. One
+   page serves all its transactions.
+4. That a transaction never landed is proved by three methods together: its status, the transaction, and the
+   history of the account that it debits, up to a height that the proof needs.
+
+So a method that reports something false, once or always, books nothing: another one contradicts it.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+
+from attrs import frozen
+
+from agentpay_server.chain.protocol import Absence, UnprovenError
+from agentpay_server.chain.rpc import replies
+from agentpay_server.chain.rpc.history import AccountHistory
+from agentpay_server.chain.rpc.replies import Landing, Status
+from agentpay_server.chain.rpc.tips import Tips
+
+_REMEMBERED: Final = 4_096
+_ANY_VERSION: Final = 255
+_FINALIZED: Final = "finalized"
+_CONFIRMED: Final = "confirmed"
+
+Call = Callable[..., Awaitable[Any]]
+
+
+@frozen
+class _Believed:
+    """An outcome that was proved, and its commitment."""
+
+    landing: Landing
+    commitment: str
+
+
+class Evidence:
+    """Proves what statuses claim. `call` calls a method of the node."""
+
+    def __init__(self, call: Call, tips: Tips, history: AccountHistory, *, is_emulator: bool) -> None:
+        self._call = call
+        self._tips = tips
+        self._history = history
+        self._is_emulator = is_emulator
+        # Outcomes are checked again and again while they are watched.
+        self._believed: dict[str, _Believed] = {}
+
+    async def of_outcome(self, signature: str, status: Status) -> Landing:
+        """Return the transaction that a status claims to have landed or failed.
+
+        Raises:
+            UnprovenError: nothing proves it yet, or another response contradicts it.
+            ChainUnavailableError: a node did not respond.
+        """
+        believed = self._believed.get(signature)
+        if believed is not None and self._agree(status, believed.landing):
+            if believed.commitment in (status.commitment, _FINALIZED):
+                return believed.landing
+            await self._check_slot(status)
+            if await self._is_listed_as_irreversible(signature, believed.landing):
+                self._remember(signature, _Believed(believed.landing, _FINALIZED))
+                return believed.landing
+        landing = await self._read(signature, status.commitment)
+        if landing is None:
+            raise UnprovenError("a node reports the status of a transaction that it does not return")
+        if not self._agree(status, landing):
+            raise UnprovenError("a node returns a transaction that contradicts its status")
+        await self._check_slot(status)
+        self._remember(signature, _Believed(landing, status.commitment))
+        return landing
+
+    async def check_absent(self, signature: str, absence: Absence) -> None:
+        """Raise unless the chain shows, apart from its status, that a transaction never landed.
+
+        Raises:
+            UnprovenError: the node returns the transaction, or an account's history lists it.
+            ChainUnavailableError: a node did not respond, or cannot prove that it knows the history.
+        """
+        if await self._read(signature, _CONFIRMED) is not None:
+            raise UnprovenError("a node returns a transaction whose status it does not know")
+        # Emulators are one honest node, and accounts can be set on them without a history.
+        if absence.token_account is None or self._is_emulator:
+            return
+        lines = await self._history.proved(
+            absence.token_account, None, absence.last_height, first_height=absence.first_height
+        )
+        if any(line.signature == signature for line in lines):
+            raise UnprovenError("a history lists a transaction whose status a node does not know")
+
+    def _agree(self, status: Status, landing: Landing) -> bool:
+        # Emulators count slots differently.
+        return is_same_outcome(status, landing) and (self._is_emulator or status.slot == landing.slot)
+
+    async def _read(self, signature: str, commitment: str) -> Landing | None:
+        options = {
+            "encoding": "base64",
+            "maxSupportedTransactionVersion": _ANY_VERSION,
+            "commitment": commitment,
+        }
+        reply = await self._call("getTransaction", signature, options)
+        return None if reply is None else replies.read_landing(reply, signature)
+
+    async def _check_slot(self, status: Status) -> None:
+        """Raise unless the cluster has reached the slot of a transaction, as far as that is known."""
+        if self._is_emulator:
+            return
+        if status.commitment != _FINALIZED:
+            self._tips.check_is_reached(status.slot)
+        elif status.slot > (await self._tips.tip()).slot:
+            raise UnprovenError("a transaction is reported as irreversible before its slot is")
+
+    async def _is_listed_as_irreversible(self, signature: str, landing: Landing) -> bool:
+        if landing.debits is None or self._is_emulator:
+            return False
+        line = (await self._history.irreversible(landing.debits)).get(signature)
+        return line is not None and (line.slot, line.failed) == (landing.slot, landing.error is not None)
+
+    def _remember(self, signature: str, believed: _Believed) -> None:
+        self._believed[signature] = believed
+        if len(self._believed) > _REMEMBERED:
+            del self._believed[next(iter(self._believed))]
+
+
+def is_same_outcome(status: Status, landing: Landing) -> bool:
+    """Return whether a transaction ended as its status claims."""
+    return landing.error == status.error

@@ -1,0 +1,280 @@
+"""Statements on the rows of one table, as records: insert, get, change, and pages of lists.
+
+    SESSIONS = Rows(SessionRecord, "session_id")
+    IS_OPENING = SESSIONS.c.status == literal_column("'opening'")
+
+    session = SESSIONS.get(connection, session_id, lock=True)
+    opened = SESSIONS.change(connection, session_id, IS_OPENING, status="open", opened_us=now_us)
+    if opened is None:
+        ...  # it was not opening: another server was faster
+
+Each statement is built once for its shape: the conditions and the names of the values. So conditions are
+module constants; a value in one is a `bindparam`, passed in `given`. Where a partial index serves a
+condition, its values are literals, as in the index.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations
+from operator import attrgetter
+from typing import Any, Final, Generic, TypeVar
+
+import attrs
+from sqlalchemy import Column, ColumnElement, Select, bindparam, insert, select, update
+from sqlalchemy.sql.dml import ReturningUpdate
+
+from agentpay_server.database.connection import Connection
+from agentpay_server.database.tables.base import table_of
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+Condition = ColumnElement[Any]
+
+_NONE: Final[Mapping[str, Any]] = {}
+
+
+class Rows(Generic[R]):
+    """The rows of the table that `record` declares; `key` names the columns that identify one."""
+
+    def __init__(self, record: type[R], *key: str) -> None:
+        self.table = table_of(record)
+        self.c = self.table.c
+        names = [each.name for each in attrs.fields(record)]  # type: ignore[arg-type]
+        self._record = record
+        self._is_positional = not any(each.kw_only for each in attrs.fields(record))  # type: ignore[arg-type]
+        self._names = names
+        self._written = tuple(name for name in names if name != "seq")
+        self._values = attrgetter(*self._written)
+        self._key = key
+        self._of_key = tuple(f"of_{name}" for name in key)
+        self._key_of = attrgetter(*key)
+        self._this = tuple(self.c[name] == bindparam(f"of_{name}") for name in key)
+        self._insert = insert(self.table)
+        self._get = select(self.table).where(*self._this)
+        self._gets: dict[tuple[bool, tuple[Condition, ...]], Select[Any]] = {}
+        self._changes: dict[tuple[object, ...], ReturningUpdate[Any]] = {}
+
+    def record(self, row: Sequence[Any]) -> R:
+        """Return a row of the table as its record."""
+        if self._is_positional:
+            return self._record(*row)
+        return self._record(**dict(zip(self._names, row, strict=True)))
+
+    def one(self, connection: Connection, statement: Select[Any], **values: object) -> R | None:
+        """Return the only row that a statement finds."""
+        row = connection.execute(statement, values).one_or_none()
+        return None if row is None else self.record(row)
+
+    def all(self, connection: Connection, statement: Select[Any], **values: object) -> list[R]:
+        """Return the rows that a statement finds."""
+        return [self.record(row) for row in connection.execute(statement, values)]
+
+    def insert(self, connection: Connection, *records: R) -> None:
+        """Store new rows; the database assigns `seq`.
+
+        Raises:
+            ConflictError: a row with the same unique values exists.
+        """
+        rows = [dict(zip(self._written, self._values(each), strict=True)) for each in records]
+        connection.execute(self._insert, rows if len(rows) > 1 else rows[0])
+
+    def get(self, connection: Connection, key: str, *conditions: Condition, lock: bool = False) -> R | None:
+        """Return a row, or None if it does not exist or does not satisfy the conditions.
+
+        With `lock`, a row that is returned is locked until the unit of work ends.
+        """
+        shape = lock, conditions
+        statement = self._gets.get(shape)
+        if statement is None:
+            statement = self._gets[shape] = self.get_statement(*conditions, lock=lock)
+        row = connection.execute(statement, {self._of_key[0]: key}).one_or_none()
+        return None if row is None else self.record(row)
+
+    def existing(self, connection: Connection, key: str, *, lock: bool = False) -> R:
+        """Return a row that must exist.
+
+        Raises:
+            LookupError: it does not.
+        """
+        found = self.get(connection, key, lock=lock)
+        if found is None:
+            raise LookupError(f"{key} is gone")
+        return found
+
+    def change(
+        self,
+        connection: Connection,
+        row: R | str,
+        /,
+        *conditions: Condition,
+        given: Mapping[str, object] = _NONE,
+        add: Mapping[str, int] = _NONE,
+        **values: Any,  # noqa: ANN401 - each as its column
+    ) -> R | None:
+        """Change a row, or nothing if it does not satisfy the conditions.
+
+        Args:
+            connection: the connection.
+            row: the row, or its key.
+            conditions: its required state.
+            given: the parameters of the conditions.
+            add: amounts to add to columns.
+            values: new values of columns.
+
+        Returns:
+            The row as it is now; None if it was not in the required state: another server was faster.
+        """
+        shape = conditions, tuple(values), tuple(add)
+        statement = self._changes.get(shape)
+        if statement is None:
+            statement = self._changes[shape] = self.change_statement(conditions, values, add)
+        of = (row,) if isinstance(row, str) else self._key_of(row)
+        if isinstance(of, str):
+            of = (of,)
+        parameters = {**values, **dict(zip(self._of_key, of, strict=True)), **given}
+        for name, amount in add.items():
+            parameters[f"plus_{name}"] = amount
+        changed = connection.execute(statement, parameters).one_or_none()
+        return None if changed is None else self.record(changed)
+
+    def changed(
+        self,
+        connection: Connection,
+        row: R | str,
+        /,
+        *conditions: Condition,
+        given: Mapping[str, object] = _NONE,
+        add: Mapping[str, int] = _NONE,
+        **values: Any,  # noqa: ANN401 - each as its column
+    ) -> R:
+        """Change a row that must be in the required state; see `change`.
+
+        Raises:
+            StaleRowError: it is not. The unit of work must be run again on what is stored now.
+        """
+        found = self.change(connection, row, *conditions, given=given, add=add, **values)
+        if found is None:
+            key = row if isinstance(row, str) else self._key_of(row)
+            raise StaleRowError(f"{self.table.name} {key} is not in the state that this change requires")
+        return found
+
+    def pages(
+        self,
+        owner: str,
+        *conditions: Condition,
+        equal: Iterable[str] = (),
+        filters: Mapping[str, Sequence[Condition]] = _NONE,
+        few: str = "",
+    ) -> "Pages[R]":
+        """Return the list of the rows of an owner that satisfy the conditions; see `Pages`.
+
+        `equal` names columns that callers can filter by.
+        """
+        by = {name: (self.c[name] == bindparam(name),) for name in equal}
+        return Pages(
+            select(self.table).where(*conditions),
+            self.record,
+            owner=self.c[owner],
+            place=self.c.seq,
+            filters={**by, **filters},
+            few=few,
+        )
+
+    # --- Shapes
+
+    def get_statement(self, *conditions: Condition, lock: bool) -> Select[Any]:
+        """Return the statement of `get`."""
+        statement = self._get.where(*conditions)
+        return statement.with_for_update() if lock else statement
+
+    def change_statement(
+        self, conditions: Sequence[Condition], values: Iterable[str], add: Iterable[str] = ()
+    ) -> ReturningUpdate[Any]:
+        """Return the statement of `change`.
+
+        Raises:
+            KeyError: the table has no such column.
+        """
+        new: dict[Column[Any], Any] = {self.c[name]: bindparam(name) for name in values}
+        for name in add:
+            column = self.c[name]
+            new[column] = column + bindparam(f"plus_{name}", type_=column.type)
+        return update(self.table).where(*self._this, *conditions).values(new).returning(*self.c)
+
+    def statements(self) -> "dict[str, Any]":
+        """Return a statement of each kind, for tests of what engines make of them."""
+        return {
+            "insert": self._insert,
+            "get": self._get,
+            "lock": self.get_statement(lock=True),
+            "change": self.change_statement((), self._written),
+        }
+
+
+class StaleRowError(Exception):
+    """A row is not in the state that a change requires: another server was faster. Nothing was changed."""
+
+
+class Pages(Generic[T]):
+    """A list that is read in pages, newest first, with the filters that a caller gives.
+
+    Args:
+        statement: finds all rows.
+        record: converts a row.
+        owner: the column that says whose list it is.
+        place: the sequence number.
+        filters: the conditions of each filter; a filter's value is the parameter of its name.
+        few: a filter that matches so few rows that sorting them is faster than a scan in order.
+    """
+
+    def __init__(
+        self,
+        statement: Select[Any],
+        record: Callable[[Sequence[Any]], T],
+        *,
+        owner: Column[Any],
+        place: Column[Any],
+        filters: Mapping[str, Sequence[Condition]] = _NONE,
+        few: str = "",
+    ) -> None:
+        self._statement = statement.where(owner == bindparam(owner.name))
+        self._record = record
+        self._owner = owner.name
+        self._place = place
+        self._filters = filters
+        self._few = few
+        self._statements: dict[tuple[str, ...], Select[Any]] = {}
+
+    def __call__(
+        self, connection: Connection, /, owner: str, before: int, count: int, **given: object
+    ) -> list[T]:
+        """Return up to `count` rows of an owner below a sequence number.
+
+        `given` are the values of filters; None means without the filter.
+        """
+        values = {name: value for name, value in given.items() if value is not None}
+        names = tuple(name for name in self._filters if name in values)
+        statement = self._statements.get(names)
+        if statement is None:
+            statement = self._statements[names] = self._shape(names)
+        parameters = {self._owner: owner, "before": before, "count": count, **values}
+        return [self._record(row) for row in connection.execute(statement, parameters)]
+
+    def statements(self) -> dict[tuple[str, ...], Select[Any]]:
+        """Return the statement of each combination of filters."""
+        return {
+            names: self._shape(names)
+            for number in range(len(self._filters) + 1)
+            for names in combinations(self._filters, number)
+        }
+
+    def _shape(self, names: tuple[str, ...]) -> Select[Any]:
+        # Not a plain column: no index is in its order.
+        place = self._place + 0 if self._few in names else self._place
+        return (
+            self._statement.where(
+                place < bindparam("before"), *(each for name in names for each in self._filters[name])
+            )
+            .order_by(place.desc())
+            .limit(bindparam("count"))
+        )

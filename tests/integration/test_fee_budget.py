@@ -1,0 +1,404 @@
+"""The fees that an agent can cause: each account's budget, and what the treasury keeps.
+
+See interface F1 to F5.
+"""
+
+import math
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import money
+import pytest
+import validators
+from sellers import ORIGIN, Seller
+from server_world import START, raw_client
+from session_desk import Desk
+from solders.account import Account as ChainAccount
+from solders.pubkey import Pubkey
+from test_sessions_payees import RENT, Payee
+
+import agentpay
+from agentpay_server import AgentPayServer, Settings
+from agentpay_server.chain.custody import TREASURY
+from agentpay_server.chain.embedded.chain import EmbeddedChain
+from agentpay_server.chain.instructions import SYSTEM_PROGRAM
+from agentpay_server.context import Context
+from agentpay_server.database import tables
+from agentpay_server.database.connection import Connection
+from agentpay_server.money import fees
+from agentpay_server.settings import (
+    PUBLIC_ACCOUNTS_PER_DAY,
+    PUBLIC_FEE_BUDGET_SOL,
+    PUBLIC_RATE_LIMIT,
+    limit_in_force,
+)
+
+TRANSFER = 10_000
+OPENING, CLOSE = 15_000, 10_000
+CYCLE = OPENING + CLOSE
+DAY_SECONDS = 24 * 3600
+
+
+def desk_with(server: AgentPayServer, http: Any) -> Desk:
+    client = server.client()
+    payer, payee = (client.accounts.create(name=name) for name in ("Payer", "Payee"))
+    server.sandbox.fund(payer.account_id, 100)
+    return Desk(server, http, payer, payee)
+
+
+def budgeted(lamports: int, **settings: Any) -> AgentPayServer:
+    return AgentPayServer(
+        clock=START, settings=Settings(fee_budget_sol=f"{lamports / 10**9:.9f}", **settings)
+    )
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    """A payer whose account may cost the treasury four cycles of a session without a charge."""
+    with budgeted(4 * CYCLE) as server, raw_client(server) as http:
+        yield desk_with(server, http)
+
+
+def treasury_address(server: AgentPayServer) -> str:
+    async def look(context: Context) -> str:
+        return context.signer.address(TREASURY)
+
+    return money.on_owner(server, look)
+
+
+def treasury_lamports(server: AgentPayServer) -> int:
+    async def look(context: Context) -> int:
+        found = await context.chain.account_size(context.signer.address(TREASURY))
+        return 0 if found is None else found[0]
+
+    return money.on_owner(server, look)
+
+
+def counted(desk: Desk) -> tuple[int, int]:
+    """Return the lamports of the payer that are burned, and those that unfinished work may burn."""
+    account_id = desk.payer.account_id
+
+    async def look(context: Context) -> tuple[int, int]:
+        def unit(connection: Connection) -> tuple[int, int]:
+            account = fees.account_store.ACCOUNTS.existing(connection, account_id)
+            burned = fees.burned(connection, account, context.clock.now_us())
+            return burned, fees.reserved(connection, account_id)
+
+        return await context.database.run(unit)
+
+    return money.on_owner(desk.server, look)
+
+
+def cycle(desk: Desk, key: str) -> int:
+    """Open and close a session without a charge; return the status of a refused opening, else 200."""
+    opened = desk.ask(idempotency_key=key, cap_usdc="0.01")
+    if opened.status_code != 201:
+        return opened.status_code
+    return desk.close(opened.json()["session_id"]).status_code
+
+
+def refused(response: Any) -> int:
+    """Assert that a request is over the budget, and return for how many seconds to wait."""
+    body = response.json()
+    assert (response.status_code, body["error"]) == (429, "fee_budget_exceeded"), body
+    assert set(body) == {"error", "message", "request_id"}
+    return int(response.headers["retry-after"])
+
+
+# --- The attack
+
+
+def test_sessions_opened_and_closed_without_a_charge_end_at_the_budget(desk: Desk) -> None:
+    """An agent with 0.02 USDC made a treasury pay 25,000 lamports, as often as it liked."""
+    server, client = desk.server, desk.server.client()
+    other = client.accounts.create(name="Other")
+    server.sandbox.fund(other.account_id, 10)
+    before = treasury_lamports(server)
+    key = client.console.agent_keys.create(account_id=desk.payer.account_id).key
+    with raw_client(server, key) as http:
+        agent = Desk(server, http, desk.payer, desk.payee)
+        answers = [cycle(agent, f"attack {number}") for number in range(10)]
+        assert answers == [200] * 4 + [429] * 6
+        assert before - treasury_lamports(server) == 4 * CYCLE
+        assert refused(agent.ask(idempotency_key="attack 11")) == DAY_SECONDS
+    # Nothing is stored, and the attack of one account stops no other.
+    assert len(money.rows(server, tables.sessions)) == 4
+    paid = client.transfers.create(from_=other.account_id, to=desk.payee.account_id, amount=1)
+    assert paid.status == "settled"
+
+
+def test_the_budget_is_free_again_when_retry_after_has_passed(desk: Desk) -> None:
+    clock = desk.server.sandbox.clock
+    for number in range(4):
+        assert cycle(desk, f"first {number}") == 200
+        clock.advance(hours=1)
+    wait_seconds = refused(desk.ask(idempotency_key="again"))
+    assert wait_seconds == DAY_SECONDS - 4 * 3600
+    clock.advance(wait_seconds - 1)
+    assert refused(desk.ask(idempotency_key="again")) == 1
+    clock.advance(1)
+    # One cycle has left the window, and the refused key is free.
+    assert [cycle(desk, key) for key in ("again", "once more")] == [200, 429]
+
+
+def test_the_client_raises_an_error_of_its_own_for_the_budget(desk: Desk) -> None:
+    for number in range(4):
+        cycle(desk, f"{number}")
+    client = desk.server.client()
+    with pytest.raises(agentpay.FeeBudgetExceededError) as caught:
+        client.sessions.open(account_id=desk.payer.account_id, to=desk.payee.account_id, cap_usdc=1)
+    assert (caught.value.code, caught.value.status) == ("fee_budget_exceeded", 429)
+    assert caught.value.retry_after == DAY_SECONDS
+    assert isinstance(caught.value, agentpay.RateLimitedError)
+    assert "0.0001 SOL brought no payment" in caught.value.message
+
+
+# --- What counts
+
+
+def test_a_session_that_pays_costs_nothing_of_the_budget(desk: Desk) -> None:
+    for number in range(6):
+        session_id = desk.open(idempotency_key=f"{number}", cap_usdc="1")
+        assert counted(desk) == (0, CYCLE)
+        assert desk.charge(session_id, "0.1").status_code == 200
+        assert desk.close(session_id).status_code == 200
+        assert counted(desk) == (0, 0)
+
+
+def test_open_sessions_reserve_the_fees_of_their_close(desk: Desk) -> None:
+    opened = [desk.open(idempotency_key=f"{number}", cap_usdc="1") for number in range(4)]
+    assert counted(desk) == (0, 4 * CYCLE)
+    # No time frees what sessions reserve: the message says to close them.
+    response = desk.ask(idempotency_key="more")
+    assert refused(response) == 60
+    assert "close sessions that are not in use" in response.json()["message"]
+    body = {"from": desk.payer.account_id, "to": desk.payee.account_id, "amount": "1"}
+    refused(desk.http.post("/v1/transfers", json={**body, "idempotency_key": "t"}))
+    # Closes are never refused.
+    assert desk.charge(opened[0], "0.5").status_code == 200
+    assert [desk.close(session_id).status_code for session_id in opened] == [200] * 4
+    assert counted(desk) == (3 * CYCLE, 0)
+    assert [cycle(desk, key) for key in ("more", "yet more")] == [200, 429]
+
+
+def test_settled_transfers_cost_nothing_of_the_budget() -> None:
+    with budgeted(TRANSFER) as server, raw_client(server) as http:
+        desk = desk_with(server, http)
+        for _ in range(5):
+            paid = server.client().transfers.create(
+                from_=desk.payer.account_id, to=desk.payee.account_id, amount=1
+            )
+            assert paid.status == "settled"
+        assert counted(desk) == (0, 0)
+
+
+def test_a_budget_of_one_lamport_less_refuses_a_transfer_and_its_check() -> None:
+    with budgeted(TRANSFER - 1) as server, raw_client(server) as http:
+        desk = desk_with(server, http)
+        body = {"from": desk.payer.account_id, "to": desk.payee.account_id, "amount": "1"}
+        # It can never be allowed, and the longest wait is a day.
+        assert refused(http.post("/v1/transfers", json={**body, "idempotency_key": "t"})) == DAY_SECONDS
+        refused(http.post("/transfers/check", json=body))
+        assert money.rows(server, tables.transfers) == []
+        # What the policy refuses costs nothing: its reason comes first.
+        server.client().policies.update(desk.payer.account_id, max_single_transfer="0.5")
+        assert http.post("/v1/transfers", json={**body, "idempotency_key": "t"}).status_code == 402
+
+
+def test_an_approval_over_the_budget_leaves_the_transfer_pending() -> None:
+    with budgeted(CYCLE) as server, raw_client(server) as http:
+        desk, client = desk_with(server, http), server.client()
+        client.policies.update(desk.payer.account_id, escalation_threshold=5)
+        waiting = client.transfers.create(from_=desk.payer.account_id, to=desk.payee.account_id, amount=5)
+        assert cycle(desk, "burns it") == 200
+        refused(http.post(f"/console/approvals/{waiting.transfer_id}/approve"))
+        assert client.transfers.get(waiting.transfer_id).status == "pending_approval"
+        server.sandbox.clock.advance(DAY_SECONDS - 1)
+        assert http.post(f"/console/approvals/{waiting.transfer_id}/approve").status_code == 429
+
+
+def test_the_rent_of_a_payees_new_token_account_counts() -> None:
+    """Its owner can close it again, and keeps the rent."""
+    with budgeted(RENT + CYCLE - 1) as server, raw_client(server) as http:
+        desk = desk_with(server, http)
+        payee = Payee(desk)
+        session_id = desk.open(to=payee.token_account)
+        assert desk.charge(session_id, "4").status_code == 200
+        payee.closes()
+        before = treasury_lamports(server)
+        # The close is not refused, although nothing else fits afterwards.
+        assert desk.close(session_id).status_code == 200
+        assert counted(desk) == (RENT, 0)
+        # The escrow's rent came back.
+        assert before - treasury_lamports(server) == CLOSE
+        refused(desk.ask(idempotency_key="another"))
+
+
+def test_a_payment_counts_until_its_seller_broadcasts_it_or_it_expires() -> None:
+    validators.embedded_only("what is signed for a cluster expires in real time")
+    with budgeted(TRANSFER + 1) as server, raw_client(server) as http:
+        account = server.client().accounts.create(name="Buyer")
+        server.sandbox.fund(account.account_id, 10)
+        world = server._running
+        seller = Seller(world.server.chain, world.server.context.signer, world._owner.call).open()
+
+        def pay(key: str, *, is_sponsored: bool) -> Any:
+            challenge = seller.ask("mpp", 1_000, is_sponsored=is_sponsored)
+            body = {"account_id": account.account_id, "idempotency_key": key, "origin": ORIGIN, **challenge}
+            return http.post("/payments", json=body)
+
+        first = pay("first", is_sponsored=False)
+        assert first.status_code == 201
+        assert refused(pay("second", is_sponsored=False)) == 60
+        # A seller that pays the fee costs the treasury nothing.
+        assert pay("sponsored", is_sponsored=True).status_code == 201
+        seller.settle(first.json()["header"])
+        assert pay("second", is_sponsored=False).status_code == 201
+        refused(pay("third", is_sponsored=False))
+        server.sandbox.clock.advance(minutes=2)
+        assert pay("third", is_sponsored=False).status_code == 201
+
+
+# --- The treasury
+
+
+@pytest.fixture
+def poor() -> Iterator[Desk]:
+    validators.embedded_only("what its treasury holds is set in the virtual machine")
+    with AgentPayServer(clock=START) as server, raw_client(server) as http:
+        yield desk_with(server, http)
+
+
+def holds(server: AgentPayServer, lamports: int) -> None:
+    address = Pubkey.from_string(treasury_address(server))
+    account = ChainAccount(lamports, b"", SYSTEM_PROGRAM)
+    money.with_svm(server, lambda svm: svm.set_account(address, account))
+
+
+RESERVE = 20_000_000
+
+
+def unfunded(desk: Desk, response: Any) -> None:
+    body = response.json()
+    assert (response.status_code, body["error"]) == (503, "chain_unavailable"), body
+    assert treasury_address(desk.server) in body["message"]
+    assert "transfer_id" not in body
+    assert response.headers["retry-after"]
+
+
+def test_a_treasury_at_its_reserve_signs_no_new_work_and_closes_sessions(poor: Desk) -> None:
+    """It signed and sent openings that failed, 15,000 lamports each, until nothing could be paid."""
+    opened = [poor.open(idempotency_key=f"{number}", cap_usdc="1") for number in range(3)]
+    assert poor.charge(opened[0], "0.5").status_code == 200
+    signed = len(money.rows(poor.server, tables.chain_transactions))
+    holds(poor.server, RESERVE + TRANSFER - 1)
+    body = {"from": poor.payer.account_id, "to": poor.payee.account_id, "amount": "1"}
+    unfunded(poor, poor.ask(idempotency_key="more"))
+    unfunded(poor, poor.http.post("/v1/transfers", json={**body, "idempotency_key": "t"}))
+    unfunded(poor, poor.http.post("/v1/accounts", json={"name": "Another"}))
+    assert len(money.rows(poor.server, tables.chain_transactions)) == signed
+    assert treasury_lamports(poor.server) == RESERVE + TRANSFER - 1
+    # Closes may spend the reserve, and return the rent of their escrows.
+    holds(poor.server, 890_880 + CLOSE)
+    assert [poor.close(session_id).status_code for session_id in opened] == [200] * 3
+
+
+def test_the_treasury_pays_for_new_work_down_to_its_reserve(poor: Desk) -> None:
+    body = {"from": poor.payer.account_id, "to": poor.payee.account_id, "amount": "1"}
+    holds(poor.server, RESERVE + 2 * TRANSFER)
+    answers = [poor.http.post("/v1/transfers", json={**body, "idempotency_key": f"{n}"}) for n in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 503]
+    unfunded(poor, answers[2])
+    assert treasury_lamports(poor.server) == RESERVE
+    # An opening needs the rent of its escrow, and the fees of its close.
+    needed = RESERVE + RENT + CYCLE
+    holds(poor.server, needed - 1)
+    unfunded(poor, poor.ask(idempotency_key="opening"))
+    holds(poor.server, needed)
+    assert poor.ask(idempotency_key="opening").status_code == 201
+
+
+def test_a_policy_is_in_force_and_its_record_waits_while_the_treasury_is_empty(poor: Desk) -> None:
+    holds(poor.server, RESERVE)
+    client = poor.server.client()
+    assert client.policies.pause(poor.payer.account_id).paused
+    assert money.rows(poor.server, tables.chain_transactions) == []
+    holds(poor.server, 10**9)
+    poor.server.sandbox.clock.advance(minutes=10)
+    assert client.console.accounts.get(poor.payer.account_id).policy_record is not None
+
+
+# --- Accounts
+
+
+def test_an_operator_creates_so_many_accounts_in_24_hours() -> None:
+    with AgentPayServer(clock=START, settings=Settings(max_accounts_per_day=3)) as server:
+        client = server.client()
+        for number in range(3):
+            client.accounts.create(name=f"{number}")
+            server.sandbox.clock.advance(hours=1)
+        with pytest.raises(agentpay.RateLimitedError) as caught:
+            client.accounts.create(name="one more")
+        assert (caught.value.code, caught.value.retry_after) == ("rate_limited", DAY_SECONDS - 3 * 3600)
+        assert "max_accounts_per_day" in caught.value.message
+        assert len(list(client.accounts.list())) == 3
+        # Another operator has a limit of its own.
+        other = server.client(api_key=server.sandbox.create_operator("Other").key)
+        assert other.accounts.create(name="First").status == "active"
+        server.sandbox.clock.advance(hours=21)
+        client.accounts.create(name="one more")
+        with pytest.raises(agentpay.RateLimitedError):
+            client.accounts.create(name="too many")
+
+
+# --- Settings
+
+
+def test_a_budget_is_an_amount_of_sol_or_unlimited() -> None:
+    assert Settings().fee_budget_sol is None
+    assert Settings(fee_budget_sol=0).fee_budget_sol == 0
+    assert Settings(fee_budget_sol=math.inf).fee_budget_sol == Decimal("Infinity")
+    for wrong in ("-1", "NaN", "much", 0.5, True):
+        with pytest.raises((TypeError, ValueError)):
+            Settings(fee_budget_sol=wrong)  # type: ignore[arg-type]
+    for wrong_count in (0, -1, 1.5, True, "3"):
+        with pytest.raises(ValueError, match="at least 1"):
+            Settings(max_accounts_per_day=wrong_count)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="at least 1"):
+            Settings(rate_limit_per_minute=wrong_count)  # type: ignore[arg-type]
+
+
+def test_public_clusters_have_limits_by_default_and_test_chains_have_none() -> None:
+    for default in (PUBLIC_RATE_LIMIT, PUBLIC_FEE_BUDGET_SOL, PUBLIC_ACCOUNTS_PER_DAY):
+        assert limit_in_force(None, on_public_clusters=default, is_test_chain=False) == default
+        assert limit_in_force(None, on_public_clusters=default, is_test_chain=True) is None
+        assert limit_in_force(math.inf, on_public_clusters=default, is_test_chain=False) is None
+    assert limit_in_force(7, on_public_clusters=600, is_test_chain=True) == 7
+    assert (
+        600,
+        Decimal("0.01"),
+        10_000,
+    ) == (PUBLIC_RATE_LIMIT, PUBLIC_FEE_BUDGET_SOL, PUBLIC_ACCOUNTS_PER_DAY)
+
+
+@pytest.mark.in_memory("the chain only says that it is public")
+def test_a_public_cluster_limits_fees_and_requests_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    with AgentPayServer(clock=START) as prepared:
+        assert not limited(prepared)
+    monkeypatch.setattr(EmbeddedChain, "is_test_chain", property(lambda _: False))
+    with AgentPayServer(clock=START) as server:
+        assert limited(server)
+
+        async def budget(context: Context) -> int | None:
+            return fees.budget_lamports(context)
+
+        assert money.on_owner(server, budget) == 10_000_000
+
+
+def limited(server: AgentPayServer) -> bool:
+    """Return whether the 601st request of a key within a minute is refused."""
+    with raw_client(server) as http:
+        answers = [http.get("/console/audit?limit=1").status_code for _ in range(601)]
+    assert set(answers[:600]) == {200}
+    return answers[600] == 429

@@ -1,0 +1,428 @@
+"""A purchase that was refused is tried again under its reference, and is paid once."""
+
+import asyncio
+import itertools
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+from awaited import Awaited, sync_and_async
+from server_world import START
+from tool_results import assert_consistent
+
+from agentpay import AgentPay
+from agentpay.tools import AgentTools, AsyncAgentTools
+from agentpay.tools.references import ref_of
+from agentpay_server import AgentPayServer, Settings
+from agentpay_server.paywall import Paywall
+
+REF = "order-2026-0001"
+LOOPBACK = ("http://127.0.0.1:*",)
+
+
+@pytest.fixture
+def server() -> Iterator[AgentPayServer]:
+    with AgentPayServer(clock=START, settings=Settings(min_session_cap_usdc="0.01")) as running:
+        yield running
+
+
+@pytest.fixture
+def client(server: AgentPayServer) -> AgentPay:
+    return server.client()
+
+
+@pytest.fixture
+def payer(server: AgentPayServer, client: AgentPay) -> str:
+    account_id = client.accounts.create(name="Payer").account_id
+    server.sandbox.fund(account_id, 100)
+    return account_id
+
+
+@pytest.fixture
+def payee(client: AgentPay) -> str:
+    return client.accounts.create(name="Payee").account_id
+
+
+@pytest.fixture
+def tools(
+    request: pytest.FixtureRequest, server: AgentPayServer, payer: str, monkeypatch: pytest.MonkeyPatch
+) -> AgentTools | Awaited:
+    # On the manual clock nothing changes while it is waited for.
+    for twin in ("_sync", "_async"):
+        monkeypatch.setattr(f"agentpay.{twin}.paid_fetches.SETTLE_SECONDS", 0.0)
+    if getattr(request, "param", "sync") == "async":
+        agent = server.async_agent_client(payer).with_options(max_retries=0)
+        return Awaited(AsyncAgentTools(agent, private_origins=LOOPBACK))
+    return AgentTools(server.agent_client(payer).with_options(max_retries=0), private_origins=LOOPBACK)
+
+
+@pytest.fixture
+def paywall(server: AgentPayServer) -> Iterator[Paywall]:
+    with Paywall(server, {"/report": "1.5", "/other": "1.5"}) as selling:
+        selling.listen()
+        yield selling
+
+
+def spent(client: AgentPay, account_id: str) -> str:
+    return str(100 - client.accounts.balance(account_id).balance_usdc)
+
+
+def asked(tool: str, tools: AgentTools, payee: str, paywall: Paywall) -> Mapping[str, Any]:
+    """Ask for a purchase of 1.5 USDC with a tool."""
+    result: Mapping[str, Any]
+    if tool == "pay":
+        result = tools.pay(payment_ref=REF, to=payee, amount_usdc="1.5")
+    elif tool == "fetch_paid":
+        result = tools.fetch_paid(payment_ref=REF, url=f"{paywall.base_url}/report", max_usdc="2")
+    else:
+        result = tools.open_session(session_ref=REF, to=payee, cap_usdc="1.5")
+    assert_consistent(result)
+    return result
+
+
+REFUSING: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"max_single_transfer": 1}, {"max_single_transfer": 5}),
+    ({"max_daily_spend": 1}, {"max_daily_spend": 5}),
+    ({"paused": True}, {"paused": False}),
+]
+
+
+@sync_and_async
+@pytest.mark.parametrize(
+    ("tool", "refusing", "allowing"),
+    [
+        (tool, *limits)
+        for tool in ("pay", "fetch_paid", "open_session")
+        # An opening is not a transfer, but its charges are.
+        for limits in REFUSING[1 if tool == "open_session" else 0 :]
+    ],
+)
+def test_a_refused_purchase_is_paid_once_the_policy_allows_it(
+    tools: AgentTools,
+    client: AgentPay,
+    payer: str,
+    payee: str,
+    paywall: Paywall,
+    tool: str,
+    refusing: dict[str, Any],
+    allowing: dict[str, Any],
+) -> None:
+    client.policies.update(payer, **refusing)
+    for _ in range(3):
+        refused = asked(tool, tools, payee, paywall)
+        assert (refused["status"], refused["money_moved"]) == ("rejected", "no")
+        assert refused["may_retry_with_same_ref"] is True
+        assert "SAME ref" in refused["next_step"]
+
+    client.policies.update(payer, **allowing)
+    paid = [asked(tool, tools, payee, paywall) for _ in range(3)]
+
+    assert [each["money_moved"] for each in paid] == ["yes"] * 3
+    assert len({each["tx_signature"] for each in paid}) == 1
+    assert spent(client, payer) == "1.500000"
+    if tool != "open_session":
+        assert {each["payment_ref"] for each in paid} == {REF}
+        again = tools.get_payment(payment_ref=REF)
+        assert (again["status"], again["tx_signature"]) == ("settled", paid[0]["tx_signature"])
+        listed = tools.list_payments()["payments"]
+        assert [(each["payment_ref"], each["status"]) for each in listed] == [
+            (REF, "settled"),
+            *[(REF, "rejected")] * 3,
+        ]
+
+
+def test_a_refused_purchase_is_paid_days_later(
+    tools: AgentTools, server: AgentPayServer, client: AgentPay, payer: str, payee: str, paywall: Paywall
+) -> None:
+    client.policies.update(payer, max_single_transfer=1)
+    for _ in range(3):
+        assert asked("pay", tools, payee, paywall)["status"] == "rejected"
+        server.sandbox.clock.advance(hours=25)
+    client.policies.update(payer, max_single_transfer=5)
+    first = asked("pay", tools, payee, paywall)
+    server.sandbox.clock.advance(hours=25)
+    assert asked("pay", tools, payee, paywall)["tx_signature"] == first["tx_signature"]
+    assert spent(client, payer) == "1.500000"
+
+
+def test_a_low_balance_repeats_the_same_key(
+    tools: AgentTools, server: AgentPayServer, client: AgentPay, payer: str, payee: str
+) -> None:
+    def pay() -> Mapping[str, Any]:
+        return tools.pay(payment_ref=REF, to=payee, amount_usdc="150")
+
+    client.policies.update(payer, max_single_transfer=120)
+    pay()
+    client.policies.update(payer, max_single_transfer=200)
+    refused = pay()
+    assert "insufficient_balance" in str(refused["reason"])
+    server.sandbox.fund(payer, 100)
+    assert pay()["status"] == "settled"
+    keys = [each.idempotency_key for each in client.transfers.list(account_id=payer)]
+    assert keys == [f"mcp:{REF}/1", f"mcp:{REF}/1", f"mcp:{REF}"]
+
+
+@sync_and_async
+@pytest.mark.parametrize("tool", ["pay", "fetch_paid"])
+def test_a_rejection_by_a_person_is_final_for_the_reference(
+    tools: AgentTools,
+    server: AgentPayServer,
+    client: AgentPay,
+    payer: str,
+    payee: str,
+    paywall: Paywall,
+    tool: str,
+) -> None:
+    client.policies.update(payer, max_single_transfer=1)
+    asked(tool, tools, payee, paywall)
+    client.policies.update(payer, max_single_transfer=5, escalation_threshold=1)
+    pending = asked(tool, tools, payee, paywall)
+    assert pending["status"] == "pending_approval"
+    server.console.approvals.reject(str(pending["transfer_id"]))
+    client.policies.update(payer, escalation_threshold=None)
+    for hours in (0, 25, 25):
+        server.sandbox.clock.advance(hours=hours)
+        for result in (asked(tool, tools, payee, paywall), tools.get_payment(payment_ref=REF)):
+            assert (result["status"], result["transfer_id"]) == ("rejected", pending["transfer_id"])
+            assert result["may_retry_with_same_ref"] is False
+    assert spent(client, payer) == "0.000000"
+
+
+def test_a_payment_about_which_nobody_decided_asks_again(
+    tools: AgentTools, server: AgentPayServer, client: AgentPay, payer: str, payee: str, paywall: Paywall
+) -> None:
+    client.policies.update(payer, escalation_threshold=1)
+    first = asked("pay", tools, payee, paywall)
+    server.sandbox.clock.advance(hours=24)
+    expired = tools.get_payment(payment_ref=REF)
+    assert (expired["status"], expired["may_retry_with_same_ref"]) == ("rejected", True)
+    again = asked("pay", tools, payee, paywall)
+    assert again["status"] == "pending_approval"
+    assert again["transfer_id"] != first["transfer_id"]
+    server.console.approvals.approve(str(again["transfer_id"]))
+    assert asked("pay", tools, payee, paywall)["status"] == "settled"
+    assert spent(client, payer) == "1.500000"
+
+
+def test_a_memo_that_the_rule_asks_for_is_added_under_the_same_reference(
+    tools: AgentTools, client: AgentPay, payer: str, payee: str
+) -> None:
+    client.policies.update(payer, require_memo=True)
+    purchase: Any = {"payment_ref": REF, "to": payee, "amount_usdc": "1.5"}
+    assert "require_memo" in str(tools.pay(**purchase)["reason"])
+    assert tools.pay(**purchase, memo="Report 7")["status"] == "settled"
+    assert tools.pay(**purchase)["status"] == "conflict"
+    assert spent(client, payer) == "1.500000"
+
+
+@sync_and_async
+@pytest.mark.parametrize("address", ["/report?city=Paris&day=1", "/report?#top", "/report?ä=é"])
+def test_a_refused_purchase_of_an_address_with_a_query_is_paid_once_the_policy_allows_it(
+    tools: AgentTools, client: AgentPay, payer: str, paywall: Paywall, address: str
+) -> None:
+    client.policies.update(payer, max_single_transfer=1)
+    url = paywall.base_url + address
+    assert tools.fetch_paid(payment_ref=REF, url=url, max_usdc="2")["status"] == "rejected"
+    client.policies.update(payer, max_single_transfer=5)
+    for _ in range(2):
+        result = tools.fetch_paid(payment_ref=REF, url=url, max_usdc="2")
+        assert result["money_moved"] == "yes"
+    assert spent(client, payer) == "1.500000"
+
+
+@sync_and_async
+def test_another_purchase_under_a_refused_reference_is_a_conflict(
+    tools: AgentTools, client: AgentPay, payer: str, payee: str, paywall: Paywall
+) -> None:
+    client.policies.update(payer, max_single_transfer=1)
+    asked("fetch_paid", tools, payee, paywall)
+    tools.pay(payment_ref="order-2026-0002", to=payee, amount_usdc="1.5")
+    client.policies.update(payer, max_single_transfer=5)
+    results = [
+        tools.fetch_paid(payment_ref=REF, url=f"{paywall.base_url}/other", max_usdc="2"),
+        tools.pay(payment_ref=REF, to=payee, amount_usdc="1.5"),
+        tools.pay(payment_ref="order-2026-0002", to=payee, amount_usdc="1.4"),
+        tools.fetch_paid(payment_ref="order-2026-0002", url=f"{paywall.base_url}/report", max_usdc="2"),
+    ]
+    for result in results:
+        assert_consistent(result)
+        assert (result["status"], result["amount_usdc"]) == ("conflict", "1.500000")
+    assert spent(client, payer) == "0.000000"
+
+
+def test_a_reference_that_was_refused_often_costs_few_reads(
+    tools: AgentTools, server: AgentPayServer, client: AgentPay, payer: str, payee: str, paywall: Paywall
+) -> None:
+    client.policies.update(payer, max_single_transfer=1)
+    for _ in range(40):
+        asked("pay", tools, payee, paywall)
+    client.policies.update(payer, max_single_transfer=5)
+    before = len(server.requests)
+    assert asked("pay", tools, payee, paywall)["status"] == "settled"
+    assert len(server.requests) - before < 16
+    assert spent(client, payer) == "1.500000"
+
+
+def test_a_paid_fetch_whose_key_is_forgotten_never_presents_another_payment(
+    tools: AgentTools, server: AgentPayServer, client: AgentPay, payer: str, payee: str, paywall: Paywall
+) -> None:
+    """The service signs again after 24 hours; the second call must not take that for the purchase."""
+    first = asked("fetch_paid", tools, payee, paywall)
+    server.sandbox.clock.advance(hours=25)
+    for _ in range(3):
+        again = asked("fetch_paid", tools, payee, paywall)
+        assert again["tx_signature"] == first["tx_signature"]
+    server.sandbox.clock.advance(minutes=5)
+    assert len(paywall.sales) == 1
+    assert spent(client, payer) == "1.500000"
+
+
+# --- Two processes, and a process that ends
+
+
+class Turns:
+    """Lets the requests of several calls pass one at a time, in a given order."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, asyncio.Future[None]] = {}
+
+    async def at(self, name: str) -> None:
+        self.waiting[name] = asyncio.get_running_loop().create_future()
+        await self.waiting[name]
+
+    async def come(self, name: str, call: "asyncio.Future[Any]") -> bool:
+        """Wait until a call waits for its turn, or is done; return whether it waits."""
+        while not call.done() and name not in self.waiting:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        return not call.done()
+
+    async def go_on(self, name: str, call: "asyncio.Future[Any]") -> None:
+        """Let a call go on to its next request, if there is one."""
+        if await self.come(name, call):
+            self.waiting.pop(name).set_result(None)
+
+    def through(self, name: str, tools: AsyncAgentTools) -> None:
+        """Let each request of some tools wait for its turn."""
+        transfers: Any = tools._client.transfers
+        listing, create = transfers.list, transfers.create
+
+        async def listed(**query: Any) -> Any:
+            await self.at(name)
+            return await listing(**query)
+
+        async def created(**query: Any) -> Any:
+            await self.at(name)
+            return await create(**query)
+
+        transfers.list, transfers.create = listed, created
+
+
+ORDERS = sorted(set(itertools.permutations("aaabbb")))
+"""All orders of the requests of two calls: two reads and a payment each."""
+
+
+class Race:
+    """Two processes pay one refused reference; the limit is raised before the request `raised_at`."""
+
+    def __init__(self, server: AgentPayServer, payer: str, payee: str, raised_at: int) -> None:
+        self.server, self.payer, self.payee, self.raised_at = server, payer, payee, raised_at
+
+    async def raise_limit(self) -> None:
+        await self.server.async_client().policies.update(self.payer, max_single_transfer=1)
+
+    async def run(self, order: tuple[str, ...], ref: str, killed: str | None) -> list[Mapping[str, Any]]:
+        """Run both calls, and return their results; a killed process ends when its last request is sent."""
+        turns, calls = Turns(), {}
+        for name in "ab":
+            tools = AsyncAgentTools(self.server.async_agent_client(self.payer).with_options(max_retries=0))
+            await tools.account_id()
+            turns.through(name, tools)
+            paying = tools.pay(payment_ref=ref, to=self.payee, amount_usdc="0.02")
+            calls[name] = asyncio.ensure_future(paying)
+        for index, name in enumerate(order):
+            if index == self.raised_at:
+                await self.raise_limit()
+            await turns.go_on(name, calls[name])
+            if name == killed and name not in order[index + 1 :]:
+                await asyncio.sleep(0)
+                calls[name].cancel()
+            await turns.come(name, calls[name])
+        if self.raised_at == len(order):
+            await self.raise_limit()
+        for name, call in calls.items():
+            while not call.done():
+                await turns.go_on(name, call)
+        return [call.result() for call in calls.values() if not call.cancelled()]
+
+
+@pytest.mark.parametrize("raised_at", range(7))
+@pytest.mark.parametrize("killed", [None, "a"])
+def test_two_processes_pay_a_refused_reference_once_in_any_order(
+    server: AgentPayServer, client: AgentPay, payer: str, payee: str, raised_at: int, killed: str | None
+) -> None:
+    tools, race = AgentTools(server.agent_client(payer)), Race(server, payer, payee, raised_at)
+    for number, order in enumerate(ORDERS):
+        ref = f"order-{raised_at}-{killed}-{number}"
+        client.policies.update(payer, max_single_transfer="0.01")
+        assert tools.pay(payment_ref=ref, to=payee, amount_usdc="0.02")["status"] == "rejected"
+
+        told = asyncio.run(race.run(order, ref, killed))
+
+        paid = tools.pay(payment_ref=ref, to=payee, amount_usdc="0.02")
+        assert paid["status"] == "settled"
+        settled = client.transfers.list(account_id=payer, status="settled", limit=100).data
+        assert [ref_of(each.idempotency_key) for each in settled].count(ref) == 1
+        for result in told:
+            assert_consistent(result)
+            assert result["money_moved"] != "yes" or result["tx_signature"] == paid["tx_signature"]
+
+
+def test_the_test_detects_a_key_for_each_call(
+    server: AgentPayServer,
+    client: AgentPay,
+    payer: str,
+    payee: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With keys that do not follow from what is recorded, two processes pay twice in some order."""
+    numbers = itertools.count(1)
+    monkeypatch.setattr(
+        "agentpay._async.purchases.key_of", lambda ref, attempt=0: f"mcp:{ref}/{attempt and next(numbers)}"
+    )
+    with pytest.raises(AssertionError):
+        test_two_processes_pay_a_refused_reference_once_in_any_order(server, client, payer, payee, 0, None)
+
+
+def test_a_repeated_refusal_reports_what_another_process_did_meanwhile(
+    server: AgentPayServer, client: AgentPay, payer: str, payee: str
+) -> None:
+    """The key was read as free, then it was refused, and the next one paid, before this request."""
+    client.policies.update(payer, max_single_transfer=1)
+    purchase: Any = {"payment_ref": REF, "to": payee, "amount_usdc": "1.5"}
+    slow, fast = (AgentTools(server.agent_client(payer).with_options(max_retries=0)) for _ in range(2))
+    create = slow._client.transfers.create
+
+    def late(**query: Any) -> Any:
+        assert fast.pay(**purchase)["status"] == "rejected"
+        client.policies.update(payer, max_single_transfer=5)
+        assert fast.pay(**purchase)["status"] == "settled"
+        return create(**query)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slow._client.transfers, "create", late, raising=False)
+        result = slow.pay(**purchase)
+    assert (result["status"], result["money_moved"]) == ("settled", "yes")
+    assert spent(client, payer) == "1.500000"
+
+
+def test_an_earlier_refusal_does_not_answer_for_a_request_whose_reply_is_lost(
+    server: AgentPayServer, client: AgentPay, payer: str, payee: str
+) -> None:
+    client.policies.update(payer, max_single_transfer=1)
+    purchase: Any = {"payment_ref": REF, "to": payee, "amount_usdc": "1.5"}
+    tools = AgentTools(server.agent_client(payer).with_options(max_retries=0))
+    tools.pay(**purchase)
+    with server.sandbox.fault("http:POST /v1/transfers", effect="reset"):
+        result = tools.pay(**purchase)
+    assert (result["status"], result["money_moved"]) == ("unknown", "unknown")
+    assert_consistent(result)

@@ -1,0 +1,262 @@
+"""A database restored from an older copy, while the chain went on: nothing is paid twice (P1, O4)."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import cluster_worlds
+import pytest
+import rpc_world
+import signed
+from cluster_worlds import ClusterWorld
+from clusters import NEVER, Cluster
+from worlds import InterruptedDatabase, Party, World
+
+from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
+from agentpay_server.chain.rpc.settings import RpcSettings
+from agentpay_server.clock import SystemClock
+from agentpay_server.config import ServerConfig
+from agentpay_server.database import tables
+from agentpay_server.database.memory import MemoryDatabase
+from agentpay_server.server import start_server
+from agentpay_server.settings import Settings
+from agentpay_server.storage import Storage
+
+pytestmark = pytest.mark.anyio
+
+KEYS = [f"order-{number}" for number in range(10)]
+FINALITY_SECONDS = 15.0
+
+
+class Disk(MemoryDatabase):
+    """A database that outlives its servers."""
+
+    async def close(self) -> None:
+        """Stay."""
+
+
+class Lives:
+    """One server after the other on one database, and one chain: a cluster, or one within the process."""
+
+    def __init__(self, cluster: Cluster | None) -> None:
+        self.cluster = cluster
+        self.disk, self.ledger = Disk(), Disk()
+        self._operator_key: str | None = None
+        self._running: World | None = None
+
+    async def start(self) -> World:
+        rpc = None
+        if self.cluster is not None:
+            rpc = RpcSettings(
+                url="http://cluster.invalid",
+                fee_payer_key=rpc_world.GIVEN[TREASURY],
+                mint_authority_key=rpc_world.GIVEN[TEST_MINT_AUTHORITY],
+            )
+        runtime = await start_server(
+            ServerConfig(clock=SystemClock(), operator_key=self._operator_key, rpc=rpc),
+            Storage(
+                database=InterruptedDatabase(self.disk, None),
+                ledger=None if self.cluster is not None else InterruptedDatabase(self.ledger, None),
+                settings=Settings(encryption_key=bytes(range(32)), settlement_wait_seconds=20),
+            ),
+        )
+        self._operator_key = runtime.operator.key
+        cluster = self.cluster
+        self._running = Embedded(runtime) if cluster is None else ClusterWorld(runtime, cluster)
+        return self._running
+
+    async def kill(self) -> None:
+        assert self._running is not None
+        await self._running.kill()
+        self._running = None
+
+    async def end(self) -> None:
+        if self._running is not None:
+            await self._running.stop()
+        for disk in (self.disk, self.ledger):
+            await MemoryDatabase.close(disk)
+
+
+class Embedded(World):
+    """A server with the chain in its process."""
+
+    def __init__(self, runtime: Any) -> None:
+        super().__init__(runtime, runtime.chain)
+
+    def balance(self, party: Party) -> int:
+        account = self.runtime.chain._token_account(party.token_account)
+        assert account is not None
+        return int(account.amount_micro)
+
+
+@pytest.fixture(params=["cluster", "embedded"])
+async def lives(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Lives]:
+    cluster = cluster_worlds.new_cluster() if request.param == "cluster" else None
+    if cluster is not None:
+        cluster_worlds.patched(monkeypatch, cluster)
+    made = Lives(cluster)
+    yield made
+    await made.end()
+
+
+def stopped_by(caplog: pytest.LogCaptureFixture) -> list[str]:
+    lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+    return [line for line in lines if line.startswith("account.unknown_debit")]
+
+
+async def not_ready(world: World) -> list[str]:
+    return list((await world.http.get("/readyz")).json().get("not_ready", []))
+
+
+@pytest.mark.parametrize("seconds", [0.0, 300.0], ids=["at once", "later"])
+async def test_keys_that_a_restored_database_has_lost_are_not_paid_again(
+    lives: Lives, seconds: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = await lives.start()
+    source, other, to = await world.account("20"), await world.account("5"), await world.account()
+    assert (await world.transfer("before", source, to, "1")).status == 200
+    await asyncio.sleep(FINALITY_SECONDS)
+    restore = lives.disk.capture()
+    for key in KEYS:
+        assert (await world.transfer(key, source, to, "1")).status == 200
+    await lives.kill()
+    restore()
+    await asyncio.sleep(seconds)
+    world = await lives.start()
+    for _ in range(2):
+        for answer in await asyncio.gather(*(world.transfer(key, source, to, "1") for key in KEYS)):
+            assert (answer.status, answer.error) == (503, "chain_unavailable"), answer
+        await asyncio.sleep(FINALITY_SECONDS)
+    refused = await world.transfer(KEYS[0], source, to, "1")
+    assert "allow-signing" in refused.body["message"]
+    assert world.balance(to) == 11_000_000
+    assert await not_ready(world) == ["stopped_accounts"]
+    # Money that arrived is no reason to stop, and what was paid before the copy is known.
+    assert (await world.transfer("other", other, to, "1")).status == 200
+    assert (await world.transfer("before", source, to, "1")).body["status"] == "settled"
+    assert all(source.account_id in line for line in stopped_by(caplog))
+    assert (await world.detail(source))["signing_stopped_at"] is not None
+    # The books are as the chain is, and the lost payments count toward the limit.
+    await world.policy(source, max_daily_spend=12)
+    detail = await world.detail(source)
+    assert (detail["balance_usdc"], detail["spent_usdc"]) == ("9.000000", "11.000000")
+    (row,) = await world.rows(tables.accounts, account_id=source.account_id)
+    assert (row["balance"], row["in_flight"]) == (9_000_000, 0)
+    unknown = [entry for entry in await world.entries(source) if entry["direction"] == "out"][1:]
+    assert sum(entry["amount"] for entry in unknown) == 10_000_000
+    audit = (await world.request("GET", "/console/audit")).body["data"]
+    entries = [entry for entry in audit if entry["action"] == "account.unknown_debit"]
+    assert len(entries) == len(unknown) == len(stopped_by(caplog))
+    assert {entry["subject"] for entry in entries} == {source.account_id}
+    if lives.cluster is not None:
+        assert {entry["tx_signature"] for entry in unknown} <= set(lives.cluster.landed)
+        assert {entry["counterparty"] for entry in unknown} == {to.account_id}
+        assert len(unknown) == 10
+    # An operator has looked: the account pays again, and the debits are found no second time.
+    assert (await world.request("POST", f"/console/accounts/{source.account_id}/allow-signing")).status == 200
+    assert (await world.transfer("new", source, to, "1")).status == 200
+    await lives.kill()
+    world = await lives.start()
+    await asyncio.sleep(FINALITY_SECONDS)
+    assert (await world.transfer("over", source, to, "1")).error == "policy_violation"
+    assert await not_ready(world) == []
+
+
+@pytest.mark.parametrize("lives", ["cluster"], indirect=True)
+async def test_a_replacement_is_not_signed_before_the_debits_are_compared(
+    lives: Lives, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert lives.cluster is not None
+    world = await lives.start()
+    source, to = await world.account("20"), await world.account()
+    await asyncio.sleep(FINALITY_SECONDS)
+    lives.cluster.delays.append(NEVER)
+    paying = asyncio.ensure_future(world.transfer("key", source, to, "1"))
+    while not lives.cluster.sent:  # noqa: ASYNC110 - time is virtual
+        await asyncio.sleep(0.1)
+    # The copy knows the first attempt; the second settles the transfer.
+    restore = lives.disk.capture()
+    await paying
+    assert await world.settled("key", source, to, "1")
+    assert len(signed.expired(await world.rows(tables.chain_transactions))) == 1
+    await lives.kill()
+    restore()
+    world = await lives.start()
+    await asyncio.sleep(300)
+    assert world.balance(to) == 1_000_000
+    assert len(stopped_by(caplog)) == 1
+    assert await not_ready(world) == ["stopped_accounts"]
+
+
+@pytest.mark.parametrize("lives", ["cluster"], indirect=True)
+async def test_a_debit_by_another_holder_of_the_key_stops_the_account_at_the_next_scan(
+    lives: Lives, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = await lives.start()
+    source, to = await world.account("20"), await world.outside()
+    assert (await world.transfer("known", source, to, "1")).status == 200
+    assert isinstance(world, ClusterWorld)
+    await world.drain_elsewhere(source, to, "3")
+    await asyncio.sleep(FINALITY_SECONDS + 10)
+    assert len(stopped_by(caplog)) == 1
+    refused = await world.transfer("next", source, to, "1")
+    assert "allow-signing" in refused.body["message"]
+    (row,) = await world.rows(tables.accounts, account_id=source.account_id)
+    assert row["balance"] == 16_000_000
+
+
+async def test_what_the_books_explain_stops_no_account(
+    lives: Lives, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = await lives.start()
+    source, to = await world.account("20"), await world.account()
+    session = await world.opened_session("session", source, to, "3")
+    assert (await world.charge("charge", session, "1")).status == 200
+    assert (await world.transfer("first", source, to, "1")).status == 200
+    for number in range(3):
+        await lives.kill()
+        world = await lives.start()
+        assert (await world.transfer(f"next-{number}", source, to, "1")).status == 200
+        if number == 1:
+            assert (await world.close_session(session)).status == 200
+    await asyncio.sleep(60)
+    await lives.kill()
+    world = await lives.start()
+    assert (await world.transfer("last", source, to, "1")).status == 200
+    assert world.balance(to) == 6_000_000
+    assert stopped_by(caplog) == []
+    assert await not_ready(world) == []
+
+
+@pytest.mark.parametrize("lives", ["cluster"], indirect=True)
+async def test_a_payout_that_a_restored_database_has_lost_stops_the_session_s_account(
+    lives: Lives, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = await lives.start()
+    source, to = await world.account("20"), await world.account()
+    session = await world.opened_session("session", source, to, "3")
+    await asyncio.sleep(FINALITY_SECONDS)
+    restore = lives.disk.capture()
+    assert (await world.charge("charge", session, "2")).status == 200
+    assert (await world.close_session(session)).status == 200
+    await asyncio.sleep(FINALITY_SECONDS)
+    await lives.kill()
+    restore()
+    world = await lives.start()
+    for _ in range(2):
+        assert (await world.close_session(session)).status == 503
+    assert (await world.transfer("next", source, to, "1")).error == "chain_unavailable"
+    assert await not_ready(world) == ["stopped_accounts"]
+    assert world.balance(to) == 2_000_000
+    reports = [line for line in caplog.messages if line.startswith("session.unknown_payout")]
+    assert len(reports) == 1
+    assert session in reports[0]
+    audit = (await world.request("GET", "/console/audit")).body["data"]
+    (entry,) = [entry for entry in audit if entry["action"] == "session.unknown_payout"]
+    assert entry["subject"] == session
+    # An operator has looked: the account pays again, and the payout is found no second time.
+    assert (await world.request("POST", f"/console/accounts/{source.account_id}/allow-signing")).status == 200
+    assert (await world.close_session(session)).status == 503
+    assert (await world.transfer("next", source, to, "1")).status == 200
+    assert await not_ready(world) == []

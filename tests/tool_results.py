@@ -1,0 +1,24 @@
+"""What must hold of every result of a tool, whatever it is about."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_SAME_REF = re.compile(r"same (payment_|session_|charge_)?ref\b", re.IGNORECASE)
+_FORBIDS = re.compile(r"do not (repeat|call|pay) .*with (this|the same) ref|ref is used up", re.IGNORECASE)
+
+
+def assert_consistent(result: Mapping[str, Any]) -> None:
+    """Check that the fields of a result about a payment or a session do not contradict each other."""
+    status, step = result["status"], str(result["next_step"])
+    assert result["next_step"], result
+    assert (_SAME_REF.search(step) is not None) == result["may_retry_with_same_ref"], result
+    if result["may_retry_with_same_ref"]:
+        assert not _FORBIDS.search(step), result
+        assert status not in ("conflict", "unauthorized"), result
+    if status in ("settled", "conflict", "unauthorized"):
+        assert "call again" not in step.lower(), result
+    if status == "conflict":
+        assert result["money_moved"] == "no", result
+    if status in ("unauthorized", "unknown"):
+        assert result["money_moved"] == "unknown", result

@@ -1,0 +1,224 @@
+"""`deadline` over real sockets: it ends a call whose response never stops arriving, in every flavour."""
+
+import contextlib
+import json
+import socket
+import ssl
+import threading
+from functools import partial
+from typing import Any, Self
+
+import anyio
+import httpx
+import httpx2
+import pytest
+from http_service import tls_of
+from sdk_world import ACCOUNT, KEY
+
+from agentpay import AgentPay, AsyncAgentPay, errors
+from agentpay._deadlines import StepsUntil, bound
+
+BODY = json.dumps(ACCOUNT).encode()
+WHOLE = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
+TIMES = 1_500
+
+# Each ends as a valid response, after far more time than the deadline.
+SLOW = {
+    "head": [b"HTTP/1.1 200 OK\r\nX-Slow: ", *[b"a"] * TIMES, b"\r\n", WHOLE.partition(b"\r\n")[2]],
+    "103": [*[b"HTTP/1.1 103 Early Hints\r\n\r\n"] * TIMES, WHOLE],
+    "body": [WHOLE[: -len(BODY)], *[bytes([byte]) for byte in BODY[:-1]] * 4, BODY],
+}
+
+
+class Dripping:
+    """A service that responds to the first request at once, and to the next ones part by part."""
+
+    def __init__(self, parts: list[bytes], tls: ssl.SSLContext | None, *, warm: int) -> None:
+        self._parts = parts
+        self._tls = tls
+        self._warm = warm
+        self._stopped = threading.Event()
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        scheme = "http" if tls is None else "https"
+        self.base_url = f"{scheme}://127.0.0.1:{self._listening.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._accept, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopped.set()
+        with contextlib.suppress(OSError):
+            socket.create_connection(self._listening.getsockname()).close()
+        self._thread.join()
+        self._listening.close()
+
+    def _accept(self) -> None:
+        while not self._stopped.is_set():
+            connection, _ = self._listening.accept()
+            with contextlib.suppress(OSError), connection:
+                if self._tls is not None:
+                    connection = self._tls.wrap_socket(connection, server_side=True)
+                with connection:
+                    self._respond(connection)
+
+    def _respond(self, connection: socket.socket) -> None:
+        while connection.recv(65_536):
+            if self._warm:
+                self._warm -= 1
+                connection.sendall(WHOLE)
+                continue
+            for part in self._parts:
+                connection.sendall(part)
+                if self._stopped.wait(0.01):
+                    return
+
+
+OWN = (lambda _: {}, lambda _: {})
+HTTP_CLIENTS: dict[str, tuple[Any, Any]] = {
+    "httpx": (
+        lambda verify: {"http_client": httpx.Client(verify=verify)},
+        lambda verify: {"http_client": httpx.AsyncClient(verify=verify)},
+    ),
+    "httpx2": (
+        lambda verify: {"http_client": httpx2.Client(verify=verify)},
+        lambda verify: {"http_client": httpx2.AsyncClient(verify=verify)},
+    ),
+    "transport": (
+        lambda verify: {"transport": httpx.HTTPTransport(verify=verify)},
+        lambda verify: {"transport": httpx.AsyncHTTPTransport(verify=verify)},
+    ),
+}
+
+
+def called(flavour: str, base_url: str, given: tuple[Any, Any], verify: Any, *, warm: int) -> None:
+    """Read an account as often as the service responds at once, and then with a deadline."""
+    settings = {"api_key": KEY, "base_url": base_url, "max_retries": 0, "timeout": 60}
+    options = {"deadline": 1}
+    account_id = ACCOUNT["account_id"]
+    if flavour == "sync":
+        with AgentPay(**settings, **given[0](verify)) as client:
+            for _ in range(warm):
+                client.accounts.get(account_id)
+            client.accounts.get(account_id, **options)
+        return
+
+    async def run() -> None:
+        async with AsyncAgentPay(**settings, **given[1](verify)) as client:
+            for _ in range(warm):
+                await client.accounts.get(account_id)
+            await client.accounts.get(account_id, **options)
+
+    anyio.run(run, backend=flavour)
+
+
+TRIO_WARNS = pytest.mark.filterwarnings("ignore:Async generator:ResourceWarning")
+
+
+@TRIO_WARNS
+@pytest.mark.parametrize(
+    ("given", "slow"), [*(("own", slow) for slow in SLOW), *((given, "103") for given in HTTP_CLIENTS)]
+)
+@pytest.mark.parametrize("flavour", ["sync", "asyncio", "trio"])
+def test_a_response_that_keeps_arriving_ends_at_the_deadline(flavour: str, given: str, slow: str) -> None:
+    with Dripping(SLOW[slow], None, warm=1) as service, pytest.raises(errors.APITimeoutError) as caught:
+        called(flavour, service.base_url, HTTP_CLIENTS.get(given, OWN), True, warm=1)
+    assert "before the deadline of the call" in str(caught.value)
+    assert caught.value.may_have_been_processed
+
+
+@TRIO_WARNS
+@pytest.mark.parametrize("flavour", ["sync", "asyncio", "trio"])
+def test_a_deadline_is_kept_over_tls(flavour: str, tmp_path: Any) -> None:
+    tls, trusted = tls_of(tmp_path)
+    verify = ssl.create_default_context(cafile=str(trusted))
+    with Dripping(SLOW["103"], tls, warm=1) as service, pytest.raises(errors.APITimeoutError) as caught:
+        called(flavour, service.base_url, HTTP_CLIENTS["httpx"], verify, warm=1)
+    assert "before the deadline of the call" in str(caught.value)
+
+
+@TRIO_WARNS
+@pytest.mark.parametrize("flavour", ["sync", "asyncio", "trio"])
+def test_a_stream_of_events_ends_at_the_deadline(flavour: str) -> None:
+    events = [b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n", *[b": still here\n\n"] * TIMES]
+    settings: Any = {"api_key": KEY, "max_retries": 0, "timeout": 60}
+
+    def read(base_url: str) -> None:
+        with AgentPay(base_url=base_url, **settings) as client:
+            list(client.console.stream(deadline=1))
+
+    async def aread(base_url: str) -> None:
+        async with AsyncAgentPay(base_url=base_url, **settings) as client:
+            async for _ in client.console.stream(deadline=1):
+                raise AssertionError
+
+    with Dripping(events, None, warm=0) as service, pytest.raises(errors.APITimeoutError) as caught:
+        read(service.base_url) if flavour == "sync" else anyio.run(aread, service.base_url, backend=flavour)
+    assert "before the deadline of the call" in str(caught.value)
+
+
+class Inner:
+    """A network stream and backend of httpcore, whose peer takes a second for each read and write."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.timeouts: list[float | None] = []
+
+    def connect_tcp(self, *_: object, timeout: float | None = None) -> "Inner":
+        self.timeouts.append(timeout)
+        return self
+
+    def start_tls(self, *_: object, timeout: float | None = None) -> "Inner":
+        return self.connect_tcp(timeout=timeout)
+
+    def read(self, size: int, timeout: float | None = None) -> bytes:
+        self.write(b"", timeout)
+        return b"a"[:size]
+
+    def write(self, _: bytes, timeout: float | None = None) -> None:
+        self.timeouts.append(timeout)
+        self.now += 1.0
+
+    def get_extra_info(self, info: str) -> str:
+        return info
+
+
+def bounded() -> tuple[Inner, Any, StepsUntil]:
+    """Return a network, the backend that a client uses for it, and timeouts of 2 s until 5 s are over."""
+    inner = Inner()
+    transport = type("Transport", (), {"_pool": type("Pool", (), {"_network_backend": inner})()})()
+    bound(transport)
+    bound(transport)
+    steps = StepsUntil(dict.fromkeys(("connect", "read", "write"), 2.0), lambda: 5.0 - inner.now)
+    return inner, transport._pool._network_backend, steps
+
+
+@pytest.mark.parametrize("step", ["read", "write"])
+def test_each_read_and_write_gets_the_time_left(step: str) -> None:
+    inner, backend, steps = bounded()
+    stream = backend.connect_tcp(timeout=steps.get("connect")).start_tls(timeout=steps.get("connect"))
+    timeout = steps.get(step)
+    call = partial(stream.read, 1, timeout) if step == "read" else partial(stream.write, b"a", timeout)
+    for _ in range(5):
+        call()
+    with pytest.raises(TimeoutError):
+        call()
+    assert inner.timeouts == [2.0, 2.0, 2.0, 2.0, 2.0, 2.0, 1.0]
+    assert stream.get_extra_info("socket") == "socket"
+
+
+def test_a_peer_that_takes_a_request_slowly_ends_at_the_deadline() -> None:
+    inner, backend, steps = bounded()
+    stream = backend.connect_tcp(timeout=None)
+    with pytest.raises(TimeoutError):
+        stream.write(bytes(100_000), steps.get("write"))
+    assert inner.now == 5.0
+
+
+def test_a_timeout_without_a_deadline_is_passed_on() -> None:
+    inner, backend, _ = bounded()
+    stream = backend.connect_tcp(timeout=7.0)
+    stream.write(bytes(100_000), 3.0)
+    stream.read(1, None)
+    assert inner.timeouts == [7.0, 3.0, None]
