@@ -171,7 +171,7 @@ class Deliveries:
 
 
 def _filters(query: ListEvents | ListDeliveries, *names: str) -> dict[str, object]:
-    values = {name: getattr(query, name) for name in names}
+    values: dict[str, object] = {name: getattr(query, name) for name in names}
     return values | {
         f"{name}_us": None if moment is None else to_us(moment)
         for name, moment in (("since", query.since), ("until", query.until))
