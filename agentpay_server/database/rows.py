@@ -19,7 +19,8 @@ from operator import attrgetter
 from typing import Any, Final, Generic, TypeVar
 
 import attrs
-from sqlalchemy import Column, ColumnElement, Select, bindparam, insert, select, update
+from sqlalchemy import Column, ColumnElement, Select, Table, bindparam, insert, select, update
+from sqlalchemy.sql.base import ReadOnlyColumnCollection
 from sqlalchemy.sql.dml import ReturningUpdate
 
 from agentpay_server.database.connection import Connection
@@ -37,8 +38,8 @@ class Rows(Generic[R]):
     """The rows of the table that `record` declares; `key` names the columns that identify one."""
 
     def __init__(self, record: type[R], *key: str) -> None:
-        self.table = table_of(record)
-        self.c = self.table.c
+        self.table: Table = table_of(record)
+        self.c: ReadOnlyColumnCollection[str, Column[Any]] = self.table.c
         names = [each.name for each in attrs.fields(record)]  # type: ignore[arg-type]
         self._record = record
         self._is_positional = not any(each.kw_only for each in attrs.fields(record))  # type: ignore[arg-type]
