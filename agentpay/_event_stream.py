@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from agentpay.contract import codec, json_text
 from agentpay.contract.events import Event
-from agentpay.errors import DecodingError
+from agentpay.errors import ResponseValidationError
 
 _EVENT_MAX_BYTES: Final = 1024 * 1024
 
@@ -51,8 +51,8 @@ def _event(data: str) -> Event:
     return event  # type: ignore[no-any-return]
 
 
-def _unreadable(problem: str) -> DecodingError:
-    return DecodingError(
+def _unreadable(problem: str) -> ResponseValidationError:
+    return ResponseValidationError(
         f"the stream of events is not what the service documents: {problem}. Check that base_url is the "
         "address of the service"
     )

@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from agentpay.contract import codec, json_text
-from agentpay.contract.errors import FieldFault
+from agentpay.contract.errors import FieldError
 from agentpay.contract.events import EVENT_CLASSES, AnyEvent, UnknownEvent
 from agentpay.contract.fields import JsonValue
 from agentpay.contract.requests import MAX_NESTING
@@ -21,27 +21,27 @@ def read_event(payload: bytes) -> AnyEvent:
     try:
         value = _parse(payload)
     except json_text.InvalidJsonError as error:
-        raise _refusal(FieldFault(field="body", message=str(error))) from None
+        raise _refusal(FieldError(field="body", message=str(error))) from None
     if not isinstance(value, dict):
-        raise _refusal(FieldFault(field="body", message="must be an object"))
+        raise _refusal(FieldError(field="body", message="must be an object"))
     # NUL and surrogates can only come from escapes, and searching for the escape's byte is ten times faster.
     if b"\\" in payload and (faults := codec.text_faults(value)):
         raise _refusal(*faults)
     name = value.get("type")
     kind = EVENT_CLASSES.get(name, UnknownEvent) if isinstance(name, str) else UnknownEvent
     if kind is UnknownEvent and not isinstance(value.get("data", {}), dict):
-        raise _refusal(FieldFault(field="data", message="must be an object"))
+        raise _refusal(FieldError(field="data", message="must be an object"))
     try:
         event: Any = codec.structure(value, kind)
     except codec.InvalidValueError as error:
         raise _refusal(*error.faults) from None
     if not event.id:
         # Receivers de-duplicate by the id.
-        raise _refusal(FieldFault(field="id", message="must not be empty"))
+        raise _refusal(FieldError(field="id", message="must not be empty"))
     return event  # type: ignore[no-any-return]
 
 
-def _refusal(*faults: FieldFault) -> WebhookPayloadError:
+def _refusal(*faults: FieldError) -> WebhookPayloadError:
     return WebhookPayloadError(
         "the payload is signed and is not an event that this version reads: "
         + "; ".join(f"{fault.field} {fault.message}" for fault in faults)

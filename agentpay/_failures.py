@@ -10,7 +10,7 @@ from typing import Final
 from agentpay._given import class_names
 from agentpay._pools import CONNECTIONS_MAX
 from agentpay._requests import PreparedRequest
-from agentpay.errors import AgentPayError, APIConnectionError, APITimeoutError, DecodingError
+from agentpay.errors import AgentPayError, APIConnectionError, APITimeoutError, ResponseValidationError
 
 _NOT_SENT: Final = frozenset(
     {"ConnectError", "ConnectTimeout", "PoolTimeout", "ProxyError", "UnsupportedProtocol"}
@@ -40,7 +40,7 @@ def of_exception(
         secret: the API key, which is removed from all text.
         is_of_request: the exception is about this request. A hook may send requests too, and their exceptions
             say nothing about this one.
-        is_past_deadline: the call's deadline has passed.
+        is_past_deadline: the total_timeout of the call has passed.
     """
     names = class_names(error)
     if "DecodingError" in names:
@@ -50,7 +50,7 @@ def of_exception(
     if "TimeoutException" in names or isinstance(error, TimeoutError):
         when, limit = f"within {_seconds(timeout, waited)}", "timeout"
         if is_past_deadline:
-            when, limit = "before the deadline of the call", "deadline"
+            when, limit = "within the total_timeout of the call", "total_timeout"
         return APITimeoutError(
             f"no answer to {request.endpoint.name} {when} ({type(error).__name__}). {processed}. Call again "
             f"later, or with a longer {limit}",
@@ -74,10 +74,10 @@ def no_connection(request: PreparedRequest, timeout: float | None) -> APITimeout
     )
 
 
-def of_body(problem: str, request: PreparedRequest, status: int | None) -> DecodingError:
-    return DecodingError(
+def of_body(problem: str, request: PreparedRequest, status: int | None) -> ResponseValidationError:
+    return ResponseValidationError(
         f"the response to {request.endpoint.name} {problem}. Check that base_url points to the service",
-        status=status,
+        status_code=status,
     )
 
 

@@ -22,16 +22,16 @@ class CallOptions(TypedDict, total=False):
         timeout: seconds for each step of an exchange (connecting, sending, waiting for the response); None
             means no limit.
         max_retries: how often the request is retried after a temporary failure, from 0.
-        deadline: seconds for the whole call, including retries and the pauses between them; None means no
-            limit. It never turns an unknown outcome into a failure: a payment that exceeds the deadline
-            raises the same error as one whose response was lost. In the sync client it bounds neither the
-            look-up of a host name, nor transports of a given client that are not of httpx or httpx2.
+        total_timeout: seconds for the whole call, including retries and pauses; None means no limit. It never
+            turns an unknown outcome into a failure: a payment that exceeds it raises the same error as one
+            whose response was lost. In the sync client it bounds neither the look-up of a host name, nor
+            transports of a given client that are not of httpx or httpx2.
         extra_headers: header fields to add. Fields that the client sets are refused, such as `Authorization`.
     """
 
     timeout: float | None | UnsetType
     max_retries: int | UnsetType
-    deadline: float | None | UnsetType
+    total_timeout: float | None | UnsetType
     extra_headers: Mapping[str, str]
 
 
@@ -48,14 +48,14 @@ DEADLINE_LEFT: Final = 0.1
 class Call:
     """The settings of one call, for all its requests.
 
-    `timeout` is in seconds for each step, `deadline` for the whole call; None means no limit. `ends_at` is on
-    the client's monotonic clock.
+    `timeout` is in seconds for each step, `total_timeout` for the whole call; None means no limit.
+    `ends_at` is on the client's monotonic clock.
     """
 
     headers: MutableMapping[str, str]
     timeout: float | None
     max_retries: int
-    deadline: float | None
+    total_timeout: float | None
     ends_at: float | None = None
 
     def begun(self, options: CallOptions, now: Callable[[], float]) -> "Call":
@@ -67,8 +67,8 @@ class Call:
             )
         timeout = options.get("timeout", UNSET)
         max_retries = options.get("max_retries", UNSET)
-        deadline = options.get("deadline", UNSET)
-        seconds = self.deadline if deadline is UNSET else _settings.checked_seconds("deadline", deadline)
+        given = options.get("total_timeout", UNSET)
+        seconds = self.total_timeout if given is UNSET else _settings.checked_seconds("total_timeout", given)
         extra = options.get("extra_headers")
         call = self.with_headers(_settings.checked_headers("extra_headers", extra)) if extra else self
         return evolve(
@@ -77,7 +77,7 @@ class Call:
             max_retries=(
                 self.max_retries if max_retries is UNSET else _settings.checked_max_retries(max_retries)
             ),
-            deadline=seconds,
+            total_timeout=seconds,
             ends_at=None if seconds is None else now() + seconds,
         )
 
@@ -88,6 +88,6 @@ class Call:
 
     def pause_max(self, now: float) -> float:
         """Return the maximum seconds of a pause that leaves time for an attempt before the deadline."""
-        if self.deadline is None or self.ends_at is None:
+        if self.total_timeout is None or self.ends_at is None:
             return math.inf
-        return self.ends_at - now - self.deadline * DEADLINE_LEFT
+        return self.ends_at - now - self.total_timeout * DEADLINE_LEFT

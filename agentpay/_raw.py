@@ -8,7 +8,7 @@ from attrs import field, frozen
 from agentpay._requests import Reply
 from agentpay.contract import json_text
 from agentpay.contract.requests import UNSET, UnsetType
-from agentpay.errors import DecodingError
+from agentpay.errors import ResponseValidationError
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -56,7 +56,7 @@ class RawResponse(Generic[T_co]):
         An empty body is None, and numbers with a fraction are `Decimal`.
 
         Raises:
-            DecodingError: after `client.request`, the body is not JSON.
+            ResponseValidationError: after `client.request`, the body is not JSON.
         """
         if self._model is not UNSET:
             return self._model
@@ -65,6 +65,6 @@ class RawResponse(Generic[T_co]):
         try:
             return cast("T_co", json_text.parse_json(self.body))
         except json_text.InvalidJsonError as error:
-            raise DecodingError(
-                f"the body {error}; read it as `body`", status=self.status, request_id=self.request_id
+            raise ResponseValidationError(
+                f"the body {error}; read it as `body`", status_code=self.status, request_id=self.request_id
             ) from None

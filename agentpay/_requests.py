@@ -21,7 +21,7 @@ from agentpay import errors
 from agentpay._arguments import check_body, check_query, check_text
 from agentpay.contract import choices, codec, json_text
 from agentpay.contract.endpoints import Endpoint, Repeat, Scope
-from agentpay.contract.errors import HTTP_STATUS, MEANINGS, ErrorBody, ErrorCode, FieldFault
+from agentpay.contract.errors import HTTP_STATUS, MEANINGS, ErrorBody, ErrorCode, FieldError
 from agentpay.contract.fields import format_timestamp, parse_timestamp
 from agentpay.contract.headers import IDEMPOTENCY_REPLAYED
 from agentpay.contract.models import with_request_id
@@ -196,10 +196,10 @@ def _free_text(name: str, value: object) -> str:
 def refusal_of(request: PreparedRequest, reply: Reply, now: float) -> errors.AgentPayError:
     if reply.status >= 400:
         return error_of(request.endpoint, reply, now)
-    return errors.DecodingError(
+    return errors.ResponseValidationError(
         f"the response to {request.endpoint.name} ({reply.status}) is not a stream. Check that base_url is "
         "the address of the service",
-        status=reply.status,
+        status_code=reply.status,
         request_id=reply.request_id,
     )
 
@@ -248,10 +248,10 @@ def read(request: PreparedRequest, reply: Reply, *, now: float) -> Any:  # noqa:
             return _mismatch(request, reply, answer) or with_request_id(answer, reply.request_id)
         except (json_text.InvalidJsonError, codec.InvalidValueError) as error:
             problem = f"the body {error}" if isinstance(error, json_text.InvalidJsonError) else str(error)
-    return errors.DecodingError(
+    return errors.ResponseValidationError(
         f"the response to {endpoint.name} ({reply.status}) is not what the contract says: "
         f"{problem[:MESSAGE_MAX_CHARACTERS]}. Check that base_url is the address of the service",
-        status=reply.status,
+        status_code=reply.status,
         request_id=reply.request_id,
     )
 
@@ -272,7 +272,7 @@ def _mismatch(request: PreparedRequest, reply: Reply, answer: object) -> errors.
                     operation=request.endpoint.name,
                     difference=f"{attribute.rstrip('_')} is {_brief(told)}, not {_brief(asked)}",
                     may_have_been_processed=request.endpoint.method != "GET",
-                    status=reply.status,
+                    status_code=reply.status,
                     request_id=reply.request_id,
                 )
     return None
@@ -317,7 +317,7 @@ _BY_STATUS: Final[dict[int, type[errors.APIError]]] = {
     413: errors.InvalidRequestError,
     415: errors.InvalidRequestError,
     422: errors.InvalidRecipientError,
-    429: errors.RateLimitedError,
+    429: errors.RateLimitError,
 }
 
 
@@ -330,16 +330,16 @@ def error_of(endpoint: Endpoint, reply: Reply, now: float) -> errors.APIError:
     retry_after = _retry_after(reply.headers.get("retry-after"), now)
     kind = _BY_STATUS.get(status, errors.ServerError if status >= 500 else errors.APIError)
     if _is_not_offered(endpoint, status, body):
-        return errors.ExtensionNotOfferedError(
+        return errors.NotSupportedError(
             f"{endpoint.name} is an extension, and this service has no {endpoint.method} {endpoint.path}",
-            status=status,
+            status_code=status,
             code=None if body is None else cast("choices.ErrorCode", body.error),
             request_id=request_id,
             body=sent,
         )
     if body is None:
         message = "the response has no error body as the service would send; a proxy may have sent it"
-        return kind(message, status=status, request_id=request_id, retry_after=retry_after)
+        return kind(message, status_code=status, request_id=request_id, retry_after=retry_after)
     # A code counts only with its own status, so that contradictory responses are not misinterpreted.
     if body.error in _BY_CODE and HTTP_STATUS[ErrorCode(body.error)] == status:
         kind = _BY_CODE[body.error]
@@ -347,7 +347,7 @@ def error_of(endpoint: Endpoint, reply: Reply, now: float) -> errors.APIError:
     is_of_session = body.session_id is not UNSET
     return kind(
         body.message[:MESSAGE_MAX_CHARACTERS],
-        status=status,
+        status_code=status,
         code=cast("choices.ErrorCode", body.error),
         request_id=request_id,
         transfer_id=body.transfer_id,
@@ -416,7 +416,7 @@ Other codes need one: a proxy may respond with an `error` such as `not_found`.
 def _printable(body: ErrorBody) -> ErrorBody:
     # The service's text is printed on terminals, which interpret control characters.
     details = body.details and tuple(
-        FieldFault(field=printable(fault.field), message=printable(fault.message)) for fault in body.details
+        FieldError(field=printable(fault.field), message=printable(fault.message)) for fault in body.details
     )
     texts = {name: printable(value) for name in _TEXTS if isinstance(value := getattr(body, name), str)}
     return attrs.evolve(body, details=details, **texts)

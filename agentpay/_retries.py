@@ -150,13 +150,13 @@ def _effect_of(error: AgentPayError) -> _Effect:
     if not isinstance(error, APIError):
         # The response is unreadable. It may have reported success.
         return _Effect.POSSIBLE
-    if error.status in _TURNED_AWAY:
+    if error.status_code in _TURNED_AWAY:
         return _Effect.NONE
-    if error.status in _LAST_WORDS:
+    if error.status_code in _LAST_WORDS:
         # Without the service's error body it may come from a proxy, which has no information on earlier
         # attempts.
         return _Effect.NONE if error.code is None else _Effect.SETTLED
-    if error.status == 503 and error.code == "chain_unavailable" and _subject_of(error) is None:
+    if error.status_code == 503 and error.code == "chain_unavailable" and _subject_of(error) is None:
         # Nothing was stored, and nothing will be sent (interface E4, I5).
         return _Effect.NONE
     return _Effect.POSSIBLE
@@ -164,7 +164,9 @@ def _effect_of(error: AgentPayError) -> _Effect:
 
 def is_transient(error: AgentPayError) -> bool:
     """Return whether a retry may succeed: there was no response, or a temporary error."""
-    return isinstance(error, APIConnectionError) or (isinstance(error, APIError) and error.status in _RETRIED)
+    return isinstance(error, APIConnectionError) or (
+        isinstance(error, APIError) and error.status_code in _RETRIED
+    )
 
 
 def retry_after(error: AgentPayError | None) -> float:

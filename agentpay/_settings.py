@@ -76,15 +76,15 @@ class ApiKey:
 class Settings:
     """The checked settings of one client.
 
-    `base_url` has no trailing slash. `timeout` is in seconds for one step of an exchange, `deadline` for a
-    whole call; None means no limit. `app_info` is added to `User-Agent`.
+    `base_url` has no trailing slash. `timeout` is in seconds for one step of an exchange, `total_timeout`
+    for a whole call; None means no limit. `app_info` is added to `User-Agent`.
     """
 
     api_key: ApiKey
     base_url: str
     timeout: float | None
     max_retries: int
-    deadline: float | None = None
+    total_timeout: float | None = None
     default_headers: Mapping[str, str] = field(default=MappingProxyType({}), repr=False)
     app_info: str = ""
 
@@ -94,7 +94,7 @@ class Settings:
         api_key: ApiKey,
         timeout: float | None | UnsetType,
         max_retries: int | UnsetType,
-        deadline: float | None | UnsetType,
+        total_timeout: float | None | UnsetType,
         default_headers: Mapping[str, str] | UnsetType,
     ) -> "Settings":
         api_key.check()
@@ -103,8 +103,8 @@ class Settings:
             given["timeout"] = checked_seconds("timeout", timeout)
         if max_retries is not UNSET:
             given["max_retries"] = checked_max_retries(max_retries)
-        if deadline is not UNSET:
-            given["deadline"] = checked_seconds("deadline", deadline)
+        if total_timeout is not UNSET:
+            given["total_timeout"] = checked_seconds("total_timeout", total_timeout)
         if default_headers is not UNSET:
             given["default_headers"] = checked_headers("default_headers", default_headers)
         return evolve(self, **given)
@@ -116,7 +116,7 @@ def resolve(
     base_url: str | Address | None,
     timeout: float | None,
     max_retries: int,
-    deadline: float | None,
+    total_timeout: float | None,
     default_headers: Mapping[str, str] | None,
     app_info: str | None,
 ) -> Settings:
@@ -127,7 +127,7 @@ def resolve(
         base_url=_checked_base_url(os.environ.get("AGENTPAY_BASE_URL") if base_url is None else base_url),
         timeout=checked_seconds("timeout", timeout),
         max_retries=checked_max_retries(max_retries),
-        deadline=checked_seconds("deadline", deadline),
+        total_timeout=checked_seconds("total_timeout", total_timeout),
         default_headers=checked_headers("default_headers", default_headers or {}),
         app_info=_checked_app_info(app_info),
     )

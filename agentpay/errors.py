@@ -5,7 +5,7 @@
       + ClosedClientError                   the client was closed before the call
       + APIConnectionError                  no response arrived
       |   - APITimeoutError (TimeoutError)  not within the timeout
-      + DecodingError                       a response is not what the contract says
+      + ResponseValidationError                       a response is not what the contract says
       |   - AnswerMismatchError             it belongs to another request
       + OutcomeUnknownError                 the request may or may not have been carried out
       |   - TransferOutcomeUnknownError     the transfer
@@ -34,9 +34,9 @@
           - PreconditionFailedError         412
           - InvalidRecipientError           422
           - UnpayableChallengeError         unreadable_challenge, nothing_payable
-          - RateLimitedError                429
+          - RateLimitError                429
           |   . FeeBudgetExceededError          fee_budget_exceeded
-          - ExtensionNotOfferedError        404 of an extension that the service does not have
+          - NotSupportedError        404 of an extension that the service does not have
           - ServerError                     500 and above
               . ChainUnavailableError           chain_unavailable
               . ServiceUnavailableError         service_unavailable
@@ -50,7 +50,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from agentpay.contract.choices import ErrorCode
-from agentpay.contract.errors import ErrorBody, FieldFault
+from agentpay.contract.errors import ErrorBody, FieldError
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.printable import printable
 
@@ -69,16 +69,15 @@ __all__ = [
     "ClosedClientError",
     "ConfigurationError",
     "ConflictError",
-    "DecodingError",
-    "ExtensionNotOfferedError",
     "FeeBudgetExceededError",
-    "FieldFault",
+    "FieldError",
     "IdempotencyConflictError",
     "InsecureConnectionWarning",
     "InsufficientBalanceError",
     "InvalidRecipientError",
     "InvalidRequestError",
     "NotFoundError",
+    "NotSupportedError",
     "OutcomeUnknownError",
     "PaymentOutcomeUnknownError",
     "PaymentPendingApprovalError",
@@ -86,7 +85,8 @@ __all__ = [
     "PermissionDeniedError",
     "PolicyViolationError",
     "PreconditionFailedError",
-    "RateLimitedError",
+    "RateLimitError",
+    "ResponseValidationError",
     "ServerError",
     "ServiceUnavailableError",
     "SessionCapExceededError",
@@ -167,21 +167,23 @@ class APITimeoutError(APIConnectionError, TimeoutError):
     """No response arrived within the timeout. Increase `timeout`, or call again later."""
 
 
-class DecodingError(AgentPayError):
+class ResponseValidationError(AgentPayError):
     """A response is not what the contract says. Check that the base URL is that of the service.
 
     Attributes:
-        status: HTTP status of the response.
+        status_code: HTTP status of the response.
         request_id: identifies the request in the service's logs, or None.
     """
 
-    def __init__(self, message: str, *, status: int | None = None, request_id: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, status_code: int | None = None, request_id: str | None = None
+    ) -> None:
         super().__init__(message)
-        self.status = status
+        self.status_code = status_code
         self.request_id = request_id
 
 
-class AnswerMismatchError(DecodingError):
+class AnswerMismatchError(ResponseValidationError):
     """The response belongs to another request, and was discarded.
 
     It names a different account, transfer, amount or key than the request: a proxy or peer mixes up
@@ -198,7 +200,7 @@ class AnswerMismatchError(DecodingError):
         operation: str,
         difference: str,
         may_have_been_processed: bool,
-        status: int | None = None,
+        status_code: int | None = None,
         request_id: str | None = None,
     ) -> None:
         advice = "Call again"
@@ -207,7 +209,7 @@ class AnswerMismatchError(DecodingError):
         super().__init__(
             f"the response to {operation} belongs to another request: {difference}. {advice}, and look for a "
             "proxy between this client and the service that mixes up responses",
-            status=status,
+            status_code=status_code,
             request_id=request_id,
         )
         self.may_have_been_processed = may_have_been_processed
@@ -400,7 +402,7 @@ class WebhookPayloadError(WebhookError):
         details: its faults, field by field.
     """
 
-    def __init__(self, message: str, *, details: tuple[FieldFault, ...] = ()) -> None:
+    def __init__(self, message: str, *, details: tuple[FieldError, ...] = ()) -> None:
         super().__init__(message)
         self.details = details
 
@@ -410,7 +412,7 @@ class APIError(AgentPayError):
 
     Attributes:
         message: the service's explanation.
-        status: HTTP status.
+        status_code: HTTP status.
         code: the service's error code, such as `policy_violation`; None for a response that is not from the
             service, such as a proxy's.
         request_id: identifies the request in the service's logs, or None.
@@ -432,21 +434,21 @@ class APIError(AgentPayError):
         self,
         message: str,
         *,
-        status: int,
+        status_code: int,
         code: ErrorCode | None = None,
         request_id: str | None = None,
         transfer_id: str | None = None,
         transfer_status: str | None = None,
         session_id: str | None = None,
         session_status: str | None = None,
-        details: tuple[FieldFault, ...] = (),
+        details: tuple[FieldError, ...] = (),
         retry_after: float | None = None,
         body: ErrorBody | None = None,
         decided_at: datetime | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
-        self.status = status
+        self.status_code = status_code
         self.decided_at = decided_at
         self.code = code
         self.request_id = request_id
@@ -459,7 +461,7 @@ class APIError(AgentPayError):
         self.body = body
 
     def __str__(self) -> str:
-        text = f"{self.status} {self.code or 'error'}: {self.message.rstrip('.')}"
+        text = f"{self.status_code} {self.code or 'error'}: {self.message.rstrip('.')}"
         # The message of a single fault may repeat it.
         shown = (fault for fault in self.details[:_SHOWN_FAULTS] if fault.message not in self.message)
         text += "".join(f"; {fault.field} {fault.message}" for fault in shown)
@@ -542,7 +544,7 @@ class SessionCapExceededError(TransferRejectedError):
     advice = "Nothing was charged. Charge less, or close the session and open another one"
 
 
-class ExtensionNotOfferedError(APIError):
+class NotSupportedError(APIError):
     """The called operation is an extension that the service does not offer (status 404)."""
 
     advice = "Do without it, or use a service that offers this extension"
@@ -600,13 +602,13 @@ class UnpayableChallengeError(APIError):
             self.advice = "Nothing that you pass changes this: buy elsewhere, or report it to the seller"
 
 
-class RateLimitedError(APIError):
+class RateLimitError(APIError):
     """Too many requests; `retry_after` says for how many seconds to wait (status 429)."""
 
     advice = "Slow down, wait for retry_after seconds, or raise max_retries"
 
 
-class FeeBudgetExceededError(RateLimitedError):
+class FeeBudgetExceededError(RateLimitError):
     """The account has used up its fee budget: SOL that brought no payment (`fee_budget_exceeded`).
 
     Failed transactions and sessions that are settled with nothing charged count for 24 hours, open sessions

@@ -40,7 +40,7 @@ from agentpay.contract.deliveries import (
     ReplayedDeliveries,
 )
 from agentpay.contract.endpoints import CREATE_TRANSFER
-from agentpay.contract.errors import HTTP_STATUS, MEANINGS, ErrorBody, ErrorCode, FieldFault
+from agentpay.contract.errors import HTTP_STATUS, MEANINGS, ErrorBody, ErrorCode, FieldError
 from agentpay.contract.events import EVENT_CLASSES, AnyEvent, Event
 from agentpay.contract.examples import FIELDS, Examples
 from agentpay.contract.fields import format_timestamp
@@ -289,9 +289,9 @@ def served_request(**fields: Any) -> ServedRequest:  # noqa: ANN401
     return _made(ServedRequest, {}, fields)
 
 
-def field_fault(**fields: Any) -> FieldFault:  # noqa: ANN401
+def field_error(**fields: Any) -> FieldError:  # noqa: ANN401
     """Return one fault of a request."""
-    return _made(FieldFault, {}, fields)
+    return _made(FieldError, {}, fields)
 
 
 def error_body(error: choices.ErrorCode = "policy_violation", **fields: Any) -> ErrorBody:  # noqa: ANN401
@@ -475,7 +475,7 @@ def _error_fields(code: ErrorCode) -> dict[str, Any]:
     if code is ErrorCode.SESSION_CAP_EXCEEDED:
         return {**fields, "session_id": FIELDS["session_id"], "status": "open"}
     if code is ErrorCode.INVALID_REQUEST:
-        fields["details"] = (field_fault(),)
+        fields["details"] = (field_error(),)
     return {**fields, "request_id": FIELDS["request_id"]}
 
 

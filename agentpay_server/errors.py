@@ -4,7 +4,7 @@ import re
 from datetime import datetime
 from typing import Final
 
-from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, FieldFault
+from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, FieldError
 from agentpay.contract.requests import UNSET, UnsetType
 
 RETRY_AFTER_SECONDS: Final = 1
@@ -24,7 +24,7 @@ class Problem(Exception):  # noqa: N818 - the field's term (RFC 9457)
         code: ErrorCode,
         message: str,
         *,
-        details: tuple[FieldFault, ...] | None = None,
+        details: tuple[FieldError, ...] | None = None,
         transfer_id: str | None = None,
         session_id: str | None | UnsetType = UNSET,
         status: str | None = None,
@@ -78,7 +78,7 @@ def not_found(kind: str) -> Problem:
     )
 
 
-def invalid(*faults: FieldFault) -> Problem:
+def invalid(*faults: FieldError) -> Problem:
     """List every fault (interface E1, R9)."""
     message = "The request is invalid; details lists every fault."
     return Problem(ErrorCode.INVALID_REQUEST, message, details=faults)

@@ -35,7 +35,7 @@ class AsyncAccounts(AsyncResource):
             name: display label, 1 to 100 characters; not unique.
             metadata: arbitrary key-value pairs, any JSON, at most 16 KiB; only `console.accounts` returns it.
                 A float is sent as the decimal that Python prints for it.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The account, with no USDC and a policy without limits.
@@ -55,7 +55,7 @@ class AsyncAccounts(AsyncResource):
 
         Args:
             account_id: the account, `acct_…`.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             NotFoundError: no such account of this operator.
@@ -78,7 +78,7 @@ class AsyncAccounts(AsyncResource):
             limit: accounts per page, 1 to 100; 20 by default. Iterating reads all pages.
             cursor: `cursor` of an earlier page, to continue from there.
             status: only accounts that are `active`, or `paused`.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The first page. Iterating over it yields all accounts, fetching further pages as needed.
@@ -91,7 +91,7 @@ class AsyncAccounts(AsyncResource):
 
         Args:
             account_id: the account, `acct_…`.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             NotFoundError: no such account of this operator.
@@ -108,12 +108,12 @@ class AsyncAccounts(AsyncResource):
 
         Args:
             account_id: the account, `acct_…`; an agent-scoped key reads its own.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             NotFoundError: no such account of this operator.
             ChainUnavailableError: the blockchain cannot be reached.
-            ExtensionNotOfferedError: the service has no budgets.
+            NotSupportedError: the service has no budgets.
         """
         path = {"account_id": account_id}
         budget: Budget = await self._call(prepare(spending.GET_BUDGET, path=path), options)
@@ -137,7 +137,7 @@ class AsyncAccounts(AsyncResource):
             cursor: `cursor` of an earlier page, to continue from there.
             status: only entries that are `settled`, or `rejected`; `all` by default.
             since: only entries after this time; with a UTC offset.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The first page. Iterating over it yields all entries, fetching further pages as needed.

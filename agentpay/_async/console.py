@@ -35,7 +35,7 @@ class AsyncApprovals(AsyncResource):
         Args:
             limit: transfers per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to continue from there.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
         return self._pages(approvals.LIST_APPROVALS, options, query={"limit": limit, "cursor": cursor})
 
@@ -46,7 +46,7 @@ class AsyncApprovals(AsyncResource):
 
         Args:
             transfer_id: the transfer, `txn_…`.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The transfer, settled.
@@ -74,7 +74,7 @@ class AsyncApprovals(AsyncResource):
         Args:
             transfer_id: the transfer, `txn_…`.
             reason: why, 1 to 200 characters; visible to the caller that requested the transfer.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The transfer, rejected.
@@ -103,7 +103,7 @@ class AsyncAccountDetails(AsyncResource):
         Args:
             limit: accounts per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to continue from there.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
         return self._pages(console.LIST_ACCOUNT_DETAILS, options, query={"limit": limit, "cursor": cursor})
 
@@ -112,7 +112,7 @@ class AsyncAccountDetails(AsyncResource):
 
         Args:
             account_id: the account, `acct_…`.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             NotFoundError: no such account of this operator.
@@ -129,7 +129,7 @@ class AsyncAccountDetails(AsyncResource):
 
         Args:
             account_id: the account, `acct_…`.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The account, whose `signing_stopped_at` is None.
@@ -155,7 +155,7 @@ class AsyncAudit(AsyncResource):
         Args:
             limit: entries per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to continue from there.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
         return self._pages(console.LIST_AUDIT, options, query={"limit": limit, "cursor": cursor})
 
@@ -173,7 +173,7 @@ class AsyncServedRequests(AsyncResource):
         Args:
             limit: requests per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to continue from there.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
         return self._pages(console.LIST_SERVED_REQUESTS, options, query={"limit": limit, "cursor": cursor})
 
@@ -213,7 +213,7 @@ class AsyncConsole(AsyncResource):
         """Count accounts, pending approvals, undelivered deliveries and open sessions (interface CO16).
 
         Args:
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
         summary: ConsoleSummary = await self._call(prepare(console.GET_SUMMARY), options)
         return summary
@@ -228,13 +228,13 @@ class AsyncConsole(AsyncResource):
         Args:
             last_event_id: yield what was recorded after this event, `evt_…`; by default from now on. After an
                 unknown one, from now on too.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`. Keep the
+            **options: `timeout`, `max_retries` and others: see `CallOptions`. Keep the
                 timeout above 15 seconds: without events the server sends a comment every 15 seconds.
 
         Raises:
-            RateLimitedError: this key has 10 streams open at this server.
+            RateLimitError: this key has 10 streams open at this server.
             APIConnectionError: the connection was lost.
-            DecodingError: the response is no stream of events; check `base_url`.
+            ResponseValidationError: the response is no stream of events; check `base_url`.
         """
         if last_event_id is not None:
             after = {LAST_EVENT_ID.name: check_text("last_event_id", last_event_id)}
@@ -251,7 +251,7 @@ class AsyncConsole(AsyncResource):
 
         Args:
             code: what follows `#code=` in the link.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The key, which expires after 12 hours; it is shown here and never again.
@@ -268,7 +268,7 @@ class AsyncConsole(AsyncResource):
         The link to open is `{base_url}/dashboard#code={code}`.
 
         Args:
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
         code: SignInCode = await self._call(prepare(sign_in.CREATE_SIGN_IN_CODE), options)
         return code

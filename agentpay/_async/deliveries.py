@@ -38,7 +38,7 @@ class AsyncRegisteredWebhooks(AsyncResource):
         Args:
             limit: webhooks per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to continue from there.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
         return self._pages(deliveries.LIST_WEBHOOKS, options, query={"limit": limit, "cursor": cursor})
 
@@ -47,7 +47,7 @@ class AsyncRegisteredWebhooks(AsyncResource):
 
         Args:
             webhook_id: the webhook, `wh_…`.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             NotFoundError: no such webhook of this operator.
@@ -70,7 +70,7 @@ class AsyncRegisteredWebhooks(AsyncResource):
             webhook_id: the webhook, `wh_…`.
             overlap_seconds: how long both secrets sign, from 0 to 30 days; 24 hours by default, 0 after a
                 leak.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The new secret, which is shown only here.
@@ -117,7 +117,7 @@ class AsyncEvents(AsyncResource):
             until: only events recorded up to this moment, with a UTC offset.
             limit: events per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to continue from there.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             InvalidRequestError: the type does not exist.
@@ -143,7 +143,7 @@ class AsyncEvents(AsyncResource):
             event_id: the event, `evt_…`.
             webhook_id: the webhook to send it to; None means every webhook that is subscribed to such events
                 now.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The new deliveries.
@@ -190,7 +190,7 @@ class AsyncDeliveries(AsyncResource):
             until: only deliveries created up to this moment, with a UTC offset.
             limit: deliveries per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to continue from there.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
         query = {
             "status": status,
@@ -221,7 +221,7 @@ class AsyncDeliveries(AsyncResource):
             since: only deliveries created after this moment, with a UTC offset.
             webhook_id: only deliveries to this webhook, `wh_…`; None means every webhook that is not deleted.
             status: `undelivered`, or `delivered` for a receiver that has lost what it received.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             How many were replayed, 1,000 at most, and whether there are others.

@@ -24,7 +24,7 @@ class AsyncAgentKeys(AsyncResource):
         Args:
             account_id: the account, `acct_…`.
             name: display label, 1 to 100 characters.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The key; it is shown only here.
@@ -44,7 +44,7 @@ class AsyncAgentKeys(AsyncResource):
         Args:
             limit: keys per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to continue from there.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
         return self._pages(console.LIST_AGENT_KEYS, options, query={"limit": limit, "cursor": cursor})
 
@@ -53,7 +53,7 @@ class AsyncAgentKeys(AsyncResource):
 
         Args:
             key_id: the key, `key_…`.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             NotFoundError: no such valid key of this operator.
@@ -73,7 +73,7 @@ class AsyncOperatorKeys(AsyncResource):
 
         Args:
             name: display label, 1 to 100 characters.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The key; it is shown only here.
@@ -90,7 +90,7 @@ class AsyncOperatorKeys(AsyncResource):
         Args:
             limit: keys per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to continue from there.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
         query = {"limit": limit, "cursor": cursor}
         return self._pages(operator_keys.LIST_OPERATOR_KEYS, options, query=query)
@@ -100,7 +100,7 @@ class AsyncOperatorKeys(AsyncResource):
 
         Args:
             key_id: the key, `key_…`; it may be the one that this client uses.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             NotFoundError: no such valid key of this operator.

@@ -26,7 +26,7 @@ class AsyncOrigins(AsyncResource):
         Args:
             limit: sellers per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to continue from there.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
         return self._pages(payments.LIST_ORIGINS, options, query={"limit": limit, "cursor": cursor})
 
@@ -52,7 +52,7 @@ class AsyncOrigins(AsyncResource):
             max_amount: the highest price in USDC; None means no limit. Floats are refused.
             blocked: whether to block payments to it.
             sponsor_fees: whether the service pays the network fee if an x402 challenge names no fee payer.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             InvalidRequestError: the request is invalid; `details` lists every fault.
@@ -68,7 +68,7 @@ class AsyncOrigins(AsyncResource):
 
         Args:
             origin: the seller, such as `https://api.example.com`.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             NotFoundError: the seller is not pinned.
@@ -81,7 +81,7 @@ class AsyncOrigins(AsyncResource):
 
         Args:
             origin: the seller, such as `https://api.example.com`.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             NotFoundError: the seller is not pinned.

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from typing import Generic, TypeVar
 
 from agentpay.contract.pages import PageBody
-from agentpay.errors import DecodingError
+from agentpay.errors import ResponseValidationError
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ class AsyncPage(Generic[T]):
 
         Raises:
             RuntimeError: this is the last page (check `has_more`), or a copy.
-            DecodingError: the service's cursor leads back to an earlier page.
+            ResponseValidationError: the service's cursor leads back to an earlier page.
             AgentPayError: the request failed.
         """
         if not self.has_more:
@@ -65,7 +65,7 @@ class AsyncPage(Generic[T]):
             )
         place = self._places.setdefault(self.cursor, self._place + 1)
         if self.cursor == "" or place <= self._place:
-            raise DecodingError(
+            raise ResponseValidationError(
                 "the service says that the list has more, but its cursor leads back to a page that was read. "
                 "Report it to the service's operators"
             )

@@ -63,7 +63,7 @@ class AsyncPayments(AsyncResource):
             body: of the response; x402 version 1 has its challenge there.
             max_amount: the maximum USDC to pay; by default only the policy decides. Floats are refused.
             memo: at most 200 characters; it stays off chain.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The payment. Its `header` is None while it is pending approval (`pending_approval`): call again
@@ -95,7 +95,7 @@ class AsyncPayments(AsyncResource):
 
         Args:
             transfer_id: the payment, `txn_…`.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             NotFoundError: no such payment of this operator.
@@ -128,7 +128,7 @@ class AsyncPayments(AsyncResource):
             since: only payments requested after this time; with a UTC offset.
             limit: payments per page, 1 to 100; 20 by default. Iterating reads all pages.
             cursor: `cursor` of an earlier page, to continue from there.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             ValueError: `since` has no UTC offset.
@@ -162,7 +162,7 @@ class AsyncPayments(AsyncResource):
             status_code: HTTP status of the seller's response.
             receipt: the receipt header of the response, as it came.
             duration_ms: how long the paid request took, in milliseconds.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             NotFoundError: no such payment of this operator.

@@ -25,7 +25,7 @@ class AsyncPolicies(AsyncResource):
 
         Args:
             account_id: the account, `acct_…`.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             NotFoundError: no such account of this operator.
@@ -65,7 +65,7 @@ class AsyncPolicies(AsyncResource):
             require_memo: refuse transfers without a memo.
             escalation_threshold: USDC from which a transfer needs approval; None means never.
             paused: block all outgoing transfers.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The policy now in force. It applies from the next transfer on.
@@ -111,7 +111,7 @@ class AsyncPolicies(AsyncResource):
             require_memo: refuse transfers without a memo.
             escalation_threshold: USDC from which a transfer needs approval; None means never.
             paused: block all outgoing transfers.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The policy now in force.
@@ -131,7 +131,7 @@ class AsyncPolicies(AsyncResource):
 
         Args:
             account_id: the account, `acct_…`.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
         return await self._change(account_id, PolicyChange(paused=True), options)
 
@@ -140,7 +140,7 @@ class AsyncPolicies(AsyncResource):
 
         Args:
             account_id: the account, `acct_…`.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
         return await self._change(account_id, PolicyChange(paused=False), options)
 

@@ -7,7 +7,7 @@ from agentpay._async.client import AsyncAgentPay
 from agentpay.contract.transfers import Transfer
 from agentpay.errors import (
     ConflictError,
-    ExtensionNotOfferedError,
+    NotSupportedError,
     OutcomeUnknownError,
     TransferRejectedError,
 )
@@ -83,7 +83,7 @@ class AsyncPurchases:
             page = await self._client.transfers.list(
                 account_id=await self._account_id(), idempotency_key=key_of(ref, attempt), limit=_PAGE
             )
-        except ExtensionNotOfferedError:
+        except NotSupportedError:
             # Such a service knows a purchase by its idempotency key alone.
             return None
         return newest_that_counts(page.data)

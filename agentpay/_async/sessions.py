@@ -47,7 +47,7 @@ class AsyncSessions(AsyncResource):
                 Floats are refused.
             category: spend category, 1 to 64 characters; required if the policy has `categories`.
             idempotency_key: 1 to 128 characters; a random one by default.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The open session. A key that was used before returns the current state of its session.
@@ -90,7 +90,7 @@ class AsyncSessions(AsyncResource):
             amount: USDC, at least 0.000001, with at most 6 decimals. Floats are refused.
             idempotency_key: 1 to 128 characters; the same key never charges a session twice. A random one by
                 default.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The session with its new running total.
@@ -123,7 +123,7 @@ class AsyncSessions(AsyncResource):
 
         Args:
             session_id: the session, `sess_…`.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The settled session; closing it again returns the same.
@@ -145,7 +145,7 @@ class AsyncSessions(AsyncResource):
 
         Args:
             session_id: the session, `sess_…`.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             NotFoundError: no such session of this operator.
@@ -172,7 +172,7 @@ class AsyncSessions(AsyncResource):
             idempotency_key: only sessions with this key.
             limit: sessions per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to continue from there.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The first page. Iterating over it yields all sessions, fetching further pages as needed.

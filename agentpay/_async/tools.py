@@ -23,7 +23,7 @@ from agentpay.errors import (
     ConfigurationError,
     IdempotencyConflictError,
     InvalidRequestError,
-    RateLimitedError,
+    RateLimitError,
     TransferFailedError,
     WaitTimeoutError,
 )
@@ -65,9 +65,9 @@ class AsyncAgentTools:
     __module__ = "agentpay.tools"
 
     def __init__(self, client: AsyncAgentPay, *, private_origins: Iterable[str] = ()) -> None:
-        given = client.deadline
+        given = client.total_timeout
         self._client = client.with_options(
-            deadline=CALL_SECONDS if given is None else min(given, CALL_SECONDS)
+            total_timeout=CALL_SECONDS if given is None else min(given, CALL_SECONDS)
         )
         self._account_id: str | None = None
         self._sessions = AsyncSessionCalls(self._client, self.account_id)
@@ -161,7 +161,7 @@ class AsyncAgentTools:
                 from_=account_id, to=to, amount=amount_usdc, category=category, memo=memo
             )
         except (APIError, ValueError) as error:
-            is_asked_wrongly = reports.is_refusal(error) and not isinstance(error, RateLimitedError)
+            is_asked_wrongly = reports.is_refusal(error) and not isinstance(error, RateLimitError)
             if not is_asked_wrongly or reports.is_unauthorized(error):
                 raise
             code = isinstance(error, APIError) and error.code

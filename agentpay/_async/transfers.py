@@ -52,7 +52,7 @@ class AsyncTransfers(AsyncResource):
             category: spend category, 1 to 64 characters; required if the policy has `categories`.
             idempotency_key: 1 to 128 characters; the same key never moves money out of an account twice
                 within 24 hours. A random one by default, returned in the transfer.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The transfer: `settled`, or `pending_approval` if the policy escalates it (see `wait`).
@@ -82,7 +82,7 @@ class AsyncTransfers(AsyncResource):
 
         Args:
             transfer_id: the transfer, `txn_…`.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             NotFoundError: no such transfer of this operator.
@@ -111,7 +111,7 @@ class AsyncTransfers(AsyncResource):
             amount: USDC, at least 0.000001, with at most 6 decimals. Floats are refused.
             memo: at most 200 characters; required if the policy has `require_memo`.
             category: spend category, 1 to 64 characters; required if the policy has `categories`.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             Whether it would settle, be escalated to an operator or be rejected, and why.
@@ -122,7 +122,7 @@ class AsyncTransfers(AsyncResource):
             NotFoundError: no such account of this operator.
             InvalidRecipientError: `to` cannot hold USDC.
             ChainUnavailableError: the blockchain cannot be reached.
-            ExtensionNotOfferedError: the service does not offer this extension.
+            NotSupportedError: the service does not offer this extension.
         """
         body = request_of(CheckTransfer, locals())
         check: TransferCheck = await self._call(prepare(spending.CHECK_TRANSFER, body=body), options)
@@ -152,14 +152,14 @@ class AsyncTransfers(AsyncResource):
             since: only transfers requested after this time; with a UTC offset.
             limit: transfers per page, 1 to 100; 20 by default. Iterating reads all pages.
             cursor: `cursor` of an earlier page, to continue from there.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The first page. Iterating over it yields all transfers, fetching further pages as needed.
 
         Raises:
             ValueError: `since` has no UTC offset.
-            ExtensionNotOfferedError: the service does not offer this extension.
+            NotSupportedError: the service does not offer this extension.
         """
         query = {
             "account_id": account_id,
@@ -178,7 +178,7 @@ class AsyncTransfers(AsyncResource):
         timeout: float | None = 60.0,  # noqa: ASYNC109 - what ends is the wait, not the task
         poll_interval: float = 0.5,
         max_retries: int | None = None,
-        deadline: float | None | UnsetType = UNSET,
+        total_timeout: float | None | UnsetType = UNSET,
         extra_headers: Mapping[str, str] | None = None,
     ) -> Transfer:
         """Read a transfer until it is settled, rejected or failed.
@@ -194,8 +194,8 @@ class AsyncTransfers(AsyncResource):
                 half with each read, up to 5 s. Each pause is random, from half of the maximum to the maximum,
                 and at least as long as the service asks for.
             max_retries: how many temporary failures in a row are tolerated; None means any number.
-            deadline: the same as `timeout`; the shorter of the two counts. None means no limit; the client's
-                setting by default.
+            total_timeout: the same as `timeout`; the shorter of the two counts. None means no limit; by
+                default the client's setting.
             extra_headers: additional header fields of each request.
 
         Returns:
@@ -203,17 +203,17 @@ class AsyncTransfers(AsyncResource):
             `settled`. A status that this version does not know is not final.
 
         Raises:
-            ValueError: `timeout` or `deadline` is below 0, or `poll_interval` not above 0.
+            ValueError: `timeout` or `total_timeout` is below 0, or `poll_interval` not above 0.
             ConfigurationError: `max_retries` is not an integer from 0 up.
             NotFoundError: no such transfer of this operator.
             WaitTimeoutError: it was not final in time. It may still settle later.
         """
         request = prepare(endpoints.GET_TRANSFER, path={"transfer_id": transfer_id})
         http = self._caller.http
-        deadline = self._caller.settings.deadline if deadline is UNSET else deadline
+        seconds = self._caller.settings.total_timeout if total_timeout is UNSET else total_timeout
         flow = looks(
             transfer_id,
-            timeout=min((each for each in (timeout, deadline) if each is not None), default=None),
+            timeout=min((each for each in (timeout, seconds) if each is not None), default=None),
             poll_interval=poll_interval,
             max_retries=math.inf if max_retries is None else checked_max_retries(max_retries),
             now=http.monotonic,

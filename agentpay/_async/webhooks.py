@@ -37,7 +37,7 @@ class AsyncWebhooks(AsyncResource):
             account_ids: accounts whose events to receive; by default all accounts of the operator.
             low_balance_threshold_usdc: balance in USDC below which `balance.low_threshold` is sent; None
                 means never. A `Decimal`, an `int` or a string; floats are refused.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The webhook with its `secret`, which is shown only here: store it.

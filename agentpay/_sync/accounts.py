@@ -36,7 +36,7 @@ class Accounts(Resource):
             name: display label, 1 to 100 characters; not unique.
             metadata: arbitrary key-value pairs, any JSON, at most 16 KiB; only `console.accounts` returns it.
                 A float is sent as the decimal that Python prints for it.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The account, with no USDC and a policy without limits.
@@ -56,7 +56,7 @@ class Accounts(Resource):
 
         Args:
             account_id: the account, `acct_…`.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             NotFoundError: no such account of this operator.
@@ -79,7 +79,7 @@ class Accounts(Resource):
             limit: accounts per page, 1 to 100; 20 by default. Iterating reads all pages.
             cursor: `cursor` of an earlier page, to continue from there.
             status: only accounts that are `active`, or `paused`.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The first page. Iterating over it yields all accounts, fetching further pages as needed.
@@ -92,7 +92,7 @@ class Accounts(Resource):
 
         Args:
             account_id: the account, `acct_…`.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             NotFoundError: no such account of this operator.
@@ -109,12 +109,12 @@ class Accounts(Resource):
 
         Args:
             account_id: the account, `acct_…`; an agent-scoped key reads its own.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             NotFoundError: no such account of this operator.
             ChainUnavailableError: the blockchain cannot be reached.
-            ExtensionNotOfferedError: the service has no budgets.
+            NotSupportedError: the service has no budgets.
         """
         path = {"account_id": account_id}
         budget: Budget = self._call(prepare(spending.GET_BUDGET, path=path), options)
@@ -138,7 +138,7 @@ class Accounts(Resource):
             cursor: `cursor` of an earlier page, to continue from there.
             status: only entries that are `settled`, or `rejected`; `all` by default.
             since: only entries after this time; with a UTC offset.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The first page. Iterating over it yields all entries, fetching further pages as needed.

@@ -31,7 +31,7 @@ class Caller:
             headers=http.headers(settings),
             timeout=settings.timeout,
             max_retries=settings.max_retries,
-            deadline=settings.deadline,
+            total_timeout=settings.total_timeout,
         )
 
     def begin(self, options: CallOptions) -> Call:
@@ -41,7 +41,7 @@ class Caller:
             ConfigurationError: an option has an invalid value; the message names it.
             TypeError: there is no such option.
         """
-        if not options and self._usual.deadline is None:
+        if not options and self._usual.total_timeout is None:
             return self._usual
         return self._usual.begun(options, self.http.monotonic)
 

@@ -62,7 +62,7 @@ class AgentPay:
         base_url: str | Address | None = None,
         timeout: float | None = DEFAULT_TIMEOUT,
         max_retries: int = DEFAULT_MAX_RETRIES,
-        deadline: float | None = None,
+        total_timeout: float | None = None,
         default_headers: Mapping[str, str] | None = None,
         app_info: str | None = None,
         http_client: HttpClient | None = None,
@@ -79,8 +79,8 @@ class AgentPay:
                 time spent waiting for a free connection is deducted. None means no limit. Keep it above 20,
                 because the service may hold a transfer for that long until it is final.
             max_retries: how often a request is retried after a temporary failure, from 0.
-            deadline: seconds for a whole call, including retries and the pauses between them; None means no
-                limit. It never turns an unknown outcome into a failure: see `CallOptions`.
+            total_timeout: seconds for a whole call, including retries and pauses; None means no limit. It
+                never turns an unknown outcome into a failure: see `CallOptions`.
             default_headers: additional header fields of every request. Fields that the client sets are
                 refused, such as `Authorization`.
             app_info: the name of your program, such as `shop/1.2`, added to `User-Agent`.
@@ -101,7 +101,7 @@ class AgentPay:
             base_url=base_url,
             timeout=timeout,
             max_retries=max_retries,
-            deadline=deadline,
+            total_timeout=total_timeout,
             default_headers=default_headers,
             app_info=app_info,
         )
@@ -132,9 +132,9 @@ class AgentPay:
         return self._settings.max_retries
 
     @property
-    def deadline(self) -> float | None:
+    def total_timeout(self) -> float | None:
         """Seconds for a whole call; None means no limit."""
-        return self._settings.deadline
+        return self._settings.total_timeout
 
     @cached_property
     def sessions(self) -> "Sessions":
@@ -163,10 +163,10 @@ class AgentPay:
         An extension (interface K10).
 
         Args:
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
-            ExtensionNotOfferedError: the service does not offer this extension.
+            NotSupportedError: the service does not offer this extension.
         """
         from agentpay._sync.identity import Identities  # noqa: PLC0415 - few need it
 
@@ -198,7 +198,7 @@ class AgentPay:
             query: the query; None values are omitted.
             body: a JSON value with exact numbers: use `Decimal` for fractions, floats are refused. None is
                 `null`; by default there is no body.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The response, whose `parse()` reads the body as JSON.
@@ -218,7 +218,7 @@ class AgentPay:
         api_key: str | SecretText | UnsetType = UNSET,
         timeout: float | None | UnsetType = UNSET,
         max_retries: int | UnsetType = UNSET,
-        deadline: float | None | UnsetType = UNSET,
+        total_timeout: float | None | UnsetType = UNSET,
         default_headers: Mapping[str, str] | UnsetType = UNSET,
     ) -> Self:
         """Return a client with other settings that shares this one's connections; closing one closes both.
@@ -227,7 +227,7 @@ class AgentPay:
             api_key: another key of the same service, such as an agent-scoped one.
             timeout: seconds for each step of an exchange; None means no limit.
             max_retries: how often a request is retried, from 0.
-            deadline: seconds for a whole call; None means no limit.
+            total_timeout: seconds for a whole call; None means no limit.
             default_headers: additional header fields of every request, instead of this client's.
 
         Raises:
@@ -241,7 +241,7 @@ class AgentPay:
                 api_key=key,
                 timeout=timeout,
                 max_retries=max_retries,
-                deadline=deadline,
+                total_timeout=total_timeout,
                 default_headers=default_headers,
             ),
             self._http,

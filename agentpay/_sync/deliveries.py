@@ -39,7 +39,7 @@ class RegisteredWebhooks(Resource):
         Args:
             limit: webhooks per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to continue from there.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
         return self._pages(deliveries.LIST_WEBHOOKS, options, query={"limit": limit, "cursor": cursor})
 
@@ -48,7 +48,7 @@ class RegisteredWebhooks(Resource):
 
         Args:
             webhook_id: the webhook, `wh_…`.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             NotFoundError: no such webhook of this operator.
@@ -71,7 +71,7 @@ class RegisteredWebhooks(Resource):
             webhook_id: the webhook, `wh_…`.
             overlap_seconds: how long both secrets sign, from 0 to 30 days; 24 hours by default, 0 after a
                 leak.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The new secret, which is shown only here.
@@ -118,7 +118,7 @@ class Events(Resource):
             until: only events recorded up to this moment, with a UTC offset.
             limit: events per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to continue from there.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             InvalidRequestError: the type does not exist.
@@ -144,7 +144,7 @@ class Events(Resource):
             event_id: the event, `evt_…`.
             webhook_id: the webhook to send it to; None means every webhook that is subscribed to such events
                 now.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The new deliveries.
@@ -191,7 +191,7 @@ class Deliveries(Resource):
             until: only deliveries created up to this moment, with a UTC offset.
             limit: deliveries per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to continue from there.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
         query = {
             "status": status,
@@ -222,7 +222,7 @@ class Deliveries(Resource):
             since: only deliveries created after this moment, with a UTC offset.
             webhook_id: only deliveries to this webhook, `wh_…`; None means every webhook that is not deleted.
             status: `undelivered`, or `delivered` for a receiver that has lost what it received.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             How many were replayed, 1,000 at most, and whether there are others.

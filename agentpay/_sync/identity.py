@@ -19,10 +19,10 @@ class Identities(Resource):
         An extension.
 
         Args:
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
-            ExtensionNotOfferedError: the service does not offer this extension.
+            NotSupportedError: the service does not offer this extension.
         """
         answer: Identity = self._call(prepare(identity.WHO_AM_I), options)
         return answer

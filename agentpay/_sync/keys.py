@@ -25,7 +25,7 @@ class AgentKeys(Resource):
         Args:
             account_id: the account, `acct_…`.
             name: display label, 1 to 100 characters.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The key; it is shown only here.
@@ -45,7 +45,7 @@ class AgentKeys(Resource):
         Args:
             limit: keys per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to continue from there.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
         return self._pages(console.LIST_AGENT_KEYS, options, query={"limit": limit, "cursor": cursor})
 
@@ -54,7 +54,7 @@ class AgentKeys(Resource):
 
         Args:
             key_id: the key, `key_…`.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             NotFoundError: no such valid key of this operator.
@@ -74,7 +74,7 @@ class OperatorKeys(Resource):
 
         Args:
             name: display label, 1 to 100 characters.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The key; it is shown only here.
@@ -91,7 +91,7 @@ class OperatorKeys(Resource):
         Args:
             limit: keys per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to continue from there.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
         query = {"limit": limit, "cursor": cursor}
         return self._pages(operator_keys.LIST_OPERATOR_KEYS, options, query=query)
@@ -101,7 +101,7 @@ class OperatorKeys(Resource):
 
         Args:
             key_id: the key, `key_…`; it may be the one that this client uses.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             NotFoundError: no such valid key of this operator.

@@ -26,7 +26,7 @@ class Policies(Resource):
 
         Args:
             account_id: the account, `acct_…`.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             NotFoundError: no such account of this operator.
@@ -66,7 +66,7 @@ class Policies(Resource):
             require_memo: refuse transfers without a memo.
             escalation_threshold: USDC from which a transfer needs approval; None means never.
             paused: block all outgoing transfers.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The policy now in force. It applies from the next transfer on.
@@ -112,7 +112,7 @@ class Policies(Resource):
             require_memo: refuse transfers without a memo.
             escalation_threshold: USDC from which a transfer needs approval; None means never.
             paused: block all outgoing transfers.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The policy now in force.
@@ -132,7 +132,7 @@ class Policies(Resource):
 
         Args:
             account_id: the account, `acct_…`.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
         return self._change(account_id, PolicyChange(paused=True), options)
 
@@ -141,7 +141,7 @@ class Policies(Resource):
 
         Args:
             account_id: the account, `acct_…`.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
         return self._change(account_id, PolicyChange(paused=False), options)
 

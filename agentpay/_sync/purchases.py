@@ -8,7 +8,7 @@ from agentpay._sync.client import AgentPay
 from agentpay.contract.transfers import Transfer
 from agentpay.errors import (
     ConflictError,
-    ExtensionNotOfferedError,
+    NotSupportedError,
     OutcomeUnknownError,
     TransferRejectedError,
 )
@@ -84,7 +84,7 @@ class Purchases:
             page = self._client.transfers.list(
                 account_id=self._account_id(), idempotency_key=key_of(ref, attempt), limit=_PAGE
             )
-        except ExtensionNotOfferedError:
+        except NotSupportedError:
             # Such a service knows a purchase by its idempotency key alone.
             return None
         return newest_that_counts(page.data)

@@ -24,7 +24,7 @@ from agentpay.errors import (
     ConfigurationError,
     IdempotencyConflictError,
     InvalidRequestError,
-    RateLimitedError,
+    RateLimitError,
     TransferFailedError,
     WaitTimeoutError,
 )
@@ -66,9 +66,9 @@ class AgentTools:
     __module__ = "agentpay.tools"
 
     def __init__(self, client: AgentPay, *, private_origins: Iterable[str] = ()) -> None:
-        given = client.deadline
+        given = client.total_timeout
         self._client = client.with_options(
-            deadline=CALL_SECONDS if given is None else min(given, CALL_SECONDS)
+            total_timeout=CALL_SECONDS if given is None else min(given, CALL_SECONDS)
         )
         self._account_id: str | None = None
         self._sessions = SessionCalls(self._client, self.account_id)
@@ -162,7 +162,7 @@ class AgentTools:
                 from_=account_id, to=to, amount=amount_usdc, category=category, memo=memo
             )
         except (APIError, ValueError) as error:
-            is_asked_wrongly = reports.is_refusal(error) and not isinstance(error, RateLimitedError)
+            is_asked_wrongly = reports.is_refusal(error) and not isinstance(error, RateLimitError)
             if not is_asked_wrongly or reports.is_unauthorized(error):
                 raise
             code = isinstance(error, APIError) and error.code

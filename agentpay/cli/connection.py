@@ -28,7 +28,7 @@ _ADVICE: Final[Mapping[type[errors.APIError], str]] = {
     errors.InsufficientBalanceError: "No money moved. Fund the account and try again",
     errors.ConflictError: "",
     errors.InvalidRecipientError: "",
-    errors.RateLimitedError: "Wait a moment and try again",
+    errors.RateLimitError: "Wait a moment and try again",
     errors.FeeBudgetExceededError: "No money moved. Close sessions that are not in use, or try again later",
     errors.ServiceUnavailableError: "Check whether it was done, then try again",
     errors.ServerError: "Try again in a moment",
@@ -242,7 +242,7 @@ def _not_answered(error: errors.APIConnectionError, address: Address, output: Ou
 
 
 def _is_unknown(error: errors.APIError) -> bool:
-    return error.status >= 500 and (error.transfer_id is not None or error.session_id is not None)
+    return error.status_code >= 500 and (error.transfer_id is not None or error.session_id is not None)
 
 
 def _sentences(error: errors.APIError) -> str:
@@ -255,9 +255,9 @@ def _sentences(error: errors.APIError) -> str:
         decided = f"That was decided at {format_timestamp(error.decided_at)}"
         advice = f"{decided}, and is repeated for its idempotency key. {advice}"
     parts = [f"{said}."] + ([f"{advice}."] if advice else [])
-    if error.status >= 500:
+    if error.status_code >= 500:
         if error.transfer_id is not None:
             parts[-1] = f"The outcome is unknown: check transfer {error.transfer_id} before you try again."
         if error.request_id is not None:
             parts.append(f"Request {error.request_id}.")
-    return f"{error.code or error.status}: " + " ".join(parts)
+    return f"{error.code or error.status_code}: " + " ".join(parts)

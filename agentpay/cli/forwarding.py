@@ -21,7 +21,7 @@ from agentpay.contract.deliveries import (
     RETRY_DELAYS_SECONDS,
     DeliveryStatusFilter,
 )
-from agentpay.contract.errors import FieldFault
+from agentpay.contract.errors import FieldError
 from agentpay.contract.events import Event
 from agentpay.contract.webhooks import CreateWebhook
 from agentpay.webhooks import WebhookSecrets
@@ -135,7 +135,7 @@ def _next_step(attempt: int, status_code: int | None) -> tuple[str, float | None
     return DeliveryStatusFilter.RETRYING.value, RETRY_DELAYS_SECONDS[attempt - 1]
 
 
-def url_faults(url: str) -> tuple[FieldFault, ...]:
+def url_faults(url: str) -> tuple[FieldError, ...]:
     """Return why a text is not a valid webhook URL; empty if it is."""
     try:
         codec.structure({"url": url, "events": [_ANY_TYPE]}, CreateWebhook)

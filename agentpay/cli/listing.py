@@ -14,7 +14,7 @@ from agentpay.cli.output import Output, identifier_of
 from agentpay.cli.tables import Column
 from agentpay.cli.values import Seconds
 
-PASSING: Final = (errors.APIConnectionError, errors.ServerError, errors.RateLimitedError)
+PASSING: Final = (errors.APIConnectionError, errors.ServerError, errors.RateLimitError)
 """Errors that are retried while a command follows a server: it may be restarting."""
 
 _PAGE_MAX: Final = 100

@@ -44,7 +44,7 @@ def add_profile(*, name: str, url: str, key: str | None, is_json: bool, is_quiet
     with reported_errors(address, output), client_of(address) as client:
         try:
             identity = client.whoami()
-        except errors.ExtensionNotOfferedError:
+        except errors.NotSupportedError:
             identity = None
         except errors.APIConnectionError:
             identity = None

@@ -19,7 +19,7 @@ from cattrs.errors import IterableValidationError, IterableValidationNote
 from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
 from agentpay.contract import usdc
-from agentpay.contract.errors import FieldFault
+from agentpay.contract.errors import FieldError
 from agentpay.contract.fields import (
     ALWAYS_SENT,
     OMITTED_BY_DEFAULT,
@@ -43,11 +43,11 @@ T = TypeVar("T")
 class InvalidValueError(ValueError):
     """A value does not match its model; `faults` lists every fault."""
 
-    def __init__(self, faults: tuple[FieldFault, ...]) -> None:
+    def __init__(self, faults: tuple[FieldError, ...]) -> None:
         super().__init__("; ".join(f"{fault.field} {fault.message}" for fault in faults))
         self.faults = faults
 
-    def __reduce__(self) -> tuple[type["InvalidValueError"], tuple[tuple[FieldFault, ...]]]:
+    def __reduce__(self) -> tuple[type["InvalidValueError"], tuple[tuple[FieldError, ...]]]:
         return type(self), (self.faults,)
 
 
@@ -70,7 +70,7 @@ def _structure_in_detail(value: object, model: type[T]) -> T:
     except (ClassValidationError, IterableValidationError) as error:
         raise InvalidValueError(tuple(_faults(error, ""))) from None
     except ValueError as error:
-        raise InvalidValueError((FieldFault(field="body", message=str(error)),)) from None
+        raise InvalidValueError((FieldError(field="body", message=str(error)),)) from None
 
 
 def unstructure(model: object) -> Any:  # noqa: ANN401 - a JSON value, which has no useful static type
@@ -78,7 +78,7 @@ def unstructure(model: object) -> Any:  # noqa: ANN401 - a JSON value, which has
     return _converter.unstructure(model)
 
 
-def text_faults(value: object, path: str = "") -> tuple[FieldFault, ...]:
+def text_faults(value: object, path: str = "") -> tuple[FieldError, ...]:
     """Return a fault for each string within a JSON value that contains NUL or a lone surrogate.
 
     See interface R9.
@@ -86,8 +86,8 @@ def text_faults(value: object, path: str = "") -> tuple[FieldFault, ...]:
     if isinstance(value, str):
         if "\0" not in value and _is_unicode(value):
             return ()
-        return (FieldFault(field=path or "body", message="must not contain NUL or lone surrogates"),)
-    faults: list[FieldFault] = []
+        return (FieldError(field=path or "body", message="must not contain NUL or lone surrogates"),)
+    faults: list[FieldError] = []
     if isinstance(value, dict):
         for key, item in value.items():
             name = _dotted(path, _shown(key))
@@ -109,7 +109,7 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _faults(error: BaseException, path: str) -> Iterator[FieldFault]:
+def _faults(error: BaseException, path: str) -> Iterator[FieldError]:
     if isinstance(error, ClassValidationError):
         located, others = error.group_exceptions()
         for inner, note in located:
@@ -118,7 +118,7 @@ def _faults(error: BaseException, path: str) -> Iterator[FieldFault]:
             if isinstance(inner, ForbiddenExtraKeysError):
                 for name in sorted(inner.extra_fields):
                     # A key is the caller's text: show it shortened and printable.
-                    yield FieldFault(field=_dotted(path, _shown(name)), message="is not a known field")
+                    yield FieldError(field=_dotted(path, _shown(name)), message="is not a known field")
             else:
                 yield from _faults(inner, path)
     elif isinstance(error, IterableValidationError):
@@ -128,9 +128,9 @@ def _faults(error: BaseException, path: str) -> Iterator[FieldFault]:
         for inner in other_items:
             yield from _faults(inner, path)
     elif isinstance(error, KeyError):
-        yield FieldFault(field=path or "body", message="is required")
+        yield FieldError(field=path or "body", message="is required")
     else:
-        yield FieldFault(field=path or "body", message=str(error) or "is not valid")
+        yield FieldError(field=path or "body", message=str(error) or "is not valid")
 
 
 def _join(path: str, note: AttributeValidationNote | IterableValidationNote) -> str:

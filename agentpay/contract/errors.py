@@ -147,7 +147,7 @@ MEANINGS: Final[dict[ErrorCode, str]] = {
 
 
 @frozen(kw_only=True)
-class FieldFault(Model):
+class FieldError(Model):
     """One fault of a request (interface E1).
 
     Attributes:
@@ -183,7 +183,7 @@ class ErrorBody(Model):
     request_id: str | None = field(  # pyright: ignore[reportIncompatibleMethodOverride] - it is sent, here
         default=None, metadata=OMITTED_BY_DEFAULT
     )
-    details: tuple[FieldFault, ...] | None = field(default=None, metadata=OMITTED_BY_DEFAULT)
+    details: tuple[FieldError, ...] | None = field(default=None, metadata=OMITTED_BY_DEFAULT)
     transfer_id: str | None = field(default=None, metadata=OMITTED_BY_DEFAULT)
     session_id: str | None | UnsetType = field(default=UNSET, metadata=OMITTED_BY_DEFAULT)
     status: str | None = field(default=None, metadata=OMITTED_BY_DEFAULT)

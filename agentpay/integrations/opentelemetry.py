@@ -133,7 +133,7 @@ class _Watch:
                 self._span.set_attribute("agentpay.outcome_unknown", True)  # noqa: FBT003 - of OpenTelemetry
                 self._observer.unknown_outcomes.add(1, self._attributes)
             self._end(
-                None if answer is None else answer.status,
+                None if answer is None else answer.status_code,
                 error.retries_made if isinstance(error, AgentPayError) else 0,
                 None if answer is None else answer.request_id,
                 getattr(error, "transfer_id", None),

@@ -30,7 +30,7 @@ from agentpay.errors import (
     AgentPayError,
     AuthenticationError,
     ConfigurationError,
-    ExtensionNotOfferedError,
+    NotSupportedError,
     PermissionDeniedError,
 )
 from agentpay.tools import AsyncAgentTools
@@ -166,10 +166,10 @@ async def _check_key(tools: AsyncAgentTools, client: AsyncAgentPay) -> None:
     if os.environ.get("AGENTPAY_API_KEY", "").startswith(("ap_operator_", "ap_console_")):
         raise ConfigurationError(OPERATOR_KEY)  # even while the service does not respond
     try:
-        identity = await client.whoami(deadline=START_SECONDS)
+        identity = await client.whoami(total_timeout=START_SECONDS)
     except (AuthenticationError, PermissionDeniedError) as error:
         raise ConfigurationError(f"the service refuses AGENTPAY_API_KEY: {error}") from None
-    except ExtensionNotOfferedError:
+    except NotSupportedError:
         raise ConfigurationError(
             "the service at AGENTPAY_BASE_URL does not report the account of a key (GET /whoami)"
         ) from None

@@ -21,7 +21,7 @@ from agentpay.errors import (
     APIError,
     AuthenticationError,
     PermissionDeniedError,
-    RateLimitedError,
+    RateLimitError,
     TransferRejectedError,
 )
 from agentpay.tools.references import REJECTED_BY_PERSON, is_refused, ref_of
@@ -265,7 +265,7 @@ def refusal(error: Exception) -> dict[str, Any]:
     if isinstance(error, ChallengeTooLargeError):
         code = "unreadable_challenge"
     advice = _REFUSALS.get(code, _FIX)
-    if isinstance(error, RateLimitedError) and code not in _REFUSALS:
+    if isinstance(error, RateLimitError) and code not in _REFUSALS:
         advice = _REFUSALS["rate_limited"]
     return {"reason": reason_of(error), **advice.fields}
 
@@ -281,7 +281,7 @@ def next_step_of(error: AgentPayError) -> str:
     """Return what a model should do about a read that failed."""
     if is_unauthorized(error):
         return UNAUTHORIZED.next_step
-    return "Wait, then try again." if isinstance(error, RateLimitedError) else "Try again later."
+    return "Wait, then try again." if isinstance(error, RateLimitError) else "Try again later."
 
 
 def reason_of(error: Exception) -> str:
@@ -314,7 +314,7 @@ def logged_reason(error: Exception) -> str:
 def is_refusal(error: Exception) -> bool:
     """Return whether a request was refused, which then has no effect."""
     if isinstance(error, APIError):
-        return error.status < 500 and error.status != 408 and error.code is not None
+        return error.status_code < 500 and error.status_code != 408 and error.code is not None
     return isinstance(error, ValueError) and not isinstance(error, AgentPayError)
 
 

@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from attrs import frozen
 
-from agentpay.contract.errors import FieldFault
+from agentpay.contract.errors import FieldError
 from agentpay.contract.pages import PageBody
 from agentpay_server.errors import invalid
 
@@ -46,7 +46,7 @@ class List:
         seq = int.from_bytes(raw[:_SEQ_BYTES], "big")
         # Comparing texts also refuses other base64 encodings of the same bytes.
         if len(raw) != _SEQ_BYTES + _DIGEST_BYTES or seq >= _START or self._cursor(seq) != cursor:
-            raise invalid(FieldFault(field="cursor", message="must be the cursor of a page of this list"))
+            raise invalid(FieldError(field="cursor", message="must be the cursor of a page of this list"))
         return seq
 
     def page(

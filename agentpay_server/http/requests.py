@@ -12,7 +12,7 @@ from starlette.types import Receive
 from agentpay.contract import codec, json_text
 from agentpay.contract.accounts import METADATA_MAX_BYTES, CreateAccount
 from agentpay.contract.codec import InvalidValueError
-from agentpay.contract.errors import ErrorCode, FieldFault
+from agentpay.contract.errors import ErrorCode, FieldError
 from agentpay.contract.json_text import InvalidJsonError
 from agentpay.contract.requests import BODY_MAX_BYTES
 from agentpay_server.errors import Problem, invalid, unauthorized
@@ -145,7 +145,7 @@ def structured_body(body: bytes, model: type) -> object:
     try:
         value = json_text.parse_request_json(body)
     except InvalidJsonError as error:
-        raise invalid(FieldFault(field="body", message=str(error))) from None
+        raise invalid(FieldError(field="body", message=str(error))) from None
     # Only escapes can yield NUL and lone surrogates: unescaped ones are invalid JSON or UTF-8.
     faults = codec.text_faults(value) if b"\\u" in body else ()
     if model is CreateAccount and isinstance(value, dict):
@@ -170,14 +170,14 @@ def structured_query(query_string: bytes, model: type) -> object:
             query_string.decode("ascii"), keep_blank_values=True, encoding="utf-8", errors="strict"
         )
     except ValueError:
-        raise invalid(FieldFault(field="query", message="must be percent-encoded UTF-8")) from None
+        raise invalid(FieldError(field="query", message="must be percent-encoded UTF-8")) from None
     for name, value in pairs:
         if name not in known:
             continue
         if name in values:
-            faults.append(FieldFault(field=name, message="must not be repeated"))
+            faults.append(FieldError(field=name, message="must not be repeated"))
         if "\0" in value:
-            faults.append(FieldFault(field=name, message="must not contain NUL"))
+            faults.append(FieldError(field=name, message="must not contain NUL"))
         values[name] = value
     query: object
     try:
@@ -189,7 +189,7 @@ def structured_query(query_string: bytes, model: type) -> object:
     return query
 
 
-def _oversize_metadata(body: bytes) -> tuple[FieldFault, ...]:
+def _oversize_metadata(body: bytes) -> tuple[FieldError, ...]:
     """Check the size of `metadata` as sent, including white space and escapes (interface A7)."""
     if len(body) <= METADATA_MAX_BYTES:
         return ()
@@ -205,7 +205,7 @@ def _oversize_metadata(body: bytes) -> tuple[FieldFault, ...]:
         _, position = decoder.raw_decode(text, start)
         if name == "metadata" and len(text[start:position].encode()) > METADATA_MAX_BYTES:
             message = f"must be at most {METADATA_MAX_BYTES} bytes of JSON"
-            return (FieldFault(field="metadata", message=message),)
+            return (FieldError(field="metadata", message=message),)
 
 
 def _skip(text: str, position: int, characters: str) -> int:

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from agentpay.contract.errors import ErrorCode, FieldFault
+from agentpay.contract.errors import ErrorCode, FieldError
 from agentpay.contract.pages import PageBody
 from agentpay.contract.payments import (
     DELETE_ORIGIN,
@@ -163,7 +163,7 @@ def _checked(origin: str) -> str:
     try:
         return parse_origin(origin)
     except ValueError as error:
-        raise invalid(FieldFault(field="origin", message=str(error))) from None
+        raise invalid(FieldError(field="origin", message=str(error))) from None
 
 
 def _shown(pin: Pin) -> PinnedOrigin:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from agentpay.contract.errors import ErrorCode, FieldFault
+from agentpay.contract.errors import ErrorCode, FieldError
 from agentpay.contract.payments import Payment, PaymentHeader, PaymentOutcome, PaymentProtocol
 from agentpay.contract.transfers import TransferStatus
 from agentpay.contract.usdc import from_micro
@@ -112,7 +112,7 @@ def nothing_payable(reasons: Mapping[int, str]) -> Problem:
         ErrorCode.NOTHING_PAYABLE,
         message,
         details=tuple(
-            FieldFault(field=f"offers[{position}]", message=reason)
+            FieldError(field=f"offers[{position}]", message=reason)
             for position, reason in sorted(reasons.items())
         ),
     )

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 from starlette.types import Receive, Scope, Send
 
 from agentpay.contract import json_text
-from agentpay.contract.errors import FieldFault
+from agentpay.contract.errors import FieldError
 from agentpay_server.chain.node.errors import RpcError
 from agentpay_server.embedded.owner_thread import OwnerThread
 from agentpay_server.errors import Problem, invalid
@@ -77,7 +77,7 @@ def _host_fault(scope: Scope) -> Problem | None:
     try:
         _ = urlsplit(_url(scope, dict(_fields(scope)))).port
     except ValueError:
-        return invalid(FieldFault(field="host", message="must be one host name or IP address"))
+        return invalid(FieldError(field="host", message="must be one host name or IP address"))
     return None
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from attrs import frozen
 
-from agentpay.contract.errors import FieldFault
+from agentpay.contract.errors import FieldError
 from agentpay_server import crash_points as points
 from agentpay_server.contract.sandbox import HttpEffect, SetFault
 from agentpay_server.errors import Problem, invalid, shown
@@ -73,15 +73,15 @@ class Faults:
         self.check_name(name)
         wrong = []
         if name.startswith(HTTP) and request.effect is None:
-            wrong.append(FieldFault(field="effect", message=f"must be one of {', '.join(HttpEffect)}"))
+            wrong.append(FieldError(field="effect", message=f"must be one of {', '.join(HttpEffect)}"))
         if not name.startswith(HTTP) and request.effect is not None:
-            wrong.append(FieldFault(field="effect", message=f"applies only to request faults, {HTTP}…"))
+            wrong.append(FieldError(field="effect", message=f"applies only to request faults, {HTTP}…"))
         if request.effect is HttpEffect.DELAY and request.delay_ms is None:
-            wrong.append(FieldFault(field="delay_ms", message="is required for the effect delay"))
+            wrong.append(FieldError(field="delay_ms", message="is required for the effect delay"))
         if request.effect is not HttpEffect.DELAY and request.delay_ms is not None:
-            wrong.append(FieldFault(field="delay_ms", message="applies only to the effect delay"))
+            wrong.append(FieldError(field="delay_ms", message="applies only to the effect delay"))
         if name.startswith(CRASH_AT) and request.times not in (None, 1):
-            wrong.append(FieldFault(field="times", message="must be 1 or omitted: a process dies once"))
+            wrong.append(FieldError(field="times", message="must be 1 or omitted: a process dies once"))
         if wrong:
             raise invalid(*wrong)
 
@@ -157,4 +157,4 @@ class Faults:
 
 
 def _bad_name(message: str) -> Problem:
-    return invalid(FieldFault(field="name", message=message))
+    return invalid(FieldError(field="name", message=message))

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from agentpay.contract import identifiers
 from agentpay.contract.endpoints import Endpoint
-from agentpay.contract.errors import ErrorCode, FieldFault
+from agentpay.contract.errors import ErrorCode, FieldError
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.pages import PageBody
 from agentpay.contract.usdc import from_micro, to_micro
@@ -261,7 +261,7 @@ class Sandbox:
         self._require_test_chain()
         duration_us, before_us = int(request.seconds * SECOND_US), self._context.clock.now_us()
         if before_us + duration_us > LATEST_US:
-            raise invalid(FieldFault(field="seconds", message="must not lead beyond the year 9999"))
+            raise invalid(FieldError(field="seconds", message="must not lead beyond the year 9999"))
         if self._context.clock.is_manual:
             await self._console_keys.postpone(principal, duration_us)
         await self._schedule.advance(duration_us)

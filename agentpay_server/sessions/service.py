@@ -9,7 +9,7 @@ from functools import partial
 
 from attrs import frozen
 
-from agentpay.contract.errors import FieldFault
+from agentpay.contract.errors import FieldError
 from agentpay.contract.pages import PageBody
 from agentpay.contract.sessions import (
     ChargeSession,
@@ -204,7 +204,7 @@ class Sessions:
         """
         smallest = self._context.settings.min_session_cap_usdc
         if request.cap_usdc < smallest:
-            raise invalid(FieldFault(field="cap_usdc", message=f"must be at least {format_number(smallest)}"))
+            raise invalid(FieldError(field="cap_usdc", message=f"must be at least {format_number(smallest)}"))
         rent = 0
         if not view.parties.source.paused:
             if view.is_to_escrow:

@@ -15,7 +15,7 @@ from agentpay.contract.deliveries import (
     ReplayedDeliveries,
     ReplayEvent,
 )
-from agentpay.contract.errors import FieldFault
+from agentpay.contract.errors import FieldError
 from agentpay.contract.events import Event
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.pages import PageBody
@@ -183,7 +183,7 @@ def _named_webhook(connection: Connection, principal: Principal, webhook_id: str
     if identifiers.is_identifier(webhook_id, identifiers.WEBHOOK):
         record = webhook_store.WEBHOOKS.get(connection, webhook_id, webhook_store.IS_LIVE)
     if record is None or record.operator_id != principal.operator_id:
-        raise invalid(FieldFault(field="webhook_id", message="is not one of your webhooks"))
+        raise invalid(FieldError(field="webhook_id", message="is not one of your webhooks"))
     return webhook_id
 
 

@@ -16,7 +16,7 @@ from agentpay.contract.deliveries import (
     RotateSecret,
 )
 from agentpay.contract.endpoints import CREATE_WEBHOOK
-from agentpay.contract.errors import ErrorCode, FieldFault
+from agentpay.contract.errors import ErrorCode, FieldError
 from agentpay.contract.pages import PageBody
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay.contract.webhooks import CreateWebhook, Webhook, subscription_warning
@@ -104,7 +104,7 @@ class Webhooks:
         principal.require_operator("POST /v1/webhooks")
         faults = []
         if not self._context.chain.is_test_chain and not is_https(request.url):
-            faults.append(FieldFault(field="url", message="must be https"))
+            faults.append(FieldError(field="url", message="must be https"))
         return await self._context.database.run(self._insert, principal, request, faults)
 
     async def list(self, principal: Principal, query: ListWebhooks) -> PageBody[RegisteredWebhook]:
@@ -142,7 +142,7 @@ class Webhooks:
         connection: Connection,
         principal: Principal,
         request: CreateWebhook,
-        faults: Sequence[FieldFault],
+        faults: Sequence[FieldError],
     ) -> Webhook:
         faults = [*faults, *_account_faults(connection, principal, request.account_ids)]
         if faults:
@@ -282,14 +282,14 @@ def own_webhook(
 
 def _account_faults(
     connection: Connection, principal: Principal, account_ids: tuple[str, ...]
-) -> list[FieldFault]:
+) -> list[FieldError]:
     faults = []
     for place, account_id in enumerate(account_ids):
         record = None
         if identifiers.is_identifier(account_id, identifiers.ACCOUNT):
             record = account_store.ACCOUNTS.get(connection, account_id)
         if record is None or record.operator_id != principal.operator_id:
-            faults.append(FieldFault(field=f"account_ids[{place}]", message="is not one of your accounts"))
+            faults.append(FieldError(field=f"account_ids[{place}]", message="is not one of your accounts"))
     return faults
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from agentpay.contract import choices, codec, json_text
 from agentpay.contract.accounts import Account, AccountStatus, Balance, CreateAccount, ListAccounts
 from agentpay.contract.codec import InvalidValueError
-from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, FieldFault
+from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, FieldError
 from agentpay.contract.pages import PageBody
 from agentpay.contract.policies import POLICY_FIELDS, AccountPolicy, Policy, PolicyChange
 from agentpay.contract.requests import UNSET, Request
@@ -530,7 +530,7 @@ def test_any_value_gives_a_model_or_one_declared_error(model, value):
     found = faults_or_none(value, model)
 
     assert found is None or found
-    assert all(isinstance(fault, FieldFault) and fault.message for fault in found or ())
+    assert all(isinstance(fault, FieldError) and fault.message for fault in found or ())
 
 
 @given(st.data(), st.sampled_from([*RESPONSES.items(), *REQUESTS.items()]))

@@ -148,9 +148,9 @@ def test_the_client_raises_an_error_of_its_own_for_the_budget(desk: Desk) -> Non
     client = desk.server.client()
     with pytest.raises(agentpay.FeeBudgetExceededError) as caught:
         client.sessions.open(account_id=desk.payer.account_id, to=desk.payee.account_id, cap_usdc=1)
-    assert (caught.value.code, caught.value.status) == ("fee_budget_exceeded", 429)
+    assert (caught.value.code, caught.value.status_code) == ("fee_budget_exceeded", 429)
     assert caught.value.retry_after == DAY_SECONDS
-    assert isinstance(caught.value, agentpay.RateLimitedError)
+    assert isinstance(caught.value, agentpay.RateLimitError)
     assert "0.0001 SOL brought no payment" in caught.value.message
 
 
@@ -338,7 +338,7 @@ def test_an_operator_creates_so_many_accounts_in_24_hours() -> None:
         for number in range(3):
             client.accounts.create(name=f"{number}")
             server.sandbox.clock.advance(hours=1)
-        with pytest.raises(agentpay.RateLimitedError) as caught:
+        with pytest.raises(agentpay.RateLimitError) as caught:
             client.accounts.create(name="one more")
         assert (caught.value.code, caught.value.retry_after) == ("rate_limited", DAY_SECONDS - 3 * 3600)
         assert "max_accounts_per_day" in caught.value.message
@@ -348,7 +348,7 @@ def test_an_operator_creates_so_many_accounts_in_24_hours() -> None:
         assert other.accounts.create(name="First").status == "active"
         server.sandbox.clock.advance(hours=21)
         client.accounts.create(name="one more")
-        with pytest.raises(agentpay.RateLimitedError):
+        with pytest.raises(agentpay.RateLimitError):
             client.accounts.create(name="too many")
 
 

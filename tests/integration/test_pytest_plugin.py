@@ -255,7 +255,7 @@ def test_settings_can_be_overridden_by_a_fixture(pytester: pytest.Pytester) -> N
         pytester,
         """
         import pytest
-        from agentpay import RateLimitedError
+        from agentpay import RateLimitError
         from agentpay_server import Settings
 
         @pytest.fixture
@@ -265,7 +265,7 @@ def test_settings_can_be_overridden_by_a_fixture(pytester: pytest.Pytester) -> N
         def test_the_limit_is_in_force(agentpay_client):
             client = agentpay_client.with_options(max_retries=0)
             client.accounts.list()
-            with pytest.raises(RateLimitedError):
+            with pytest.raises(RateLimitError):
                 client.accounts.list()
         """,
     )

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from server_world import Funded, raw_client, refused
 
-from agentpay import AgentPay, RateLimitedError
+from agentpay import AgentPay, RateLimitError
 from agentpay.contract.events import Event
 from agentpay_server import AgentPayServer, Sandbox
 from agentpay_server.webhooks import tail
@@ -165,7 +165,7 @@ def test_a_key_has_ten_streams_and_a_closed_one_makes_room(server: AgentPayServe
     following = refuse()
     streams = [server.console.stream(last_event_id=made.id) for _ in range(tail.STREAMS_OF_ONE_KEY)]
     assert {next(stream).id for stream in streams} == {following.id}
-    with pytest.raises(RateLimitedError, match="10 streams"):
+    with pytest.raises(RateLimitError, match="10 streams"):
         next(server.console.stream(max_retries=0))
     with server.client(api_key=server.console.operator_keys.create(name="other").key) as other:
         of_other_key = other.console.stream(last_event_id=made.id)

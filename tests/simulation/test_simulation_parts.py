@@ -253,7 +253,7 @@ def test_after_a_503_a_rotation_may_have_happened(status: int, is_lost: bool) ->
     operator = Operator(world, 1)
 
     async def refuse(webhook_id: str, *, overlap_seconds: int) -> str:
-        raise APIError(f"no answer about {webhook_id} and {overlap_seconds} s", status=status)
+        raise APIError(f"no answer about {webhook_id} and {overlap_seconds} s", status_code=status)
 
     webhooks = SimpleNamespace(rotate_secret=refuse)
     operator._client = SimpleNamespace(console=SimpleNamespace(webhooks=webhooks))

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentpay.contract import codec
-from agentpay.contract.errors import ErrorCode, FieldFault
+from agentpay.contract.errors import ErrorCode, FieldError
 from agentpay_server.errors import Problem, chain_unavailable, invalid, not_found, shown
 
 
@@ -29,7 +29,7 @@ def test_every_other_error_body_has_the_request_id():
 
 
 def test_an_invalid_request_lists_every_fault_and_abbreviates_its_message():
-    faults = [FieldFault(field=f"f{number}", message="is wrong") for number in range(20)]
+    faults = [FieldError(field=f"f{number}", message="is wrong") for number in range(20)]
 
     body = body_of(invalid(*faults))
 

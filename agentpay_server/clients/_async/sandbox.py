@@ -41,7 +41,7 @@ class AsyncSandboxClock(AsyncResource):
         """Return the server's time, in UTC.
 
         Args:
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
         reading: ClockReading = await self._call(prepare(sandbox.GET_CLOCK), options)
         return reading.now
@@ -62,7 +62,7 @@ class AsyncSandboxClock(AsyncResource):
             minutes: added to the duration.
             hours: added to the duration.
             days: added to the duration.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The server's new time, in UTC.
@@ -88,7 +88,7 @@ class AsyncSandboxClock(AsyncResource):
         Args:
             moment: a time with a UTC offset, or ISO 8601 text such as `2026-01-31T12:00:00Z`; the current
                 time runs what is due now.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The server's new time, in UTC.
@@ -130,7 +130,7 @@ class AsyncSandbox(AsyncResource):
         Args:
             account_id: the account, `acct_…`.
             amount: USDC, exact; floats are refused.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             NotFoundError: no such account of this operator.
@@ -147,7 +147,7 @@ class AsyncSandbox(AsyncResource):
         Args:
             owner: on-chain address that is to own it, such as that of your own wallet; by default a new one,
                 whose key is discarded. If its token account exists, that one is returned.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
         request = prepare(sandbox.CREATE_TOKEN_ACCOUNT, body=CreateTokenAccount(owner=owner))
         account: OutsideTokenAccount = await self._call(request, options)
@@ -158,7 +158,7 @@ class AsyncSandbox(AsyncResource):
 
         Args:
             name: display label, 1 to 100 characters.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The operator with its key, which is shown only here.
@@ -187,7 +187,7 @@ class AsyncSandbox(AsyncResource):
                 processed), `reply_lost` (processed, then dropped without a response). Only for request
                 faults.
             delay_ms: how long `delay` delays each request, 1 to 60,000 milliseconds of real time.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             InvalidRequestError: the fault does not exist. The message lists the available ones.
@@ -203,7 +203,7 @@ class AsyncSandbox(AsyncResource):
 
         Args:
             name: as for `set_fault`; it need not be armed.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             InvalidRequestError: the fault does not exist.
@@ -218,7 +218,7 @@ class AsyncSandbox(AsyncResource):
         Args:
             limit: faults per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to continue from there.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
         return self._pages(sandbox.LIST_FAULTS, options, query={"limit": limit, "cursor": cursor})
 
@@ -226,7 +226,7 @@ class AsyncSandbox(AsyncResource):
         """Disarm all faults.
 
         Args:
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
         await self._call(prepare(sandbox.CLEAR_FAULTS), options)
 
@@ -247,7 +247,7 @@ class AsyncSandbox(AsyncResource):
             times: how often, 1 to 1,000; None until the block ends.
             effect: as for `set_fault`.
             delay_ms: as for `set_fault`.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             InvalidRequestError: the fault does not exist.
@@ -269,7 +269,7 @@ class AsyncSandbox(AsyncResource):
         For a server in memory. It waits up to five seconds for running work to finish.
 
         Args:
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The snapshot, which can be restored any number of times. A server keeps the 64 most recently used.
@@ -289,7 +289,7 @@ class AsyncSandbox(AsyncResource):
         Args:
             limit: snapshots per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to continue from there.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
         return self._pages(sandbox.LIST_SNAPSHOTS, options, query={"limit": limit, "cursor": cursor})
 
@@ -302,7 +302,7 @@ class AsyncSandbox(AsyncResource):
 
         Args:
             snapshot: the snapshot or its identifier.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             NotFoundError: no such snapshot of this operator.
@@ -315,7 +315,7 @@ class AsyncSandbox(AsyncResource):
         """Restore the server's state at its start, for all tenants. Snapshots are kept.
 
         Args:
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             ConflictError: part of the server's state is not in memory, or requests keep it busy.

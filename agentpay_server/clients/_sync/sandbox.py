@@ -38,7 +38,7 @@ class SandboxClock(Resource):
         """Return the server's time, in UTC.
 
         Args:
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
         reading: ClockReading = self._call(prepare(sandbox.GET_CLOCK), options)
         return reading.now
@@ -59,7 +59,7 @@ class SandboxClock(Resource):
             minutes: added to the duration.
             hours: added to the duration.
             days: added to the duration.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The server's new time, in UTC.
@@ -85,7 +85,7 @@ class SandboxClock(Resource):
         Args:
             moment: a time with a UTC offset, or ISO 8601 text such as `2026-01-31T12:00:00Z`; the current
                 time runs what is due now.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The server's new time, in UTC.
@@ -127,7 +127,7 @@ class Sandbox(Resource):
         Args:
             account_id: the account, `acct_…`.
             amount: USDC, exact; floats are refused.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             NotFoundError: no such account of this operator.
@@ -144,7 +144,7 @@ class Sandbox(Resource):
         Args:
             owner: on-chain address that is to own it, such as that of your own wallet; by default a new one,
                 whose key is discarded. If its token account exists, that one is returned.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
         request = prepare(sandbox.CREATE_TOKEN_ACCOUNT, body=CreateTokenAccount(owner=owner))
         account: OutsideTokenAccount = self._call(request, options)
@@ -155,7 +155,7 @@ class Sandbox(Resource):
 
         Args:
             name: display label, 1 to 100 characters.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The operator with its key, which is shown only here.
@@ -184,7 +184,7 @@ class Sandbox(Resource):
                 processed), `reply_lost` (processed, then dropped without a response). Only for request
                 faults.
             delay_ms: how long `delay` delays each request, 1 to 60,000 milliseconds of real time.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             InvalidRequestError: the fault does not exist. The message lists the available ones.
@@ -200,7 +200,7 @@ class Sandbox(Resource):
 
         Args:
             name: as for `set_fault`; it need not be armed.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             InvalidRequestError: the fault does not exist.
@@ -215,7 +215,7 @@ class Sandbox(Resource):
         Args:
             limit: faults per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to continue from there.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
         return self._pages(sandbox.LIST_FAULTS, options, query={"limit": limit, "cursor": cursor})
 
@@ -223,7 +223,7 @@ class Sandbox(Resource):
         """Disarm all faults.
 
         Args:
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
         self._call(prepare(sandbox.CLEAR_FAULTS), options)
 
@@ -244,7 +244,7 @@ class Sandbox(Resource):
             times: how often, 1 to 1,000; None until the block ends.
             effect: as for `set_fault`.
             delay_ms: as for `set_fault`.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             InvalidRequestError: the fault does not exist.
@@ -262,7 +262,7 @@ class Sandbox(Resource):
         For a server in memory. It waits up to five seconds for running work to finish.
 
         Args:
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
             The snapshot, which can be restored any number of times. A server keeps the 64 most recently used.
@@ -282,7 +282,7 @@ class Sandbox(Resource):
         Args:
             limit: snapshots per page, 1 to 100; 20 by default.
             cursor: `cursor` of an earlier page, to continue from there.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
         """
         return self._pages(sandbox.LIST_SNAPSHOTS, options, query={"limit": limit, "cursor": cursor})
 
@@ -295,7 +295,7 @@ class Sandbox(Resource):
 
         Args:
             snapshot: the snapshot or its identifier.
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             NotFoundError: no such snapshot of this operator.
@@ -308,7 +308,7 @@ class Sandbox(Resource):
         """Restore the server's state at its start, for all tenants. Snapshots are kept.
 
         Args:
-            **options: `timeout`, `max_retries`, `deadline`, `extra_headers`: see `CallOptions`.
+            **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Raises:
             ConflictError: part of the server's state is not in memory, or requests keep it busy.

@@ -7,7 +7,7 @@ from http import HTTPStatus
 from typing import Any, Final
 
 from agentpay.contract.endpoints import Endpoint, Subject
-from agentpay.contract.errors import HTTP_STATUS, MEANINGS, ErrorBody, ErrorCode, FieldFault
+from agentpay.contract.errors import HTTP_STATUS, MEANINGS, ErrorBody, ErrorCode, FieldError
 from agentpay.contract.examples import error_example
 from agentpay.contract.headers import STATUS_HEADERS
 from agentpay.contract.schemas import IDENTIFIERS, Schema, Schemas, field_words
@@ -79,10 +79,10 @@ class Errors:
         else:
             fields["request_id"] = {"type": "string", "pattern": "^req_"}
         if status == 400:
-            fields["details"] = {"type": "array", "minItems": 1, "items": self._schemas.of(FieldFault)}
+            fields["details"] = {"type": "array", "minItems": 1, "items": self._schemas.of(FieldError)}
         optional: dict[str, Schema] = {}
         if ErrorCode.NOTHING_PAYABLE in codes:
-            optional["details"] = {"type": "array", "minItems": 1, "items": self._schemas.of(FieldFault)}
+            optional["details"] = {"type": "array", "minItems": 1, "items": self._schemas.of(FieldError)}
         if status == 409 and subject is not None and subject.is_named_by_conflicts:
             name = f"{subject.kind}_id"
             optional[name] = {"type": "string", "pattern": f"^{IDENTIFIERS[name]}"}

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 
 from starlette.types import Scope
 
-from agentpay.contract.errors import ErrorCode, FieldFault
+from agentpay.contract.errors import ErrorCode, FieldError
 from agentpay_server.errors import Problem, invalid, shown
 from agentpay_server.http.hosts import Hosts, host_of
 from agentpay_server.http.requests import REFUSED
@@ -38,7 +38,7 @@ def malformed() -> Problem:
         f"must be well-formed HTTP/1.1 with one Host, at most {HEAD_MAX_BYTES} bytes of request line and "
         "headers, and a body framed by Content-Length or by Transfer-Encoding, not by both"
     )
-    return invalid(FieldFault(field="request", message=message))
+    return invalid(FieldError(field="request", message=message))
 
 
 def admit(scope: Scope, hosts: Hosts) -> bool:
@@ -100,7 +100,7 @@ def _authority(scope: Scope) -> str | None:
     if scope["method"] in _OTHER_FORMS:
         _set_path(scope, target, b"")
         return host
-    raise invalid(FieldFault(field="request", message="must be for a path or an absolute http URL"))
+    raise invalid(FieldError(field="request", message="must be for a path or an absolute http URL"))
 
 
 def _set_path(scope: Scope, raw_path: bytes, query: bytes) -> None:
@@ -114,7 +114,7 @@ def _check_host(authority: str | None, hosts: Hosts) -> None:
         return
     host = host_of(authority)
     if host is None:
-        raise invalid(FieldFault(field="host", message="must be one host name or IP address"))
+        raise invalid(FieldError(field="host", message="must be one host name or IP address"))
     if host not in hosts:
         raise Problem(
             ErrorCode.MISDIRECTED_REQUEST,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sdk_world import ACCOUNT, TRANSFER, answer, page, refusal
 
-from agentpay import Account, FieldFault, errors
+from agentpay import Account, FieldError, errors
 from agentpay._edge import BODY_MAX_BYTES
 from agentpay._requests import PreparedRequest, Reply, read
 from agentpay.contract.endpoints import ENDPOINTS, GET_ACCOUNT, LIST_ACCOUNTS
@@ -53,7 +53,7 @@ KINDS = {
     ErrorCode.PAYLOAD_TOO_LARGE: errors.InvalidRequestError,
     ErrorCode.UNSUPPORTED_MEDIA_TYPE: errors.InvalidRequestError,
     ErrorCode.PRECONDITION_FAILED: errors.PreconditionFailedError,
-    ErrorCode.RATE_LIMITED: errors.RateLimitedError,
+    ErrorCode.RATE_LIMITED: errors.RateLimitError,
     ErrorCode.FEE_BUDGET_EXCEEDED: errors.FeeBudgetExceededError,
     ErrorCode.CLOCK_NOT_MANUAL: errors.ConflictError,
     ErrorCode.CLOCK_MOVING: errors.ConflictError,
@@ -76,7 +76,7 @@ def test_every_error_code_maps_to_its_exception(caller, code):
         caller(get_account)
     error = caught.value
     assert type(error) is KINDS[code]
-    assert (error.status, error.code, error.request_id) == (HTTP_STATUS[code], code, "req_1")
+    assert (error.status_code, error.code, error.request_id) == (HTTP_STATUS[code], code, "req_1")
     assert error.message == f"about {code}"
     assert f"about {code}" in str(error)
     assert error.advice in str(error)
@@ -99,7 +99,7 @@ def test_every_error_code_maps_to_its_exception(caller, code):
         (418, errors.APIError),
         (421, errors.APIError),
         (422, errors.InvalidRecipientError),
-        (429, errors.RateLimitedError),
+        (429, errors.RateLimitError),
         (500, errors.ServerError),
         (502, errors.ServerError),
         (503, errors.ServerError),
@@ -204,10 +204,10 @@ def test_error_messages_are_stripped_of_terminal_control_characters(caller, capl
         caller(get_account)
     error = caught.value
     assert (error.message, error.code, error.request_id, error.transfer_id) == (SHOWN,) * 4
-    assert error.details == (FieldFault(field=SHOWN, message=SHOWN),)
+    assert error.details == (FieldError(field=SHOWN, message=SHOWN),)
     assert not acts_on_a_terminal(str(error))
     assert SHOWN in str(error)
-    with pytest.raises(errors.DecodingError) as caught:
+    with pytest.raises(errors.ResponseValidationError) as caught:
         caller(get_account)
     assert not acts_on_a_terminal(str(caught.value))
     assert not any(acts_on_a_terminal(record.getMessage()) for record in caplog.records)
@@ -227,10 +227,10 @@ def test_printable_characters_of_any_language_are_kept_in_messages(caller):
     "make",
     [
         lambda text: errors.APIConnectionError(text, may_have_been_processed=True),
-        errors.DecodingError,
+        errors.ResponseValidationError,
         errors.ConfigurationError,
         lambda text: errors.TransferOutcomeUnknownError(idempotency_key="k", transfer_id=text),
-        lambda text: errors.ServerError(text, status=500, request_id=text),
+        lambda text: errors.ServerError(text, status_code=500, request_id=text),
         errors.WebhookPayloadError,
     ],
 )
@@ -248,8 +248,8 @@ def test_an_invalid_request_shows_every_fault(caller):
     ) as caught:
         caller(lambda c: c.accounts.create(name=""))
     assert caught.value.details == (
-        FieldFault(field="name", message="is required"),
-        FieldFault(field="x", message="is not a known field"),
+        FieldError(field="name", message="is required"),
+        FieldError(field="x", message="is not a known field"),
     )
 
 
@@ -283,9 +283,9 @@ def test_a_message_with_a_thousand_faults_is_abbreviated(caller):
 )
 def test_a_success_with_an_invalid_body_is_a_decoding_error(caller, body, problem):
     caller.script(answer(200, body, X_Request_Id="req_3"))
-    with pytest.raises(errors.DecodingError, match=problem) as caught:
+    with pytest.raises(errors.ResponseValidationError, match=problem) as caught:
         caller(get_account)
-    assert (caught.value.status, caught.value.request_id) == (200, "req_3")
+    assert (caught.value.status_code, caught.value.request_id) == (200, "req_3")
     assert caught.value.__cause__ is None
     assert caught.value.__context__ is None
 
@@ -293,7 +293,9 @@ def test_a_success_with_an_invalid_body_is_a_decoding_error(caller, body, proble
 @pytest.mark.parametrize("status", [201, 202, 204, 206, 302, 304, 307])
 def test_a_status_that_the_operation_does_not_declare_is_a_decoding_error(caller, status):
     script = caller.script(answer(status, ACCOUNT, Location="https://elsewhere.example.com/"))
-    with pytest.raises(errors.DecodingError, match=f"the status {status} is not one of this operation"):
+    with pytest.raises(
+        errors.ResponseValidationError, match=f"the status {status} is not one of this operation"
+    ):
         caller(get_account)
     assert len(script.requests) == 1, "a redirect would take the key to another host"
 
@@ -322,7 +324,7 @@ def test_a_body_that_is_too_large_is_refused_before_its_end(caller):
 
     stream = Endless()
     caller.connect(httpx.MockTransport(lambda _: httpx.Response(200, stream=stream)))
-    with pytest.raises(errors.DecodingError, match=f"larger than {BODY_MAX_BYTES} bytes"):
+    with pytest.raises(errors.ResponseValidationError, match=f"larger than {BODY_MAX_BYTES} bytes"):
         caller(get_account)
     assert stream.read <= BODY_MAX_BYTES // 2**20 + 1
 
@@ -341,7 +343,7 @@ def test_a_body_that_cannot_be_decompressed_is_a_decoding_error(caller):
             lambda _: httpx.Response(200, headers={"Content-Encoding": "gzip"}, stream=Garbage())
         )
     )
-    with pytest.raises(errors.DecodingError, match="decompressed"):
+    with pytest.raises(errors.ResponseValidationError, match="decompressed"):
         caller(get_account)
 
 
@@ -385,7 +387,7 @@ def test_an_account_with_wrong_fields_becomes_a_decoding_error_or_an_account(cha
         (LIST_ACCOUNTS, page([{**ACCOUNT, **changes}])),
     ):
         result = read(asked(endpoint), Reply(200, {}, json.dumps(body).encode()), now=0.0)
-        if not isinstance(result, errors.DecodingError):
+        if not isinstance(result, errors.ResponseValidationError):
             account = result if endpoint is GET_ACCOUNT else result.data[0]
             assert isinstance(account, Account)
 
@@ -412,7 +414,7 @@ def test_an_account_with_wrong_fields_becomes_a_decoding_error_or_an_account(cha
 def test_retry_after_accepts_seconds_or_a_date(value, seconds):
     headers = {"retry-after": value}
     error = read(asked(GET_ACCOUNT), Reply(429, headers, b"{}"), now=1445412480.0)
-    assert isinstance(error, errors.RateLimitedError)
+    assert isinstance(error, errors.RateLimitError)
     assert error.retry_after == seconds
 
 

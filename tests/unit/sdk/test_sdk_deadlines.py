@@ -1,4 +1,4 @@
-"""`deadline` over real sockets: it ends a call whose response never stops arriving, in every flavour."""
+"""`total_timeout` over real sockets: it ends a call whose response never stops arriving, in every flavour."""
 
 import contextlib
 import json
@@ -95,7 +95,7 @@ HTTP_CLIENTS: dict[str, tuple[Any, Any]] = {
 def called(flavour: str, base_url: str, given: tuple[Any, Any], verify: Any, *, warm: int) -> None:
     """Read an account as often as the service responds at once, and then with a deadline."""
     settings = {"api_key": KEY, "base_url": base_url, "max_retries": 0, "timeout": 60}
-    options = {"deadline": 1}
+    options = {"total_timeout": 1}
     account_id = ACCOUNT["account_id"]
     if flavour == "sync":
         with AgentPay(**settings, **given[0](verify)) as client:
@@ -124,7 +124,7 @@ TRIO_WARNS = pytest.mark.filterwarnings("ignore:Async generator:ResourceWarning"
 def test_a_response_that_keeps_arriving_ends_at_the_deadline(flavour: str, given: str, slow: str) -> None:
     with Dripping(SLOW[slow], None, warm=1) as service, pytest.raises(errors.APITimeoutError) as caught:
         called(flavour, service.base_url, HTTP_CLIENTS.get(given, OWN), True, warm=1)
-    assert "before the deadline of the call" in str(caught.value)
+    assert "within the total_timeout of the call" in str(caught.value)
     assert caught.value.may_have_been_processed
 
 
@@ -135,7 +135,7 @@ def test_a_deadline_is_kept_over_tls(flavour: str, tmp_path: Any) -> None:
     verify = ssl.create_default_context(cafile=str(trusted))
     with Dripping(SLOW["103"], tls, warm=1) as service, pytest.raises(errors.APITimeoutError) as caught:
         called(flavour, service.base_url, HTTP_CLIENTS["httpx"], verify, warm=1)
-    assert "before the deadline of the call" in str(caught.value)
+    assert "within the total_timeout of the call" in str(caught.value)
 
 
 @TRIO_WARNS
@@ -146,16 +146,16 @@ def test_a_stream_of_events_ends_at_the_deadline(flavour: str) -> None:
 
     def read(base_url: str) -> None:
         with AgentPay(base_url=base_url, **settings) as client:
-            list(client.console.stream(deadline=1))
+            list(client.console.stream(total_timeout=1))
 
     async def aread(base_url: str) -> None:
         async with AsyncAgentPay(base_url=base_url, **settings) as client:
-            async for _ in client.console.stream(deadline=1):
+            async for _ in client.console.stream(total_timeout=1):
                 raise AssertionError
 
     with Dripping(events, None, warm=0) as service, pytest.raises(errors.APITimeoutError) as caught:
         read(service.base_url) if flavour == "sync" else anyio.run(aread, service.base_url, backend=flavour)
-    assert "before the deadline of the call" in str(caught.value)
+    assert "within the total_timeout of the call" in str(caught.value)
 
 
 class Inner:

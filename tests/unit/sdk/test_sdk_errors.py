@@ -9,18 +9,18 @@ import re
 import pytest
 from sdk_world import TRANSFER
 
-from agentpay import FieldFault, Transfer, errors
+from agentpay import FieldError, Transfer, errors
 from agentpay.contract import codec, json_text
 
 API_FIELDS = {
-    "status": 402,
+    "status_code": 402,
     "code": "policy_violation",
     "request_id": "req_1",
     "transfer_id": "txn_a",
     "transfer_status": "rejected",
     "session_id": "sess_a",
     "session_status": "open",
-    "details": (FieldFault(field="memo", message="is required"),),
+    "details": (FieldError(field="memo", message="is required"),),
     "retry_after": 2.5,
 }
 KINDS = [
@@ -33,8 +33,8 @@ def example(kind):
         return kind("no", **API_FIELDS)
     if issubclass(kind, errors.APIConnectionError):
         return kind("no answer", may_have_been_processed=True)
-    if kind is errors.DecodingError:
-        return kind("garbage", status=200, request_id="req_1")
+    if kind is errors.ResponseValidationError:
+        return kind("garbage", status_code=200, request_id="req_1")
     if kind is errors.AnswerMismatchError:
         return kind(
             operation="transfers.get", difference="transfer_id is 'b', not 'a'", may_have_been_processed=False
@@ -87,7 +87,7 @@ def test_the_documented_exception_tree_is_correct():
 
 def test_every_exception_is_public():
     assert set(errors.__all__) == {kind.__name__ for kind in KINDS} | {
-        "FieldFault",
+        "FieldError",
         "InsecureConnectionWarning",
     }
 

@@ -7,7 +7,7 @@ import pytest
 from calls import call_of
 from sdk_world import Caller, answer
 
-from agentpay import AgentPay, APIError, AsyncAgentPay, ExtensionNotOfferedError, NotFoundError
+from agentpay import AgentPay, APIError, AsyncAgentPay, NotFoundError, NotSupportedError
 from agentpay.contract.endpoints import ENDPOINTS
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.extensions import EXTENSION_ENDPOINTS
@@ -32,19 +32,19 @@ def caller(request):
 @each([*PLAIN, *LOOK_UPS])
 def test_a_404_without_an_error_body_is_extension_not_offered(caller, endpoint):
     caller.script(lambda _: httpx.Response(404, text="<h1>no such page</h1>"), max_retries=0)
-    with pytest.raises(ExtensionNotOfferedError) as caught:
+    with pytest.raises(NotSupportedError) as caught:
         caller(call_of(endpoint))
     error = caught.value
     assert error.message == (
         f"{endpoint.name} is an extension, and this service has no {endpoint.method} {endpoint.path}"
     )
-    assert (error.status, error.code) == (404, None)
+    assert (error.status_code, error.code) == (404, None)
 
 
 @each(PLAIN)
 def test_any_404_of_an_endpoint_without_a_lookup_is_extension_not_offered(caller, endpoint):
     caller.script(answer(404, NOT_FOUND))
-    with pytest.raises(ExtensionNotOfferedError) as caught:
+    with pytest.raises(NotSupportedError) as caught:
         caller(call_of(endpoint))
     assert (caught.value.code, caught.value.request_id) == ("not_found", "req_1")
 
@@ -61,7 +61,7 @@ def test_other_statuses_are_not_extension_not_offered(caller, status):
     caller.script(lambda _: httpx.Response(status, text="no"), max_retries=0)
     with pytest.raises(APIError) as caught:
         caller(lambda c: c.whoami())
-    assert not isinstance(caught.value, ExtensionNotOfferedError)
+    assert not isinstance(caught.value, NotSupportedError)
 
 
 def test_a_404_of_a_v1_endpoint_is_not_found(caller):

@@ -125,7 +125,7 @@ def test_a_transport_needs_no_base_class(caller):
         ("WriteTimeout", errors.APITimeoutError, True),
         ("RemoteProtocolError", errors.APIConnectionError, True),
         ("TooManyRedirects", errors.APIConnectionError, True),
-        ("DecodingError", errors.DecodingError, True),
+        ("DecodingError", errors.ResponseValidationError, True),
     ],
 )
 def test_no_exception_of_a_given_library_leaks(caller, library, part, name, kind, processed):

@@ -67,7 +67,7 @@ def test_a_response_to_another_request_raises_answer_mismatch(caller, endpoint, 
     assert re.search(
         f"the response to {endpoint.name} belongs to another request: {field} is '.*', not '.*'", str(error)
     )
-    assert (error.status, error.request_id) == (status, "req_1")
+    assert (error.status_code, error.request_id) == (status, "req_1")
     is_read = script.requests[-1].method == "GET"
     assert error.may_have_been_processed is not is_read
     assert ("may have been processed" in str(error)) is not is_read

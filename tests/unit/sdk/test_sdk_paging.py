@@ -81,7 +81,7 @@ def test_a_repeated_cursor_raises_a_decoding_error(caller, cursor):
         answer(200, page(accounts("a"), "c1", has_more=True)),
         answer(200, page(accounts("b"), cursor, has_more=True)),
     )
-    with pytest.raises(errors.DecodingError, match="leads back to a page that was read"):
+    with pytest.raises(errors.ResponseValidationError, match="leads back to a page that was read"):
         caller.items(lambda c: c.accounts.list())
     assert len(script.requests) == 2
 
@@ -100,7 +100,7 @@ def test_circular_cursors_raise_a_decoding_error(caller, cursors):
     script = caller.script(
         *(answer(200, page(accounts(str(n)), cursors[n % len(cursors)], has_more=True)) for n in range(10))
     )
-    with pytest.raises(errors.DecodingError, match="leads back to a page that was read"):
+    with pytest.raises(errors.ResponseValidationError, match="leads back to a page that was read"):
         caller.items(lambda c: c.accounts.list(cursor="c0"))
     sent = [dict(request.url.params)["cursor"] for request in script.requests]
     assert sent == ["c0", *dict.fromkeys(cursor for cursor in cursors if cursor != "c0")]
@@ -114,7 +114,7 @@ def test_circular_cursors_raise_with_next_page_too(caller):
         while seen[-1].has_more:
             seen.append(caller(lambda _: seen[-1].next_page()))
 
-    with pytest.raises(errors.DecodingError, match="leads back"):
+    with pytest.raises(errors.ResponseValidationError, match="leads back"):
         turn_all()
     assert len(seen) == 3
 

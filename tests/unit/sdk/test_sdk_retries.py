@@ -100,7 +100,7 @@ PAYMENTS = [
     # Nothing was done by any attempt: the plain error.
     ("never connected", [unsent(), unsent(), unsent()], errors.APIConnectionError),
     ("no chain", [NO_CHAIN, NO_CHAIN, NO_CHAIN], errors.ChainUnavailableError),
-    ("busy", [BUSY, BUSY, BUSY], errors.RateLimitedError),
+    ("busy", [BUSY, BUSY, BUSY], errors.RateLimitError),
     ("wrong key", [UNAUTHORIZED], errors.AuthenticationError),
     ("not allowed", [FORBIDDEN], errors.PermissionDeniedError),
     ("busy, then not connected", [BUSY, NO_CHAIN, unsent()], errors.APIConnectionError),
@@ -162,7 +162,7 @@ def test_an_unknown_outcome_carries_the_key_the_transfer_and_the_last_error():
     run = play(PAY, [UNFINISHED, lost(), BUSY])
     assert run.error.idempotency_key == "key-1"
     assert run.error.transfer_id == "txn_a"
-    assert isinstance(run.error.__cause__, errors.RateLimitedError)
+    assert isinstance(run.error.__cause__, errors.RateLimitError)
     assert "Do not pay again under a new key" in str(run.error)
     assert "idempotency_key='key-1'" in str(run.error)
 

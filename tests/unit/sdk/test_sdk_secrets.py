@@ -34,7 +34,7 @@ def shown(error):
 
 def test_no_repr_shows_the_key(caller):
     caller.script(answer(200, b"{}"), api_key=None)
-    with pytest.raises(errors.DecodingError):
+    with pytest.raises(errors.ResponseValidationError):
         caller(lambda c: c.accounts.get("acct_a"))
     parts = (caller.client, caller.client._http, caller.client.accounts, caller.client.transfers)
     assert "SECRET" not in "".join(f"{part!r} {vars(part)!r}" for part in parts)
@@ -124,6 +124,6 @@ def test_a_webhook_secret_is_returned_but_hidden_from_reprs_and_logs(caller):
     webhook = caller(lambda c: c.webhooks.create(url=WEBHOOK["url"], events=["transfer.settled"]))
     assert webhook.secret == WEBHOOK["secret"]
     assert "SECRET" not in repr(webhook)
-    with pytest.raises(errors.DecodingError, match="events must be an array") as caught:
+    with pytest.raises(errors.ResponseValidationError, match="events must be an array") as caught:
         caller(lambda c: c.webhooks.create(url=WEBHOOK["url"], events=["transfer.settled"]))
     assert "whsec" not in shown(caught.value)

@@ -11,8 +11,8 @@ from agentpay import (
     AgentPay,
     AsyncAgentPay,
     ClosedClientError,
-    DecodingError,
     InvalidRequestError,
+    ResponseValidationError,
     testing,
 )
 from agentpay.webhooks import Event
@@ -59,10 +59,10 @@ def test_events_are_read(read: Read) -> None:
 )
 def test_a_response_that_is_no_stream_of_events_is_a_decoding_error(read: Read, headers) -> None:
     with pytest.raises(
-        DecodingError, match=r"console.stream \(200\) is not a readable stream of events"
+        ResponseValidationError, match=r"console.stream \(200\) is not a readable stream of events"
     ) as refused:
         read(streamed(b"<html>", **headers))
-    assert refused.value.status == 200
+    assert refused.value.status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ def test_a_response_that_is_no_stream_of_events_is_a_decoding_error(read: Read, 
     ids=["truncated", "brotli", "bomb"],
 )
 def test_an_error_response_that_cannot_be_read_is_a_decoding_error(read: Read, body, coding, why) -> None:
-    with pytest.raises(DecodingError, match=why) as refused:
+    with pytest.raises(ResponseValidationError, match=why) as refused:
         read(streamed(body, 400, **{"Content-Encoding": coding}))
-    assert refused.value.status == 400
+    assert refused.value.status_code == 400
 
 
 def test_an_error_response_is_its_error(read: Read) -> None:
@@ -87,7 +87,7 @@ def test_an_error_response_is_its_error(read: Read) -> None:
 
 @pytest.mark.parametrize("line", [b"data: ", b"data: x\n"], ids=["one line", "many lines"])
 def test_an_event_without_end_is_a_decoding_error(read: Read, line: bytes) -> None:
-    with pytest.raises(DecodingError, match="larger than 1 MiB"):
+    with pytest.raises(ResponseValidationError, match="larger than 1 MiB"):
         read(streamed(line * (2 * 1024 * 1024 // len(line))))
 
 

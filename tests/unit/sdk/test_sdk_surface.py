@@ -34,15 +34,15 @@ PUBLIC = """
     AuthenticationError AuthorizePaymentParams Balance Budget CallOptions ChainUnavailableError
     CheckTransferParams ClosedClientError ClosingReason ConfigurationError ConflictError Console
     ConsoleKey ConsoleSummary CreateAccountParams CreateTransferParams CreateWebhookParams
-    DecodingError Deliveries Delivery DeliveryAttempt Direction ErrorBody ErrorCode Events EventType
-    ExtensionNotOfferedError FeeBudgetExceededError FieldFault IdempotencyConflictError Identity
+    ResponseValidationError Deliveries Delivery DeliveryAttempt Direction ErrorBody ErrorCode Events EventType
+    NotSupportedError FeeBudgetExceededError FieldError IdempotencyConflictError Identity
     InsecureConnectionWarning InsufficientBalanceError InvalidRecipientError InvalidRequestError
     KeyKind Model NewAgentKey NewOperatorKey NewSecret NotFoundError OpenSessionParams OperatorKey
     OperatorKeyKind OperatorKeys Origins Outcome OutcomeUnknownError Page Payment PaymentHeader
     PaymentOutcome PaymentOutcomeUnknownError PaymentPendingApprovalError PaymentProtocol
     PaymentRefusedError Payments PaymentSplit PendingTransfer PermissionDeniedError PinnedOrigin
     PinOriginParams Policies Policy PolicyParams PolicyRecordView PolicyViolationError
-    PreconditionFailedError RateLimitedError RawResponse RegisteredWebhook RegisteredWebhooks
+    PreconditionFailedError RateLimitError RawResponse RegisteredWebhook RegisteredWebhooks
     ReplayedDeliveries ServedRequest ServedRequests ServerError ServiceUnavailableError Session
     SessionCapExceededError SessionClosedError SessionOutcomeUnknownError Sessions SessionStatus
     SignInCode Transaction TransactionStatus TransactionStatusFilter TransactionType Transfer

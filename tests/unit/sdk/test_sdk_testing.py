@@ -122,11 +122,11 @@ def test_every_error_can_be_created(code: Any) -> None:
     made = testing.error(code)
 
     assert made.code == code
-    assert made.status == HTTP_STATUS[ErrorCode(code)]
+    assert made.status_code == HTTP_STATUS[ErrorCode(code)]
     assert made.request_id is not None
     assert made.body is not None
     assert made.body.error == code
-    assert (made.retry_after is not None) == (made.status in (429, 503))
+    assert (made.retry_after is not None) == (made.status_code in (429, 503))
 
 
 def test_an_error_has_the_class_that_a_call_raises() -> None:
@@ -138,7 +138,7 @@ def test_an_error_has_the_class_that_a_call_raises() -> None:
         "txn_7",
         "rejected",
     )
-    assert type(testing.error("rate_limited", retry_after=30)) is errors.RateLimitedError
+    assert type(testing.error("rate_limited", retry_after=30)) is errors.RateLimitError
     assert testing.error("rate_limited", retry_after=30).retry_after == 30
     assert testing.error("invalid_request").details
     with pytest.raises(ValueError, match="no_such"):

@@ -51,7 +51,7 @@ def test_a_payment_without_a_record_is_consistent(status: Any) -> None:
 
 @pytest.mark.parametrize("code", ErrorCode)
 def test_a_refused_request_is_consistent(code: ErrorCode) -> None:
-    error = errors.APIError("No.", status=HTTP_STATUS.get(code, 400), code=code.value)
+    error = errors.APIError("No.", status_code=HTTP_STATUS.get(code, 400), code=code.value)
     without = reports.payment_without_transfer(REF, "rejected", to=None, amount_usdc=None, reason="No.")
     assert_consistent({**without, **reports.refusal(error)})
     opening = reports.session_without_record(REF, "rejected", reason="No.")

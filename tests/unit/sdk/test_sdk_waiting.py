@@ -118,7 +118,7 @@ def test_a_wait_timeout_without_any_response_has_no_transfer(caller):
         (404, {"error": "not_found", "message": "no"}, errors.NotFoundError),
         (401, {"error": "unauthorized", "message": "no"}, errors.AuthenticationError),
         (501, b"", errors.ServerError),
-        (200, b"<html>", errors.DecodingError),
+        (200, b"<html>", errors.ResponseValidationError),
     ],
 )
 def test_permanent_failures_end_the_wait(caller, status, body, error):
@@ -139,7 +139,7 @@ def test_a_wait_ends_after_as_many_failures_in_a_row_as_were_allowed(caller):
     assert len(script.requests) == 3
 
 
-@pytest.mark.parametrize("limits", [{"timeout": 60, "deadline": 4}, {"timeout": 4, "deadline": 60}])
+@pytest.mark.parametrize("limits", [{"timeout": 60, "total_timeout": 4}, {"timeout": 4, "total_timeout": 60}])
 def test_the_shorter_of_timeout_and_deadline_ends_a_wait(caller, limits):
     caller.script(*[answer(200, PENDING) for _ in range(40)])
     with pytest.raises(errors.WaitTimeoutError, match="after 4 s"):
@@ -148,10 +148,10 @@ def test_the_shorter_of_timeout_and_deadline_ends_a_wait(caller, limits):
 
 @pytest.mark.parametrize(
     ("own", "seconds"),
-    [({}, 4), ({"timeout": None}, 4), ({"deadline": 6}, 6), ({"deadline": None, "timeout": 6}, 6)],
+    [({}, 4), ({"timeout": None}, 4), ({"total_timeout": 6}, 6), ({"total_timeout": None, "timeout": 6}, 6)],
 )
 def test_the_deadline_of_the_client_ends_a_wait_unless_the_call_has_one(caller, own, seconds):
-    caller.script(*[answer(200, PENDING) for _ in range(40)], deadline=4)
+    caller.script(*[answer(200, PENDING) for _ in range(40)], total_timeout=4)
     with pytest.raises(errors.WaitTimeoutError, match=f"after {seconds} s"):
         caller(wait(**own))
 
@@ -262,7 +262,7 @@ def transfer(status):
 
 
 def busy(retry_after=None):
-    return errors.RateLimitedError("slow down", status=429, retry_after=retry_after)
+    return errors.RateLimitError("slow down", status_code=429, retry_after=retry_after)
 
 
 def play(outcomes, *, timeout=60.0, poll_interval=0.5, random=lambda: 1.0, look_seconds=0.0):

@@ -12,7 +12,7 @@ from webhook_world import ENVELOPE, MOMENT, PAYLOAD, SECRET, payload, signed
 from agentpay import _events
 from agentpay.contract import json_text
 from agentpay.contract.usdc import UsdcNumber, UsdcString
-from agentpay.errors import FieldFault, WebhookPayloadError, WebhookSignatureError
+from agentpay.errors import FieldError, WebhookPayloadError, WebhookSignatureError
 from agentpay.webhooks import (
     EVENT_CLASSES,
     RETRY_SCHEDULE,
@@ -161,7 +161,7 @@ def test_a_refusal_shows_only_field_names_of_the_payload():
     with pytest.raises(WebhookPayloadError) as caught:
         opened(body)
     assert caught.value.details == (
-        FieldFault(field="data.amount_usdc", message="must be a decimal string with at most 6 decimals"),
+        FieldError(field="data.amount_usdc", message="must be a decimal string with at most 6 decimals"),
     )
     assert "PRIVATE" not in str(caught.value)
 

@@ -16,7 +16,7 @@ from agentpay._http import AsyncHttp
 from agentpay._settings import Settings as ClientSettings
 from agentpay.contract.accounts import Account
 from agentpay.contract.usdc import from_micro
-from agentpay.errors import AgentPayError, APIError, ConflictError, DecodingError
+from agentpay.errors import AgentPayError, APIError, ConflictError, ResponseValidationError
 from agentpay_lab.simulation.chance import ACTOR, Actor
 from agentpay_lab.simulation.network import AgentTransport
 from agentpay_lab.simulation.sellers import Purchase, buy
@@ -74,7 +74,9 @@ class Worker(Actor):
                 await self.act(chance)
             except AgentPayError as error:
                 self.note("answer", type(error).__name__, getattr(error, "code", "") or "")
-                if isinstance(error, DecodingError) or isinstance(error.__cause__, DecodingError):
+                if isinstance(error, ResponseValidationError) or isinstance(
+                    error.__cause__, ResponseValidationError
+                ):
                     # The network delivers complete responses or none: the server's fault.
                     world.violate("a response that its client refuses", self.name, error)
 
@@ -286,7 +288,7 @@ class Operator(Worker):
         try:
             new = await self._client.console.webhooks.rotate_secret(webhook_id, overlap_seconds=overlap)
         except AgentPayError as error:
-            status = error.status if isinstance(error, APIError) else None
+            status = error.status_code if isinstance(error, APIError) else None
             if status is None or status >= _UNKNOWN_FROM_STATUS:
                 # The secret may be rotated although its response is lost.
                 world.secrets[webhook_id].is_lost = True
