@@ -48,6 +48,10 @@ class ExposedDirectoryError(StartRefusedError):
     """Other users of the machine can write to the data directory."""
 
 
+class NoDataError(StartRefusedError):
+    """No server has kept data in the directory."""
+
+
 @frozen(kw_only=True)
 class Storage:
     """The opener closes it or passes it to a server.
@@ -104,9 +108,10 @@ async def open_database(
 ) -> Database:
     """Open a server's database without the server. The caller closes it.
 
-    It opens no secrets, so it needs no encryption key. It creates a missing directory and missing tables. It
-    does not migrate PostgreSQL tables of another version, because servers may be using them. No server may be
-    using `data_dir`. Raises as `open_storage` does, and for PostgreSQL tables of another version.
+    It opens no secrets, so it needs no encryption key. It creates missing tables in PostgreSQL, and migrates
+    none of another version there, because servers may be using them. No server may be using `data_dir`.
+    Raises as `open_storage` does, for PostgreSQL tables of another version, and for a directory in which no
+    server has kept data: a mistyped path must not become a second store.
     """
     from agentpay_server.database import migrations  # noqa: PLC0415
 
@@ -115,6 +120,11 @@ async def open_database(
     async with AsyncExitStack() as opened:
         database: Database
         if data_dir is not None:
+            if not (data_dir / _STORE_NAME).exists():
+                raise NoDataError(
+                    f"{data_dir} has no data of a server: check the path, or start one first, with "
+                    f"agentpay-server serve --data-dir {shlex.quote(str(data_dir))}"
+                )
             _make_directory(data_dir)
             database = file = FileDatabase(data_dir / _STORE_NAME)
             opened.push_async_callback(file.close)

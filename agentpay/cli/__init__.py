@@ -1,20 +1,25 @@
 """`agentpay`: the command line for a running service. It needs only the SDK and the extra `cli`.
 
 Each command has its own module, imported when it runs. Results go to standard output: as text, with `--json`
-as JSON, with `--quiet` as identifiers; everything else goes to standard error. Exit codes: 0 success, 1 the
-server refused, failed or cannot be reached, 2 usage error, 3 the outcome is unknown, 130 interrupted.
+as JSON, with `--quiet` as identifiers; everything else goes to standard error. `agentpay.cli.exit_codes` has
+the exit codes.
 """
 
+import contextlib
+import json
 import warnings
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from typing import IO, Any, Final
 
 import click
 
 from agentpay._loading import load
 from agentpay._version import __version__
+from agentpay.cli.exit_codes import INTERRUPTED
 
-_INTERRUPTED: Final = 130
+_WORDS: Final = "agentpay.words"
+"""Where a context has the words of the command line."""
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "accounts": ("agentpay.cli.accounts:accounts", "Create, list, fund and read accounts, and set policies."),
@@ -22,7 +27,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "transfers": ("agentpay.cli.transfers:transfers", "Create, check and list transfers."),
     "payments": (
         "agentpay.cli.payments:payments",
-        "List and show payments for API calls that ask for money (HTTP 402).",
+        "Authorize, list and show payments for API calls that ask for money (HTTP 402).",
     ),
     "sessions": ("agentpay.cli.sessions:sessions", "Open, charge, close and list sessions."),
     "approvals": (
@@ -38,6 +43,8 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     ),
     "keys": ("agentpay.cli.keys:keys", "Manage agent keys."),
     "operator-keys": ("agentpay.cli.operator_keys:operator_keys", "Manage your operator keys."),
+    "audit": ("agentpay.cli.audit:audit", "List who changed what."),
+    "requests": ("agentpay.cli.audit:requests", "List requests that the service has responded to."),
     "whoami": (
         "agentpay.cli.identity:whoami",
         "Show the key that commands use, and whether its money is real.",
@@ -49,11 +56,22 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
 
 
 class Commands(click.Group):
-    """A group that imports a command when it is used. `available`: module and one-line help, by name."""
+    """A group that imports a command when it is used.
 
-    def __init__(self, *, available: Mapping[str, tuple[str, str]], **attributes: Any) -> None:  # noqa: ANN401
+    `available` has the module and the one-line help of each command. `others` are commands of another
+    program, with its name.
+    """
+
+    def __init__(
+        self,
+        *,
+        available: Mapping[str, tuple[str, str]],
+        others: Mapping[str, str] | None = None,
+        **attributes: Any,  # noqa: ANN401 - as its base has it
+    ) -> None:
         super().__init__(**attributes)
         self.available = available
+        self.others = others or {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - as its base has it
         """Return the names, in the order of the help."""
@@ -72,6 +90,28 @@ class Commands(click.Group):
         command: click.Command = getattr(found, name)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that is named; UsageError with the name that may have been meant."""
+        name = args[0]
+        if name in self.available or name.startswith("-") or ctx.resilient_parsing:
+            return super().resolve_command(ctx, args)
+        if name in self.others:
+            raise click.UsageError(
+                f"{name} is a command of {self.others[name]}: run {self.others[name]} {name}.", ctx
+            )
+        near = get_close_matches(name, self.available, n=1)
+        raise click.UsageError(
+            f"No such command {name!r}." + "".join(f" Did you mean {n!r}?" for n in near), ctx
+        )
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the options before the command."""
+        ctx.meta[_WORDS] = words = tuple(args)
+        with _usage_errors_as(words):
+            return super().parse_args(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         """Write the commands with the one-line help of each."""
         with formatter.section("Commands"):
@@ -82,9 +122,31 @@ class Commands(click.Group):
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
             try:
-                return super().invoke(ctx)
+                with _usage_errors_as(ctx.meta[_WORDS]):
+                    return super().invoke(ctx)
             except KeyboardInterrupt:
-                ctx.exit(_INTERRUPTED)
+                ctx.exit(INTERRUPTED)
+
+
+class JsonUsageError(click.ClickException):
+    """A usage error of a command with `--json`: one line of JSON."""
+
+    exit_code = click.UsageError.exit_code
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print the line, by default on standard error."""
+        click.echo(json.dumps({"error": "usage", "message": self.message}), file=file, err=True)
+
+
+@contextlib.contextmanager
+def _usage_errors_as(words: Sequence[str]) -> Iterator[None]:
+    """Raise usage errors in the form that the words of the command line ask for."""
+    try:
+        yield
+    except click.UsageError as error:
+        if "--json" not in words:
+            raise
+        raise JsonUsageError(error.format_message()) from None
 
 
 def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
@@ -102,6 +164,6 @@ def main() -> None:
     Set its URL with --url or AGENTPAY_BASE_URL, and your key with --key or AGENTPAY_API_KEY, or store both
     with agentpay profiles add. Give an account by its identifier, or by a unique name or handle.
 
-    Exit codes: 0 success, 1 refused, failed or not reachable, 2 usage error, 3 outcome unknown, 130
-    interrupted.
+    Exit codes: 0 done, 1 failed, 2 usage error, 3 done but the result could not be written, 4 waits for
+    approval, 5 refused by policy, pause or balance, 6 outcome unknown, 130 interrupted.
     """

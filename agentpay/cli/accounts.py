@@ -7,9 +7,10 @@ from typing import Any, Final
 import click
 
 from agentpay import AgentPay, errors
-from agentpay.cli.connection import RefusedError, program, takes_server
+from agentpay.cli.confirming import confirm, takes_yes
+from agentpay.cli.connection import RefusedError, takes_server
 from agentpay.cli.listing import Listing, takes_listing
-from agentpay.cli.naming import AccountNames, find_account, find_account_or_own, find_payee
+from agentpay.cli.naming import AccountNames, complete_account, find_account, find_account_or_own, find_payee
 from agentpay.cli.output import Output
 from agentpay.cli.tables import Column, Show, amount
 from agentpay.cli.values import Label, LimitOrNone, Usdc
@@ -43,7 +44,7 @@ def create_account(*, server: AgentPay, output: Output, name: str) -> None:
     """
     with output.progress(f"Creating {name}"):
         account = server.accounts.create(name=name)
-    output.record(account, "New account")
+    output.result(account, "New account")
 
 
 @accounts.command("list")
@@ -61,12 +62,13 @@ def list_accounts(*, server: AgentPay, output: Output, listing: Listing, status:
         output,
         lambda: server.accounts.list(limit=listing.page, status=wanted),
         _COLUMNS,
-        empty=f"No accounts. Create one with {program()} accounts create NAME.",
+        empty="No accounts. Create one with agentpay accounts create NAME.",
+        moment=lambda each: each.created_at,
     )
 
 
 @accounts.command("get")
-@click.argument("account")
+@click.argument("account", shell_complete=complete_account)
 @takes_server
 def get_account(*, server: AgentPay, output: Output, account: str) -> None:
     """Show an account, its live balance and its policy.
@@ -80,7 +82,7 @@ def get_account(*, server: AgentPay, output: Output, account: str) -> None:
 
 
 @accounts.command("fund")
-@click.argument("account")
+@click.argument("account", shell_complete=complete_account)
 @click.argument("amount", type=Usdc())
 @takes_server
 def fund_account(*, server: AgentPay, output: Output, account: str, amount: Decimal) -> None:
@@ -99,11 +101,11 @@ def fund_account(*, server: AgentPay, output: Output, account: str, amount: Deci
                 output,
                 error="not_found",
             ) from None
-    output.record({"account_id": account_id, **reply.parse()}, "Funded")
+    output.result({"account_id": account_id, **reply.parse()}, "Funded")
 
 
 @accounts.command("policy")
-@click.argument("account")
+@click.argument("account", shell_complete=complete_account)
 @click.option(
     "--max-single-transfer", type=LimitOrNone(), metavar="USDC|none", help="Most USDC per transfer."
 )
@@ -119,6 +121,7 @@ def fund_account(*, server: AgentPay, output: Output, account: str, amount: Deci
     "allowed",
     multiple=True,
     metavar="PAYEE",
+    shell_complete=complete_account,
     help="Account or address that may be paid. Repeatable: the new list replaces the old one.",
 )
 @click.option("--allow-any", is_flag=True, help="Allow every payee.")
@@ -131,7 +134,9 @@ def fund_account(*, server: AgentPay, output: Output, account: str, amount: Deci
 )
 @click.option("--any-category", is_flag=True, help="Allow every category.")
 @click.option("--require-memo/--no-require-memo", default=None, help="Whether transfers need a memo.")
-@click.option("--pause/--resume", "paused", default=None, help="Block all outgoing transfers, or allow them.")
+@click.option("--pause", is_flag=True, help="Block all outgoing transfers.")
+@click.option("--resume", is_flag=True, help="Allow outgoing transfers again.")
+@takes_yes
 @takes_server
 def set_policy(
     *,
@@ -142,6 +147,9 @@ def set_policy(
     allow_any: bool,
     categories: tuple[str, ...],
     any_category: bool,
+    pause: bool,
+    resume: bool,
+    is_yes: bool,
     **fields: Any,  # noqa: ANN401 - the values of the other options
 ) -> None:
     """Show the policy of an account, or change fields of it.
@@ -153,15 +161,22 @@ def set_policy(
         raise click.UsageError("pass either --allow or --allow-any.")
     if categories and any_category:
         raise click.UsageError("pass either --category or --any-category.")
+    if pause and resume:
+        raise click.UsageError("pass either --pause or --resume.")
     account_id = find_account(server, output, account)
     change = {name: value for name, value in fields.items() if _is_given(name)}
     if allowed or allow_any:
         change["allowed_counterparties"] = [find_payee(server, output, each) for each in allowed] or None
     if categories or any_category:
         change["categories"] = list(categories) or None
+    if pause or resume:
+        change["paused"] = pause
+    if pause:
+        question = "Block all outgoing transfers of {}?"
+        confirm(output, lambda: question.format(AccountNames(server)(account_id)), is_yes=is_yes)
     with output.progress("Writing the policy" if change else "Reading"):
         policy = server.policies.update(account_id, **change) if change else server.policies.get(account_id)
-    output.record(policy, "Policy")
+    (output.result if change else output.record)(policy, "Policy")
 
 
 def _is_given(name: str) -> bool:
@@ -169,7 +184,7 @@ def _is_given(name: str) -> bool:
 
 
 @click.command()
-@click.argument("account", required=False)
+@click.argument("account", required=False, shell_complete=complete_account)
 @takes_server
 def budget(*, server: AgentPay, output: Output, account: str | None) -> None:
     """Show what an account may spend now.

@@ -8,11 +8,12 @@ from typing import Final
 import click
 
 from agentpay import AgentPay, PendingTransfer
+from agentpay.cli.confirming import confirm, takes_yes
 from agentpay.cli.connection import takes_server
 from agentpay.cli.listing import Listing, takes_listing
 from agentpay.cli.naming import AccountNames
 from agentpay.cli.output import Output
-from agentpay.cli.tables import Column, Show
+from agentpay.cli.tables import Column, Show, amount
 from agentpay.cli.values import Identifier
 from agentpay.contract.identifiers import TRANSFER
 
@@ -38,6 +39,7 @@ def list_approvals(*, server: AgentPay, output: Output, listing: Listing) -> Non
         lambda: server.console.approvals.list(limit=listing.page),
         _columns(AccountNames(server)),
         empty=_EMPTY,
+        moment=lambda each: each.created_at,
     )
 
 
@@ -45,9 +47,10 @@ def _columns(names: AccountNames) -> list[Column]:
     return [
         Column("from", lambda each: names(each.from_), is_text=True),
         Column("amount", lambda each: each.amount_usdc),
-        Column("expires", lambda each: each.expires_at),
-        Column("to", lambda each: _recipients(names, each), show=Show.IF_IT_FITS),
-        Column("memo", lambda each: each.memo, is_text=True, show=Show.IF_IT_FITS),
+        Column("reason", lambda each: each.memo or each.category, is_text=True),
+        Column("to", lambda each: _recipients(names, each), is_text=True, show=Show.IF_IT_FITS),
+        Column("expires", lambda each: each.expires_at, show=Show.IF_IT_FITS),
+        Column("memo", lambda each: each.memo, is_text=True, show=Show.WIDE),
         Column("category", lambda each: each.category, show=Show.WIDE),
         Column("transfer_id", lambda each: each.transfer_id),
     ]
@@ -58,23 +61,33 @@ def _recipients(names: AccountNames, pending: PendingTransfer) -> str:
     return names(pending.to) + (f" and {count} more" if count else "")
 
 
+def _described(server: AgentPay, transfer_id: str) -> str:
+    transfer, names = server.transfers.get(transfer_id), AccountNames(server)
+    memo = f", {transfer.memo!r}" if transfer.memo else ""
+    return f"{amount(transfer.amount_usdc)} USDC from {names(transfer.from_)} to {names(transfer.to)}{memo}"
+
+
 @approvals.command("approve")
 @click.argument("transfer_id", type=Identifier(TRANSFER))
+@takes_yes
 @takes_server
-def approve(*, server: AgentPay, output: Output, transfer_id: str) -> None:
+def approve(*, server: AgentPay, output: Output, transfer_id: str, is_yes: bool) -> None:
     """Approve a transfer: check the current policy again, then pay.
 
     Approving a transfer twice never pays twice.
     """
+    confirm(output, lambda: f"Approve {_described(server, transfer_id)}?", is_yes=is_yes)
     with output.progress(f"Paying {transfer_id}"):
         transfer = server.console.approvals.approve(transfer_id)
-    output.record(transfer, "Approved")
+    output.result(transfer, "Approved")
 
 
 @approvals.command("reject")
 @click.argument("transfer_id", type=Identifier(TRANSFER))
 @click.option("--reason", help="Reason, 1 to 200 characters. The agent can read it.")
+@takes_yes
 @takes_server
-def reject(*, server: AgentPay, output: Output, transfer_id: str, reason: str | None) -> None:
+def reject(*, server: AgentPay, output: Output, transfer_id: str, reason: str | None, is_yes: bool) -> None:
     """Reject a transfer. This cannot be undone."""
-    output.record(server.console.approvals.reject(transfer_id, reason=reason), "Rejected")
+    confirm(output, lambda: f"Reject {_described(server, transfer_id)}?", is_yes=is_yes)
+    output.result(server.console.approvals.reject(transfer_id, reason=reason), "Rejected")

@@ -11,6 +11,7 @@ from attrs import field, frozen
 from click.shell_completion import CompletionItem
 
 from agentpay import AgentPay, errors
+from agentpay.cli.exit_codes import FAILED, OUTCOME_UNKNOWN, REFUSED
 from agentpay.cli.output import Output, takes_json, takes_quiet
 from agentpay.cli.profiles import Config, ConfigError, config_path, is_shared, read_config
 from agentpay.cli.variables import IS_VISIBLE, KEY_VARIABLE, PROFILE_VARIABLE, URL_VARIABLE
@@ -36,6 +37,14 @@ _ADVICE: Final[Mapping[type[errors.APIError], str]] = {
 """Advice for people, instead of an exception's own for programmers. Empty for none."""
 
 
+_NOT_ALLOWED: Final = (
+    errors.PolicyViolationError,
+    errors.AccountPausedError,
+    errors.InsufficientBalanceError,
+    errors.SessionCapExceededError,
+)
+
+
 @frozen(kw_only=True)
 class Address:
     """A server's URL and the operator or agent key to use."""
@@ -45,10 +54,12 @@ class Address:
 
 
 class RefusedError(click.ClickException):
-    """The server refused, failed or cannot be reached: exit code 1."""
+    """The server refused, failed or cannot be reached."""
 
-    def __init__(self, message: str, output: Output, **fields: object) -> None:
+    def __init__(self, message: str, output: Output, *, exit_code: int = FAILED, **fields: object) -> None:
         super().__init__(message)
+        # For this error only: the base declares it for the class.
+        vars(self)["exit_code"] = exit_code
         self._output = output
         self._fields = fields
 
@@ -63,18 +74,6 @@ class RefusedError(click.ClickException):
             self._output.document({**fields, "message": self.message}, is_error=True)
         else:
             super().show(file)
-
-
-class OutcomeUnknownError(RefusedError):
-    """It is unknown whether the server carried out the request: exit code 3."""
-
-    exit_code = 3
-
-
-def program() -> str:
-    """Return the name of the running program, for advice to run another of its commands."""
-    context = click.get_current_context(silent=True)
-    return (context.find_root().info_name if context else None) or "agentpay"
 
 
 def takes_server(command: Callable[..., None]) -> Callable[..., None]:
@@ -142,7 +141,7 @@ def address_of(url: str | None, key: str | None, profile: str | None = None) -> 
     if not key:
         raise click.UsageError(
             f"no operator key: set --key or {KEY_VARIABLE} to the operator_key that the server printed at "
-            f"its first start, or store it with {program()} profiles add NAME."
+            f"its first start, or store it with agentpay profiles add NAME."
         )
     return Address(url=url or DEFAULT_URL, key=key)
 
@@ -164,10 +163,10 @@ def reported_errors(address: Address, output: Output) -> Iterator[None]:
     except errors.APIConnectionError as error:
         _not_answered(error, address, output)
     except errors.APIError as error:
-        kind = OutcomeUnknownError if _is_unknown(error) else RefusedError
-        raise kind(
+        raise RefusedError(
             _sentences(error),
             output,
+            exit_code=_exit_code(error),
             error=error.code or "error",
             transfer_id=error.transfer_id,
             session_id=error.session_id,
@@ -194,7 +193,7 @@ def _of_profile(config: Config, name: str, source: str) -> Address:
     if profile is None:
         known = ", ".join(config.profiles) or "none"
         raise click.UsageError(
-            f"{source} names profile {name!r}; stored: {known}. Add it with {program()} profiles add {name}."
+            f"{source} names profile {name!r}; stored: {known}. Add it with agentpay profiles add {name}."
         )
     return Address(url=profile.base_url, key=profile.api_key)
 
@@ -218,10 +217,11 @@ def _complete_profile(
 
 def _outcome_unknown(error: errors.OutcomeUnknownError, output: Output) -> NoReturn:
     transfer_id = getattr(error, "transfer_id", None)
-    raise OutcomeUnknownError(
+    raise RefusedError(
         f"{error.operation} may have been processed. Repeat the command with --idempotency-key "
         f"{error.idempotency_key}: this resumes it and never pays twice.",
         output,
+        exit_code=OUTCOME_UNKNOWN,
         error="outcome_unknown",
         idempotency_key=error.idempotency_key,
         transfer_id=transfer_id,
@@ -230,8 +230,11 @@ def _outcome_unknown(error: errors.OutcomeUnknownError, output: Output) -> NoRet
 
 def _not_answered(error: errors.APIConnectionError, address: Address, output: Output) -> NoReturn:
     if error.may_have_been_processed:
-        raise OutcomeUnknownError(
-            f"{error}. Check whether it was done before you try again.", output, error="no_answer"
+        raise RefusedError(
+            f"{error}. Check whether it was done before you try again.",
+            output,
+            exit_code=OUTCOME_UNKNOWN,
+            error="no_answer",
         ) from None
     raise RefusedError(
         f"no server responds at {address.url}. Start one with agentpay-server serve, or set --url or "
@@ -241,8 +244,10 @@ def _not_answered(error: errors.APIConnectionError, address: Address, output: Ou
     ) from None
 
 
-def _is_unknown(error: errors.APIError) -> bool:
-    return error.status_code >= 500 and (error.transfer_id is not None or error.session_id is not None)
+def _exit_code(error: errors.APIError) -> int:
+    if error.status_code >= 500 and (error.transfer_id is not None or error.session_id is not None):
+        return OUTCOME_UNKNOWN
+    return REFUSED if isinstance(error, _NOT_ALLOWED) else FAILED
 
 
 def _sentences(error: errors.APIError) -> str:

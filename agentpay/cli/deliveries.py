@@ -6,7 +6,7 @@ import click
 from attrs import frozen
 
 from agentpay import AgentPay, errors
-from agentpay.cli.connection import RefusedError, program, takes_server
+from agentpay.cli.connection import RefusedError, takes_server
 from agentpay.cli.listing import Listing, takes_listing
 from agentpay.cli.output import Output
 from agentpay.cli.tables import Column, Show
@@ -73,7 +73,7 @@ def list_deliveries(
     listing.show(
         output,
         lambda: server.console.deliveries.list(
-            status=wanted, event_id=event_id, webhook_id=webhook_id, limit=listing.page
+            status=wanted, event_id=event_id, webhook_id=webhook_id, since=listing.since, limit=listing.page
         ),
         _COLUMNS,
         empty="No deliveries match.",
@@ -155,7 +155,7 @@ def _named(server: AgentPay, output: Output, ids: tuple[str, ...], webhook_id: s
     if lost := sorted(missing - found.keys()):
         where = "" if webhook_id is None else f" to {webhook_id}"
         raise RefusedError(
-            f"no delivery {', '.join(lost)}{where}. List deliveries with {program()} deliveries list.",
+            f"no delivery {', '.join(lost)}{where}. List deliveries with agentpay deliveries list.",
             output,
             error="not_found",
         )

@@ -1,5 +1,6 @@
 """`agentpay events`: listing and replaying recorded events."""
 
+from decimal import Decimal
 from typing import cast
 
 import click
@@ -8,7 +9,7 @@ from agentpay import AgentPay
 from agentpay.cli.connection import takes_server
 from agentpay.cli.deliveries import REPLAY_WEBHOOK, replay_named
 from agentpay.cli.listing import Listing, takes_listing
-from agentpay.cli.naming import AccountNames, find_account
+from agentpay.cli.naming import AccountNames, complete_account, find_account
 from agentpay.cli.output import Output
 from agentpay.cli.tables import Column, Show
 from agentpay.cli.values import Identifier
@@ -24,7 +25,9 @@ def events() -> None:
 
 @events.command("list")
 @click.option("--type", "event_type", type=click.Choice(list(EVENTS)), help="Only this type.")
-@click.option("--account", metavar="ACCOUNT", help="Only events about this account.")
+@click.option(
+    "--account", metavar="ACCOUNT", shell_complete=complete_account, help="Only events about this account."
+)
 @takes_listing
 @takes_server
 def list_events(
@@ -38,15 +41,22 @@ def list_events(
         Column("when", lambda each: each.created_at),
         Column("type", lambda each: each.type),
         Column("about", lambda each: names(_data(each, "account_id") or "") or None, is_text=True),
-        Column("amount", lambda each: _data(each, "amount_usdc"), show=Show.IF_IT_FITS),
+        Column("amount", _amount, show=Show.IF_IT_FITS),
         Column("event_id", lambda each: each.id),
     ]
     listing.show(
         output,
-        lambda: server.console.events.list(type=wanted, account_id=account_id, limit=listing.page),
+        lambda: server.console.events.list(
+            type=wanted, account_id=account_id, since=listing.since, limit=listing.page
+        ),
         columns,
         empty="No events match.",
     )
+
+
+def _amount(event: Event) -> Decimal | None:
+    value = _data(event, "amount_usdc")
+    return None if value is None else Decimal(value)
 
 
 def _data(event: Event, name: str) -> str | None:

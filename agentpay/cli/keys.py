@@ -3,9 +3,10 @@
 import click
 
 from agentpay import AgentPay
-from agentpay.cli.connection import program, takes_server
+from agentpay.cli.confirming import confirm, takes_yes
+from agentpay.cli.connection import takes_server
 from agentpay.cli.listing import Listing, takes_listing
-from agentpay.cli.naming import AccountNames, find_account, find_key
+from agentpay.cli.naming import AccountNames, complete_account, find_account, find_key
 from agentpay.cli.output import Output
 from agentpay.cli.tables import Column
 
@@ -34,7 +35,8 @@ def list_keys(*, server: AgentPay, output: Output, listing: Listing) -> None:
         output,
         lambda: server.console.agent_keys.list(limit=listing.page),
         columns,
-        empty=f"No agent keys. Create one with {program()} keys create --account ACCOUNT.",
+        empty="No agent keys. Create one with agentpay keys create --account ACCOUNT.",
+        moment=lambda each: each.created_at,
     )
 
 
@@ -43,6 +45,7 @@ def list_keys(*, server: AgentPay, output: Output, listing: Listing) -> None:
     "--account",
     required=True,
     metavar="ACCOUNT",
+    shell_complete=complete_account,
     help="Account that the key is bound to.",
 )
 @click.option("--name", help="Label, 1 to 100 characters.")
@@ -55,9 +58,18 @@ def create_key(*, server: AgentPay, output: Output, account: str, name: str | No
 
 @keys.command("revoke")
 @click.argument("agent_key", metavar="KEY_ID|NAME")
+@takes_yes
 @takes_server
-def revoke_key(*, server: AgentPay, output: Output, agent_key: str) -> None:
+def revoke_key(*, server: AgentPay, output: Output, agent_key: str, is_yes: bool) -> None:
     """Revoke an agent key, given by identifier or name. It does nothing any more."""
     key_id = find_key(server, output, agent_key)
+    confirm(output, lambda: f"Revoke {_described(server, key_id)}? It can pay nothing more.", is_yes=is_yes)
     server.console.agent_keys.revoke(key_id)
     output.done("key_id", key_id, "revoked")
+
+
+def _described(server: AgentPay, key_id: str) -> str:
+    found = (each for each in server.console.agent_keys.list(limit=100) if each.key_id == key_id)
+    return next(
+        (f"agent key {each.name!r} of {AccountNames(server)(each.account_id)}" for each in found), key_id
+    )

@@ -28,7 +28,7 @@ from agentpay.cli.connection import (
 )
 from agentpay.cli.forwarding import Forward, Forwarder, url_faults
 from agentpay.cli.listing import PASSING
-from agentpay.cli.naming import find_account
+from agentpay.cli.naming import complete_account, find_account
 from agentpay.cli.output import Output, takes_json
 from agentpay.cli.profiles import ConfigError, read_config, write_config
 from agentpay.cli.tables import STYLES
@@ -62,7 +62,9 @@ _FIELDS: Final = (
     metavar="TYPE,…",
     help="Only these event types, such as transfer.settled or transfer.*.",
 )
-@click.option("--account", metavar="ACCOUNT", help="Only events about one account.")
+@click.option(
+    "--account", metavar="ACCOUNT", shell_complete=complete_account, help="Only events about one account."
+)
 @click.option(
     "--secret",
     envvar=SECRET_VARIABLE,

@@ -4,6 +4,8 @@ import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
+from itertools import takewhile
 from typing import Any, Final
 
 import click
@@ -12,7 +14,7 @@ from attrs import frozen
 from agentpay import errors
 from agentpay.cli.output import Output, identifier_of
 from agentpay.cli.tables import Column
-from agentpay.cli.values import Seconds
+from agentpay.cli.values import Moment, Seconds
 
 PASSING: Final = (errors.APIConnectionError, errors.ServerError, errors.RateLimitError)
 """Errors that are retried while a command follows a server: it may be restarting."""
@@ -24,17 +26,19 @@ _PAGE_MAX: Final = 100
 class Listing:
     """How a list is printed: with `is_wide` every column, nothing shortened.
 
+    `limit` None prints all items. `since` is for the service where it takes it, else for `show`.
     `watch_seconds` is the pause between two refreshes; None prints the list once.
     """
 
-    limit: int
+    limit: int | None
+    since: datetime | None
     is_wide: bool
     watch_seconds: float | None
 
     @property
     def page(self) -> int:
         """Items per page to request."""
-        return min(self.limit, _PAGE_MAX)
+        return _PAGE_MAX if self.limit is None else min(self.limit, _PAGE_MAX)
 
     def show(
         self,
@@ -43,17 +47,23 @@ class Listing:
         columns: Sequence[Column],
         *,
         empty: str,
+        moment: Callable[[Any], datetime | None] | None = None,
     ) -> None:
         """Print a list, and again whenever it changes if it is watched.
 
-        `items` reads the list, at each refresh; `empty` is printed for an empty one.
+        `items` reads the list, newest first, at each refresh; `empty` is printed for an empty one. `moment`
+        returns the time of an item, where the service does not take `since`.
         """
+        if self.since is not None and moment is not None:
+            items = _newer(items, self.since, moment)
         if self.watch_seconds is None:
             with output.progress("Reading"):
                 found, has_more = self._read(items)
             output.items(found, columns, empty=empty, is_wide=self.is_wide)
             if has_more:
-                output.note(f"There are more than {self.limit}. Pass a larger --limit to see them.")
+                output.note(
+                    f"There are more than {self.limit}. Pass a larger --limit, or --all, to see them."
+                )
             return
         # Ctrl-C is the normal way to stop watching.
         with contextlib.suppress(KeyboardInterrupt):
@@ -102,6 +112,13 @@ class Listing:
         return found, False
 
 
+def _newer(
+    items: Callable[[], Iterable[Any]], since: datetime, moment: Callable[[Any], datetime | None]
+) -> Callable[[], Iterable[Any]]:
+    """Read a list until an item is not after `since`. One without a time has not begun, and is new."""
+    return lambda: takewhile(lambda item: (at := moment(item)) is None or at > since, items())
+
+
 def takes_listing(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options of lists to a command; it is called with `listing`."""
 
@@ -109,12 +126,22 @@ def takes_listing(command: Callable[..., None]) -> Callable[..., None]:
     def with_listing(
         *,
         limit: int,
+        is_all: bool,
+        since: datetime | None,
         is_wide: bool,
         is_watched: bool,
         interval: float,
         **others: Any,  # noqa: ANN401 - the values of other options
     ) -> None:
-        listing = Listing(limit=limit, is_wide=is_wide, watch_seconds=interval if is_watched else None)
+        source = click.get_current_context().get_parameter_source("limit")
+        if is_all and source is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError("pass either --all or --limit.")
+        listing = Listing(
+            limit=None if is_all else limit,
+            since=since,
+            is_wide=is_wide,
+            watch_seconds=interval if is_watched else None,
+        )
         command(listing=listing, **others)
 
     for option in (
@@ -128,6 +155,13 @@ def takes_listing(command: Callable[..., None]) -> Callable[..., None]:
         ),
         click.option("--watch", "is_watched", is_flag=True, help="Repeat until Ctrl-C; show changes."),
         click.option("--wide", "is_wide", is_flag=True, help="Show every column, and exact times."),
+        click.option("--all", "is_all", is_flag=True, help="All items."),
+        click.option(
+            "--since",
+            type=Moment(),
+            metavar="TIME",
+            help="Only after this time, such as 2026-01-31T12:00:00Z.",
+        ),
         click.option(
             "--limit",
             type=click.IntRange(min=1),

@@ -3,14 +3,20 @@
 Unknown and ambiguous names raise `RefusedError`.
 """
 
+import os
 from collections.abc import Callable, Iterable
 from functools import cached_property
+from itertools import islice
 from typing import Any, Final
 
+import click
+from click.shell_completion import CompletionItem
+
 from agentpay import AgentPay, errors
-from agentpay.cli.connection import RefusedError, program
+from agentpay.cli.connection import RefusedError, address_of, client_of
 from agentpay.cli.output import Output
 from agentpay.cli.values import is_identifier
+from agentpay.cli.variables import KEY_VARIABLE, URL_VARIABLE
 from agentpay.contract.identifiers import ACCOUNT, KEY, WEBHOOK, is_public_key
 
 _SHOWN_MAX: Final = 5
@@ -94,6 +100,48 @@ class AccountNames:
         return {account_id: name for account_id, name in names.items() if times[name] == 1}
 
 
+class KeyNames:
+    """The names of keys, for lists. Read when first used; identifiers where names are not known."""
+
+    def __init__(self, server: AgentPay) -> None:
+        self._server = server
+
+    def __call__(self, key_id: str) -> str:
+        """Return the name of a valid key, else its identifier."""
+        return self._names.get(key_id, key_id)
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        console = self._server.console
+        lists: tuple[Iterable[Any], ...] = (
+            console.agent_keys.list(limit=100),
+            console.operator_keys.list(limit=100),
+        )
+        return {key.key_id: key.name for keys in lists for key in islice(keys, _NAMED_MAX) if key.name}
+
+
+def complete_account(
+    context: click.Context, _param: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Complete the name, the handle or the identifier of an account, from the service that is set up."""
+    options = {**_given(context), "profile": context.params.get("profile")}
+    try:
+        with client_of(address_of(**options)) as server:
+            accounts = list(islice(_accounts(server), _NAMED_MAX))
+    except (click.ClickException, errors.AgentPayError, ValueError):
+        return []
+    words = dict.fromkeys(word for each in accounts for word in (each.name, each.handle, each.account_id))
+    return [CompletionItem(word) for word in words if word.startswith(incomplete)]
+
+
+def _given(context: click.Context) -> dict[str, str | None]:
+    """Return the options of the address, which completion has read only in part."""
+    variables = {"url": URL_VARIABLE, "key": KEY_VARIABLE}
+    return {
+        name: context.params.get(name) or os.environ.get(variable) for name, variable in variables.items()
+    }
+
+
 def _accounts(server: AgentPay) -> Iterable[Any]:
     return server.accounts.list(limit=100)
 
@@ -113,7 +161,7 @@ def _only(found: list[str], what: str, command: str, output: Output) -> str:
         return found[0]
     if not found:
         raise RefusedError(
-            f"there is no {what}. List them with {program()} {command}.", output, error="not_found"
+            f"there is no {what}. List them with agentpay {command}.", output, error="not_found"
         )
     shown = ", ".join(found[:_SHOWN_MAX]) + (", …" if len(found) > _SHOWN_MAX else "")
     raise RefusedError(

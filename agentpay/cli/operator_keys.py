@@ -5,6 +5,7 @@ from typing import Final
 import click
 
 from agentpay import AgentPay
+from agentpay.cli.confirming import confirm, takes_yes
 from agentpay.cli.connection import takes_server
 from agentpay.cli.listing import Listing, takes_listing
 from agentpay.cli.naming import find_operator_key
@@ -38,6 +39,7 @@ def list_operator_keys(*, server: AgentPay, output: Output, listing: Listing) ->
         lambda: server.console.operator_keys.list(limit=listing.page),
         _COLUMNS,
         empty="No operator keys.",
+        moment=lambda each: each.created_at,
     )
 
 
@@ -54,9 +56,20 @@ def create_operator_key(*, server: AgentPay, output: Output, name: str) -> None:
 
 @operator_keys.command("revoke")
 @click.argument("operator_key", metavar="KEY_ID|NAME")
+@takes_yes
 @takes_server
-def revoke_operator_key(*, server: AgentPay, output: Output, operator_key: str) -> None:
+def revoke_operator_key(*, server: AgentPay, output: Output, operator_key: str, is_yes: bool) -> None:
     """Revoke an operator key, given by identifier or name. The last valid key cannot be revoked."""
     key_id = find_operator_key(server, output, operator_key)
+    confirm(
+        output,
+        lambda: f"Revoke {_described(server, key_id)}? Programs that use it are refused from then on.",
+        is_yes=is_yes,
+    )
     server.console.operator_keys.revoke(key_id)
     output.done("key_id", key_id, "revoked")
+
+
+def _described(server: AgentPay, key_id: str) -> str:
+    found = (each for each in server.console.operator_keys.list(limit=100) if each.key_id == key_id)
+    return next((f"operator key {each.name!r}" for each in found), key_id)

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from agentpay.cli.exit_codes import FAILED, UNWRITTEN
 from agentpay.cli.tables import Column, lines, styled
 from agentpay.contract import codec
 from agentpay.contract.printable import printable
@@ -30,8 +31,6 @@ _WIDE: Final = 100_000
 """Width for files and pipes, so that no line is wrapped there."""
 
 _SECRETS: Final = ("key", "secret")
-_OUTCOME_UNKNOWN: Final = 3
-"""The exit code with which a script must look up what became of its command."""
 
 
 class _Console(Console):
@@ -59,7 +58,12 @@ class Output:
         click.echo(codec.print_json(codec.unstructure(value)).decode("ascii"), err=is_error)
 
     def record(self, model: object, title: str) -> None:
-        """Print a model: one field per line, or only its identifier if quiet."""
+        """Print a model that was read: one field per line, or only its identifier if quiet."""
+        with self._reporting_unwritten():
+            self._record(model, _fields(model), title)
+
+    def result(self, model: object, title: str) -> None:
+        """Print what the command has made or changed, as `record` does."""
         fields = _fields(model)
         with self._reporting_unwritten(fields):
             self._record(model, fields, title)
@@ -90,7 +94,7 @@ class Output:
             with self._reporting_unwritten(fields):
                 click.echo(next(str(fields[name]) for name in _SECRETS if name in fields))
             return
-        self.record(model, title)
+        self.result(model, title)
         if not self.is_json:
             self.note("Store it now: it is shown only once.")
 
@@ -168,15 +172,15 @@ class Output:
     def _reporting_unwritten(self, fields: Mapping[str, Any] | None = None) -> Iterator[None]:
         """Report that a result could not be written, for example to a full disk.
 
-        With `fields`, of a single result, the command may have changed something: a script must not take it
-        for one that failed. Of a list, a reader that has read enough closes the pipe, which needs no message.
+        With `fields`, of what the command has changed, a script must not take it for one that failed. Of what
+        was only read, a reader that has enough closes the pipe, which is no failure.
         """
         try:
             yield
         except OSError as error:
-            if fields is None and error.errno == errno.EPIPE:
-                raise
             _discard(sys.stdout)
+            if fields is None and error.errno == errno.EPIPE:
+                raise click.exceptions.Exit(0) from None
             text = f"The result could not be written to standard output: {error.strerror}."
             known = {} if fields is None else _known(fields)
             if known:
@@ -187,7 +191,7 @@ class Output:
                     self.document({**known, "message": text}, is_error=True)
                 else:
                     self.note(text)
-            raise click.exceptions.Exit(1 if fields is None else _OUTCOME_UNKNOWN) from None
+            raise click.exceptions.Exit(FAILED if fields is None else UNWRITTEN) from None
 
     def fits(self, width: int) -> bool:
         """Return whether a line of this width fits."""

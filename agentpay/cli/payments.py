@@ -1,17 +1,21 @@
 """`agentpay payments`: transfers whose transaction the seller of an API call broadcasts (HTTP 402)."""
 
-from datetime import datetime
+import re
+import sys
+import uuid
+from decimal import Decimal
 from typing import cast
 
 import click
 
 from agentpay import AgentPay
 from agentpay.cli.connection import takes_server
+from agentpay.cli.exit_codes import PENDING_APPROVAL
 from agentpay.cli.listing import Listing, takes_listing
-from agentpay.cli.naming import AccountNames, find_account
+from agentpay.cli.naming import AccountNames, complete_account, find_account, find_account_or_own
 from agentpay.cli.output import Output
 from agentpay.cli.tables import Column, Show
-from agentpay.cli.values import Identifier, Moment
+from agentpay.cli.values import Identifier, Usdc
 from agentpay.contract import choices
 from agentpay.contract.identifiers import TRANSFER
 from agentpay.contract.transfers import TransferStatus
@@ -19,7 +23,79 @@ from agentpay.contract.transfers import TransferStatus
 
 @click.group()
 def payments() -> None:
-    """List and show payments for API calls that ask for money (HTTP 402)."""
+    """Authorize, list and show payments for API calls that ask for money (HTTP 402)."""
+
+
+@payments.command("authorize")
+@click.argument("resource", metavar="URL")
+@click.option(
+    "--account",
+    "payer",
+    metavar="ACCOUNT",
+    shell_complete=complete_account,
+    help="Account that pays. Default: the agent key's.",
+)
+@click.option("--max-amount", type=Usdc(), metavar="USDC", help="Most to pay. Default: the policy decides.")
+@click.option("--method", default="GET", show_default=True, help="HTTP method of the request.")
+@click.option("--memo", help="Memo, at most 200 characters.")
+@click.option(
+    "--idempotency-key",
+    help="Names the purchase: the same key presents the same payment. Default: a new key.",
+)
+@takes_server
+def authorize_payment(
+    *,
+    server: AgentPay,
+    output: Output,
+    resource: str,
+    payer: str | None,
+    max_amount: Decimal | None,
+    method: str,
+    memo: str | None,
+    idempotency_key: str | None,
+) -> None:
+    """Sign the payment for the 402 of URL, read with its headers from standard input.
+
+    \b
+    curl -si https://api.example/x | agentpay payments authorize https://api.example/x -q
+
+    Prints the header to send with the paid request; with -q nothing else. Anyone who has it can present it
+    until it expires. While the payment waits for approval there is none, and the exit code is 4.
+    """  # noqa: D301 - the escape stops click from rewrapping the line
+    headers, body = _response(sys.stdin.buffer.read())
+    account_id = find_account_or_own(server, output, payer)
+    key = idempotency_key or str(uuid.uuid4())
+    with output.progress("Signing"):
+        payment = server.payments.authorize(
+            account_id=account_id,
+            idempotency_key=key,
+            url=resource,
+            method=method,
+            headers=headers,
+            body=body,
+            max_amount=max_amount,
+            memo=memo,
+        )
+    header = payment.header
+    if output.is_quiet and not output.is_json and header is not None:
+        click.echo(f"{header.name}: {header.value}")
+        return
+    output.result(payment, "Payment")
+    if header is None:
+        click.get_current_context().exit(PENDING_APPROVAL)
+
+
+def _response(told: bytes) -> tuple[list[tuple[str, str]], bytes]:
+    """Return the headers and the body of an HTTP response as curl -i prints it: the last of several."""
+    headers: list[tuple[str, str]] = []
+    while told.startswith(b"HTTP/"):
+        head, *rest = re.split(rb"\r?\n\r?\n", told, maxsplit=1)
+        told = rest[0] if rest else b""
+        pairs = (line.partition(":") for line in head.decode("latin-1").splitlines()[1:])
+        headers = [(name.strip(), value.strip()) for name, colon, value in pairs if colon]
+    if not headers:
+        raise click.UsageError("pass the 402 with its headers on standard input, as curl -si prints it.")
+    return headers, told
 
 
 @payments.command("get")
@@ -33,16 +109,15 @@ def get_payment(*, server: AgentPay, output: Output, transfer_id: str) -> None:
 
 
 @payments.command("list")
-@click.option("--account", metavar="ACCOUNT", help="Only payments of this account.")
+@click.option(
+    "--account", metavar="ACCOUNT", shell_complete=complete_account, help="Only payments of this account."
+)
 @click.option(
     "--status",
     type=click.Choice([status.value for status in TransferStatus]),
     help="Only payments with this status.",
 )
 @click.option("--origin", metavar="URL", help="Only payments to this seller, such as https://api.example.")
-@click.option(
-    "--since", type=Moment(), metavar="TIME", help="Only after this time, such as 2026-01-31T12:00:00Z."
-)
 @takes_listing
 @takes_server
 def list_payments(
@@ -53,7 +128,6 @@ def list_payments(
     account: str | None,
     status: str | None,
     origin: str | None,
-    since: datetime | None,
 ) -> None:
     """List payments, newest first."""
     account_id = None if account is None else find_account(server, output, account)
@@ -73,7 +147,7 @@ def list_payments(
     listing.show(
         output,
         lambda: server.payments.list(
-            account_id=account_id, status=wanted, origin=origin, since=since, limit=listing.page
+            account_id=account_id, status=wanted, origin=origin, since=listing.since, limit=listing.page
         ),
         columns,
         empty="No payments match.",

@@ -1,5 +1,6 @@
 """`agentpay profiles`: storing named services."""
 
+import os
 import sys
 from typing import NoReturn
 
@@ -26,9 +27,8 @@ def profiles() -> None:
 @click.option("--url", envvar=URL_VARIABLE, show_envvar=True, required=True, help="URL of the service.")
 @click.option(
     "--key",
-    envvar=KEY_VARIABLE,
-    show_envvar=True,
-    help=f"Key for it. Default: read from standard input, without echo on a terminal. {IS_VISIBLE}",
+    help="Key for it. Default: read from standard input, without echo on a terminal, or "
+    f"{KEY_VARIABLE} if the URL is from {URL_VARIABLE}. {IS_VISIBLE}",
 )
 @takes_quiet
 @takes_json
@@ -103,13 +103,17 @@ def remove_profile(*, name: str, is_json: bool, is_quiet: bool) -> None:
 
 
 def _asked_key() -> str:
-    if sys.stdin.isatty():
-        key: str = click.prompt("Key", hide_input=True)
+    """Return the key that is typed. The environment's is for the URL of the environment only."""
+    context = click.get_current_context()
+    is_same_source = context.get_parameter_source("url") is click.core.ParameterSource.ENVIRONMENT
+    stored = os.environ.get(KEY_VARIABLE, "") if is_same_source else ""
+    if not sys.stdin.isatty():
+        key = sys.stdin.readline().strip() or stored
     else:
-        key = sys.stdin.readline()
-    if not key.strip():
-        raise click.UsageError("no key: pass it on standard input, as --key, or as AGENTPAY_API_KEY.")
-    return key.strip()
+        key = stored or click.prompt("Key", hide_input=True).strip()
+    if not key:
+        raise click.UsageError("no key: pass it on standard input, or as --key.")
+    return key
 
 
 def _known(output: Output, name: str) -> Config:

@@ -7,7 +7,7 @@ import click
 from agentpay import AgentPay
 from agentpay.cli.connection import takes_server
 from agentpay.cli.listing import Listing, takes_listing
-from agentpay.cli.naming import AccountNames, find_account, find_account_or_own, find_payee
+from agentpay.cli.naming import AccountNames, complete_account, find_account, find_account_or_own, find_payee
 from agentpay.cli.output import Output
 from agentpay.cli.tables import Column, Show
 from agentpay.cli.values import Identifier, Usdc
@@ -27,8 +27,21 @@ def sessions() -> None:
 
 
 @sessions.command("open")
-@click.option("--from", "payer", metavar="ACCOUNT", help="Account that pays. Default: the agent key's.")
-@click.option("--to", "payee", required=True, metavar="PAYEE", help="Payee: account, or USDC token account.")
+@click.option(
+    "--from",
+    "payer",
+    metavar="ACCOUNT",
+    shell_complete=complete_account,
+    help="Account that pays. Default: the agent key's.",
+)
+@click.option(
+    "--to",
+    "payee",
+    required=True,
+    metavar="PAYEE",
+    shell_complete=complete_account,
+    help="Payee: account, or USDC token account.",
+)
 @click.option("--cap", type=Usdc(), required=True, metavar="USDC", help="Most that can be charged.")
 @click.option("--category", help="Spend category, 1 to 64 characters.")
 @click.option("--idempotency-key", help=_KEY_HELP)
@@ -50,7 +63,7 @@ def open_session(
         session = server.sessions.open(
             account_id=account_id, to=to, cap_usdc=cap, category=category, idempotency_key=idempotency_key
         )
-    output.record(session, "Session")
+    output.result(session, "Session")
 
 
 @sessions.command("charge")
@@ -64,7 +77,7 @@ def charge_session(
     """Add AMOUNT to a session's running total."""
     with output.progress(f"Charging {amount} USDC"):
         session = server.sessions.charge(session_id, amount=amount, idempotency_key=idempotency_key)
-    output.record(session, "Session")
+    output.result(session, "Session")
 
 
 @sessions.command("close")
@@ -74,7 +87,7 @@ def close_session(*, server: AgentPay, output: Output, session_id: str) -> None:
     """Close a session: pay what was charged, return the rest. Closing again never pays twice."""
     with output.progress(f"Settling {session_id}"):
         session = server.sessions.close(session_id)
-    output.record(session, "Session")
+    output.result(session, "Session")
 
 
 @sessions.command("get")
@@ -88,7 +101,12 @@ def get_session(*, server: AgentPay, output: Output, session_id: str) -> None:
 
 
 @sessions.command("list")
-@click.option("--account", metavar="ACCOUNT", help="Only sessions that this account pays.")
+@click.option(
+    "--account",
+    metavar="ACCOUNT",
+    shell_complete=complete_account,
+    help="Only sessions that this account pays.",
+)
 @click.option(
     "--status",
     type=click.Choice([status.value for status in SessionStatus]),
@@ -119,4 +137,5 @@ def list_sessions(
         lambda: server.sessions.list(account_id=account_id, status=wanted, limit=listing.page),
         columns,
         empty="No sessions match.",
+        moment=lambda each: each.opened_at,
     )

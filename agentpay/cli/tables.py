@@ -6,7 +6,7 @@ are shown. Elsewhere nothing is cut or left out.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from enum import Enum
@@ -73,10 +73,12 @@ def lines(
     they are relative to `now`.
     """
     shown = [column for column in columns if is_wide or column.show is not Show.WIDE]
+    values = {column.heading: [column.look(item) for item in items] for column in shown}
     cells = {
-        column.heading: [cell(column.look(item), is_wide=is_wide, now=now) for item in items]
-        for column in shown
+        heading: [cell(value, is_wide=is_wide, now=now, decimals=_decimals(found)) for value in found]
+        for heading, found in values.items()
     }
+    amounts = {heading for heading, found in values.items() if any(isinstance(v, Decimal) for v in found)}
     natural = _natural(cells)
     if not is_wide and _total(natural) > width:
         cells = {heading: [_brief(text) for text in texts] for heading, texts in cells.items()}
@@ -84,15 +86,15 @@ def lines(
     widths = natural if is_wide else _fitted(shown, natural, width)
     heading = [Text(name, style="dim") for name in widths]
     rows = [heading, *([cells[name][place] for name in widths] for place in range(len(items)))]
-    return [_line(row, list(widths.values())) for row in rows]
+    return [_line(row, widths, amounts) for row in rows]
 
 
-def cell(value: object, *, is_wide: bool, now: datetime) -> Text:
-    """Return a value as text for a table."""
+def cell(value: object, *, is_wide: bool, now: datetime, decimals: int = 2) -> Text:
+    """Return a value as text for a table; an amount with at least this number of decimals."""
     if isinstance(value, datetime) and not is_wide:
         return Text(relative(value, now))
     if isinstance(value, Decimal) and not is_wide:
-        return Text(amount(value))
+        return Text(amount(value, decimals))
     return styled(value)
 
 
@@ -110,10 +112,15 @@ def styled(value: object) -> Text:
     return Text(text, style=STYLES.get(text, ""))
 
 
-def amount(value: Decimal) -> str:
-    """Return an amount with at least two decimals, without further trailing zeros."""
+def amount(value: Decimal, decimals: int = 2) -> str:
+    """Return an amount with at least this number of decimals, without further trailing zeros."""
     whole, _, fraction = f"{value:f}".partition(".")
-    return f"{whole}.{fraction.rstrip('0'):0<2}"
+    return f"{whole}.{fraction.rstrip('0'):0<{decimals}}"
+
+
+def _decimals(values: Sequence[object]) -> int:
+    """Return the number of decimals with which all amounts of a column are shown."""
+    return max((len(amount(v).partition(".")[2]) for v in values if isinstance(v, Decimal)), default=2)
 
 
 def relative(moment: datetime, now: datetime) -> str:
@@ -175,13 +182,18 @@ def _total(widths: Mapping[str, int]) -> int:
     return sum(widths.values()) + len(_GAP) * (len(widths) - 1)
 
 
-def _line(row: Sequence[Text], widths: Sequence[int]) -> Text:
+def _line(row: Sequence[Text], widths: Mapping[str, int], amounts: Container[str]) -> Text:
+    """Return a row as one line: amounts to the right, everything else to the left."""
     line = Text()
-    for place, (text, width) in enumerate(zip(row, widths, strict=True)):
+    for place, (text, (heading, width)) in enumerate(zip(row, widths.items(), strict=True)):
         fitted = text.copy()
         if fitted.cell_len > width:
             fitted.truncate(width, overflow="ellipsis")
-        if place < len(row) - 1:
-            fitted.append(" " * (width - fitted.cell_len) + _GAP)
+        space = " " * (width - fitted.cell_len)
+        if heading in amounts:
+            line.append(space)
+            space = ""
         line.append_text(fitted)
+        if place < len(row) - 1:
+            line.append(space + _GAP)
     return line

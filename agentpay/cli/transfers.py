@@ -1,6 +1,5 @@
 """`agentpay transfers`: moving USDC out of an account."""
 
-from datetime import datetime
 from decimal import Decimal
 from typing import Any, Final
 
@@ -8,11 +7,12 @@ import click
 
 from agentpay import AgentPay
 from agentpay.cli.connection import takes_server
+from agentpay.cli.exit_codes import PENDING_APPROVAL, REFUSED
 from agentpay.cli.listing import Listing, takes_listing
-from agentpay.cli.naming import AccountNames, find_account, find_account_or_own, find_payee
+from agentpay.cli.naming import AccountNames, complete_account, find_account, find_account_or_own, find_payee
 from agentpay.cli.output import Output
 from agentpay.cli.tables import Column, Show
-from agentpay.cli.values import Identifier, Moment, Usdc
+from agentpay.cli.values import Identifier, Usdc
 from agentpay.contract.identifiers import TRANSFER
 from agentpay.contract.transfers import TransferStatus
 
@@ -29,9 +29,15 @@ def _takes_transfer(command: Any) -> Any:  # noqa: ANN401 - a function and the s
         click.option("--category", help="Spend category, 1 to 64 characters."),
         click.option("--memo", help="Memo, at most 200 characters."),
         click.option("--amount", type=Usdc(), required=True, metavar="USDC", help="Amount to pay."),
-        click.option("--to", "payee", required=True, metavar="PAYEE", help=_PAYEE),
         click.option(
-            "--from", "payer", metavar="ACCOUNT", help="Account that pays. Default: the agent key's."
+            "--to", "payee", required=True, metavar="PAYEE", shell_complete=complete_account, help=_PAYEE
+        ),
+        click.option(
+            "--from",
+            "payer",
+            metavar="ACCOUNT",
+            shell_complete=complete_account,
+            help="Account that pays. Default: the agent key's.",
         ),
     ):
         command = option(command)
@@ -58,15 +64,18 @@ def create_transfer(
 ) -> None:
     """Pay USDC from an account, under its policy.
 
-    At or above the policy's escalation_threshold the transfer waits for approval: status pending_approval. If
-    the outcome is unknown, the exit code is 3 and the message has the idempotency key to resume it with.
+    At or above the policy's escalation_threshold the transfer waits for approval: status pending_approval,
+    exit code 4. If the outcome is unknown, the exit code is 6, and the message has the idempotency key that
+    resumes it.
     """
     from_, to = _ends(server, output, payer, payee)
     with output.progress(f"Paying {amount} USDC"):
         transfer = server.transfers.create(
             from_=from_, to=to, amount=amount, memo=memo, category=category, idempotency_key=idempotency_key
         )
-    output.record(transfer, "Transfer")
+    output.result(transfer, "Transfer")
+    if transfer.status == "pending_approval":
+        click.get_current_context().exit(PENDING_APPROVAL)
 
 
 @transfers.command("check")
@@ -84,12 +93,14 @@ def check_transfer(
 ) -> None:
     """Show what a transfer would do. Nothing is paid or reserved.
 
-    The result is that it would settle, wait for approval or be rejected.
+    The result is that it would settle, wait for approval (exit code 4) or be rejected (exit code 5).
     """
     from_, to = _ends(server, output, payer, payee)
     with output.progress("Checking"):
         check = server.transfers.check(from_=from_, to=to, amount=amount, memo=memo, category=category)
     output.record(check, "Check")
+    if code := {"escalate": PENDING_APPROVAL, "reject": REFUSED}.get(check.would):
+        click.get_current_context().exit(code)
 
 
 @transfers.command("get")
@@ -103,14 +114,16 @@ def get_transfer(*, server: AgentPay, output: Output, transfer_id: str) -> None:
 
 
 @transfers.command("list")
-@click.option("--account", metavar="ACCOUNT", help="Only transfers out of this account.")
+@click.option(
+    "--account",
+    metavar="ACCOUNT",
+    shell_complete=complete_account,
+    help="Only transfers out of this account.",
+)
 @click.option(
     "--status",
     type=click.Choice([status.value for status in TransferStatus]),
     help="Only transfers with this status.",
-)
-@click.option(
-    "--since", type=Moment(), metavar="TIME", help="Only after this time, such as 2026-01-31T12:00:00Z."
 )
 @takes_listing
 @takes_server
@@ -121,7 +134,6 @@ def list_transfers(
     listing: Listing,
     account: str | None,
     status: str | None,
-    since: datetime | None,
 ) -> None:
     """List transfers, newest first."""
     account_id = None if account is None else find_account(server, output, account)
@@ -139,7 +151,9 @@ def list_transfers(
     ]
     listing.show(
         output,
-        lambda: server.transfers.list(account_id=account_id, status=wanted, since=since, limit=listing.page),
+        lambda: server.transfers.list(
+            account_id=account_id, status=wanted, since=listing.since, limit=listing.page
+        ),
         columns,
         empty="No transfers match.",
     )

@@ -14,12 +14,13 @@ from click.shell_completion import CompletionItem
 from agentpay.contract.choices import EventType
 from agentpay.contract.events import EVENTS
 from agentpay.contract.fields import parse_timestamp, text
-from agentpay.contract.usdc import to_decimal
+from agentpay.contract.usdc import parse_amount, parse_number
 
 T = TypeVar("T")
 
 _LABEL: Final = text(minimum=1, maximum=100, trim=True, control=False)
 _YEAR_SECONDS: Final = 366 * 24 * 3600
+_PLAIN: Final = re.compile(r"[0-9]+(?:\.[0-9]+)?", re.ASCII)
 _OPAQUE: Final = re.compile(r"[0-9A-Za-z_-]{1,128}", re.ASCII)
 
 
@@ -63,10 +64,21 @@ class Parsed(click.ParamType[T]):
 
 
 def _amount(value: str) -> Decimal:
-    amount = to_decimal(value)
-    if not amount:
-        raise ValueError("an amount must be at least 0.000001")
-    return amount
+    try:
+        return parse_amount(value)
+    except ValueError as error:
+        raise ValueError(f"{value!r} is not an amount of USDC: it {error}") from None
+
+
+def _limit(value: str) -> Decimal | None:
+    if value.lower() == "none":
+        return None
+    if not _PLAIN.fullmatch(value):
+        raise ValueError(f"{value!r} is not a limit: it must be a number such as 25.50, or none")
+    try:
+        return parse_number(Decimal(value))
+    except ValueError as error:
+        raise ValueError(f"{value!r} is not a limit: it {error}, or none") from None
 
 
 class Usdc(Parsed[Decimal]):
@@ -80,20 +92,7 @@ class LimitOrNone(Parsed[Decimal | None]):
     """A limit in USDC; `none` removes it."""
 
     def __init__(self) -> None:
-        super().__init__("usdc", lambda value: None if value.lower() == "none" else to_decimal(value))
-
-    def convert(
-        self,
-        value: Any,  # noqa: ANN401 - as its base has it
-        param: click.Parameter | None,
-        ctx: click.Context | None,
-    ) -> Decimal | None:
-        """Return the limit, or None for no limit."""
-        try:
-            return super().convert(value, param, ctx)
-        except click.BadParameter as error:
-            advice = "Pass an amount of USDC such as 2.5, or none."
-            raise click.BadParameter(f"{error.message} {advice}", ctx=ctx, param=param) from None
+        super().__init__("usdc", _limit)
 
 
 class Label(Parsed[str]):

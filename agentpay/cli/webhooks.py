@@ -6,9 +6,10 @@ from typing import Any, Final
 import click
 
 from agentpay import AgentPay
-from agentpay.cli.connection import program, takes_server
+from agentpay.cli.confirming import confirm, takes_yes
+from agentpay.cli.connection import takes_server
 from agentpay.cli.listing import Listing, takes_listing
-from agentpay.cli.naming import find_account, find_webhook
+from agentpay.cli.naming import complete_account, find_account, find_webhook
 from agentpay.cli.output import Output
 from agentpay.cli.tables import Column, Show
 from agentpay.cli.values import EventTypes, Usdc
@@ -46,7 +47,12 @@ def webhooks() -> None:
     help="Event types to receive, such as transfer.settled or transfer.*.",
 )
 @click.option(
-    "--account", "accounts", multiple=True, metavar="ACCOUNT", help="Only this account. Repeatable."
+    "--account",
+    "accounts",
+    multiple=True,
+    metavar="ACCOUNT",
+    shell_complete=complete_account,
+    help="Only this account. Repeatable.",
 )
 @click.option(
     "--low-balance", type=Usdc(), metavar="USDC", help="Balance below which balance.low_threshold occurs."
@@ -79,16 +85,20 @@ def list_webhooks(*, server: AgentPay, output: Output, listing: Listing) -> None
         output,
         lambda: server.console.webhooks.list(limit=listing.page),
         _COLUMNS,
-        empty=f"No webhooks. Create one with {program()} webhooks create URL.",
+        empty="No webhooks. Create one with agentpay webhooks create URL.",
+        moment=lambda each: each.created_at,
     )
 
 
 @webhooks.command("delete")
 @click.argument("webhook")
+@takes_yes
 @takes_server
-def delete_webhook(*, server: AgentPay, output: Output, webhook: str) -> None:
+def delete_webhook(*, server: AgentPay, output: Output, webhook: str, is_yes: bool) -> None:
     """Delete a webhook, given by identifier or URL. Its pending deliveries are cancelled."""
     webhook_id = find_webhook(server, output, webhook)
+    question = "Delete the webhook {}? What it has not received yet is not sent."
+    confirm(output, lambda: question.format(_url(server, webhook_id)), is_yes=is_yes)
     server.console.webhooks.delete(webhook_id)
     output.done("webhook_id", webhook_id, "deleted")
 
@@ -103,9 +113,17 @@ def delete_webhook(*, server: AgentPay, output: Output, webhook: str) -> None:
     metavar="SECONDS",
     help="How long both secrets sign; 0 after a leak.",
 )
+@takes_yes
 @takes_server
-def rotate_secret(*, server: AgentPay, output: Output, webhook: str, overlap: int) -> None:
+def rotate_secret(*, server: AgentPay, output: Output, webhook: str, overlap: int, is_yes: bool) -> None:
     """Replace a webhook's secret. The new one is shown only once."""
     webhook_id = find_webhook(server, output, webhook)
+    question = f"Replace the secret of {{}}? The old one signs for {overlap} s more."
+    confirm(output, lambda: question.format(_url(server, webhook_id)), is_yes=is_yes)
     new = server.console.webhooks.rotate_secret(webhook_id, overlap_seconds=overlap)
     output.record_once(new, "New secret")
+
+
+def _url(server: AgentPay, webhook_id: str) -> str:
+    found = (each.url for each in server.console.webhooks.list(limit=100) if each.webhook_id == webhook_id)
+    return next(found, webhook_id)

@@ -53,7 +53,7 @@ _FAULTS_MAX: Final = 10
 OPERATOR_KEY: Final = (
     "the API key is an operator key: tools for a model need an agent-scoped key (ap_agent_…) of one account, "
     "which can neither approve payments nor change limits; create one with "
-    "`agentpay-server keys create --account ACCOUNT_ID` or in the console"
+    "`agentpay keys create --account ACCOUNT_ID` or in the console"
 )
 
 

@@ -1,7 +1,7 @@
 """`agentpay-server`: the command line.
 
-Includes the commands of `agentpay`, with the same output and exit codes. Each command has its own module,
-imported when it runs.
+Output and exit codes are those of `agentpay`, which has the commands for a running service. Each command has
+its own module, imported when it runs.
 """
 
 from collections.abc import Mapping
@@ -19,8 +19,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "agentpay_server.cli.demo:demo",
         "Run a server with sample agents that pay, are rejected, and wait for approval.",
     ),
-    **CLIENT_COMMANDS,
-    "keys": ("agentpay_server.cli.keys:keys", "Manage agent keys, and generate operator keys."),
+    "keys": ("agentpay_server.cli.keys:keys", "Generate operator keys."),
     "console-link": (
         "agentpay_server.cli.console_link:console_link",
         "Print a link that signs in to the operator console.",
@@ -34,6 +33,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
         "Cause an event by real operations, on a test chain.",
     ),
     "pay": ("agentpay_server.cli.pay:pay", "Request URL, and pay if it responds 402."),
+    "completion": CLIENT_COMMANDS["completion"],
     "openapi": ("agentpay_server.cli.openapi:openapi", "Print the OpenAPI document of /v1."),
 }
 """Module and one-line help of each command, so that `--help` imports no command."""
@@ -43,6 +43,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "agentpay-server",
     cls=Commands,
     available=COMMANDS,
+    others=dict.fromkeys(CLIENT_COMMANDS, "agentpay"),
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.version_option(__version__, prog_name="agentpay-server")
@@ -50,9 +51,10 @@ def main() -> None:
     """The reference server of the agent payment account service.
 
     The commands serve and demo start a server, and the command operators changes the data of a server
-    directly. Most other commands call a running server: set its URL with --url or AGENTPAY_BASE_URL, and the
-    operator key with --key or AGENTPAY_API_KEY.
+    directly. The commands trigger, pay and console-link call a running server: set its URL with --url or
+    AGENTPAY_BASE_URL, and the operator key with --key or AGENTPAY_API_KEY. All other commands for a running
+    server are those of agentpay.
 
-    Exit codes: 0 success, 1 refused, failed or not reachable, 2 usage error, 3 outcome unknown, 130
-    interrupted.
+    Exit codes: 0 done, 1 failed, 2 usage error, 3 done but the result could not be written, 4 waits for
+    approval, 5 refused by policy, pause or balance, 6 outcome unknown, 130 interrupted.
     """

@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 _HOST: Final = "127.0.0.1"
 _TRY_NEXT: Final = (
-    ("agentpay-server approvals list", "see what waits for you"),
-    ("agentpay-server listen", "watch events as they happen"),
-    ('agentpay-server budget "Research bot"', "see what it may spend"),
-    ('agentpay-server accounts policy "Intern bot" --resume', "let a paused agent pay"),
-    ("agentpay-server deliveries list --watch", "watch webhooks and retries"),
+    ("agentpay approvals list", "see what waits for you"),
+    ("agentpay listen", "watch events as they happen"),
+    ('agentpay budget "Research bot"', "see what it may spend"),
+    ('agentpay accounts policy "Intern bot" --resume', "let a paused agent pay"),
+    ("agentpay deliveries list --watch", "watch webhooks and retries"),
     ("agentpay-server trigger session.settled", "cause an event"),
 )
 _SEEDS: Final = 1_000_000

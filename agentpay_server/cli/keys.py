@@ -1,16 +1,23 @@
-"""`agentpay-server keys`: the client's commands for agent keys, and generating operator keys offline."""
+"""`agentpay-server keys`: generating operator keys offline."""
 
 import secrets
 
 import click
 
-from agentpay.cli import keys as client
 from agentpay.cli.output import Output, takes_json
 from agentpay.contract.identity import KeyKind
 from agentpay_server.credentials import new_key
 
 
-@click.command("generate")
+@click.group()
+def keys() -> None:
+    """Generate operator keys.
+
+    Agent keys and further operator keys are made by a running server: agentpay keys, agentpay operator-keys.
+    """
+
+
+@keys.command("generate")
 @takes_json
 def generate_key(*, is_json: bool) -> None:
     """Print a new operator key for serve --operator-key. Does not contact a server.
@@ -26,13 +33,3 @@ def generate_key(*, is_json: bool) -> None:
     else:
         # Only the key, unstyled, for use in $(...).
         click.echo(key)
-
-
-keys: click.Group = click.Group(
-    "keys",
-    commands={**client.keys.commands, "generate": generate_key},
-    help="""Manage agent keys, and generate operator keys.
-
-    An agent key is bound to one account. It can pay from that account, within its policy, and read it.
-    """,
-)

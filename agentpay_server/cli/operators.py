@@ -27,7 +27,7 @@ def operators() -> None:
     ServerConfig,
     "stored",
     only={
-        "data_dir": "Data directory of a stopped server; created if missing.",
+        "data_dir": "Data directory of a stopped server.",
         "database_url": "PostgreSQL database, postgresql://…; servers may be using it.",
         "database_schema": "Schema that contains the tables.",
     },

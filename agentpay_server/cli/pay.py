@@ -10,7 +10,8 @@ import httpx
 from agentpay import AgentPay
 from agentpay._challenges import refusal_reason
 from agentpay.cli.connection import RefusedError, takes_server
-from agentpay.cli.naming import find_account_or_own
+from agentpay.cli.exit_codes import PENDING_APPROVAL
+from agentpay.cli.naming import complete_account, find_account_or_own
 from agentpay.cli.output import Output
 from agentpay.cli.values import Usdc
 from agentpay.contract.printable import printable
@@ -21,7 +22,13 @@ _SHOWN_CHARACTERS: Final = 2_000
 
 @click.command()
 @click.argument("resource", metavar="URL")
-@click.option("--account", "payer", metavar="ACCOUNT", help="Account that pays. Default: the agent key's.")
+@click.option(
+    "--account",
+    "payer",
+    metavar="ACCOUNT",
+    shell_complete=complete_account,
+    help="Account that pays. Default: the agent key's.",
+)
 @click.option("--max-amount", type=Usdc(), metavar="USDC", help="Most to pay. Default: the policy decides.")
 @click.option("--method", default="GET", show_default=True, help="HTTP method of the request.")
 @click.option(
@@ -65,9 +72,11 @@ def pay(
         )
         if payment.header is None:
             raise RefusedError(
-                f"{payment.transfer_id} waits for approval. Approve it with agentpay-server approvals, then "
+                f"{payment.transfer_id} waits for approval. Approve it with agentpay approvals "
+                f"approve {payment.transfer_id}, then "
                 f"pay again with --payment-key {chosen_key}.",
                 output,
+                exit_code=PENDING_APPROVAL,
                 error="pending_approval",
             )
         answered = _sent(http, output, method, resource, {payment.header.name: payment.header.value})

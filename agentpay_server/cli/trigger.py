@@ -7,8 +7,8 @@ from typing import Final, cast
 import click
 
 from agentpay import AgentPay
-from agentpay.cli.connection import RefusedError, program, takes_server
-from agentpay.cli.naming import find_account
+from agentpay.cli.connection import RefusedError, takes_server
+from agentpay.cli.naming import complete_account, find_account
 from agentpay.cli.output import Output
 from agentpay.cli.values import Usdc
 from agentpay.contract.choices import EventType
@@ -25,6 +25,7 @@ _LOOK_EVERY_SECONDS: Final = 0.05
 @click.option(
     "--account",
     metavar="ACCOUNT",
+    shell_complete=complete_account,
     help="Account that the event is about. Default: a new account.",
 )
 @click.option(
@@ -68,11 +69,11 @@ def trigger(
     if happened is None:
         raise RefusedError(
             f"{event} did not occur within {_PATIENCE_SECONDS:g} s, but still may: watch for it with "
-            f"{program()} listen.",
+            f"agentpay listen.",
             output,
             error="not_seen",
         )
-    output.record(happened, "Event")
+    output.result(happened, "Event")
 
 
 def _print_types(context: click.Context) -> None:

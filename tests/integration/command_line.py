@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from decimal import Decimal
 from pathlib import Path
@@ -14,14 +14,24 @@ from click.testing import CliRunner, Result
 from loaded_python import LoadedPython
 
 from agentpay import AgentPay
+from agentpay.cli import COMMANDS as CLIENT_COMMANDS
+from agentpay.cli import main as client_main
 from agentpay_server import AgentPayServer
-from agentpay_server.cli import main
+from agentpay_server.cli import main as server_main
 
 WAIT_SECONDS = 120
 NO_CONFIG = "/nonexistent/config.toml"
-CLI = "agentpay_server"
 
 Process = subprocess.Popen[str] | LoadedPython
+
+
+def is_of_the_client(arguments: Sequence[str]) -> bool:
+    """Whether `agentpay` has the command; `keys generate` is of the server."""
+    return arguments[0] in CLIENT_COMMANDS and arguments[1:2] != ("generate",)
+
+
+def module(arguments: Sequence[str]) -> str:
+    return "agentpay" if is_of_the_client(arguments) else "agentpay_server"
 
 
 class CommandLine:
@@ -35,7 +45,9 @@ class CommandLine:
         }
 
     def run(self, *arguments: str) -> Result:
-        result = CliRunner(env=self.environment).invoke(main, list(arguments))
+        result = CliRunner(env=self.environment).invoke(
+            client_main if is_of_the_client(arguments) else server_main, list(arguments)
+        )
         assert "Traceback" not in result.output
         return result
 
@@ -68,7 +80,9 @@ class CommandLine:
         environment = {**os.environ, **self.environment}
         with (
             Path("/dev/full").open("w", encoding="utf-8") as full,
-            LoadedPython("-m", CLI, *arguments, environment=environment, stdout=full.fileno()) as process,
+            LoadedPython(
+                "-m", module(arguments), *arguments, environment=environment, stdout=full.fileno()
+            ) as process,
         ):
             said = process.communicate()[1]
             return process.wait(), said
@@ -94,11 +108,11 @@ def processing(
     told = {**os.environ, **(environment or {})}
     process: Process
     if is_fresh:
-        command = [sys.executable, "-m", CLI, *arguments]
+        command = [sys.executable, "-m", module(arguments), *arguments]
         pipe = subprocess.PIPE
         process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, encoding="utf-8", env=told)
     else:
-        process = LoadedPython("-m", CLI, *arguments, environment=told)
+        process = LoadedPython("-m", module(arguments), *arguments, environment=told)
     with process:
         try:
             yield process

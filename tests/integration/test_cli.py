@@ -14,10 +14,11 @@ from pathlib import Path
 import httpx
 import pytest
 from click.testing import CliRunner
-from command_line import CLI, Process, next_json, processing
+from command_line import Process, next_json, processing
 from loaded_python import LoadedPython
 
 from agentpay import AgentPay
+from agentpay.cli import main as client_main
 from agentpay_server import AgentPayServer, Sandbox
 from agentpay_server.cli import main
 
@@ -34,7 +35,7 @@ def serving(*options: str, is_fresh: bool = False) -> Iterator[tuple[dict[str, s
 def serving_on_a_terminal(*options: str) -> Iterator[tuple[dict[str, str], list[str]]]:
     """Serve with a terminal for standard error; gives the line of JSON and what people see."""
     ours, theirs = pty.openpty()
-    with LoadedPython("-m", CLI, *SERVE, *options, stderr=theirs) as process:
+    with LoadedPython("-m", "agentpay_server", *SERVE, *options, stderr=theirs) as process:
         os.close(theirs)
         try:
             announcement = next_json(process)
@@ -118,7 +119,7 @@ def test_the_terminal_shows_exports_that_the_sdk_and_the_commands_accept() -> No
             "AGENTPAY_BASE_URL": announcement["base_url"],
             "AGENTPAY_API_KEY": announcement["operator_key"],
         }
-        listed = CliRunner(env=exported).invoke(main, ["keys", "list", "--json"])
+        listed = CliRunner(env=exported).invoke(client_main, ["keys", "list", "--json"])
         assert (listed.exit_code, listed.stdout) == (0, "")
         code = "from agentpay import AgentPay; print(list(AgentPay().accounts.list()))"
         done = subprocess.run(

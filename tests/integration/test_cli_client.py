@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import click
 import pytest
 import respx
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 from command_line import NO_CONFIG, CommandLine, pending
 from receivers import Receiver
 from server_world import Funded
@@ -28,18 +28,9 @@ from agentpay_server.cli import main as server_main
 ID = re.compile(r"(?:acct|txn|sess|wh|evt|dlv|key)_[0-9a-z]{26}")
 
 
-class Client(CommandLine):
-    """Runs `agentpay`, which needs only the SDK."""
-
-    def run(self, *arguments: str) -> Result:
-        result = CliRunner(env=self.environment).invoke(main, list(arguments))
-        assert "Traceback" not in result.output
-        return result
-
-
 @pytest.fixture
-def agentpay(server: AgentPayServer) -> Client:
-    return Client(server)
+def agentpay(server: AgentPayServer) -> CommandLine:
+    return CommandLine(server)
 
 
 def every_command(group: click.Group, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -53,11 +44,43 @@ def every_command(group: click.Group, *path: str) -> Iterator[tuple[tuple[str, .
             yield (*path, name), command
 
 
-def test_the_server_cli_includes_every_client_command() -> None:
+def test_each_command_is_of_one_program() -> None:
     ours, theirs = dict(every_command(main)), dict(every_command(server_main))
-    assert ours
-    for path, command in ours.items():
-        assert theirs[path] is command, path
+    assert ours.keys() & theirs.keys() == {("completion",)}
+    assert ("keys", "generate") in theirs
+
+
+@pytest.mark.parametrize("arguments", [["accounts", "list"], ["budget"], ["listen", "--json"]])
+def test_a_command_of_the_client_is_named_to_those_who_ask_the_server_for_it(arguments: list[str]) -> None:
+    result = CliRunner().invoke(server_main, arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"run agentpay {arguments[0]}" in result.stderr
+
+
+@pytest.mark.parametrize("group", [main, server_main])
+def test_a_mistyped_command_gets_a_suggestion(group: click.Group) -> None:
+    result = CliRunner().invoke(group, ["completon"])
+    assert result.exit_code == 2
+    assert "No such command 'completon'. Did you mean 'completion'?" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["acounts", "--json"],
+        ["--nonsense", "--json"],
+        ["accounts", "crate", "--json"],
+        ["transfers", "create", "--json"],
+        ["transfers", "create", "--json", "--amount", "x"],
+        ["keys", "list", "--json", "--key", ""],
+    ],
+)
+def test_a_usage_error_with_json_is_one_line_of_json(arguments: list[str]) -> None:
+    result = CliRunner(env={"AGENTPAY_API_KEY": None, "AGENTPAY_CONFIG": NO_CONFIG}).invoke(main, arguments)
+    assert (result.exit_code, result.stdout) == (2, "")
+    (line,) = result.stderr.splitlines()
+    assert json.loads(line).keys() == {"error", "message"}
+    assert json.loads(line)["error"] == "usage"
 
 
 def test_the_command_list_shows_the_summary_of_each_command() -> None:
@@ -74,20 +97,21 @@ SECRETS = ("--key", "--operator-key", "--metrics-key", "--secret", "--database-u
 def test_the_help_of_each_option_with_a_secret_says_who_can_see_it() -> None:
     """`ps` shows command lines to every user of a machine."""
     found = set()
-    for path, command in every_command(server_main):
+    for path, command in (*every_command(main), *every_command(server_main)):
         for option in command.params:
             named = set(option.opts) & set(SECRETS)
             if named and isinstance(option, click.Option):
                 found |= named
                 assert "other users of the machine may see command lines" in str(option.help), (path, named)
-                assert option.envvar, (path, named)
+                # The key of the environment is for the URL of the environment.
+                assert option.envvar or path == ("profiles", "add"), (path, named)
     assert found == set(SECRETS)
 
 
 # --- Accounts
 
 
-def test_an_account_is_created_funded_limited_and_read_by_its_name(agentpay: Client) -> None:
+def test_an_account_is_created_funded_limited_and_read_by_its_name(agentpay: CommandLine) -> None:
     made = agentpay.json("accounts", "create", "Research bot")
     assert agentpay.json("accounts", "fund", "Research bot", "12.5")["balance_usdc"] == "12.500000"
     policy = agentpay.json(
@@ -108,7 +132,7 @@ def test_an_account_is_created_funded_limited_and_read_by_its_name(agentpay: Cli
     assert agentpay.items("accounts", "list", "--status", "active") == []
 
 
-def test_an_ambiguous_or_unknown_account_name_is_refused(agentpay: Client) -> None:
+def test_an_ambiguous_or_unknown_account_name_is_refused(agentpay: CommandLine) -> None:
     first, second = (agentpay.json("accounts", "create", "Twin")["account_id"] for _ in range(2))
     said = agentpay.refused("accounts", "get", "Twin")
     assert "2 matches for account named 'Twin'" in said
@@ -121,7 +145,7 @@ def test_an_ambiguous_or_unknown_account_name_is_refused(agentpay: Client) -> No
 
 
 def test_a_budget_is_shown_as_a_sentence_and_figures(
-    agentpay: Client, server: AgentPayServer, funded: Funded
+    agentpay: CommandLine, server: AgentPayServer, funded: Funded
 ) -> None:
     account_id = funded("7", name="Bot").account_id
     agentpay.json("accounts", "policy", "Bot", "--max-single-transfer", "2.5")
@@ -134,7 +158,7 @@ def test_a_budget_is_shown_as_a_sentence_and_figures(
 
 
 def test_funding_without_a_sandbox_shows_the_address_for_usdc(
-    agentpay: Client, funded: Funded, monkeypatch: pytest.MonkeyPatch
+    agentpay: CommandLine, funded: Funded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     account = funded(name="Bot")
     real = AgentPay.request
@@ -150,7 +174,7 @@ def test_funding_without_a_sandbox_shows_the_address_for_usdc(
 # --- Transfers and sessions
 
 
-def test_a_transfer_is_checked_made_once_and_listed(agentpay: Client, funded: Funded) -> None:
+def test_a_transfer_is_checked_made_once_and_listed(agentpay: CommandLine, funded: Funded) -> None:
     funded(name="Payer")
     agentpay.json("accounts", "create", "Shop")
     ends = ("--from", "Payer", "--to", "Shop", "--amount", "1.5")
@@ -165,7 +189,7 @@ def test_a_transfer_is_checked_made_once_and_listed(agentpay: Client, funded: Fu
 
 
 def test_a_refusal_that_is_repeated_says_when_it_was_decided(
-    server: AgentPayServer, agentpay: Client, client: AgentPay, funded: Funded
+    server: AgentPayServer, agentpay: CommandLine, client: AgentPay, funded: Funded
 ) -> None:
     payer = funded(name="Payer")
     client.policies.update(payer.account_id, max_single_transfer="1")
@@ -182,16 +206,16 @@ def test_a_refusal_that_is_repeated_says_when_it_was_decided(
         "--idempotency-key",
         "k1",
     )
-    first, decided_at = agentpay.refused(*pay), format_timestamp(server.sandbox.clock.now())
+    first, decided_at = agentpay.refused(*pay, exit_code=5), format_timestamp(server.sandbox.clock.now())
     assert "decided at" not in first
     server.sandbox.clock.advance(hours=2)
     words = f"That was decided at {decided_at}, and is repeated for its idempotency key. No money moved."
-    assert words in agentpay.refused(*pay)
+    assert words in agentpay.refused(*pay, exit_code=5)
     assert json.loads(agentpay.run(*pay, "--json").stderr)["decided_at"] == decided_at
 
 
-def test_a_transfer_with_unknown_outcome_exits_with_3_and_explains_how_to_resume(
-    server: AgentPayServer, agentpay: Client, funded: Funded
+def test_a_transfer_with_unknown_outcome_exits_with_6_and_explains_how_to_resume(
+    server: AgentPayServer, agentpay: CommandLine, funded: Funded
 ) -> None:
     funded(name="Payer")
     agentpay.json("accounts", "create", "Shop")
@@ -199,7 +223,7 @@ def test_a_transfer_with_unknown_outcome_exits_with_3_and_explains_how_to_resume
     ends = ("--from", "Payer", "--to", "Shop", "--amount", "1.5")
     result = agentpay.run("transfers", "create", *ends, "--json")
     server.sandbox.clear_faults()
-    assert (result.exit_code, result.stdout) == (3, "")
+    assert (result.exit_code, result.stdout) == (6, "")
     failure = json.loads(result.stderr)
     assert failure["error"] == "outcome_unknown"
     agentpay.json("transfers", "create", *ends, "--idempotency-key", failure["idempotency_key"])
@@ -207,7 +231,7 @@ def test_a_transfer_with_unknown_outcome_exits_with_3_and_explains_how_to_resume
 
 
 def test_an_agents_key_pays_from_its_account(
-    server: AgentPayServer, agentpay: Client, funded: Funded
+    server: AgentPayServer, agentpay: CommandLine, funded: Funded
 ) -> None:
     account_id = funded(name="Payer").account_id
     payee = agentpay.json("accounts", "create", "Shop")["account_id"]
@@ -223,7 +247,7 @@ def test_an_agents_key_pays_from_its_account(
     assert account_id in agentpay.shown("transfers", "list")
 
 
-def test_a_session_is_opened_charged_and_closed(agentpay: Client, funded: Funded) -> None:
+def test_a_session_is_opened_charged_and_closed(agentpay: CommandLine, funded: Funded) -> None:
     funded(name="Payer")
     agentpay.json("accounts", "create", "Shop")
     session_id = agentpay.shown(
@@ -284,7 +308,7 @@ def test_payments_are_listed_with_seller_and_payer_and_shown() -> None:
 
 
 def test_a_webhook_is_created_listed_rotated_and_deleted_by_its_url(
-    server: AgentPayServer, agentpay: Client, funded: Funded
+    server: AgentPayServer, agentpay: CommandLine, funded: Funded
 ) -> None:
     account_id = funded(name="Payer").account_id
     with Receiver() as receiver:
@@ -304,19 +328,21 @@ def test_a_webhook_is_created_listed_rotated_and_deleted_by_its_url(
     assert "No webhooks. Create one with agentpay webhooks create URL." in agentpay.shown("webhooks", "list")
 
 
-def test_events_are_listed_and_replayed(server: AgentPayServer, agentpay: Client, funded: Funded) -> None:
+def test_events_are_listed_and_replayed(
+    server: AgentPayServer, agentpay: CommandLine, funded: Funded
+) -> None:
     payer = funded(name="Payer").account_id
     agentpay.json("accounts", "create", "Shop")
     inbox = server.webhook_inbox(events=["transfer.settled"])
     agentpay.json("transfers", "create", "--from", payer, "--to", "Shop", "--amount", "1")
     (event,) = agentpay.items("events", "list", "--type", "transfer.settled", "--account", "Payer")
     shown = agentpay.shown("events", "list", "--type", "transfer.settled")
-    assert re.search(rf"transfer\.settled +Payer +1\.000000 +{event['id']}", shown), shown
+    assert re.search(rf"transfer\.settled +Payer +1\.00 +{event['id']}", shown), shown
     (delivery,) = agentpay.items("events", "replay", event["id"])
     assert delivery["webhook_id"] == inbox.webhook_id
 
 
-def test_a_key_is_revoked_by_its_name(agentpay: Client, funded: Funded) -> None:
+def test_a_key_is_revoked_by_its_name(agentpay: CommandLine, funded: Funded) -> None:
     funded(name="Payer")
     agentpay.json("keys", "create", "--account", "Payer", "--name", "laptop")
     agentpay.json("operator-keys", "create", "deploy")
@@ -330,7 +356,7 @@ def test_a_key_is_revoked_by_its_name(agentpay: Client, funded: Funded) -> None:
 
 def test_identifiers_are_whole_on_one_line_at_every_width(
     server: AgentPayServer,
-    agentpay: Client,
+    agentpay: CommandLine,
     client: AgentPay,
     funded: Funded,
     monkeypatch: pytest.MonkeyPatch,
@@ -430,21 +456,21 @@ def test_a_narrow_list_shortens_on_chain_addresses_to_their_ends() -> None:
 
 
 def test_a_webhook_is_shown_with_its_identifier_first_and_says_that_it_is_for_all_accounts(
-    agentpay: Client,
+    agentpay: CommandLine,
 ) -> None:
     shown = agentpay.shown("webhooks", "create", "http://127.0.0.1:9/hooks").splitlines()
     assert shown[1].startswith("webhook_id")
     assert [line.split()[1] for line in shown if line.startswith("account_ids")] == ["all"]
 
 
-def test_funding_is_shown_with_the_account_first(agentpay: Client, funded: Funded) -> None:
+def test_funding_is_shown_with_the_account_first(agentpay: CommandLine, funded: Funded) -> None:
     account_id = funded(name="Payer").account_id
     shown = agentpay.shown("accounts", "fund", "Payer", "5").splitlines()
     assert shown[1].split() == ["account_id", account_id]
     assert agentpay.shown("accounts", "fund", "Payer", "5", "--quiet") == f"{account_id}\n"
 
 
-def test_quiet_policy_output_is_the_account_identifier(agentpay: Client, funded: Funded) -> None:
+def test_quiet_policy_output_is_the_account_identifier(agentpay: CommandLine, funded: Funded) -> None:
     account_id = funded(name="Payer").account_id
     assert agentpay.shown("accounts", "policy", "Payer", "--quiet") == f"{account_id}\n"
     assert agentpay.shown("accounts", "policy", "Payer", "--pause", "--quiet") == f"{account_id}\n"
@@ -475,7 +501,7 @@ def _shop(client: AgentPay) -> str:
 
 
 def test_a_list_is_followed_as_it_changes(
-    agentpay: Client, client: AgentPay, monkeypatch: pytest.MonkeyPatch
+    agentpay: CommandLine, client: AgentPay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = client.accounts.create(name="First")
     looks = 0
@@ -501,7 +527,7 @@ def test_a_list_is_followed_as_it_changes(
 
 
 def test_following_continues_when_the_server_is_back(
-    server: AgentPayServer, agentpay: Client, client: AgentPay, monkeypatch: pytest.MonkeyPatch
+    server: AgentPayServer, agentpay: CommandLine, client: AgentPay, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks = 0
 
@@ -530,8 +556,13 @@ def test_a_shell_completes_commands_and_event_types(program: str, group: click.G
     assert result.exit_code == 0
     variable = f"_{program.replace('-', '_').upper()}_COMPLETE"
     assert f"{variable}={shell}_complete" in result.stdout
-    words = {"COMP_WORDS": f"{program} listen --events transfer.settled,escal", "COMP_CWORD": "3"}
+    command, expected = {
+        "agentpay": ("listen --events transfer.settled,escal", "transfer.settled,escalation.required"),
+        "agentpay-server": ("serve --log-f", "--log-format"),
+    }[program]
+    typed = f"{program} {command}"
+    words = {"COMP_WORDS": typed, "COMP_CWORD": str(len(typed.split()) - 1)}
     if shell == "fish":
-        words["COMP_CWORD"] = "transfer.settled,escal"
+        words["COMP_CWORD"] = typed.rsplit(maxsplit=1)[-1]
     completed = CliRunner(env={**words, variable: f"{shell}_complete"}).invoke(group, [], prog_name=program)
-    assert "transfer.settled,escalation.required" in completed.output
+    assert expected in completed.output

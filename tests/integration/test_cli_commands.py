@@ -14,6 +14,7 @@ from server_world import UNKNOWN, Funded
 
 from agentpay import AgentPay, AuthenticationError
 from agentpay._sync.deliveries import Events
+from agentpay.contract.fields import format_timestamp
 from agentpay_server import AgentPayServer
 from agentpay_server.cli import COMMANDS, main
 from agentpay_server.credentials import digest_of
@@ -53,7 +54,7 @@ def test_the_help_names_every_command_and_the_exit_codes() -> None:
     assert result.exit_code == 0
     for name in COMMANDS:
         assert f"\n  {name} " in result.output
-    assert "Exit codes: 0 success" in result.output
+    assert "Exit codes: 0 done" in result.output
     assert CliRunner().invoke(main, ["nonsense"]).exit_code == 2
 
 
@@ -245,7 +246,7 @@ def test_an_unpayable_approval_says_what_to_do(
     transfer_id = pending(client, account_id)
     outside = client.accounts.create(name="Other").account_id
     client.transfers.create(from_=account_id, to=outside, amount=4)
-    said = commands.refused("approvals", "approve", transfer_id)
+    said = commands.refused("approvals", "approve", transfer_id, exit_code=5)
     assert said.startswith("Error: insufficient_balance: ")
     assert "Fund the account and try again" in said
     failure = json.loads(commands.run("approvals", "approve", transfer_id, "--json").stderr)
@@ -349,7 +350,7 @@ def test_replays_before_a_failure_are_reported(
 def test_an_unknown_delivery_is_named(commands: CommandLine, given_up: tuple[str, str]) -> None:
     unknown = given_up[1][:-4] + "0000"
     said = commands.refused("deliveries", "replay", given_up[1], unknown)
-    assert f"no delivery {unknown}. List deliveries with agentpay-server deliveries list" in said
+    assert f"no delivery {unknown}. List deliveries with agentpay deliveries list" in said
     webhook_id = UNKNOWN["webhook_id"]
     assert f"to {webhook_id}" in commands.refused("deliveries", "replay", unknown, "--webhook", webhook_id)
 
@@ -359,3 +360,56 @@ def test_replay_explains_its_arguments(commands: CommandLine, arguments: list[st
     result = commands.run("deliveries", "replay", *arguments)
     assert result.exit_code == 2
     assert "IDs of deliveries or events, or --undelivered" in result.stderr
+
+
+# --- What a script reads from the exit code
+
+
+def test_the_exit_code_says_that_a_transfer_waits_or_is_refused(
+    client: AgentPay, commands: CommandLine, funded: Funded
+) -> None:
+    payer, payee = funded("20").account_id, client.accounts.create(name="Payee").account_id
+    client.policies.update(payer, escalation_threshold=5, max_single_transfer=9)
+    ends = ["--from", payer, "--to", payee, "--amount"]
+    for amount, exit_code in (("1", 0), ("5", 4), ("10", 5)):
+        assert commands.run("transfers", "check", *ends, amount, "--json").exit_code == exit_code
+        assert commands.run("transfers", "create", *ends, amount, "--json").exit_code == exit_code
+    client.policies.pause(payer)
+    assert commands.run("transfers", "create", *ends, "1").exit_code == 5
+
+
+# --- Who did what
+
+
+def test_the_audit_trail_names_keys_and_accounts(
+    client: AgentPay, commands: CommandLine, funded: Funded
+) -> None:
+    account = funded(name="Payer")
+    client.policies.pause(account.account_id)
+    newest, *_ = commands.items("audit", "list")
+    assert (newest["subject"], newest["after"]["paused"]) == (account.account_id, True)
+    line = commands.shown("audit", "list").splitlines()[1]
+    assert "Payer" in line
+    assert account.account_id not in line
+
+
+def test_requests_are_listed_newest_first(commands: CommandLine, funded: Funded) -> None:
+    account_id = funded().account_id
+    commands.shown("accounts", "get", account_id)
+    newest, *_ = commands.items("requests", "list", "--limit", "5")
+    assert (newest["method"], newest["status"]) == ("GET", 200)
+    assert account_id not in commands.shown("requests", "list")
+
+
+def test_a_list_begins_after_a_time_and_has_all_items(
+    server: AgentPayServer, client: AgentPay, commands: CommandLine
+) -> None:
+    for _ in range(101):
+        client.accounts.create(name="Early")
+    since = format_timestamp(server.sandbox.clock.now())
+    server.sandbox.clock.advance(1)
+    late = client.accounts.create(name="Late").account_id
+    (found,) = commands.items("accounts", "list", "--since", since)
+    assert found["account_id"] == late
+    assert [each["subject"] for each in commands.items("audit", "list", "--since", since)] == [late, "clock"]
+    assert len(commands.items("accounts", "list", "--all")) == 102

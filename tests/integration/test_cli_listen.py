@@ -1,4 +1,4 @@
-"""`agentpay-server listen`: what is printed, what is forwarded, and how it ends."""
+"""`agentpay listen`: what is printed, what is forwarded, and how it ends."""
 
 import asyncio
 import json

@@ -14,10 +14,10 @@ from receivers import closed_port
 from server_world import UNKNOWN, Funded
 
 from agentpay import AgentPay
+from agentpay.cli import main
 from agentpay.cli.connection import RefusedError
 from agentpay.cli.output import Output
 from agentpay_server import AgentPayServer, Settings
-from agentpay_server.cli import main
 
 NOWHERE = {"AGENTPAY_API_KEY": None, "AGENTPAY_BASE_URL": None, "AGENTPAY_CONFIG": NO_CONFIG}
 
@@ -26,7 +26,7 @@ def on_a_terminal(commands: CommandLine, *arguments: str, **environment: str) ->
     """Run a command on a terminal, and return all that it has written there."""
     ours, theirs = pty.openpty()
     with subprocess.Popen(
-        [sys.executable, "-m", "agentpay_server.cli", *arguments],
+        [sys.executable, "-m", "agentpay.cli", *arguments],
         stdout=theirs,
         stderr=theirs,
         env={**os.environ, "TERM": "xterm", **commands.environment, **environment},
@@ -82,7 +82,7 @@ def test_a_command_runs_with_closed_standard_streams(
     command = [
         sys.executable,
         "-m",
-        "agentpay_server.cli",
+        "agentpay.cli",
         "keys",
         "create",
         "--account",
@@ -104,6 +104,66 @@ def test_identifiers_are_not_truncated_on_narrow_terminals(
     monkeypatch.setenv("COLUMNS", "40")
     made = commands.json("keys", "create", "--account", funded().account_id)
     assert made["key_id"] in commands.shown("keys", "list")
+
+
+def test_amounts_of_a_list_are_aligned_with_the_same_decimals(
+    client: AgentPay, commands: CommandLine, funded: Funded
+) -> None:
+    payer, payee = funded("200").account_id, client.accounts.create(name="Payee").account_id
+    for amount in ("100", "0.5", "2.000001"):
+        client.transfers.create(from_=payer, to=payee, amount=amount)
+    heading, *rows = commands.shown("transfers", "list").splitlines()
+    end = heading.index("amount") + len("amount")
+    assert [line[:end].split()[-1] for line in rows] == ["2.000001", "0.500000", "100.000000"]
+    assert all(line[end] == " " != line[end - 1] for line in rows)
+
+
+def test_a_reader_that_closes_the_pipe_is_no_failure_of_what_reads(
+    client: AgentPay, commands: CommandLine, funded: Funded
+) -> None:
+    payer, payee = funded().account_id, client.accounts.create(name="Payee").account_id
+    pay = ["transfers", "create", "--from", payer, "--to", payee, "--amount", "1"]
+    for arguments, exit_code in ((["accounts", "list"], 0), (["accounts", "get", payer], 0), (pay, 3)):
+        ours, theirs = os.pipe()
+        os.close(ours)
+        ended = subprocess.run(
+            [sys.executable, "-m", "agentpay", *arguments],
+            env={**os.environ, **commands.environment},
+            stdout=theirs,
+            stderr=subprocess.PIPE,
+            timeout=WAIT_SECONDS,
+            check=False,
+        )
+        os.close(theirs)
+        assert ended.returncode == exit_code, arguments
+        assert b"Traceback" not in ended.stderr
+    (paid,) = client.transfers.list(account_id=payer)
+    assert paid.transfer_id.encode() in ended.stderr
+
+
+@pytest.mark.parametrize(("answer", "is_revoked"), [("n", False), ("y", True)])
+def test_a_terminal_asks_with_names_before_a_key_is_revoked(
+    client: AgentPay, commands: CommandLine, funded: Funded, answer: str, is_revoked: bool
+) -> None:
+    key = commands.json("keys", "create", "--account", funded(name="Payer").account_id, "--name", "laptop")
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-m", "agentpay", "keys", "revoke", key["key_id"]],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "dumb", **commands.environment},
+    ) as process:
+        os.close(theirs)
+        os.write(ours, f"{answer}\n".encode())
+        shown = b""
+        with contextlib.suppress(OSError):
+            while part := os.read(ours, 65536):
+                shown += part
+        os.close(ours)
+        assert process.wait(WAIT_SECONDS) == (0 if is_revoked else 1)
+    assert "Revoke agent key 'laptop' of Payer?" in shown.decode()
+    assert (commands.items("keys", "list") == []) is is_revoked
 
 
 # --- How they fail
@@ -132,13 +192,19 @@ def test_without_a_server_it_says_how_to_start_one() -> None:
         (["keys", "list", "--key", "k", "--limit", "0"], "--limit"),
         (["keys", "create", "--key", "k"], "--account"),
         (["transfers", "get", "--key", "k", "txn_../x"], "not an identifier such as txn_…"),
-        (["accounts", "policy", "--key", "k", "a", "--max-daily-spend", "x"], "such as 2.5, or none"),
+        (
+            ["accounts", "policy", "--key", "k", "a", "--max-daily-spend", "x"],
+            "a number such as 25.50, or none",
+        ),
         (["profiles", "add", "a b", "--url", "http://x", "--key", "k"], "letters, digits"),
         (["approvals", "approve", "--key", "k", ""], "txn_…"),
         (["approvals", "reject", "--key", "k", "txn_\udc80"], "txn_…"),
         (["deliveries", "list", "--key", "k", "--event", "evt_\x00"], "evt_…"),
         (["deliveries", "replay", "--key", "k", "evt_1", "txn_1"], "dlv_… or evt_…"),
-        (["trigger", "transfer.*", "--key", "k"], "transfer.settled"),
+        (["transfers", "check", "--key", "k", "--to", "a", "--amount", "1e0"], "not an amount of USDC"),
+        (["accounts", "policy", "--key", "k", "a", "--max-daily-spend", "1e1"], "25.50, or none"),
+        (["accounts", "policy", "--key", "k", "a", "--pause", "--resume"], "either --pause or --resume"),
+        (["accounts", "list", "--key", "k", "--all", "--limit", "3"], "either --all or --limit"),
     ],
 )
 def test_usage_errors_have_exit_code_2(arguments: list[str], says: str) -> None:
@@ -167,11 +233,11 @@ def test_faults_of_a_request_are_listed(commands: CommandLine, funded: Funded) -
     assert "not_found" in commands.refused("keys", "revoke", UNKNOWN["key_id"])
 
 
-def test_a_lost_response_exits_with_3_and_asks_to_check(
+def test_a_lost_response_exits_with_6_and_asks_to_check(
     server: AgentPayServer, commands: CommandLine, funded: Funded
 ) -> None:
     server.sandbox.set_fault("http:POST /console/agent-keys", 1, effect="reply_lost")
-    said = commands.refused("keys", "create", "--account", funded().account_id, exit_code=3)
+    said = commands.refused("keys", "create", "--account", funded().account_id, exit_code=6)
     assert "may have been processed" in said
     assert "Check whether it was done" in said
     assert len(commands.items("keys", "list")) == 1
@@ -189,7 +255,7 @@ def test_an_unknown_outcome_asks_to_check_first(funded: Funded) -> None:
         server.sandbox.fund(account_id, 10)
         transfer_id = pending(client, account_id)
         server.sandbox.set_fault("chain_never_lands")
-        said = commands.refused("approvals", "approve", transfer_id, exit_code=3)
+        said = commands.refused("approvals", "approve", transfer_id, exit_code=6)
         assert f"check transfer {transfer_id} before you try again" in said
         server.sandbox.clear_faults()
 

@@ -92,15 +92,32 @@ def test_an_operator_can_be_created_while_the_server_is_stopped(place: Place) ->
         assert [entry.action for entry in server.console.audit.list()].count("operators.create") == 1
 
 
-def test_an_operator_can_be_created_before_the_first_start(place: Place) -> None:
-    operator = made("First", *place.options)
-    with place.server() as server:
+def test_an_operator_can_be_created_on_postgresql_before_the_first_start() -> None:
+    url = asyncio.run(stores.fresh_url())
+    operator = made("First", "--database-url", url)
+    with AgentPayServer(database_url=url, settings=SETTINGS) as server:
         assert server.client(api_key=operator["key"]).accounts.create(name="a").status == "active"
+    stores.run.free.append(url)
+
+
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_directory_without_the_data_of_a_server_is_refused_and_left_alone(
+    tmp_path: Path, exists: bool
+) -> None:
+    directory = tmp_path / "typo"
+    if exists:
+        directory.mkdir()
+    result = run("Second", "--data-dir", str(directory))
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert f"{directory} has no data of a server" in result.stderr
+    assert list(tmp_path.rglob("*")) == ([directory] if exists else [])
 
 
 def test_creating_an_operator_stores_only_a_digest_and_is_audited(place: Place) -> None:
+    with place.server():
+        pass
     operator = made("Second", *place.options)
-    (entry,) = place.rows(tables.audit)
+    (entry,) = (row for row in place.rows(tables.audit) if row[4] == operator["operator_id"])
     assert (entry[1], entry[3], entry[4]) == (
         operator["operator_id"],
         "operators.create",
@@ -110,6 +127,8 @@ def test_creating_an_operator_stores_only_a_digest_and_is_audited(place: Place) 
 
 
 def test_the_terminal_says_that_the_key_is_shown_once(place: Place) -> None:
+    with place.server():
+        pass
     result = run("Second", *place.options)
     assert result.exit_code == 0
     assert "op_" in result.stdout

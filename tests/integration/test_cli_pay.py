@@ -3,12 +3,15 @@
 import json
 from collections.abc import Iterator
 
+import httpx
 import pytest
 import validators
+from click.testing import CliRunner
 from command_line import CommandLine
 from server_world import Funded
 
 from agentpay import AgentPay
+from agentpay.cli import main
 from agentpay_server import AgentPayServer
 from agentpay_server.paywall import Paywall
 
@@ -81,3 +84,24 @@ def test_pay_reports_why_it_does_not_pay(commands: CommandLine, funded: Funded, 
     gone = commands.refused("pay", "http://127.0.0.1:9/", "--account", account_id)
     assert "no response" in gone
     assert paywall.sales == []
+
+
+def test_a_402_that_curl_prints_is_paid_with_the_header_that_is_printed(
+    commands: CommandLine, client: AgentPay, funded: Funded, paywall: Paywall
+) -> None:
+    payer, url = funded("1").account_id, f"{paywall.base_url}/forecast"
+    asked = httpx.get(url)
+    head = "".join(f"{name}: {value}\r\n" for name, value in asked.headers.multi_items())
+    told = b"HTTP/1.1 402 Payment Required\r\n" + head.encode() + b"\r\n" + asked.content
+    runner = CliRunner(env=commands.environment)
+    authorize = ["payments", "authorize", url, "--account", payer, "--idempotency-key", "f-8"]
+    result = runner.invoke(main, [*authorize, "--quiet"], input=told)
+    assert (result.exit_code, result.stderr) == (0, "")
+    name, _, value = result.stdout.strip().partition(": ")
+    assert httpx.get(url, headers={name: value}).status_code == 200
+    assert str(client.accounts.balance(payer).balance_usdc) == "0.750000"
+    assert runner.invoke(main, authorize, input=b"{}").exit_code == 2
+
+    client.policies.update(payer, escalation_threshold="0.1")
+    waiting = runner.invoke(main, [*authorize[:-1], "f-9", "--json"], input=told)
+    assert (waiting.exit_code, json.loads(waiting.stdout)["status"]) == (4, "pending_approval")

@@ -4,7 +4,10 @@ import json
 import os
 import stat
 import tomllib
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
+from typing import Self
 
 import pytest
 from click.testing import CliRunner, Result
@@ -35,6 +38,38 @@ class Shell:
 @pytest.fixture
 def shell(tmp_path: Path) -> Shell:
     return Shell(tmp_path / "deep" / "config.toml")
+
+
+class Captured:
+    """A service that refuses every key, and keeps the keys that it was shown."""
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+
+    def __enter__(self) -> Self:
+        kept = self.keys
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                kept.append(self.headers["Authorization"])
+                self.send_response(401)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._thread = Thread(target=self._server.serve_forever)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        self.variables = {"AGENTPAY_BASE_URL": self.url, "AGENTPAY_API_KEY": "ap_operator_here"}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
 
 
 def add(shell: Shell, name: str, server: AgentPayServer) -> Result:
@@ -144,6 +179,26 @@ def test_an_invalid_configuration_file_is_reported_and_left_unchanged(shell: She
 def test_a_file_that_cannot_be_written_is_reported(shell: Shell, server: AgentPayServer) -> None:
     shell.path.parent.write_text("a file where a directory should be")
     assert "cannot" in add(shell, "local", server).stderr
+
+
+def test_a_typed_key_wins_over_that_of_the_environment(shell: Shell) -> None:
+    """The key of the environment belongs to another URL, and must not be sent to this one."""
+    with Captured() as service:
+        for arguments, typed in ((["--key", "ap_agent_typed"], None), ([], "ap_agent_typed\n")):
+            added = ["profiles", "add", "there", *arguments, "--url", service.url]
+            assert shell.run(*added, typed=typed, AGENTPAY_API_KEY="ap_operator_here").exit_code == 1
+        shell.run("profiles", "add", "there", typed="ap_agent_typed\n", **service.variables)
+        assert service.keys == ["Bearer ap_agent_typed"] * 3
+
+
+def test_a_key_of_the_environment_is_for_the_url_of_the_environment(shell: Shell) -> None:
+    with Captured() as service:
+        refused = shell.run(
+            "profiles", "add", "a", "--url", service.url, typed="", AGENTPAY_API_KEY="ap_operator_here"
+        )
+        assert (refused.exit_code, service.keys) == (2, [])
+        shell.run("profiles", "add", "a", typed="", **service.variables)
+        assert service.keys == ["Bearer ap_operator_here"]
 
 
 def test_an_empty_standard_input_is_reported_as_a_missing_key(shell: Shell) -> None:

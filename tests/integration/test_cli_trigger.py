@@ -123,12 +123,16 @@ def test_a_trigger_refused_by_the_policy_leaves_no_open_session(
 ) -> None:
     account_id = funded("10").account_id
     client.policies.update(account_id, max_single_transfer=1)
-    said = commands.refused("trigger", "session.cap_reached", "--account", account_id, "--amount", "3")
+    said = commands.refused(
+        "trigger", "session.cap_reached", "--account", account_id, "--amount", "3", exit_code=5
+    )
     assert "policy_violation: max_single_transfer" in said
     assert [session.status for session in server.sessions.list()] == ["settled"]
     assert client.accounts.balance(account_id).balance_usdc == Decimal(10)
     client.policies.pause(account_id)
-    assert "account_paused" in commands.refused("trigger", "transfer.settled", "--account", account_id)
+    assert "account_paused" in commands.refused(
+        "trigger", "transfer.settled", "--account", account_id, exit_code=5
+    )
 
 
 def test_an_unknown_account_is_reported(commands: CommandLine) -> None:
@@ -159,4 +163,4 @@ def test_a_missing_event_is_reported_after_a_timeout(
     monkeypatch.setattr("agentpay_server.cli.trigger._newest", lambda *_: ())
     said = commands.refused("trigger", "transfer.settled")
     assert "did not occur within" in said
-    assert "agentpay-server listen" in said
+    assert "agentpay listen" in said

@@ -1,0 +1,72 @@
+"""`agentpay audit` and `agentpay requests`: who changed what, and what the service has responded to."""
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from agentpay import AgentPay
+from agentpay.cli.connection import takes_server
+from agentpay.cli.listing import Listing, takes_listing
+from agentpay.cli.naming import AccountNames, KeyNames
+from agentpay.cli.output import Output
+from agentpay.cli.tables import Column, Show
+
+
+@click.group()
+def audit() -> None:
+    """List who changed what."""
+
+
+@audit.command("list")
+@takes_listing
+@takes_server
+def list_audit(*, server: AgentPay, output: Output, listing: Listing) -> None:
+    """List changes, newest first. With --json, includes the state before and after each."""
+    names = AccountNames(server)
+    columns = [
+        Column("when", lambda each: each.created_at),
+        Column("by", _by(KeyNames(server)), is_text=True),
+        Column("action", lambda each: each.action),
+        Column("subject", lambda each: names(each.subject), is_text=True),
+        Column("request_id", lambda each: each.request_id, show=Show.WIDE),
+    ]
+    listing.show(
+        output,
+        lambda: server.console.audit.list(limit=listing.page),
+        columns,
+        empty="No changes.",
+        moment=lambda each: each.created_at,
+    )
+
+
+def _by(names: Callable[[str], str]) -> Callable[[Any], str]:
+    return lambda each: "the service" if each.key_id is None else names(each.key_id)
+
+
+@click.group()
+def requests() -> None:
+    """List requests that the service has responded to."""
+
+
+@requests.command("list")
+@takes_listing
+@takes_server
+def list_requests(*, server: AgentPay, output: Output, listing: Listing) -> None:
+    """List the last 1,000 requests of the operator to this server process, newest first."""
+    columns = [
+        Column("when", lambda each: each.at),
+        Column("by", _by(KeyNames(server)), is_text=True),
+        Column("method", lambda each: each.method),
+        Column("route", lambda each: each.route, is_text=True),
+        Column("status", lambda each: each.status),
+        Column("ms", lambda each: each.duration_ms),
+        Column("request_id", lambda each: each.request_id, show=Show.IF_IT_FITS),
+    ]
+    listing.show(
+        output,
+        lambda: server.console.requests.list(limit=listing.page),
+        columns,
+        empty="No requests.",
+        moment=lambda each: each.at,
+    )
