@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from agentpay._params import CreateWebhookParams as CreateWebhookParams
     from agentpay._params import OpenSessionParams as OpenSessionParams
     from agentpay._params import PinOriginParams as PinOriginParams
-    from agentpay._raw import RawResponse as RawResponse
     from agentpay._sync.accounts import Accounts as Accounts
     from agentpay._sync.client import AgentPay as AgentPay
     from agentpay._sync.console import AccountDetails as AccountDetails
@@ -107,6 +106,7 @@ if TYPE_CHECKING:
     from agentpay.contract.policies import Policy as Policy
     from agentpay.contract.policies import PolicyParams as PolicyParams
     from agentpay.contract.requests import UNSET as UNSET
+    from agentpay.contract.responses import RawResponse as RawResponse
     from agentpay.contract.sessions import Session as Session
     from agentpay.contract.sign_in import ConsoleKey as ConsoleKey
     from agentpay.contract.sign_in import SignInCode as SignInCode
@@ -136,7 +136,7 @@ else:
             "AuthorizePaymentParams CheckTransferParams CreateAccountParams CreateTransferParams "
             "CreateWebhookParams OpenSessionParams PinOriginParams"
         ),
-        "_raw": "RawResponse",
+        "contract.responses": "RawResponse",
         "_sync.accounts": "Accounts",
         "_sync.client": "AgentPay",
         "_sync.console": "AccountDetails Approvals Audit Console ServedRequests",

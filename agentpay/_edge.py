@@ -25,11 +25,12 @@ from agentpay._given import (
 )
 from agentpay._observing import Observer
 from agentpay._options import Call
-from agentpay._requests import PreparedRequest, Reply
+from agentpay._requests import PreparedRequest
 from agentpay._settings import Settings, logger
 from agentpay._version import __version__
 from agentpay.contract.bodies import Body
 from agentpay.contract.printable import printable
+from agentpay.contract.responses import RawResponse
 from agentpay.errors import AgentPayError, ClosedClientError, ConfigurationError
 
 BODY_MAX_BYTES: Final = 16 * 1024 * 1024
@@ -204,13 +205,13 @@ class Edge:
             is_past_deadline=self._is_late(attempt),
         )
 
-    def _log(self, request: PreparedRequest, outcome: Reply | AgentPayError, started: float) -> None:
+    def _log(self, request: PreparedRequest, outcome: RawResponse | AgentPayError, started: float) -> None:
         if not logger.isEnabledFor(logging.INFO):
             return
         milliseconds = (self.monotonic() - started) * 1000
-        if isinstance(outcome, Reply):
+        if isinstance(outcome, RawResponse):
             request_id = printable(outcome.headers.get("x-request-id", "-"))
-            what = f"{outcome.status} in {milliseconds:.0f} ms (request {request_id})"
+            what = f"{outcome.status_code} in {milliseconds:.0f} ms (request {request_id})"
         else:
             what = f"{type(outcome).__name__} after {milliseconds:.0f} ms"
         with contextlib.suppress(Exception):  # a failing log handler must not hide the outcome of a payment

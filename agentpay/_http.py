@@ -32,8 +32,9 @@ from agentpay._given import (
 )
 from agentpay._options import Call
 from agentpay._pools import CONNECTIONS_MAX, Pools
-from agentpay._requests import PreparedRequest, Reply, refusal_of
+from agentpay._requests import PreparedRequest, refusal_of
 from agentpay.contract.bodies import BodyError
+from agentpay.contract.responses import RawResponse
 from agentpay.errors import AgentPayError, ConfigurationError
 
 __all__ = ["AsyncHttp", "AsyncHttpClient", "AsyncTransport", "Http", "HttpClient", "Transport"]
@@ -138,13 +139,13 @@ class Http(Edge):
         self._pools: Pools[httpx.Client] = Pools(partial(_bounded, _LIMITS), httpx.Client.close)
         bound(given or transport)
 
-    def send(self, request: PreparedRequest, call: Call) -> Reply | AgentPayError:
+    def send(self, request: PreparedRequest, call: Call) -> RawResponse | AgentPayError:
         """Send a request once and return its reply, or the exception for a missing one.
 
         Raises ValueError if an argument is too long for a URL; nothing was sent.
         """
         started = self.monotonic()
-        outcome: Reply | AgentPayError
+        outcome: RawResponse | AgentPayError
         try:
             outcome = self._attempt(self._attempt_of(request, call))
         except AgentPayError as error:
@@ -152,7 +153,7 @@ class Http(Edge):
         self._log(request, outcome, started)
         return outcome
 
-    def _attempt(self, attempt: Attempt) -> Reply | AgentPayError:
+    def _attempt(self, attempt: Attempt) -> RawResponse | AgentPayError:
         self._check_usable(self._given, self._transport)
         if self._transport is not None:
             # Used without a client around it, which would add cookies, redirects and authentication.
@@ -171,7 +172,7 @@ class Http(Edge):
         finally:
             pool.leave()
 
-    def _exchange(self, sender: Callable[[Any], Response], attempt: Attempt) -> Reply | AgentPayError:
+    def _exchange(self, sender: Callable[[Any], Response], attempt: Attempt) -> RawResponse | AgentPayError:
         built = self._build(attempt)
         try:
             response = sender(built)
@@ -184,7 +185,7 @@ class Http(Edge):
                         raise TimeoutError  # A complete response is accepted, however late.
                     body.feed(chunk)
                     is_late = self._is_late(attempt)
-                return Reply(response.status_code, response.headers, body.finish())
+                return RawResponse(response.status_code, response.headers, body.finish())
             except BodyError as problem:
                 return _failures.of_body(str(problem), attempt.request, response.status_code)
             finally:
@@ -216,7 +217,7 @@ class Http(Edge):
                 body = body_of(response)
                 for chunk in response.stream:
                     body.feed(chunk)
-                refused = Reply(status, response.headers, body.finish())
+                refused = RawResponse(status, response.headers, body.finish())
             except AgentPayError:
                 raise
             except BodyError as problem:
@@ -268,9 +269,9 @@ class AsyncHttp(Edge):
             partial(_new, httpx.AsyncClient, limits), httpx.AsyncClient.aclose
         )
 
-    async def send(self, request: PreparedRequest, call: Call) -> Reply | AgentPayError:
+    async def send(self, request: PreparedRequest, call: Call) -> RawResponse | AgentPayError:
         started = self.monotonic()
-        outcome: Reply | AgentPayError
+        outcome: RawResponse | AgentPayError
         try:
             outcome = await self._attempt(self._attempt_of(request, call))
         except AgentPayError as error:
@@ -278,7 +279,7 @@ class AsyncHttp(Edge):
         self._log(request, outcome, started)
         return outcome
 
-    async def _attempt(self, attempt: Attempt) -> Reply | AgentPayError:
+    async def _attempt(self, attempt: Attempt) -> RawResponse | AgentPayError:
         self._check_usable(self._given, self._transport)
         if self._transport is not None:
             return await self._exchange(self._transport.handle_async_request, attempt)
@@ -301,7 +302,7 @@ class AsyncHttp(Edge):
         self,
         sender: Callable[[Any], Awaitable[AsyncResponse]],
         attempt: Attempt,
-    ) -> Reply | AgentPayError:
+    ) -> RawResponse | AgentPayError:
         built = self._build(attempt)
         try:
             with self._until(attempt):
@@ -316,7 +317,7 @@ class AsyncHttp(Edge):
         sender: Callable[[Any], Awaitable[AsyncResponse]],
         built: Any,  # noqa: ANN401 - a request of the library in use
         attempt: Attempt,
-    ) -> Reply | AgentPayError:
+    ) -> RawResponse | AgentPayError:
         response = await sender(built)
         try:
             body, is_late = body_of(response), False
@@ -326,7 +327,7 @@ class AsyncHttp(Edge):
                     raise TimeoutError  # A complete response is accepted, however late.
                 body.feed(chunk)
                 is_late = self._is_late(attempt)
-            return Reply(response.status_code, response.headers, body.finish())
+            return RawResponse(response.status_code, response.headers, body.finish())
         except BodyError as problem:
             return _failures.of_body(str(problem), attempt.request, response.status_code)
         finally:
@@ -368,7 +369,7 @@ class AsyncHttp(Edge):
                 body = body_of(response)
                 async for chunk in self._chunks(response, attempt):
                     body.feed(chunk)
-                refused = Reply(status, response.headers, body.finish())
+                refused = RawResponse(status, response.headers, body.finish())
             except AgentPayError:
                 raise
             except BodyError as problem:

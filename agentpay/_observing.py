@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Protocol
 
-from agentpay._requests import PreparedRequest, Reply
+from agentpay._requests import PreparedRequest
+from agentpay.contract.responses import RawResponse
 
 
 class Watch(Protocol):
@@ -12,7 +13,7 @@ class Watch(Protocol):
     @property
     def headers(self) -> Mapping[str, str]: ...
 
-    def succeeded(self, model: object, reply: Reply) -> None: ...
+    def succeeded(self, model: object, reply: RawResponse) -> None: ...
 
     def failed(self, error: BaseException) -> None: ...
 

@@ -24,10 +24,11 @@ from agentpay.contract.endpoints import Endpoint, Repeat, Scope
 from agentpay.contract.errors import HTTP_STATUS, MEANINGS, ErrorBody, ErrorCode, FieldError
 from agentpay.contract.fields import format_timestamp, parse_timestamp
 from agentpay.contract.headers import IDEMPOTENCY_REPLAYED
-from agentpay.contract.models import with_request_id
+from agentpay.contract.models import with_response
 from agentpay.contract.pages import PageBody
 from agentpay.contract.printable import printable
 from agentpay.contract.requests import UNSET, Request
+from agentpay.contract.responses import RawResponse
 
 MESSAGE_MAX_CHARACTERS: Final = 2000
 """How much of the service's message an exception keeps."""
@@ -49,24 +50,6 @@ class PreparedRequest:
     if_match: str | None = None
     idempotency_key: str | None = None
     expected: tuple[tuple[str, object], ...] = field(default=(), repr=False)
-
-
-@frozen
-class Reply:
-    """A response, with lower-case header names.
-
-    `repr` omits the body, which may contain a webhook's secret.
-    """
-
-    status: int
-    headers: Mapping[str, str]
-    body: bytes = field(repr=False)
-    retries_made: int = 0
-
-    @property
-    def request_id(self) -> str | None:
-        value = self.headers.get("x-request-id")
-        return None if value is None else printable(value[:MESSAGE_MAX_CHARACTERS])
 
 
 def prepare(
@@ -111,16 +94,17 @@ _METHODS: Final = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
 def prepare_undescribed(
-    method: str, path: str, *, query: Mapping[str, object] | None = None, body: object = UNSET
+    method: str, path: str, *, params: Mapping[str, object] | None = None, json: object = UNSET
 ) -> PreparedRequest:
     """Build a request without a described endpoint.
 
-    With a string `idempotency_key` in `body`, an unknown outcome can be resumed.
+    With a string `idempotency_key` in `json`, an unknown outcome can be resumed.
 
     Raises:
         TypeError: an argument has a wrong type, or the body has no exact JSON form.
         ValueError: the method is not an HTTP method, or the path is invalid.
     """
+    method = check_text("method", method).upper()
     if method not in _METHODS:
         raise ValueError(f"method must be one of {', '.join(_METHODS)}, not {method!r}")
     segments = check_text("path", path).split("/")
@@ -132,11 +116,11 @@ def prepare_undescribed(
     ):
         raise ValueError(
             f"path must begin with a slash, such as /v1/accounts, and have no query, fragment, blanks or dot "
-            f"segments, not {path[:64]!r}; pass a query as query"
+            f"segments, not {path[:64]!r}; pass a query as params"
         )
-    if query is not None and not isinstance(query, Mapping):
-        raise TypeError(f"query must be a mapping of names to values, not {type(query).__name__}")
-    key = body.get("idempotency_key") if isinstance(body, Mapping) else None
+    if params is not None and not isinstance(params, Mapping):
+        raise TypeError(f"params must be a mapping of names to values, not {type(params).__name__}")
+    key = json.get("idempotency_key") if isinstance(json, Mapping) else None
     endpoint = Endpoint(
         name=f"{method} {path}",
         method=method,
@@ -148,8 +132,8 @@ def prepare_undescribed(
     )
     return PreparedRequest(
         endpoint=endpoint,
-        target=path + _query(query),
-        content=None if body is UNSET else json_text.print_json(body),
+        target=path + _query(params),
+        content=None if json is UNSET else json_text.print_json(json),
         idempotency_key=key if isinstance(key, str) else None,
     )
 
@@ -193,13 +177,13 @@ def _free_text(name: str, value: object) -> str:
     return "/".join(_quoted(name, part) for part in check_text(name, value).split("/"))
 
 
-def refusal_of(request: PreparedRequest, reply: Reply, now: float) -> errors.AgentPayError:
-    if reply.status >= 400:
+def refusal_of(request: PreparedRequest, reply: RawResponse, now: float) -> errors.AgentPayError:
+    if reply.status_code >= 400:
         return error_of(request.endpoint, reply, now)
     return errors.ResponseValidationError(
-        f"the response to {request.endpoint.name} ({reply.status}) is not a stream. Check that base_url is "
-        "the address of the service",
-        status_code=reply.status,
+        f"the response to {request.endpoint.name} ({reply.status_code}) is not a stream. Check that base_url "
+        "is the address of the service",
+        status_code=reply.status_code,
         request_id=reply.request_id,
     )
 
@@ -221,37 +205,37 @@ def _query_text(name: str, value: object) -> str:
     )
 
 
-def etag_of(reply: Reply) -> str | None:
+def etag_of(reply: RawResponse) -> str | None:
     """Return the version in a response, for `if_match`; None without one that can be sent back."""
     etag = reply.headers.get("etag")
     return etag if etag and etag.isascii() and etag.isprintable() else None
 
 
-def read(request: PreparedRequest, reply: Reply, *, now: float) -> Any:  # noqa: ANN401 - the endpoint's own model
+def read(request: PreparedRequest, reply: RawResponse, *, now: float) -> Any:  # noqa: ANN401 - the endpoint's own model
     """Return the endpoint's model, or the exception to raise.
 
     `now` is in seconds since the epoch, to interpret a date in `Retry-After`.
     """
     endpoint = request.endpoint
-    if endpoint.responses is ANY_SUCCESS and 200 <= reply.status < 300:
+    if endpoint.responses is ANY_SUCCESS and 200 <= reply.status_code < 300:
         return UNSET
-    model = {**endpoint.also_read, **endpoint.responses}.get(reply.status, UNSET)
+    model = {**endpoint.also_read, **endpoint.responses}.get(reply.status_code, UNSET)
     if model is None:
         return None
     if model is UNSET:
-        if reply.status >= 400:
+        if reply.status_code >= 400:
             return error_of(endpoint, reply, now)
-        problem = f"the status {reply.status} is not one of this operation"
+        problem = f"the status {reply.status_code} is not one of this operation"
     else:
         try:
-            answer = codec.structure(json_text.parse_json(reply.body), model)
-            return _mismatch(request, reply, answer) or with_request_id(answer, reply.request_id)
+            answer = codec.structure(json_text.parse_json(reply.content), model)
+            return _mismatch(request, reply, answer) or with_response(answer, reply)
         except (json_text.InvalidJsonError, codec.InvalidValueError) as error:
             problem = f"the body {error}" if isinstance(error, json_text.InvalidJsonError) else str(error)
     return errors.ResponseValidationError(
-        f"the response to {endpoint.name} ({reply.status}) is not what the contract says: "
+        f"the response to {endpoint.name} ({reply.status_code}) is not what the contract says: "
         f"{problem[:MESSAGE_MAX_CHARACTERS]}. Check that base_url is the address of the service",
-        status_code=reply.status,
+        status_code=reply.status_code,
         request_id=reply.request_id,
     )
 
@@ -260,7 +244,9 @@ _NORMALIZED: Final = frozenset({"name", "url"})
 """Attributes that a service may normalize: it trims a name, and adds the slash that ends a URL."""
 
 
-def _mismatch(request: PreparedRequest, reply: Reply, answer: object) -> errors.AnswerMismatchError | None:
+def _mismatch(
+    request: PreparedRequest, reply: RawResponse, answer: object
+) -> errors.AnswerMismatchError | None:
     """Return the error for a response that belongs to another request."""
     items: Sequence[object] = answer.data if isinstance(answer, PageBody) else (answer,)
     for attribute, asked in request.expected:
@@ -272,7 +258,7 @@ def _mismatch(request: PreparedRequest, reply: Reply, answer: object) -> errors.
                     operation=request.endpoint.name,
                     difference=f"{attribute.rstrip('_')} is {_brief(told)}, not {_brief(asked)}",
                     may_have_been_processed=request.endpoint.method != "GET",
-                    status_code=reply.status,
+                    status_code=reply.status_code,
                     request_id=reply.request_id,
                 )
     return None
@@ -321,10 +307,10 @@ _BY_STATUS: Final[dict[int, type[errors.APIError]]] = {
 }
 
 
-def error_of(endpoint: Endpoint, reply: Reply, now: float) -> errors.APIError:
+def error_of(endpoint: Endpoint, reply: RawResponse, now: float) -> errors.APIError:
     """Arguments are as for `read`."""
-    status = reply.status
-    sent = _error_body(status, reply.body)
+    status = reply.status_code
+    sent = _error_body(status, reply.content)
     body = sent and _printable(sent)
     request_id = (body and body.request_id) or reply.request_id
     retry_after = _retry_after(reply.headers.get("retry-after"), now)

@@ -1,9 +1,9 @@
 """Sans-IO: when to retry a request, how long to wait before, and when the outcome is unknown.
 
-`attempts` is a generator that its driver controls. It yields `Send`, and the driver sends back a `Reply`, or
-an exception if there was none. It yields `Sleep`, and the driver sends back None. At the end it returns the
-model and its reply, or raises. It has no shared state, so any number of calls can run concurrently. The
-rules:
+`attempts` is a generator that its driver controls. It yields `Send`, and the driver sends back a
+`RawResponse`, or an exception if there was none. It yields `Sleep`, and the driver sends back None. At the
+end it returns the model and its response, or raises. It has no shared state, so any number of calls can run
+concurrently. The rules:
 
 - Retry at most `max_retries` times, on: no connection, timeout, 408, 429, and 5xx except 501.
 - A request whose repetition would have another effect (`Repeat.IF_NOT_PROCESSED`) is retried only if it was
@@ -27,8 +27,9 @@ from typing import Any, Final, NamedTuple
 
 import attrs
 
-from agentpay._requests import ANY_SUCCESS, PreparedRequest, Reply, read
+from agentpay._requests import ANY_SUCCESS, PreparedRequest, read
 from agentpay.contract.endpoints import CREATE_TRANSFER, Endpoint, Repeat
+from agentpay.contract.responses import RawResponse
 from agentpay.errors import (
     AgentPayError,
     AnswerMismatchError,
@@ -84,7 +85,7 @@ def attempts(
     pause_max: Callable[[], float] = lambda: math.inf,
     now: Callable[[], float] = time.time,
     random: Callable[[], float] = _random.random,
-) -> Generator[Send | Sleep | Renew, Any, tuple[Any, Reply]]:
+) -> Generator[Send | Sleep | Renew, Any, tuple[Any, RawResponse]]:
     """Yield the next step until there is a response; return its model and the reply.
 
     `pause_max` returns the maximum seconds of a pause at this time; a longer one ends the attempts. `now` is
@@ -94,9 +95,12 @@ def attempts(
     known_id: str | None = None
     for retries in count():
         outcome = yield SEND
-        result = read(request, outcome, now=now()) if isinstance(outcome, Reply) else outcome
+        result = outcome
+        if isinstance(outcome, RawResponse):
+            outcome = attrs.evolve(outcome, retries_made=retries) if retries else outcome
+            result = read(request, outcome, now=now())
         if not isinstance(result, AgentPayError):
-            return result, (attrs.evolve(outcome, retries_made=retries) if retries else outcome)
+            return result, outcome
         if isinstance(result, AnswerMismatchError):
             yield RENEW
         effect = _effect_of(result)

@@ -19,7 +19,7 @@ import attrs
 
 from agentpay._deliveries import signed_headers
 from agentpay._events import read_event
-from agentpay._requests import Reply, error_of
+from agentpay._requests import error_of
 from agentpay.contract import choices, codec, json_text
 from agentpay.contract.accounts import Account, Balance
 from agentpay.contract.approvals import PendingTransfer
@@ -50,6 +50,7 @@ from agentpay.contract.models import Model
 from agentpay.contract.operator_keys import NewOperatorKey, OperatorKey
 from agentpay.contract.payments import Payment, PaymentHeader, PaymentOutcome, PaymentSplit, PinnedOrigin
 from agentpay.contract.policies import AccountPolicy, Policy
+from agentpay.contract.responses import RawResponse
 from agentpay.contract.schemas import Schemas
 from agentpay.contract.sessions import Session
 from agentpay.contract.sign_in import ConsoleKey, SignInCode
@@ -318,7 +319,7 @@ def error(code: choices.ErrorCode, *, retry_after: float | None = None, **fields
     headers = {REQUEST_ID.name.lower(): str(fields.get("request_id") or REQUEST_ID.example)}
     if RETRY_AFTER in STATUS_HEADERS.get(status, ()):
         headers[RETRY_AFTER.name.lower()] = "1"
-    raised = error_of(CREATE_TRANSFER, Reply(status, headers, body.to_json().encode()), now=0.0)
+    raised = error_of(CREATE_TRANSFER, RawResponse(status, headers, body.to_json().encode()), now=0.0)
     if retry_after is not None:
         raised.retry_after = retry_after
     return raised

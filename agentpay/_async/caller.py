@@ -9,9 +9,10 @@ from typing import Any
 
 from agentpay._http import AsyncHttp
 from agentpay._options import Call, CallOptions
-from agentpay._requests import PreparedRequest, Reply
+from agentpay._requests import PreparedRequest
 from agentpay._retries import Renew, Sleep, attempts, unexpected
 from agentpay._settings import Settings, logger
+from agentpay.contract.responses import RawResponse
 from agentpay.errors import AgentPayError
 
 
@@ -44,7 +45,7 @@ class AsyncCaller:
             return self._usual
         return self._usual.begun(options, self.http.monotonic)
 
-    async def exchange(self, request: PreparedRequest, call: Call) -> tuple[Any, Reply]:
+    async def exchange(self, request: PreparedRequest, call: Call) -> tuple[Any, RawResponse]:
         """Send a request, with retries; return the response's model and the reply.
 
         Raises:
@@ -72,7 +73,7 @@ class AsyncCaller:
         async for piece in self.http.pieces(request, self.begin(options)):
             yield piece
 
-    async def _noted(self, request: PreparedRequest, call: Call) -> tuple[Any, Reply]:
+    async def _noted(self, request: PreparedRequest, call: Call) -> tuple[Any, RawResponse]:
         try:
             return await self._attempts(request, call)
         except Exception:
@@ -87,7 +88,7 @@ class AsyncCaller:
                 )
             raise
 
-    async def _attempts(self, request: PreparedRequest, call: Call) -> tuple[Any, Reply]:
+    async def _attempts(self, request: PreparedRequest, call: Call) -> tuple[Any, RawResponse]:
         http = self.http
         flow = attempts(
             request,

@@ -5,7 +5,7 @@
 from collections.abc import Mapping
 from functools import cached_property
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
+from typing import TYPE_CHECKING, NoReturn, Self, Unpack
 
 from agentpay import _settings
 from agentpay._async.accounts import AsyncAccounts
@@ -15,16 +15,15 @@ from agentpay._async.transfers import AsyncTransfers
 from agentpay._async.webhooks import AsyncWebhooks
 from agentpay._http import AsyncHttp, AsyncHttpClient, AsyncTransport
 from agentpay._options import CallOptions
-from agentpay._raw import RawResponse
 from agentpay._requests import prepare_undescribed
 from agentpay._secret_text import SecretText
 from agentpay._settings import DEFAULT_MAX_RETRIES, DEFAULT_TIMEOUT, Address, ApiKey
 from agentpay.contract.requests import UNSET, UnsetType
+from agentpay.contract.responses import RawResponse
 
 if TYPE_CHECKING:
     from agentpay._async.console import AsyncConsole
     from agentpay._async.payments import AsyncPayments
-    from agentpay._async.raw import AsyncRawAgentPay
     from agentpay._async.sessions import AsyncSessions
     from agentpay.contract.identity import Identity
 
@@ -171,45 +170,38 @@ class AsyncAgentPay:
 
         return await AsyncIdentities(self._caller).whoami(**options)
 
-    @property
-    def with_raw_response(self) -> "AsyncRawAgentPay":
-        """The same resources, with methods that return a `RawResponse`: the model with its HTTP response."""
-        from agentpay._async.raw import AsyncRawAgentPay  # noqa: PLC0415 - few need it
-
-        return AsyncRawAgentPay(self)
-
     async def request(
         self,
         method: str,
         path: str,
         *,
-        query: Mapping[str, object] | None = None,
-        body: object = UNSET,
+        params: Mapping[str, object] | None = None,
+        json: object = UNSET,
         **options: Unpack[CallOptions],
-    ) -> RawResponse[Any]:
+    ) -> RawResponse:
         """Send a request for which this version has no method.
 
         Only a GET is retried, because the effect of other requests is not known here.
 
         Args:
-            method: `GET`, `POST`, `PUT`, `PATCH` or `DELETE`.
+            method: `GET`, `POST`, `PUT`, `PATCH` or `DELETE`, in any case.
             path: path of the service, such as `/v1/accounts`, with parameters quoted as in a URL.
-            query: the query; None values are omitted.
-            body: a JSON value with exact numbers: use `Decimal` for fractions, floats are refused. None is
+            params: the query; None values are omitted.
+            json: a JSON value with exact numbers: use `Decimal` for fractions, floats are refused. None is
                 `null`; by default there is no body.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
-            The response, whose `parse()` reads the body as JSON.
+            The response, whose `json()` reads the body.
 
         Raises:
             TypeError: the body has no exact JSON form.
             ValueError: the method or the path is invalid.
-            OutcomeUnknownError: the body has an `idempotency_key`, and the request may have been carried out.
+            OutcomeUnknownError: the request may have been carried out.
         """
-        request = prepare_undescribed(method, path, query=query, body=body)
-        _, reply = await self._caller.exchange(request, self._caller.begin(options))
-        return RawResponse.of(reply)
+        request = prepare_undescribed(method, path, params=params, json=json)
+        _, response = await self._caller.exchange(request, self._caller.begin(options))
+        return response
 
     def with_options(
         self,

@@ -10,9 +10,10 @@ from typing import Any
 
 from agentpay._http import Http
 from agentpay._options import Call, CallOptions
-from agentpay._requests import PreparedRequest, Reply
+from agentpay._requests import PreparedRequest
 from agentpay._retries import Renew, Sleep, attempts, unexpected
 from agentpay._settings import Settings, logger
+from agentpay.contract.responses import RawResponse
 from agentpay.errors import AgentPayError
 
 
@@ -45,7 +46,7 @@ class Caller:
             return self._usual
         return self._usual.begun(options, self.http.monotonic)
 
-    def exchange(self, request: PreparedRequest, call: Call) -> tuple[Any, Reply]:
+    def exchange(self, request: PreparedRequest, call: Call) -> tuple[Any, RawResponse]:
         """Send a request, with retries; return the response's model and the reply.
 
         Raises:
@@ -73,7 +74,7 @@ class Caller:
         for piece in self.http.pieces(request, self.begin(options)):
             yield piece
 
-    def _noted(self, request: PreparedRequest, call: Call) -> tuple[Any, Reply]:
+    def _noted(self, request: PreparedRequest, call: Call) -> tuple[Any, RawResponse]:
         try:
             return self._attempts(request, call)
         except Exception:
@@ -88,7 +89,7 @@ class Caller:
                 )
             raise
 
-    def _attempts(self, request: PreparedRequest, call: Call) -> tuple[Any, Reply]:
+    def _attempts(self, request: PreparedRequest, call: Call) -> tuple[Any, RawResponse]:
         http = self.http
         flow = attempts(
             request,

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Callable
 from typing import Generic, TypeVar
 
 from agentpay.contract.pages import PageBody
+from agentpay.contract.responses import RawResponse
 from agentpay.errors import ResponseValidationError
 
 T = TypeVar("T")
@@ -21,6 +22,7 @@ class Page(Generic[T]):
         data: the items of this page.
         cursor: pass it as `cursor` to get the next page; empty on the last.
         has_more: whether there is a next page.
+        response: the HTTP response of this page.
         request_id: the request that returned this page, for support, or None.
     """
 
@@ -40,6 +42,7 @@ class Page(Generic[T]):
         self.data: tuple[T, ...] = body.data
         self.cursor: str = body.cursor
         self.has_more: bool = body.has_more
+        self.response: RawResponse | None = body.response
         self.request_id: str | None = body.request_id
 
     @classmethod

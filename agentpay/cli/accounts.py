@@ -91,7 +91,7 @@ def fund_account(*, server: AgentPay, output: Output, account: str, amount: Deci
     with output.progress(f"Minting {amount} test USDC"):
         try:
             reply = server.request(
-                "POST", f"/sandbox/accounts/{account_id}/fund", body={"amount": str(amount)}
+                "POST", f"/sandbox/accounts/{account_id}/fund", json={"amount": str(amount)}
             )
         except errors.NotFoundError:
             # If no such account exists, this raises the appropriate error.
@@ -101,7 +101,7 @@ def fund_account(*, server: AgentPay, output: Output, account: str, amount: Deci
                 output,
                 error="not_found",
             ) from None
-    output.result({"account_id": account_id, **reply.parse()}, "Funded")
+    output.result({"account_id": account_id, **reply.json()}, "Funded")
 
 
 @accounts.command("policy")

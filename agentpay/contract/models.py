@@ -1,6 +1,6 @@
 """The base class of all models that the service sends.
 
-A model also keeps the fields that this version does not know, and the id of the request that returned it.
+A model also keeps the fields that this version does not know, and the HTTP response that it came with.
 Both are stored outside the attrs fields: they are not constructor parameters and do not appear in `repr`.
 """
 
@@ -11,6 +11,8 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Final, Self, TypeVar
 
 import attrs
+
+from agentpay.contract.responses import RawResponse
 
 M = TypeVar("M", bound="Model")
 
@@ -28,7 +30,7 @@ class Model:
     """
 
     __module__ = "agentpay"
-    __slots__ = ("_extra", "_request_id")
+    __slots__ = ("_extra", "_response")
 
     _example: ClassVar[Mapping[str, Any]] = {}
     """Examples of fields that differ from what `agentpay.contract.examples` has for their names."""
@@ -49,12 +51,18 @@ class Model:
         return MappingProxyType(extra) if extra else _NOTHING
 
     @property
-    def request_id(self) -> str | None:
-        """The request that returned this object, for support; None if no call returned it.
+    def response(self) -> RawResponse | None:
+        """The HTTP response of the call that returned this object; None if no call returned it.
 
-        Comparisons ignore it, and `repr` omits it.
+        Comparisons, `repr` and `to_dict` ignore it. After several requests, as of `policies.update`, it is
+        the last one. Items of a page have none; their page has it.
         """
-        return getattr(self, "_request_id", None)
+        return getattr(self, "_response", None)
+
+    @property
+    def request_id(self) -> str | None:
+        """The request that returned this object, for support; None if no call returned it."""
+        return self.response.request_id if self.response else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON object as the service sends it: wire names, wire values, unknown fields included.
@@ -99,6 +107,17 @@ class Model:
         return _restored, (kind, {**values, **kept})
 
     @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Create a model from JSON text, as returned by `to_json`, with exact numbers.
+
+        Raises:
+            ValueError: the text is not JSON, or does not match this model; the message lists every fault.
+        """
+        from agentpay.contract import codec, json_text  # noqa: PLC0415 - as above
+
+        return codec.structure(json_text.parse_json(text.encode() if isinstance(text, str) else text), cls)
+
+    @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: object) -> dict[str, Any]:
         """Return how pydantic validates and serializes a model. The schemas are plain data."""
 
@@ -126,9 +145,9 @@ def with_extra(model: M, extra: dict[str, Any]) -> M:
     return model
 
 
-def with_request_id(model: M, request_id: str | None) -> M:
-    """Set the request id of a new model, and return it."""
-    object.__setattr__(model, "_request_id", request_id)
+def with_response(model: M, response: RawResponse) -> M:
+    """Set the response of a new model, and return it."""
+    object.__setattr__(model, "_response", response)
     return model
 
 

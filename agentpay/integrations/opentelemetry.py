@@ -15,10 +15,11 @@ from opentelemetry.trace import SpanKind, Status, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from agentpay._async.client import AsyncAgentPay
-from agentpay._requests import ANY_SUCCESS, PreparedRequest, Reply
+from agentpay._requests import ANY_SUCCESS, PreparedRequest
 from agentpay._settings import logger
 from agentpay._sync.client import AgentPay
 from agentpay._version import __version__
+from agentpay.contract.responses import RawResponse
 from agentpay.errors import AgentPayError, APIError, OutcomeUnknownError
 
 __all__ = ["instrument"]
@@ -117,10 +118,10 @@ class _Watch:
             self._token = context.attach(trace.set_span_in_context(self._span))
             _PROPAGATOR.inject(self.headers)
 
-    def succeeded(self, model: object, reply: Reply) -> None:
+    def succeeded(self, model: object, reply: RawResponse) -> None:
         with _harmless():
             transfer_id = getattr(model, "transfer_id", None)
-            self._end(reply.status, reply.retries_made, reply.request_id, transfer_id)
+            self._end(reply.status_code, reply.retries_made, reply.request_id, transfer_id)
 
     def failed(self, error: BaseException) -> None:
         with _harmless():

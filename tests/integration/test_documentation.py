@@ -17,7 +17,7 @@ import pytest
 import agentpay
 import agentpay_server
 from agentpay import errors, payments, webhooks
-from agentpay._requests import Reply, error_of
+from agentpay._requests import error_of
 from agentpay._sync.accounts import Accounts
 from agentpay._sync.console import AccountDetails, Approvals, Audit, Console
 from agentpay._sync.deliveries import Deliveries, Events, RegisteredWebhooks
@@ -32,6 +32,7 @@ from agentpay.contract import json_text
 from agentpay.contract.endpoints import GET_TRANSFER
 from agentpay.contract.errors import HTTP_STATUS, ErrorCode, RejectionReason
 from agentpay.contract.events import EVENTS
+from agentpay.contract.responses import RawResponse
 from agentpay.integrations import WebhookRouter
 from agentpay.mcp.__main__ import parser as tools_parser
 from agentpay_lab import cli as laboratory
@@ -337,7 +338,7 @@ def test_every_setting_is_in_the_page_of_the_embedded_server() -> None:
 
 def exception_of(code: ErrorCode) -> type[errors.APIError]:
     body = json_text.print_json({"error": code.value, "message": "m", "request_id": "req_1"})
-    return type(error_of(GET_TRANSFER, Reply(HTTP_STATUS[code], {}, body), now=0.0))
+    return type(error_of(GET_TRANSFER, RawResponse(HTTP_STATUS[code], {}, body), now=0.0))
 
 
 def test_the_index_of_errors_has_every_code_with_its_status_and_exception() -> None:

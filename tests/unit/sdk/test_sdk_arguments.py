@@ -81,7 +81,7 @@ def pay(**wrong):
             "overlap_seconds must be an integer, not str",
         ),
         (
-            lambda c: c.request("GET", "/v1/accounts", query={"limit": 2.5}),
+            lambda c: c.request("GET", "/v1/accounts", params={"limit": 2.5}),
             "limit must be a string, an integer, a Decimal, a boolean or a datetime, not float",
         ),
         (lambda c: c.policies.update("acct_a", paused="yes"), "paused must be True or False, not str"),

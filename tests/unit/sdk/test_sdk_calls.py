@@ -1,7 +1,6 @@
 """Options of a call, deadlines, raw responses, and requests without a method."""
 
 import copy
-import inspect
 import json
 import logging
 import pickle
@@ -21,9 +20,7 @@ from sdk_world import (
     refusal,
 )
 
-from agentpay import Account, AgentPay, AsyncAgentPay, CallOptions, RawResponse, Transfer, errors
-from agentpay._async import raw as async_raw
-from agentpay._sync import raw
+from agentpay import CallOptions, RawResponse, Transfer, errors
 from agentpay._version import __version__
 
 
@@ -272,125 +269,72 @@ def test_a_timeout_can_be_caught_as_timeout_error(caller):
         caller(lambda c: c.accounts.get("acct_a"))
 
 
-class TestRawResponse:
-    def test_a_raw_response_has_the_model_status_and_headers(self, caller):
+class TestResponse:
+    def test_a_model_has_the_status_and_headers_of_its_response(self, caller):
         caller.script(busy(), answer(200, TRANSFER, x_request_id="req_1", x_more="m"))
-        response = caller(lambda c: pay(c.with_raw_response, idempotency_key="key-1"))
-        assert response.status == 200
+        transfer = caller(lambda c: pay(c, idempotency_key="key-1"))
+        response = transfer.response
+        assert (response.status_code, response.request_id, response.retries_made) == (200, "req_1", 1)
         assert response.headers["X-More"] == "m"
-        assert response.request_id == "req_1"
-        assert response.retries_made == 1
-        assert response.body == json.dumps(TRANSFER).encode()
-        assert isinstance(response.parse(), Transfer)
-        assert response.parse().amount_usdc == Decimal("1.5")
+        assert response.json() == TRANSFER
+        assert response.content == json.dumps(TRANSFER).encode()
+        assert transfer == Transfer.from_json(response.content)
+        assert Transfer.from_json(response.content).response is None
+        assert "response" not in transfer.to_dict()
+        assert "req_1" not in repr(transfer)
 
-    def test_a_failed_call_still_raises(self, caller):
-        caller.script(refusal(402, "policy_violation"))
-        with pytest.raises(errors.PolicyViolationError):
-            caller(lambda c: pay(c.with_raw_response))
-
-    def test_a_raw_list_response_parses_to_its_page(self, caller):
+    def test_every_page_has_its_own_response(self, caller):
         caller.script(
             answer(200, page([ACCOUNT], "next", has_more=True), x_request_id="req_1"),
-            answer(200, page([{**ACCOUNT, "account_id": "acct_b"}])),
+            answer(200, page([{**ACCOUNT, "account_id": "acct_b"}]), x_request_id="req_2"),
         )
-        response = caller(lambda c: c.with_raw_response.accounts.list(limit=1))
-        assert response.request_id == "req_1"
-        assert isinstance(response.parse().data[0], Account)
-        following = caller(lambda _: response.parse().next_page())
-        assert following.data[0].account_id == "acct_b"
+        first = caller(lambda c: c.accounts.list(limit=1))
+        assert (first.response.request_id, first.request_id) == ("req_1", "req_1")
+        assert caller(lambda _: first.next_page()).response.request_id == "req_2"
 
-    def test_a_call_of_several_requests_returns_the_last_response(self, caller):
+    def test_a_call_of_several_requests_has_the_last_response(self, caller):
         caller.script(
             answer(200, ACCOUNT_POLICY, etag='"1"', x_request_id="req_read"),
             answer(200, ACCOUNT_POLICY, etag='"2"', x_request_id="req_written"),
         )
-        response = caller(lambda c: c.with_raw_response.policies.pause("acct_a"))
+        response = caller(lambda c: c.policies.pause("acct_a")).response
         assert (response.request_id, response.headers["ETag"]) == ("req_written", '"2"')
 
-    def test_a_wait_returns_the_last_response(self, caller):
-        caller.script(answer(200, {**TRANSFER, "status": "submitted"}), answer(200, TRANSFER))
-        response = caller(lambda c: c.with_raw_response.transfers.wait("txn_a", extra_headers={"X-A": "1"}))
-        assert response.parse().is_final
-
-    def test_a_raw_response_hides_its_body_and_can_be_pickled(self, caller):
+    def test_a_response_hides_its_body_and_survives_pickling(self, caller):
         caller.script(answer(200, TRANSFER))
-        response = caller(lambda c: c.with_raw_response.transfers.get("txn_a"))
-        assert repr(response) == "RawResponse(status=200, retries_made=0)"
-        assert pickle.loads(pickle.dumps(response)).parse() == response.parse()
-        assert copy.deepcopy(response).headers == response.headers
-
-    @pytest.mark.parametrize("module", [raw, async_raw], ids=["sync", "async"])
-    def test_every_resource_has_raw_responses_for_every_method(self, module):
-        client = AgentPay(api_key=KEY, base_url=URL)
-        responses = client.with_raw_response
-        compared = [
-            (getattr(client, name), getattr(responses, name)) for name in resources_of(client) - {"console"}
-        ]
-        compared += [
-            (getattr(client.console, name), getattr(responses.console, name))
-            for name in resources_of(client.console)
-        ]
-        assert resources_of(responses) == resources_of(client)
-        assert resources_of(responses.console) == resources_of(client.console)
-        for resource, responding in compared:
-            methods = {
-                method
-                for method, _ in inspect.getmembers(type(resource), inspect.isfunction)
-                if not method.startswith("_")
-            }
-            prefix = "AsyncRaw" if module is async_raw else "Raw"
-            kind = getattr(module, prefix + type(resource).__name__)
-            assert {method for method in vars(kind) if not method.startswith("_")} == methods
-            assert type(responding).__name__ == "Raw" + type(resource).__name__
-
-    @pytest.mark.parametrize("kind", [AgentPay, AsyncAgentPay])
-    def test_help_shows_the_arguments_and_the_documentation_of_the_method(self, kind):
-        client = kind(api_key=KEY, base_url=URL)
-        plain, raw_method = client.transfers.create, client.with_raw_response.transfers.create
-        assert raw_method.__doc__ == plain.__doc__
-        assert inspect.signature(raw_method) == inspect.signature(plain)
-
-    def test_extensions_have_raw_responses(self, caller):
-        session_list = {"data": [], "cursor": "", "has_more": False}
-        script = caller.script(answer(200, session_list, x_request_id="req_1"))
-        response = caller(lambda c: c.with_raw_response.console.approvals.list(limit=3))
-        assert (response.request_id, response.parse().data) == ("req_1", ())
-        assert script.requests[0].url.raw_path == b"/console/approvals?limit=3"
-
-
-def resources_of(holder):
-    names = (*vars(holder), *getattr(type(holder), "__slots__", ()))
-    return {name for name in names if not name.startswith("_")}
+        transfer = caller(lambda c: c.transfers.get("txn_a"))
+        assert repr(transfer.response) == "RawResponse(status_code=200, retries_made=0)"
+        assert pickle.loads(pickle.dumps(transfer)).response == transfer.response
+        assert copy.deepcopy(transfer).response.headers == transfer.response.headers
 
 
 class TestRequest:
     def test_request_reaches_paths_without_a_method(self, caller):
         script = caller.script(answer(200, {"limit": 1.5, "now": True}, x_request_id="req_1"))
         response = caller(
-            lambda c: c.request("GET", "/sandbox/clock", query={"deep": 1, "cursor": "a b", "none": None})
+            lambda c: c.request("get", "/sandbox/clock", params={"deep": 1, "cursor": "a b", "none": None})
         )
         assert isinstance(response, RawResponse)
-        assert response.parse() == {"limit": Decimal("1.5"), "now": True}
-        assert (response.status, response.request_id, response.retries_made) == (200, "req_1", 0)
+        assert response.json() == {"limit": Decimal("1.5"), "now": True}
+        assert (response.status_code, response.request_id, response.retries_made) == (200, "req_1", 0)
         assert script.requests[0].url.raw_path == b"/sandbox/clock?deep=1&cursor=a+b"
         assert script.requests[0].headers["Authorization"] == f"Bearer {KEY}"
 
     def test_a_query_that_is_no_mapping_is_named(self, caller):
         caller.script()
-        with pytest.raises(TypeError, match="query must be a mapping of names to values, not list"):
-            caller(lambda c: c.request("GET", "/v1/accounts", query=[("limit", 1)]))
+        with pytest.raises(TypeError, match="params must be a mapping of names to values, not list"):
+            caller(lambda c: c.request("GET", "/v1/accounts", params=[("limit", 1)]))
 
     def test_a_body_is_sent_as_exact_json(self, caller):
         script = caller.script(answer(201, {}))
-        caller(lambda c: c.request("POST", "/v1/webhooks", body={"low": Decimal("0.10"), "n": [1, None]}))
+        caller(lambda c: c.request("POST", "/v1/webhooks", json={"low": Decimal("0.10"), "n": [1, None]}))
         assert script.requests[0].content == b'{"low":0.1,"n":[1,null]}'
         assert script.requests[0].headers["Content-Type"] == "application/json"
 
     def test_a_float_is_refused(self, caller):
         script = caller.script()
         with pytest.raises(TypeError, match="float has no exact JSON form; use Decimal"):
-            caller(lambda c: c.request("PUT", "/v1/accounts/acct_a/policy", body={"max_daily_spend": 0.1}))
+            caller(lambda c: c.request("PUT", "/v1/accounts/acct_a/policy", json={"max_daily_spend": 0.1}))
         assert not script.requests
 
     def test_a_get_is_retried(self, caller):
@@ -407,7 +351,7 @@ class TestRequest:
     def test_other_methods_are_not_retried(self, caller, method, failure):
         script = caller.script(failure())
         with pytest.raises(errors.AgentPayError):
-            caller(lambda c: c.request(method, "/v1/new", body={}, max_retries=5))
+            caller(lambda c: c.request(method, "/v1/new", json={}, max_retries=5))
         assert len(script.requests) == 1
 
     @pytest.mark.parametrize("failure", [busy, lambda: httpx.ReadError("reset")], ids=["503", "lost"])
@@ -415,10 +359,10 @@ class TestRequest:
         caller.script(failure(), failure())
         body = {"idempotency_key": "key-1"}
         with pytest.raises(errors.OutcomeUnknownError) as caught:
-            caller(lambda c: c.request("POST", "/payments", body=body))
+            caller(lambda c: c.request("POST", "/payments", json=body))
         assert (caught.value.operation, caught.value.idempotency_key) == ("POST /payments", "key-1")
         with pytest.raises(errors.TransferOutcomeUnknownError):
-            caller(lambda c: c.request("POST", "/v1/transfers", body=body))
+            caller(lambda c: c.request("POST", "/v1/transfers", json=body))
 
     def test_an_error_of_the_service_is_raised_as_by_a_method(self, caller):
         caller.script(refusal(404, "not_found"))
@@ -428,10 +372,10 @@ class TestRequest:
     def test_a_body_that_is_not_json_can_be_read_as_bytes(self, caller):
         caller.script(answer(200, b"# HELP"), answer(204, b""))
         response = caller(lambda c: c.request("GET", "/metrics"))
-        assert response.body == b"# HELP"
-        with pytest.raises(errors.ResponseValidationError, match="read it as `body`"):
-            response.parse()
-        assert caller(lambda c: c.request("DELETE", "/console/webhooks/wh_a")).parse() is None
+        assert response.content == b"# HELP"
+        with pytest.raises(ValueError, match="JSON"):
+            response.json()
+        assert caller(lambda c: c.request("DELETE", "/console/webhooks/wh_a")).json() is None
 
     def test_a_redirect_is_not_followed(self, caller):
         caller.script(answer(302, {}, location="https://evil.example/"))
@@ -441,7 +385,7 @@ class TestRequest:
     @pytest.mark.parametrize(
         ("method", "path"),
         [
-            ("get", "/v1/accounts"),
+            ("fetch", "/v1/accounts"),
             ("CONNECT", "/v1/accounts"),
             ("GET", "v1/accounts"),
             ("GET", "@evil.example/"),

@@ -22,10 +22,11 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 import agentpay
 import agentpay.integrations
 from agentpay import Account, AgentPay, AsyncAgentPay, ErrorBody, Model, Transfer, errors, webhooks
-from agentpay._requests import Reply, read
+from agentpay._requests import read
 from agentpay.contract.endpoints import CREATE_TRANSFER, ENDPOINTS, GET_ACCOUNT, LIST_ACCOUNTS
 from agentpay.contract.examples import Examples
 from agentpay.contract.extensions import EXTENSION_ENDPOINTS
+from agentpay.contract.responses import RawResponse
 from agentpay.contract.schemas import Schemas
 from agentpay.webhooks import EVENT_CLASSES, Event, TransferSettled, UnknownEvent
 
@@ -56,7 +57,7 @@ def example(model: type[Model]) -> dict[str, Any]:
 
 def read_from_service(endpoint: Any, value: Any, status: int = 200, **headers: str) -> Any:
     request = agentpay._requests.PreparedRequest(endpoint=endpoint, target="/")
-    return read(request, Reply(status, headers, json.dumps(value).encode()), now=0.0)
+    return read(request, RawResponse(status, headers, json.dumps(value).encode()), now=0.0)
 
 
 every_model = pytest.mark.parametrize("model", models(), ids=lambda model: model.__name__)

@@ -164,11 +164,11 @@ def test_no_private_data_is_recorded_or_propagated(caller, recorded):
     assert "baggage" not in script.requests[0].headers
 
 
-def test_copies_and_raw_responses_are_instrumented_too(caller, recorded):
+def test_copies_and_undescribed_requests_are_instrumented_too(caller, recorded):
     caller.script(*[answer(200, ACCOUNT)] * 2, answer(200, {}))
     recorded.watch(caller.client)
     caller(lambda c: c.with_options(timeout=5).accounts.get("acct_a"))
-    caller(lambda c: c.with_raw_response.accounts.get("acct_a"))
+    caller(lambda c: c.accounts.get("acct_a"))
     caller(lambda c: c.request("GET", "/v1/new"))
     assert [span.name for span in recorded.spans] == [
         "agentpay.accounts.get",

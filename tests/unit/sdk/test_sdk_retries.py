@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from sdk_world import ACCOUNT, TRANSFER
 
 from agentpay import errors
-from agentpay._requests import PreparedRequest, Reply
+from agentpay._requests import PreparedRequest
 from agentpay._retries import BACKOFF_BASE, BACKOFF_CAP, RETRY_AFTER_CAP, Send, Sleep, attempts
 from agentpay.contract.endpoints import CREATE_ACCOUNT, CREATE_TRANSFER, CREATE_WEBHOOK, GET_ACCOUNT
+from agentpay.contract.responses import RawResponse
 
 READ = PreparedRequest(endpoint=GET_ACCOUNT, target="/v1/accounts/acct_a")
 CREATE = PreparedRequest(endpoint=CREATE_ACCOUNT, target="/v1/accounts")
@@ -23,7 +24,7 @@ PAY = PreparedRequest(endpoint=CREATE_TRANSFER, target="/v1/transfers", idempote
 
 
 def reply(status, body=b"", **headers):
-    return Reply(status, headers, body if isinstance(body, bytes) else json.dumps(body).encode())
+    return RawResponse(status, headers, body if isinstance(body, bytes) else json.dumps(body).encode())
 
 
 def refusal(http_status, code, /, **fields):
