@@ -10,13 +10,13 @@ import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
-from typing import IO, Any, Final
+from typing import IO, Any, ClassVar, Final
 
 import click
 
 from agentpay._loading import load
 from agentpay._version import __version__
-from agentpay.cli.exit_codes import INTERRUPTED
+from agentpay.cli.exit_codes import INTERRUPTED, USAGE
 
 _WORDS: Final = "agentpay.words"
 """Where a context has the words of the command line."""
@@ -71,7 +71,7 @@ class Commands(click.Group):
     ) -> None:
         super().__init__(**attributes)
         self.available = available
-        self.others = others or {}
+        self.others: Mapping[str, str] = others or {}
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - as its base has it
         """Return the names, in the order of the help."""
@@ -131,7 +131,7 @@ class Commands(click.Group):
 class JsonUsageError(click.ClickException):
     """A usage error of a command with `--json`: one line of JSON."""
 
-    exit_code = click.UsageError.exit_code
+    exit_code: ClassVar[int] = USAGE
 
     def show(self, file: IO[Any] | None = None) -> None:
         """Print the line, by default on standard error."""

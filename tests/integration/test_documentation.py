@@ -16,6 +16,7 @@ import pytest
 
 import agentpay
 import agentpay_server
+from agentpay import cli as client
 from agentpay import errors, payments, webhooks
 from agentpay._requests import error_of
 from agentpay._sync.accounts import Accounts
@@ -206,6 +207,9 @@ def commands(group: click.Group) -> dict[str, click.Command]:
     return found
 
 
+PROGRAMS = {"agentpay": client.main, "agentpay-server": cli.main, "agentpay-lab": laboratory.main}
+
+
 def options(command: click.Command) -> set[str]:
     return {option for parameter in command.params for option in (*parameter.opts, *parameter.secondary_opts)}
 
@@ -219,10 +223,10 @@ def test_the_blocks_of_every_page_are_collected(path: Path) -> None:
 
 @every_document
 def test_the_commands_of_the_programs_exist(path: Path) -> None:
-    programs = {"agentpay-server": commands(cli.main), "agentpay-lab": commands(laboratory.main)}
+    programs = {name: commands(program) for name, program in PROGRAMS.items()}
     lines = "\n".join(blocks(path, "console")).replace("\\\n", " ").splitlines()
     for line in lines:
-        if match := re.match(r"(?:\$ )?(agentpay-(?:server|lab)) ((?:[a-z]\S* ?)+)(.*?)(?:#|>|$)", line):
+        if match := re.match(r"(?:\$ )?(agentpay(?:-server|-lab)?) ((?:[a-z]\S* ?)+)(.*?)(?:#|>|$)", line):
             known, words = programs[match[1]], match[2].split()
             named = [" ".join(words[:end]) for end in range(len(words), 0, -1)]
             command = next((known[name] for name in named if name in known), None)
@@ -233,8 +237,7 @@ def test_the_commands_of_the_programs_exist(path: Path) -> None:
 @every_document
 def test_named_options_variables_files_and_sessions_exist(path: Path) -> None:
     words = prose(path)
-    programs = (commands(cli.main), commands(laboratory.main))
-    known = set().union(*(options(command) for program in programs for command in program.values()))
+    known = set().union(*(options(each) for main in PROGRAMS.values() for each in commands(main).values()))
     known |= {option for action in tools_parser()._actions for option in action.option_strings}
     others = {"--check", "--chain", "--strict", "--store", "--write"}  # of scripts and of pytest
     assert set(re.findall(r"`(--[a-z-]+)", words)) <= known | others
