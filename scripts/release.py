@@ -1,6 +1,7 @@
 """Release the version in agentpay/_version.py: one command, which asks before it publishes.
 
-    python scripts/release.py            # or --dry-run, which stops before the tag
+    python scripts/release.py                       # or --dry-run, which stops before the tag
+    python scripts/release.py --check-tag v0.1.0    # what a workflow asks before it publishes
 
 It refuses to start unless the checkout is clean, the tag is new, and the changelog has an entry for the
 version. It runs every check, builds and tries the distributions, tags, and uploads the files that it has
@@ -58,6 +59,13 @@ def output(*command: str) -> str:
 def main(arguments: Sequence[str]) -> None:
     """Check, build, try, tag and upload."""
     new = version()
+    if "--check-tag" in arguments:
+        tag = arguments[-1]
+        changelog = (ROOT / "CHANGELOG.md").read_text("utf-8")
+        found = obstacles(new, changelog=changelog, status="", tags=())
+        if tag != f"v{new}":
+            found.append(f"the tag {tag} is not v{new}, the version in agentpay/_version.py")
+        raise SystemExit("\n".join(found) or None)
     found = obstacles(
         new,
         changelog=(ROOT / "CHANGELOG.md").read_text("utf-8"),

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import surfpool
+import yaml
+from click.core import ParameterSource
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
@@ -80,6 +82,20 @@ def test_the_release_script_lists_every_obstacle() -> None:
     ]
 
 
+def test_the_workflow_publishes_only_a_tag_that_fits_the_tree() -> None:
+    with pytest.raises(SystemExit, match="is not v"):
+        release.main(["--check-tag", "v999.0.0"])
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text("utf-8"))
+    steps = [step.get("run", "") for step in workflow["jobs"]["build"]["steps"]]
+    checked = next(at for at, run in enumerate(steps) if "--check-tag" in run)
+    everything = steps.index("python3 scripts/run.py")
+    assert checked < everything < steps.index("python3 scripts/run.py package")
+    # Only the job that uploads may prove who it is, and it runs nothing of this repository.
+    assert workflow["permissions"] == {"contents": "read"}
+    assert workflow["jobs"]["publish"]["permissions"] == {"id-token": "write"}
+    assert not any("checkout" in step.get("uses", "") for step in workflow["jobs"]["publish"]["steps"])
+
+
 def test_the_version_is_stated_once() -> None:
     assert release.version() == agentpay.__version__
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
@@ -148,6 +164,27 @@ def test_the_container_command_is_a_valid_server_command() -> None:
     with serve.make_context("serve", arguments) as context:
         assert context.params["allow_remote"] is True
         assert str(context.params["stored_data_dir"]) == "/data"
+
+
+def test_the_compose_file_starts_a_server_on_postgresql(monkeypatch: pytest.MonkeyPatch) -> None:
+    from agentpay_server.cli.serve import serve  # noqa: PLC0415
+
+    services = yaml.safe_load((ROOT / "compose.yaml").read_text("utf-8"))["services"]
+    server = services["server"]
+    assert server["depends_on"]["database"]["condition"] == "service_healthy"
+    assert (ROOT / server["build"]["dockerfile"]).is_file()
+    # Reachable from this machine alone.
+    assert all(port.startswith("127.0.0.1:") for port in server["ports"])
+    for name, value in server["environment"].items():
+        monkeypatch.setenv(name, value)
+    command, *arguments = server["command"]
+    assert command == "serve"
+    with serve.make_context("serve", arguments) as context:
+        named = ParameterSource.ENVIRONMENT
+        given = {name for name in context.params if context.get_parameter_source(name) is named}
+        assert given == {"stored_database_url", "stored_operator_key"}
+    options = {name for option in serve.params for name in (option.envvar or "",)}
+    assert set(server["environment"]) - options == {"AGENTPAY_SERVER_ENCRYPTION_KEY"}
 
 
 # --- Pinned versions --------------------------------------------------------------------------------------

@@ -226,7 +226,7 @@ def test_a_tool_payment_pays_once_when_the_mcp_server_is_killed(tool: str, answe
         for _ in range(100):
             if paid["status"] != "paid_not_delivered":
                 break
-            # The seller is still busy with the request of the process that was killed, and refuses a second one.
+            # The seller still works on the request of the killed process, and refuses a second one.
             assert paid["may_retry_with_same_ref"]
             paid = asyncio.run(asked_again(server.base_url, key, tool, order))
         assert (paid["status"], paid["money_moved"]) == ("settled", "yes")
