@@ -1,7 +1,7 @@
-"""The measured figures of the README and of the page of guarantees: both from one run, and kept in one file.
+"""The measured figures of the page of guarantees: all from one run, and kept in one file.
 
-`run.py --write` measures all figures of the pages, stores them in `measured.json`, and rewrites both tables.
-A test compares the pages with that file.
+`run.py --write` measures all figures, stores them in `measured.json`, and rewrites the table.
+A test compares the page with that file.
 """
 
 import json
@@ -36,7 +36,7 @@ def _count(result: Result) -> str:
 
 @frozen
 class Figure:
-    """A number of the pages: the first result of a benchmark whose name begins so."""
+    """A number of the page: the first result of a benchmark whose name begins so."""
 
     benchmark: str
     begins: str
@@ -102,133 +102,98 @@ class Table:
         return f"{before}{begin}\n{self.text(shown)}\n{end}{after}"
 
 
-README: Final = Table(
-    ROOT / "README.md",
+GUARANTEES: Final = Table(
+    ROOT / "docs" / "explanation" / "guarantees.md",
     ("operation", "measured", "command"),
     (
         (
-            "Server start",
-            "{start} to the first response, chain included, from the second start in a process",
+            "A settled transfer, through the async client in process",
+            (
+                "{transfer} times the minimum: the virtual machine alone, one exchange of the same JSON, "
+                "and two commits of one row"
+            ),
+            "`nox -s bench -- transfer`",
+        ),
+        (
+            "The same on an SQLite file, where each commit is synced",
+            "{transfer_on_file} times as long as in memory",
+            "`nox -s bench -- stores`",
+        ),
+        (
+            "Starting a server in the process, chain included, until its first response",
+            "{start}, from the second start in a process",
             "`nox -s bench -- start`",
         ),
         (
-            "A server for each test",
-            "{fixture} to set it up and tear it down; {restore} to restore a snapshot",
-            "`nox -s bench -- fixtures snapshots`",
-        ),
-        (
-            "A settled transfer",
-            "{transfer} times the bare virtual machine, one HTTP round trip and two commits",
-            "`nox -s bench -- transfer`",
+            "Checking a daily limit among 1,000,000 spends, on SQLite",
+            "{daily_limit} times as long as among 10",
+            "`nox -s bench -- stores`",
         ),
         (
             "A call of the client",
-            "{call_sync} times the same call with bare httpx",
+            "{call_sync} times as long as the same request by plain httpx; async {call_async} times",
             "`nox -s bench -- sdk_call`",
         ),
         (
-            "Verifying a webhook",
-            "{unwrap_headers} times a hand-written check",
-            "`nox -s bench -- webhooks`",
-        ),
-        (
-            "SQLite on disk",
-            "{transfer_on_file} times in memory for a settled transfer, each commit synced",
-            "`nox -s bench -- stores`",
-        ),
-        (
-            "A daily limit",
-            "{daily_limit} times as long among 1,000,000 rows as among 10",
-            "`nox -s bench -- stores`",
-        ),
-    ),
-)
-
-GUARANTEES: Final = Table(
-    ROOT / "docs" / "explanation" / "guarantees.md",
-    ("operation", "measured", "compared with", "command"),
-    (
-        (
-            "a settled transfer, through the async client in process",
-            "{transfer} times",
-            "bare LiteSVM, a round trip of the same JSON, two commits of one row",
-            "`nox -s bench -- transfer`",
-        ),
-        (
-            "the same on an SQLite file, each commit synced",
-            "{transfer_on_file} times",
-            "the same transfer in memory",
-            "`nox -s bench -- stores`",
-        ),
-        (
-            "starting an embedded server, chain included, to its first response",
-            "{start}, from the second start in a process",
-            "at most 15 ms",
-            "`nox -s bench -- start`",
-        ),
-        (
-            "checking a daily limit on SQLite with 1,000,000 rows",
-            "{daily_limit} times",
-            "with 10 rows",
-            "`nox -s bench -- stores`",
-        ),
-        (
-            "a call of the client",
-            "{call_sync} times; async {call_async} times",
-            "the same request with bare httpx",
-            "`nox -s bench -- sdk_call`",
-        ),
-        (
-            "`import agentpay`",
-            "{import_package} times; with its client {import_client} times",
-            "importing its dependencies",
+            "Importing `agentpay`",
+            (
+                "{import_package} times as long as importing its dependencies; the client too, "
+                "{import_client} times"
+            ),
             "`nox -s bench -- imports`",
         ),
         (
-            "a server for every test, with the pytest fixture",
-            "{fixture}; {fixture_moto} times; {fixture_moto_client} times if moto also creates a client",
-            "moto's `mock_aws`",
+            "A server for every test, by the pytest fixture",
+            (
+                "{fixture} for each test: {fixture_moto} times moto's `mock_aws`, or "
+                "{fixture_moto_client} times if moto also creates a client"
+            ),
             "`nox -s bench -- fixtures`",
         ),
-        ("restoring a snapshot", "{restore}", "at most 5 ms", "`nox -s bench -- snapshots`"),
+        (
+            "Restoring a snapshot",
+            "{restore}",
+            "`nox -s bench -- snapshots`",
+        ),
         (
             "`webhooks.unwrap` of one event",
-            "{unwrap_signature} times; {unwrap_headers} times from all headers",
-            "a hand-written check that refuses nothing",
+            (
+                "{unwrap_signature} times as long as a check by hand that refuses nothing; "
+                "{unwrap_headers} times if it gets all headers"
+            ),
             "`nox -s bench -- webhooks`",
         ),
         (
-            "a charge of a session",
-            "{charge} times",
-            "a round trip of the same JSON, one commit of one row",
+            "A charge of a session",
+            "{charge} times the minimum: an exchange of the same JSON, and a commit of one row",
             "`nox -s bench -- sessions`",
         ),
         (
-            "a transfer on a validator with slots of 50 ms",
-            "{validator} times",
-            "a bare send-and-confirm loop",
+            "A transfer on a validator with slots of 50 ms",
+            "{validator} times as long as sending and confirming it by hand",
             "`nox -s bench -- rpc`",
         ),
         (
-            "RPC calls per transfer on it, background calls included",
-            "{calls_alone} one at a time, {calls_together} with 64 at once",
-            "at most 5 and 3",
+            "RPC calls for each transfer there, those in the background included",
+            "{calls_alone} for transfers one after the other, {calls_together} with 64 at once",
             "`nox -s bench -- rpc`",
         ),
         (
-            "throughput on it, 64 at once against one at a time",
-            "{together} times",
-            "64 bare loops at once: {together_bare} times; the validator processes one at a time",
+            "64 transfers at once there",
+            (
+                "{together} times as many in the same time as one after the other; by hand, "
+                "{together_bare} times: the validator handles one at a time"
+            ),
             "`nox -s bench -- rpc`",
         ),
     ),
 )
 
-TABLES: Final = (README, GUARANTEES)
+TABLES: Final = (GUARANTEES,)
 
 
 def figures(results: Mapping[str, Iterable[Result]]) -> dict[str, str]:
-    """Return all figures of the pages, as they are shown, by their names.
+    """Return all figures of the page, as they are shown, by their names.
 
     Args:
         results: those of one run, by benchmark.

@@ -3,7 +3,7 @@
     python benchmarks/run.py transfer stores
     python benchmarks/run.py --write
 
-`--write` runs those whose figures the README and the page of guarantees show, and writes them there.
+`--write` runs those whose figures the page of guarantees shows, and writes them there.
 """
 
 import argparse

@@ -21,20 +21,33 @@ STYLE = """
     .p { fill: #edf2ff; stroke: #3b5bdb }
     .g { fill: #ebfbee; stroke: #2b8a3e }
     .r { fill: #fff5f5; stroke: #c92a2a }
+    .w { fill: #ffffff }
+    @media (prefers-color-scheme: dark) {
+      text { fill: #e6edf3 }
+      .s { fill: #a8b3bf }
+      .l, .d { stroke: #91a7ff }
+      .v { stroke: #5c6570 }
+      .c { fill: #3a2f12; stroke: #f0a93a }
+      .p { fill: #1b2340; stroke: #7c93f5 }
+      .g { fill: #12301c; stroke: #51b56b }
+      .r { fill: #3a1618; stroke: #f07178 }
+      .w { fill: #161b22 }
+      .a { fill: #91a7ff }
+    }
 """
 ARROW = (
     '<marker id="h" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" orient="auto">'
-    '<path d="M0 0L8 4L0 8z" fill="#3b5bdb"/></marker>'
+    '<path d="M0 0L8 4L0 8z" fill="#3b5bdb" class="a"/></marker>'
 )
 
 
 def svg(title: str, width: int, height: int, parts: Sequence[str]) -> str:
-    """Return a picture with a white ground, so that it can be read on a dark page too."""
+    """Return a picture with a ground of its own; it is dark where the reader's system is."""
     head = (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
         f'height="{height}" role="img" aria-labelledby="title">\n'
         f'  <title id="title">{escape(title)}</title>\n  <style>{STYLE}  </style>\n'
-        f'  <defs>{ARROW}</defs>\n  <rect width="{width}" height="{height}" rx="8" fill="#ffffff"/>\n'
+        f'  <defs>{ARROW}</defs>\n  <rect width="{width}" height="{height}" rx="8" class="w"/>\n'
     )
     return head + "".join(f"  {part}\n" for part in parts) + "</svg>\n"
 
@@ -203,6 +216,28 @@ def crashes() -> str:
     )
 
 
+def overview() -> str:
+    """What agentpay is: agent, service with its policy, chain; events back to the operator."""
+    parts = [
+        box(16, 30, 150, 62, ["Your agent", "asks to pay"], "g"),
+        box(256, 16, 188, 90, ["Service", "checks the policy", "signs, settles once"], "p"),
+        box(534, 30, 150, 62, ["Solana", "USDC moves"], "c"),
+        arrow(166, 52, 252, 52),
+        words(209, 44, "transfer", kind="s"),
+        arrow(252, 76, 170, 76, is_reply=True),
+        words(209, 92, "the outcome", kind="s"),
+        arrow(444, 61, 530, 61),
+        box(256, 156, 188, 44, ["You, the operator"], "g"),
+        arrow(300, 156, 300, 110),
+        words(290, 136, "limits, approvals", kind="s", anchor="end"),
+        arrow(400, 106, 400, 152, is_reply=True),
+        words(410, 136, "signed webhooks", kind="s", anchor="start"),
+    ]
+    return svg(
+        "An agent asks to pay; the service checks, signs and settles; you set the limits.", 700, 216, parts
+    )
+
+
 def house() -> str:
     """The parts of the project and who imports whom."""
     floors = (
@@ -232,6 +267,7 @@ DIAGRAMS: dict[str, Callable[[], str]] = {
     "architecture": house,
     "crash-matrix": crashes,
     "deliveries": deliveries,
+    "overview": overview,
     "payment": payment,
     "session": session,
 }

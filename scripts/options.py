@@ -1,12 +1,19 @@
-"""Print `docs/reference/options.md`, the options of `agentpay-server serve`, from their declarations.
+"""Print `docs/reference/options.md`, the settings of the client and of the server, from their declarations.
 
     python scripts/options.py > docs/reference/options.md
 
-The settings declare their options (`agentpay_server/options.py`); the others are those of the process.
+The client's are the arguments of `AgentPay`, whose docstring explains them. The server's settings declare their
+options (`agentpay_server/options.py`); the others are those of the process.
 """
+
+# ruff: noqa: E501 - lines of a page
+
+import inspect
+import re
 
 import click
 
+from agentpay import AsyncAgentPay
 from agentpay.cli.variables import IS_VISIBLE
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.cli.declared import SettingOption
@@ -15,14 +22,53 @@ from agentpay_server.config import ServerConfig
 from agentpay_server.settings import Settings
 
 OPENING = """\
-# Server options
+# Configuration
 
-Find each option of `agentpay-server serve`, its environment variable, its default, and the argument of the
+Find each setting of the client and of the server: its unit, its default, and where it is set.
+
+## Client
+
+The arguments of `AgentPay` and `AsyncAgentPay`. Most calls take `timeout`, `max_retries` and `total_timeout` too, for
+that call alone ([Options, responses, new paths](../how-to/make-calls.md)).
+
+| argument | default | meaning |
+| -- | -- | -- |
+{client}
+The environment:
+
+| variable | read by | meaning |
+| -- | -- | -- |
+| `AGENTPAY_BASE_URL`, `AGENTPAY_API_KEY` | client, `agentpay`, `agentpay-mcp` | The service, and the key. |
+| `AGENTPAY_LOG` | client, `agentpay` | `info` logs each request to standard error, `debug` its headers too, without secrets. Unset: nothing is logged, unless your program configures the logger `agentpay`. |
+| `AGENTPAY_PROFILE`, `AGENTPAY_CONFIG` | `agentpay` | The profile to use, and the file of profiles ([The command line](../how-to/command-line.md)). |
+| `AGENTPAY_MCP_TOKEN`, `AGENTPAY_MCP_PRIVATE_ORIGINS` | `agentpay-mcp` | The token that clients of its HTTP port present, and private origins that `fetch_paid` may reach ([Give an agent tools](../how-to/give-tools.md)). |
+| `HTTPS_PROXY`, `NO_PROXY`, `SSL_CERT_FILE` and others of httpx | client | Proxies and certificates. |
+
+## Server
+
+The sections below have the options of `agentpay-server serve`, their environment variables, and the arguments of the
 same meaning in Python. The guides say how to use them: [Run a server](../how-to/run-a-server.md), [Run on
 PostgreSQL](../how-to/postgresql.md), [Work on a Solana cluster](../how-to/validator.md).
 
-For a secret, prefer the variable: other users of the machine may see command lines.
+For a secret, prefer the variable: other users of the machine may see command lines. `AGENTPAY_SERVER_ENCRYPTION_KEY` has
+no option: 64 hexadecimal digits, from which the key that seals stored secrets is read where there is no data directory.
 """
+
+
+def client_rows() -> str:
+    """Return the rows of the client's arguments, as its signature and docstring say them."""
+    _, _, listed = (inspect.getdoc(AsyncAgentPay.__init__) or "").partition("Args:\n")
+    listed, _, _ = listed.partition("\nRaises:")
+    meanings = dict(re.findall(r"^    (\w+): ((?:.|\n(?!    \w))+)", listed, re.MULTILINE))
+    rows = []
+    for name, parameter in inspect.signature(AsyncAgentPay.__init__).parameters.items():
+        if name == "self":
+            continue
+        default = "" if parameter.default is None else f"`{parameter.default}`"
+        meaning = " ".join(meanings[name].split())
+        rows.append(_line([f"`{name}`", default, meaning[0].upper() + meaning[1:]]))
+    return "\n".join(rows) + "\n"
+
 
 SECTIONS: dict[type | None, tuple[str, str]] = {
     ServerConfig: ("Data and key", "The arguments are those of `AgentPayServer`."),
@@ -35,7 +81,7 @@ SECTIONS: dict[type | None, tuple[str, str]] = {
 def options_text() -> str:
     """Return the text."""
     options = [option for option in serve.params if isinstance(option, click.Option)]
-    parts = [OPENING]
+    parts = [OPENING.format(client=client_rows())]
     for kind, (title, opening) in SECTIONS.items():
         rows = [_row(option, kind) for option in options if _kind_of(option) is kind]
         columns = (

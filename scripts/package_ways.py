@@ -342,15 +342,19 @@ def in_memory(installed: Installed, client: Installed) -> None:
         client_commands(installed, server)
 
 
+CLIENT = "agentpay"
+"""The command of the client."""
+
+
 def client_commands(installed: Installed, server: dict[str, str]) -> None:
     """Trigger an event, receive it with `listen`, and list objects."""
-    with installed.started("agentpay", "listen", "--json", **server) as listening:
+    with installed.started(CLIENT, "listen", "--json", **server) as listening:
         next_json(listening)
         installed.run("agentpay-server", "trigger", "transfer.settled", **server)
         while next_json(listening).get("event", {}).get("type") != "transfer.settled":
             pass
     for command in (("keys", "list"), ("approvals", "list"), ("deliveries", "list")):
-        for line in installed.run("agentpay", *command, "--json", **server).splitlines():
+        for line in installed.run(CLIENT, *command, "--json", **server).splitlines():
             json.loads(line)
     json.loads(installed.run("agentpay-server", "openapi"))
 

@@ -120,6 +120,13 @@ def is_there(name: str) -> bool:
     return True
 
 
+@pytest.mark.usefixtures("documented_service")
+def test_the_first_example_of_the_readme_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
+    readme = ROOT / "README.md"
+    exec(blocks(readme, "python")[0], {})
+    assert capsys.readouterr().out == blocks(readme, "text")[0]
+
+
 # --- Links and pages --------------------------------------------------------------------------------------
 
 
@@ -182,6 +189,7 @@ _PROGRAMS_OF_OTHERS = {"test-x402-server.md": {"js", "py"}, "seller.md": {"py"},
 def test_code_blocks_are_python_or_console(path: Path) -> None:
     # Other names would not be collected.
     may = {"python", "console", *_PROGRAMS_OF_OTHERS.get(path.name, ())}
+    may |= {"text"} if path.name == "README.md" else set()  # what its first block prints
     assert {language for _, language, _ in _FENCE.findall(path.read_text("utf-8"))} <= may
 
 
