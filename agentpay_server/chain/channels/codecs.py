@@ -1,0 +1,742 @@
+"""Codecs of the payment-channel program: addresses, vouchers, instructions, accounts. Pure.
+
+A channel is an escrow between a payer and a payee, opened with a deposit. An authorized signer then signs
+*vouchers* off chain. Each states the cumulative amount that the payee may take, so only the highest counts.
+
+    Open --settle, top_up, distribute--> Open        Open --request_close (payer)--> Closing
+    Open | Closing (before the deadline) --settle_and_seal (payee)--> Sealed
+    Closing --seal (anyone, from `deadline` on)--> Sealed --distribute--> Distributed, or gone
+    Distributed --reclaim (anyone, slot > open_slot + OPEN_SLOT_WINDOW)--> gone
+
+An opening is built from its terms, and read back from a transaction to compare it with what was asked for:
+
+    opening = Opening(payer=…, rent_payer=…, payee=…, …)
+    opening.address, opening.escrow              # Derived from the terms; nothing needs to exist.
+    open_channel(opening)                        # The instruction: payer and rent payer sign.
+    read_opening(accounts, data) == opening      # ChannelError if it is no valid opening.
+
+A voucher is 50 bytes, signed with Ed25519 by the authorized signer. Nothing but such bytes should be signed
+with its key, so check them first:
+
+    message = Voucher(channel=opening.address, cumulative_micro=3_000, expires_at=0).message()
+    Voucher.of(message)                          # ChannelError unless it is exactly a voucher.
+
+The payee closes with `close_instructions` in one transaction. Without the payee, anyone can pay the fees of
+`request_close` (the payer signs) and, after the grace period, `seal` and `distribute` in one transaction.
+
+A closed channel's money is divided by `payouts`. A beneficiary whose associated token account is missing,
+frozen or of another owner loses its share to the treasury, **the payer's refund included**. The program may
+pay several beneficiaries with one token instruction: book by balances, not by the transfers inside.
+
+A channel's address never hosts two channels, so a voucher is good for one channel only. Vouchers are not
+bound to a cluster: a signer's key must not be used on mainnet and on a test chain.
+
+Amounts are base units of the token, here micro-USDC. Times are Unix seconds by the chain's clock.
+"""
+
+import hashlib
+import struct
+from collections.abc import Iterable, Sequence
+from enum import IntEnum
+from functools import cached_property
+from typing import Final, Self
+
+from attrs import field, frozen
+from solders.instruction import AccountMeta, Instruction
+from solders.pubkey import Pubkey
+from solders.signature import Signature
+from solders.token.associated import get_associated_token_address
+
+from agentpay_server.chain.instructions import ASSOCIATED_TOKEN_PROGRAM, SYSTEM_PROGRAM, TOKEN_PROGRAM
+
+PROGRAM: Final = Pubkey.from_string("CHNLxYvVA28MJP9PrFuDXccuoGXAx7jBacfLEkahyGsX")
+"""The program, on mainnet, on devnet and here. A challenge's `channelProgram` is only compared with it."""
+
+EVENT_AUTHORITY: Final = Pubkey.from_string("75c2huVzDW1Eq4kD86by5392sjdJzuAT195XNgP2f2tX")
+"""Signs the program's events. Derived from `PROGRAM`."""
+
+TREASURIES: Final = {
+    "mainnet-beta": Pubkey.from_string("Cs2zdfUNonRdRGsiZUQQLdTxzxVvJZmgiX2mpLYKuEqP"),
+    "devnet": Pubkey.from_string("4zTeC5mVqWLruDexgU2mV66p9t5vCA9JyiZqdGDUspap"),
+}
+"""The program's treasury by cluster: the owner that gets dust and lost shares. A test chain accepts both."""
+
+ED25519_PROGRAM: Final = Pubkey.from_string("Ed25519SigVerify111111111111111111111111111")
+INSTRUCTIONS_SYSVAR: Final = Pubkey.from_string("Sysvar1nstructions1111111111111111111111111")
+RENT_SYSVAR: Final = Pubkey.from_string("SysvarRent111111111111111111111111111111111")
+
+CHANNEL_BYTES: Final = 256
+CHANNEL_LAMPORTS: Final = 2_672_640
+"""Rent of a channel's account."""
+
+ESCROW_LAMPORTS: Final = 2_039_280
+"""Rent of a channel's escrow. The rent payer gets both back in the end."""
+
+OPEN_SLOT_WINDOW: Final = 1_500
+"""An opening is valid up to this many slots after its `open_slot`, about ten minutes."""
+
+WHOLE_BPS: Final = 10_000
+MAX_SHARES: Final = 32
+MAX_AMOUNT: Final = 2**64 - 1
+VOUCHER_BYTES: Final = 50
+
+_CHANNEL_SEED: Final = b"channel"
+_VOUCHER_MAGIC: Final = b"\x56\x01"
+_VOUCHER: Final = struct.Struct("<2s32sQq")
+_ARGUMENTS: Final = struct.Struct("<BQQIQ")
+_SHARE: Final = struct.Struct("<32sH")
+_COUNT: Final = struct.Struct("<I")
+_CHANNEL: Final = struct.Struct("<BBBBQQQQqqI32s32s32s32s32s32sQ")
+_SIGNED: Final = struct.Struct("<BB7H32s64s")
+_THIS_INSTRUCTION: Final = 0xFFFF
+_DISCRIMINATOR: Final = 1
+_VERSION: Final = 1
+_OPEN_ACCOUNTS: Final = 14
+
+
+class ChannelError(ValueError):
+    """Bytes or terms are not what the program accepts; the text says why."""
+
+
+class Step(IntEnum):
+    """The first byte of an instruction's data."""
+
+    OPEN = 1
+    SETTLE = 2
+    TOP_UP = 3
+    SETTLE_AND_SEAL = 4
+    REQUEST_CLOSE = 5
+    SEAL = 6
+    DISTRIBUTE = 7
+    WITHDRAW_PAYER = 8
+    RECLAIM = 9
+    EMIT_EVENT = 228
+
+
+class Status(IntEnum):
+    """The state of a channel; see the picture above."""
+
+    OPEN = 0
+    SEALED = 1
+    CLOSING = 2
+    DISTRIBUTED = 3
+
+
+class ErrorCode(IntEnum):
+    """The program's custom errors."""
+
+    SIGNATURE_MISSING = 1
+    WRONG_STATUS = 2
+    WRONG_DISCRIMINATOR = 3
+    WRONG_VERSION = 4
+    WRONG_PAYER = 5
+    WRONG_PAYEE = 6
+    WRONG_MINT = 7
+    WRONG_EVENT_AUTHORITY = 8
+    WRONG_ACCOUNT_COUNT = 9
+    WRONG_RENT_PAYER = 10
+    WRONG_ESCROW = 50
+    MALFORMED_ESCROW = 51
+    INVALID_MINT = 53
+    WRONG_TOKEN_PROGRAM = 54
+    WRONG_PAYER_TOKEN_ACCOUNT = 57
+    MALFORMED_PAYER_TOKEN_ACCOUNT = 58
+    WRONG_PAYEE_TOKEN_ACCOUNT = 60
+    ZERO_AMOUNT = 200
+    ZERO_GRACE = 201
+    VOUCHER_MISSING = 230
+    VOUCHER_LAYOUT = 231
+    VOUCHER_OF_OTHER_CHANNEL = 232
+    VOUCHER_EXPIRED = 233
+    VOUCHER_NOT_ABOVE_SETTLED = 234
+    VOUCHER_OVER_DEPOSIT = 235
+    VOUCHER_OF_OTHER_SIGNER = 237
+    VOUCHER_MAGIC = 238
+    TOO_MANY_SHARES = 260
+    INVALID_SHARE = 261
+    REPEATED_RECIPIENT = 263
+    WRONG_CHANNEL_ADDRESS = 2000
+    PAYER_IS_PAYEE = 2001
+    SIGNER_OFF_CURVE = 2002
+    OPEN_SLOT_OUTSIDE_WINDOW = 2003
+    OVERFLOW = 2100
+    GRACE_NOT_OVER = 2201
+    ALREADY_WITHDRAWN = 2300
+    NOT_DISTRIBUTABLE = 2400
+    WRONG_TREASURY = 2401
+    INVALID_TREASURY = 2402
+    WRONG_RECIPIENT_TOKEN_ACCOUNT = 2404
+    WRONG_DISTRIBUTION = 2407
+    NOTHING_TO_DISTRIBUTE = 2408
+    WRONG_RECIPIENT_COUNT = 2409
+    PAID_ABOVE_SETTLED = 2410
+    ESCROW_TOO_SMALL = 2411
+    RECLAIM_TOO_EARLY = 2414
+
+
+# --- Shares
+
+
+@frozen
+class Share:
+    """A recipient other than the payee, and its share of what is settled, in hundredths of a percent."""
+
+    recipient: Pubkey
+    bps: int
+
+
+def distribution_preimage(shares: Sequence[Share]) -> bytes:
+    """Serialize the shares, in their order: opening and distribution carry these bytes."""
+    return _COUNT.pack(len(shares)) + b"".join(
+        _SHARE.pack(bytes(share.recipient), share.bps) for share in shares
+    )
+
+
+def distribution_hash(shares: Sequence[Share]) -> bytes:
+    """Return the 32 bytes that a channel stores about its shares."""
+    return hashlib.sha256(distribution_preimage(shares)).digest()
+
+
+def read_shares(preimage: bytes) -> tuple[Share, ...]:
+    """Parse serialized shares.
+
+    Raises:
+        ChannelError: another length; or too many, empty, repeated shares, or more than the whole.
+    """
+    if len(preimage) < _COUNT.size:
+        raise ChannelError("the shares have no count")
+    (count,) = _COUNT.unpack_from(preimage)
+    if len(preimage) != _COUNT.size + count * _SHARE.size:
+        raise ChannelError(f"{len(preimage)} bytes are not {count} shares")
+    shares = tuple(
+        Share(Pubkey.from_bytes(recipient), bps)
+        for recipient, bps in _SHARE.iter_unpack(preimage[_COUNT.size :])
+    )
+    check_shares(shares)
+    return shares
+
+
+def check_shares(shares: Sequence[Share], *, channel: Pubkey | None = None) -> None:
+    """Refuse shares that the program refuses.
+
+    Raises:
+        ChannelError: too many, an empty or repeated one, more than the whole, or one for the channel itself.
+    """
+    if len(shares) > MAX_SHARES:
+        raise ChannelError(f"{len(shares)} shares; at most {MAX_SHARES} are allowed")
+    if not all(0 < share.bps <= WHOLE_BPS for share in shares) or sum(s.bps for s in shares) > WHOLE_BPS:
+        raise ChannelError(f"shares must be positive, and at most {WHOLE_BPS} together")
+    recipients = [share.recipient for share in shares]
+    if len(set(recipients)) != len(recipients):
+        raise ChannelError("two shares have one recipient")
+    if channel is not None and channel in recipients:
+        raise ChannelError("a share is for the channel itself")
+
+
+# --- Addresses
+
+
+def channel_address(
+    *, payer: Pubkey, payee: Pubkey, mint: Pubkey, signer: Pubkey, salt: int, open_slot: int
+) -> tuple[Pubkey, int]:
+    """Return the address of a channel, whether or not it exists, and its bump. `signer` signs vouchers."""
+    seeds = [
+        _CHANNEL_SEED,
+        *(bytes(key) for key in (payer, payee, mint, signer)),
+        struct.pack("<Q", salt),
+        struct.pack("<Q", open_slot),
+    ]
+    return Pubkey.find_program_address(seeds, PROGRAM)
+
+
+def escrow_address(channel: Pubkey, mint: Pubkey) -> Pubkey:
+    """Return the address of a channel's escrow: its associated token account."""
+    return get_associated_token_address(channel, mint)
+
+
+# --- Opening
+
+
+@frozen(kw_only=True)
+class Opening:
+    """The terms of a channel, which nobody can change once it is open.
+
+    Attributes:
+        payer: pays the deposit, and alone can close by force.
+        rent_payer: lends the rent of channel and escrow, and gets it back.
+        payee: gets what the shares leave, and alone can settle and seal.
+        signer: authorized to sign vouchers; must be a public key on the curve.
+        salt: distinguishes channels of equal terms.
+        open_slot: a recent slot; see `OPEN_SLOT_WINDOW`.
+        deposit_micro: the most that can be settled.
+        grace_seconds: how long the payee can still settle after the payer's `request_close`.
+    """
+
+    payer: Pubkey
+    rent_payer: Pubkey
+    payee: Pubkey
+    mint: Pubkey
+    signer: Pubkey
+    salt: int
+    open_slot: int
+    deposit_micro: int
+    grace_seconds: int
+    shares: tuple[Share, ...] = ()
+
+    @cached_property
+    def address_and_bump(self) -> tuple[Pubkey, int]:
+        """The channel's address, and the bump that its account stores."""
+        return channel_address(
+            payer=self.payer,
+            payee=self.payee,
+            mint=self.mint,
+            signer=self.signer,
+            salt=self.salt,
+            open_slot=self.open_slot,
+        )
+
+    @property
+    def address(self) -> Pubkey:
+        """The channel's address."""
+        return self.address_and_bump[0]
+
+    @property
+    def escrow(self) -> Pubkey:
+        """The address of the channel's escrow."""
+        return escrow_address(self.address, self.mint)
+
+    @property
+    def distribution_hash(self) -> bytes:
+        """The 32 bytes that the channel stores about its shares."""
+        return distribution_hash(self.shares)
+
+
+def open_channel(opening: Opening) -> Instruction:
+    """Create the channel and its escrow, and pay the deposit into it; payer and rent payer sign.
+
+    Raises:
+        ChannelError: the program would refuse the terms.
+    """
+    _check_opening(opening)
+    data = _ARGUMENTS.pack(
+        Step.OPEN, opening.salt, opening.deposit_micro, opening.grace_seconds, opening.open_slot
+    )
+    return Instruction(
+        PROGRAM,
+        data + distribution_preimage(opening.shares),
+        [
+            _signer(opening.payer, writable=True),
+            _signer(opening.rent_payer, writable=True),
+            _readonly(opening.payee),
+            _readonly(opening.mint),
+            _readonly(opening.signer),
+            _writable(opening.address),
+            _writable(get_associated_token_address(opening.payer, opening.mint)),
+            _writable(opening.escrow),
+            _readonly(TOKEN_PROGRAM),
+            _readonly(SYSTEM_PROGRAM),
+            _readonly(RENT_SYSVAR),
+            _readonly(ASSOCIATED_TOKEN_PROGRAM),
+            _readonly(EVENT_AUTHORITY),
+            _readonly(PROGRAM),
+        ],
+    )
+
+
+def read_opening(accounts: Sequence[Pubkey], data: bytes) -> Opening:
+    """Read an opening from the accounts and the data of its instruction, whatever program that names.
+
+    Which accounts sign is up to the message; the caller compares the terms with its own.
+
+    Raises:
+        ChannelError: it is not exactly the instruction that `open_channel` builds for those terms.
+    """
+    if len(accounts) != _OPEN_ACCOUNTS:
+        raise ChannelError(f"an opening has {_OPEN_ACCOUNTS} accounts, not {len(accounts)}")
+    if len(data) < _ARGUMENTS.size or data[0] != Step.OPEN:
+        raise ChannelError("the instruction is not an opening")
+    _, salt, deposit_micro, grace_seconds, open_slot = _ARGUMENTS.unpack_from(data)
+    payer, rent_payer, payee, mint, signer = accounts[:5]
+    opening = Opening(
+        payer=payer,
+        rent_payer=rent_payer,
+        payee=payee,
+        mint=mint,
+        signer=signer,
+        salt=salt,
+        open_slot=open_slot,
+        deposit_micro=deposit_micro,
+        grace_seconds=grace_seconds,
+        shares=read_shares(data[_ARGUMENTS.size :]),
+    )
+    if [meta.pubkey for meta in open_channel(opening).accounts] != list(accounts):
+        raise ChannelError("an account of the opening is not the one that its terms name")
+    return opening
+
+
+def _check_opening(opening: Opening) -> None:
+    if not 0 < opening.deposit_micro <= MAX_AMOUNT:
+        raise ChannelError("the deposit must be positive, and fit into 64 bits")
+    if not 0 < opening.grace_seconds < 2**32:
+        raise ChannelError("the grace period must be positive, and fit into 32 bits")
+    if not (0 <= opening.salt < 2**64 and 0 <= opening.open_slot < 2**64):
+        raise ChannelError("salt and open slot must fit into 64 bits")
+    if opening.payer == opening.payee:
+        raise ChannelError("payer and payee are the same")
+    if not opening.signer.is_on_curve():
+        raise ChannelError("the authorized signer is no public key")
+    check_shares(opening.shares, channel=opening.address)
+
+
+# --- Vouchers
+
+
+@frozen(kw_only=True)
+class Voucher:
+    """What the authorized signer signs: the payee may take up to a cumulative amount.
+
+    `expires_at` is in Unix seconds; 0 for never. A voucher is valid while the chain's time is before it.
+    """
+
+    channel: Pubkey
+    cumulative_micro: int
+    expires_at: int = 0
+
+    def message(self) -> bytes:
+        """Return the 50 bytes to sign."""
+        return _VOUCHER.pack(_VOUCHER_MAGIC, bytes(self.channel), self.cumulative_micro, self.expires_at)
+
+    @classmethod
+    def of(cls, message: bytes) -> Self:
+        """Parse the 50 bytes.
+
+        Raises:
+            ChannelError: another length or magic.
+        """
+        if len(message) != VOUCHER_BYTES or message[:2] != _VOUCHER_MAGIC:
+            raise ChannelError("the message is not a voucher")
+        _, channel, cumulative_micro, expires_at = _VOUCHER.unpack(message)
+        return cls(
+            channel=Pubkey.from_bytes(channel), cumulative_micro=cumulative_micro, expires_at=expires_at
+        )
+
+    def is_signed_by(self, signer: Pubkey, signature: Signature) -> bool:
+        """Return whether a signature over `message` is valid."""
+        return signature.verify(signer, self.message())
+
+
+def verify_voucher(voucher: Voucher, signer: Pubkey, signature: Signature) -> Instruction:
+    """Have the chain verify a voucher's signature; `settle` or `settle_and_seal` must come next.
+
+    Each such instruction costs the fee of another signature.
+    """
+    start = _SIGNED.size - 96
+    header = (48, _THIS_INSTRUCTION, start, _THIS_INSTRUCTION, _SIGNED.size, VOUCHER_BYTES, _THIS_INSTRUCTION)
+    return Instruction(
+        ED25519_PROGRAM,
+        _SIGNED.pack(1, 0, *header, bytes(signer), bytes(signature)) + voucher.message(),
+        [],
+    )
+
+
+# --- The other instructions
+
+
+def settle(channel: Pubkey) -> Instruction:
+    """Record the voucher that the instruction before verified; anyone may. It moves no money."""
+    return Instruction(PROGRAM, bytes((Step.SETTLE,)), [_writable(channel), _readonly(INSTRUCTIONS_SYSVAR)])
+
+
+def top_up(*, payer: Pubkey, channel: Pubkey, mint: Pubkey, amount_micro: int) -> Instruction:
+    """Add to the deposit; the payer signs."""
+    return Instruction(
+        PROGRAM,
+        struct.pack("<BQ", Step.TOP_UP, amount_micro),
+        [
+            _signer(payer, writable=True),
+            _writable(channel),
+            _writable(get_associated_token_address(payer, mint)),
+            _writable(escrow_address(channel, mint)),
+            _readonly(mint),
+            _readonly(TOKEN_PROGRAM),
+        ],
+    )
+
+
+def settle_and_seal(*, payee: Pubkey, channel: Pubkey, has_voucher: bool) -> Instruction:
+    """End the channel; the payee signs. With `has_voucher`, record the voucher verified just before first."""
+    return Instruction(
+        PROGRAM,
+        struct.pack("<BB", Step.SETTLE_AND_SEAL, has_voucher),
+        [_signer(payee), _writable(channel), _readonly(INSTRUCTIONS_SYSVAR)],
+    )
+
+
+def request_close(*, payer: Pubkey, channel: Pubkey) -> Instruction:
+    """Begin to close by force; the payer signs. The grace period begins with it."""
+    return Instruction(PROGRAM, bytes((Step.REQUEST_CLOSE,)), [_signer(payer), _writable(channel)])
+
+
+def seal(channel: Pubkey) -> Instruction:
+    """End a closing channel after its grace period; anyone may."""
+    return Instruction(PROGRAM, bytes((Step.SEAL,)), [_writable(channel)])
+
+
+def distribute(
+    *,
+    channel: Pubkey,
+    payer: Pubkey,
+    rent_payer: Pubkey,
+    payee: Pubkey,
+    mint: Pubkey,
+    shares: Sequence[Share],
+    treasury: Pubkey,
+) -> Instruction:
+    """Pay out what is settled and not yet paid; of a sealed channel, everything. Anyone may.
+
+    `treasury` is one of `TREASURIES`, the one of the cluster.
+    """
+    return Instruction(
+        PROGRAM,
+        bytes((Step.DISTRIBUTE,)) + distribution_preimage(shares),
+        [
+            _writable(channel),
+            _writable(payer),
+            _writable(rent_payer),
+            _writable(escrow_address(channel, mint)),
+            *(_writable(get_associated_token_address(owner, mint)) for owner in (payer, payee, treasury)),
+            _readonly(mint),
+            _readonly(TOKEN_PROGRAM),
+            _readonly(EVENT_AUTHORITY),
+            _readonly(PROGRAM),
+            *(_writable(get_associated_token_address(share.recipient, mint)) for share in shares),
+        ],
+    )
+
+
+def withdraw_payer(*, payer: Pubkey, channel: Pubkey, mint: Pubkey) -> Instruction:
+    """Take the refund of a sealed channel before it is distributed; the payer signs."""
+    return Instruction(
+        PROGRAM,
+        bytes((Step.WITHDRAW_PAYER,)),
+        [
+            _signer(payer),
+            _writable(channel),
+            _writable(escrow_address(channel, mint)),
+            _writable(get_associated_token_address(payer, mint)),
+            _readonly(mint),
+            _readonly(TOKEN_PROGRAM),
+        ],
+    )
+
+
+def reclaim(*, channel: Pubkey, rent_payer: Pubkey) -> Instruction:
+    """Return the rent of a distributed channel's account; anyone may, after `OPEN_SLOT_WINDOW`."""
+    return Instruction(PROGRAM, bytes((Step.RECLAIM,)), [_writable(channel), _writable(rent_payer)])
+
+
+def close_instructions(
+    opening: Opening, *, treasury: Pubkey, voucher: Voucher | None, signature: Signature | None
+) -> list[Instruction]:
+    """Return the payee's instructions that settle a voucher, seal, and pay everything out.
+
+    Without a voucher the whole deposit that is not settled yet goes back. `signature` is the voucher's.
+    """
+    steps = []
+    if voucher is not None and signature is not None:
+        steps.append(verify_voucher(voucher, opening.signer, signature))
+    return [
+        *steps,
+        settle_and_seal(payee=opening.payee, channel=opening.address, has_voucher=bool(steps)),
+        distribute_opened(opening, treasury=treasury),
+    ]
+
+
+def distribute_opened(opening: Opening, *, treasury: Pubkey) -> Instruction:
+    """Return `distribute` for the channel of an opening."""
+    return distribute(
+        channel=opening.address,
+        payer=opening.payer,
+        rent_payer=opening.rent_payer,
+        payee=opening.payee,
+        mint=opening.mint,
+        shares=opening.shares,
+        treasury=treasury,
+    )
+
+
+# --- The account
+
+
+@frozen(kw_only=True)
+class Channel:
+    """The account of a channel.
+
+    Attributes:
+        settled_micro: cumulative amount of the highest voucher that was settled.
+        paid_micro: how much of that was distributed.
+        closing_since: time of the payer's `request_close`; 0 if there was none.
+        withdrawn_at: time of the payer's `withdraw_payer`; 0 if there was none.
+    """
+
+    bump: int
+    status: Status
+    salt: int
+    deposit_micro: int
+    settled_micro: int
+    paid_micro: int
+    closing_since: int
+    withdrawn_at: int
+    grace_seconds: int
+    distribution_hash: bytes = field(repr=bytes.hex)
+    payer: Pubkey
+    payee: Pubkey
+    signer: Pubkey
+    mint: Pubkey
+    rent_payer: Pubkey
+    open_slot: int
+
+    @property
+    def deadline(self) -> int:
+        """The time from which on anyone can seal a closing channel."""
+        return self.closing_since + self.grace_seconds
+
+    def is_of(self, opening: Opening) -> bool:
+        """Return whether an opening created this channel. A later `top_up` raises the deposit."""
+        return self.deposit_micro >= opening.deposit_micro and (
+            self.bump,
+            self.salt,
+            self.grace_seconds,
+            self.distribution_hash,
+            self.payer,
+            self.payee,
+            self.signer,
+            self.mint,
+            self.rent_payer,
+            self.open_slot,
+        ) == (
+            opening.address_and_bump[1],
+            opening.salt,
+            opening.grace_seconds,
+            opening.distribution_hash,
+            opening.payer,
+            opening.payee,
+            opening.signer,
+            opening.mint,
+            opening.rent_payer,
+            opening.open_slot,
+        )
+
+    def __bytes__(self) -> bytes:
+        """Serialize it, for `read_channel`."""
+        return _CHANNEL.pack(
+            _DISCRIMINATOR,
+            _VERSION,
+            self.bump,
+            self.status,
+            self.salt,
+            self.deposit_micro,
+            self.settled_micro,
+            self.paid_micro,
+            self.closing_since,
+            self.withdrawn_at,
+            self.grace_seconds,
+            self.distribution_hash,
+            bytes(self.payer),
+            bytes(self.payee),
+            bytes(self.signer),
+            bytes(self.mint),
+            bytes(self.rent_payer),
+            self.open_slot,
+        )
+
+
+def read_channel(data: bytes) -> Channel:
+    """Parse the data of a channel's account. The caller checks that the account's owner is `PROGRAM`.
+
+    Raises:
+        ChannelError: another length, discriminator, version or status.
+    """
+    if len(data) != CHANNEL_BYTES:
+        raise ChannelError(f"the account of a channel has {CHANNEL_BYTES} bytes, not {len(data)}")
+    kind, version, bump, status, *numbers = _CHANNEL.unpack(data)
+    if (kind, version) != (_DISCRIMINATOR, _VERSION) or status not in iter(Status):
+        raise ChannelError(f"unknown account: discriminator {kind}, version {version}, status {status}")
+    salt, deposit, settled, paid, closing_since, withdrawn_at, grace, distribution, *keys, open_slot = numbers
+    payer, payee, signer, mint, rent_payer = (Pubkey.from_bytes(key) for key in keys)
+    return Channel(
+        bump=bump,
+        status=Status(status),
+        salt=salt,
+        deposit_micro=deposit,
+        settled_micro=settled,
+        paid_micro=paid,
+        closing_since=closing_since,
+        withdrawn_at=withdrawn_at,
+        grace_seconds=grace,
+        distribution_hash=distribution,
+        payer=payer,
+        payee=payee,
+        signer=signer,
+        mint=mint,
+        rent_payer=rent_payer,
+        open_slot=open_slot,
+    )
+
+
+# --- Payouts
+
+
+@frozen(kw_only=True)
+class Payouts:
+    """What one `distribute` moves out of the escrow, if every beneficiary can receive.
+
+    Attributes:
+        recipients_micro: the amount of each share, in order.
+        refund_micro: the payer's; 0 unless the channel is sealed, or if the payer has withdrawn it.
+        treasury_micro: dust of the rounding; 0 unless the channel is sealed.
+    """
+
+    payee_micro: int
+    recipients_micro: tuple[int, ...]
+    refund_micro: int
+    treasury_micro: int
+
+
+def payouts(
+    *,
+    deposit_micro: int,
+    settled_micro: int,
+    shares: Iterable[Share] = (),
+    paid_micro: int = 0,
+    is_sealed: bool = True,
+    is_withdrawn: bool = False,
+) -> Payouts:
+    """Return what a `distribute` pays to whom. Each distribution rounds the cumulative amounts down."""
+    parts = [share.bps for share in shares]
+    recipients = tuple(_part(settled_micro, bps) - _part(paid_micro, bps) for bps in parts)
+    rest_bps = WHOLE_BPS - sum(parts)
+    payee = _part(settled_micro, rest_bps) - _part(paid_micro, rest_bps)
+    dust = settled_micro - sum(_part(settled_micro, bps) for bps in (*parts, rest_bps))
+    return Payouts(
+        payee_micro=payee,
+        recipients_micro=recipients,
+        refund_micro=deposit_micro - settled_micro if is_sealed and not is_withdrawn else 0,
+        treasury_micro=dust if is_sealed else 0,
+    )
+
+
+def _part(amount_micro: int, bps: int) -> int:
+    return amount_micro * bps // WHOLE_BPS
+
+
+def _signer(address: Pubkey, *, writable: bool = False) -> AccountMeta:
+    return AccountMeta(address, is_signer=True, is_writable=writable)
+
+
+def _writable(address: Pubkey) -> AccountMeta:
+    return AccountMeta(address, is_signer=False, is_writable=True)
+
+
+def _readonly(address: Pubkey) -> AccountMeta:
+    return AccountMeta(address, is_signer=False, is_writable=False)
