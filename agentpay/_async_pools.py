@@ -55,7 +55,7 @@ class AsyncPool(Generic[C]):
         await anext(self._keeper)
 
     async def enter(self, timeout: float | None) -> Lane[C] | None:
-        """Wait until a request may be sent; `leave` must follow. None after `timeout` seconds."""
+        """Wait for a free slot; call `leave` afterwards. None if `timeout` seconds pass first."""
         try:
             self._free.acquire_nowait()
         except anyio.WouldBlock:

@@ -26,7 +26,7 @@ class Scheduled(Protocol):
     """Work that is due at stored times."""
 
     async def next_due_us(self) -> int | None:
-        """Return None if no work is waiting."""
+        """Return when the next work is due, in microseconds; None if there is none."""
         ...
 
     async def run_due(self) -> bool:

@@ -66,7 +66,7 @@ def choose_cluster(
     if circles_mint is not None:
         if usdc_mint not in (None, circles_mint):
             raise ClusterRefusedError(
-                f"USDC on {name} is {circles_mint}, not {usdc_mint}: remove that setting"
+                f"USDC on {name} is {circles_mint}, not {usdc_mint}: remove --usdc-mint"
             )
         return Cluster(genesis_hash=genesis_hash, name=name, usdc_mint=circles_mint)
     if name is not None and usdc_mint is None:

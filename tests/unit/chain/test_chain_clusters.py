@@ -48,7 +48,7 @@ def test_testnet_requires_a_configured_mint() -> None:
 
 @pytest.mark.parametrize("genesis_hash", [MAINNET, DEVNET])
 def test_a_configured_mint_other_than_circles_is_refused_on_mainnet_and_devnet(genesis_hash: str) -> None:
-    with pytest.raises(ClusterRefusedError, match="remove that setting"):
+    with pytest.raises(ClusterRefusedError, match="remove --usdc-mint"):
         choose(genesis_hash, usdc_mint=OURS, allow_mainnet=True)
     right = choose(genesis_hash, allow_mainnet=True).usdc_mint
     assert choose(genesis_hash, usdc_mint=right, allow_mainnet=True).usdc_mint == right
