@@ -180,10 +180,10 @@ else:
             "NotSupportedError FeeBudgetExceededError FieldError "
             "IdempotencyConflictError InsecureConnectionWarning InsufficientBalanceError "
             "InvalidRecipientError InvalidRequestError NotFoundError OutcomeUnknownError "
-            "PaymentOutcomeUnknownError PaymentPendingApprovalError PaymentRefusedError "
+            "PaymentPendingApprovalError PaymentRefusedError RefusedError RequestTimeoutError "
             "PermissionDeniedError PolicyViolationError PreconditionFailedError "
             "RateLimitError ServerError ServiceUnavailableError SessionCapExceededError "
-            "SessionClosedError SessionOutcomeUnknownError TransferFailedError "
+            "SessionClosedError TransferFailedError "
             "TransferOutcomeUnknownError TransferRejectedError UnpayableChallengeError "
             "WaitTimeoutError WebhookError WebhookPayloadError WebhookSignatureError"
         ),

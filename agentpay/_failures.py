@@ -58,11 +58,14 @@ def of_exception(
         )
     detail = _said(error).replace(secret, "[secure]")[:_DETAIL_MAX_CHARACTERS] or "connection lost"
     where = "" if names else f" at {_place_of(error)}"
-    return APIConnectionError(
+    failure = APIConnectionError(
         f"no answer to {request.endpoint.name}: {detail} ({type(error).__name__}{where}). "
         f"{processed}. Check the network and base_url, then call again",
         may_have_been_processed=is_sent,
     )
+    if "UnsupportedProtocol" in names or getattr(error, "is_permanent", False) is True:
+        failure.retryable = False  # It would fail in the same way.
+    return failure
 
 
 def no_connection(request: PreparedRequest, timeout: float | None) -> APITimeoutError:

@@ -216,29 +216,48 @@ def read(request: PreparedRequest, reply: RawResponse, *, now: float) -> Any:  #
 
     `now` is in seconds since the epoch, to interpret a date in `Retry-After`.
     """
-    endpoint = request.endpoint
-    if endpoint.responses is ANY_SUCCESS and 200 <= reply.status_code < 300:
-        return UNSET
-    model = {**endpoint.also_read, **endpoint.responses}.get(reply.status_code, UNSET)
-    if model is None:
-        return None
-    if model is UNSET:
-        if reply.status_code >= 400:
+    endpoint, status = request.endpoint, reply.status_code
+    if not 200 <= status < 300:
+        if status >= 400:
             return error_of(endpoint, reply, now)
-        problem = f"the status {reply.status_code} is not one of this operation"
+        problem = f"the status {status} is not one of this operation"
+    elif endpoint.responses is ANY_SUCCESS:
+        return UNSET
     else:
+        # Any success counts: the money has moved, whichever status a service or a proxy gives it.
+        model = endpoint.responses.get(status, UNSET)
+        if model is UNSET:
+            model = next(iter(endpoint.responses.values()))
+        if model is None:
+            return None
         try:
             answer = codec.structure(json_text.parse_json(reply.content), model)
             return _mismatch(request, reply, answer) or with_response(answer, reply)
         except (json_text.InvalidJsonError, codec.InvalidValueError) as error:
             problem = f"the body {error}" if isinstance(error, json_text.InvalidJsonError) else str(error)
     return errors.ResponseValidationError(
-        f"the response to {endpoint.name} ({reply.status_code}) is not what the contract says: "
+        f"the response to {endpoint.name} ({status}) is not what the contract says: "
         f"{problem[:MESSAGE_MAX_CHARACTERS]}. Check that base_url is the address of the service",
-        status_code=reply.status_code,
+        status_code=status,
         request_id=reply.request_id,
+        **_identifiers(reply.content),
     )
 
+
+def _identifiers(content: bytes) -> dict[str, str]:
+    """Return what a body names that is not readable otherwise, so that it can be looked up."""
+    try:
+        value = json_text.parse_json(content)
+    except json_text.InvalidJsonError:
+        return {}
+    found = {name: value.get(name) if isinstance(value, dict) else None for name in _IDENTIFIERS}
+    return {
+        name: text for name, text in found.items() if isinstance(text, str) and _IDENTIFIER.fullmatch(text)
+    }
+
+
+_IDENTIFIERS: Final = ("transfer_id", "session_id")
+_IDENTIFIER: Final = re.compile(r"[0-9A-Za-z_-]{1,128}", re.ASCII)
 
 _NORMALIZED: Final = frozenset({"name", "url"})
 """Attributes that a service may normalize: it trims a name, and adds the slash that ends a URL."""
@@ -249,7 +268,11 @@ def _mismatch(
 ) -> errors.AnswerMismatchError | None:
     """Return the error for a response that belongs to another request."""
     items: Sequence[object] = answer.data if isinstance(answer, PageBody) else (answer,)
-    for attribute, asked in request.expected:
+    expected = request.expected
+    if request.idempotency_key is not None:
+        # The key names the request. A service may write the other values in another form.
+        expected = tuple(each for each in expected if each[0] == "idempotency_key") or expected
+    for attribute, asked in expected:
         for item in items:
             told = getattr(item, attribute)
             # Fields that the contract does not guarantee may be missing.
@@ -257,7 +280,7 @@ def _mismatch(
                 return errors.AnswerMismatchError(
                     operation=request.endpoint.name,
                     difference=f"{attribute.rstrip('_')} is {_brief(told)}, not {_brief(asked)}",
-                    may_have_been_processed=request.endpoint.method != "GET",
+                    may_have_been_processed=not request.endpoint.is_read,
                     status_code=reply.status_code,
                     request_id=reply.request_id,
                 )
@@ -297,6 +320,7 @@ _BY_STATUS: Final[dict[int, type[errors.APIError]]] = {
     402: errors.TransferRejectedError,
     403: errors.PermissionDeniedError,
     404: errors.NotFoundError,
+    408: errors.RequestTimeoutError,
     405: errors.InvalidRequestError,
     409: errors.ConflictError,
     412: errors.PreconditionFailedError,

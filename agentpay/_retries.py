@@ -12,34 +12,30 @@ concurrently. The rules:
   `Retry-After`. A `Retry-After` above `RETRY_AFTER_CAP` ends the attempts and is left to the caller.
 - No pause is longer than `pause_max`. A deadline ends the attempts, but does not change how they are
   interpreted.
-- A request with an idempotency key ends in `TransferOutcomeUnknownError` (or the equivalent for sessions) if
-  an attempt may have been processed and no later response settled the question.
+- A write ends in `OutcomeUnknownError` if an attempt may have been processed and no later response decided
+  the question. `AgentPayError.outcome` says what an attempt means.
 - After a response that belongs to another request, the current connections are not used again.
 """
 
+import contextlib
 import math
 import random as _random
 import time
-from collections.abc import Callable, Generator
-from enum import Enum
+from collections.abc import Callable, Generator, Mapping
 from itertools import count
 from typing import Any, Final, NamedTuple
 
 import attrs
 
-from agentpay._requests import ANY_SUCCESS, PreparedRequest, read
-from agentpay.contract.endpoints import CREATE_TRANSFER, Endpoint, Repeat
+from agentpay._requests import PreparedRequest, read
+from agentpay.contract.endpoints import CREATE_TRANSFER, Repeat
 from agentpay.contract.responses import RawResponse
 from agentpay.errors import (
     AgentPayError,
     AnswerMismatchError,
     APIConnectionError,
     APIError,
-    ClosedClientError,
-    ConfigurationError,
     OutcomeUnknownError,
-    PaymentOutcomeUnknownError,
-    SessionOutcomeUnknownError,
     TransferOutcomeUnknownError,
 )
 
@@ -51,10 +47,6 @@ BACKOFF_CAP: Final = 8.0
 
 RETRY_AFTER_CAP: Final = 30.0
 """Longest `Retry-After` that is waited for, in seconds."""
-
-_RETRIED: Final = frozenset({408, 429, *range(500, 600)} - {501})
-_TURNED_AWAY: Final = frozenset({401, 403, 429})
-_LAST_WORDS: Final = frozenset({400, 402, 404, 405, 409, 413, 415, 422})
 
 
 class Send: ...
@@ -72,12 +64,6 @@ SEND: Final = Send()
 RENEW: Final = Renew()
 
 
-class _Effect(Enum):
-    NONE = "this attempt did nothing"
-    POSSIBLE = "this attempt may have done it"
-    SETTLED = "the service has decided on it"
-
-
 def attempts(
     request: PreparedRequest,
     *,
@@ -91,8 +77,8 @@ def attempts(
     `pause_max` returns the maximum seconds of a pause at this time; a longer one ends the attempts. `now` is
     in seconds since the epoch, `random` from 0 up to 1.
     """
-    in_doubt = False
-    known_id: str | None = None
+    doubt: AgentPayError | None = None
+    known: dict[str, str] = {}
     for retries in count():
         outcome = yield SEND
         result = outcome
@@ -103,73 +89,74 @@ def attempts(
             return result, outcome
         if isinstance(result, AnswerMismatchError):
             yield RENEW
-        effect = _effect_of(result)
-        in_doubt = effect is _Effect.POSSIBLE or (in_doubt and effect is _Effect.NONE)
-        known_id = _subject_of(result) or known_id
+        if result.outcome != "not_done":
+            doubt = result if result.outcome == "unknown" else None
+        known |= _identifiers(result)
         pause = None
-        if retries < max_retries and _may_repeat(request, result, effect):
+        if retries < max_retries and _may_repeat(request, result):
             pause = _pause(result, retries, random)
         if pause is not None and pause <= pause_max():
             yield Sleep(pause)
             continue
-        result.retries_made = retries
-        if in_doubt and request.idempotency_key is not None:
-            unknown = _outcome_unknown(request.endpoint, request.idempotency_key, known_id)
+        result.retries_made, result.idempotency_key = retries, request.idempotency_key
+        if request.endpoint.is_read:
+            if doubt is result:
+                result.outcome = "not_done"
+        elif doubt is not None:
+            unknown = _outcome_unknown(request, doubt, known)
             unknown.retries_made = retries
             raise unknown from result
         raise result
     raise AssertionError  # pragma: no cover - `count` has no end
 
 
-def _subject_of(error: AgentPayError) -> str | None:
-    return (error.transfer_id or error.session_id) if isinstance(error, APIError) else None
+def _identifiers(error: AgentPayError) -> dict[str, str]:
+    """Return the transfer or session that an error names."""
+    found = {name: getattr(error, name, None) for name in ("transfer_id", "session_id")}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def unexpected(request: PreparedRequest, error: Exception) -> AgentPayError:
     """Return the exception for an unexpected error that was raised after a request was sent."""
-    if request.idempotency_key is not None:
-        return _outcome_unknown(request.endpoint, request.idempotency_key, None)
-    return APIConnectionError(
+    failure = APIConnectionError(
         f"{request.endpoint.name} may have been processed, and then {type(error).__name__} was raised here. "
         "Report it, with the traceback",
         may_have_been_processed=True,
     )
+    failure.retryable = False
+    if not request.endpoint.is_read:
+        return _outcome_unknown(request, failure, {})
+    failure.outcome = "not_done"
+    return failure
 
 
-def _outcome_unknown(endpoint: Endpoint, key: str, known_id: str | None) -> AgentPayError:
-    if (endpoint.method, endpoint.path) == (CREATE_TRANSFER.method, CREATE_TRANSFER.path):
-        return TransferOutcomeUnknownError(idempotency_key=key, transfer_id=known_id)
-    if endpoint.name == "payments.authorize":
-        return PaymentOutcomeUnknownError(idempotency_key=key, transfer_id=known_id)
-    if endpoint.responses is ANY_SUCCESS:
-        return OutcomeUnknownError(operation=endpoint.name, idempotency_key=key)
-    return SessionOutcomeUnknownError(operation=endpoint.name, idempotency_key=key, session_id=known_id)
+def note_key(error: BaseException, request: PreparedRequest) -> None:
+    """Let an exception that leaves a call have its key: cancellations and interrupts too."""
+    key = request.idempotency_key
+    with contextlib.suppress(AttributeError):  # of a foreign class that takes none
+        error.idempotency_key = key  # type: ignore[attr-defined]
+    if not isinstance(error, Exception):
+        # Money may be in flight: the key is needed to resume.
+        error.add_note(
+            f"{request.endpoint.name} may have been processed. Do not pay again under a new key: call it "
+            f"with the same parameters and idempotency_key={key!r} to resume it."
+        )
 
 
-def _effect_of(error: AgentPayError) -> _Effect:
-    if isinstance(error, ClosedClientError | ConfigurationError) or (
-        isinstance(error, APIConnectionError) and not error.may_have_been_processed
-    ):
-        return _Effect.NONE
-    if not isinstance(error, APIError):
-        # The response is unreadable. It may have reported success.
-        return _Effect.POSSIBLE
-    if error.status_code in _TURNED_AWAY:
-        return _Effect.NONE
-    if error.status_code in _LAST_WORDS:
-        # Without the service's error body it may come from a proxy, which has no information on earlier
-        # attempts.
-        return _Effect.NONE if error.code is None else _Effect.SETTLED
-    if error.status_code == 503 and error.code == "chain_unavailable" and _subject_of(error) is None:
-        # Nothing was stored, and nothing will be sent (interface E4, I5).
-        return _Effect.NONE
-    return _Effect.POSSIBLE
-
-
-def is_transient(error: AgentPayError) -> bool:
-    """Return whether a retry may succeed: there was no response, or a temporary error."""
-    return isinstance(error, APIConnectionError) or (
-        isinstance(error, APIError) and error.status_code in _RETRIED
+def _outcome_unknown(
+    request: PreparedRequest, doubt: AgentPayError, known: Mapping[str, str]
+) -> OutcomeUnknownError:
+    endpoint, key = request.endpoint, request.idempotency_key
+    if key is not None and (endpoint.method, endpoint.path) == (CREATE_TRANSFER.method, CREATE_TRANSFER.path):
+        return TransferOutcomeUnknownError(
+            idempotency_key=key, transfer_id=known.get("transfer_id"), cause=doubt
+        )
+    return OutcomeUnknownError(
+        operation=endpoint.name,
+        idempotency_key=key,
+        cause=doubt,
+        is_repeatable=endpoint.repeat is Repeat.ALWAYS,
+        **known,
     )
 
 
@@ -179,11 +166,11 @@ def retry_after(error: AgentPayError | None) -> float:
     return asked or 0.0
 
 
-def _may_repeat(request: PreparedRequest, error: AgentPayError, effect: _Effect) -> bool:
+def _may_repeat(request: PreparedRequest, error: AgentPayError) -> bool:
     repeat = request.endpoint.repeat
-    if repeat is Repeat.NEVER or not is_transient(error):
+    if repeat is Repeat.NEVER or not error.retryable or error.outcome == "decided":
         return False
-    return repeat is Repeat.ALWAYS or effect is _Effect.NONE
+    return repeat is Repeat.ALWAYS or error.outcome == "not_done"
 
 
 def _pause(error: AgentPayError, retries: int, random: Callable[[], float]) -> float | None:

@@ -6,7 +6,8 @@ The rules:
 
 - The pause before the next look is random, from half of a limit to all of it, so that many waiting clients do
   not poll in step; the limit grows by half with each look. It is never shorter than `Retry-After`.
-- A temporary failure (`is_transient`) counts as a look without a result. Any other failure ends the wait.
+- A temporary failure (`AgentPayError.retryable`) counts as a look without a result. Any other failure ends
+  the wait.
 - With a limit on retries, more temporary failures in a row than that end the wait.
 - The last look happens at the end of the timeout, unless the service asked not to be called until later.
 - A look may take all of the time left, and at least `LOOK_TIMEOUT_MIN`, so that the last one can succeed.
@@ -17,7 +18,7 @@ import random as _random
 from collections.abc import Callable, Generator
 from typing import Any, Final, NamedTuple
 
-from agentpay._retries import Sleep, is_transient, retry_after
+from agentpay._retries import Sleep, retry_after
 from agentpay.contract.transfers import Transfer
 from agentpay.errors import AgentPayError, WaitTimeoutError
 
@@ -76,7 +77,7 @@ def looks(
         failure: AgentPayError | None = None
         if isinstance(outcome, AgentPayError):
             failures += 1
-            if not is_transient(outcome) or failures > max_retries:
+            if not outcome.retryable or failures > max_retries:
                 raise outcome
             failure = outcome
         elif outcome.is_final:

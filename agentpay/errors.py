@@ -5,13 +5,12 @@
       + ClosedClientError                   the client was closed before the call
       + APIConnectionError                  no response arrived
       |   - APITimeoutError (TimeoutError)  not within the timeout
-      + ResponseValidationError                       a response is not what the contract says
+      + ResponseValidationError             a response is not what the contract says
       |   - AnswerMismatchError             it belongs to another request
-      + OutcomeUnknownError                 the request may or may not have been carried out
+      + OutcomeUnknownError                 a write may or may not have been carried out
       |   - TransferOutcomeUnknownError     the transfer
-      |   - SessionOutcomeUnknownError      the opening, or the charge, of a session
-      |   - PaymentOutcomeUnknownError      the signing of a payment behind HTTP 402
-      + PaymentRefusedError                 the seller responded 402 to the payment
+      + RefusedError                        a payment is refused; also the base of those marked *
+      |   - PaymentRefusedError             the seller responded 402 to the payment
       + PaymentPendingApprovalError         an operator must approve the payment first
       + WaitTimeoutError (TimeoutError)     the transfer was not final in time
       + WebhookError                        a webhook delivery must not be processed
@@ -20,7 +19,7 @@
       + APIError                            the service returned an error
           - InvalidRequestError             400, and 405, 413, 415
           - AuthenticationError             401
-          - TransferRejectedError           402
+          - TransferRejectedError *         402
           |   . PolicyViolationError            policy_violation
           |   . AccountPausedError              account_paused
           |   . InsufficientBalanceError        insufficient_balance
@@ -28,15 +27,16 @@
           |   . SessionCapExceededError         session_cap_exceeded
           - PermissionDeniedError           403
           - NotFoundError                   404
+          - NotSupportedError               404 of an extension that the service does not have
+          - RequestTimeoutError             408
           - ConflictError                   409
           |   . IdempotencyConflictError        idempotency_conflict
           |   . SessionClosedError              session_closed
           - PreconditionFailedError         412
-          - InvalidRecipientError           422
-          - UnpayableChallengeError         unreadable_challenge, nothing_payable
-          - RateLimitError                429
+          - InvalidRecipientError *         422
+          - UnpayableChallengeError *       422: unreadable_challenge, nothing_payable
+          - RateLimitError                  429
           |   . FeeBudgetExceededError          fee_budget_exceeded
-          - NotSupportedError        404 of an extension that the service does not have
           - ServerError                     500 and above
               . ChainUnavailableError           chain_unavailable
               . ServiceUnavailableError         service_unavailable
@@ -49,7 +49,7 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
-from agentpay.contract.choices import ErrorCode
+from agentpay.contract.choices import ErrorCode, RequestOutcome
 from agentpay.contract.errors import ErrorBody, FieldError
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.printable import printable
@@ -79,19 +79,19 @@ __all__ = [
     "NotFoundError",
     "NotSupportedError",
     "OutcomeUnknownError",
-    "PaymentOutcomeUnknownError",
     "PaymentPendingApprovalError",
     "PaymentRefusedError",
     "PermissionDeniedError",
     "PolicyViolationError",
     "PreconditionFailedError",
     "RateLimitError",
+    "RefusedError",
+    "RequestTimeoutError",
     "ResponseValidationError",
     "ServerError",
     "ServiceUnavailableError",
     "SessionCapExceededError",
     "SessionClosedError",
-    "SessionOutcomeUnknownError",
     "TransferFailedError",
     "TransferOutcomeUnknownError",
     "TransferRejectedError",
@@ -114,12 +114,25 @@ def _restore(kind: type["AgentPayError"], args: tuple[Any, ...], state: dict[str
 
 
 class AgentPayError(Exception):
-    """Base of every exception of the SDK.
+    """Base of every exception of the SDK. Each answers three questions: again, what happened, which key.
 
     Attributes:
+        retryable: whether the same call may succeed later without another change, and can then take effect
+            only once. Repeat it with `idempotency_key` if that is not None.
+        outcome: what became of the request. `not_done`: it had no effect, and will have none. `unknown`: it
+            may or may not have been carried out. `decided`: the service has refused it, whatever earlier
+            attempts of the same call were told.
+        idempotency_key: the key that the call sent, whether you passed it or not; None for calls without one.
+        status_code: HTTP status of the response, or None.
+        request_id: identifies the request in the service's logs, or None.
         retries_made: how many attempts failed before the last one.
     """
 
+    retryable: bool = False
+    outcome: RequestOutcome = "not_done"
+    idempotency_key: str | None = None
+    status_code: int | None = None
+    request_id: str | None = None
     retries_made: int = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -129,6 +142,15 @@ class AgentPayError(Exception):
     def __str__(self) -> str:
         # The message may contain text of the service, and terminals interpret control characters.
         return printable(super().__str__())
+
+
+class RefusedError(AgentPayError):
+    """The payment was refused: by a rule of the account, for its recipient, or by the seller.
+
+    Its subclasses are `TransferRejectedError`, `InvalidRecipientError`, `UnpayableChallengeError` and
+    `PaymentRefusedError`. Nothing moved, except that a `PaymentRefusedError` may still settle: its `outcome`
+    is `unknown`.
+    """
 
 
 class ConfigurationError(AgentPayError, ValueError):
@@ -158,9 +180,12 @@ class APIConnectionError(AgentPayError):
             retrying cannot have a double effect.
     """
 
+    retryable = True
+
     def __init__(self, message: str, *, may_have_been_processed: bool) -> None:
         super().__init__(message)
         self.may_have_been_processed = may_have_been_processed
+        self.outcome = "unknown" if may_have_been_processed else "not_done"
 
 
 class APITimeoutError(APIConnectionError, TimeoutError):
@@ -173,22 +198,34 @@ class ResponseValidationError(AgentPayError):
     Attributes:
         status_code: HTTP status of the response.
         request_id: identifies the request in the service's logs, or None.
+        transfer_id: the transfer that the response names, or None.
+        session_id: the session that the response names, or None.
     """
 
+    outcome: RequestOutcome = "unknown"
+
     def __init__(
-        self, message: str, *, status_code: int | None = None, request_id: str | None = None
+        self,
+        message: str,
+        *,
+        status_code: int | None = None,
+        request_id: str | None = None,
+        transfer_id: str | None = None,
+        session_id: str | None = None,
     ) -> None:
         super().__init__(message)
         self.status_code = status_code
         self.request_id = request_id
+        self.transfer_id = transfer_id
+        self.session_id = session_id
 
 
 class AnswerMismatchError(ResponseValidationError):
     """The response belongs to another request, and was discarded.
 
     It names a different account, transfer, amount or key than the request: a proxy or peer mixes up
-    responses. The connections are not used again. Calls with an idempotency key raise
-    an `OutcomeUnknownError` instead, with this error as the `__cause__`.
+    responses. The connections are not used again. A call that writes raises an
+    `OutcomeUnknownError` instead, with this error as the `__cause__`.
 
     Attributes:
         may_have_been_processed: whether the request may have changed something nevertheless.
@@ -213,32 +250,90 @@ class AnswerMismatchError(ResponseValidationError):
             request_id=request_id,
         )
         self.may_have_been_processed = may_have_been_processed
+        self.outcome = "unknown" if may_have_been_processed else "not_done"
 
 
 class OutcomeUnknownError(AgentPayError):
-    """It is unknown whether the request was carried out. Its idempotency key can resume it.
+    """It is unknown whether a write was carried out: its response was lost, or there is no decision yet.
 
-    Never retry under a new key. Make the same call with the same parameters and this `idempotency_key`: it
-    resumes the request and never carries it out twice. The last error is the `__cause__`.
+    Every write raises it, whether the connection broke, a proxy responded, or a success could not be read.
+    With an `idempotency_key`, make the same call with the same parameters and this key: it resumes the
+    request, and never carries it out twice. Never retry under a new key. Without one, `retryable` says
+    whether a repetition is harmless; if it is not, read the current state first. The last error is the
+    `__cause__`.
 
     Attributes:
-        operation: the method to call again, such as `transfers.create`; for `client.request`, method and
-            path.
-        idempotency_key: the key to call it again with.
+        operation: the method to call again, such as `sessions.charge`; for `client.request`, method and path.
+        idempotency_key: the key to call it again with; None for an operation without one.
+        transfer_id: the transfer or payment, if a response named it; else None.
+        session_id: the session, if a response named it; else None.
     """
 
-    def __init__(self, *, operation: str, idempotency_key: str, known: str = "") -> None:
-        what, repeat = self._words(operation)
-        super().__init__(
-            f"it is unknown whether {what}{known}. Do not {repeat} under a new key: call "
-            f"{operation} with the same parameters and idempotency_key={idempotency_key!r} to resume it"
-        )
+    outcome: RequestOutcome = "unknown"
+
+    def __init__(
+        self,
+        *,
+        operation: str,
+        idempotency_key: str | None = None,
+        transfer_id: str | None = None,
+        session_id: str | None = None,
+        cause: AgentPayError | None = None,
+        is_repeatable: bool = False,
+    ) -> None:
+        """Create the error.
+
+        Args:
+            operation: the method to call again.
+            idempotency_key: the key that the request had.
+            transfer_id: the transfer, if known.
+            session_id: the session, if known.
+            cause: the failure that left the outcome open; the message, status and request id are its.
+            is_repeatable: repeating the request has no further effect, even without a key.
+        """
         self.operation = operation
         self.idempotency_key = idempotency_key
+        self.transfer_id = transfer_id
+        self.session_id = session_id
+        self.retryable = is_repeatable or idempotency_key is not None
+        if cause is not None:
+            self.status_code, self.request_id = cause.status_code, cause.request_id
+        super().__init__(self._text(cause))
 
-    @staticmethod
-    def _words(operation: str) -> tuple[str, str]:
-        return f"{operation} was done", "repeat it"
+    def _text(self, cause: AgentPayError | None) -> str:
+        what, again = _DEEDS.get(self.operation, (f"{self.operation} was done", "repeat it"))
+        if self.idempotency_key is not None:
+            advice = (
+                f"Do not {again} under a new key: call {self.operation} with the same parameters and "
+                f"idempotency_key={self.idempotency_key!r} to resume it"
+            )
+        elif self.retryable:
+            advice = f"Call {self.operation} again: repeating it has no further effect"
+        else:
+            advice = f"Read the current state before you call {self.operation} again"
+        named = _named(transfer=self.transfer_id, session=self.session_id, request=self.request_id)
+        because = f": {_reason(cause)}" if cause is not None else ""
+        return f"it is unknown whether {what}{named}{because}. {advice}"
+
+
+_REASON_MAX_CHARACTERS: Final = 500
+
+_DEEDS: Final = {
+    "transfers.create": ("the transfer was made", "pay again"),
+    "payments.authorize": ("the payment was signed", "pay again"),
+}
+"""What an operation does, and its repetition."""
+
+
+def _reason(cause: AgentPayError) -> str:
+    """Return the first sentence of an error: the others advise on the error itself."""
+    text = cause.summary if isinstance(cause, APIError) else str(cause)
+    return text.partition(". ")[0][:_REASON_MAX_CHARACTERS].rstrip(".")
+
+
+def _named(**identifiers: str | None) -> str:
+    known = [f"{name} {value}" for name, value in identifiers.items() if value is not None]
+    return f" ({', '.join(known)})" if known else ""
 
 
 class TransferOutcomeUnknownError(OutcomeUnknownError):
@@ -253,58 +348,19 @@ class TransferOutcomeUnknownError(OutcomeUnknownError):
         transfer_id: the transfer, for `transfers.get`, if a response named it; else None.
     """
 
-    def __init__(self, *, idempotency_key: str, transfer_id: str | None = None) -> None:
-        known = f" (transfer {transfer_id})" if transfer_id else ""
-        super().__init__(operation="transfers.create", idempotency_key=idempotency_key, known=known)
-        self.transfer_id = transfer_id
-
-    @staticmethod
-    def _words(operation: str) -> tuple[str, str]:  # noqa: ARG004 - there is one
-        return "the transfer was made", "pay again"
-
-
-class SessionOutcomeUnknownError(OutcomeUnknownError):
-    """It is unknown whether the session was opened or charged: the response was lost, or it is still opening.
-
-    Never open or charge again under a new key. Call the same method with the same parameters and this
-    `idempotency_key`: it resumes the request and never carries it out twice. The last error is the
-    `__cause__`.
-
-    Attributes:
-        operation: the method to call again, `sessions.open` or `sessions.charge`.
-        idempotency_key: the key to call it again with.
-        session_id: the session, for `sessions.get`, if a response named it; else None.
-    """
-
-    def __init__(self, *, operation: str, idempotency_key: str, session_id: str | None = None) -> None:
-        known = f" (session {session_id})" if session_id else ""
-        super().__init__(operation=operation, idempotency_key=idempotency_key, known=known)
-        self.session_id = session_id
+    def __init__(
+        self, *, idempotency_key: str, transfer_id: str | None = None, cause: AgentPayError | None = None
+    ) -> None:
+        super().__init__(
+            operation="transfers.create",
+            idempotency_key=idempotency_key,
+            transfer_id=transfer_id,
+            cause=cause,
+        )
+        self.idempotency_key: str = idempotency_key  # pyright: ignore[reportIncompatibleVariableOverride]
 
 
-class PaymentOutcomeUnknownError(OutcomeUnknownError):
-    """It is not known whether a payment behind HTTP 402 was signed: the response of the service was lost.
-
-    This call presented nothing to the seller. Repeat the request under the same key: it presents the one
-    payment of that key, or signs it. The last error is the `__cause__`.
-
-    Attributes:
-        idempotency_key: the key to repeat the request with: `extensions={"payment_key": …}` with
-            `PaymentAuth`, `idempotency_key` with `payments.authorize`.
-        transfer_id: the payment, for `payments.get`, where a response named it; else None.
-    """
-
-    def __init__(self, *, idempotency_key: str, transfer_id: str | None = None) -> None:
-        known = f" (transfer {transfer_id})" if transfer_id else ""
-        super().__init__(operation="payments.authorize", idempotency_key=idempotency_key, known=known)
-        self.transfer_id = transfer_id
-
-    @staticmethod
-    def _words(operation: str) -> tuple[str, str]:  # noqa: ARG004 - there is one
-        return "the payment was signed", "pay again"
-
-
-class PaymentRefusedError(AgentPayError):
+class PaymentRefusedError(RefusedError):
     """The seller responded with 402 to a request that presented the payment.
 
     Nothing more is paid for this request. The payment may still settle until it expires: read it with
@@ -319,6 +375,8 @@ class PaymentRefusedError(AgentPayError):
         headers: the headers of the response, with names in lower case.
         body: the first 32 KiB of the response's body, as far as it arrived.
     """
+
+    outcome: RequestOutcome = "unknown"
 
     def __init__(
         self,
@@ -336,7 +394,7 @@ class PaymentRefusedError(AgentPayError):
             "settle: read it with payments.get, or repeat the request with "
             f"payment_key={idempotency_key!r} to present it again"
         )
-        self.idempotency_key = idempotency_key
+        self.idempotency_key: str = idempotency_key  # pyright: ignore[reportIncompatibleVariableOverride]
         self.transfer_id = transfer_id
         self.receipt = receipt
         self.reason = reason
@@ -360,7 +418,7 @@ class PaymentPendingApprovalError(AgentPayError):
             "console.approvals.approve has approved it, repeat the request with "
             f"payment_key={idempotency_key!r}"
         )
-        self.idempotency_key = idempotency_key
+        self.idempotency_key: str = idempotency_key  # pyright: ignore[reportIncompatibleVariableOverride]
         self.transfer_id = transfer_id
 
 
@@ -373,6 +431,9 @@ class WaitTimeoutError(AgentPayError, TimeoutError):
         transfer_id: the transfer.
         transfer: the transfer as it was last read; None if it could not be read.
     """
+
+    retryable = True
+    outcome: RequestOutcome = "unknown"
 
     def __init__(self, *, transfer_id: str, transfer: "Transfer | None", timeout: float) -> None:
         state = "could not be read within" if transfer is None else f"is {transfer.status} after"
@@ -448,7 +509,7 @@ class APIError(AgentPayError):
     ) -> None:
         super().__init__(message)
         self.message = message
-        self.status_code = status_code
+        self.status_code: int = status_code  # pyright: ignore[reportIncompatibleVariableOverride]
         self.decided_at = decided_at
         self.code = code
         self.request_id = request_id
@@ -459,9 +520,16 @@ class APIError(AgentPayError):
         self.details = details
         self.retry_after = retry_after
         self.body = body
+        self.outcome = _outcome_of(status_code, code, transfer_id or session_id)
+        self.retryable = type(self).retryable or status_code in _TEMPORARY
+
+    @property
+    def summary(self) -> str:
+        """Status, code and message, without details and advice."""
+        return f"{self.status_code} {self.code or 'error'}: {self.message.rstrip('.')}"
 
     def __str__(self) -> str:
-        text = f"{self.status_code} {self.code or 'error'}: {self.message.rstrip('.')}"
+        text = self.summary
         # The message of a single fault may repeat it.
         shown = (fault for fault in self.details[:_SHOWN_FAULTS] if fault.message not in self.message)
         text += "".join(f"; {fault.field} {fault.message}" for fault in shown)
@@ -469,16 +537,30 @@ class APIError(AgentPayError):
             text += f"; and {len(self.details) - _SHOWN_FAULTS} more in details"
         if self.decided_at is not None:
             text += f". Decided at {format_timestamp(self.decided_at)} and repeated for its idempotency key"
-        where = [
-            f"{name} {value}"
-            for name, value in (
-                ("transfer", self.transfer_id),
-                ("session", self.session_id),
-                ("request", self.request_id),
-            )
-            if value is not None
-        ]
-        return printable(text + (f" ({', '.join(where)})" if where else "") + f". {self.advice}")
+        where = _named(transfer=self.transfer_id, session=self.session_id, request=self.request_id)
+        advice = self.advice
+        if self.idempotency_key is not None:
+            advice = advice.replace("the same idempotency key", f"idempotency_key={self.idempotency_key!r}")
+        return printable(f"{text}{where}. {advice}")
+
+
+_TEMPORARY: Final = frozenset({408, 429, *range(500, 600)} - {501})
+_TURNED_AWAY: Final = frozenset({401, 403, 421, 429})
+_LAST_WORDS: Final = frozenset({400, 402, 404, 405, 409, 412, 413, 415, 422})
+
+
+def _outcome_of(status: int, code: str | None, subject: str | None) -> RequestOutcome:
+    """Return what an error response says about a write. The one place that classifies responses."""
+    if status in _TURNED_AWAY:
+        return "not_done"
+    if status in _LAST_WORDS:
+        # Without the service's error body it may come from a proxy, which has no information on earlier
+        # attempts.
+        return "not_done" if code is None else "decided"
+    if status == 503 and code == "chain_unavailable" and subject is None:
+        # Nothing was stored, and nothing will be sent (interface E4, I5).
+        return "not_done"
+    return "unknown"
 
 
 class InvalidRequestError(APIError):
@@ -505,7 +587,7 @@ class NotFoundError(APIError):
     advice = "Check the identifier, and that it belongs to the operator of the API key"
 
 
-class TransferRejectedError(APIError):
+class TransferRejectedError(APIError, RefusedError):  # pyright: ignore[reportIncompatibleVariableOverride]
     """The transfer, or the session request, was refused and no money moved (status 402)."""
 
     advice = "No money moved; read the message for the reason"
@@ -527,14 +609,15 @@ class InsufficientBalanceError(TransferRejectedError):
     """The account holds too little USDC (`insufficient_balance`)."""
 
     advice = (
-        "No money moved. Fund the account's usdc_token_account, then repeat the same call: "
-        "transfers.create with the same idempotency key"
+        "No money moved. Fund the account's usdc_token_account, then repeat the same call with the same "
+        "idempotency key"
     )
 
 
 class TransferFailedError(TransferRejectedError):
     """The chain refused the transaction, or a session cannot settle now (`transfer_failed`)."""
 
+    retryable = True
     advice = "No money moved. Call again with the same idempotency key for a new attempt"
 
 
@@ -548,6 +631,15 @@ class NotSupportedError(APIError):
     """The called operation is an extension that the service does not offer (status 404)."""
 
     advice = "Do without it, or use a service that offers this extension"
+
+
+class RequestTimeoutError(APIError):
+    """The request did not arrive at the service in time (status 408).
+
+    A proxy may send it too, so a call that writes raises an `OutcomeUnknownError` instead.
+    """
+
+    advice = "Call again over a better connection"
 
 
 class ConflictError(APIError):
@@ -574,13 +666,13 @@ class PreconditionFailedError(APIError):
     advice = "Read it again and repeat the change"
 
 
-class InvalidRecipientError(APIError):
+class InvalidRecipientError(APIError, RefusedError):  # pyright: ignore[reportIncompatibleVariableOverride]
     """The recipient cannot be paid: it is no usable USDC token account or account_id (status 422)."""
 
     advice = "Pay an account_id, or a USDC token account instead of the wallet that owns it"
 
 
-class UnpayableChallengeError(APIError):
+class UnpayableChallengeError(APIError, RefusedError):  # pyright: ignore[reportIncompatibleVariableOverride]
     """The 402 cannot be paid: its challenge is unreadable, or offers nothing payable (status 422).
 
     Codes `unreadable_challenge` and `nothing_payable`. Nothing was stored, and the key is free.
@@ -633,8 +725,8 @@ class ChainUnavailableError(ServerError):
 class ServiceUnavailableError(ServerError):
     """The service cannot reach its own database (`service_unavailable`).
 
-    The request may or may not have been carried out. Calls with an idempotency key raise an
-    `OutcomeUnknownError` instead, which has the key to retry with.
+    A call that writes raises an `OutcomeUnknownError` instead, because the request may or may not have been
+    carried out.
     """
 
-    advice = "Read the current state, or call again after retry_after seconds if a repetition does no harm"
+    advice = "Call again after retry_after seconds"

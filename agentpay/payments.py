@@ -41,7 +41,7 @@ from agentpay.contract.payments import Payment
 from agentpay.errors import (
     AgentPayError,
     ConfigurationError,
-    PaymentOutcomeUnknownError,
+    OutcomeUnknownError,
     PaymentPendingApprovalError,
     PaymentRefusedError,
 )
@@ -54,8 +54,8 @@ else:
 
 __all__ = [
     "READ_TIMEOUT_SECONDS",
+    "OutcomeUnknownError",
     "PaymentAuth",
-    "PaymentOutcomeUnknownError",
     "PaymentPendingApprovalError",
     "PaymentRecord",
     "PaymentRefusedError",
@@ -139,7 +139,7 @@ class PaymentAuth(Auth):
     `error.request.extensions["payment"]` has key and `transfer_id`.
 
     The call raises the errors of the service, such as `PolicyViolationError`, `UnpayableChallengeError`,
-    `PaymentPendingApprovalError` and `PaymentOutcomeUnknownError`; and `PaymentRefusedError` if the seller
+    `PaymentPendingApprovalError` and `OutcomeUnknownError`; and `PaymentRefusedError` if the seller
     responds to the presented payment with 402.
     """
 

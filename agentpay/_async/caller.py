@@ -4,13 +4,15 @@
 `agentpay._http` does the network I/O.
 """
 
+import contextlib
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
 from agentpay._http import AsyncHttp
 from agentpay._options import Call, CallOptions
 from agentpay._requests import PreparedRequest
-from agentpay._retries import Renew, Sleep, attempts, unexpected
+from agentpay._retries import Renew, Sleep, attempts, note_key, unexpected
 from agentpay._settings import Settings, logger
 from agentpay.contract.responses import RawResponse
 from agentpay.errors import AgentPayError
@@ -74,18 +76,17 @@ class AsyncCaller:
             yield piece
 
     async def _noted(self, request: PreparedRequest, call: Call) -> tuple[Any, RawResponse]:
+        key = request.idempotency_key
+        if key is None:
+            return await self._attempts(request, call)
+        # Before the first byte: the log has the key, however the call ends.
+        if logger.isEnabledFor(logging.INFO):
+            with contextlib.suppress(Exception):  # a failing log handler must not fail a payment
+                logger.info("%s: idempotency_key %r", request.endpoint.name, key)
         try:
             return await self._attempts(request, call)
-        except Exception:
-            raise
         except BaseException as error:
-            if request.idempotency_key is not None:
-                # Cancelled or interrupted while money may be in flight: the key is needed to resume.
-                error.add_note(
-                    f"{request.endpoint.name} may have been processed. Do not pay again under a new "
-                    f"key: call it with the same parameters and idempotency_key={request.idempotency_key!r} "
-                    "to resume it."
-                )
+            note_key(error, request)
             raise
 
     async def _attempts(self, request: PreparedRequest, call: Call) -> tuple[Any, RawResponse]:

@@ -80,7 +80,7 @@ class AsyncPayments(AsyncResource):
             IdempotencyConflictError: the key was used for another purchase.
             ConflictError: the payment of this key has expired or failed (`payment_expired`,
                 `payment_failed`): nothing moved, and a new purchase takes a new key.
-            PaymentOutcomeUnknownError: it may have been signed, and nothing was presented. Call again with
+            OutcomeUnknownError: it may have been signed, and nothing was presented. Call again with
                 the same key.
         """
         challenge = challenge_of(response, origin=origin, url=url, method=method, headers=headers, body=body)

@@ -60,7 +60,12 @@ class AsyncSessionCalls:
                 return _unfound(ref, None)
             try:
                 session = await self._client.sessions.close(session.session_id)
-            except (ChainUnavailableError, TransferFailedError, SessionClosedError) as error:
+            except (
+                ChainUnavailableError,
+                OutcomeUnknownError,
+                SessionClosedError,
+                TransferFailedError,
+            ) as error:
                 session = await self._client.sessions.get(session.session_id)
                 return reports.session_of(session, ref, reason=reports.reason_of(error))
             return reports.session_of(session, ref)

@@ -81,7 +81,7 @@ class Payments(Resource):
             IdempotencyConflictError: the key was used for another purchase.
             ConflictError: the payment of this key has expired or failed (`payment_expired`,
                 `payment_failed`): nothing moved, and a new purchase takes a new key.
-            PaymentOutcomeUnknownError: it may have been signed, and nothing was presented. Call again with
+            OutcomeUnknownError: it may have been signed, and nothing was presented. Call again with
                 the same key.
         """
         challenge = challenge_of(response, origin=origin, url=url, method=method, headers=headers, body=body)

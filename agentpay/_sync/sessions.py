@@ -67,7 +67,7 @@ class Sessions(Resource):
             InvalidRequestError: the cap is below the server's minimum.
             InvalidRecipientError: `to` cannot hold USDC.
             ChainUnavailableError: the blockchain cannot be reached; nothing was done.
-            SessionOutcomeUnknownError: it may have been opened. Call again with the idempotency key of the
+            OutcomeUnknownError: it may have been opened. Call again with the idempotency key of the
                 error, never with another.
         """
         if idempotency_key is None:
@@ -106,7 +106,7 @@ class Sessions(Resource):
             SessionClosedError: the session accepts no more charges.
             IdempotencyConflictError: the key was used in this session with another amount.
             ChainUnavailableError: the session is not open yet; nothing was charged.
-            SessionOutcomeUnknownError: it may have been charged. Call again with the idempotency key of the
+            OutcomeUnknownError: it may have been charged. Call again with the idempotency key of the
                 error, never with another.
         """
         if idempotency_key is None:

@@ -166,7 +166,7 @@ def reported_errors(address: Address, output: Output) -> Iterator[None]:
         raise RefusedError(
             _sentences(error),
             output,
-            exit_code=_exit_code(error),
+            exit_code=REFUSED if isinstance(error, _NOT_ALLOWED) else FAILED,
             error=error.code or "error",
             transfer_id=error.transfer_id,
             session_id=error.session_id,
@@ -216,38 +216,35 @@ def _complete_profile(
 
 
 def _outcome_unknown(error: errors.OutcomeUnknownError, output: Output) -> NoReturn:
-    transfer_id = getattr(error, "transfer_id", None)
+    if error.idempotency_key is not None:
+        message = (
+            f"{error.operation} may have been processed. Repeat the command with --idempotency-key "
+            f"{error.idempotency_key}: this resumes it and never pays twice."
+        )
+    else:
+        what = f"transfer {error.transfer_id}" if error.transfer_id else "whether it was done"
+        message = f"{str(error).rpartition('. ')[0]}. Check {what} before you try again."
     raise RefusedError(
-        f"{error.operation} may have been processed. Repeat the command with --idempotency-key "
-        f"{error.idempotency_key}: this resumes it and never pays twice.",
+        message,
         output,
         exit_code=OUTCOME_UNKNOWN,
         error="outcome_unknown",
         idempotency_key=error.idempotency_key,
-        transfer_id=transfer_id,
+        transfer_id=error.transfer_id,
+        session_id=error.session_id,
+        request_id=error.request_id,
     ) from None
 
 
 def _not_answered(error: errors.APIConnectionError, address: Address, output: Output) -> NoReturn:
     if error.may_have_been_processed:
-        raise RefusedError(
-            f"{error}. Check whether it was done before you try again.",
-            output,
-            exit_code=OUTCOME_UNKNOWN,
-            error="no_answer",
-        ) from None
+        raise RefusedError(str(error), output, error="no_answer") from None
     raise RefusedError(
         f"no server responds at {address.url}. Start one with agentpay-server serve, or set --url or "
         f"{URL_VARIABLE}.",
         output,
         error="no_answer",
     ) from None
-
-
-def _exit_code(error: errors.APIError) -> int:
-    if error.status_code >= 500 and (error.transfer_id is not None or error.session_id is not None):
-        return OUTCOME_UNKNOWN
-    return REFUSED if isinstance(error, _NOT_ALLOWED) else FAILED
 
 
 def _sentences(error: errors.APIError) -> str:
@@ -260,9 +257,6 @@ def _sentences(error: errors.APIError) -> str:
         decided = f"That was decided at {format_timestamp(error.decided_at)}"
         advice = f"{decided}, and is repeated for its idempotency key. {advice}"
     parts = [f"{said}."] + ([f"{advice}."] if advice else [])
-    if error.status_code >= 500:
-        if error.transfer_id is not None:
-            parts[-1] = f"The outcome is unknown: check transfer {error.transfer_id} before you try again."
-        if error.request_id is not None:
-            parts.append(f"Request {error.request_id}.")
+    if error.status_code >= 500 and error.request_id is not None:
+        parts.append(f"Request {error.request_id}.")
     return f"{error.code or error.status_code}: " + " ".join(parts)

@@ -113,3 +113,6 @@ OperatorKeyKind = Literal[
 
 Outcome = Literal["settle", "escalate", "reject"]
 """The predicted outcome of a transfer (interface B4)."""
+
+RequestOutcome = Literal["not_done", "unknown", "decided"]
+"""What became of a request that raised an exception: see `agentpay.AgentPayError`."""

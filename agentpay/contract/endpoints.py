@@ -84,8 +84,7 @@ class Endpoint:
         request: model of the body, or None.
         query: model of the query string, or None.
         responses: model of the body of each success status.
-        also_read: success statuses of other services that a client reads too, where the contract leaves the
-            status open; not in documents.
+        is_dry_run: whether it changes nothing, although its method is not `GET`.
         is_body_optional: whether an empty body counts as an empty object.
         is_stream: whether a success is a stream of server-sent events, whose data are such models.
         takes_rest_of_path: whether the last parameter of its path is free text, which may contain slashes,
@@ -109,7 +108,7 @@ class Endpoint:
     summary: str
     request: type | None = None
     query: type | None = None
-    also_read: Mapping[int, Any] = field(factory=dict)
+    is_dry_run: bool = False
     is_body_optional: bool = False
     is_stream: bool = False
     takes_rest_of_path: bool = False
@@ -124,6 +123,11 @@ class Endpoint:
     def is_extension(self) -> bool:
         """Whether it is not part of the contract, so that a service may lack it."""
         return not self.path.startswith("/v1/")
+
+    @property
+    def is_read(self) -> bool:
+        """Whether it changes nothing, so that its outcome is never unknown."""
+        return self.method == "GET" or self.is_dry_run
 
     @property
     def every_error(self) -> tuple[ErrorCode, ...]:
@@ -295,7 +299,6 @@ CREATE_WEBHOOK: Final = Endpoint(
     repeat=Repeat.IF_NOT_PROCESSED,
     request=CreateWebhook,
     responses={201: Webhook},
-    also_read={200: Webhook},
     echoes={"url": "url"},
     summary="Register an endpoint for events.",
     description="The result contains the `secret` that signs deliveries; store it, because it is shown only "

@@ -175,6 +175,7 @@ CHECK_TRANSFER: Final = Endpoint(
     path="/transfers/check",
     scope=Scope.ACCOUNT,
     repeat=Repeat.ALWAYS,
+    is_dry_run=True,
     request=CheckTransfer,
     responses={200: TransferCheck},
     errors=(

@@ -26,6 +26,10 @@ _FORKED: Final = (
 )
 
 
+class NotBegunError(RuntimeError):
+    """The call was refused before it began, as any repetition will be."""
+
+
 class OwnerThread:
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -44,7 +48,7 @@ class OwnerThread:
         """Run `work` and wait for its result; cancel it after `timeout` seconds."""
         if self.is_current:
             work.close()
-            raise RuntimeError("this call would wait for its own thread: await inside the server")
+            raise NotBegunError("this call would wait for its own thread: await inside the server")
         future = self._submit(work)
         try:
             return future.result(timeout)
@@ -103,11 +107,11 @@ class OwnerThread:
         # Before the lock, which another thread may have held at the fork.
         if self._is_forked:
             work.close()
-            raise RuntimeError(_FORKED)
+            raise NotBegunError(_FORKED)
         with self._lock:
             if not self._is_open:
                 work.close()
-                raise RuntimeError(_CLOSED)
+                raise NotBegunError(_CLOSED)
             future: Future[T] = Future()
             self._calls.add(future)
             # In a new context: the caller's may say that trio runs, or round decimals.

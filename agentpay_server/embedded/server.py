@@ -18,7 +18,7 @@ from agentpay.contract.choices import EventType
 from agentpay.contract.deliveries import Delivery
 from agentpay.contract.events import Event
 from agentpay.contract.policies import Limit
-from agentpay.errors import APITimeoutError, ConflictError
+from agentpay.errors import APITimeoutError, ConflictError, OutcomeUnknownError
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.clients._async.sandbox import AsyncSandbox
 from agentpay_server.clients._sync.sandbox import Sandbox
@@ -461,9 +461,11 @@ class AgentPayServer:
     def _pump(self, seconds: float) -> None:
         try:
             self.sandbox.clock.advance(0, timeout=max(seconds, _PUMP_SECONDS_LEAST))
-        except (ConflictError, APITimeoutError):
-            # This or another advance is waiting for a receiver. It continues, and the inbox checks again.
-            return
+        except ConflictError:
+            return  # Another advance is waiting for a receiver. It continues, and the inbox checks again.
+        except OutcomeUnknownError as error:
+            if not isinstance(error.__cause__, APITimeoutError):
+                raise  # Otherwise the same holds for this one.
 
     def __enter__(self) -> Self:
         return self.start()

@@ -10,13 +10,29 @@ import httpx
 from starlette.types import Message, Receive, Scope, Send
 
 from agentpay.contract.deliveries import STREAM_EVENTS
-from agentpay_server.embedded.owner_thread import OwnerThread
+from agentpay_server.embedded.owner_thread import NotBegunError, OwnerThread
 from agentpay_server.http.requests import WHOLE
 
 Asgi = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 _Answer = tuple[int, list[tuple[bytes, bytes]], bytes]
 _ASGI_VERSION: Final = {"version": "3.0", "spec_version": "2.3"}
+
+
+class NotSentError(httpx.ConnectError):
+    """The server cannot be called: it is closed, or this is its own thread. Nothing was sent."""
+
+    is_permanent = True
+
+
+@contextlib.contextmanager
+def _declared(request: httpx.Request) -> Iterator[None]:
+    try:
+        yield
+    except NotBegunError as error:
+        raise NotSentError(str(error), request=request) from None
+    except TimeoutError:
+        raise httpx.ReadTimeout("the server did not answer in time", request=request) from None
 
 
 class EmbeddedTransport(httpx.BaseTransport):
@@ -27,14 +43,13 @@ class EmbeddedTransport(httpx.BaseTransport):
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         body = request.read()
         if request.url.path == STREAM_EVENTS.path:
-            feed = self._owner.call(Feed.of(self._app, request, body))
+            with _declared(request):
+                feed = self._owner.call(Feed.of(self._app, request, body))
             return httpx.Response(
                 feed.status, headers=feed.headers, stream=_Chunks(feed, self._owner, request)
             )
-        try:
+        with _declared(request):
             answer = self._owner.call(exchange(self._app, request, body), timeout=_read_timeout(request))
-        except TimeoutError:
-            raise httpx.ReadTimeout("the server did not answer in time", request=request) from None
         status, headers, content = answer
         return httpx.Response(status, headers=headers, content=content)
 
@@ -47,15 +62,13 @@ class AsyncEmbeddedTransport(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         body = await request.aread()
         if request.url.path == STREAM_EVENTS.path:
-            feed = await self._owner.call_async(Feed.of(self._app, request, body))
+            with _declared(request):
+                feed = await self._owner.call_async(Feed.of(self._app, request, body))
             return httpx.Response(
                 feed.status, headers=feed.headers, stream=_AsyncChunks(feed, self._owner, request)
             )
-        try:
-            with anyio.fail_after(_read_timeout(request)):
-                answer = await self._owner.call_async(exchange(self._app, request, body))
-        except TimeoutError:
-            raise httpx.ReadTimeout("the server did not answer in time", request=request) from None
+        with _declared(request), anyio.fail_after(_read_timeout(request)):
+            answer = await self._owner.call_async(exchange(self._app, request, body))
         status, headers, content = answer
         return httpx.Response(status, headers=headers, content=content)
 

@@ -342,9 +342,9 @@ def test_replays_before_a_failure_are_reported(
 
     monkeypatch.setattr(Events, "replay", replay_once)
     result = commands.run("deliveries", "replay", *given_up)
-    assert result.exit_code == 1
+    assert result.exit_code == 6
     assert given_up[0] in result.stdout
-    assert "Request req_" in result.stderr
+    assert "request req_" in result.stderr
 
 
 def test_an_unknown_delivery_is_named(commands: CommandLine, given_up: tuple[str, str]) -> None:

@@ -238,8 +238,8 @@ def test_a_lost_response_exits_with_6_and_asks_to_check(
 ) -> None:
     server.sandbox.set_fault("http:POST /console/agent-keys", 1, effect="reply_lost")
     said = commands.refused("keys", "create", "--account", funded().account_id, exit_code=6)
-    assert "may have been processed" in said
-    assert "Check whether it was done" in said
+    assert "it is unknown whether console.agent_keys.create was done" in said
+    assert "Check whether it was done before you try again." in said
     assert len(commands.items("keys", "list")) == 1
 
 
@@ -256,7 +256,7 @@ def test_an_unknown_outcome_asks_to_check_first(funded: Funded) -> None:
         transfer_id = pending(client, account_id)
         server.sandbox.set_fault("chain_never_lands")
         said = commands.refused("approvals", "approve", transfer_id, exit_code=6)
-        assert f"check transfer {transfer_id} before you try again" in said
+        assert f"Check transfer {transfer_id} before you try again" in said
         server.sandbox.clear_faults()
 
 

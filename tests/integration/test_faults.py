@@ -8,7 +8,7 @@ import pytest
 import stores
 from server_world import START, UNKNOWN_ACCOUNT, Funded, faults, raw_client, refused, state_of
 
-from agentpay import AgentPay, InvalidRequestError, ServiceUnavailableError
+from agentpay import AgentPay, InvalidRequestError, OutcomeUnknownError
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer, Settings
 from agentpay_server.contract.sandbox import Fault
@@ -311,7 +311,10 @@ def test_a_slow_chain_gives_an_unknown_outcome_that_settles_once(hasty: AgentPay
 
 def test_a_funding_on_a_slow_chain_is_not_repeated(hasty: AgentPayServer) -> None:
     account = hasty.client().accounts.create(name="a")
-    with hasty.sandbox.fault("chain_slow", times=1), pytest.raises(ServiceUnavailableError):
+    with (
+        hasty.sandbox.fault("chain_slow", times=1),
+        pytest.raises(OutcomeUnknownError, match="still pending"),
+    ):
         hasty.sandbox.fund(account.account_id, 10)
     assert hasty.client().accounts.balance(account.account_id).balance_usdc == 10
     assert hasty.sandbox.fund(account.account_id, 5).balance_usdc == 15

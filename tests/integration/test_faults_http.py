@@ -18,6 +18,7 @@ from agentpay import (
     APIConnectionError,
     AsyncAgentPay,
     InvalidRequestError,
+    OutcomeUnknownError,
     ServerError,
     TransferOutcomeUnknownError,
 )
@@ -135,7 +136,7 @@ def test_requests_without_a_key_are_not_retried_after_a_lost_reply(server: Agent
     """An account has no idempotency key: the SDK says that it does not know, rather than make another."""
     with (
         server.sandbox.fault("http:POST /v1/accounts", effect="reply_lost"),
-        pytest.raises(APIConnectionError),
+        pytest.raises(OutcomeUnknownError, match="Read the current state"),
     ):
         client.accounts.create(name="Lost")
     assert [account.name for account in client.accounts.list()] == ["Lost"]

@@ -240,7 +240,7 @@ def test_requests_lost_by_the_service_are_paid_once(
         with httpx.Client(auth=auth, transport=paywall.transport(), base_url=paywall.base_url) as http:
             with (
                 server.sandbox.fault("http:POST /payments", effect=effect, times=times),
-                pytest.raises(errors.PaymentOutcomeUnknownError),
+                pytest.raises(errors.OutcomeUnknownError),
             ):
                 http.get("/forecast", extensions={"payment_key": "k"})
             assert not paywall.sales

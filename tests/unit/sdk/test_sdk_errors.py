@@ -41,10 +41,8 @@ def example(kind):
         )
     if kind is errors.OutcomeUnknownError:
         return kind(operation="POST /payments", idempotency_key="key-1")
-    if kind in (errors.TransferOutcomeUnknownError, errors.PaymentOutcomeUnknownError):
+    if kind is errors.TransferOutcomeUnknownError:
         return kind(idempotency_key="key-1", transfer_id="txn_a")
-    if kind is errors.SessionOutcomeUnknownError:
-        return kind(operation="sessions.charge", idempotency_key="key-1", session_id="sess_a")
     if kind is errors.PaymentRefusedError:
         return kind(idempotency_key="key-1", transfer_id="txn_a", receipt="e30=", body=b"{}")
     if kind is errors.PaymentPendingApprovalError:

@@ -21,8 +21,8 @@ from sdk_world import KEY, URL
 from agentpay import AgentPay, AsyncAgentPay, _messages, errors, payments, testing
 from agentpay._challenges import beside_authorization
 from agentpay.payments import (
+    OutcomeUnknownError,
     PaymentAuth,
-    PaymentOutcomeUnknownError,
     PaymentPendingApprovalError,
     PaymentRefusedError,
 )
@@ -233,7 +233,7 @@ def test_a_payment_pending_approval_raises_with_advice(world: World) -> None:
 def test_a_lost_service_reply_raises_outcome_unknown_without_presenting_a_payment(world: World) -> None:
     world.seller.serves(world.seller.asks)
     world.service.steps = [httpx.ReadTimeout("slow")]
-    with pytest.raises(PaymentOutcomeUnknownError, match="whether the payment was signed") as caught:
+    with pytest.raises(OutcomeUnknownError, match="whether the payment was signed") as caught:
         world.get(extensions={"payment_key": "forecast-7"})
     assert (caught.value.operation, caught.value.idempotency_key) == ("payments.authorize", "forecast-7")
     assert len(world.seller.seen) == 1

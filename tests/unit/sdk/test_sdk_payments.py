@@ -192,7 +192,7 @@ def test_a_decision_of_the_service_is_raised_and_not_retried(
 )
 def test_an_unknown_outcome_names_the_key_and_the_remedy(caller: Any, last: Any) -> None:
     caller.script(last, max_retries=0)
-    with pytest.raises(errors.PaymentOutcomeUnknownError, match="with the same parameters") as caught:
+    with pytest.raises(errors.OutcomeUnknownError, match="with the same parameters") as caught:
         caller(lambda c: authorize(c, response=of_httpx()))
     assert isinstance(caught.value, errors.OutcomeUnknownError)
     assert caught.value.idempotency_key == "forecast-7"

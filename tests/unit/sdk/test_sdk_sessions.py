@@ -151,7 +151,7 @@ def test_one_generated_key_is_sent_with_every_attempt(caller, call, operation, s
 def test_an_unknown_outcome_is_resumed_with_the_key_that_it_carries(caller, call, operation, status):
     unfinished = refusal(503, "chain_unavailable", session_id="sess_a", status="opening")
     script = caller.script(unfinished, httpx.ReadTimeout(""), answer(status, SESSION), max_retries=1)
-    with pytest.raises(errors.SessionOutcomeUnknownError) as caught:
+    with pytest.raises(errors.OutcomeUnknownError) as caught:
         caller(call)
     assert (caught.value.operation, caught.value.session_id) == (operation, "sess_a")
     assert f"call {operation} with the same parameters" in str(caught.value)

@@ -39,12 +39,13 @@ PUBLIC = """
     InsecureConnectionWarning InsufficientBalanceError InvalidRecipientError InvalidRequestError
     KeyKind Model NewAgentKey NewOperatorKey NewSecret NotFoundError OpenSessionParams OperatorKey
     OperatorKeyKind OperatorKeys Origins Outcome OutcomeUnknownError Page Payment PaymentHeader
-    PaymentOutcome PaymentOutcomeUnknownError PaymentPendingApprovalError PaymentProtocol
+    PaymentOutcome PaymentPendingApprovalError PaymentProtocol
     PaymentRefusedError Payments PaymentSplit PendingTransfer PermissionDeniedError PinnedOrigin
     PinOriginParams Policies Policy PolicyParams PolicyRecordView PolicyViolationError
-    PreconditionFailedError RateLimitError RawResponse RegisteredWebhook RegisteredWebhooks
+    PreconditionFailedError RateLimitError RawResponse RefusedError RegisteredWebhook
+    RegisteredWebhooks RequestTimeoutError
     ReplayedDeliveries ServedRequest ServedRequests ServerError ServiceUnavailableError Session
-    SessionCapExceededError SessionClosedError SessionOutcomeUnknownError Sessions SessionStatus
+    SessionCapExceededError SessionClosedError Sessions SessionStatus
     SignInCode Transaction TransactionStatus TransactionStatusFilter TransactionType Transfer
     TransferCheck TransferFailedError TransferOutcomeUnknownError TransferRejectedError Transfers
     TransferStatus UnpayableChallengeError UNSET WaitTimeoutError Webhook WebhookError
