@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from agentpay._async.deliveries import AsyncDeliveries as AsyncDeliveries
     from agentpay._async.deliveries import AsyncEvents as AsyncEvents
     from agentpay._async.deliveries import AsyncRegisteredWebhooks as AsyncRegisteredWebhooks
+    from agentpay._async.event_stream import AsyncEventStream as AsyncEventStream
     from agentpay._async.keys import AsyncAgentKeys as AsyncAgentKeys
     from agentpay._async.keys import AsyncOperatorKeys as AsyncOperatorKeys
     from agentpay._async.origins import AsyncOrigins as AsyncOrigins
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from agentpay._sync.deliveries import Deliveries as Deliveries
     from agentpay._sync.deliveries import Events as Events
     from agentpay._sync.deliveries import RegisteredWebhooks as RegisteredWebhooks
+    from agentpay._sync.event_stream import EventStream as EventStream
     from agentpay._sync.keys import AgentKeys as AgentKeys
     from agentpay._sync.keys import OperatorKeys as OperatorKeys
     from agentpay._sync.origins import Origins as Origins
@@ -123,6 +125,7 @@ else:
         "_async.client": "AsyncAgentPay",
         "_async.console": "AsyncAccountDetails AsyncApprovals AsyncAudit AsyncConsole AsyncServedRequests",
         "_async.deliveries": "AsyncDeliveries AsyncEvents AsyncRegisteredWebhooks",
+        "_async.event_stream": "AsyncEventStream",
         "_async.keys": "AsyncAgentKeys AsyncOperatorKeys",
         "_async.origins": "AsyncOrigins",
         "_async.paging": "AsyncPage AsyncPages",
@@ -141,6 +144,7 @@ else:
         "_sync.client": "AgentPay",
         "_sync.console": "AccountDetails Approvals Audit Console ServedRequests",
         "_sync.deliveries": "Deliveries Events RegisteredWebhooks",
+        "_sync.event_stream": "EventStream",
         "_sync.keys": "AgentKeys OperatorKeys",
         "_sync.origins": "Origins",
         "_sync.paging": "Page",

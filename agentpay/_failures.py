@@ -81,6 +81,7 @@ def of_body(problem: str, request: PreparedRequest, status: int | None) -> Respo
     return ResponseValidationError(
         f"the response to {request.endpoint.name} {problem}. Check that base_url points to the service",
         status_code=status,
+        outcome="unknown",  # It may report success.
     )
 
 

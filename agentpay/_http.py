@@ -11,7 +11,15 @@ import os
 import ssl
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Generator,
+    Mapping,
+    Sequence,
+)
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -198,8 +206,8 @@ class Http(Edge):
             # key.
             raise error.with_traceback(None)  # noqa: B904 - the same
 
-    def pieces(self, request: PreparedRequest, call: Call) -> Iterator[bytes]:
-        """Send a request once, and yield the body of its response as it arrives, to its end."""
+    def pieces(self, request: PreparedRequest, call: Call) -> Generator[RawResponse | bytes, None, None]:
+        """Send a request once; yield its response without the body, then the body as it arrives."""
         self._check_usable(self._given, self._transport)
         attempt = self._attempt_of(request, call)
         built = self._build(attempt)
@@ -211,6 +219,7 @@ class Http(Edge):
                 status = response.status_code
                 if status == _OK:
                     check_stream(request, response)
+                    yield RawResponse(status, response.headers, b"")
                     for chunk in response.stream:
                         yield chunk
                     return
@@ -350,7 +359,7 @@ class AsyncHttp(Edge):
                     return
             yield chunk
 
-    async def pieces(self, request: PreparedRequest, call: Call) -> AsyncIterator[bytes]:
+    async def pieces(self, request: PreparedRequest, call: Call) -> AsyncGenerator[RawResponse | bytes, None]:
         self._check_usable(self._given, self._transport)
         attempt = self._attempt_of(request, call)
         built = self._build(attempt)
@@ -363,6 +372,7 @@ class AsyncHttp(Edge):
                 status = response.status_code
                 if status == _OK:
                     check_stream(request, response)
+                    yield RawResponse(status, response.headers, b"")
                     async for chunk in self._chunks(response, attempt):
                         yield chunk
                     return

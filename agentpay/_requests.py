@@ -240,6 +240,7 @@ def read(request: PreparedRequest, reply: RawResponse, *, now: float) -> Any:  #
         f"{problem[:MESSAGE_MAX_CHARACTERS]}. Check that base_url is the address of the service",
         status_code=status,
         request_id=reply.request_id,
+        outcome="unknown",  # It may report success.
         **_identifiers(reply.content),
     )
 

@@ -202,8 +202,6 @@ class ResponseValidationError(AgentPayError):
         session_id: the session that the response names, or None.
     """
 
-    outcome: RequestOutcome = "unknown"
-
     def __init__(
         self,
         message: str,
@@ -212,8 +210,10 @@ class ResponseValidationError(AgentPayError):
         request_id: str | None = None,
         transfer_id: str | None = None,
         session_id: str | None = None,
+        outcome: RequestOutcome = "not_done",
     ) -> None:
         super().__init__(message)
+        self.outcome = outcome
         self.status_code = status_code
         self.request_id = request_id
         self.transfer_id = transfer_id

@@ -17,6 +17,10 @@ SUBSTITUTIONS = [
     # The awaitable and iterable of pages becomes the first page itself.
     (r"\bAsyncPages\(", "Page.first("),
     (r"\bAsyncPages\b", "Page"),
+    # A stream connects when it is asked for.
+    (r"\bAsyncEventStream\(", "EventStream.open("),
+    (r"\bStopAsyncIteration\b", "StopIteration"),
+    (r"\.aclose\(\)", ".close()"),
     (r"\bAwaitable\[((?:[^\[\]]|\[[^\[\]]*\])*)\]", r"\1"),
     (r"\b(collections\.abc import) (.*)\bAwaitable, ", r"\1 \2"),
     (r"\b(collections\.abc import .*), Generator\b", r"\1"),
@@ -25,7 +29,7 @@ SUBSTITUTIONS = [
     (r"\basync client\b", "sync client"),
     (r"\basync (def|for|with)\b", r"\1"),
     (r"\bawait ", ""),
-    (r"\b__a(enter|exit|iter)__\b", r"__\1__"),
+    (r"\b__a(enter|exit|iter|next)__\b", r"__\1__"),
     (r"\basynccontextmanager\b", "contextmanager"),
     (r"\bAsync([A-Z]\w*)", r"\1"),
 ]

@@ -6,7 +6,7 @@
 
 import contextlib
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from agentpay._http import AsyncHttp
@@ -65,15 +65,16 @@ class AsyncCaller:
         watch.succeeded(model, reply)
         return model, reply
 
-    async def pieces(self, request: PreparedRequest, options: CallOptions) -> AsyncIterator[bytes]:
-        """Send a request once, and yield the body of its response as it arrives.
+    def pieces(
+        self, request: PreparedRequest, options: CallOptions
+    ) -> AsyncGenerator[RawResponse | bytes, None]:
+        """Send a request once, and yield its response without the body, then the body as it arrives.
 
         Raises:
             AgentPayError: the request failed, or the connection was lost.
         """
         self.http.warn_if_exposed()
-        async for piece in self.http.pieces(request, self.begin(options)):
-            yield piece
+        return self.http.pieces(request, self.begin(options))
 
     async def _noted(self, request: PreparedRequest, call: Call) -> tuple[Any, RawResponse]:
         key = request.idempotency_key

@@ -1,22 +1,20 @@
 """The operator API of the dashboard as resources, an extension."""
 
-from collections.abc import AsyncIterator
 from typing import Unpack
 
 from agentpay._arguments import check_text
 from agentpay._async.caller import AsyncCaller
 from agentpay._async.deliveries import AsyncDeliveries, AsyncEvents, AsyncRegisteredWebhooks
+from agentpay._async.event_stream import AsyncEventStream
 from agentpay._async.keys import AsyncAgentKeys, AsyncOperatorKeys
 from agentpay._async.origins import AsyncOrigins
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
-from agentpay._event_stream import EventReader
 from agentpay._options import CallOptions
 from agentpay._requests import prepare
 from agentpay.contract import approvals, console, deliveries, sign_in
 from agentpay.contract.approvals import PendingTransfer, RejectTransfer
 from agentpay.contract.console import AccountDetail, AuditEntry, ConsoleSummary, ServedRequest
-from agentpay.contract.events import Event
 from agentpay.contract.headers import LAST_EVENT_ID
 from agentpay.contract.sign_in import ConsoleKey, SignIn, SignInCode
 from agentpay.contract.transfers import Transfer
@@ -218,18 +216,22 @@ class AsyncConsole(AsyncResource):
         summary: ConsoleSummary = await self._call(prepare(console.GET_SUMMARY), options)
         return summary
 
-    async def stream(
-        self, *, last_event_id: str | None = None, **options: Unpack[CallOptions]
-    ) -> AsyncIterator[Event]:
-        """Yield events as they are recorded, until the server ends the stream (interface CO21).
+    def stream(self, *, last_event_id: str | None = None, **options: Unpack[CallOptions]) -> AsyncEventStream:
+        """Open a stream of events, which yields each as it is recorded (interface CO21).
 
-        Nothing is retried. When the connection is lost, call it again with the `id` of the last event.
+            async with client.console.stream() as stream:
+                async for event in stream: ...
+
+        Nothing is retried. When the connection is lost, call it again with the stream's `last_event_id`.
 
         Args:
             last_event_id: yield what was recorded after this event, `evt_…`; by default from now on. After an
                 unknown one, from now on too.
-            **options: `timeout`, `max_retries` and others: see `CallOptions`. Keep the
-                timeout above 15 seconds: without events the server sends a comment every 15 seconds.
+            **options: `timeout`, `total_timeout` and `extra_headers`: see `CallOptions`. Keep the timeout
+                above 15 seconds: without events the server sends a comment every 15 seconds.
+
+        Returns:
+            The stream: a context manager that yields events. See `AsyncEventStream`.
 
         Raises:
             RateLimitError: this key has 10 streams open at this server.
@@ -239,10 +241,8 @@ class AsyncConsole(AsyncResource):
         if last_event_id is not None:
             after = {LAST_EVENT_ID.name: check_text("last_event_id", last_event_id)}
             options["extra_headers"] = {**options.get("extra_headers", {}), **after}
-        reader = EventReader()
-        async for piece in self._caller.pieces(prepare(deliveries.STREAM_EVENTS), options):
-            for event in reader.feed(piece):
-                yield event
+        pieces = self._caller.pieces(prepare(deliveries.STREAM_EVENTS), options)
+        return AsyncEventStream(pieces, last_event_id)
 
     async def sign_in(self, code: str, **options: Unpack[CallOptions]) -> ConsoleKey:
         """Exchange the code of a sign-in link for a key of the console (interface CO18).

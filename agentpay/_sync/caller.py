@@ -7,7 +7,7 @@
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Generator
 from typing import Any
 
 from agentpay._http import Http
@@ -66,15 +66,16 @@ class Caller:
         watch.succeeded(model, reply)
         return model, reply
 
-    def pieces(self, request: PreparedRequest, options: CallOptions) -> Iterator[bytes]:
-        """Send a request once, and yield the body of its response as it arrives.
+    def pieces(
+        self, request: PreparedRequest, options: CallOptions
+    ) -> Generator[RawResponse | bytes, None]:
+        """Send a request once, and yield its response without the body, then the body as it arrives.
 
         Raises:
             AgentPayError: the request failed, or the connection was lost.
         """
         self.http.warn_if_exposed()
-        for piece in self.http.pieces(request, self.begin(options)):
-            yield piece
+        return self.http.pieces(request, self.begin(options))
 
     def _noted(self, request: PreparedRequest, call: Call) -> tuple[Any, RawResponse]:
         key = request.idempotency_key

@@ -13,7 +13,7 @@ Each class repeats `created_at`, to keep the fields in the order of the wire for
 import builtins
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, NamedTuple, cast, get_args
 
 import attrs
 from attrs import field, frozen
@@ -349,8 +349,15 @@ class EscalationRequired(Event):
 
 @frozen(kw_only=True)
 class UnknownEvent(Event):
-    """An event of a type that this version does not know; `data` is the JSON object as received."""
+    """An event of a type that this version does not know; `data` is the JSON object as received.
 
+    `type` is the name that the service sent. Type checkers see another value, which no event has: so they
+    know that `event.type == "transfer.settled"` excludes this class.
+    """
+
+    if TYPE_CHECKING:
+        type: Literal["<a type that this version does not know>"]
+        created_at: datetime
     data: dict[str, Any]
 
 

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from server_world import Funded, raw_client, refused
 
-from agentpay import AgentPay, RateLimitError
+from agentpay import AgentPay, AuthenticationError, RateLimitError
 from agentpay.contract.events import Event
 from agentpay_server import AgentPayServer, Sandbox
 from agentpay_server.webhooks import tail
@@ -219,6 +219,39 @@ async def test_the_async_client_streams_events(server: AgentPayServer, refuse) -
     stream = client.console.stream(last_event_id=made.id)
     assert (await anext(stream)).id == following.id
     await stream.aclose()
+
+
+def test_an_event_between_the_opening_and_the_first_iteration_is_read(server: AgentPayServer, refuse) -> None:
+    with server.console.stream() as stream:
+        assert stream.response is not None
+        assert stream.response.status_code == 200
+        assert stream.response.request_id is not None
+        event = refuse()
+        assert next(stream) == event
+        assert stream.last_event_id == event.id
+    assert list(stream) == [], "it is closed"
+    assert server._running.server.services.tail._streams == {}
+
+
+@pytest.mark.anyio
+async def test_an_async_stream_begins_when_it_is_entered(server: AgentPayServer, refuse) -> None:
+    async with server.async_client() as client:
+        opened = client.console.stream()
+        await asyncio.to_thread(refuse)
+        async with opened as stream:
+            event = await asyncio.to_thread(refuse)
+            assert await anext(stream) == event
+            assert stream.last_event_id == event.id
+        assert [each async for each in stream] == [], "it is closed"
+    assert server._running.server.services.tail._streams == {}
+
+
+def test_a_stream_of_a_revoked_key_fails_when_it_is_opened(server: AgentPayServer) -> None:
+    key = server.console.operator_keys.create(name="stolen")
+    server.console.operator_keys.revoke(key.key_id)
+    with server.client(api_key=key.key) as client, pytest.raises(AuthenticationError) as refused_:
+        client.console.stream()
+    assert refused_.value.outcome == "not_done"
 
 
 # --- Numbers that are missing -----------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from agentpay import (
 )
 from agentpay.payments import PaymentAuth, PaymentRecord
 from agentpay.webhooks import (
+    AnyEvent,
     BalanceLowThreshold,
     EscalationRequired,
     SessionCapReached,
@@ -85,6 +86,29 @@ def every_event_has_its_class(body: bytes, headers: dict[str, str]) -> Decimal |
             return None
         case _:
             assert_never(event)
+
+
+def an_event_narrows_by_its_type(event: AnyEvent) -> str:
+    if event.type == "transfer.settled":
+        assert_type(event, TransferSettled)
+        return event.data.tx_signature
+    if event.type == "transfer.setled":  # type: ignore[comparison-overlap] # pyright: ignore[reportUnnecessaryComparison]
+        return "never"
+    match event.type:
+        case "escalation.required":
+            return event.data.transfer_id
+        case _:
+            return event.id
+
+
+async def events_of_lists_and_streams_have_their_types(client: AgentPay, async_client: AsyncAgentPay) -> None:
+    for event in client.console.events.list():
+        assert_type(event, AnyEvent)
+    with client.console.stream() as stream:
+        assert_type(next(stream), AnyEvent)
+    async with async_client.console.stream() as async_stream:
+        async for each in async_stream:
+            assert_type(each, AnyEvent)
 
 
 def a_forgotten_event_is_reported(body: bytes, headers: dict[str, str]) -> str:

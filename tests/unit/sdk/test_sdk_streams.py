@@ -9,6 +9,7 @@ import pytest
 
 from agentpay import (
     AgentPay,
+    APIConnectionError,
     AsyncAgentPay,
     ClosedClientError,
     InvalidRequestError,
@@ -103,3 +104,51 @@ def test_a_closed_http_client_ends_streams_too() -> None:
     http.close()
     with pytest.raises(ClosedClientError):
         next(client.console.stream())
+
+
+def failing_after(event: object) -> httpx.Response:
+    class Broken(httpx.SyncByteStream, httpx.AsyncByteStream):
+        def __iter__(self):
+            yield f"data: {event.to_json()}\n\n".encode()
+            raise httpx.ReadError("reset")
+
+        async def __aiter__(self):
+            for chunk in self:
+                yield chunk
+
+    return httpx.Response(200, headers=STREAM, stream=Broken())
+
+
+def test_a_stream_that_breaks_names_the_last_event_to_continue_after() -> None:
+    event = testing.event("transfer.settled")
+    client = AgentPay(**SETTINGS, transport=httpx.MockTransport(lambda _: failing_after(event)))
+    stream = client.console.stream(last_event_id="evt_before")
+    assert stream.last_event_id == "evt_before"
+    assert next(stream) == event
+    with pytest.raises(APIConnectionError) as caught:
+        next(stream)
+    assert (caught.value.outcome, caught.value.retryable) == ("not_done", True)
+    assert stream.last_event_id == event.id
+
+
+@pytest.mark.parametrize("kind", [AgentPay, AsyncAgentPay])
+def test_a_stream_connects_when_it_is_opened_not_before(kind: type) -> None:
+    asked: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        return streamed(b"")
+
+    client = kind(**SETTINGS, transport=httpx.MockTransport(answer))
+
+    async def enter() -> None:
+        opened = client.console.stream()
+        assert asked == []
+        async with opened:
+            assert len(asked) == 1
+
+    if kind is AgentPay:
+        client.console.stream()
+        assert len(asked) == 1
+    else:
+        anyio.run(enter)

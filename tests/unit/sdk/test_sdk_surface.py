@@ -28,13 +28,15 @@ PUBLIC = """
     Account AccountDetail AccountDetails AccountPausedError AccountPolicy Accounts AccountStatus
     AgentKey AgentKeys AgentPay AgentPayError AnswerMismatchError APIConnectionError APIError
     APITimeoutError Approvals AsyncAccountDetails AsyncAccounts AsyncAgentKeys AsyncAgentPay
-    AsyncApprovals AsyncAudit AsyncConsole AsyncDeliveries AsyncEvents AsyncOperatorKeys
+    AsyncApprovals AsyncAudit AsyncConsole AsyncDeliveries AsyncEvents AsyncEventStream
+    AsyncOperatorKeys
     AsyncOrigins AsyncPage AsyncPages AsyncPayments AsyncPolicies AsyncRegisteredWebhooks
     AsyncServedRequests AsyncSessions AsyncTransfers AsyncWebhooks Audit AuditEntry
     AuthenticationError AuthorizePaymentParams Balance Budget CallOptions ChainUnavailableError
     CheckTransferParams ClosedClientError ClosingReason ConfigurationError ConflictError Console
     ConsoleKey ConsoleSummary CreateAccountParams CreateTransferParams CreateWebhookParams
-    ResponseValidationError Deliveries Delivery DeliveryAttempt Direction ErrorBody ErrorCode Events EventType
+    ResponseValidationError Deliveries Delivery DeliveryAttempt Direction ErrorBody ErrorCode Events
+    EventStream EventType
     NotSupportedError FeeBudgetExceededError FieldError IdempotencyConflictError Identity
     InsecureConnectionWarning InsufficientBalanceError InvalidRecipientError InvalidRequestError
     KeyKind Model NewAgentKey NewOperatorKey NewSecret NotFoundError OpenSessionParams OperatorKey

@@ -330,8 +330,12 @@ async def _judge_events(world: "World", client: SimulatedClient) -> None:
     """Check that each change has its event, and each event was received or has a listed delivery."""
     world.mail.judge()
     events = [event async for event in client.console.events.list(limit=100)]
-    told = Counter((event.type, str(getattr(event.data, "transfer_id", None))) for event in events)
-    closed = Counter((event.type, str(getattr(event.data, "session_id", None))) for event in events)
+    told: Counter[tuple[str, str]] = Counter(
+        (event.type, str(getattr(event.data, "transfer_id", None))) for event in events
+    )
+    closed: Counter[tuple[str, str]] = Counter(
+        (event.type, str(getattr(event.data, "session_id", None))) for event in events
+    )
     for (subject, kind), signatures in world.judges.landed.items():
         if not signatures:
             continue
