@@ -342,7 +342,7 @@ def error_of(endpoint: Endpoint, reply: RawResponse, now: float) -> errors.APIEr
     kind = _BY_STATUS.get(status, errors.ServerError if status >= 500 else errors.APIError)
     if _is_not_offered(endpoint, status, body):
         return errors.NotSupportedError(
-            f"{endpoint.name} is an extension, and this service has no {endpoint.method} {endpoint.path}",
+            f"{endpoint.name} is an extension, and this service has no {endpoint.operation}",
             status_code=status,
             code=None if body is None else cast("choices.ErrorCode", body.error),
             request_id=request_id,

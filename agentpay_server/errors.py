@@ -4,6 +4,7 @@ import re
 from datetime import datetime
 from typing import Final
 
+from agentpay.contract.console import ALLOW_SIGNING
 from agentpay.contract.errors import HTTP_STATUS, ErrorBody, ErrorCode, FieldError
 from agentpay.contract.requests import UNSET, UnsetType
 
@@ -99,7 +100,7 @@ def signing_stopped(account_id: str) -> Problem:
         ErrorCode.CHAIN_UNAVAILABLE,
         f"Signing is stopped for {account_id}, and nothing was done: a transaction landed that the books did "
         "not expect. An operator must compare the account's history with the chain, then call "
-        f"POST /console/accounts/{account_id}/allow-signing.",
+        f"POST {ALLOW_SIGNING.path.format(account_id=account_id)}.",
         retry_after_seconds=RETRY_AFTER_SECONDS,
     )
 

@@ -66,7 +66,7 @@ def run() -> list[Result]:
 
     async def floor(http: httpx.AsyncClient) -> None:
         for _ in range(BATCH):
-            (await http.post(f"/sessions/{SESSION}/charges", json=REQUEST)).json()
+            (await http.post(f"/ext/v1/sessions/{SESSION}/charges", json=REQUEST)).json()
             commit()
 
     with asyncio.Runner() as runner, AgentPayServer(seed=1) as server:

@@ -134,7 +134,7 @@ def payment() -> str:
         (
             (0, 2, "GET /data"),
             (2, 0, "402 and a challenge: price, payee, network"),
-            (0, 1, "POST /payments: challenge, a key"),
+            (0, 1, "POST /ext/v1/payments: challenge, a key"),
             (1, 1, "commit: policy, reserve, sign"),
             (1, 0, "a header with the signed payment"),
             (0, 2, "GET /data with the header"),

@@ -39,7 +39,9 @@ class Server:
         assert answer.status_code == 201, answer.text
         account: dict[str, Any] = answer.json()
         if amount is not None:
-            funded = await self.post(f"/sandbox/accounts/{account['account_id']}/fund", {"amount": amount})
+            funded = await self.post(
+                f"/ext/v1/sandbox/accounts/{account['account_id']}/fund", {"amount": amount}
+            )
             assert funded.is_success, funded.text
         return account
 

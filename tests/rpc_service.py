@@ -63,7 +63,9 @@ class Service:
         path, shown = f"/v1/accounts/{account_id}/balance", f"{Decimal(amount):.6f}"
 
         async def is_funded() -> bool:
-            answer = await self.http.post(f"/sandbox/accounts/{account_id}/fund", json={"amount": amount})
+            answer = await self.http.post(
+                f"/ext/v1/sandbox/accounts/{account_id}/fund", json={"amount": amount}
+            )
             if answer.status_code == 503 and answer.json()["error"] == "service_unavailable":
                 # Minted, or about to be, and a second time would be once too often.
                 await eventually(is_shown)

@@ -69,7 +69,7 @@ class Seller:
         split: int = 0,
         **more: Any,
     ) -> dict[str, Any]:
-        """Return `headers` and `body` of a 402, as `POST /payments` takes them.
+        """Return `headers` and `body` of a 402, as `POST /ext/v1/payments` takes them.
 
         Args:
             protocol: of the challenge.

@@ -116,5 +116,5 @@ def is_embedded() -> bool:
 def explorer_url(signature: str) -> str:
     """Return where the explorer shows a transaction of the chain that servers work on."""
     # A path is left out, since providers put their keys there.
-    url = "http://localhost:8899" if is_embedded() else run.validator().url.partition("/sandbox/")[0]
+    url = "http://localhost:8899" if is_embedded() else run.validator().url.partition("/ext/v1/sandbox/")[0]
     return f"https://explorer.solana.com/tx/{signature}?cluster=custom&customUrl={quote(url, safe='')}"

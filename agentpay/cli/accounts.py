@@ -15,6 +15,7 @@ from agentpay.cli.output import Output
 from agentpay.cli.tables import Column, Show, amount
 from agentpay.cli.values import Label, LimitOrNone, Usdc
 from agentpay.contract.accounts import AccountStatus
+from agentpay.contract.endpoints import EXTENSIONS
 
 ACCOUNT_HELP: Final = "Account: an identifier, or a unique name or handle."
 
@@ -91,7 +92,7 @@ def fund_account(*, server: AgentPay, output: Output, account: str, amount: Deci
     with output.progress(f"Minting {amount} test USDC"):
         try:
             reply = server.request(
-                "POST", f"/sandbox/accounts/{account_id}/fund", json={"amount": str(amount)}
+                "POST", f"{EXTENSIONS}/sandbox/accounts/{account_id}/fund", json={"amount": str(amount)}
             )
         except errors.NotFoundError:
             # If no such account exists, this raises the appropriate error.

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Final
 import attrs
 from attrs import field, frozen
 
-from agentpay.contract.endpoints import TRANSFER, Endpoint, Repeat, Scope
+from agentpay.contract.endpoints import EXTENSIONS, TRANSFER, Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import OMITTED_BY_DEFAULT, Cursor, query_integer, text
 from agentpay.contract.pages import PageBody
@@ -42,7 +42,7 @@ class PendingTransfer(Transfer):
 
 @frozen(kw_only=True)
 class ListApprovals(Request):
-    """Query of `GET /console/approvals`.
+    """Query of `GET /ext/v1/console/approvals`.
 
     Attributes:
         limit: page size, 1 to 100.
@@ -55,7 +55,7 @@ class ListApprovals(Request):
 
 @frozen(kw_only=True)
 class RejectTransfer(Request):
-    """Body of `POST /console/approvals/{transfer_id}/reject`.
+    """Body of `POST /ext/v1/console/approvals/{transfer_id}/reject`.
 
     Attributes:
         reason: why, 1 to 200 characters; visible to the caller that requested the transfer.
@@ -67,7 +67,7 @@ class RejectTransfer(Request):
 LIST_APPROVALS: Final = Endpoint(
     name="console.approvals.list",
     method="GET",
-    path="/console/approvals",
+    path=EXTENSIONS + "/console/approvals",
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     query=ListApprovals,
@@ -77,7 +77,7 @@ LIST_APPROVALS: Final = Endpoint(
 APPROVE_TRANSFER: Final = Endpoint(
     name="console.approvals.approve",
     method="POST",
-    path="/console/approvals/{transfer_id}/approve",
+    path=EXTENSIONS + "/console/approvals/{transfer_id}/approve",
     scope=Scope.OPERATOR,
     repeat=Repeat.IF_NOT_PROCESSED,
     responses={200: Transfer},
@@ -98,7 +98,7 @@ APPROVE_TRANSFER: Final = Endpoint(
 REJECT_TRANSFER: Final = Endpoint(
     name="console.approvals.reject",
     method="POST",
-    path="/console/approvals/{transfer_id}/reject",
+    path=EXTENSIONS + "/console/approvals/{transfer_id}/reject",
     scope=Scope.OPERATOR,
     repeat=Repeat.IF_NOT_PROCESSED,
     request=RejectTransfer,

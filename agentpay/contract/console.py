@@ -10,7 +10,7 @@ from attrs import field, frozen
 
 from agentpay.contract import identifiers
 from agentpay.contract.accounts import Account
-from agentpay.contract.endpoints import Endpoint, Repeat, Scope
+from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import Cursor, query_integer, text
 from agentpay.contract.models import Model
@@ -21,7 +21,7 @@ from agentpay.contract.usdc import UsdcString
 
 @frozen(kw_only=True)
 class CreateAgentKey(Request):
-    """Body of `POST /console/agent-keys`.
+    """Body of `POST /ext/v1/console/agent-keys`.
 
     Attributes:
         account_id: the account to bind the key to.
@@ -74,7 +74,7 @@ class NewAgentKey(Model):
 
 @frozen(kw_only=True)
 class ListAgentKeys(Request):
-    """Query of `GET /console/agent-keys`.
+    """Query of `GET /ext/v1/console/agent-keys`.
 
     Attributes:
         limit: page size, 1 to 100.
@@ -164,7 +164,7 @@ class AuditEntry(Model):
 
 @frozen(kw_only=True)
 class ListAudit(Request):
-    """Query of `GET /console/audit`.
+    """Query of `GET /ext/v1/console/audit`.
 
     Attributes:
         limit: page size, 1 to 100.
@@ -237,7 +237,7 @@ class ServedRequest(Model):
 
 @frozen(kw_only=True)
 class ListServedRequests(Request):
-    """Query of `GET /console/requests`.
+    """Query of `GET /ext/v1/console/requests`.
 
     Attributes:
         limit: page size, 1 to 100.
@@ -250,7 +250,7 @@ class ListServedRequests(Request):
 
 @frozen(kw_only=True)
 class ListAccountDetails(Request):
-    """Query of `GET /console/accounts`.
+    """Query of `GET /ext/v1/console/accounts`.
 
     Attributes:
         limit: page size, 1 to 100.
@@ -264,7 +264,7 @@ class ListAccountDetails(Request):
 GET_SUMMARY: Final = Endpoint(
     name="console.summary",
     method="GET",
-    path="/console/summary",
+    path=EXTENSIONS + "/console/summary",
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     responses={200: ConsoleSummary},
@@ -273,7 +273,7 @@ GET_SUMMARY: Final = Endpoint(
 LIST_SERVED_REQUESTS: Final = Endpoint(
     name="console.requests.list",
     method="GET",
-    path="/console/requests",
+    path=EXTENSIONS + "/console/requests",
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     query=ListServedRequests,
@@ -283,7 +283,7 @@ LIST_SERVED_REQUESTS: Final = Endpoint(
 CREATE_AGENT_KEY: Final = Endpoint(
     name="console.agent_keys.create",
     method="POST",
-    path="/console/agent-keys",
+    path=EXTENSIONS + "/console/agent-keys",
     scope=Scope.OPERATOR,
     repeat=Repeat.IF_NOT_PROCESSED,
     request=CreateAgentKey,
@@ -295,7 +295,7 @@ CREATE_AGENT_KEY: Final = Endpoint(
 LIST_AGENT_KEYS: Final = Endpoint(
     name="console.agent_keys.list",
     method="GET",
-    path="/console/agent-keys",
+    path=EXTENSIONS + "/console/agent-keys",
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     query=ListAgentKeys,
@@ -305,7 +305,7 @@ LIST_AGENT_KEYS: Final = Endpoint(
 REVOKE_AGENT_KEY: Final = Endpoint(
     name="console.agent_keys.revoke",
     method="DELETE",
-    path="/console/agent-keys/{key_id}",
+    path=EXTENSIONS + "/console/agent-keys/{key_id}",
     scope=Scope.OPERATOR,
     repeat=Repeat.IF_NOT_PROCESSED,
     responses={204: None},
@@ -314,7 +314,7 @@ REVOKE_AGENT_KEY: Final = Endpoint(
 LIST_ACCOUNT_DETAILS: Final = Endpoint(
     name="console.accounts.list",
     method="GET",
-    path="/console/accounts",
+    path=EXTENSIONS + "/console/accounts",
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     query=ListAccountDetails,
@@ -325,7 +325,7 @@ LIST_ACCOUNT_DETAILS: Final = Endpoint(
 GET_ACCOUNT_DETAIL: Final = Endpoint(
     name="console.accounts.get",
     method="GET",
-    path="/console/accounts/{account_id}",
+    path=EXTENSIONS + "/console/accounts/{account_id}",
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     responses={200: AccountDetail},
@@ -336,7 +336,7 @@ GET_ACCOUNT_DETAIL: Final = Endpoint(
 ALLOW_SIGNING: Final = Endpoint(
     name="console.accounts.allow_signing",
     method="POST",
-    path="/console/accounts/{account_id}/allow-signing",
+    path=EXTENSIONS + "/console/accounts/{account_id}/allow-signing",
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     responses={200: AccountDetail},
@@ -347,7 +347,7 @@ ALLOW_SIGNING: Final = Endpoint(
 LIST_AUDIT: Final = Endpoint(
     name="console.audit.list",
     method="GET",
-    path="/console/audit",
+    path=EXTENSIONS + "/console/audit",
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     query=ListAudit,

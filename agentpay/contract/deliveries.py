@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Final
 
 from attrs import field, frozen
 
-from agentpay.contract.endpoints import Endpoint, Repeat, Scope
+from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.events import Event
 from agentpay.contract.fields import (
@@ -70,7 +70,7 @@ class RegisteredWebhook(Model):
 
 @frozen(kw_only=True)
 class ListWebhooks(Request):
-    """Query of `GET /console/webhooks`.
+    """Query of `GET /ext/v1/console/webhooks`.
 
     Attributes:
         limit: page size, 1 to 100.
@@ -83,7 +83,7 @@ class ListWebhooks(Request):
 
 @frozen(kw_only=True)
 class RotateSecret(Request):
-    """Body of `POST /console/webhooks/{webhook_id}/rotate-secret` (interface CO10).
+    """Body of `POST /ext/v1/console/webhooks/{webhook_id}/rotate-secret` (interface CO10).
 
     Attributes:
         overlap_seconds: how long both secrets sign, from 0 to 30 days; 0 after a leak.
@@ -111,7 +111,7 @@ class NewSecret(Model):
 
 @frozen(kw_only=True)
 class ListEvents(Request):
-    """Query of `GET /console/events`.
+    """Query of `GET /ext/v1/console/events`.
 
     Attributes:
         type: only events of this type.
@@ -183,7 +183,7 @@ class Delivery(Model):
 
 @frozen(kw_only=True)
 class ListDeliveries(Request):
-    """Query of `GET /console/deliveries`.
+    """Query of `GET /ext/v1/console/deliveries`.
 
     Attributes:
         status: only deliveries with this status.
@@ -208,7 +208,7 @@ class ListDeliveries(Request):
 
 @frozen(kw_only=True)
 class ReplayEvent(Request):
-    """Body of `POST /console/events/{event_id}/replay`.
+    """Body of `POST /ext/v1/console/events/{event_id}/replay`.
 
     Attributes:
         webhook_id: the webhook to send it to; None means every webhook that is subscribed to such events now.
@@ -226,7 +226,7 @@ class ReplayableStatus(StrEnum):
 
 @frozen(kw_only=True)
 class ReplayDeliveries(Request):
-    """Body of `POST /console/deliveries/replay` (interface CO22).
+    """Body of `POST /ext/v1/console/deliveries/replay` (interface CO22).
 
     Attributes:
         since: only deliveries created after this moment.
@@ -257,7 +257,7 @@ class ReplayedDeliveries(Model):
 LIST_WEBHOOKS: Final = Endpoint(
     name="console.webhooks.list",
     method="GET",
-    path="/console/webhooks",
+    path=EXTENSIONS + "/console/webhooks",
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     query=ListWebhooks,
@@ -267,7 +267,7 @@ LIST_WEBHOOKS: Final = Endpoint(
 DELETE_WEBHOOK: Final = Endpoint(
     name="console.webhooks.delete",
     method="DELETE",
-    path="/console/webhooks/{webhook_id}",
+    path=EXTENSIONS + "/console/webhooks/{webhook_id}",
     scope=Scope.OPERATOR,
     repeat=Repeat.IF_NOT_PROCESSED,
     responses={204: None},
@@ -276,7 +276,7 @@ DELETE_WEBHOOK: Final = Endpoint(
 ROTATE_SECRET: Final = Endpoint(
     name="console.webhooks.rotate_secret",
     method="POST",
-    path="/console/webhooks/{webhook_id}/rotate-secret",
+    path=EXTENSIONS + "/console/webhooks/{webhook_id}/rotate-secret",
     scope=Scope.OPERATOR,
     repeat=Repeat.IF_NOT_PROCESSED,
     request=RotateSecret,
@@ -288,7 +288,7 @@ ROTATE_SECRET: Final = Endpoint(
 LIST_EVENTS: Final = Endpoint(
     name="console.events.list",
     method="GET",
-    path="/console/events",
+    path=EXTENSIONS + "/console/events",
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     query=ListEvents,
@@ -299,7 +299,7 @@ LIST_EVENTS: Final = Endpoint(
 LIST_DELIVERIES: Final = Endpoint(
     name="console.deliveries.list",
     method="GET",
-    path="/console/deliveries",
+    path=EXTENSIONS + "/console/deliveries",
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     query=ListDeliveries,
@@ -310,7 +310,7 @@ LIST_DELIVERIES: Final = Endpoint(
 REPLAY_EVENT: Final = Endpoint(
     name="console.events.replay",
     method="POST",
-    path="/console/events/{event_id}/replay",
+    path=EXTENSIONS + "/console/events/{event_id}/replay",
     scope=Scope.OPERATOR,
     repeat=Repeat.IF_NOT_PROCESSED,
     request=ReplayEvent,
@@ -323,7 +323,7 @@ REPLAY_EVENT: Final = Endpoint(
 REPLAY_DELIVERIES: Final = Endpoint(
     name="console.deliveries.replay",
     method="POST",
-    path="/console/deliveries/replay",
+    path=EXTENSIONS + "/console/deliveries/replay",
     scope=Scope.OPERATOR,
     repeat=Repeat.IF_NOT_PROCESSED,
     request=ReplayDeliveries,
@@ -335,7 +335,7 @@ REPLAY_DELIVERIES: Final = Endpoint(
 STREAM_EVENTS: Final = Endpoint(
     name="console.stream",
     method="GET",
-    path="/console/stream",
+    path=EXTENSIONS + "/console/stream",
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     responses={200: Event},

@@ -18,6 +18,9 @@ from agentpay.contract.transactions import ListTransactions, Transaction
 from agentpay.contract.transfers import CreateTransfer, Transfer
 from agentpay.contract.webhooks import CreateWebhook, Webhook
 
+EXTENSIONS: Final = "/ext/v1"
+"""The prefix of the paths of all extensions: everything outside the contract that needs a key."""
+
 
 class Scope(Enum):
     """Which keys may call an endpoint (interface K2, K3, K5)."""
@@ -120,9 +123,14 @@ class Endpoint:
     description: str = ""
 
     @property
+    def operation(self) -> str:
+        """Method and path, such as `POST /v1/transfers`: how documents and messages name it."""
+        return f"{self.method} {self.path}"
+
+    @property
     def is_extension(self) -> bool:
         """Whether it is not part of the contract, so that a service may lack it."""
-        return not self.path.startswith("/v1/")
+        return self.path.startswith(EXTENSIONS)
 
     @property
     def is_read(self) -> bool:

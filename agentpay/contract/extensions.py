@@ -1,4 +1,4 @@
-"""The endpoints of all extensions that a service may have outside `/v1`, except the sandbox."""
+"""The endpoints of all extensions that a service may have, except the sandbox."""
 
 from typing import Final
 
@@ -23,4 +23,4 @@ EXTENSION_ENDPOINTS: Final = (
     *APPROVAL_ENDPOINTS,
     *DELIVERY_ENDPOINTS,
 )
-"""All operations outside `/v1` that a deployed service may offer."""
+"""All operations under `EXTENSIONS` that a deployed service may offer."""

@@ -1,4 +1,4 @@
-"""The identity of a key: the extension `GET /whoami` (interface K10)."""
+"""The identity of a key: the extension `GET /ext/v1/whoami` (interface K10)."""
 
 from enum import StrEnum
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 from attrs import frozen
 
 from agentpay.contract import choices
-from agentpay.contract.endpoints import Endpoint, Repeat, Scope
+from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Repeat, Scope
 from agentpay.contract.models import Model
 
 
@@ -42,7 +42,7 @@ class Identity(Model):
 WHO_AM_I: Final = Endpoint(
     name="whoami",
     method="GET",
-    path="/whoami",
+    path=EXTENSIONS + "/whoami",
     scope=Scope.ACCOUNT,
     repeat=Repeat.ALWAYS,
     responses={200: Identity},

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Final
 from attrs import field, frozen
 
 from agentpay.contract import choices
-from agentpay.contract.endpoints import Endpoint, Repeat, Scope
+from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import Cursor, query_integer, text
 from agentpay.contract.models import Model
@@ -24,7 +24,7 @@ class OperatorKeyKind(StrEnum):
 
 @frozen(kw_only=True)
 class CreateOperatorKey(Request):
-    """Body of `POST /console/operator-keys`.
+    """Body of `POST /ext/v1/console/operator-keys`.
 
     Attributes:
         name: display label, 1 to 100 characters.
@@ -78,7 +78,7 @@ class NewOperatorKey(Model):
 
 @frozen(kw_only=True)
 class ListOperatorKeys(Request):
-    """Query of `GET /console/operator-keys`.
+    """Query of `GET /ext/v1/console/operator-keys`.
 
     Attributes:
         limit: page size, 1 to 100.
@@ -92,7 +92,7 @@ class ListOperatorKeys(Request):
 CREATE_OPERATOR_KEY: Final = Endpoint(
     name="console.operator_keys.create",
     method="POST",
-    path="/console/operator-keys",
+    path=EXTENSIONS + "/console/operator-keys",
     scope=Scope.OPERATOR_KEY,
     repeat=Repeat.IF_NOT_PROCESSED,
     request=CreateOperatorKey,
@@ -103,7 +103,7 @@ CREATE_OPERATOR_KEY: Final = Endpoint(
 LIST_OPERATOR_KEYS: Final = Endpoint(
     name="console.operator_keys.list",
     method="GET",
-    path="/console/operator-keys",
+    path=EXTENSIONS + "/console/operator-keys",
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     query=ListOperatorKeys,
@@ -113,7 +113,7 @@ LIST_OPERATOR_KEYS: Final = Endpoint(
 REVOKE_OPERATOR_KEY: Final = Endpoint(
     name="console.operator_keys.revoke",
     method="DELETE",
-    path="/console/operator-keys/{key_id}",
+    path=EXTENSIONS + "/console/operator-keys/{key_id}",
     scope=Scope.OPERATOR_KEY,
     repeat=Repeat.IF_NOT_PROCESSED,
     responses={204: None},

@@ -13,7 +13,7 @@ from typing import Annotated, ClassVar, Final
 from attrs import field, frozen
 
 from agentpay.contract import choices, identifiers
-from agentpay.contract.endpoints import Endpoint, Repeat, Scope, Subject
+from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Repeat, Scope, Subject
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import (
     OMITTED_BY_DEFAULT,
@@ -180,8 +180,8 @@ class Payment(Model):
         url: the requested URL, as reported by the client; None if not reported.
         category: spend category from the origin's pin, or else from the challenge; None without one.
         memo: the caller's memo, or None. It stays off chain.
-        header: the header to send with the paid request; None except in a response to `POST /payments` with a
-            signed payment.
+        header: the header to send with the paid request; None except in a response to
+            `POST /ext/v1/payments` with a signed payment.
         expires_at: UTC. For a signed payment, the estimated time until which its transaction can land; the
             chain decides. Before it is signed, the time at which it is rejected unless it was approved and
             requested again.
@@ -189,7 +189,8 @@ class Payment(Model):
             fee, that is when the payment has settled.
         settled_at: when the service found it final on chain, UTC; None before.
         outcome: the client's report on the seller's response; None without one.
-        is_replay: whether this is the response to `POST /payments` for a payment that was signed before.
+        is_replay: whether this is the response to `POST /ext/v1/payments` for a payment that was signed
+            before.
         error: code of the error; only for rejected and failed payments.
         message: sentence that explains `error`.
         splits: what the other recipients get; None if there is one recipient.
@@ -228,7 +229,7 @@ class Payment(Model):
 
 @frozen(kw_only=True)
 class AuthorizePayment(Request):
-    """Body of `POST /payments`: a seller's 402, and who pays it under which key.
+    """Body of `POST /ext/v1/payments`: a seller's 402, and who pays it under which key.
 
     Attributes:
         account_id: the account that pays.
@@ -258,7 +259,7 @@ class AuthorizePayment(Request):
 
 @frozen(kw_only=True)
 class ReportOutcome(Request):
-    """Body of `POST /payments/{transfer_id}/outcome`: the seller's response to the payment.
+    """Body of `POST /ext/v1/payments/{transfer_id}/outcome`: the seller's response to the payment.
 
     Attributes:
         status_code: HTTP status of the seller's response.
@@ -273,7 +274,7 @@ class ReportOutcome(Request):
 
 @frozen(kw_only=True)
 class ListPayments(Request):
-    """Query of `GET /payments`.
+    """Query of `GET /ext/v1/payments`.
 
     Attributes:
         account_id: only payments out of this account.
@@ -319,7 +320,7 @@ class PinnedOrigin(Model):
 
 @frozen(kw_only=True)
 class PinOrigin(Request):
-    """Body of `PUT /console/origins/{origin}`: the whole pin.
+    """Body of `PUT /ext/v1/console/origins/{origin}`: the whole pin.
 
     Attributes:
         category: spend category of all its products, 1 to 64 characters.
@@ -340,7 +341,7 @@ class PinOrigin(Request):
 
 @frozen(kw_only=True)
 class ListOrigins(Request):
-    """Query of `GET /console/origins`.
+    """Query of `GET /ext/v1/console/origins`.
 
     Attributes:
         limit: page size, 1 to 100.
@@ -354,7 +355,7 @@ class ListOrigins(Request):
 AUTHORIZE_PAYMENT: Final = Endpoint(
     name="payments.authorize",
     method="POST",
-    path="/payments",
+    path=EXTENSIONS + "/payments",
     scope=Scope.ACCOUNT,
     repeat=Repeat.ALWAYS,
     request=AuthorizePayment,
@@ -393,18 +394,18 @@ AUTHORIZE_PAYMENT: Final = Endpoint(
 GET_PAYMENT: Final = Endpoint(
     name="payments.get",
     method="GET",
-    path="/payments/{transfer_id}",
+    path=EXTENSIONS + "/payments/{transfer_id}",
     scope=Scope.ACCOUNT,
     repeat=Repeat.ALWAYS,
     responses={200: Payment},
     echoes={"transfer_id": "transfer_id"},
     summary="Read one payment.",
-    description="`header` is null: only `POST /payments` hands out the signed transaction.",
+    description="`header` is null: only `POST /ext/v1/payments` hands out the signed transaction.",
 )
 LIST_PAYMENTS: Final = Endpoint(
     name="payments.list",
     method="GET",
-    path="/payments",
+    path=EXTENSIONS + "/payments",
     scope=Scope.ACCOUNT,
     repeat=Repeat.ALWAYS,
     query=ListPayments,
@@ -419,7 +420,7 @@ LIST_PAYMENTS: Final = Endpoint(
 REPORT_OUTCOME: Final = Endpoint(
     name="payments.report_outcome",
     method="POST",
-    path="/payments/{transfer_id}/outcome",
+    path=EXTENSIONS + "/payments/{transfer_id}/outcome",
     scope=Scope.ACCOUNT,
     repeat=Repeat.ALWAYS,
     request=ReportOutcome,
@@ -432,7 +433,7 @@ REPORT_OUTCOME: Final = Endpoint(
 LIST_ORIGINS: Final = Endpoint(
     name="console.origins.list",
     method="GET",
-    path="/console/origins",
+    path=EXTENSIONS + "/console/origins",
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     query=ListOrigins,
@@ -442,7 +443,7 @@ LIST_ORIGINS: Final = Endpoint(
 PUT_ORIGIN: Final = Endpoint(
     name="console.origins.put",
     method="PUT",
-    path="/console/origins/{origin}",
+    path=EXTENSIONS + "/console/origins/{origin}",
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     request=PinOrigin,
@@ -456,7 +457,7 @@ PUT_ORIGIN: Final = Endpoint(
 GET_ORIGIN: Final = Endpoint(
     name="console.origins.get",
     method="GET",
-    path="/console/origins/{origin}",
+    path=EXTENSIONS + "/console/origins/{origin}",
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     responses={200: PinnedOrigin},
@@ -467,7 +468,7 @@ GET_ORIGIN: Final = Endpoint(
 DELETE_ORIGIN: Final = Endpoint(
     name="console.origins.delete",
     method="DELETE",
-    path="/console/origins/{origin}",
+    path=EXTENSIONS + "/console/origins/{origin}",
     scope=Scope.OPERATOR,
     repeat=Repeat.IF_NOT_PROCESSED,
     responses={204: None},

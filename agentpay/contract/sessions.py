@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar, Final
 from attrs import field, frozen
 
 from agentpay.contract import choices
-from agentpay.contract.endpoints import Endpoint, Repeat, Scope, Subject
+from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Repeat, Scope, Subject
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import ALWAYS_SENT, Category, Cursor, query_integer, text
 from agentpay.contract.models import Model
@@ -112,7 +112,7 @@ class Session(Model):
 
 @frozen(kw_only=True)
 class OpenSession(Request):
-    """Body of `POST /sessions`.
+    """Body of `POST /ext/v1/sessions`.
 
     Attributes:
         account_id: the account that pays.
@@ -131,7 +131,7 @@ class OpenSession(Request):
 
 @frozen(kw_only=True)
 class ChargeSession(Request):
-    """Body of `POST /sessions/{session_id}/charges`.
+    """Body of `POST /ext/v1/sessions/{session_id}/charges`.
 
     Attributes:
         amount: USDC to add to the running total, at least 0.000001.
@@ -144,7 +144,7 @@ class ChargeSession(Request):
 
 @frozen(kw_only=True)
 class ListSessions(Request):
-    """Query of `GET /sessions`.
+    """Query of `GET /ext/v1/sessions`.
 
     Attributes:
         account_id: only sessions paid by this account.
@@ -166,7 +166,7 @@ _UNRESOLVED: Final = (SessionStatus.OPENING, SessionStatus.CLOSING)
 OPEN_SESSION: Final = Endpoint(
     name="sessions.open",
     method="POST",
-    path="/sessions",
+    path=EXTENSIONS + "/sessions",
     scope=Scope.ACCOUNT,
     repeat=Repeat.ALWAYS,
     request=OpenSession,
@@ -193,7 +193,7 @@ OPEN_SESSION: Final = Endpoint(
 CHARGE_SESSION: Final = Endpoint(
     name="sessions.charge",
     method="POST",
-    path="/sessions/{session_id}/charges",
+    path=EXTENSIONS + "/sessions/{session_id}/charges",
     scope=Scope.ACCOUNT,
     repeat=Repeat.ALWAYS,
     request=ChargeSession,
@@ -213,7 +213,7 @@ CHARGE_SESSION: Final = Endpoint(
 CLOSE_SESSION: Final = Endpoint(
     name="sessions.close",
     method="POST",
-    path="/sessions/{session_id}/close",
+    path=EXTENSIONS + "/sessions/{session_id}/close",
     scope=Scope.ACCOUNT,
     repeat=Repeat.ALWAYS,
     responses={200: Session},
@@ -225,7 +225,7 @@ CLOSE_SESSION: Final = Endpoint(
 GET_SESSION: Final = Endpoint(
     name="sessions.get",
     method="GET",
-    path="/sessions/{session_id}",
+    path=EXTENSIONS + "/sessions/{session_id}",
     scope=Scope.ACCOUNT,
     repeat=Repeat.ALWAYS,
     responses={200: Session},
@@ -235,7 +235,7 @@ GET_SESSION: Final = Endpoint(
 LIST_SESSIONS: Final = Endpoint(
     name="sessions.list",
     method="GET",
-    path="/sessions",
+    path=EXTENSIONS + "/sessions",
     scope=Scope.ACCOUNT,
     repeat=Repeat.ALWAYS,
     query=ListSessions,

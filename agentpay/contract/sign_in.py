@@ -5,7 +5,7 @@ from typing import Annotated, ClassVar, Final
 
 from attrs import field, frozen
 
-from agentpay.contract.endpoints import Endpoint, Repeat, Scope
+from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Repeat, Scope
 from agentpay.contract.fields import text
 from agentpay.contract.models import Model
 from agentpay.contract.requests import Request
@@ -13,7 +13,7 @@ from agentpay.contract.requests import Request
 
 @frozen(kw_only=True)
 class SignIn(Request):
-    """Body of `POST /console/sign-in`.
+    """Body of `POST /ext/v1/console/sign-in`.
 
     Its `repr` does not show the code.
 
@@ -66,7 +66,7 @@ class SignInCode(Model):
 SIGN_IN: Final = Endpoint(
     name="console.sign_in",
     method="POST",
-    path="/console/sign-in",
+    path=EXTENSIONS + "/console/sign-in",
     scope=Scope.NO_KEY,
     repeat=Repeat.IF_NOT_PROCESSED,
     request=SignIn,
@@ -79,7 +79,7 @@ SIGN_IN: Final = Endpoint(
 CREATE_SIGN_IN_CODE: Final = Endpoint(
     name="console.sign_in_code",
     method="POST",
-    path="/console/sign-in-code",
+    path=EXTENSIONS + "/console/sign-in-code",
     scope=Scope.OPERATOR_KEY,
     repeat=Repeat.IF_NOT_PROCESSED,
     responses={201: SignInCode},

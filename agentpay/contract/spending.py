@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Final
 from attrs import field, frozen
 
 from agentpay.contract import choices
-from agentpay.contract.endpoints import Endpoint, Repeat, Scope
+from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import Category, Cursor, Rule, parse_timestamp, query_integer, text
 from agentpay.contract.models import Model
@@ -68,7 +68,7 @@ class Budget(Model):
 
 @frozen(kw_only=True)
 class ListTransfers(Request):
-    """Query of `GET /transfers`.
+    """Query of `GET /ext/v1/transfers`.
 
     Attributes:
         account_id: only transfers out of this account.
@@ -97,7 +97,7 @@ class Outcome(StrEnum):
 
 @frozen(kw_only=True)
 class CheckTransfer(Request):
-    """Body of `POST /transfers/check`: that of `POST /v1/transfers` without `idempotency_key`.
+    """Body of `POST /ext/v1/transfers/check`: that of `POST /v1/transfers` without `idempotency_key`.
 
     `from_` is `from` on the wire.
 
@@ -145,7 +145,7 @@ class TransferCheck(Model):
 GET_BUDGET: Final = Endpoint(
     name="accounts.budget",
     method="GET",
-    path="/accounts/{account_id}/budget",
+    path=EXTENSIONS + "/accounts/{account_id}/budget",
     scope=Scope.ACCOUNT,
     repeat=Repeat.ALWAYS,
     responses={200: Budget},
@@ -158,7 +158,7 @@ GET_BUDGET: Final = Endpoint(
 LIST_TRANSFERS: Final = Endpoint(
     name="transfers.list",
     method="GET",
-    path="/transfers",
+    path=EXTENSIONS + "/transfers",
     scope=Scope.ACCOUNT,
     repeat=Repeat.ALWAYS,
     query=ListTransfers,
@@ -172,7 +172,7 @@ LIST_TRANSFERS: Final = Endpoint(
 CHECK_TRANSFER: Final = Endpoint(
     name="transfers.check",
     method="POST",
-    path="/transfers/check",
+    path=EXTENSIONS + "/transfers/check",
     scope=Scope.ACCOUNT,
     repeat=Repeat.ALWAYS,
     is_dry_run=True,

@@ -171,7 +171,7 @@ async def _check_key(tools: AsyncAgentTools, client: AsyncAgentPay) -> None:
         raise ConfigurationError(f"the service refuses AGENTPAY_API_KEY: {error}") from None
     except NotSupportedError:
         raise ConfigurationError(
-            "the service at AGENTPAY_BASE_URL does not report the account of a key (GET /whoami)"
+            "the service at AGENTPAY_BASE_URL does not report the account of a key (GET /ext/v1/whoami)"
         ) from None
     except AgentPayError as error:
         logging.getLogger("agentpay.mcp").warning("the service does not respond yet: %s", error)

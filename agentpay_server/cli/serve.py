@@ -38,7 +38,7 @@ from agentpay_server.settings import Settings
     type=click.Choice(["system", "manual"]),
     default="system",
     show_default=True,
-    help="manual: the clock advances only by POST /sandbox/clock/advance.",
+    help="manual: the clock advances only by POST /ext/v1/sandbox/clock/advance.",
 )
 @takes(Settings, "settings")
 @click.option(
@@ -65,8 +65,8 @@ from agentpay_server.settings import Settings
 @click.option(
     "--chain-rpc",
     is_flag=True,
-    help="Serve the embedded chain's JSON-RPC and WebSocket at /sandbox/rpc, and an x402 facilitator at "
-    "/sandbox/x402, without a key. Requires a loopback --host.",
+    help="Serve the embedded chain's JSON-RPC and WebSocket at /ext/v1/sandbox/rpc, and an x402 facilitator "
+    "at /ext/v1/sandbox/x402, without a key. Requires a loopback --host.",
 )
 @click.option("--allow-remote", is_flag=True, help="Allow a --host that other machines can reach.")
 @click.option(

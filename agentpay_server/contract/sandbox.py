@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Final
 
 from attrs import field, frozen
 
-from agentpay.contract.endpoints import Endpoint, Repeat, Scope
+from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import Cursor, Rule, query_integer, text, whole_number
 from agentpay.contract.models import Model
@@ -31,7 +31,7 @@ def _parse_seconds(value: Any) -> Decimal:  # noqa: ANN401 - whatever JSON held
 
 @frozen(kw_only=True)
 class Fund(Request):
-    """Body of `POST /sandbox/accounts/{account_id}/fund`.
+    """Body of `POST /ext/v1/sandbox/accounts/{account_id}/fund`.
 
     Attributes:
         amount: test USDC to mint, at least 0.000001.
@@ -55,7 +55,7 @@ class Funding(Model):
 
 @frozen(kw_only=True)
 class CreateOperator(Request):
-    """Body of `POST /sandbox/operators`.
+    """Body of `POST /ext/v1/sandbox/operators`.
 
     Attributes:
         name: display label, 1 to 100 characters.
@@ -83,7 +83,7 @@ class Operator(Model):
 
 @frozen(kw_only=True)
 class CreateTokenAccount(Request):
-    """Body of `POST /sandbox/token-accounts`, which may be left out.
+    """Body of `POST /ext/v1/sandbox/token-accounts`, which may be left out.
 
     Attributes:
         owner: on-chain address that is to own it; by default a new one, whose key is discarded.
@@ -118,7 +118,7 @@ class ClockReading(Model):
 
 @frozen(kw_only=True)
 class AdvanceClock(Request):
-    """Body of `POST /sandbox/clock/advance`.
+    """Body of `POST /ext/v1/sandbox/clock/advance`.
 
     Attributes:
         seconds: by how much to advance, from 0; 0 runs what is due now.
@@ -145,7 +145,7 @@ class HttpEffect(StrEnum):
 
 @frozen(kw_only=True)
 class SetFault(Request):
-    """Body of `PUT /sandbox/faults/{name}`.
+    """Body of `PUT /ext/v1/sandbox/faults/{name}`.
 
     Attributes:
         times: how often it happens, 1 to 1,000; None until it is disarmed.
@@ -189,7 +189,7 @@ class Fault(Model):
 
 @frozen(kw_only=True)
 class ListFaults(Request):
-    """Query of `GET /sandbox/faults`.
+    """Query of `GET /ext/v1/sandbox/faults`.
 
     Attributes:
         limit: page size, 1 to 100.
@@ -215,7 +215,7 @@ class Snapshot(Model):
 
 @frozen(kw_only=True)
 class ListSnapshots(Request):
-    """Query of `GET /sandbox/snapshots`.
+    """Query of `GET /ext/v1/sandbox/snapshots`.
 
     Attributes:
         limit: page size, 1 to 100.
@@ -229,7 +229,7 @@ class ListSnapshots(Request):
 FUND: Final = Endpoint(
     name="sandbox.accounts.fund",
     method="POST",
-    path="/sandbox/accounts/{account_id}/fund",
+    path=EXTENSIONS + "/sandbox/accounts/{account_id}/fund",
     scope=Scope.OPERATOR,
     repeat=Repeat.IF_NOT_PROCESSED,
     request=Fund,
@@ -240,7 +240,7 @@ FUND: Final = Endpoint(
 CREATE_OPERATOR: Final = Endpoint(
     name="sandbox.operators.create",
     method="POST",
-    path="/sandbox/operators",
+    path=EXTENSIONS + "/sandbox/operators",
     scope=Scope.OPERATOR,
     repeat=Repeat.IF_NOT_PROCESSED,
     request=CreateOperator,
@@ -250,7 +250,7 @@ CREATE_OPERATOR: Final = Endpoint(
 CREATE_TOKEN_ACCOUNT: Final = Endpoint(
     name="sandbox.token_accounts.create",
     method="POST",
-    path="/sandbox/token-accounts",
+    path=EXTENSIONS + "/sandbox/token-accounts",
     scope=Scope.OPERATOR,
     repeat=Repeat.IF_NOT_PROCESSED,
     request=CreateTokenAccount,
@@ -263,7 +263,7 @@ CREATE_TOKEN_ACCOUNT: Final = Endpoint(
 GET_CLOCK: Final = Endpoint(
     name="sandbox.clock.get",
     method="GET",
-    path="/sandbox/clock",
+    path=EXTENSIONS + "/sandbox/clock",
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     responses={200: ClockReading},
@@ -272,7 +272,7 @@ GET_CLOCK: Final = Endpoint(
 ADVANCE_CLOCK: Final = Endpoint(
     name="sandbox.clock.advance",
     method="POST",
-    path="/sandbox/clock/advance",
+    path=EXTENSIONS + "/sandbox/clock/advance",
     scope=Scope.OPERATOR,
     repeat=Repeat.IF_NOT_PROCESSED,
     request=AdvanceClock,
@@ -284,7 +284,7 @@ ADVANCE_CLOCK: Final = Endpoint(
 SET_FAULT: Final = Endpoint(
     name="sandbox.faults.set",
     method="PUT",
-    path="/sandbox/faults/{name}",
+    path=EXTENSIONS + "/sandbox/faults/{name}",
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     request=SetFault,
@@ -297,7 +297,7 @@ SET_FAULT: Final = Endpoint(
 DELETE_FAULT: Final = Endpoint(
     name="sandbox.faults.delete",
     method="DELETE",
-    path="/sandbox/faults/{name}",
+    path=EXTENSIONS + "/sandbox/faults/{name}",
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     takes_rest_of_path=True,
@@ -308,7 +308,7 @@ DELETE_FAULT: Final = Endpoint(
 LIST_FAULTS: Final = Endpoint(
     name="sandbox.faults.list",
     method="GET",
-    path="/sandbox/faults",
+    path=EXTENSIONS + "/sandbox/faults",
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     query=ListFaults,
@@ -318,7 +318,7 @@ LIST_FAULTS: Final = Endpoint(
 CLEAR_FAULTS: Final = Endpoint(
     name="sandbox.faults.clear",
     method="DELETE",
-    path="/sandbox/faults",
+    path=EXTENSIONS + "/sandbox/faults",
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     responses={204: None},
@@ -328,7 +328,7 @@ CLEAR_FAULTS: Final = Endpoint(
 CREATE_SNAPSHOT: Final = Endpoint(
     name="sandbox.snapshots.create",
     method="POST",
-    path="/sandbox/snapshots",
+    path=EXTENSIONS + "/sandbox/snapshots",
     scope=Scope.OPERATOR,
     repeat=Repeat.IF_NOT_PROCESSED,
     responses={201: Snapshot},
@@ -339,7 +339,7 @@ CREATE_SNAPSHOT: Final = Endpoint(
 LIST_SNAPSHOTS: Final = Endpoint(
     name="sandbox.snapshots.list",
     method="GET",
-    path="/sandbox/snapshots",
+    path=EXTENSIONS + "/sandbox/snapshots",
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     query=ListSnapshots,
@@ -349,7 +349,7 @@ LIST_SNAPSHOTS: Final = Endpoint(
 RESTORE_SNAPSHOT: Final = Endpoint(
     name="sandbox.snapshots.restore",
     method="POST",
-    path="/sandbox/snapshots/{snapshot_id}/restore",
+    path=EXTENSIONS + "/sandbox/snapshots/{snapshot_id}/restore",
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     responses={200: Snapshot},
@@ -361,7 +361,7 @@ RESTORE_SNAPSHOT: Final = Endpoint(
 RESET: Final = Endpoint(
     name="sandbox.reset",
     method="POST",
-    path="/sandbox/reset",
+    path=EXTENSIONS + "/sandbox/reset",
     scope=Scope.OPERATOR,
     repeat=Repeat.ALWAYS,
     responses={204: None},

@@ -2,6 +2,9 @@
 
 export const KEY = "agentpay.key";
 
+/** The prefix of every path that is not part of `/v1`. */
+const EXTENSIONS = "/ext/v1";
+
 function failure(status, body) {
 	const { error: code, message = `The server responded with status ${status}.`, details = [] } = body ?? {};
 	const faults = details.map((it) => `${it.field} ${it.message}`);
@@ -12,7 +15,7 @@ function failure(status, body) {
 export async function send(method, path, { body, signal, headers, key = sessionStorage[KEY] } = /** @type {any} */ ({})) {
 	let response;
 	try {
-		response = await fetch(path, {
+		response = await fetch(path.startsWith("/v1/") ? path : EXTENSIONS + path, {
 			method, signal, cache: "no-store", credentials: "omit", redirect: "error",
 			headers: { ...(key && { Authorization: `Bearer ${key}` }), ...headers },
 			body: body && new Blob([JSON.stringify(body)], { type: "application/json" }),

@@ -15,6 +15,7 @@ from typing import Final
 
 from starlette.types import Message, Receive, Scope, Send
 
+from agentpay.contract.deliveries import LIST_EVENTS
 from agentpay.contract.endpoints import Endpoint
 from agentpay.contract.endpoints import Scope as KeyScope
 from agentpay.contract.errors import ErrorCode
@@ -78,7 +79,7 @@ _WITHOUT_KEY: Final = frozenset(
 )
 """Paths whose endpoints need no key. Another method is 405 there, with or without a key."""
 
-_POLLED: Final = "/console/events"
+_POLLED: Final = LIST_EVENTS.path
 logger: logging.Logger = logging.getLogger(__name__)
 
 
@@ -283,7 +284,7 @@ class _Path:
                 allow=allow,
             )
         _require_scope(endpoint, scope["agentpay.principal"], scope.get("path_params", {}))
-        fault = self._faults.take(f"{endpoint.method} {endpoint.path}") if self._faults else None
+        fault = self._faults.take(endpoint.operation) if self._faults else None
         if fault is None:
             await self._answer(endpoint, scope, receive, send)
         else:
@@ -364,7 +365,7 @@ def _require_admitted(scope: Scope) -> None:
 
 def _require_scope(endpoint: Endpoint, principal: Principal, path: Mapping[str, str]) -> None:
     """Refuse a key before any lookup (interface E9, K5)."""
-    operation = f"{endpoint.method} {endpoint.path}"
+    operation = endpoint.operation
     if endpoint.scope is KeyScope.OPERATOR:
         principal.require_operator(operation)
     elif endpoint.scope is KeyScope.OPERATOR_KEY:

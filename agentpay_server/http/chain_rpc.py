@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from agentpay.contract import json_text
+from agentpay.contract.endpoints import EXTENSIONS
 from agentpay.contract.requests import BODY_MAX_BYTES
 from agentpay_server.chain import transactions
 from agentpay_server.chain.embedded.chain import EmbeddedChain
@@ -32,7 +33,7 @@ from agentpay_server.logs import REQUEST_ID, log
 from agentpay_server.randomness import Identifiers, SystemRandomness
 from agentpay_server.server import Server
 
-PATH: Final = "/sandbox/rpc"
+PATH: Final = EXTENSIONS + "/sandbox/rpc"
 
 _MOST_WAITING: Final = 10_000
 _LOCAL_HOSTS: Final = ("127.0.0.1", "::1", "localhost")

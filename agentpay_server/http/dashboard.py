@@ -70,7 +70,8 @@ class _File:
 
 
 def is_dashboard(path: str) -> bool:
-    return path == PATH or path.startswith(f"{PATH}/")
+    """Whether it is a path of the console; the root redirects to it."""
+    return path in ("/", PATH) or path.startswith(f"{PATH}/")
 
 
 def link(base_url: str, code: str) -> str:
@@ -85,6 +86,8 @@ async def console_url(server: Server, base_url: str) -> str:
 
 def answer(path: str, method: str, if_none_match: bytes | None) -> Answer:
     require_get(PATH, method)
+    if path == "/":
+        return Answer(303, b"", headers=(*HEADERS, (b"location", PATH.encode("ascii"))))
     file = _files().get(path.removeprefix(PATH).removeprefix("/") or _INDEX)
     if file is None:
         raise Problem(ErrorCode.NOT_FOUND, f"The console has no such file; it starts at {PATH}.")

@@ -10,6 +10,7 @@ from typing import Any, Final
 from starlette.types import Receive, Scope, Send
 
 from agentpay.contract import json_text
+from agentpay.contract.endpoints import EXTENSIONS
 from agentpay_server.chain.node.methods import Node
 from agentpay_server.errors import Problem
 from agentpay_server.http.requests import DisconnectedError, read_body, require_json
@@ -18,7 +19,7 @@ from agentpay_server.logs import log
 from agentpay_server.sandbox.facilitator.fee_payer import FeePayer, keypair_of, rpc_of
 from agentpay_server.sandbox.facilitator.service import Facilitator, InvalidRequestError
 
-PATH: Final = "/sandbox/x402"
+PATH: Final = EXTENSIONS + "/sandbox/x402"
 """The base path, to which sellers' packages append `/supported`, `/verify` and `/settle`."""
 
 logger: logging.Logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from typing import Final
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from agentpay.contract.endpoints import Endpoint
+from agentpay.contract.endpoints import EXTENSIONS, Endpoint
 from agentpay.contract.errors import ErrorCode
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 from agentpay_server.errors import Problem
@@ -62,7 +62,7 @@ def _patterns() -> Mapping[str, tuple[tuple[re.Pattern[str], str], ...]]:
 
 
 def _family(path: str) -> str:
-    return path.split("/", 2)[1] if path.startswith("/") else ""
+    return path.removeprefix(EXTENSIONS)[1:].partition("/")[0]
 
 
 def _pattern(path: str, methods: Mapping[str, Endpoint]) -> re.Pattern[str]:

@@ -11,7 +11,15 @@ from attrs import frozen
 
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.pages import PageBody
-from agentpay.contract.payments import REPORT_OUTCOME, AuthorizePayment, ListPayments, Payment, ReportOutcome
+from agentpay.contract.payments import (
+    AUTHORIZE_PAYMENT,
+    LIST_PAYMENTS,
+    REPORT_OUTCOME,
+    AuthorizePayment,
+    ListPayments,
+    Payment,
+    ReportOutcome,
+)
 from agentpay.contract.transfers import TransferStatus
 from agentpay.contract.usdc import to_micro
 from agentpay_server import audit
@@ -77,7 +85,7 @@ class Payments:
                 `invalid_recipient`; `chain_unavailable`: nothing was done.
             DatabaseUnavailableError: the decision may or may not be stored; retry with the same key.
         """
-        principal.require_account(request.account_id, "POST /payments")
+        principal.require_account(request.account_id, AUTHORIZE_PAYMENT.operation)
         offers = self._offers(request)
         deadline = self._execution.deadline()
         while True:
@@ -113,7 +121,7 @@ class Payments:
             Problem: `forbidden` for another account, `invalid_request` for a cursor of another list.
         """
         if query.account_id is not None:
-            principal.require_account(query.account_id, "GET /payments")
+            principal.require_account(query.account_id, LIST_PAYMENTS.operation)
         listing = List("payments", principal.account_id or principal.operator_id)
         rows = await self._database.read(
             store.PAGES,

@@ -6,13 +6,13 @@ from typing import Final
 from attrs import evolve, frozen
 
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
-from agentpay_server.contract.sandbox import HttpEffect
+from agentpay_server.contract.sandbox import SANDBOX_ENDPOINTS, HttpEffect
 
 OPERATIONS: Final = frozenset(
-    f"{endpoint.method} {endpoint.path}"
+    endpoint.operation
     for endpoint in BOUND_ENDPOINTS
     # Sandbox operations never fail, so that every fault can be disarmed.
-    if not endpoint.path.startswith("/sandbox/")
+    if endpoint not in SANDBOX_ENDPOINTS
 )
 """The operations that can fail, such as `POST /v1/transfers`."""
 

@@ -24,6 +24,7 @@ from agentpay_server.context import Context
 from agentpay_server.contract.sandbox import (
     ADVANCE_CLOCK,
     CLEAR_FAULTS,
+    CREATE_OPERATOR,
     CREATE_TOKEN_ACCOUNT,
     DELETE_FAULT,
     FUND,
@@ -208,7 +209,7 @@ class Sandbox:
     async def create_operator(self, principal: Principal, request: CreateOperator) -> Operator:
         """Create another operator; only this response shows its key."""
         self._require_test_chain()
-        principal.require_operator("POST /sandbox/operators")
+        principal.require_operator(CREATE_OPERATOR.operation)
         operator = await self._create_tenant(request.name, requested_by=principal)
         return Operator(operator_id=operator.operator_id, key=operator.key)
 

@@ -12,6 +12,8 @@ from attrs import frozen
 from agentpay.contract.errors import FieldError
 from agentpay.contract.pages import PageBody
 from agentpay.contract.sessions import (
+    LIST_SESSIONS,
+    OPEN_SESSION,
     ChargeSession,
     ListSessions,
     OpenSession,
@@ -79,7 +81,7 @@ class Sessions:
                 minimum, a 402, `too_many_sessions`, `invalid_recipient`, `chain_unavailable`. Without a
                 session nothing was done; `chain_unavailable` with one: its outcome is unknown.
         """
-        principal.require_account(request.account_id, "POST /sessions")
+        principal.require_account(request.account_id, OPEN_SESSION.operation)
         # A caller that disconnects cancels nothing.
         return await self._context.tasks.complete(self._open(principal, request))
 
@@ -136,7 +138,7 @@ class Sessions:
             Problem: `forbidden` for another account, `invalid_request` for a cursor of another list.
         """
         if query.account_id is not None:
-            principal.require_account(query.account_id, "GET /sessions")
+            principal.require_account(query.account_id, LIST_SESSIONS.operation)
         listing = List("sessions", principal.account_id or principal.operator_id)
         before = listing.before(query.cursor)
         rows = await self._database.read(

@@ -4,7 +4,7 @@ It creates, locks, claims, reserves, signs and stores nothing.
 """
 
 from agentpay.contract.policies import Policy
-from agentpay.contract.spending import CheckTransfer, Outcome, TransferCheck
+from agentpay.contract.spending import CHECK_TRANSFER, CheckTransfer, Outcome, TransferCheck
 from agentpay.contract.usdc import format_string, from_micro, to_micro
 from agentpay_server.accounts.store import own_account
 from agentpay_server.context import Context
@@ -41,7 +41,7 @@ class Checks:
         Raises:
             Problem: `not_found` of `from`, `invalid_recipient`, `fee_budget_exceeded`, `chain_unavailable`.
         """
-        principal.require_account(request.from_, "POST /transfers/check")
+        principal.require_account(request.from_, CHECK_TRANSFER.operation)
         terms = Terms(
             account_id=request.from_,
             to=request.to,

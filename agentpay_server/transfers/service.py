@@ -12,8 +12,9 @@ import attrs
 from attrs import frozen
 
 from agentpay.contract import identifiers
+from agentpay.contract.endpoints import CREATE_TRANSFER
 from agentpay.contract.pages import PageBody
-from agentpay.contract.spending import ListTransfers
+from agentpay.contract.spending import LIST_TRANSFERS, ListTransfers
 from agentpay.contract.transfers import CreateTransfer, Transfer
 from agentpay_server.clock import HOUR_US, end_of_millisecond_us
 from agentpay_server.context import Context
@@ -69,7 +70,7 @@ class Transfers:
             DatabaseUnavailableError: the decision may or may not be stored; a retry with the same key finds
                 out.
         """
-        principal.require_account(request.from_, "POST /v1/transfers")
+        principal.require_account(request.from_, CREATE_TRANSFER.operation)
         if request.memo == "":
             request = attrs.evolve(request, memo=None)
         # Requests with different keys do not share a task: agent-scoped and operator keys see different
@@ -127,7 +128,7 @@ class Transfers:
             Problem: `forbidden` for another account, `invalid_request` for a cursor of another list.
         """
         if query.account_id is not None:
-            principal.require_account(query.account_id, "GET /transfers")
+            principal.require_account(query.account_id, LIST_TRANSFERS.operation)
         listing = List("transfers", principal.account_id or principal.operator_id)
         since: dict[str, object] = {}
         if query.since is not None:

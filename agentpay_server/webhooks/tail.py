@@ -1,4 +1,4 @@
-"""The stream of events as they are committed, in this or another process: `GET /console/stream` (CO21).
+"""The stream of events as this or another process commits them: `GET /ext/v1/console/stream` (CO21).
 
 One poll of the outbox serves all streams of a process; without streams it is not polled. The same read finds
 the keys that were revoked or have expired, so that no later event is sent to their streams. Events are sent
@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator
 from typing import Final
 
 from agentpay.contract import identifiers
+from agentpay.contract.deliveries import LIST_EVENTS
 from agentpay.contract.errors import ErrorCode
 from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
@@ -67,7 +68,7 @@ class EventTail:
             raise Problem(
                 ErrorCode.RATE_LIMITED,
                 f"This key has {STREAMS_OF_ONE_KEY} streams open, which is the limit. Close one, or read "
-                "GET /console/events.",
+                f"{LIST_EVENTS.operation}.",
                 retry_after_seconds=RETRY_AFTER_SECONDS,
             )
         self._streams[operator_id].add(stream)

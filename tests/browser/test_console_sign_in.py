@@ -101,7 +101,7 @@ def test_signing_out_revokes_the_console_key_of_a_link_and_no_other(
 
 def link_of(server: AgentPayServer, key: str) -> str:
     made = httpx.post(
-        f"{server.base_url}/console/sign-in-code", headers={"Authorization": f"Bearer {key}"}
+        f"{server.base_url}/ext/v1/console/sign-in-code", headers={"Authorization": f"Bearer {key}"}
     ).json()
     return f"{server.base_url}/dashboard#code={made['code']}"
 

@@ -32,11 +32,11 @@ IN_THE_CONTRACT = {
 EXTENSIONS = (*EXTENSION_ENDPOINTS, *SANDBOX_ENDPOINTS)
 EVERYWHERE = (*ENDPOINTS, *EXTENSIONS)
 OF_SESSIONS = {
-    ("POST", "/sessions"),
-    ("GET", "/sessions"),
-    ("GET", "/sessions/{session_id}"),
-    ("POST", "/sessions/{session_id}/charges"),
-    ("POST", "/sessions/{session_id}/close"),
+    ("POST", "/ext/v1/sessions"),
+    ("GET", "/ext/v1/sessions"),
+    ("GET", "/ext/v1/sessions/{session_id}"),
+    ("POST", "/ext/v1/sessions/{session_id}/charges"),
+    ("POST", "/ext/v1/sessions/{session_id}/close"),
 }
 
 

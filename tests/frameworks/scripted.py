@@ -47,7 +47,7 @@ THEFT = {"payment_ref": "urgent-fee-1", "to": "thief", "amount_usdc": "9"}
 
 STORY = (
     Step("pay", {**ORDER, "amount_usdc": 1.5}, "invalid_arguments", "a number for a string"),
-    Step("pay", ORDER, "unknown", "no answer", fault=("GET /transfers", "reset")),
+    Step("pay", ORDER, "unknown", "no answer", fault=("GET /ext/v1/transfers", "reset")),
     Step("pay", ORDER, "settled", "tries again; the reply is lost", ("POST /v1/transfers", "reply_lost")),
     Step("pay", ORDER, "settled", "tries again, to be sure"),
     Step("pay", {**ORDER, "amount_usdc": "1.6"}, "conflict", "tries again with a fee"),
@@ -113,7 +113,7 @@ class World:
     def first(self) -> int:
         """Where the requests of the model begin: after the last of the preparations."""
         kinds = [each.path for each in self.server.requests]
-        return kinds.index("/whoami")
+        return kinds.index("/ext/v1/whoami")
 
 
 def world() -> World:

@@ -31,7 +31,7 @@ class Desk:
         return {name: value for name, value in body.items() if value is not ...}
 
     def ask(self, **changed: Any) -> httpx.Response:
-        return self.http.post("/sessions", json=self.terms(**changed))
+        return self.http.post("/ext/v1/sessions", json=self.terms(**changed))
 
     def open(self, **changed: Any) -> str:
         response = self.ask(**changed)
@@ -40,10 +40,10 @@ class Desk:
 
     def charge(self, session_id: str, amount: str, key: str | None = None) -> httpx.Response:
         body = {"amount": amount, "idempotency_key": key or f"charge {amount}"}
-        return self.http.post(f"/sessions/{session_id}/charges", json=body)
+        return self.http.post(f"/ext/v1/sessions/{session_id}/charges", json=body)
 
     def close(self, session_id: str) -> httpx.Response:
-        return self.http.post(f"/sessions/{session_id}/close")
+        return self.http.post(f"/ext/v1/sessions/{session_id}/close")
 
     def held(self) -> tuple[int, int]:
         """The on-chain balances of payer and payee."""

@@ -128,7 +128,7 @@ def test_metadata_is_never_returned_by_v1_but_by_the_console(http: httpx.Client)
         assert answer.is_success
         assert "metadata" not in answer.text
         assert "PLANTED" not in answer.text
-    assert http.get(f"/console/accounts/{account_id}").json()["metadata"] == marked
+    assert http.get(f"/ext/v1/console/accounts/{account_id}").json()["metadata"] == marked
 
 
 def test_numbers_in_metadata_are_kept_exactly(http: httpx.Client):
@@ -137,7 +137,7 @@ def test_numbers_in_metadata_are_kept_exactly(http: httpx.Client):
     )
     account_id = http.post("/v1/accounts", content=body).json()["account_id"]
 
-    text = http.get(f"/console/accounts/{account_id}").text
+    text = http.get(f"/ext/v1/console/accounts/{account_id}").text
 
     assert '"a":0.1,' in text
     assert '"b":1E+400,' in text
@@ -168,7 +168,7 @@ def test_a_balance_is_read_live_from_the_chain(server: AgentPayServer, funded: F
     assert http.get(f"{path}/balance").json()["balance_usdc"] == "1.250000"
     assert http.get(path).json()["balance_usdc"] == "1.250000"
     assert http.get("/v1/accounts").json()["data"][0]["balance_usdc"] == "1.250000"
-    assert http.get(f"/console/accounts/{account.account_id}").json()["balance_usdc"] == "1.250000"
+    assert http.get(f"/ext/v1/console/accounts/{account.account_id}").json()["balance_usdc"] == "1.250000"
 
 
 # --- Status (interface A4)
@@ -217,8 +217,8 @@ def test_operators_see_nothing_of_each_other(
 
     assert [account["account_id"] for account in http.get("/v1/accounts").json()["data"]] == [ours.account_id]
     assert neighbour.get("/v1/accounts").json()["data"] == [theirs]
-    assert neighbour.get("/console/agent-keys").json()["data"] == []
-    audited = {entry["subject"] for entry in neighbour.get("/console/audit").json()["data"]}
+    assert neighbour.get("/ext/v1/console/agent-keys").json()["data"] == []
+    audited = {entry["subject"] for entry in neighbour.get("/ext/v1/console/audit").json()["data"]}
     assert ours.account_id not in audited
     assert theirs["account_id"] in audited
 
@@ -230,7 +230,7 @@ def test_an_identifier_of_another_operator_is_treated_as_unknown(
     transfer = client.transfers.create(from_=ours.account_id, to=payee.account_id, amount="1")
     key = server.console.agent_keys.create(ours.account_id)
     webhook = client.webhooks.create(url="https://example.com/hook", events=["transfer.settled"])
-    event = http.get("/console/events").json()["data"][0]
+    event = http.get("/ext/v1/console/events").json()["data"][0]
     session = server.sessions.open(account_id=ours.account_id, to=payee.account_id, cap_usdc=1)
     known = {
         "session_id": session.session_id,
@@ -268,7 +268,10 @@ def test_an_account_of_another_operator_in_a_body_is_treated_as_unknown(neighbou
 
     def answers(account_id):
         transfer = {"from": account_id, "to": payee, "amount": "1", "idempotency_key": "k"}
-        for path, body in (("/v1/transfers", transfer), ("/console/agent-keys", {"account_id": account_id})):
+        for path, body in (
+            ("/v1/transfers", transfer),
+            ("/ext/v1/console/agent-keys", {"account_id": account_id}),
+        ):
             response = neighbour.post(path, json=body)
             yield {**refused(response, "not_found"), "request_id": None}
 

@@ -52,7 +52,7 @@ def escalated(client: AgentPay, payer: Account, payee: Account) -> Escalated:
 
 
 def post(http: httpx.Client, transfer: Transfer, verb: str, body: object = None) -> httpx.Response:
-    return http.post(f"/console/approvals/{transfer.transfer_id}/{verb}", json=body)
+    return http.post(f"/ext/v1/console/approvals/{transfer.transfer_id}/{verb}", json=body)
 
 
 def event_types(server: AgentPayServer, transfer: Transfer) -> list[str]:
@@ -103,7 +103,7 @@ def test_pending_transfers_are_listed_newest_first(
     first = escalated("10", key="first", memo="dataset 7", category="data")
     server.sandbox.clock.advance(60)
     second = escalated("11", key="second")
-    page = http.get("/console/approvals").json()
+    page = http.get("/ext/v1/console/approvals").json()
     assert [item["transfer_id"] for item in page["data"]] == [second.transfer_id, first.transfer_id]
     assert (page["cursor"], page["has_more"]) == ("", False)
     assert page["data"][1] == {
@@ -319,7 +319,7 @@ def test_a_rejected_transfer_ends_with_the_operators_reason(
 ) -> None:
     waiting = escalated("25", memo="dataset 7")
     answer = (
-        http.post(f"/console/approvals/{waiting.transfer_id}/reject")
+        http.post(f"/ext/v1/console/approvals/{waiting.transfer_id}/reject")
         if body is None
         else post(http, waiting, "reject", body)
     )
@@ -532,9 +532,9 @@ def test_a_transfer_of_another_operator_is_not_found(
     with raw_client(server, server.sandbox.create_operator("Other").key) as other:
         theirs = refused(post(other, waiting, verb), "not_found")
         for unknown in (UNKNOWN_TRANSFER, "nonsense", "acct_" + UNKNOWN_TRANSFER[4:]):
-            none = refused(other.post(f"/console/approvals/{unknown}/{verb}"), "not_found")
+            none = refused(other.post(f"/ext/v1/console/approvals/{unknown}/{verb}"), "not_found")
             assert none["message"].replace(unknown, "") == theirs["message"].replace(waiting.transfer_id, "")
-        assert other.get("/console/approvals").json()["data"] == []
+        assert other.get("/ext/v1/console/approvals").json()["data"] == []
 
 
 def test_an_agent_key_reads_its_pending_transfer_but_cannot_decide(
@@ -547,7 +547,7 @@ def test_an_agent_key_reads_its_pending_transfer_but_cannot_decide(
         assert (shown.status_code, shown.json()["status"]) == (200, "pending_approval")
         for verb in ("approve", "reject"):
             refused(post(agent, waiting, verb), "forbidden")
-        refused(agent.get("/console/approvals"), "forbidden")
+        refused(agent.get("/ext/v1/console/approvals"), "forbidden")
     assert server.client().transfers.get(waiting.transfer_id).status == "pending_approval"
 
 

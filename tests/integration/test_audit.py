@@ -400,7 +400,7 @@ def stage(server: AgentPayServer, http: httpx.Client, client: AgentPay, funded: 
         "payee_id": payee.account_id,
         "stopped_id": stopped,
         "transfer_id": waiting[0].transfer_id,
-        "payment_id": http.post("/payments", json=paid).json()["transfer_id"],
+        "payment_id": http.post("/ext/v1/payments", json=paid).json()["transfer_id"],
         "origin": ORIGIN,
         "other_transfer_id": waiting[1].transfer_id,
         "session_id": session.session_id,

@@ -114,7 +114,7 @@ def test_on_the_wire_amounts_are_strings_and_limits_are_numbers(
     payer = funded("100")
     client.policies.update(payer.account_id, max_daily_spend="20.5")
     pay(client, payer, payee, 5)
-    assert http.get(f"/accounts/{payer.account_id}/budget").json() == {
+    assert http.get(f"/ext/v1/accounts/{payer.account_id}/budget").json() == {
         "account_id": payer.account_id,
         "balance_usdc": "95.000000",
         "available_usdc": "95.000000",
@@ -250,7 +250,7 @@ def test_without_the_chain_there_is_no_budget(
 def test_extensions_need_a_key(server: AgentPayServer, funded: Funded) -> None:
     account = funded("1")
     with raw_client(server, "") as nobody:
-        for path in ("/whoami", f"/accounts/{account.account_id}/budget", "/transfers"):
+        for path in ("/ext/v1/whoami", f"/ext/v1/accounts/{account.account_id}/budget", "/ext/v1/transfers"):
             assert nobody.get(path).status_code == 401
 
 

@@ -485,7 +485,7 @@ def test_browser_pages_of_other_origins_are_refused(server: AgentPayServer) -> N
     assert leave.status_code == 405
     assert "access-control-allow-origin" not in leave.headers
     assert httpx.get(server.rpc_url).status_code == 405
-    assert httpx.get(server.rpc_url.removesuffix("/sandbox/rpc") + "/v1/accounts").status_code == 404
+    assert httpx.get(server.rpc_url.removesuffix("/ext/v1/sandbox/rpc") + "/v1/accounts").status_code == 404
 
     async def open_from(origin: str) -> None:
         url = server.rpc_url.replace("http", "ws", 1)
@@ -734,8 +734,8 @@ def test_a_subscription_ends_once_and_unknown_ones_are_refused(server: AgentPayS
 def test_serve_prints_the_addresses_of_chain_and_facilitator_and_serves_them_too() -> None:
     with processing("serve", "--port", "0", "--chain-rpc") as process:
         told = next_json(process)
-        assert told["rpc_url"] == f"{told['base_url']}/sandbox/rpc"
-        assert told["facilitator_url"] == f"{told['base_url']}/sandbox/x402"
+        assert told["rpc_url"] == f"{told['base_url']}/ext/v1/sandbox/rpc"
+        assert told["facilitator_url"] == f"{told['base_url']}/ext/v1/sandbox/x402"
         assert httpx.get(f"{told['facilitator_url']}/supported").status_code == 200
         call = {"jsonrpc": "2.0", "id": 1, "method": "getEpochInfo"}
         assert httpx.post(told["rpc_url"], json=call).json()["result"]["blockHeight"] >= 0
@@ -786,7 +786,7 @@ def test_a_restart_of_a_served_chain_remembers_what_has_landed(tmp_path: Path) -
 
 def test_every_response_identifies_its_request(server: AgentPayServer) -> None:
     call = {"jsonrpc": "2.0", "id": 1, "method": "getHealth"}
-    facilitator = server.rpc_url.replace("/sandbox/rpc", "/sandbox/x402")
+    facilitator = server.rpc_url.replace("/ext/v1/sandbox/rpc", "/ext/v1/sandbox/x402")
     responses = [
         httpx.post(server.rpc_url, json=call),
         httpx.get(server.rpc_url),
@@ -794,7 +794,7 @@ def test_every_response_identifies_its_request(server: AgentPayServer) -> None:
         httpx.get(f"{facilitator}/supported"),
         httpx.post(f"{facilitator}/verify", json={}),
         httpx.get(f"{facilitator}/nothing"),
-        httpx.get(server.rpc_url.replace("/sandbox/rpc", "/nothing")),
+        httpx.get(server.rpc_url.replace("/ext/v1/sandbox/rpc", "/nothing")),
     ]
     assert [response.status_code for response in responses] == [200, 405, 415, 200, 400, 404, 404]
     identifiers = [response.headers["x-request-id"] for response in responses]

@@ -64,7 +64,9 @@ def test_serve_prints_its_url_and_key_as_one_json_line_and_never_its_metrics_key
             account = client.accounts.create(name="over a port")
             assert [found.account_id for found in client.accounts.list()] == [account.account_id]
         # Without the option, chain and facilitator are not served.
-        rpc, supported = (f"{announcement['base_url']}/sandbox/{path}" for path in ("rpc", "x402/supported"))
+        rpc, supported = (
+            f"{announcement['base_url']}/ext/v1/sandbox/{path}" for path in ("rpc", "x402/supported")
+        )
         call = {"jsonrpc": "2.0", "id": 1, "method": "getEpochInfo"}
         assert (httpx.post(rpc, json=call).status_code, httpx.get(supported).status_code) == (401, 401)
         url = f"{announcement['base_url']}/metrics"

@@ -164,7 +164,7 @@ def test_funding_without_a_sandbox_shows_the_address_for_usdc(
     real = AgentPay.request
 
     def without_sandbox(self: AgentPay, method: str, path: str, **others: object) -> object:
-        return real(self, method, path.replace("/sandbox", "/no-such-extension"), **others)  # type: ignore[arg-type]
+        return real(self, method, path.replace("/ext/v1/sandbox", "/no-such-extension"), **others)  # type: ignore[arg-type]
 
     monkeypatch.setattr(AgentPay, "request", without_sandbox)
     said = agentpay.refused("accounts", "fund", "Bot", "1")
@@ -272,11 +272,11 @@ def test_payments_are_listed_with_seller_and_payer_and_shown() -> None:
     }
     runner = CliRunner(env=environment)
     with respx.mock(base_url="https://pay.example") as service:
-        listed = service.get("/payments").respond(json=page)
+        listed = service.get("/ext/v1/payments").respond(json=page)
         service.get("/v1/accounts").respond(
             json={"data": [account.to_dict()], "cursor": "", "has_more": False}
         )
-        service.get(f"/payments/{payment.transfer_id}").respond(json=payment.to_dict())
+        service.get(f"/ext/v1/payments/{payment.transfer_id}").respond(json=payment.to_dict())
         result = runner.invoke(
             main,
             [

@@ -337,7 +337,9 @@ def test_replays_before_a_failure_are_reported(
 
     def replay_once(events: Events, event_id: str, **where: str | None) -> Any:
         made = replay(events, event_id, **where)
-        server.sandbox.set_fault("http:POST /console/events/{event_id}/replay", effect="internal_error")
+        server.sandbox.set_fault(
+            "http:POST /ext/v1/console/events/{event_id}/replay", effect="internal_error"
+        )
         return made
 
     monkeypatch.setattr(Events, "replay", replay_once)

@@ -280,7 +280,7 @@ async def test_an_outage_is_reported_once_and_no_event_is_missed(
     types = frozenset({"transfer.settled"})
     async with listening(commands, capsys, types=types, is_json=False) as heard:
         await heard.told("Listening to ")
-        server.sandbox.set_fault("http:GET /console/events", effect="internal_error")
+        server.sandbox.set_fault("http:GET /ext/v1/console/events", effect="internal_error")
         transfer_id = account.pay()
         await heard.told("Cannot read events from ")
         server.sandbox.clear_faults()

@@ -236,7 +236,7 @@ def test_faults_of_a_request_are_listed(commands: CommandLine, funded: Funded) -
 def test_a_lost_response_exits_with_6_and_asks_to_check(
     server: AgentPayServer, commands: CommandLine, funded: Funded
 ) -> None:
-    server.sandbox.set_fault("http:POST /console/agent-keys", 1, effect="reply_lost")
+    server.sandbox.set_fault("http:POST /ext/v1/console/agent-keys", 1, effect="reply_lost")
     said = commands.refused("keys", "create", "--account", funded().account_id, exit_code=6)
     assert "it is unknown whether console.agent_keys.create was done" in said
     assert "Check whether it was done before you try again." in said
@@ -244,7 +244,7 @@ def test_a_lost_response_exits_with_6_and_asks_to_check(
 
 
 def test_a_server_error_is_printed_with_its_request_id(server: AgentPayServer, commands: CommandLine) -> None:
-    server.sandbox.set_fault("http:GET /console/agent-keys", effect="internal_error")
+    server.sandbox.set_fault("http:GET /ext/v1/console/agent-keys", effect="internal_error")
     assert "Request req_" in commands.refused("keys", "list")
 
 

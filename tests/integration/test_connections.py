@@ -356,7 +356,7 @@ def payment(server: AgentPayServer, key: str, number: int, *, as_agent: bool = F
     client = server.client(api_key=key)
     payer, payee = (client.accounts.create(name=name).account_id for name in "ab")
     with raw_client(server, key) as http:
-        assert http.post(f"/sandbox/accounts/{payer}/fund", json={"amount": "5"}).status_code == 200
+        assert http.post(f"/ext/v1/sandbox/accounts/{payer}/fund", json={"amount": "5"}).status_code == 200
     if as_agent:
         key = server.console.agent_keys.create(payer).key
     body = f'{{"from":"{payer}","to":"{payee}","amount":"1","idempotency_key":"k{number}"}}'

@@ -18,13 +18,13 @@ DETAIL_FIELDS = {
 
 
 def detail(http, account_id):
-    body = http.get(f"/console/accounts/{account_id}").json()
+    body = http.get(f"/ext/v1/console/accounts/{account_id}").json()
     assert set(body) == ACCOUNT_FIELDS | DETAIL_FIELDS
     return body
 
 
 def audit(http):
-    return http.get("/console/audit", params={"limit": 100}).json()["data"]
+    return http.get("/ext/v1/console/audit", params={"limit": 100}).json()["data"]
 
 
 # --- Accounts in full -------------------------------------------------------------------------------------
@@ -95,7 +95,7 @@ def test_an_account_detail_shows_its_policy_record(
 
 
 def test_the_detail_of_an_unknown_account_is_404(http: httpx.Client):
-    refused(http.get(f"/console/accounts/{UNKNOWN_ACCOUNT}"), "not_found")
+    refused(http.get(f"/ext/v1/console/accounts/{UNKNOWN_ACCOUNT}"), "not_found")
 
 
 def test_the_python_console_client_matches_the_http_api(
@@ -138,9 +138,9 @@ def test_an_audit_entry_has_actor_action_before_after_and_time(
 
 def test_every_mutation_is_one_audit_entry(server: AgentPayServer, http: httpx.Client):
     account_id = http.post("/v1/accounts", json={"name": "a", "metadata": {"x": 1}}).json()["account_id"]
-    made = http.post("/console/agent-keys", json={"account_id": account_id, "name": "Laptop"}).json()
-    http.delete(f"/console/agent-keys/{made['key_id']}")
-    http.post(f"/sandbox/accounts/{account_id}/fund", json={"amount": "1"})
+    made = http.post("/ext/v1/console/agent-keys", json={"account_id": account_id, "name": "Laptop"}).json()
+    http.delete(f"/ext/v1/console/agent-keys/{made['key_id']}")
+    http.post(f"/ext/v1/sandbox/accounts/{account_id}/fund", json={"amount": "1"})
     http.put(f"/v1/accounts/{account_id}/policy", json={"paused": True})
 
     assert [(entry["action"], entry["subject"]) for entry in audit(http)][:5] == [
@@ -150,7 +150,7 @@ def test_every_mutation_is_one_audit_entry(server: AgentPayServer, http: httpx.C
         ("console.agent_keys.create", made["key_id"]),
         ("accounts.create", account_id),
     ]
-    assert made["key"] not in http.get("/console/audit").text
+    assert made["key"] not in http.get("/ext/v1/console/audit").text
 
 
 def test_requests_without_a_change_are_not_audited(http: httpx.Client, client: AgentPay):
@@ -180,10 +180,10 @@ def test_reads_do_not_change_state(
         f"/v1/accounts/{payer.account_id}/transactions",
         f"/v1/accounts/{payer.account_id}/policy",
         f"/v1/transfers/{transfer.transfer_id}",
-        "/console/agent-keys",
-        f"/console/accounts/{payer.account_id}",
-        "/console/audit",
-        "/sandbox/clock",
+        "/ext/v1/console/agent-keys",
+        f"/ext/v1/console/accounts/{payer.account_id}",
+        "/ext/v1/console/audit",
+        "/ext/v1/sandbox/clock",
     ):
         assert http.get(path).status_code == 200
 

@@ -75,8 +75,8 @@ def test_events_and_deliveries_are_filtered_by_since_and_until(
 ) -> None:
     moments = {"since": since, "until": until}
     query = {name: (START + h * HOUR).isoformat() for name, h in moments.items() if h is not None}
-    assert day.hours("/console/events", type="transfer.settled", **query) == hours
-    listed = [it["attempts"][0]["at"][11:13] for it in day.listed("/console/deliveries", **query)]
+    assert day.hours("/ext/v1/console/events", type="transfer.settled", **query) == hours
+    listed = [it["attempts"][0]["at"][11:13] for it in day.listed("/ext/v1/console/deliveries", **query)]
     assert listed[::-1] == hours
 
 
@@ -84,23 +84,23 @@ def test_filters_by_time_are_paged(day: Day) -> None:
     query = {"since": (START - HOUR).isoformat(), "until": (START + 2 * HOUR).isoformat(), "limit": 2}
     seen, cursor = [], ""
     while True:
-        page = day.http.get("/console/events", params={**query, "cursor": cursor}).json()
+        page = day.http.get("/ext/v1/console/events", params={**query, "cursor": cursor}).json()
         seen += [event["id"] for event in page["data"]]
         cursor = page["cursor"]
         if not page["has_more"]:
             break
-    assert seen == [event["id"] for event in day.listed("/console/events", until=query["until"])]
+    assert seen == [event["id"] for event in day.listed("/ext/v1/console/events", until=query["until"])]
 
 
 def test_a_transfer_has_its_events_and_their_deliveries(day: Day) -> None:
     for transfer_id in day.transfers:
-        events = day.listed("/console/events", transfer_id=transfer_id)
+        events = day.listed("/ext/v1/console/events", transfer_id=transfer_id)
         assert [event["type"] for event in events] == ["transfer.settled", "transfer.initiated"]
         assert {event["data"]["transfer_id"] for event in events} == {transfer_id}
-        (delivery,) = day.listed("/console/deliveries", transfer_id=transfer_id, status="delivered")
+        (delivery,) = day.listed("/ext/v1/console/deliveries", transfer_id=transfer_id, status="delivered")
         assert delivery["event_id"] == events[0]["id"]
-    assert day.listed("/console/events", transfer_id="txn_unknown") == []
-    assert day.listed("/console/deliveries", transfer_id="txn_unknown") == []
+    assert day.listed("/ext/v1/console/events", transfer_id="txn_unknown") == []
+    assert day.listed("/ext/v1/console/deliveries", transfer_id="txn_unknown") == []
 
 
 def test_a_session_has_its_events(server: AgentPayServer, client: AgentPay) -> None:
@@ -119,7 +119,7 @@ def test_a_session_has_its_events(server: AgentPayServer, client: AgentPay) -> N
     assert list(stranger.console.events.list(session_id=opened[0])) == []
 
 
-@pytest.mark.parametrize("path", ["/console/events", "/console/deliveries"])
+@pytest.mark.parametrize("path", ["/ext/v1/console/events", "/ext/v1/console/deliveries"])
 @pytest.mark.parametrize("moment", ["yesterday", "2026-01-01T00:00:00", ""])
 def test_a_moment_without_an_offset_is_400(day: Day, path: str, moment: str) -> None:
     refused(day.http.get(path, params={"since": moment}), "invalid_request")
@@ -209,7 +209,7 @@ def test_a_replay_is_limited_to_its_webhook_and_operator(
     stranger = server.client(api_key=server.sandbox.create_operator("Other").key)
     assert stranger.console.deliveries.replay(since=START - HOUR).replayed == 0
     body = {"since": "2025-01-01T00:00:00Z", "webhook_id": "wh_unknown"}
-    refused(http.post("/console/deliveries/replay", json=body), "invalid_request")
+    refused(http.post("/ext/v1/console/deliveries/replay", json=body), "invalid_request")
     monkeypatch.setattr(deliveries, "REPLAYED_AT_ONCE", 1)
     assert replay(since=START - HOUR, webhook_id=failed.webhook_id).to_dict() == {
         "replayed": 1,
@@ -231,7 +231,7 @@ def test_deliveries_of_a_deleted_webhook_are_not_replayed(server: AgentPayServer
     [{}, {"since": None}, {"since": "2026-01-01"}, {"since": "2026-01-01T00:00:00Z", "status": "retrying"}],
 )
 def test_a_replay_requires_since_and_a_final_status(day: Day, body: dict[str, object]) -> None:
-    refused(day.http.post("/console/deliveries/replay", json=body), "invalid_request")
+    refused(day.http.post("/ext/v1/console/deliveries/replay", json=body), "invalid_request")
 
 
 # --- Plans ------------------------------------------------------------------------------------------------

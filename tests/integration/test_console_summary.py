@@ -80,7 +80,7 @@ def test_requests_are_paged_newest_first_and_by_operator(server: AgentPayServer,
     client.accounts.create(name="Newest")
     requests = list(client.console.requests.list(limit=2))
     # The pages are requests too: they are listed after the requests of the first page.
-    assert [request.route for request in requests] == ["/v1/accounts", *["/whoami"] * 5]
+    assert [request.route for request in requests] == ["/v1/accounts", *["/ext/v1/whoami"] * 5]
     other = server.client(api_key=server.sandbox.create_operator("Other").key)
     assert list(other.console.requests.list()) == []
 
@@ -100,7 +100,7 @@ async def test_only_the_newest_requests_of_the_most_recent_operators_are_kept(
                 request_id=f"req_{n}",
                 at_us=n,
                 method="GET",
-                route="/whoami",
+                route="/ext/v1/whoami",
                 status=200,
                 duration_ms=1,
             )

@@ -78,6 +78,13 @@ def test_methods_other_than_get_are_405(served: httpx.Client) -> None:
     assert (response.status_code, response.headers["allow"]) == (405, "GET")
 
 
+def test_the_root_redirects_to_the_dashboard(served: httpx.Client) -> None:
+    response = served.get("/", follow_redirects=False)
+    assert (response.status_code, response.headers["location"]) == (303, "/dashboard")
+    assert response.headers["x-request-id"]
+    assert served.post("/").status_code == 405
+
+
 def test_the_dashboard_can_be_disabled(tmp_path: Path) -> None:
     with AgentPayServer(settings=Settings(serves_dashboard=False)) as server:
         response = httpx.get(f"{server.listen()}/dashboard")

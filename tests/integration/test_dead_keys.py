@@ -84,8 +84,8 @@ def test_a_revoked_operator_key_makes_no_key(server: AgentPayServer, hold: Calla
     stolen = server.console.operator_keys.create(name="stolen")
     account_id = server.client().accounts.create(name="a").account_id
     requests = [
-        hold(stolen.key, "/console/operator-keys", {"name": "permanent"}),
-        hold(stolen.key, "/console/agent-keys", {"account_id": account_id}),
+        hold(stolen.key, "/ext/v1/console/operator-keys", {"name": "permanent"}),
+        hold(stolen.key, "/ext/v1/console/agent-keys", {"account_id": account_id}),
     ]
 
     server.console.operator_keys.revoke(stolen.key_id)
@@ -112,12 +112,12 @@ def test_a_replay_with_a_revoked_key_is_refused(
 def test_a_sign_in_code_of_a_revoked_key_is_invalid(server: AgentPayServer) -> None:
     stolen = server.console.operator_keys.create(name="stolen")
     with raw_client(server, stolen.key) as http:
-        code = http.post("/console/sign-in-code").json()["code"]
+        code = http.post("/ext/v1/console/sign-in-code").json()["code"]
 
     server.console.operator_keys.revoke(stolen.key_id)
 
     with raw_client(server, "") as http:
-        refused(http.post("/console/sign-in", json={"code": code}), "unauthorized")
+        refused(http.post("/ext/v1/console/sign-in", json={"code": code}), "unauthorized")
 
 
 def test_a_console_key_that_expires_while_its_body_arrives_changes_nothing(
@@ -126,7 +126,7 @@ def test_a_console_key_that_expires_while_its_body_arrives_changes_nothing(
     account_id = client.accounts.create(name="a").account_id
     code = server.console.sign_in_code().code
     with raw_client(server, "") as http:
-        key = http.post("/console/sign-in", json={"code": code}).json()["key"]
+        key = http.post("/ext/v1/console/sign-in", json={"code": code}).json()["key"]
     request = hold(key, f"/v1/accounts/{account_id}/policy", {"paused": True}, method="PUT")
 
     server.sandbox.clock.advance(12 * 3600)

@@ -424,7 +424,7 @@ def test_a_delivery_is_shown_with_exactly_its_fields(server: AgentPayServer, htt
     pay()
     server.sandbox.clock.advance(30)
 
-    (shown,) = http.get("/console/deliveries").json()["data"]
+    (shown,) = http.get("/ext/v1/console/deliveries").json()["data"]
 
     assert re.fullmatch(r"dlv_[0-9a-z]{26}", shown.pop("delivery_id"))
     durations = [attempt.pop("duration_ms") for attempt in shown["attempts"]]
@@ -463,11 +463,11 @@ def test_only_the_start_of_a_response_body_is_stored(
 
     server.sandbox.clock.advance(hours=3)
 
-    attempts = http.get("/console/deliveries").json()["data"][0]["attempts"]
+    attempts = http.get("/ext/v1/console/deliveries").json()["data"][0]["attempts"]
     start = "e\\x1b[2J\\x00\ufffd\n"
     assert [attempt["response_excerpt"] for attempt in attempts] == [start + "x" * (1024 - 8)] * 5
     database = str(rows(server, tables.delivery_attempts))
-    assert "PLANTED" not in http.get("/console/deliveries").text + database
+    assert "PLANTED" not in http.get("/ext/v1/console/deliveries").text + database
     assert "xxx" not in caplog.text
 
 
@@ -476,7 +476,7 @@ def test_a_compressed_body_is_not_kept(server: AgentPayServer, http: httpx.Clien
     receiver.default = answer(200, "Content-Encoding: gzip\r\n", b"\x1f\x8b")
     pay()
     server.sandbox.clock.advance(0)
-    (attempt,) = http.get("/console/deliveries").json()["data"][0]["attempts"]
+    (attempt,) = http.get("/ext/v1/console/deliveries").json()["data"][0]["attempts"]
     assert (attempt["status_code"], attempt["response_excerpt"]) == (200, None)
 
 
@@ -545,14 +545,14 @@ def test_deliveries_are_filtered_by_status_event_and_webhook(listed):
     [("status=failed", "status"), ("status=", "status"), ("limit=0", "limit"), ("cursor=x", "cursor")],
 )
 def test_an_invalid_query_names_its_field(listed, query, field):
-    assert list(faults(listed[1].get(f"/console/deliveries?{query}"))) == [field]
+    assert list(faults(listed[1].get(f"/ext/v1/console/deliveries?{query}"))) == [field]
 
 
 def test_another_operator_sees_no_deliveries(listed):
     server, _, failing, _ = listed
     with raw_client(server, server.sandbox.create_operator("b").key) as http:
-        assert http.get("/console/deliveries").json()["data"] == []
-        assert http.get(f"/console/deliveries?webhook_id={failing}").json()["data"] == []
+        assert http.get("/ext/v1/console/deliveries").json()["data"] == []
+        assert http.get(f"/ext/v1/console/deliveries?webhook_id={failing}").json()["data"] == []
 
 
 # --- Replay -----------------------------------------------------------------------------------------------
@@ -568,7 +568,7 @@ def test_an_undelivered_event_is_replayed(
     event_id = only(server).event_id
     receiver.default = 200
 
-    response = http.post(f"/console/events/{event_id}/replay")
+    response = http.post(f"/ext/v1/console/events/{event_id}/replay")
 
     (replayed,) = response.json()["data"]
     assert response.status_code == 202
@@ -634,7 +634,7 @@ def test_a_replay_without_subscribers_delivers_nothing(server: AgentPayServer, h
     pay()
     event_id = events(server)[-1]["id"]
 
-    response = http.post(f"/console/events/{event_id}/replay", json={})
+    response = http.post(f"/ext/v1/console/events/{event_id}/replay", json={})
 
     assert response.status_code == 202
     assert response.json() == {"data": [], "cursor": "", "has_more": False}
@@ -646,7 +646,7 @@ def test_an_invalid_replay_is_refused(server: AgentPayServer, http: httpx.Client
     event_id = inbox.wait_for("transfer.settled").id
     deleted = server.webhook_inbox().webhook_id
     server.console.webhooks.delete(deleted)
-    path = f"/console/events/{event_id}/replay"
+    path = f"/ext/v1/console/events/{event_id}/replay"
     other_key = server.sandbox.create_operator("b").key
     foreign = server.client(api_key=other_key).webhooks.create(url=inbox.url, events=SETTLED).webhook_id
 

@@ -100,7 +100,7 @@ def test_a_204_over_a_port_has_no_body(server: AgentPayServer, client: AgentPay)
     key = server.console.agent_keys.create(client.accounts.create(name="a").account_id)
     headers = {"Authorization": f"Bearer {server.operator_key}"}
 
-    answer = httpx.delete(f"{server.listen()}/console/agent-keys/{key.key_id}", headers=headers)
+    answer = httpx.delete(f"{server.listen()}/ext/v1/console/agent-keys/{key.key_id}", headers=headers)
 
     assert (answer.status_code, answer.content) == (204, b"")
 
@@ -183,9 +183,9 @@ def test_a_websocket_is_refused(server: AgentPayServer):
     [
         ("POST", "/v1/accounts", b'{"name":"whole, but the caller says there is more"}'),
         ("POST", "/v1/accounts", b'{"na'),
-        ("POST", "/sandbox/operators", b'{"name":"x"}'),
-        ("POST", "/sandbox/token-accounts", b""),
-        ("POST", "/console/agent-keys", b'{"account_id":"x"}'),
+        ("POST", "/ext/v1/sandbox/operators", b'{"name":"x"}'),
+        ("POST", "/ext/v1/sandbox/token-accounts", b""),
+        ("POST", "/ext/v1/console/agent-keys", b'{"account_id":"x"}'),
     ],
 )
 def test_an_incomplete_request_is_discarded(server: AgentPayServer, method: str, path: str, part: bytes):

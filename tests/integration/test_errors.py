@@ -75,7 +75,13 @@ def test_without_a_valid_key_every_path_is_401(shared_http, shared_server, autho
         )
     headers = {} if authorization is None else {"Authorization": authorization}
     with raw_client(shared_server, "") as anonymous:
-        for path in ("/v1/accounts", "/v1/nowhere", "/", "/console/audit", "/sandbox/clock", "/metrics/"):
+        for path in (
+            "/v1/accounts",
+            "/v1/nowhere",
+            "/ext/v1/console/audit",
+            "/ext/v1/sandbox/clock",
+            "/metrics/",
+        ):
             response = anonymous.get(path, headers=headers)
 
             refused(response, "unauthorized")
@@ -117,25 +123,12 @@ def test_a_key_in_the_query_or_the_body_is_ignored(shared_server):
 @pytest.mark.parametrize(
     "path",
     [
-        *[
-            "/",
-            "/v1",
-            "/v1/",
-            "/v2/accounts",
-            "/v1/accounts/",
-            "/v1/accounts/x/",
-            "/v1/accounts/x/y",
-            "/V1/accounts",
-        ],
-        *[
-            "/v1//accounts",
-            "/v1/accounts/x/policy/",
-            "/v1/transfers/",
-            "/openapi.yaml",
-            "/console",
-            "/sandbox",
-        ],
-        *["/v1/accounts/a%2Fb", "/v1/accounts%00", "/v1/sessions"],
+        *["/v1", "/v1/", "/v2/accounts", "/v1/accounts/", "/v1/accounts/x/", "/v1/accounts/x/y"],
+        *["/V1/accounts", "/v1//accounts", "/v1/accounts/x/policy/", "/v1/transfers/", "/openapi.yaml"],
+        *["/v1/accounts/a%2Fb", "/v1/accounts%00", "/v1/sessions", "/v1/ext/v1/sessions"],
+        *["/ext", "/ext/v1", "/ext/v1/", "/ext/v1/console", "/ext/v1/sandbox", "/ext/v1/accounts"],
+        *["/ext/v1sessions", "/ext/v2/sessions", "/sessions", "/payments", "/transfers", "/whoami"],
+        *["/console/events", "/sandbox/clock", "/accounts/acct_x/budget", "/sessions/sess_x"],
     ],
 )
 def test_an_unknown_path_is_404(shared_http, path):
@@ -185,7 +178,7 @@ def test_every_response_has_a_unique_request_id(shared_http):
 
 
 @pytest.mark.parametrize(
-    "path", ["/v1/accounts", "/v1/transfers", "/console/agent-keys", "/sandbox/clock/advance"]
+    "path", ["/v1/accounts", "/v1/transfers", "/ext/v1/console/agent-keys", "/ext/v1/sandbox/clock/advance"]
 )
 def test_a_body_of_64_kib_is_read_and_one_byte_more_is_413(shared_http, path):
     faults(shared_http.post(path, content=b" " * (64 * KIB)))
@@ -333,8 +326,8 @@ def test_401_comes_before_404_and_405_of_the_route(shared_server):
 
 
 def test_404_and_405_of_the_route_come_before_403(shared_server, shared_agent_http):
-    refused(shared_agent_http.get("/console/nowhere"), "not_found")
-    refused(shared_agent_http.delete("/console/audit"), "method_not_allowed")
+    refused(shared_agent_http.get("/ext/v1/console/nowhere"), "not_found")
+    refused(shared_agent_http.delete("/ext/v1/console/audit"), "method_not_allowed")
 
 
 def test_403_comes_before_429_and_429_before_413():
@@ -375,7 +368,7 @@ def test_400_comes_before_404_of_the_account(shared_http):
     faults(shared_http.post("/v1/transfers", json=transfer_body(amount=1)))
     faults(shared_http.put(f"/v1/accounts/{UNKNOWN_ACCOUNT}/policy", json={"paused": 1}))
     faults(shared_http.get(f"/v1/accounts/{UNKNOWN_ACCOUNT}/transactions", params={"limit": 0}))
-    faults(shared_http.post(f"/sandbox/accounts/{UNKNOWN_ACCOUNT}/fund", json={"amount": "-1"}))
+    faults(shared_http.post(f"/ext/v1/sandbox/accounts/{UNKNOWN_ACCOUNT}/fund", json={"amount": "-1"}))
 
 
 def test_404_of_the_source_comes_before_the_idempotency_key(funded: Funded, http: httpx.Client):
@@ -434,7 +427,7 @@ def test_every_key_has_a_separate_rate_limit():
     settings = Settings(rate_limit_per_minute=3)
     with AgentPayServer(clock=START, settings=settings) as server, raw_client(server) as http:
         account_id = http.post("/v1/accounts", json={"name": "a"}).json()["account_id"]
-        agent_key = http.post("/console/agent-keys", json={"account_id": account_id}).json()["key"]
+        agent_key = http.post("/ext/v1/console/agent-keys", json={"account_id": account_id}).json()["key"]
         while http.get("/v1/accounts").status_code == 200:
             pass
 
@@ -458,7 +451,7 @@ def test_a_rate_limited_transfer_moves_nothing_and_stores_nothing():
 
 
 def test_without_the_setting_there_is_no_limit(shared_http):
-    assert {shared_http.get("/sandbox/clock").status_code for _ in range(200)} == {200}
+    assert {shared_http.get("/ext/v1/sandbox/clock").status_code for _ in range(200)} == {200}
 
 
 def _move_clock(server, seconds):
@@ -492,4 +485,4 @@ def test_an_internal_error_is_500_without_details_and_is_logged(
     assert "PLANTED" in caplog.text
     assert body["request_id"] in caplog.text
     assert server.operator_key[-20:] not in caplog.text
-    assert http.get("/sandbox/clock").status_code == 200
+    assert http.get("/ext/v1/sandbox/clock").status_code == 200

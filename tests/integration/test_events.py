@@ -375,7 +375,7 @@ def listed():
 def test_events_are_listed_newest_first_as_they_are_sent(listed):
     server, http, *_ = listed
 
-    body = http.get("/console/events").json()
+    body = http.get("/ext/v1/console/events").json()
 
     assert body == {"data": events(server)[::-1], "cursor": "", "has_more": False}
     assert [event["created_at"][17:19] for event in body["data"]] == ["02", "02", "01", "01", "00", "00"]
@@ -408,20 +408,20 @@ def test_events_are_paged(listed, limit, filters):
 
 def test_a_cursor_is_valid_only_for_its_list_and_operator(listed):
     server, http, *_ = listed
-    cursor = http.get("/console/events?limit=1").json()["cursor"]
+    cursor = http.get("/ext/v1/console/events?limit=1").json()["cursor"]
 
-    assert http.get(f"/console/events?limit=1&cursor={cursor}").status_code == 200
-    assert list(faults(http.get(f"/console/deliveries?cursor={cursor}"))) == ["cursor"]
-    assert list(faults(http.get("/console/events?cursor=x"))) == ["cursor"]
+    assert http.get(f"/ext/v1/console/events?limit=1&cursor={cursor}").status_code == 200
+    assert list(faults(http.get(f"/ext/v1/console/deliveries?cursor={cursor}"))) == ["cursor"]
+    assert list(faults(http.get("/ext/v1/console/events?cursor=x"))) == ["cursor"]
     with raw_client(server, server.sandbox.create_operator("d").key) as other:
-        assert list(faults(other.get(f"/console/events?cursor={cursor}"))) == ["cursor"]
+        assert list(faults(other.get(f"/ext/v1/console/events?cursor={cursor}"))) == ["cursor"]
 
 
 @pytest.mark.parametrize(
     "query", ["limit=0", "limit=101", "limit=x", "type=x", "type=", "account_id=" + "x" * 129]
 )
 def test_a_query_out_of_range_names_its_field(listed, query):
-    assert list(faults(listed[1].get(f"/console/events?{query}"))) == [query.partition("=")[0]]
+    assert list(faults(listed[1].get(f"/ext/v1/console/events?{query}"))) == [query.partition("=")[0]]
 
 
 def test_an_unknown_type_is_refused_with_the_available_ones(listed):
@@ -429,18 +429,18 @@ def test_an_unknown_type_is_refused_with_the_available_ones(listed):
     names = ", ".join(EVENTS)
 
     for unknown in ("transfer.settle", "Transfer.Settled", "transfer.settled ", "*"):
-        answer = http.get("/console/events", params={"type": unknown})
+        answer = http.get("/ext/v1/console/events", params={"type": unknown})
         assert faults(answer) == {"type": f"must be one of {names}"}
         with pytest.raises(InvalidRequestError, match="type must be one of"):
             list(server.console.events.list(type=unknown))
     for member in EVENTS:
-        assert http.get("/console/events", params={"type": member}).status_code == 200
+        assert http.get("/ext/v1/console/events", params={"type": member}).status_code == 200
 
 
 def test_another_operator_sees_no_events(listed):
     server, *_ = listed
     with raw_client(server, server.sandbox.create_operator("c").key) as http:
-        assert http.get("/console/events").json()["data"] == []
+        assert http.get("/ext/v1/console/events").json()["data"] == []
 
 
 def test_paging_neither_repeats_nor_skips_while_events_come_in(server, http: httpx.Client, funded: Funded):
@@ -451,7 +451,7 @@ def test_paging_neither_repeats_nor_skips_while_events_come_in(server, http: htt
 
     seen, cursor = [], ""
     while True:
-        page = http.get(f"/console/events?limit=1&cursor={cursor}").json()
+        page = http.get(f"/ext/v1/console/events?limit=1&cursor={cursor}").json()
         seen += [event["id"] for event in page["data"]]
         post(http, order(payer, payee.account_id, "1", f"more-{len(seen)}"))
         cursor = page["cursor"]
@@ -473,4 +473,4 @@ def test_every_transfer_of_a_day_has_its_event(server, http: httpx.Client, funde
 
 def test_unknown_events_are_404(shared_http: httpx.Client):
     for identifier in (UNKNOWN["event_id"], "x", "evt_"):
-        refused(shared_http.post(f"/console/events/{identifier}/replay"), "not_found")
+        refused(shared_http.post(f"/ext/v1/console/events/{identifier}/replay"), "not_found")

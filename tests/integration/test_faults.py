@@ -15,7 +15,7 @@ from agentpay_server.contract.sandbox import Fault
 from agentpay_server.sandbox import faulty_chain
 from agentpay_server.sandbox.faulty_chain import ChainFault
 
-FAULTS = "/sandbox/faults"
+FAULTS = "/ext/v1/sandbox/faults"
 CHAIN_FAULTS = [str(fault) for fault in ChainFault]
 
 
@@ -115,7 +115,7 @@ def test_arming_a_fault_is_audited(http: httpx.Client) -> None:
     http.delete(f"{FAULTS}/chain_reply_lost")
     http.delete(f"{FAULTS}/chain_slow")
     http.delete(FAULTS)
-    *entries, _ = http.get("/console/audit").json()["data"]
+    *entries, _ = http.get("/ext/v1/console/audit").json()["data"]
     told = [(entry["action"], entry["subject"], entry["before"], entry["after"]) for entry in entries]
     assert told == [
         ("sandbox.faults.clear", "chain_down", {"chain_down": {"times": None}}, None),
@@ -189,10 +189,10 @@ def test_while_the_chain_is_down_balance_and_funding_are_unavailable(
         refused(http.get(f"/v1/accounts/{account.account_id}"), "chain_unavailable")
         refused(http.get("/v1/accounts"), "chain_unavailable")
         refused(
-            http.post(f"/sandbox/accounts/{account.account_id}/fund", json={"amount": "1"}),
+            http.post(f"/ext/v1/sandbox/accounts/{account.account_id}/fund", json={"amount": "1"}),
             "chain_unavailable",
         )
-        refused(http.post("/sandbox/token-accounts"), "chain_unavailable")
+        refused(http.post("/ext/v1/sandbox/token-accounts"), "chain_unavailable")
         refused(http.get(f"/v1/accounts/{UNKNOWN_ACCOUNT}/balance"), "not_found")
     assert http.get(f"/v1/accounts/{account.account_id}/balance").json()["balance_usdc"] == "5.000000"
 

@@ -220,13 +220,13 @@ def _names(task: Any) -> list[str]:
 def test_the_slashes_in_a_fault_name_may_be_encoded_over_a_port(server: AgentPayServer, path: str):
     headers = {"Authorization": f"Bearer {server.operator_key}"}
     with httpx.Client(base_url=server.listen(), headers=headers) as http:
-        url = f"/sandbox/faults/{path}"
+        url = f"/ext/v1/sandbox/faults/{path}"
         answer = http.put(url, json={"times": 2, "effect": "delay", "delay_ms": 5})
         told = {"name": TRANSFERS, "times": 2, "effect": "delay", "delay_ms": 5}
         assert (answer.status_code, answer.json()) == (200, told)
-        assert http.get("/sandbox/faults").json()["data"] == [told]
+        assert http.get("/ext/v1/sandbox/faults").json()["data"] == [told]
         assert http.delete(url).status_code == 204
-        assert http.get("/sandbox/faults").json()["data"] == []
+        assert http.get("/ext/v1/sandbox/faults").json()["data"] == []
 
 
 def test_a_sandbox_client_over_a_port_arms_a_fault(server: AgentPayServer):
@@ -240,8 +240,8 @@ def test_a_sandbox_client_over_a_port_arms_a_fault(server: AgentPayServer):
 
 def test_an_encoded_slash_is_refused_everywhere_else(http: httpx.Client):
     refused(http.get("/v1/accounts/acct%2Fx"), "not_found")
-    refused(http.post("/sandbox/snapshots/snap%2Fx/restore"), "not_found")
-    refused(http.delete("/sandbox%2Ffaults/chain_down"), "not_found")
+    refused(http.post("/ext/v1/sandbox/snapshots/snap%2Fx/restore"), "not_found")
+    refused(http.delete("/ext/v1/sandbox%2Ffaults/chain_down"), "not_found")
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_an_encoded_slash_is_refused_everywhere_else(http: httpx.Client):
         ("http:POST /v1/unknown", {"effect": "reset"}, {"name"}),
         ("http:PUT /v1/transfers", {"effect": "reset"}, {"name"}),
         ("http:GET /v1/accounts/acct_1", {"effect": "reset"}, {"name"}),
-        ("http:DELETE /sandbox/faults", {"effect": "reset"}, {"name"}),
+        ("http:DELETE /ext/v1/sandbox/faults", {"effect": "reset"}, {"name"}),
         ("http:", {"effect": "reset"}, {"name"}),
         ("", {"effect": "reset"}, {"name"}),
     ],
@@ -266,7 +266,7 @@ def test_an_encoded_slash_is_refused_everywhere_else(http: httpx.Client):
 def test_an_unknown_fault_is_refused(
     shared_http: httpx.Client, name: str, body: dict[str, Any], wrong: set[str]
 ):
-    answer = shared_http.put(f"/sandbox/faults/{name}", json=body)
+    answer = shared_http.put(f"/ext/v1/sandbox/faults/{name}", json=body)
     assert set(faults(answer)) == wrong
 
 

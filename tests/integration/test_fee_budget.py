@@ -199,7 +199,7 @@ def test_a_budget_of_one_lamport_less_refuses_a_transfer_and_its_check() -> None
         body = {"from": desk.payer.account_id, "to": desk.payee.account_id, "amount": "1"}
         # It can never be allowed, and the longest wait is a day.
         assert refused(http.post("/v1/transfers", json={**body, "idempotency_key": "t"})) == DAY_SECONDS
-        refused(http.post("/transfers/check", json=body))
+        refused(http.post("/ext/v1/transfers/check", json=body))
         assert money.rows(server, tables.transfers) == []
         # What the policy refuses costs nothing: its reason comes first.
         server.client().policies.update(desk.payer.account_id, max_single_transfer="0.5")
@@ -212,10 +212,10 @@ def test_an_approval_over_the_budget_leaves_the_transfer_pending() -> None:
         client.policies.update(desk.payer.account_id, escalation_threshold=5)
         waiting = client.transfers.create(from_=desk.payer.account_id, to=desk.payee.account_id, amount=5)
         assert cycle(desk, "burns it") == 200
-        refused(http.post(f"/console/approvals/{waiting.transfer_id}/approve"))
+        refused(http.post(f"/ext/v1/console/approvals/{waiting.transfer_id}/approve"))
         assert client.transfers.get(waiting.transfer_id).status == "pending_approval"
         server.sandbox.clock.advance(DAY_SECONDS - 1)
-        assert http.post(f"/console/approvals/{waiting.transfer_id}/approve").status_code == 429
+        assert http.post(f"/ext/v1/console/approvals/{waiting.transfer_id}/approve").status_code == 429
 
 
 def test_the_rent_of_a_payees_new_token_account_counts() -> None:
@@ -246,7 +246,7 @@ def test_a_payment_counts_until_its_seller_broadcasts_it_or_it_expires() -> None
         def pay(key: str, *, is_sponsored: bool) -> Any:
             challenge = seller.ask("mpp", 1_000, is_sponsored=is_sponsored)
             body = {"account_id": account.account_id, "idempotency_key": key, "origin": ORIGIN, **challenge}
-            return http.post("/payments", json=body)
+            return http.post("/ext/v1/payments", json=body)
 
         first = pay("first", is_sponsored=False)
         assert first.status_code == 201
@@ -399,6 +399,6 @@ def test_a_public_cluster_limits_fees_and_requests_by_default(monkeypatch: pytes
 def limited(server: AgentPayServer) -> bool:
     """Return whether the 601st request of a key within a minute is refused."""
     with raw_client(server) as http:
-        answers = [http.get("/console/audit?limit=1").status_code for _ in range(601)]
+        answers = [http.get("/ext/v1/console/audit?limit=1").status_code for _ in range(601)]
     assert set(answers[:600]) == {200}
     return answers[600] == 429

@@ -465,7 +465,9 @@ def test_instructions_in_a_challenge_appear_only_as_untrusted_content(
     assert INJECTION[:40] not in json.dumps(shown)
 
 
-@pytest.mark.parametrize("operation", ["POST /payments", "GET /transfers", "GET /v1/transfers/{transfer_id}"])
+@pytest.mark.parametrize(
+    "operation", ["POST /ext/v1/payments", "GET /ext/v1/transfers", "GET /v1/transfers/{transfer_id}"]
+)
 @pytest.mark.parametrize("effect", ["reset", "reply_lost", "internal_error"])
 def test_a_failing_service_gives_an_unknown_outcome_under_the_same_reference(
     server: AgentPayServer, client: AgentPay, account: str, paywall: Paywall, operation: str, effect: str

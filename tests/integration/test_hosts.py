@@ -78,8 +78,8 @@ def test_a_websocket_for_another_host_is_refused_as_any_request(
 ) -> None:
     monkeypatch.setattr(port_server, "parser", lambda: parser)
     with AgentPayServer() as server:
-        base_url, path = server.rpc_url.rsplit("/sandbox", 1)
-        line = f"GET /sandbox{path} HTTP/1.1"
+        base_url, path = server.rpc_url.rsplit("/ext/v1/sandbox", 1)
+        line = f"GET /ext/v1/sandbox{path} HTTP/1.1"
         assert ask(base_url, "evil.example", line, *UPGRADE).status == 421
         with Peer(base_url) as peer:
             head = "\r\n".join((line, "Host: localhost", *UPGRADE, "", ""))

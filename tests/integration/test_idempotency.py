@@ -337,10 +337,10 @@ class TestScope:
         seller = Seller(running.server.chain, running.server.context.signer, running._owner.call).open()
         challenge = {"origin": ORIGIN, "idempotency_key": "shared", **seller.ask()}
         with raw_client(server, server.console.agent_keys.create(pair.payer.account_id).key) as agent:
-            bought = agent.post("/payments", json={**challenge, "account_id": pair.payer.account_id})
-        again = http.post("/payments", json={**challenge, "account_id": pair.other.account_id})
+            bought = agent.post("/ext/v1/payments", json={**challenge, "account_id": pair.payer.account_id})
+        again = http.post("/ext/v1/payments", json={**challenge, "account_id": pair.other.account_id})
         assert (bought.status_code, again.status_code) == (201, 201)
-        third = http.post("/payments", json={**challenge, "account_id": pair.payee.account_id})
+        third = http.post("/ext/v1/payments", json={**challenge, "account_id": pair.payee.account_id})
         refused(third, "idempotency_conflict")
 
     def test_an_agent_s_retry_of_an_operator_s_failed_payment_keeps_the_operator_s_claim(

@@ -180,14 +180,14 @@ def test_an_agent_cannot_widen_its_own_policy(server: AgentPayServer, client: Ag
 def test_a_key_is_shown_once_with_its_account(http: httpx.Client, client: AgentPay):
     account_id = client.accounts.create(name="a").account_id
 
-    made = http.post("/console/agent-keys", json={"account_id": account_id, "name": " Laptop "})
+    made = http.post("/ext/v1/console/agent-keys", json={"account_id": account_id, "name": " Laptop "})
 
     body = made.json()
     assert made.status_code == 201
     assert set(body) == {"key_id", "account_id", "name", "key", "created_at"}
     assert body["key"].startswith("ap_agent_")
     assert (body["account_id"], body["name"]) == (account_id, "Laptop")
-    (listed,) = http.get("/console/agent-keys").json()["data"]
+    (listed,) = http.get("/ext/v1/console/agent-keys").json()["data"]
     assert listed == {name: body[name] for name in body if name != "key"}
 
 
@@ -200,25 +200,27 @@ def test_a_revoked_key_is_refused_on_the_next_request(
         path = f"/v1/accounts/{account_id}"
         assert revoked.get(path).status_code == 200
 
-        response = http.delete(f"/console/agent-keys/{keys[0].key_id}")
+        response = http.delete(f"/ext/v1/console/agent-keys/{keys[0].key_id}")
 
         assert (response.status_code, response.content) == (204, b"")
         for target in (path, "/v1/nowhere"):
             refused(revoked.get(target), "unauthorized")
         assert kept.get(path).status_code == 200
-        assert [key["key_id"] for key in http.get("/console/agent-keys").json()["data"]] == [keys[1].key_id]
+        assert [key["key_id"] for key in http.get("/ext/v1/console/agent-keys").json()["data"]] == [
+            keys[1].key_id
+        ]
 
 
 def test_a_key_is_revoked_once(server: AgentPayServer, http: httpx.Client, client: AgentPay):
     key_id = server.console.agent_keys.create(client.accounts.create(name="a").account_id).key_id
-    assert http.delete(f"/console/agent-keys/{key_id}").status_code == 204
+    assert http.delete(f"/ext/v1/console/agent-keys/{key_id}").status_code == 204
 
     for identifier in (key_id, UNKNOWN_KEY_ID, "x", key_id.upper()):
-        refused(http.delete(f"/console/agent-keys/{identifier}"), "not_found")
+        refused(http.delete(f"/ext/v1/console/agent-keys/{identifier}"), "not_found")
 
 
 def test_an_operator_key_cannot_be_revoked_as_an_agent_key(server: AgentPayServer, http: httpx.Client):
-    refused(http.delete(f"/console/agent-keys/{server._running.server.operator.key_id}"), "not_found")
+    refused(http.delete(f"/ext/v1/console/agent-keys/{server._running.server.operator.key_id}"), "not_found")
 
     assert http.get("/v1/accounts").status_code == 200
 
@@ -266,7 +268,7 @@ def test_keys_are_in_no_log_and_no_response(planted: AgentPayServer, caplog: pyt
                     http.get("/v1/nowhere"),
                     http.post("/v1/transfers", content=b"{"),
                     http.put(f"/v1/accounts/{account.account_id}/policy", json={"paused": True}),
-                    http.get("/console/audit"),
+                    http.get("/ext/v1/console/audit"),
                 ]
         planted.console.agent_keys.revoke(agent.key_id)
 

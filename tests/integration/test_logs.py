@@ -113,7 +113,7 @@ def test_polling_for_events_is_logged_only_at_debug(client: AgentPay) -> None:
         stream = io.StringIO()
         with logging_to(stream, LogFormat.JSON, level):
             client.console.events.list()
-        assert stream.getvalue().count('"route":"/console/events"') == expected
+        assert stream.getvalue().count('"route":"/ext/v1/console/events"') == expected
 
 
 def test_a_server_on_a_terminal_logs_for_people(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,7 +138,7 @@ def test_an_operator_key_without_the_usual_prefix_exits_with_2(
 
 
 class _OtherService(BaseHTTPRequestHandler):
-    """A service whose keys look different, or which has no `GET /whoami`."""
+    """A service whose keys look different, or which has no `GET /ext/v1/whoami`."""
 
     identity: ClassVar[dict[str, Any] | None] = None
 
@@ -178,7 +178,7 @@ def test_a_service_that_cannot_identify_the_key_exits_with_2(
     monkeypatch.setenv("AGENTPAY_BASE_URL", other_service)
     code, sentence = ended(capsys)
     assert code == 2
-    assert "GET /whoami" in sentence
+    assert "GET /ext/v1/whoami" in sentence
 
 
 def test_it_serves_until_the_host_closes_the_connection(
@@ -187,7 +187,7 @@ def test_it_serves_until_the_host_closes_the_connection(
     monkeypatch.setenv("AGENTPAY_BASE_URL", server.base_url)
     monkeypatch.setenv("AGENTPAY_API_KEY", agent_key)
     main([])
-    assert [request.path for request in server.requests][-1] == "/whoami"
+    assert [request.path for request in server.requests][-1] == "/ext/v1/whoami"
 
 
 def test_the_server_starts_while_the_service_does_not_respond(

@@ -29,7 +29,7 @@ from agentpay_server import AgentPayServer
             {"url": "https://a.example", "events": ["transfer.settled"], "account_ids": None},
             "account_ids",
         ),
-        ("/console/agent-keys", {"account_id": "a", "name": None}, "name"),
+        ("/ext/v1/console/agent-keys", {"account_id": "a", "name": None}, "name"),
     ],
 )
 def test_null_is_refused_for_fields_that_may_only_be_omitted(
@@ -50,7 +50,7 @@ def test_a_memo_may_be_null(http: httpx.Client, server: AgentPayServer, funded: 
 
 
 def test_an_unexpected_body_has_the_same_size_limit(http: httpx.Client) -> None:
-    answer = http.post("/sandbox/token-accounts", content=b"x" * (BODY_MAX_BYTES + 1))
+    answer = http.post("/ext/v1/sandbox/token-accounts", content=b"x" * (BODY_MAX_BYTES + 1))
     assert answer.status_code == 413
     assert answer.json()["error"] == "payload_too_large"
 

@@ -52,7 +52,7 @@ generation = {{ max-examples = {scenarios} }}
 
 # It has no end; test_streams.py reads it.
 [[operations]]
-include-path = "/console/stream"
+include-path = "/ext/v1/console/stream"
 enabled = false
 
 [dictionaries.accounts]

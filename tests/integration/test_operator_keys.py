@@ -12,7 +12,7 @@ from server_world import START, UNKNOWN_KEY_ID, raw_client, refused
 from agentpay import AgentPay, AuthenticationError, ConflictError
 from agentpay_server import AgentPayServer
 
-PATH = "/console/operator-keys"
+PATH = "/ext/v1/console/operator-keys"
 
 
 def own_key_id(server: AgentPayServer) -> str:

@@ -22,8 +22,8 @@ def lists(server: AgentPayServer, client: AgentPay):
     makers = {
         "/v1/accounts": lambda: client.accounts.create(name="more"),
         f"/v1/accounts/{account_id}/transactions": lambda: server.sandbox.fund(account_id, 1),
-        "/console/agent-keys": lambda: server.console.agent_keys.create(account_id),
-        "/console/audit": lambda: client.policies.update(account_id, require_memo=next(flips)),
+        "/ext/v1/console/agent-keys": lambda: server.console.agent_keys.create(account_id),
+        "/ext/v1/console/audit": lambda: client.policies.update(account_id, require_memo=next(flips)),
     }
     for make in makers.values():
         for _ in range(5):
@@ -123,7 +123,7 @@ def test_a_cursor_is_valid_only_for_its_list(
 
 def test_a_cursor_of_another_operator_is_refused(lists, server: AgentPayServer, http: httpx.Client):
     with raw_client(server, server.sandbox.create_operator("b").key) as neighbour:
-        for path in ("/v1/accounts", "/console/agent-keys", "/console/audit"):
+        for path in ("/v1/accounts", "/ext/v1/console/agent-keys", "/ext/v1/console/audit"):
             cursor = http.get(path, params={"limit": 1}).json()["cursor"]
 
             assert cursor

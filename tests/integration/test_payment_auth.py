@@ -239,7 +239,7 @@ def test_requests_lost_by_the_service_are_paid_once(
         auth = PaymentAuth(client, account_id=bot)
         with httpx.Client(auth=auth, transport=paywall.transport(), base_url=paywall.base_url) as http:
             with (
-                server.sandbox.fault("http:POST /payments", effect=effect, times=times),
+                server.sandbox.fault("http:POST /ext/v1/payments", effect=effect, times=times),
                 pytest.raises(errors.OutcomeUnknownError),
             ):
                 http.get("/forecast", extensions={"payment_key": "k"})

@@ -42,7 +42,7 @@ def account(funded):
 def authorize(http, account):
     def call(challenge: dict[str, Any], key: str = "forecast-7", **more: Any):
         body = {"account_id": account.account_id, "idempotency_key": key, "origin": ORIGIN, **challenge}
-        return http.post("/payments", json={**body, **more})
+        return http.post("/ext/v1/payments", json={**body, **more})
 
     return call
 
@@ -60,7 +60,7 @@ def paid(authorize):
 
 
 def get(http, payment: dict[str, Any]) -> dict[str, Any]:
-    response = http.get(f"/payments/{payment['transfer_id']}")
+    response = http.get(f"/ext/v1/payments/{payment['transfer_id']}")
     assert response.status_code == 200
     return dict(response.json())
 
@@ -209,7 +209,7 @@ def test_a_conflict_says_whether_the_first_payment_can_still_settle(
     elif end == "failed":
         server.sandbox.clock.advance(MINUTE)
     elif end == "approved":
-        assert http.post(f"/console/approvals/{first['transfer_id']}/approve").status_code == 200
+        assert http.post(f"/ext/v1/console/approvals/{first['transfer_id']}/approve").status_code == 200
 
     message = refused(authorize(seller.ask(amount=900)), "idempotency_conflict")["message"]
     assert {
@@ -248,7 +248,7 @@ def test_an_approved_payment_is_signed_for_the_fee_payer_and_memo_of_the_last_ch
 ) -> None:
     policy(http, account, escalation_threshold=0.001)
     waiting = authorize(seller.ask(extra={"feePayer": seller.split.address, "memo": "order 7"})).json()
-    assert http.post(f"/console/approvals/{waiting['transfer_id']}/approve").status_code == 200
+    assert http.post(f"/ext/v1/console/approvals/{waiting['transfer_id']}/approve").status_code == 200
 
     fee_payer = str(seller.facilitator.pubkey())
     payment = paid(seller.ask(extra={"feePayer": fee_payer, "memo": "order 8"}))
@@ -458,7 +458,7 @@ def test_a_balance_reserved_by_unpresented_payments_cannot_be_spent_again(
 
 
 def pin(http, **fields: Any) -> None:
-    assert http.put(f"/console/origins/{ORIGIN.replace('/', '%2F')}", json=fields).status_code == 200
+    assert http.put(f"/ext/v1/console/origins/{ORIGIN.replace('/', '%2F')}", json=fields).status_code == 200
 
 
 def test_a_pin_gives_the_category_whatever_the_challenge_claims(http, seller, paid, account) -> None:
@@ -486,23 +486,23 @@ def test_a_pin_overrides_the_challenge(http, seller, authorize, fields, words) -
 
 
 def test_pins_are_read_listed_and_deleted(http) -> None:
-    path = f"/console/origins/{ORIGIN.replace('/', '%2F')}"
+    path = f"/ext/v1/console/origins/{ORIGIN.replace('/', '%2F')}"
     pin(http, category="weather", max_amount="0.05")
-    http.put("/console/origins/http%3A%2F%2F127.0.0.1%3A8402", json={})
+    http.put("/ext/v1/console/origins/http%3A%2F%2F127.0.0.1%3A8402", json={})
 
     found = http.get(path).json()
     assert (found["origin"], found["category"], found["max_amount"]) == (ORIGIN, "weather", "0.050000")
-    assert [each["origin"] for each in http.get("/console/origins").json()["data"]] == [
+    assert [each["origin"] for each in http.get("/ext/v1/console/origins").json()["data"]] == [
         "http://127.0.0.1:8402",
         ORIGIN,
     ]
     pin(http, blocked=True)
     assert http.get(path).json()["category"] is None
-    assert http.get("/console/origins").json()["data"][0]["origin"] == ORIGIN
+    assert http.get("/ext/v1/console/origins").json()["data"][0]["origin"] == ORIGIN
     assert http.delete(path).status_code == 204
     refused(http.get(path), "not_found")
     refused(http.delete(path), "not_found")
-    refused(http.put("/console/origins/api.example.com", json={}), "invalid_request")
+    refused(http.put("/ext/v1/console/origins/api.example.com", json={}), "invalid_request")
 
 
 # --- Approval
@@ -519,7 +519,7 @@ def test_an_escalated_payment_is_signed_when_requested_again_after_approval(
     assert authorize(seller.ask()).json()["transfer_id"] == payment["transfer_id"]
 
     server.sandbox.clock.advance(120)
-    approved = http.post(f"/console/approvals/{payment['transfer_id']}/approve")
+    approved = http.post(f"/ext/v1/console/approvals/{payment['transfer_id']}/approve")
     assert (approved.status_code, approved.json()["status"]) == (200, "approved")
     assert get(http, payment)["status"] == "approved"
     refused(authorize(seller.ask(amount=2_000)), "idempotency_conflict")
@@ -539,13 +539,13 @@ def test_a_person_who_approves_a_payment_sees_what_every_recipient_gets(
     waiting = authorize(seller.ask("mpp", amount=60_000, split=59_999)).json()
 
     splits = [{"recipient": seller.split.address, "amount_usdc": "0.059999"}]
-    (listed,) = http.get("/console/approvals").json()["data"]
+    (listed,) = http.get("/ext/v1/console/approvals").json()["data"]
     assert (listed["transfer_id"], listed["amount_usdc"]) == (waiting["transfer_id"], "0.060000")
     assert waiting["splits"] == get(http, waiting)["splits"] == listed["splits"] == splits
 
     other = authorize(seller.ask(), "other").json()
     assert "splits" not in other
-    assert "splits" not in http.get("/console/approvals").json()["data"][0]
+    assert "splits" not in http.get("/ext/v1/console/approvals").json()["data"][0]
 
 
 def test_an_approved_payment_that_the_policy_refuses_by_then_is_rejected(
@@ -553,7 +553,7 @@ def test_an_approved_payment_that_the_policy_refuses_by_then_is_rejected(
 ) -> None:
     policy(http, account, escalation_threshold=0.001)
     payment = authorize(seller.ask()).json()
-    http.post(f"/console/approvals/{payment['transfer_id']}/approve")
+    http.post(f"/ext/v1/console/approvals/{payment['transfer_id']}/approve")
     pin(http, blocked=True)
 
     body = refused(authorize(seller.ask()), "policy_violation")
@@ -565,7 +565,7 @@ def test_an_approved_payment_stays_approved_while_the_balance_is_low(
 ) -> None:
     policy(http, account, escalation_threshold=9)
     payment = authorize(seller.ask(amount=9_000_000)).json()
-    http.post(f"/console/approvals/{payment['transfer_id']}/approve")
+    http.post(f"/ext/v1/console/approvals/{payment['transfer_id']}/approve")
     held = paid(seller.ask(amount=5_000_000), "other")
 
     body = refused(authorize(seller.ask(amount=9_000_000)), "insufficient_balance")
@@ -580,7 +580,7 @@ def test_an_approved_payment_that_is_not_requested_again_expires(
 ) -> None:
     policy(http, account, escalation_threshold=0.001)
     payment = authorize(seller.ask()).json()
-    http.post(f"/console/approvals/{payment['transfer_id']}/approve")
+    http.post(f"/ext/v1/console/approvals/{payment['transfer_id']}/approve")
 
     server.sandbox.clock.advance(24 * 3600)
 
@@ -611,8 +611,8 @@ def test_a_402_without_a_payable_offer_stores_nothing(http, seller, authorize, a
     ]
     refused(authorize({"headers": [["payment-required", "e30="]]}), "unreadable_challenge")
 
-    assert http.get("/payments").json()["data"] == []
-    assert http.get("/transfers").json()["data"] == []
+    assert http.get("/ext/v1/payments").json()["data"] == []
+    assert http.get("/ext/v1/transfers").json()["data"] == []
     # The key is free.
     assert authorize(seller.ask()).status_code == 201
 
@@ -646,7 +646,7 @@ def test_an_approved_payment_is_not_signed_once_its_pin_sponsors_no_fees(
     policy(http, account, escalation_threshold=0.001)
     asked = seller.ask(is_sponsored=False)
     waiting = authorize(asked).json()
-    assert http.post(f"/console/approvals/{waiting['transfer_id']}/approve").status_code == 200
+    assert http.post(f"/ext/v1/console/approvals/{waiting['transfer_id']}/approve").status_code == 200
     pin(http)
 
     refused(authorize(asked), "nothing_payable")
@@ -729,8 +729,8 @@ def test_a_payment_that_cannot_be_signed_waits_for_no_approval(
 
     assert "cannot be paid: the " in refused(authorize(unsignable), "nothing_payable")["message"]
 
-    assert http.get("/payments").json()["data"] == []
-    assert http.get("/console/approvals").json()["data"] == []
+    assert http.get("/ext/v1/payments").json()["data"] == []
+    assert http.get("/ext/v1/console/approvals").json()["data"] == []
     # The key is free.
     assert authorize(seller.ask("mpp")).status_code == 202
 
@@ -794,7 +794,7 @@ def test_payments_are_listed_newest_first_and_filtered(server, http, seller, pai
     second = paid(seller.ask(), "two", origin="https://other.example.com")
 
     def listed(**query: Any) -> list[str]:
-        return [each["transfer_id"] for each in http.get("/payments", params=query).json()["data"]]
+        return [each["transfer_id"] for each in http.get("/ext/v1/payments", params=query).json()["data"]]
 
     both = [second["transfer_id"], first["transfer_id"]]
     assert listed() == listed(account_id=account.account_id) == listed(since="2025-12-31T00:00:00Z") == both
@@ -804,7 +804,7 @@ def test_payments_are_listed_newest_first_and_filtered(server, http, seller, pai
         listed(transfer_id=both[1]) == listed(transfer_id=both[1], account_id=account.account_id) == both[1:]
     )
     assert listed(transfer_id=both[1], status="submitted") == listed(transfer_id="txn_" + "0" * 26) == []
-    page = http.get("/payments", params={"limit": 1}).json()
+    page = http.get("/ext/v1/payments", params={"limit": 1}).json()
     assert (page["data"][0]["transfer_id"], page["has_more"]) == (both[0], True)
     assert listed(limit=1, cursor=page["cursor"]) == both[1:]
 
@@ -813,16 +813,19 @@ def test_a_plain_transfer_is_not_found_as_a_payment(http, seller, account) -> No
     body = {"from": account.account_id, "to": seller.wallet.token_account, "amount": "0.001"}
     transfer = http.post("/v1/transfers", json={**body, "idempotency_key": "plain"}).json()
 
-    refused(http.get(f"/payments/{transfer['transfer_id']}"), "not_found")
-    assert http.get("/payments", params={"transfer_id": transfer["transfer_id"]}).json()["data"] == []
-    refused(http.post(f"/payments/{transfer['transfer_id']}/outcome", json={"status_code": 200}), "not_found")
+    refused(http.get(f"/ext/v1/payments/{transfer['transfer_id']}"), "not_found")
+    assert http.get("/ext/v1/payments", params={"transfer_id": transfer["transfer_id"]}).json()["data"] == []
+    refused(
+        http.post(f"/ext/v1/payments/{transfer['transfer_id']}/outcome", json={"status_code": 200}),
+        "not_found",
+    )
 
 
 def test_the_outcome_reported_by_the_client_is_shown(http, seller, paid) -> None:
     payment = paid(seller.ask())
     assert payment["outcome"] is None
 
-    path = f"/payments/{payment['transfer_id']}/outcome"
+    path = f"/ext/v1/payments/{payment['transfer_id']}/outcome"
     reported = http.post(path, json={"status_code": 200, "receipt": "e30=", "duration_ms": 12}).json()
     assert reported["outcome"] == {"status_code": 200, "receipt": "e30=", "duration_ms": 12}
     # It settles nothing.
@@ -862,6 +865,6 @@ def test_a_payment_authorized_before_a_restore_never_lands(server, http, seller,
 
     assert seller.settle(abandoned["header"]) is None
     assert seller.received == 0
-    assert http.get(f"/payments/{abandoned['transfer_id']}").status_code == 404
+    assert http.get(f"/ext/v1/payments/{abandoned['transfer_id']}").status_code == 404
     assert seller.settle(paid(seller.ask())["header"]) == LANDED
     assert seller.received == 1_000

@@ -296,7 +296,7 @@ def test_a_failing_test_shows_what_happened(pytester: pytest.Pytester) -> None:
             'clock from 2026-01-01T00:00:00.000Z to 2026-01-02T01:00:00.000Z; *seed=7, clock="2026-01-01T*"',
             '* request  POST /v1/accounts {"name":"Agent"} -> 201 {"account_id":"acct_*',
             "* chain    *100.000000 USDC mint -> *; memo entry_*",
-            '* request  POST /console/agent-keys *"key":"ap_agent_[*][*][*]"*',
+            '* request  POST /ext/v1/console/agent-keys *"key":"ap_agent_[*][*][*]"*',
             '* request  POST /v1/transfers *"amount":"5.000000"* -> 200 {"transfer_id":"txn_*',
             "* chain    *5.000000 USDC * -> *; memo txn_*",
             "* event    transfer.initiated evt_*",

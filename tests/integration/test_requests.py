@@ -509,42 +509,45 @@ def test_a_query_that_is_not_utf_8_is_400(shared_server, shared_http, query):
     ],
 )
 def test_a_malformed_agent_key_request_is_400(shared_server, shared_http, body, found):
-    assert faults(shared_http.post("/console/agent-keys", json=body)) == found
+    assert faults(shared_http.post("/ext/v1/console/agent-keys", json=body)) == found
 
 
 @pytest.mark.parametrize("name", ["", " ", "x" * 101, "a\nb", 1, True, []])
 def test_the_name_of_an_agent_key_has_the_bounds_of_a_name(shared_server, shared_http, shared_account, name):
     body = {"account_id": shared_account.account_id, "name": name}
 
-    assert set(faults(shared_http.post("/console/agent-keys", json=body))) == {"name"}
+    assert set(faults(shared_http.post("/ext/v1/console/agent-keys", json=body))) == {"name"}
 
 
 def test_an_agent_key_of_an_unknown_account_is_404(shared_server, shared_http):
     for account_id in (UNKNOWN_ACCOUNT, "", "x"):
-        refused(shared_http.post("/console/agent-keys", json={"account_id": account_id}), "not_found")
+        refused(shared_http.post("/ext/v1/console/agent-keys", json={"account_id": account_id}), "not_found")
 
 
 @pytest.mark.parametrize("amount", ["0", "-1", "1e2", "1.0000001", "1000000000", "", None, 1, 1.5, True])
 def test_funding_validates_its_amount_like_a_transfer(shared_server, shared_http, shared_account, amount):
-    path = f"/sandbox/accounts/{shared_account.account_id}/fund"
+    path = f"/ext/v1/sandbox/accounts/{shared_account.account_id}/fund"
 
     assert set(faults(shared_http.post(path, json={"amount": amount}))) == {"amount"}
 
 
 @pytest.mark.parametrize("name", [None, "", " ", "x" * 101, 1, "a\0"])
 def test_a_tenants_name_has_the_bounds_of_a_name(shared_server, shared_http, name):
-    assert set(faults(shared_http.post("/sandbox/operators", json={"name": name}))) in ({"name"}, {"body"})
+    assert set(faults(shared_http.post("/ext/v1/sandbox/operators", json={"name": name}))) in (
+        {"name"},
+        {"body"},
+    )
 
 
 @pytest.mark.parametrize("seconds", ["-1", "-0.001", "1e9", "1e999999", '"60"', "true", "null", "[]", "{}"])
 def test_an_invalid_advance_is_refused(shared_server, shared_http, seconds):
-    now = shared_http.get("/sandbox/clock").json()
+    now = shared_http.get("/ext/v1/sandbox/clock").json()
 
-    assert set(faults(shared_http.post("/sandbox/clock/advance", content=f'{{"seconds":{seconds}}}'))) == {
-        "seconds"
-    }
+    assert set(
+        faults(shared_http.post("/ext/v1/sandbox/clock/advance", content=f'{{"seconds":{seconds}}}'))
+    ) == {"seconds"}
 
-    assert shared_http.get("/sandbox/clock").json() == now
+    assert shared_http.get("/ext/v1/sandbox/clock").json() == now
 
 
 # --- What is allowed, at its bounds -----------------------------------------------------------------------

@@ -16,8 +16,8 @@ from agentpay_server.chain.instructions import USDC_MINTS, associated_token_addr
 def test_funding_mints_and_returns_the_balance(http: httpx.Client, client: AgentPay):
     account_id = client.accounts.create(name="a").account_id
 
-    first = http.post(f"/sandbox/accounts/{account_id}/fund", json={"amount": "1.5"})
-    second = http.post(f"/sandbox/accounts/{account_id}/fund", json={"amount": "1.5"})
+    first = http.post(f"/ext/v1/sandbox/accounts/{account_id}/fund", json={"amount": "1.5"})
+    second = http.post(f"/ext/v1/sandbox/accounts/{account_id}/fund", json={"amount": "1.5"})
 
     assert first.status_code == 200
     assert set(first.json()) == {"tx_signature", "balance_usdc"}
@@ -26,11 +26,11 @@ def test_funding_mints_and_returns_the_balance(http: httpx.Client, client: Agent
 
 
 def test_funding_an_unknown_account_is_404(http: httpx.Client):
-    refused(http.post(f"/sandbox/accounts/{UNKNOWN_ACCOUNT}/fund", json={"amount": "1"}), "not_found")
+    refused(http.post(f"/ext/v1/sandbox/accounts/{UNKNOWN_ACCOUNT}/fund", json={"amount": "1"}), "not_found")
 
 
 def test_a_tenant_gets_a_key_that_works(server: AgentPayServer, http: httpx.Client):
-    made = http.post("/sandbox/operators", json={"name": "Second"})
+    made = http.post("/ext/v1/sandbox/operators", json={"name": "Second"})
 
     assert made.status_code == 201
     assert set(made.json()) == {"operator_id", "key"}
@@ -41,7 +41,7 @@ def test_a_tenant_gets_a_key_that_works(server: AgentPayServer, http: httpx.Clie
 
 
 def test_an_outside_recipient_can_be_paid(server: AgentPayServer, http: httpx.Client, client: AgentPay):
-    made = [http.post("/sandbox/token-accounts").json() for _ in range(2)]
+    made = [http.post("/ext/v1/sandbox/token-accounts").json() for _ in range(2)]
     account_id = client.accounts.create(name="a").account_id
     server.sandbox.fund(account_id, 5)
 
@@ -58,7 +58,7 @@ def test_a_token_account_is_created_for_a_given_owner(
 ):
     owner = str(Keypair().pubkey())
     address = associated_token_address(owner, USDC_MINTS["mainnet-beta"])
-    first = http.post("/sandbox/token-accounts", json={"owner": owner})
+    first = http.post("/ext/v1/sandbox/token-accounts", json={"owner": owner})
     assert (first.status_code, first.json()) == (201, {"owner": owner, "usdc_token_account": address})
 
     account = client.accounts.create(name="a")
@@ -74,7 +74,7 @@ def test_a_token_account_is_created_for_a_given_owner(
 
 @pytest.mark.parametrize("owner", ["", "somebody", "0" * 44, 7])
 def test_an_owner_that_is_no_address_is_refused(http: httpx.Client, owner: object):
-    body = refused(http.post("/sandbox/token-accounts", json={"owner": owner}), "invalid_request")
+    body = refused(http.post("/ext/v1/sandbox/token-accounts", json={"owner": owner}), "invalid_request")
     assert [fault["field"] for fault in body["details"]] == ["owner"]
 
 
@@ -82,16 +82,16 @@ def test_an_owner_that_is_no_address_is_refused(http: httpx.Client, owner: objec
 
 
 def test_a_manual_clock_is_paused_until_it_is_advanced(http: httpx.Client):
-    readings = {http.get("/sandbox/clock").text for _ in range(3)}
+    readings = {http.get("/ext/v1/sandbox/clock").text for _ in range(3)}
     assert readings == {'{"now":"2026-01-01T00:00:00.000Z"}'}
 
     for seconds, now in (("1.5", "00:00:01.500"), ("0", "00:00:01.500"), ("86400", None), ("0.001", None)):
-        answer = http.post("/sandbox/clock/advance", content=f'{{"seconds":{seconds}}}')
+        answer = http.post("/ext/v1/sandbox/clock/advance", content=f'{{"seconds":{seconds}}}')
         assert answer.status_code == 200
         assert set(answer.json()) == {"now"}
         if now:
             assert answer.json()["now"] == f"2026-01-01T{now}Z"
-    assert http.get("/sandbox/clock").json() == {"now": "2026-01-02T00:00:01.501Z"}
+    assert http.get("/ext/v1/sandbox/clock").json() == {"now": "2026-01-02T00:00:01.501Z"}
 
 
 def test_new_objects_have_the_time_of_the_clock(server: AgentPayServer, client: AgentPay):
@@ -119,7 +119,7 @@ def test_the_clock_does_not_go_back(server: AgentPayServer):
 
 def test_a_running_clock_is_not_advanced():
     with AgentPayServer(clock="system") as server, raw_client(server) as http:
-        refused(http.post("/sandbox/clock/advance", json={"seconds": 1}), "clock_not_manual")
+        refused(http.post("/ext/v1/sandbox/clock/advance", json={"seconds": 1}), "clock_not_manual")
         with pytest.raises(ConflictError):
             server.sandbox.clock.advance(1)
 
@@ -131,8 +131,8 @@ def test_the_clock_cannot_be_advanced_beyond_year_9999():
         AgentPayServer(clock=datetime(9999, 12, 31, 23, 59, 58, tzinfo=UTC)) as server,
         raw_client(server) as http,
     ):
-        assert http.post("/sandbox/clock/advance", json={"seconds": 1}).status_code == 200
-        found = faults(http.post("/sandbox/clock/advance", json={"seconds": 1}))
+        assert http.post("/ext/v1/sandbox/clock/advance", json={"seconds": 1}).status_code == 200
+        found = faults(http.post("/ext/v1/sandbox/clock/advance", json={"seconds": 1}))
 
         assert found == {"seconds": "must not lead beyond the year 9999"}
         assert http.post("/v1/accounts", json={"name": "a"}).status_code == 201

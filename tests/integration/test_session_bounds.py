@@ -126,7 +126,7 @@ def test_a_session_opened_under_a_lower_minimum_is_still_replayed_by_its_key(tmp
             terms = desk.terms(cap_usdc="0.001")
             session_id = desk.open(cap_usdc="0.001")
     with AgentPayServer(clock=START, data_dir=tmp_path) as server, raw_client(server) as http:
-        again = http.post("/sessions", json=terms)
+        again = http.post("/ext/v1/sessions", json=terms)
         assert (again.status_code, again.json()["session_id"]) == (201, session_id)
 
 
@@ -179,7 +179,7 @@ def test_on_a_public_cluster_an_idle_session_closes_after_a_day(
             begun = server.sandbox.clock.now() if charged else START
             assert (closes and (closes - begun).total_seconds()) == (hours and hours * 3600)
         server.sandbox.clock.advance(hours=24)
-        session = desk.http.get(f"/sessions/{session_id}").json()
+        session = desk.http.get(f"/ext/v1/sessions/{session_id}").json()
         assert session["closing_reason"] == ("idle" if hours else None)
         assert session["status"] == ("settled" if hours else "open")
         desks.close()

@@ -81,7 +81,7 @@ def test_a_session_is_settled_exactly_and_emits_its_event(desk: Desk) -> None:
         "tx_signature": session["settlement_tx_signature"],
         "settled_at": session["settled_at"],
     }
-    assert desk.close(session_id).content == desk.http.get(f"/sessions/{session_id}").content
+    assert desk.close(session_id).content == desk.http.get(f"/ext/v1/sessions/{session_id}").content
     assert desk.close(session_id).json() == session
     assert len(desk.events("session.settled")) == 1
 
@@ -145,7 +145,7 @@ def test_a_session_without_charges_returns_everything(desk: Desk) -> None:
 
 def test_the_treasury_gets_back_what_it_lends_an_escrow(desk: Desk) -> None:
     session_id = desk.open()
-    escrow = desk.http.get(f"/sessions/{session_id}").json()["escrow_token_account"]
+    escrow = desk.http.get(f"/ext/v1/sessions/{session_id}").json()["escrow_token_account"]
     desk.close(session_id)
     found = money.on_owner(desk.server, lambda context: context.chain.account_size(escrow))
     assert found is None or found[0] == 0
@@ -270,9 +270,9 @@ def test_a_session_cannot_bypass_an_approval(desk: Desk) -> None:
     money.put_policy(desk.http, desk.payer, escalation_threshold=10)
     key = desk.server.console.agent_keys.create(desk.payer.account_id).key
     with raw_client(desk.server, key) as agent:
-        response = agent.post("/sessions", json=desk.terms())
+        response = agent.post("/ext/v1/sessions", json=desk.terms())
         assert "escalation_threshold" in refused(response, "policy_violation", "rejected", None)
-        assert agent.post("/sessions", json=desk.terms(cap_usdc="9.999999")).status_code == 201
+        assert agent.post("/ext/v1/sessions", json=desk.terms(cap_usdc="9.999999")).status_code == 201
     desk.open(idempotency_key="operator's")
 
 
@@ -360,22 +360,22 @@ def test_an_agent_reads_and_uses_only_sessions_of_its_account(desk: Desk, funded
     mine, theirs = desk.open(), desk.open(account_id=other.account_id, idempotency_key="theirs")
     key = desk.server.console.agent_keys.create(desk.payer.account_id).key
     with raw_client(desk.server, key) as agent:
-        charged = agent.post(f"/sessions/{mine}/charges", json={"amount": "1", "idempotency_key": "k"})
+        charged = agent.post(f"/ext/v1/sessions/{mine}/charges", json={"amount": "1", "idempotency_key": "k"})
         assert (charged.status_code, charged.json()["running_total_usdc"]) == (200, "1.000000")
-        assert [row["session_id"] for row in agent.get("/sessions").json()["data"]] == [mine]
+        assert [row["session_id"] for row in agent.get("/ext/v1/sessions").json()["data"]] == [mine]
         for method, path, body in (
-            ("GET", f"/sessions/{theirs}", None),
-            ("POST", f"/sessions/{theirs}/close", None),
-            ("POST", f"/sessions/{theirs}/charges", {"amount": "1", "idempotency_key": "k"}),
+            ("GET", f"/ext/v1/sessions/{theirs}", None),
+            ("POST", f"/ext/v1/sessions/{theirs}/close", None),
+            ("POST", f"/ext/v1/sessions/{theirs}/charges", {"amount": "1", "idempotency_key": "k"}),
         ):
             response = agent.request(method, path, json=body)
             assert (response.status_code, response.json()["error"]) == (404, "not_found")
         for response in (
-            agent.post("/sessions", json=desk.terms(account_id=other.account_id)),
-            agent.get("/sessions", params={"account_id": other.account_id}),
+            agent.post("/ext/v1/sessions", json=desk.terms(account_id=other.account_id)),
+            agent.get("/ext/v1/sessions", params={"account_id": other.account_id}),
         ):
             assert (response.status_code, response.json()["error"]) == (403, "forbidden")
-        closed = agent.post(f"/sessions/{mine}/close").json()
+        closed = agent.post(f"/ext/v1/sessions/{mine}/close").json()
         assert (closed["status"], closed["settled_usdc"]) == ("settled", "1.000000")
 
 
@@ -384,18 +384,20 @@ def test_another_operators_session_is_not_found(desk: Desk) -> None:
     other = desk.server.sandbox.create_operator("other").key
     with raw_client(desk.server, other) as stranger:
         for response in (
-            stranger.get(f"/sessions/{session_id}"),
-            stranger.post(f"/sessions/{session_id}/close"),
-            stranger.post(f"/sessions/{session_id}/charges", json={"amount": "1", "idempotency_key": "k"}),
-            stranger.post("/sessions", json=desk.terms(idempotency_key="k")),
+            stranger.get(f"/ext/v1/sessions/{session_id}"),
+            stranger.post(f"/ext/v1/sessions/{session_id}/close"),
+            stranger.post(
+                f"/ext/v1/sessions/{session_id}/charges", json={"amount": "1", "idempotency_key": "k"}
+            ),
+            stranger.post("/ext/v1/sessions", json=desk.terms(idempotency_key="k")),
         ):
             assert response.status_code == 404
-        assert stranger.get("/sessions").json()["data"] == []
+        assert stranger.get("/ext/v1/sessions").json()["data"] == []
 
 
 @pytest.mark.parametrize("session_id", [UNKNOWN["session_id"], "sess_", "none"])
 def test_an_unknown_session_is_not_found(desk: Desk, session_id: str) -> None:
-    assert desk.http.get(f"/sessions/{session_id}").status_code == 404
+    assert desk.http.get(f"/ext/v1/sessions/{session_id}").status_code == 404
     assert desk.charge(session_id, "1").status_code == 404
     assert desk.close(session_id).status_code == 404
     assert desk.ask(account_id=UNKNOWN["account_id"]).status_code == 404

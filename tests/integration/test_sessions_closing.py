@@ -22,7 +22,7 @@ from agentpay_server.sessions.closing import Closing
 
 def test_third_party_payments_to_an_escrow_are_booked_once(desk: Desk) -> None:
     session_id = desk.open()
-    escrow = desk.http.get(f"/sessions/{session_id}").json()["escrow_token_account"]
+    escrow = desk.http.get(f"/ext/v1/sessions/{session_id}").json()["escrow_token_account"]
     sent = money.post(desk.http, money.order(desk.payer, escrow, "0.000003"))
     assert sent.status_code == 200
     desk.charge(session_id, "10")
@@ -67,7 +67,7 @@ def test_a_stuck_settlement_is_retried_at_growing_intervals(desk: Desk) -> None:
     clock = desk.server.sandbox.clock
 
     def is_settled() -> bool:
-        return desk.http.get(f"/sessions/{session_id}").json()["status"] == "settled"
+        return desk.http.get(f"/ext/v1/sessions/{session_id}").json()["status"] == "settled"
 
     # After 1, 2 and 4 minutes it is still frozen; 8 minutes later it no longer is.
     clock.advance(minutes=7)
@@ -87,21 +87,21 @@ def test_a_payee_that_stays_unpayable_is_tried_once_an_hour(desk: Desk) -> None:
     money.freeze(desk.server, outside)
     desk.close(session_id)
     desk.server.sandbox.clock.advance(hours=24 * 3)
-    assert desk.http.get(f"/sessions/{session_id}").json()["status"] == "closing"
+    assert desk.http.get(f"/ext/v1/sessions/{session_id}").json()["status"] == "closing"
     money.thaw(desk.server, outside)
     desk.server.sandbox.clock.advance(hours=1)
-    assert desk.http.get(f"/sessions/{session_id}").json()["status"] == "settled"
+    assert desk.http.get(f"/ext/v1/sessions/{session_id}").json()["status"] == "settled"
 
 
 def test_a_session_cannot_pay_into_the_escrow_of_another(desk: Desk) -> None:
-    escrow = desk.http.get(f"/sessions/{desk.open()}").json()["escrow_token_account"]
+    escrow = desk.http.get(f"/ext/v1/sessions/{desk.open()}").json()["escrow_token_account"]
     body = {
         "account_id": desk.payer.account_id,
         "to": escrow,
         "cap_usdc": "1",
         "idempotency_key": "into-escrow",
     }
-    answer = desk.http.post("/sessions", json=body)
+    answer = desk.http.post("/ext/v1/sessions", json=body)
     assert (answer.status_code, answer.json()["error"]) == (422, "invalid_recipient")
     assert "escrow" in answer.json()["message"]
 
@@ -135,7 +135,7 @@ def opened(server: AgentPayServer) -> str:
 def test_without_limits_a_session_stays_open(desk: Desk) -> None:
     session_id = desk.open()
     desk.server.sandbox.clock.advance(hours=24 * 365)
-    assert desk.http.get(f"/sessions/{session_id}").json()["status"] == "open"
+    assert desk.http.get(f"/ext/v1/sessions/{session_id}").json()["status"] == "open"
 
 
 def test_a_session_that_is_idle_closes_at_its_limit(limited: Callable[..., AgentPayServer]) -> None:

@@ -100,8 +100,8 @@ def charged(desk: Desk, to: str, **changed: Any) -> str:
 
 def shown(desk: Desk, session_id: str) -> dict[str, Any]:
     """Return a session, which a list shows no differently."""
-    session: dict[str, Any] = desk.http.get(f"/sessions/{session_id}").json()
-    listed = desk.http.get("/sessions").json()["data"]
+    session: dict[str, Any] = desk.http.get(f"/ext/v1/sessions/{session_id}").json()
+    listed = desk.http.get("/ext/v1/sessions").json()["data"]
     assert session in listed
     return session
 

@@ -44,7 +44,7 @@ class Process:
     def accounts(self) -> tuple[str, str]:
         """Return a payer with 10 USDC, and a payee."""
         payer, payee = (self.post("/v1/accounts", name=name).json()["account_id"] for name in "ab")
-        assert self.post(f"/sandbox/accounts/{payer}/fund", amount="10").status_code == 200
+        assert self.post(f"/ext/v1/sandbox/accounts/{payer}/fund", amount="10").status_code == 200
         return payer, payee
 
     def wait_for(self, event: str) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def test_sigint_ends_an_idle_server_cleanly() -> None:
 def test_a_transfer_that_settles_within_the_bound_is_answered(tmp_path: Path) -> None:
     with serving("--data-dir", str(tmp_path), "--shutdown-wait", "60") as server:
         payer, payee = server.accounts()
-        assert server.http.put("/sandbox/faults/chain_slow", json={"times": 1}).status_code == 200
+        assert server.http.put("/ext/v1/sandbox/faults/chain_slow", json={"times": 1}).status_code == 200
         body: dict[str, object] = {"from": payer, "to": payee, "amount": "1", "idempotency_key": "k"}
         with asked(server, "/v1/transfers", body) as answers:
             wait_until_submitted(server, answers)
@@ -138,7 +138,7 @@ def test_a_transfer_in_flight_at_shutdown_is_resumed_at_the_next_start(
     body: dict[str, object] = {"amount": "1", "idempotency_key": "k"}
     with serving("--data-dir", str(tmp_path), "--shutdown-wait", "0.2") as server:
         body["from"], body["to"] = server.accounts()
-        assert server.http.put("/sandbox/faults/chain_never_lands", json={}).status_code == 200
+        assert server.http.put("/ext/v1/sandbox/faults/chain_never_lands", json={}).status_code == 200
         with asked(server, "/v1/transfers", body) as answers:
             wait_until_submitted(server, answers)
             server.process.send_signal(signal.SIGTERM)
@@ -181,7 +181,7 @@ def test_a_second_signal_ends_the_server_at_once_without_losing_a_transfer(
     body: dict[str, object] = {"amount": "1", "idempotency_key": "k"}
     with serving("--data-dir", str(tmp_path), "--shutdown-wait", "600") as server:
         body["from"], body["to"] = server.accounts()
-        assert server.http.put("/sandbox/faults/chain_never_lands", json={}).status_code == 200
+        assert server.http.put("/ext/v1/sandbox/faults/chain_never_lands", json={}).status_code == 200
         with asked(server, "/v1/transfers", body) as answers:
             wait_until_submitted(server, answers)
             server.process.send_signal(signal.SIGTERM)

@@ -16,7 +16,7 @@ from agentpay_server import AgentPayServer, Settings
 from agentpay_server.credentials import new_code
 from agentpay_server.database import tables
 
-SIGN_IN, KEYS = "/console/sign-in", "/console/operator-keys"
+SIGN_IN, KEYS = "/ext/v1/console/sign-in", "/ext/v1/console/operator-keys"
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_a_link_is_exchanged_once_without_a_key(
     assert body["expires_at"] == "2026-01-01T12:00:00.000Z"
     again = refused(browser.post(SIGN_IN, json={"code": code_of(link)}), "unauthorized")
     assert "console-link" in again["message"]
-    who = browser.get("/whoami", headers={"Authorization": f"Bearer {body['key']}"}).json()
+    who = browser.get("/ext/v1/whoami", headers={"Authorization": f"Bearer {body['key']}"}).json()
     assert (who["kind"], who["key_id"], who["account_id"]) == ("operator", body["key_id"], None)
     assert who["operator_id"] == server.client().whoami().operator_id
 
@@ -80,13 +80,13 @@ def test_a_request_without_a_code_is_400(browser: httpx.Client, body: dict[str, 
 
 def test_every_other_request_still_needs_a_key(browser: httpx.Client) -> None:
     refused(browser.get(SIGN_IN), "method_not_allowed")  # nothing at this path takes a key
-    refused(browser.post("/console/sign-in-code"), "unauthorized")
+    refused(browser.post("/ext/v1/console/sign-in-code"), "unauthorized")
     refused(browser.post(f"{SIGN_IN}/"), "unauthorized")
 
 
 def test_codes_and_keys_are_not_interchangeable(server: AgentPayServer, link: httpx.URL) -> None:
     with raw_client(server, code_of(link)) as bearer:
-        refused(bearer.get("/whoami"), "unauthorized")
+        refused(bearer.get("/ext/v1/whoami"), "unauthorized")
     with pytest.raises(AuthenticationError):
         server.console.sign_in(server.operator_key)
 
@@ -132,7 +132,7 @@ def test_a_console_key_has_operator_rights_except_managing_keys_and_sign_in_code
             console.post(KEYS, content=b"{"),
             console.delete(f"{KEYS}/{server.client().whoami().key_id}"),
             console.delete(f"{KEYS}/key_unknown"),
-            console.post("/console/sign-in-code"),
+            console.post("/ext/v1/console/sign-in-code"),
         ):
             assert "requires an operator key" in refused(answer, "forbidden")["message"]
 
@@ -153,14 +153,14 @@ def test_advancing_and_restoring_from_the_console_keep_it_signed_in(
     snapshot = server.sandbox.snapshot()
     made = server.console.sign_in(code_of(link))
     with raw_client(server, made.key) as console:
-        assert console.post("/sandbox/clock/advance", json={"seconds": 13 * 3600}).is_success
+        assert console.post("/ext/v1/sandbox/clock/advance", json={"seconds": 13 * 3600}).is_success
         (kept,) = [key for key in server.console.operator_keys.list() if key.kind == "console"]
         assert kept.expires_at == START + timedelta(hours=25)
-        assert console.post(f"/sandbox/snapshots/{snapshot.snapshot_id}/restore").is_success
+        assert console.post(f"/ext/v1/sandbox/snapshots/{snapshot.snapshot_id}/restore").is_success
         (kept,) = [key for key in server.console.operator_keys.list() if key.kind == "console"]
         assert kept.expires_at == START + timedelta(hours=12), "the time that it had left"
-        assert console.post("/sandbox/reset").status_code == 204
-        assert console.get("/whoami").is_success
+        assert console.post("/ext/v1/sandbox/reset").status_code == 204
+        assert console.get("/ext/v1/whoami").is_success
 
 
 def test_a_sign_in_and_its_code_are_audited(server: AgentPayServer, browser: httpx.Client) -> None:

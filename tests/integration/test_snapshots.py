@@ -372,10 +372,10 @@ def test_armed_faults_are_restored(server: AgentPayServer):
 def test_the_rate_limit_is_restored():
     limited = AgentPayServer(clock=START, settings=Settings(rate_limit_per_minute=4))
     with limited as server, raw_client(server) as http:
-        snapshot_id = http.post("/sandbox/snapshots").json()["snapshot_id"]
+        snapshot_id = http.post("/ext/v1/sandbox/snapshots").json()["snapshot_id"]
         for _ in range(2):
             http.get("/v1/accounts")
-        assert http.post(f"/sandbox/snapshots/{snapshot_id}/restore").status_code == 200
+        assert http.post(f"/ext/v1/sandbox/snapshots/{snapshot_id}/restore").status_code == 200
         assert [http.get("/v1/accounts").status_code for _ in range(4)] == [200, 200, 200, 429]
 
 
@@ -395,10 +395,10 @@ def test_the_daily_spend_is_restored(server: AgentPayServer):
 
 def test_an_unknown_snapshot_and_that_of_another_operator_are_404(server: AgentPayServer, http: httpx.Client):
     second = server.sandbox.create_operator("Second")
-    snapshot_id = http.post("/sandbox/snapshots").json()["snapshot_id"]
+    snapshot_id = http.post("/ext/v1/sandbox/snapshots").json()["snapshot_id"]
     with raw_client(server, second.key) as neighbour:
-        theirs = refused(neighbour.post(f"/sandbox/snapshots/{snapshot_id}/restore"), "not_found")
-    unknown = refused(http.post("/sandbox/snapshots/snap_x/restore"), "not_found")
+        theirs = refused(neighbour.post(f"/ext/v1/sandbox/snapshots/{snapshot_id}/restore"), "not_found")
+    unknown = refused(http.post("/ext/v1/sandbox/snapshots/snap_x/restore"), "not_found")
     assert theirs["message"].replace(snapshot_id, "snap_x") == unknown["message"]
     with pytest.raises(NotFoundError):
         server.sandbox.restore("snap_x")
@@ -408,7 +408,11 @@ def test_agent_keys_cannot_snapshot_restore_or_reset(server: AgentPayServer):
     payer, _ = prepared(server)
     key = server.console.agent_keys.create(payer.account_id).key
     with raw_client(server, key) as agent:
-        for path in ("/sandbox/snapshots", "/sandbox/snapshots/snap_x/restore", "/sandbox/reset"):
+        for path in (
+            "/ext/v1/sandbox/snapshots",
+            "/ext/v1/sandbox/snapshots/snap_x/restore",
+            "/ext/v1/sandbox/reset",
+        ):
             refused(agent.post(path), "forbidden")
 
 
@@ -428,7 +432,11 @@ def test_snapshots_are_refused_with_a_data_directory(tmp_path: Path):
     with AgentPayServer(clock=START, data_dir=tmp_path / "data") as server:
         before = state_of(server)
         with raw_client(server) as http:
-            for path in ("/sandbox/snapshots", "/sandbox/snapshots/snap_x/restore", "/sandbox/reset"):
+            for path in (
+                "/ext/v1/sandbox/snapshots",
+                "/ext/v1/sandbox/snapshots/snap_x/restore",
+                "/ext/v1/sandbox/reset",
+            ):
                 assert "--in-memory" in refused(http.post(path), "not_in_memory")["message"]
         with pytest.raises(ConflictError):
             server.sandbox.snapshot()
@@ -464,9 +472,9 @@ def test_no_snapshot_is_taken_while_money_is_in_flight(
         with hasty.sandbox.fault("chain_never_lands"):
             unknown = money.post(http, money.order(payer, payee.account_id))
             assert unknown.json()["status"] == "submitted"
-            refused(http.post("/sandbox/snapshots"), "not_at_rest")
+            refused(http.post("/ext/v1/sandbox/snapshots"), "not_at_rest")
         monkeypatch.undo()
-        assert http.post("/sandbox/snapshots").status_code == 201
+        assert http.post("/ext/v1/sandbox/snapshots").status_code == 201
         assert http.get(f"/v1/transfers/{unknown.json()['transfer_id']}").json()["status"] == "settled"
 
 

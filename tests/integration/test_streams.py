@@ -1,4 +1,4 @@
-"""`GET /console/stream`: events as they are committed, resumed from any of them (interface CO21)."""
+"""`GET /ext/v1/console/stream`: events as they are committed, resumed from any of them (interface CO21)."""
 
 import asyncio
 import json
@@ -15,7 +15,7 @@ from agentpay.contract.events import Event
 from agentpay_server import AgentPayServer, Sandbox
 from agentpay_server.webhooks import tail
 
-PATH = "/console/stream"
+PATH = "/ext/v1/console/stream"
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def test_an_event_is_sent_with_its_id_and_as_it_was_recorded(server: AgentPaySer
         name, data = islice(lines_of(response), 2)
     assert name == f"id: {event.id}"
     with raw_client(server) as http:
-        assert json.loads(data.removeprefix("data: ")) == http.get("/console/events").json()["data"][0]
+        assert json.loads(data.removeprefix("data: ")) == http.get("/ext/v1/console/events").json()["data"][0]
 
 
 def test_a_stream_is_resumed_after_any_event_without_gap_or_repetition(
@@ -125,7 +125,9 @@ def test_a_stream_ends_without_a_later_event_when_its_key_is_revoked(server: Age
 def test_a_stream_ends_when_its_console_key_expires(server: AgentPayServer, refuse) -> None:
     server.listen()
     with raw_client(server, "") as http:
-        signed_in = http.post("/console/sign-in", json={"code": server.console.sign_in_code().code}).json()
+        signed_in = http.post(
+            "/ext/v1/console/sign-in", json={"code": server.console.sign_in_code().code}
+        ).json()
     headers = {"Authorization": f"Bearer {signed_in['key']}"}
     with httpx.stream("GET", f"{server.base_url}{PATH}", headers=headers, timeout=20) as response:
         assert response.status_code == 200

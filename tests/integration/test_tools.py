@@ -209,7 +209,7 @@ def test_a_chain_that_is_down_pays_nothing_and_the_same_reference_tries_again(
 
 
 @pytest.mark.parametrize("effect", ["reply_lost", "internal_error", "reset"])
-@pytest.mark.parametrize("operation", ["POST /v1/transfers", "GET /transfers", "GET /whoami"])
+@pytest.mark.parametrize("operation", ["POST /v1/transfers", "GET /ext/v1/transfers", "GET /ext/v1/whoami"])
 def test_any_http_fault_gives_a_result_and_never_raises(
     tools: AgentTools, server: AgentPayServer, client: AgentPay, payee: str, operation: str, effect: str
 ) -> None:
@@ -517,9 +517,11 @@ def test_a_session_call_that_fails_is_unknown_and_repeated_safely(
     def charging() -> Mapping[str, Any]:
         return tools.charge_session(session_ref="session-1", charge_ref="charge-1", amount_usdc="1")
 
-    assert step("POST /sessions", opening)["status"] == "open"
-    assert step("POST /sessions/{session_id}/charges", charging)["running_total_usdc"] == "1.000000"
-    closed = step("POST /sessions/{session_id}/close", lambda: tools.close_session(session_ref="session-1"))
+    assert step("POST /ext/v1/sessions", opening)["status"] == "open"
+    assert step("POST /ext/v1/sessions/{session_id}/charges", charging)["running_total_usdc"] == "1.000000"
+    closed = step(
+        "POST /ext/v1/sessions/{session_id}/close", lambda: tools.close_session(session_ref="session-1")
+    )
     assert closed["settled_usdc"] == "1.000000"
     assert moved(client, payee) == "1.000000"
 
@@ -657,11 +659,11 @@ TRANSFER = {
 
 @respx.mock(base_url="https://pay.example.com")
 def test_a_service_without_the_listing_is_paid_by_its_idempotency_key_alone(respx_mock: Any) -> None:
-    respx_mock.get("/whoami").respond(json=IDENTITY)
-    respx_mock.get("/transfers").respond(
+    respx_mock.get("/ext/v1/whoami").respond(json=IDENTITY)
+    respx_mock.get("/ext/v1/transfers").respond(
         404, json={"error": "not_found", "message": "No.", "request_id": "1"}
     )
-    respx_mock.get("/accounts/acct_1/budget").mock(side_effect=httpx.ConnectError("down"))
+    respx_mock.get("/ext/v1/accounts/acct_1/budget").mock(side_effect=httpx.ConnectError("down"))
     paid = {
         **TRANSFER,
         "tx_signature": "sig",
@@ -677,9 +679,9 @@ def test_a_service_without_the_listing_is_paid_by_its_idempotency_key_alone(resp
 
 @respx.mock(base_url="https://pay.example.com")
 def test_a_status_of_a_later_version_is_unknown(respx_mock: Any) -> None:
-    respx_mock.get("/whoami").respond(json=IDENTITY)
+    respx_mock.get("/ext/v1/whoami").respond(json=IDENTITY)
     page = {"data": [{**TRANSFER, "status": "reviewing"}], "cursor": "", "has_more": False}
-    respx_mock.get("/transfers").respond(json=page)
+    respx_mock.get("/ext/v1/transfers").respond(json=page)
     with agent_of() as client:
         result = AgentTools(client).get_payment(payment_ref=REF)
     assert (result["status"], result["money_moved"]) == ("unknown", "unknown")

@@ -157,7 +157,7 @@ def test_a_cursor_is_valid_only_for_its_list(world: World) -> None:
 )
 def test_invalid_parameters_are_named(world: World, query: dict[str, str], field: str) -> None:
     with raw_client(world.server) as http:
-        answer: httpx.Response = http.get("/transfers", params=query)
+        answer: httpx.Response = http.get("/ext/v1/transfers", params=query)
     assert answer.status_code == 400
     assert [fault["field"] for fault in answer.json()["details"]] == [field]
 

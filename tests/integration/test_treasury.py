@@ -131,4 +131,4 @@ def test_treasury_checks_do_not_consume_counted_faults(watched: Watched) -> None
         watched.server.sandbox.clock.advance(minutes=10)
         assert watched.sol() is not None
         with raw_client(watched.server) as http:
-            assert [fault["times"] for fault in http.get("/sandbox/faults").json()["data"]] == [1]
+            assert [fault["times"] for fault in http.get("/ext/v1/sandbox/faults").json()["data"]] == [1]

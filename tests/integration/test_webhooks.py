@@ -128,7 +128,7 @@ def test_a_threshold_is_an_exact_decimal(http: httpx.Client, threshold):
 
     assert response.status_code == 201
     assert f'"low_balance_threshold_usdc":{threshold},' in response.text
-    assert f'"low_balance_threshold_usdc":{threshold},' in http.get("/console/webhooks").text
+    assert f'"low_balance_threshold_usdc":{threshold},' in http.get("/ext/v1/console/webhooks").text
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,12 @@ def test_the_secret_is_shown_once_and_nowhere_else(
         server.sandbox.clock.advance(0)
         answers = [
             http.get(path).text
-            for path in ("/console/webhooks", "/console/events", "/console/deliveries", "/console/audit")
+            for path in (
+                "/ext/v1/console/webhooks",
+                "/ext/v1/console/events",
+                "/ext/v1/console/deliveries",
+                "/ext/v1/console/audit",
+            )
         ]
 
     seen = "".join(
@@ -330,7 +335,7 @@ def test_secrets_differ_between_servers():
 def test_webhooks_are_listed_without_the_secret(http: httpx.Client):
     made = register(http, low_balance_threshold_usdc=5).json()
 
-    listed = http.get("/console/webhooks").json()
+    listed = http.get("/ext/v1/console/webhooks").json()
 
     del made["secret"]
     assert listed == {"data": [made], "cursor": "", "has_more": False}
@@ -348,12 +353,12 @@ def test_the_list_is_paged_newest_first(server: AgentPayServer, client: AgentPay
 def test_a_deleted_webhook_is_gone(server: AgentPayServer, http: httpx.Client):
     kept, deleted = register(http).json()["webhook_id"], register(http).json()["webhook_id"]
 
-    response = http.delete(f"/console/webhooks/{deleted}")
+    response = http.delete(f"/ext/v1/console/webhooks/{deleted}")
 
     assert (response.status_code, response.content) == (204, b"")
     assert [webhook.webhook_id for webhook in server.console.webhooks.list()] == [kept]
-    refused(http.delete(f"/console/webhooks/{deleted}"), "not_found")
-    refused(http.post(f"/console/webhooks/{deleted}/rotate-secret"), "not_found")
+    refused(http.delete(f"/ext/v1/console/webhooks/{deleted}"), "not_found")
+    refused(http.post(f"/ext/v1/console/webhooks/{deleted}/rotate-secret"), "not_found")
 
 
 def test_a_deleted_webhook_gets_no_more_events(server: AgentPayServer, funded: Funded):
@@ -389,8 +394,8 @@ def test_deliveries_of_a_deleted_webhook_stay_delivered(server: AgentPayServer, 
 
 @pytest.mark.parametrize("identifier", [UNKNOWN_WEBHOOK, "x", "wh_", UNKNOWN_ACCOUNT, "%00"])
 def test_an_unknown_webhook_is_404(shared_http: httpx.Client, identifier):
-    refused(shared_http.delete(f"/console/webhooks/{identifier}"), "not_found")
-    refused(shared_http.post(f"/console/webhooks/{identifier}/rotate-secret"), "not_found")
+    refused(shared_http.delete(f"/ext/v1/console/webhooks/{identifier}"), "not_found")
+    refused(shared_http.post(f"/ext/v1/console/webhooks/{identifier}/rotate-secret"), "not_found")
 
 
 def test_a_webhook_of_another_operator_is_treated_as_unknown(server: AgentPayServer, http: httpx.Client):
@@ -398,22 +403,22 @@ def test_a_webhook_of_another_operator_is_treated_as_unknown(server: AgentPaySer
     with raw_client(server, server.sandbox.create_operator("b").key) as other:
         before = state_of(server)
         for method, path in (
-            ("DELETE", "/console/webhooks/{}"),
-            ("POST", "/console/webhooks/{}/rotate-secret"),
+            ("DELETE", "/ext/v1/console/webhooks/{}"),
+            ("POST", "/ext/v1/console/webhooks/{}/rotate-secret"),
         ):
             theirs = refused(other.request(method, path.format(webhook_id)), "not_found")
             unknown = refused(other.request(method, path.format(UNKNOWN_WEBHOOK)), "not_found")
             assert theirs["message"].replace(webhook_id, "") == unknown["message"].replace(
                 UNKNOWN_WEBHOOK, ""
             )
-        assert other.get("/console/webhooks").json()["data"] == []
+        assert other.get("/ext/v1/console/webhooks").json()["data"] == []
         assert state_of(server) == before
 
 
 def test_every_change_is_in_the_audit_trail_without_a_secret(server: AgentPayServer, http: httpx.Client):
     webhook_id = register(http).json()["webhook_id"]
-    http.post(f"/console/webhooks/{webhook_id}/rotate-secret", json={"overlap_seconds": 60})
-    http.delete(f"/console/webhooks/{webhook_id}")
+    http.post(f"/ext/v1/console/webhooks/{webhook_id}/rotate-secret", json={"overlap_seconds": 60})
+    http.delete(f"/ext/v1/console/webhooks/{webhook_id}")
 
     entries = [entry for entry in server.console.audit.list() if entry.subject == webhook_id]
 

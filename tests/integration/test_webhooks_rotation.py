@@ -53,7 +53,7 @@ def signers(post, *secrets):
 
 
 def test_a_rotation_returns_a_new_secret_once(server, http: httpx.Client, registered):
-    response = http.post(f"/console/webhooks/{registered.webhook_id}/rotate-secret")
+    response = http.post(f"/ext/v1/console/webhooks/{registered.webhook_id}/rotate-secret")
 
     assert response.status_code == 200
     assert set(response.json()) == {"secret"}
@@ -147,7 +147,7 @@ def test_a_second_rotation_waits_for_the_first_one_to_end(
     server.sandbox.clock.advance(DAY - MILLISECOND)
 
     # A third signature would have no header, and receivers with only the first secret would fail.
-    path = f"/console/webhooks/{registered.webhook_id}/rotate-secret"
+    path = f"/ext/v1/console/webhooks/{registered.webhook_id}/rotate-secret"
     refused(http.post(path), "rotation_in_progress")
     with pytest.raises(ConflictError, match="overlap_seconds 0"):
         server.console.webhooks.rotate_secret(registered.webhook_id, overlap_seconds=1)
@@ -207,7 +207,7 @@ def test_a_rotation_affects_only_its_webhook(server: AgentPayServer, client, reg
 def test_an_invalid_overlap_is_refused_and_changes_nothing(
     server: AgentPayServer, http: httpx.Client, registered, deliver
 ):
-    path = f"/console/webhooks/{registered.webhook_id}/rotate-secret"
+    path = f"/ext/v1/console/webhooks/{registered.webhook_id}/rotate-secret"
 
     for overlap in (-1, 30 * 24 * 3600 + 1, 1.5, "60", True, None):
         assert list(faults(http.post(path, json={"overlap_seconds": overlap}))) == ["overlap_seconds"]

@@ -342,6 +342,6 @@ class Survey:
 def expiring(it: Prepared, dying: Child, point: str) -> None:
     """Lose a transaction until it has expired, where that is what the point is about."""
     if point.endswith(".expired"):
-        lost = dying.request("PUT", "/sandbox/faults/chain_never_lands", it.key, {"times": 1})
+        lost = dying.request("PUT", "/ext/v1/sandbox/faults/chain_never_lands", it.key, {"times": 1})
         assert lost is not None
         assert lost.status_code == 200

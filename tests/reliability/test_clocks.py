@@ -124,7 +124,7 @@ async def test_a_server_whose_clock_is_wrong_signs_nothing_until_it_is_corrected
         assert await not_ready(wrong) == ["clock"]
         refused = [
             await wrong.transfer("now", source, to, "0.5"),
-            await wrong.request("POST", "/payments", payment),
+            await wrong.request("POST", "/ext/v1/payments", payment),
             await wrong.open_session("another", source, to, "1"),
             await wrong.charge("charge", session, "0.1"),
             await wrong.close_session(session),
@@ -145,7 +145,7 @@ async def test_a_server_whose_clock_is_wrong_signs_nothing_until_it_is_corrected
         assert await not_ready(wrong) == []
         done = [
             await wrong.transfer("now", source, to, "0.5"),
-            await wrong.request("POST", "/payments", payment),
+            await wrong.request("POST", "/ext/v1/payments", payment),
             await wrong.charge("charge", session, "0.1"),
             await wrong.close_session(session),
             await wrong.approve(pending.transfer_id or ""),
@@ -241,7 +241,7 @@ async def at_each_reading(request: Callable[[], Awaitable[Answer]]) -> AsyncIter
 
 async def paid(server: World, seller: Seller, payer: Party) -> Answer:
     body = {"account_id": payer.account_id, "idempotency_key": "key", "origin": ORIGIN}
-    answer = await server.request("POST", "/payments", {**body, **seller.ask("x402_v2", 1_000_000)})
+    answer = await server.request("POST", "/ext/v1/payments", {**body, **seller.ask("x402_v2", 1_000_000)})
     if answer.status == 201:
         await server.chain.send(seller.cosigned(answer.body["header"]))
         await server.runtime.services.payment_watch.look()

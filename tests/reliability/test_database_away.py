@@ -146,9 +146,9 @@ async def test_every_endpoint_returns_503_while_the_database_is_away() -> None:
             ("PUT", f"{account}/policy", {"paused": True}),
             ("POST", "/v1/transfers", transfer),
             ("POST", "/v1/webhooks", webhook),
-            ("GET", "/console/events", None),
-            ("POST", f"/sandbox{account.removeprefix('/v1')}/fund", {"amount": "1"}),
-            ("POST", "/sandbox/clock/advance", {"seconds": 0}),
+            ("GET", "/ext/v1/console/events", None),
+            ("POST", f"/ext/v1/sandbox{account.removeprefix('/v1')}/fund", {"amount": "1"}),
+            ("POST", "/ext/v1/sandbox/clock/advance", {"seconds": 0}),
         ]:
             answer = await world.request(method, path, body)
             assert (answer.status, answer.error) == (503, "service_unavailable"), path

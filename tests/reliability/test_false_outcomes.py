@@ -240,7 +240,7 @@ async def test_one_false_method_never_books_an_outcome_of_a_payment(
 
         async def buy(key: str) -> Answer:
             body = {"account_id": payer.account_id, "idempotency_key": key, "origin": ORIGIN}
-            return await world.request("POST", "/payments", {**body, **seller.ask("x402_v2", price)})
+            return await world.request("POST", "/ext/v1/payments", {**body, **seller.ask("x402_v2", price)})
 
         bought = await buy("first")
         assert bought.status == 201, bought
@@ -328,7 +328,7 @@ async def test_a_payment_ends_although_a_node_invented_where_its_search_begins(
             seconds=5,
         )
         body = {"account_id": payer.account_id, "idempotency_key": "key", "origin": ORIGIN}
-        bought = await world.request("POST", "/payments", {**body, **seller.ask("x402_v2", price)})
+        bought = await world.request("POST", "/ext/v1/payments", {**body, **seller.ask("x402_v2", price)})
         assert bought.status == 201, bought
         (row,) = await world.rows(tables.chain_transactions, kind="payment")
         assert invented in row["detail"]

@@ -150,7 +150,7 @@ async def test_no_request_makes_a_server_on_a_public_cluster_fail(tmp_path: Path
     async with devnet() as (_, url), serving(url, tmp_path / "data", {}) as http:
         for name in faults:
             body = {"effect": "internal_error"} if name.startswith("http:") else {}
-            refused = await http.put(f"/sandbox/faults/{quote(name, safe='')}", json=body)
+            refused = await http.put(f"/ext/v1/sandbox/faults/{quote(name, safe='')}", json=body)
             assert (refused.status_code, refused.json()["error"]) == (403, "forbidden"), refused.text
             assert "public cluster" in refused.json()["message"]
         await created(http)

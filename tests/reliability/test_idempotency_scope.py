@@ -146,7 +146,7 @@ class Scene:
             "cap_usdc": ask.amount,
             "idempotency_key": key,
         }
-        return await self._send(number, ask, "/sessions", body)
+        return await self._send(number, ask, "/ext/v1/sessions", body)
 
     async def _send(self, number: int, ask: Ask, path: str, body: dict[str, str]) -> Answer:
         world = self.worlds[number % len(self.worlds)]

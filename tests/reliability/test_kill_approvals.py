@@ -66,7 +66,7 @@ def terms(it: Prepared) -> dict[str, Any]:
 def killed_in_approval(escalated: Escalated, point: str) -> None:
     with child(escalated.it, point) as dying:
         expiring(escalated.it, dying, point)
-        path = f"/console/approvals/{escalated.transfer_id}/approve"
+        path = f"/ext/v1/console/approvals/{escalated.transfer_id}/approve"
         assert dying.request("POST", path, escalated.it.key) is None
         dying.assert_killed()
 
@@ -144,7 +144,7 @@ def test_an_approval_refused_by_policy_and_killed_is_refused_once(escalated: Esc
 def test_a_pending_transfer_survives_a_kill_and_a_clock_change(escalated: Escalated) -> None:
     """A child on the machine's clock, which is ahead of the paused one; nothing was requested yet."""
     with child(escalated.it) as living:
-        answer = living.request("GET", "/console/approvals", escalated.it.key)
+        answer = living.request("GET", "/ext/v1/console/approvals", escalated.it.key)
         assert answer is not None
         (listed,) = answer.json()["data"]
         assert listed["transfer_id"] == escalated.transfer_id

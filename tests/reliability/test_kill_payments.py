@@ -204,13 +204,13 @@ def first_life(dying: Child, shop: Shop, it: Prepared, point: str) -> None:
         shop.buy(service, it.payer, dies_at)
     if point == "payment.expired" and mode not in UNPAYABLE:
         # A transaction signed before a permanently lost one can no longer land.
-        dying.request("PUT", "/sandbox/faults/chain_never_lands", it.key, {"times": 1})
+        dying.request("PUT", "/ext/v1/sandbox/faults/chain_never_lands", it.key, {"times": 1})
         dying.request("POST", "/v1/transfers", it.key, it.transfer("other", "1"))
     else:
         shop.let_time_pass()
-    listed = dying.request("GET", "/payments", it.key)
+    listed = dying.request("GET", "/ext/v1/payments", it.key)
     for payment in [] if listed is None else listed.json()["data"]:
-        dying.request("GET", f"/payments/{payment['transfer_id']}", it.key)
+        dying.request("GET", f"/ext/v1/payments/{payment['transfer_id']}", it.key)
     if mode in UNPAYABLE or (mode in UNSETTLED and point not in BEFORE_THE_SELLER):
         # Nothing is signed, or nothing lands: some points are not reached.
         dying.kill()
@@ -227,7 +227,7 @@ def bought(it: Prepared, point: str, protocol: Protocol, mode: Mode) -> None:
         return
     with (
         child(it, point, "--chain-rpc") as dying,
-        opened(f"{dying.base_url}/sandbox/rpc", protocol, mode) as shop,
+        opened(f"{dying.base_url}/ext/v1/sandbox/rpc", protocol, mode) as shop,
     ):
         first_life(dying, shop, it, point)
         with it.place.serve(operator_key=it.key, clock="system") as server:
@@ -304,7 +304,7 @@ def test_a_purchase_is_paid_at_most_once_in_every_mode(protocol: Protocol, mode:
 def test_a_payment_that_landed_while_no_server_ran_is_found_at_the_start(it: Prepared) -> None:
     with (
         child(it, "payment.landed", "--chain-rpc") as dying,
-        opened(f"{dying.base_url}/sandbox/rpc", Protocol.X402_V2, Mode.HONEST) as shop,
+        opened(f"{dying.base_url}/ext/v1/sandbox/rpc", Protocol.X402_V2, Mode.HONEST) as shop,
     ):
         first_life(dying, shop, it, "payment.landed")
 

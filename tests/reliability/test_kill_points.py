@@ -140,7 +140,7 @@ def test_an_account_creation_killed_at_any_point_is_complete_or_absent(it: Prepa
 def test_a_funding_killed_at_any_point_is_booked_once_or_absent(it: Prepared, point: str) -> None:
     with child(it, point) as dying:
         expiring(it, dying, point)
-        path = f"/sandbox/accounts/{it.payee}/fund"
+        path = f"/ext/v1/sandbox/accounts/{it.payee}/fund"
         assert dying.request("POST", path, it.key, {"amount": "5"}) is None
         dying.assert_killed()
     with it.served() as server:
@@ -161,7 +161,7 @@ def test_a_deposit_whose_booking_after_a_restart_is_killed_too_is_booked_once(
     it: Prepared, first: str, second: str
 ) -> None:
     with child(it, first) as dying:
-        dying.request("POST", f"/sandbox/accounts/{it.payee}/fund", it.key, {"amount": "5"})
+        dying.request("POST", f"/ext/v1/sandbox/accounts/{it.payee}/fund", it.key, {"amount": "5"})
         dying.assert_killed()
     with child(it, second) as dying:
         # Without a request: the server looks for deposits from before its start.
@@ -179,7 +179,7 @@ def test_a_token_account_creation_killed_at_any_point_does_not_block_the_next(
 ) -> None:
     with child(it, point) as dying:
         expiring(it, dying, point)
-        assert dying.request("POST", "/sandbox/token-accounts", it.key) is None
+        assert dying.request("POST", "/ext/v1/sandbox/token-accounts", it.key) is None
         dying.assert_killed()
     with it.served() as server:
         client, survey = server.client(), Survey(server)

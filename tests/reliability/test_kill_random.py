@@ -99,7 +99,7 @@ class Sessions:
     def call(self, server: Child, key: str) -> bool:
         """Use a session from its opening to its end, and return whether the server still responds."""
         terms = {"account_id": self._it.payer, "to": self._it.payee, "cap_usdc": usdc(self.cap_micro)}
-        answer = self._ask(server, "/sessions", {**terms, "idempotency_key": key})
+        answer = self._ask(server, "/ext/v1/sessions", {**terms, "idempotency_key": key})
         if answer is None:
             return False
         assert answer["status"] in ("open", "closing", "settled"), answer
@@ -107,7 +107,7 @@ class Sessions:
         assert self._opened.setdefault(key, session_id) == session_id
         for number in range(self.charges):
             charge = {"amount": usdc(1), "idempotency_key": str(number)}
-            answer = self._ask(server, f"/sessions/{session_id}/charges", charge)
+            answer = self._ask(server, f"/ext/v1/sessions/{session_id}/charges", charge)
             if answer is None:
                 return False
             if "error" not in answer:
@@ -117,7 +117,7 @@ class Sessions:
         # One in five stays open.
         if key.endswith(("0", "5")):
             return True
-        answer = self._ask(server, f"/sessions/{session_id}/close")
+        answer = self._ask(server, f"/ext/v1/sessions/{session_id}/close")
         if answer is None:
             return False
         assert answer["status"] == "settled", answer

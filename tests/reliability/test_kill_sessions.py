@@ -46,7 +46,7 @@ def terms(it: Prepared) -> dict[str, str]:
 
 
 def opened(it: Prepared, server: Child) -> str:
-    answer = server.request("POST", "/sessions", it.key, terms(it))
+    answer = server.request("POST", "/ext/v1/sessions", it.key, terms(it))
     assert answer is not None
     assert answer.status_code == 201, answer.text
     return str(answer.json()["session_id"])
@@ -54,7 +54,7 @@ def opened(it: Prepared, server: Child) -> str:
 
 def charge(it: Prepared, server: Child, session_id: str) -> Any:
     body = {"amount": "4", "idempotency_key": "charge"}
-    return server.request("POST", f"/sessions/{session_id}/charges", it.key, body)
+    return server.request("POST", f"/ext/v1/sessions/{session_id}/charges", it.key, body)
 
 
 def finish(it: Prepared, server: AgentPayServer, before: set[str]) -> None:
@@ -93,7 +93,7 @@ def finish(it: Prepared, server: AgentPayServer, before: set[str]) -> None:
 def test_an_opening_killed_at_any_point_funds_one_escrow(it: Prepared, before: set[str], point: str) -> None:
     with child(it, point) as dying:
         expiring(it, dying, point)
-        assert dying.request("POST", "/sessions", it.key, terms(it)) is None
+        assert dying.request("POST", "/ext/v1/sessions", it.key, terms(it)) is None
         dying.assert_killed()
     with it.served() as server:
         finish(it, server, before)
@@ -105,7 +105,7 @@ def test_a_killed_opening_completes_without_another_request(
 ) -> None:
     with child(it, point) as dying:
         expiring(it, dying, point)
-        dying.request("POST", "/sessions", it.key, terms(it))
+        dying.request("POST", "/ext/v1/sessions", it.key, terms(it))
         dying.assert_killed()
     with it.served() as server:
         catch_up(server)
@@ -133,7 +133,7 @@ def test_a_settlement_killed_at_any_point_pays_once(it: Prepared, before: set[st
         session_id = opened(it, dying)
         assert charge(it, dying, session_id).status_code == 200
         expiring(it, dying, point)
-        assert dying.request("POST", f"/sessions/{session_id}/close", it.key) is None
+        assert dying.request("POST", f"/ext/v1/sessions/{session_id}/close", it.key) is None
         dying.assert_killed()
     with it.served() as server:
         if point != "session_close.begun":

@@ -93,7 +93,7 @@ async def test_a_transfer_that_lands_twice_is_booked_twice_and_blocks_its_accoun
     assert record.levelno == logging.ERROR
     assert f"tx_signature={first}" in record.getMessage()
     assert f"replacement_tx_signature={second}" in record.getMessage()
-    audit = (await world.request("GET", "/console/audit")).body["data"]
+    audit = (await world.request("GET", "/ext/v1/console/audit")).body["data"]
     (entry,) = [each for each in audit if each["action"] == "transaction.landed_after_expiry"]
     assert (entry["subject"], entry["key_id"]) == (transfer_id, None)
     assert (entry["after"]["tx_signature"], entry["after"]["replacement_tx_signature"]) == (first, second)
@@ -110,10 +110,10 @@ async def test_a_transfer_that_lands_twice_is_booked_twice_and_blocks_its_accoun
     # An operator has looked.
     assert (await world.detail(source))["signing_stopped_at"] is not None
     for _ in range(2):
-        path = f"/console/accounts/{source.account_id}/allow-signing"
+        path = f"/ext/v1/console/accounts/{source.account_id}/allow-signing"
         answer = await world.request("POST", path)
         assert (answer.status, answer.body["signing_stopped_at"]) == (200, None)
-    audit = (await world.request("GET", "/console/audit")).body["data"]
+    audit = (await world.request("GET", "/ext/v1/console/audit")).body["data"]
     assert [each["action"] for each in audit].count("console.accounts.allow_signing") == 1
     assert await readiness(world) == (200, {"status": "ready"})
     assert (await world.transfer("another", source, to, "2")).status == 200
@@ -275,7 +275,7 @@ async def closed(world: ClusterWorld, session_id: str) -> dict[str, Any]:
 
 
 async def allow_signing(world: ClusterWorld, account: Party) -> None:
-    answer = await world.request("POST", f"/console/accounts/{account.account_id}/allow-signing")
+    answer = await world.request("POST", f"/ext/v1/console/accounts/{account.account_id}/allow-signing")
     assert answer.status == 200, answer
 
 

@@ -14,7 +14,7 @@ from agentpay_server.database import tables
 
 pytestmark = pytest.mark.anyio
 
-PATH = "/console/operator-keys"
+PATH = "/ext/v1/console/operator-keys"
 
 
 async def revoke_all_at_once(*servers: World) -> None:

@@ -36,7 +36,9 @@ class Market:
 
     async def authorize(self, payer: Party, key: str) -> Answer:
         body = {"account_id": payer.account_id, "idempotency_key": key, "origin": ORIGIN}
-        return await self.world.request("POST", "/payments", {**body, **self.seller.ask("x402_v2", PRICE)})
+        return await self.world.request(
+            "POST", "/ext/v1/payments", {**body, **self.seller.ask("x402_v2", PRICE)}
+        )
 
     async def paid(self, payer: Party, key: str = "forecast-7") -> tuple[str, VersionedTransaction]:
         """Authorize a payment; return its identifier, and the transaction that the seller may broadcast."""

@@ -477,6 +477,6 @@ async def test_after_a_restart_the_chain_clock_equals_the_server_clock(tmp_path:
     await world.advance(3600.5)
     await world.stop()
     world = await worlds.started(data_dir=tmp_path, after=world)
-    assert (await world.request("GET", "/sandbox/clock")).body == {"now": "2026-01-01T01:00:00.500Z"}
+    assert (await world.request("GET", "/ext/v1/sandbox/clock")).body == {"now": "2026-01-01T01:00:00.500Z"}
     assert world.chain.inner._svm.get_clock().unix_timestamp == int(START.timestamp()) + 3600
     await world.stop()

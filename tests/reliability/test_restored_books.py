@@ -145,7 +145,7 @@ async def test_keys_that_a_restored_database_has_lost_are_not_paid_again(
     assert (row["balance"], row["in_flight"]) == (9_000_000, 0)
     unknown = [entry for entry in await world.entries(source) if entry["direction"] == "out"][1:]
     assert sum(entry["amount"] for entry in unknown) == 10_000_000
-    audit = (await world.request("GET", "/console/audit")).body["data"]
+    audit = (await world.request("GET", "/ext/v1/console/audit")).body["data"]
     entries = [entry for entry in audit if entry["action"] == "account.unknown_debit"]
     assert len(entries) == len(unknown) == len(stopped_by(caplog))
     assert {entry["subject"] for entry in entries} == {source.account_id}
@@ -154,7 +154,9 @@ async def test_keys_that_a_restored_database_has_lost_are_not_paid_again(
         assert {entry["counterparty"] for entry in unknown} == {to.account_id}
         assert len(unknown) == 10
     # An operator has looked: the account pays again, and the debits are found no second time.
-    assert (await world.request("POST", f"/console/accounts/{source.account_id}/allow-signing")).status == 200
+    assert (
+        await world.request("POST", f"/ext/v1/console/accounts/{source.account_id}/allow-signing")
+    ).status == 200
     assert (await world.transfer("new", source, to, "1")).status == 200
     await lives.kill()
     world = await lives.start()
@@ -252,11 +254,13 @@ async def test_a_payout_that_a_restored_database_has_lost_stops_the_session_s_ac
     reports = [line for line in caplog.messages if line.startswith("session.unknown_payout")]
     assert len(reports) == 1
     assert session in reports[0]
-    audit = (await world.request("GET", "/console/audit")).body["data"]
+    audit = (await world.request("GET", "/ext/v1/console/audit")).body["data"]
     (entry,) = [entry for entry in audit if entry["action"] == "session.unknown_payout"]
     assert entry["subject"] == session
     # An operator has looked: the account pays again, and the payout is found no second time.
-    assert (await world.request("POST", f"/console/accounts/{source.account_id}/allow-signing")).status == 200
+    assert (
+        await world.request("POST", f"/ext/v1/console/accounts/{source.account_id}/allow-signing")
+    ).status == 200
     assert (await world.close_session(session)).status == 503
     assert (await world.transfer("next", source, to, "1")).status == 200
     assert await not_ready(world) == []

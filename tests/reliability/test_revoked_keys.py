@@ -27,7 +27,7 @@ def anyio_backend() -> str:
 
 async def key_of(world: World, headers: dict[str, str]) -> str:
     """Return the identifier of a key."""
-    return str((await world.request("GET", "/whoami", headers=headers)).body["key_id"])
+    return str((await world.request("GET", "/ext/v1/whoami", headers=headers)).body["key_id"])
 
 
 async def test_a_duplicate_does_not_end_with_the_key_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,14 +41,14 @@ async def test_a_duplicate_does_not_end_with_the_key_of_another(monkeypatch: pyt
 
     async with worlds.world(store="memory") as world:
         source, to = await world.account("5"), await world.account()
-        made = (await world.request("POST", "/console/operator-keys", {"name": "dying"})).body
+        made = (await world.request("POST", "/ext/v1/console/operator-keys", {"name": "dying"})).body
         dying = {"Authorization": f"Bearer {made['key']}"}
         body = {"from": source.account_id, "to": to.account_id, "amount": "1", "idempotency_key": "key"}
         monkeypatch.setattr(Execution, "decided", late)
         first = asyncio.ensure_future(world.request("POST", "/v1/transfers", body, dying))
         await begun.wait()
         second = asyncio.ensure_future(world.request("POST", "/v1/transfers", body))
-        revoked = await world.request("DELETE", f"/console/operator-keys/{made['key_id']}")
+        revoked = await world.request("DELETE", f"/ext/v1/console/operator-keys/{made['key_id']}")
         assert revoked.status == 204
         may_continue.set()
         assert ((await first).status, (await second).status) == (401, 200)
@@ -74,7 +74,7 @@ async def test_a_revocation_waits_for_running_units_but_no_later_one_delays_it()
 
     running = asyncio.ensure_future(first.runtime.context.database.run(unit))
     await begun.wait()
-    revoking = asyncio.ensure_future(second.request("DELETE", f"/console/agent-keys/{key_id}"))
+    revoking = asyncio.ensure_future(second.request("DELETE", f"/ext/v1/console/agent-keys/{key_id}"))
     while not [row for row in await first.rows(tables.api_keys, key_id=key_id) if row["revoked_us"]]:
         assert not revoking.done()
 

@@ -128,7 +128,7 @@ def test_an_account_creation_killed_at_any_point_is_complete_or_absent(
 
 
 def opened(it: Prepared, server: Child) -> str:
-    answer = server.request("POST", "/sessions", it.key, terms(it))
+    answer = server.request("POST", "/ext/v1/sessions", it.key, terms(it))
     assert answer is not None
     assert answer.status_code == 201, answer.text
     return str(answer.json()["session_id"])
@@ -140,7 +140,7 @@ def terms(it: Prepared) -> dict[str, str]:
 
 def charge(it: Prepared, server: Child, session_id: str) -> Any:
     body = {"amount": "4", "idempotency_key": "charge"}
-    return server.request("POST", f"/sessions/{session_id}/charges", it.key, body)
+    return server.request("POST", f"/ext/v1/sessions/{session_id}/charges", it.key, body)
 
 
 def finish(node: Surfpool, it: Prepared, server: AgentPayServer) -> None:
@@ -168,7 +168,7 @@ def finish(node: Surfpool, it: Prepared, server: AgentPayServer) -> None:
 def test_an_opening_killed_at_any_point_funds_one_escrow(node: Surfpool, it: Prepared, point: str) -> None:
     with child(it, point) as dying:
         expiring(it, dying, point)
-        assert dying.request("POST", "/sessions", it.key, terms(it)) is None
+        assert dying.request("POST", "/ext/v1/sessions", it.key, terms(it)) is None
         dying.assert_killed()
     with it.served() as server:
         finish(node, it, server)
@@ -180,7 +180,7 @@ def test_a_settlement_killed_at_any_point_pays_once(node: Surfpool, it: Prepared
         session_id = opened(it, dying)
         assert charge(it, dying, session_id).status_code == 200
         expiring(it, dying, point)
-        assert dying.request("POST", f"/sessions/{session_id}/close", it.key) is None
+        assert dying.request("POST", f"/ext/v1/sessions/{session_id}/close", it.key) is None
         dying.assert_killed()
     with it.served() as server:
         finish(node, it, server)

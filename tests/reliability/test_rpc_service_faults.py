@@ -55,7 +55,7 @@ async def assert_moved_once(
 
     rows = await service.runtime.context.database.read(unit)
     assert rows == [("settled", told["transfer_id"])]
-    answer = await service.http.get(f"/console/accounts/{source.account_id}")
+    answer = await service.http.get(f"/ext/v1/console/accounts/{source.account_id}")
     assert (answer.json()["spent_usdc"], answer.json()["reserved_usdc"]) == ("7.000000", "0.000000")
 
 

@@ -26,7 +26,7 @@ async def until_settled(service: Service, session_id: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     async def is_settled() -> bool:
-        found.update(await service.until_answered(f"/sessions/{session_id}/close", {}))
+        found.update(await service.until_answered(f"/ext/v1/sessions/{session_id}/close", {}))
         return found["status"] == "settled"
 
     await rpc_service.eventually(is_settled)
@@ -41,11 +41,11 @@ async def assert_whole_session(
     terms = {"account_id": payer.account_id, "to": payee.account_id, "cap_usdc": "10"}
     if opening is not None:
         arm(proxy, *opening)
-    session = await service.until_answered("/sessions", {**terms, "idempotency_key": "open"})
+    session = await service.until_answered("/ext/v1/sessions", {**terms, "idempotency_key": "open"})
     session_id = session["session_id"]
     proxy.clear()
     charge = {"amount": "4", "idempotency_key": "charge"}
-    await service.until_answered(f"/sessions/{session_id}/charges", charge)
+    await service.until_answered(f"/ext/v1/sessions/{session_id}/charges", charge)
     if closing is not None:
         arm(proxy, *closing)
     settled = await until_settled(service, session_id)
@@ -55,7 +55,7 @@ async def assert_whole_session(
         return await shows(service, payer) == "96.000000" and await shows(service, payee) == "4.000000"
 
     await rpc_service.eventually(is_paid_out)
-    listed = await service.until_read(f"/sessions?account_id={payer.account_id}")
+    listed = await service.until_read(f"/ext/v1/sessions?account_id={payer.account_id}")
     assert [each["session_id"] for each in listed["data"]] == [session_id]
     (escrow,) = await service.runtime.context.chain.token_accounts([session["escrow_token_account"]])
     assert escrow is None
@@ -95,9 +95,9 @@ async def test_a_settlement_recreates_a_closed_payee_token_account_and_pays(
         assert await outsiders.landed(chain, await wallet.open(0))
         payer = await service.account("100")
         terms = {"account_id": payer.account_id, "to": wallet.token_account, "cap_usdc": "10"}
-        session = await service.until_answered("/sessions", {**terms, "idempotency_key": "open"})
+        session = await service.until_answered("/ext/v1/sessions", {**terms, "idempotency_key": "open"})
         charge = {"amount": "4", "idempotency_key": "charge"}
-        await service.until_answered(f"/sessions/{session['session_id']}/charges", charge)
+        await service.until_answered(f"/ext/v1/sessions/{session['session_id']}/charges", charge)
         assert await outsiders.landed(chain, await wallet.close())
         closed = await until_settled(service, session["session_id"])
         assert (closed["settled_usdc"], closed["closing_reason"]) == ("4.000000", None)
@@ -130,8 +130,8 @@ async def test_a_session_opened_and_closed_while_blocks_are_paused_settles_when_
             surfpool.call("surfnet_resumeClock")
         return await asked
 
-    session = await during_pause("/sessions", {**terms, "idempotency_key": "open"})
+    session = await during_pause("/ext/v1/sessions", {**terms, "idempotency_key": "open"})
     assert session["status"] == "open"
-    closed = await during_pause(f"/sessions/{session['session_id']}/close", {})
+    closed = await during_pause(f"/ext/v1/sessions/{session['session_id']}/close", {})
     assert (closed["status"], closed["returned_usdc"]) == ("settled", "10.000000")
     assert await service.held(payer) == 100_000_000

@@ -109,8 +109,8 @@ async def test_two_running_servers_deliver_each_event_once(servers: tuple[Server
         assert refused.status_code == 402
 
         async def are_all_delivered() -> bool:
-            answer = await second.http.get("/console/deliveries?status=delivered&limit=100")
-            more = await first.http.get("/console/deliveries?status=pending")
+            answer = await second.http.get("/ext/v1/console/deliveries?status=delivered&limit=100")
+            more = await first.http.get("/ext/v1/console/deliveries?status=pending")
             return len(received) == 2 * CALLS + 1 and bool(answer.json()["data"]) and not more.json()["data"]
 
         await rpc_service.eventually(are_all_delivered)

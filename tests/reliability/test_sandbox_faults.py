@@ -17,11 +17,11 @@ pytestmark = pytest.mark.anyio
 
 
 async def armed(world: World, name: str, **body: int) -> None:
-    assert (await world.request("PUT", f"/sandbox/faults/{name}", body)).status == 200
+    assert (await world.request("PUT", f"/ext/v1/sandbox/faults/{name}", body)).status == 200
 
 
 async def cleared(world: World) -> None:
-    assert (await world.request("DELETE", "/sandbox/faults")).status == 204
+    assert (await world.request("DELETE", "/ext/v1/sandbox/faults")).status == 204
 
 
 async def test_a_slow_transaction_settles_without_a_second_one(world: World) -> None:
@@ -125,17 +125,17 @@ def test_a_separate_server_process_dies_at_the_armed_crash_point(tmp_path: Path)
     it = prepared(Directory(tmp_path / "data"))
     with child(it) as living:
         put = [
-            answered(living, "PUT", f"/sandbox/faults/crash_at:{point}", it.key)
+            answered(living, "PUT", f"/ext/v1/sandbox/faults/crash_at:{point}", it.key)
             for point in ("transfer.booked", "transfer.sent")
         ]
         assert [answer.json() for answer in put] == [
             {"name": "crash_at:transfer.booked", "times": 1, "effect": None, "delay_ms": None},
             {"name": "crash_at:transfer.sent", "times": 1, "effect": None, "delay_ms": None},
         ]
-        refused = living.request("PUT", "/sandbox/faults/crash_at:transfer.sent", it.key, {"times": 2})
+        refused = living.request("PUT", "/ext/v1/sandbox/faults/crash_at:transfer.sent", it.key, {"times": 2})
         assert refused is not None
         assert "dies once" in refused.text
-        listed = answered(living, "GET", "/sandbox/faults", it.key).json()
+        listed = answered(living, "GET", "/ext/v1/sandbox/faults", it.key).json()
         assert [fault["name"] for fault in listed["data"]] == ["crash_at:transfer.sent"]
         assert living.request("POST", "/v1/transfers", it.key, it.transfer()) is None
         living.assert_killed()
@@ -150,18 +150,18 @@ def test_a_separate_server_process_dies_at_the_armed_crash_point(tmp_path: Path)
         survey.assert_conserved()
 
 
-@pytest.mark.parametrize("path", ["/sandbox/faults", "/sandbox/faults/crash_at:transfer.sent"])
+@pytest.mark.parametrize("path", ["/ext/v1/sandbox/faults", "/ext/v1/sandbox/faults/crash_at:transfer.sent"])
 def test_a_disarmed_crash_point_does_not_kill(tmp_path: Path, path: str) -> None:
     it = prepared(Directory(tmp_path / "data"))
     with child(it) as living:
-        answered(living, "PUT", "/sandbox/faults/crash_at:transfer.sent", it.key)
-        other = living.request("DELETE", "/sandbox/faults/crash_at:transfer.signed", it.key)
+        answered(living, "PUT", "/ext/v1/sandbox/faults/crash_at:transfer.sent", it.key)
+        other = living.request("DELETE", "/ext/v1/sandbox/faults/crash_at:transfer.signed", it.key)
         assert other is not None
         assert other.status_code == 204
         deleted = living.request("DELETE", path, it.key)
         assert deleted is not None
         assert deleted.status_code == 204
-        assert answered(living, "GET", "/sandbox/faults", it.key).json()["data"] == []
+        assert answered(living, "GET", "/ext/v1/sandbox/faults", it.key).json()["data"] == []
         assert answered(living, "POST", "/v1/transfers", it.key, it.transfer()).json()["status"] == "settled"
 
 

@@ -471,7 +471,9 @@ class MoneyWithSessions(Money):
 
     def agent_key(self, account_id: str) -> str:
         if account_id not in self.agents:
-            made = self.do(self.world.request("POST", "/console/agent-keys", {"account_id": account_id}))
+            made = self.do(
+                self.world.request("POST", "/ext/v1/console/agent-keys", {"account_id": account_id})
+            )
             self.agents[account_id] = made.body["key"]
         return self.agents[account_id]
 

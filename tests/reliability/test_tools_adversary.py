@@ -29,16 +29,16 @@ from agentpay_server.paywall import Mode, Paywall, Protocol
 LIMITS = {"max_single_transfer": 4, "max_daily_spend": 10, "escalation_threshold": 3}
 """The highest limits that an operator sets in a story."""
 OPERATIONS = (
-    "GET /whoami",
-    "GET /transfers",
+    "GET /ext/v1/whoami",
+    "GET /ext/v1/transfers",
     "POST /v1/transfers",
     "GET /v1/transfers/{transfer_id}",
-    "GET /accounts/{account_id}/budget",
-    "POST /sessions",
-    "GET /sessions",
-    "POST /sessions/{session_id}/charges",
-    "POST /sessions/{session_id}/close",
-    "POST /payments",
+    "GET /ext/v1/accounts/{account_id}/budget",
+    "POST /ext/v1/sessions",
+    "GET /ext/v1/sessions",
+    "POST /ext/v1/sessions/{session_id}/charges",
+    "POST /ext/v1/sessions/{session_id}/close",
+    "POST /ext/v1/payments",
 )
 ROUNDS_MAX = 600
 PRICES = {"/cheap": "0.5", "/fair": "2", "/escalated": "3.5", "/forbidden": "4.5"}

@@ -122,7 +122,7 @@ def test_a_paid_fetch_pays_at_most_once_when_the_service_is_killed(
         # The seller outlives the service, and finds its chain again at the same address.
         port = urlsplit(dying.base_url or "").port
         paywall = Paywall(
-            rpc_url=f"{dying.base_url}/sandbox/rpc", prices={"/forecast": "7"}, protocols=[protocol]
+            rpc_url=f"{dying.base_url}/ext/v1/sandbox/rpc", prices={"/forecast": "7"}, protocols=[protocol]
         )
         with paywall:
             order: Any = {**FETCH, "url": f"{paywall.listen()}/forecast"}
@@ -187,11 +187,11 @@ async def asked_again(base_url: str, key: str, tool: str, order: dict[str, str])
 @pytest.mark.parametrize(
     ("tool", "answered", "held"),
     [
-        ("pay", "/whoami", "GET /transfers"),
-        ("pay", "/transfers", "POST /v1/transfers"),
-        ("pay", "/v1/transfers", "GET /accounts/{account_id}/budget"),
-        ("fetch_paid", "/transfers", "POST /payments"),
-        ("fetch_paid", "/payments", "GET /v1/transfers/{transfer_id}"),
+        ("pay", "/ext/v1/whoami", "GET /ext/v1/transfers"),
+        ("pay", "/ext/v1/transfers", "POST /v1/transfers"),
+        ("pay", "/v1/transfers", "GET /ext/v1/accounts/{account_id}/budget"),
+        ("fetch_paid", "/ext/v1/transfers", "POST /ext/v1/payments"),
+        ("fetch_paid", "/ext/v1/payments", "GET /v1/transfers/{transfer_id}"),
     ],
 )
 def test_a_tool_payment_pays_once_when_the_mcp_server_is_killed(tool: str, answered: str, held: str) -> None:

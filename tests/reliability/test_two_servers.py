@@ -234,7 +234,7 @@ async def test_payments_at_both_servers_reach_the_daily_limit_and_do_not_exceed_
     # Each key twice, at both: forty purchases, of which ten are within the limit.
     answers = await asyncio.gather(
         *(
-            servers[number % 2].request("POST", "/payments", asked(f"key-{number // 2}"))
+            servers[number % 2].request("POST", "/ext/v1/payments", asked(f"key-{number // 2}"))
             for number in range(80)
         )
     )
@@ -431,11 +431,11 @@ async def test_a_key_revoked_at_one_server_ends_its_streams_at_the_other(
     source, to = await first.account("100"), await first.account()
     await first.transfer("seen", source, to, "1")
     *_, before, seen = await event_ids(first)
-    made = (await first.request("POST", "/console/operator-keys", {"name": "stolen"})).body
+    made = (await first.request("POST", "/ext/v1/console/operator-keys", {"name": "stolen"})).body
     stolen = evolve(second.runtime.principal, key_id=made["key_id"])
     stream = await second.runtime.services.tail.stream(stolen, before)
     assert await sent(stream, 1) == [seen]
-    assert (await first.request("DELETE", f"/console/operator-keys/{made['key_id']}")).status == 204
+    assert (await first.request("DELETE", f"/ext/v1/console/operator-keys/{made['key_id']}")).status == 204
     await first.transfer("after", source, to, "1")
     async with asyncio.timeout(30):
         assert [piece async for piece in stream] == []
@@ -447,7 +447,7 @@ async def event_ids(world: World) -> list[str]:
 
 
 async def stream_of(world: World, after: str) -> AsyncGenerator[bytes]:
-    """Return what `GET /console/stream` of a server sends after an event."""
+    """Return what `GET /ext/v1/console/stream` of a server sends after an event."""
     return await world.runtime.services.tail.stream(world.runtime.principal, after)
 
 

@@ -241,7 +241,7 @@ class World:
 
     async def agent_of(self, account: Party) -> dict[str, str]:
         """Return the headers of an agent of an account."""
-        made = await self.request("POST", "/console/agent-keys", {"account_id": account.account_id})
+        made = await self.request("POST", "/ext/v1/console/agent-keys", {"account_id": account.account_id})
         return {"Authorization": f"Bearer {made.body['key']}"}
 
     async def request(
@@ -266,11 +266,11 @@ class World:
         return Party(account_id, answer.body["usdc_token_account"], rows[0]["key_index"])
 
     async def fund(self, account_id: str, amount: str) -> None:
-        answer = await self.request("POST", f"/sandbox/accounts/{account_id}/fund", {"amount": amount})
+        answer = await self.request("POST", f"/ext/v1/sandbox/accounts/{account_id}/fund", {"amount": amount})
         assert answer.status == 200, answer
 
     async def outside(self) -> Party:
-        answer = await self.request("POST", "/sandbox/token-accounts")
+        answer = await self.request("POST", "/ext/v1/sandbox/token-accounts")
         assert answer.status == 201, answer
         return Party(answer.body["usdc_token_account"], answer.body["usdc_token_account"])
 
@@ -285,14 +285,16 @@ class World:
         return answer.body
 
     async def approve(self, transfer_id: str) -> Answer:
-        return await self.request("POST", f"/console/approvals/{transfer_id}/approve")
+        return await self.request("POST", f"/ext/v1/console/approvals/{transfer_id}/approve")
 
     async def reject(self, transfer_id: str, reason: str = "no") -> Answer:
-        return await self.request("POST", f"/console/approvals/{transfer_id}/reject", {"reason": reason})
+        return await self.request(
+            "POST", f"/ext/v1/console/approvals/{transfer_id}/reject", {"reason": reason}
+        )
 
     async def open_session(self, key: str, source: Party, to: Party, cap: str, **more: Any) -> Answer:
         body = {"account_id": source.account_id, "to": to.account_id, "cap_usdc": cap, "idempotency_key": key}
-        return await self.request("POST", "/sessions", {**body, **more})
+        return await self.request("POST", "/ext/v1/sessions", {**body, **more})
 
     async def opened_session(self, key: str, source: Party, to: Party, cap: str) -> str:
         answer = await self.open_session(key, source, to, cap)
@@ -301,13 +303,13 @@ class World:
 
     async def charge(self, key: str, session_id: str, amount: str) -> Answer:
         body = {"amount": amount, "idempotency_key": key}
-        return await self.request("POST", f"/sessions/{session_id}/charges", body)
+        return await self.request("POST", f"/ext/v1/sessions/{session_id}/charges", body)
 
     async def close_session(self, session_id: str) -> Answer:
-        return await self.request("POST", f"/sessions/{session_id}/close")
+        return await self.request("POST", f"/ext/v1/sessions/{session_id}/close")
 
     async def get_session(self, session_id: str) -> dict[str, Any]:
-        answer = await self.request("GET", f"/sessions/{session_id}")
+        answer = await self.request("GET", f"/ext/v1/sessions/{session_id}")
         assert answer.status == 200, answer
         return answer.body
 
@@ -317,13 +319,13 @@ class World:
         return answer
 
     async def detail(self, account: Party) -> dict[str, Any]:
-        answer = await self.request("GET", f"/console/accounts/{account.account_id}")
+        answer = await self.request("GET", f"/ext/v1/console/accounts/{account.account_id}")
         assert answer.status == 200, answer
         return answer.body
 
     async def advance(self, seconds: float = 0) -> None:
         # The shortest form of a float is what was typed, which the server reads as an exact decimal.
-        answer = await self.request("POST", "/sandbox/clock/advance", {"seconds": seconds})
+        answer = await self.request("POST", "/ext/v1/sandbox/clock/advance", {"seconds": seconds})
         assert answer.status == 200, answer
 
     async def rest(self) -> None:

@@ -36,7 +36,7 @@ _V1: Final = {
 }
 _EXTENSIONS: Final = {
     "title": "Agent Payment Account Service: extensions",
-    "summary": "Features of the reference server outside `/v1`: sessions, the operator API, the sandbox.",
+    "summary": "Features of the reference server: sessions, payments, the operator API, the sandbox.",
     "version": __version__,
     "description": f"{_CONVENTIONS} Extensions are not part of the interface; other servers may lack them.",
     "license": {"name": "MIT", "identifier": "MIT"},

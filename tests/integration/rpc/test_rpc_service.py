@@ -129,7 +129,7 @@ async def test_simulated_compute_limits_suffice_for_every_operation(
     settings = Settings(onchain_memo="full")
     async with rpc_service.serving(surfpool, url=proxy.url, settings=settings, **fees) as service:
         payer, *payees = await asyncio.gather(*(service.account() for _ in range(12)))
-        await service.until_answered(f"/sandbox/accounts/{payer.account_id}/fund", {"amount": "100"})
+        await service.until_answered(f"/ext/v1/sandbox/accounts/{payer.account_id}/fund", {"amount": "100"})
         sent = 0
         for payee in payees[:4]:
             for memo in ("", "a", "é" * 100):
@@ -138,10 +138,12 @@ async def test_simulated_compute_limits_suffice_for_every_operation(
                 assert answer.status_code == 200, answer.text
         for number, payee in enumerate(payees[:3]):
             terms = {"account_id": payer.account_id, "to": payee.account_id, "cap_usdc": "5"}
-            session = await service.until_answered("/sessions", {**terms, "idempotency_key": f"{number}"})
+            session = await service.until_answered(
+                "/ext/v1/sessions", {**terms, "idempotency_key": f"{number}"}
+            )
             charge = {"amount": f"{number + 1}", "idempotency_key": f"{number}"}
-            await service.until_answered(f"/sessions/{session['session_id']}/charges", charge)
-            closed = await service.until_answered(f"/sessions/{session['session_id']}/close", {})
+            await service.until_answered(f"/ext/v1/sessions/{session['session_id']}/charges", charge)
+            closed = await service.until_answered(f"/ext/v1/sessions/{session['session_id']}/close", {})
             assert closed["status"] == "settled"
         for limit in (1, 20, 300):
             await service.http.put(
@@ -150,7 +152,7 @@ async def test_simulated_compute_limits_suffice_for_every_operation(
             )
 
             async def is_written() -> bool:
-                detail = await service.until_read(f"/console/accounts/{payer.account_id}")
+                detail = await service.until_read(f"/ext/v1/console/accounts/{payer.account_id}")
                 return bool(detail["policy_record"]["version"] == detail["policy_version"])
 
             await rpc_service.eventually(is_written)
@@ -212,8 +214,8 @@ async def test_payments_from_an_escrow_are_booked_only_by_its_settlement(
 ) -> None:
     payer, payee = await service.account("10"), await service.account()
     terms = {"account_id": payer.account_id, "to": payee.account_id, "cap_usdc": "5"}
-    session = await service.until_answered("/sessions", {**terms, "idempotency_key": "open"})
-    path = f"/sessions/{session['session_id']}"
+    session = await service.until_answered("/ext/v1/sessions", {**terms, "idempotency_key": "open"})
+    path = f"/ext/v1/sessions/{session['session_id']}"
     await service.until_answered(f"{path}/charges", {"amount": "2", "idempotency_key": "charge"})
     assert (await service.until_answered(f"{path}/close", {}))["status"] == "settled"
     async with rpc_world.world(surfpool) as world:

@@ -42,11 +42,11 @@ async def test_a_settled_session_leaves_payments_and_a_closed_escrow_on_chain(su
     async with rpc_service.serving(surfpool) as service:
         payer, payee = await service.account("100"), await service.account()
         terms = {"account_id": payer.account_id, "to": payee.account_id, "cap_usdc": "10"}
-        session = await service.until_answered("/sessions", {**terms, "idempotency_key": "open"})
+        session = await service.until_answered("/ext/v1/sessions", {**terms, "idempotency_key": "open"})
         escrow = session["escrow_token_account"]
         (held,) = await witness.testify(surfpool.url, ("token_account", escrow))
         assert (held["mint"], held["amount"]) == (USDC, "10000000")
-        path = f"/sessions/{session['session_id']}"
+        path = f"/ext/v1/sessions/{session['session_id']}"
         await service.until_answered(f"{path}/charges", {"amount": "4", "idempotency_key": "charge"})
         closed = await service.until_answered(f"{path}/close", {})
     source, target, is_there, settlement = await witness.testify(
@@ -81,7 +81,7 @@ async def record(service: Service, account: Party) -> dict[str, Any]:
     found: dict[str, Any] = {}
 
     async def is_written() -> bool:
-        detail = (await service.http.get(f"/console/accounts/{account.account_id}")).json()
+        detail = (await service.http.get(f"/ext/v1/console/accounts/{account.account_id}")).json()
         found.update(detail["policy_record"])
         return bool(found["version"])
 

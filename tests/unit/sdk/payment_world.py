@@ -39,9 +39,9 @@ class Service:
     def _answer(self, request: httpx.Request) -> httpx.Response:
         body = json.loads(request.content)
         if request.url.path.endswith("/outcome"):
-            self.reports.append({"transfer_id": request.url.path.split("/")[2], **body})
+            self.reports.append({"transfer_id": request.url.path.split("/")[4], **body})
             return self._scripted() or answer(200, testing.payment(transfer_id="txn_1").to_dict())
-        assert (request.method, request.url.path) == ("POST", "/payments")
+        assert (request.method, request.url.path) == ("POST", "/ext/v1/payments")
         self.orders.append(body)
         return self._scripted() or answer(201, self.payment(body).to_dict())
 

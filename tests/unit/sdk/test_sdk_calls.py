@@ -312,12 +312,14 @@ class TestRequest:
     def test_request_reaches_paths_without_a_method(self, caller):
         script = caller.script(answer(200, {"limit": 1.5, "now": True}, x_request_id="req_1"))
         response = caller(
-            lambda c: c.request("get", "/sandbox/clock", params={"deep": 1, "cursor": "a b", "none": None})
+            lambda c: c.request(
+                "get", "/ext/v1/sandbox/clock", params={"deep": 1, "cursor": "a b", "none": None}
+            )
         )
         assert isinstance(response, RawResponse)
         assert response.json() == {"limit": Decimal("1.5"), "now": True}
         assert (response.status_code, response.request_id, response.retries_made) == (200, "req_1", 0)
-        assert script.requests[0].url.raw_path == b"/sandbox/clock?deep=1&cursor=a+b"
+        assert script.requests[0].url.raw_path == b"/ext/v1/sandbox/clock?deep=1&cursor=a+b"
         assert script.requests[0].headers["Authorization"] == f"Bearer {KEY}"
 
     def test_a_query_that_is_no_mapping_is_named(self, caller):
@@ -359,15 +361,15 @@ class TestRequest:
         caller.script(failure(), failure())
         body = {"idempotency_key": "key-1"}
         with pytest.raises(errors.OutcomeUnknownError) as caught:
-            caller(lambda c: c.request("POST", "/payments", json=body))
-        assert (caught.value.operation, caught.value.idempotency_key) == ("POST /payments", "key-1")
+            caller(lambda c: c.request("POST", "/ext/v1/payments", json=body))
+        assert (caught.value.operation, caught.value.idempotency_key) == ("POST /ext/v1/payments", "key-1")
         with pytest.raises(errors.TransferOutcomeUnknownError):
             caller(lambda c: c.request("POST", "/v1/transfers", json=body))
 
     def test_an_error_of_the_service_is_raised_as_by_a_method(self, caller):
         caller.script(refusal(404, "not_found"))
         with pytest.raises(errors.NotFoundError, match="about not_found"):
-            caller(lambda c: c.request("DELETE", "/console/webhooks/wh_a"))
+            caller(lambda c: c.request("DELETE", "/ext/v1/console/webhooks/wh_a"))
 
     def test_a_body_that_is_not_json_can_be_read_as_bytes(self, caller):
         caller.script(answer(200, b"# HELP"), answer(204, b""))
@@ -375,7 +377,7 @@ class TestRequest:
         assert response.content == b"# HELP"
         with pytest.raises(ValueError, match="JSON"):
             response.json()
-        assert caller(lambda c: c.request("DELETE", "/console/webhooks/wh_a")).json() is None
+        assert caller(lambda c: c.request("DELETE", "/ext/v1/console/webhooks/wh_a")).json() is None
 
     def test_a_redirect_is_not_followed(self, caller):
         caller.script(answer(302, {}, location="https://evil.example/"))

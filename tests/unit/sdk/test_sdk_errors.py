@@ -40,7 +40,7 @@ def example(kind):
             operation="transfers.get", difference="transfer_id is 'b', not 'a'", may_have_been_processed=False
         )
     if kind is errors.OutcomeUnknownError:
-        return kind(operation="POST /payments", idempotency_key="key-1")
+        return kind(operation="POST /ext/v1/payments", idempotency_key="key-1")
     if kind is errors.TransferOutcomeUnknownError:
         return kind(idempotency_key="key-1", transfer_id="txn_a")
     if kind is errors.PaymentRefusedError:

@@ -75,7 +75,7 @@ def test_a_404_of_a_v1_endpoint_is_not_found(caller):
 def test_a_404_of_a_request_by_path_is_not_found(caller):
     caller.script(answer(404, NOT_FOUND))
     with pytest.raises(NotFoundError):
-        caller(lambda c: c.request("GET", "/sessions/sess_a"))
+        caller(lambda c: c.request("GET", "/ext/v1/sessions/sess_a"))
 
 
 def test_the_endpoint_table_distinguishes_lookups_from_other_calls():

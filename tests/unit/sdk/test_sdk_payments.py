@@ -67,7 +67,7 @@ def test_a_response_of_any_http_library_is_accepted(caller: Any, response: Any) 
     (order,) = script.bodies
     method = {} if response is of_urllib else {"method": "POST"}
     assert lower(order) == {**EXPECTED, **method}
-    assert script.requests[0].url.path == "/payments"
+    assert script.requests[0].url.path == "/ext/v1/payments"
 
 
 def test_url_method_headers_and_body_are_accepted_instead_of_a_response(caller: Any) -> None:
@@ -216,12 +216,12 @@ def test_payments_are_read_listed_and_reported(caller: Any) -> None:
     targets = [(request.method, request.url.raw_path.decode()) for request in script.requests]
     seller = quote(SELLER, safe="")
     assert targets == [
-        ("GET", "/payments/txn_a"),
+        ("GET", "/ext/v1/payments/txn_a"),
         (
             "GET",
-            f"/payments?account_id=acct_a&status=settled&origin={seller}&transfer_id=txn_a",
+            f"/ext/v1/payments?account_id=acct_a&status=settled&origin={seller}&transfer_id=txn_a",
         ),
-        ("POST", "/payments/txn_a/outcome"),
+        ("POST", "/ext/v1/payments/txn_a/outcome"),
     ]
     assert json.loads(script.requests[-1].content) == {"status_code": 200, "receipt": "r", "duration_ms": 31}
 
@@ -235,11 +235,11 @@ def test_sellers_are_pinned_under_their_quoted_origin(caller: Any) -> None:
     assert caller(lambda c: c.console.origins.get(SELLER)) == pin
     assert caller.items(lambda c: c.console.origins.list()) == [pin]
     caller(lambda c: c.console.origins.delete(SELLER))
-    path = "/console/origins/https%3A%2F%2Fapi.seller.example"
+    path = "/ext/v1/console/origins/https%3A%2F%2Fapi.seller.example"
     assert [(request.method, request.url.raw_path.decode()) for request in script.requests] == [
         ("PUT", path),
         ("GET", path),
-        ("GET", "/console/origins"),
+        ("GET", "/ext/v1/console/origins"),
         ("DELETE", path),
     ]
     assert json.loads(script.requests[0].content) == {

@@ -69,7 +69,7 @@ def test_opening_sends_the_given_terms(caller):
     script = caller.script(answer(201, SESSION))
     session = caller(lambda c: open_session(c, category="data", idempotency_key="mine"))
     (request,) = script.requests
-    assert (request.method, request.url.path) == ("POST", "/sessions")
+    assert (request.method, request.url.path) == ("POST", "/ext/v1/sessions")
     assert script.bodies == [
         {
             "account_id": "acct_a",
@@ -86,7 +86,7 @@ def test_a_charge_is_sent_to_its_session(caller):
     script = caller.script(answer(200, SESSION))
     session = caller(lambda c: charge(c, idempotency_key="mine"))
     (request,) = script.requests
-    assert (request.method, request.url.path) == ("POST", "/sessions/sess_a/charges")
+    assert (request.method, request.url.path) == ("POST", "/ext/v1/sessions/sess_a/charges")
     assert script.bodies == [{"amount": "0.010000", "idempotency_key": "mine"}]
     assert session.running_total_usdc == Decimal("0.01")
 
@@ -96,7 +96,7 @@ def test_closing_is_retried_until_the_session_is_settled(caller):
     script = caller.script(under_way, httpx.ReadTimeout(""), answer(200, SETTLED))
     session = caller(lambda c: c.sessions.close("sess_a"))
     assert {(r.method, r.url.path, r.content) for r in script.requests} == {
-        ("POST", "/sessions/sess_a/close", b"")
+        ("POST", "/ext/v1/sessions/sess_a/close", b"")
     }
     assert session.is_final
     assert session.settled_usdc + session.returned_usdc == session.cap_usdc
@@ -105,7 +105,7 @@ def test_closing_is_retried_until_the_session_is_settled(caller):
 def test_a_session_is_read(caller):
     script = caller.script(answer(200, SETTLED))
     assert caller(lambda c: c.sessions.get("sess_a")).settlement_tx_signature == "6ig"
-    assert script.requests[0].url.path == "/sessions/sess_a"
+    assert script.requests[0].url.path == "/ext/v1/sessions/sess_a"
 
 
 def test_a_list_keeps_its_filters_from_page_to_page(caller):

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import httpx
 
+from agentpay.contract.endpoints import CREATE_TRANSFER
+from agentpay.contract.sessions import OPEN_SESSION
 from agentpay_lab.simulation.loop import never
 from agentpay_server.embedded.transports import exchange
 
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from agentpay_lab.simulation.world import World
 
 _Answer = tuple[int, list[tuple[bytes, bytes]], bytes]
-_KEYED: Final = ("/v1/transfers", "/sessions")
+_KEYED: Final = (CREATE_TRANSFER.path, OPEN_SESSION.path)
 _TIMEOUT_SECONDS: Final = 30.0
 _POST_HANGS_SECONDS: Final = 12.0
 _DOCUMENTED_5XX: Final = 503
