@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from agentpay_server.chain.rpc.settings import Finality, RpcSettings
     from agentpay_server.clients import AsyncSandbox, Sandbox
-    from agentpay_server.embedded.inbox import Receipt, WebhookInbox
-    from agentpay_server.embedded.recorder import ChainTransaction, RecordedRequest, Records
-    from agentpay_server.embedded.server import AgentPayServer
-    from agentpay_server.embedded.world import CannotListenError
-    from agentpay_server.settings import OnchainMemo, PolicyUpdate, Settings
+    from agentpay_server.platform.settings import OnchainMemo, PolicyUpdate, Settings
+    from agentpay_server.testkit.embedded.inbox import Receipt, WebhookInbox
+    from agentpay_server.testkit.embedded.recorder import ChainTransaction, RecordedRequest, Records
+    from agentpay_server.testkit.embedded.server import AgentPayServer
+    from agentpay_server.testkit.embedded.world import CannotListenError
 
 __all__ = [
     "AgentPayServer",
@@ -32,20 +32,20 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AgentPayServer": "agentpay_server.embedded.server",
+    "AgentPayServer": "agentpay_server.testkit.embedded.server",
     "AsyncSandbox": "agentpay_server.clients",
-    "CannotListenError": "agentpay_server.embedded.world",
-    "ChainTransaction": "agentpay_server.embedded.recorder",
+    "CannotListenError": "agentpay_server.testkit.embedded.world",
+    "ChainTransaction": "agentpay_server.testkit.embedded.recorder",
     "Finality": "agentpay_server.chain.rpc.settings",
-    "OnchainMemo": "agentpay_server.settings",
-    "PolicyUpdate": "agentpay_server.settings",
-    "Receipt": "agentpay_server.embedded.inbox",
-    "RecordedRequest": "agentpay_server.embedded.recorder",
-    "Records": "agentpay_server.embedded.recorder",
+    "OnchainMemo": "agentpay_server.platform.settings",
+    "PolicyUpdate": "agentpay_server.platform.settings",
+    "Receipt": "agentpay_server.testkit.embedded.inbox",
+    "RecordedRequest": "agentpay_server.testkit.embedded.recorder",
+    "Records": "agentpay_server.testkit.embedded.recorder",
     "RpcSettings": "agentpay_server.chain.rpc.settings",
     "Sandbox": "agentpay_server.clients",
-    "Settings": "agentpay_server.settings",
-    "WebhookInbox": "agentpay_server.embedded.inbox",
+    "Settings": "agentpay_server.platform.settings",
+    "WebhookInbox": "agentpay_server.testkit.embedded.inbox",
 }
 
 

@@ -15,13 +15,13 @@ from harness import Result, compare
 from agentpay.contract.accounts import CreateAccount
 from agentpay.contract.transfers import CreateTransfer
 from agentpay.contract.webhooks import CreateWebhook
-from agentpay_server.clock import SECOND_US, manual_clock
-from agentpay_server.config import ServerConfig
+from agentpay_server.assembly.config import ServerConfig
+from agentpay_server.assembly.server import Server, start_server
 from agentpay_server.contract.sandbox import Fund
-from agentpay_server.server import Server, start_server
-from agentpay_server.webhooks import delivery_store as store
-from agentpay_server.webhooks import event_store
-from agentpay_server.webhooks.outbox import new_delivery
+from agentpay_server.ledger import deliveries as store
+from agentpay_server.ledger import events as event_store
+from agentpay_server.ledger.outbox import new_delivery
+from agentpay_server.platform.clock import SECOND_US, manual_clock
 from agentpay_server.webhooks.sender import WebhookSender
 
 BOUND_US = 300.0

@@ -21,15 +21,14 @@ from harness import Result, compare, print_table
 from sqlalchemy import text
 
 from agentpay_server import AgentPayServer, Settings
-from agentpay_server.accounts import store as accounts
-from agentpay_server.clock import SECOND_US
 from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.database.migrations import upgrade
 from agentpay_server.database.postgres import POOL_SIZE, PostgresDatabase
 from agentpay_server.database.postgres_connections import Session
 from agentpay_server.database.runner import Database
 from agentpay_server.database.schema_name import DATABASE_SCHEMA
-from agentpay_server.money import entries, spending
+from agentpay_server.ledger import accounts, entries, spending
+from agentpay_server.platform.clock import SECOND_US
 
 KEY = bytes(range(32))
 NOW_US = 1_767_225_600 * SECOND_US

@@ -29,8 +29,8 @@ from agentpay_server.chain import instructions
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY, Custody
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.database.tables import operators
-from agentpay_server.embedded.owner_thread import OwnerThread
-from agentpay_server.embedded.transports import EmbeddedTransport
+from agentpay_server.testkit.embedded.owner_thread import OwnerThread
+from agentpay_server.testkit.embedded.transports import EmbeddedTransport
 
 BATCH = 50
 ANSWER = json.dumps(

@@ -5,11 +5,10 @@ import asyncio
 from harness import Result, compare
 from sqlalchemy import insert
 
-from agentpay_server.accounts import store as accounts
-from agentpay_server.clock import SECOND_US
 from agentpay_server.database.memory import MemoryDatabase
 from agentpay_server.database.tables import AccountRecord, chain_transactions
-from agentpay_server.money import spending
+from agentpay_server.ledger import accounts, spending
+from agentpay_server.platform.clock import SECOND_US
 
 NOW_US = 1_767_225_600 * SECOND_US
 INTERVAL_US = 500_000  # 100,000 of them take less than 14 hours

@@ -65,7 +65,7 @@ def _store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Let servers that would keep everything in memory keep it where the run was told to."""
     stores.run.scratch = tmp_path_factory.mktemp("stores")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("agentpay_server.embedded.server.start_server", stores.start_anywhere)
+        patch.setattr("agentpay_server.testkit.embedded.server.start_server", stores.start_anywhere)
         yield
 
 

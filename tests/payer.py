@@ -12,9 +12,9 @@ from attrs import frozen
 
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
-from agentpay_server.accounts.store import ACCOUNTS
 from agentpay_server.chain.custody import KeyPath, spending_key
-from agentpay_server.context import Context
+from agentpay_server.ledger.accounts import ACCOUNTS
+from agentpay_server.ledger.context import Context
 from agentpay_server.payments import rules
 from agentpay_server.payments.building import build_payment
 from agentpay_server.payments.terms import Offer, Terms

@@ -12,13 +12,13 @@ import validators
 from attrs import frozen
 from surfpool import Surfpool
 
-from agentpay_server.chain_opening import ClusterError
-from agentpay_server.clock import SystemClock
-from agentpay_server.config import ServerConfig
+from agentpay_server.assembly.chain_opening import ClusterError
+from agentpay_server.assembly.config import ServerConfig
+from agentpay_server.assembly.server import Server, start_server
+from agentpay_server.assembly.storage import Storage
 from agentpay_server.http.app import Application
-from agentpay_server.server import Server, start_server
-from agentpay_server.settings import Settings
-from agentpay_server.storage import Storage
+from agentpay_server.platform.clock import SystemClock
+from agentpay_server.platform.settings import Settings
 
 PATIENCE_SECONDS = 120.0
 

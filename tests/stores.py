@@ -20,7 +20,9 @@ import validators
 from attrs import evolve, field, mutable
 from sqlalchemy import Select, make_url, select
 
-from agentpay_server.config import ServerConfig
+from agentpay_server.assembly.config import ServerConfig
+from agentpay_server.assembly.server import Server, start_server
+from agentpay_server.assembly.storage import Storage, open_storage
 from agentpay_server.database import tables
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.file import FileDatabase
@@ -29,8 +31,6 @@ from agentpay_server.database.migrations import upgrade
 from agentpay_server.database.postgres import PostgresDatabase
 from agentpay_server.database.runner import Database
 from agentpay_server.database.schema_name import DATABASE_SCHEMA
-from agentpay_server.server import Server, start_server
-from agentpay_server.storage import Storage, open_storage
 
 KEY = bytes(range(32))
 

@@ -17,9 +17,9 @@ import rpc_world
 import surfpool
 from attrs import evolve, field, mutable
 
+from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
 from agentpay_server.chain.rpc.settings import RpcSettings
-from agentpay_server.config import ServerConfig
 
 
 class Validator(Protocol):

@@ -11,12 +11,12 @@ from typing import Final
 from sqlalchemy import bindparam, func, insert, select
 
 from agentpay.contract.errors import ErrorCode
-from agentpay_server.clock import DAY_US, SECOND_US
-from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import account_claims as table
-from agentpay_server.errors import Problem
-from agentpay_server.settings import PUBLIC_ACCOUNTS_PER_DAY, limit_in_force
+from agentpay_server.ledger.context import Context
+from agentpay_server.platform.clock import DAY_US, SECOND_US
+from agentpay_server.platform.errors import Problem
+from agentpay_server.platform.settings import PUBLIC_ACCOUNTS_PER_DAY, limit_in_force
 
 _NEWEST: Final = select(func.max(table.c.number)).where(table.c.operator_id == bindparam("operator_id"))
 _CLAIMED_US: Final = select(table.c.created_us).where(

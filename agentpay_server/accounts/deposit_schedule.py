@@ -8,8 +8,8 @@ from typing import Final
 
 from agentpay_server.accounts.deposits import Deposits
 from agentpay_server.chain.protocol import ChainUnavailableError
-from agentpay_server.clock import SECOND_US, Clock
-from agentpay_server.pace import Every
+from agentpay_server.platform.clock import SECOND_US, Clock
+from agentpay_server.platform.pace import Every
 
 RETRY_US: Final = 5 * SECOND_US
 """Pause after the chain did not respond."""

@@ -25,17 +25,18 @@ from attrs import define, field
 
 from agentpay.contract import identifiers
 from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
-from agentpay_server.accounts import store as account_store
 from agentpay_server.chain.protocol import ChainUnavailableError, Deposit, DepositBatch
-from agentpay_server.context import Context
-from agentpay_server.crash_points import Operation, Step, fault_point
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import AccountRecord, EntryRecord
-from agentpay_server.logs import log
-from agentpay_server.money import entries, low_balance, unknown_debits
-from agentpay_server.money import transactions as chain_transactions
-from agentpay_server.money.settlement import Settlement
-from agentpay_server.money.unknown_debits import UnknownDebit
+from agentpay_server.engine import low_balance, unknown_debits
+from agentpay_server.engine.settlement import Settlement
+from agentpay_server.engine.unknown_debits import UnknownDebit
+from agentpay_server.ledger import accounts as account_store
+from agentpay_server.ledger import entries
+from agentpay_server.ledger import transactions as chain_transactions
+from agentpay_server.ledger.context import Context
+from agentpay_server.platform.crash_points import Operation, Step, fault_point
+from agentpay_server.platform.logs import log
 
 _NEWEST: Final = 1_000
 """How many of an account's history entries are read to skip transactions that are already booked."""

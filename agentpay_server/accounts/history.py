@@ -10,13 +10,13 @@ from agentpay.contract.transactions import (
     TransactionType,
 )
 from agentpay.contract.usdc import from_micro
-from agentpay_server.accounts.store import own_account
-from agentpay_server.clock import end_of_millisecond_us, from_us
-from agentpay_server.context import Context
 from agentpay_server.database.pages import List
 from agentpay_server.database.tables import EntryRecord
-from agentpay_server.money import entries as store
-from agentpay_server.principals import Principal
+from agentpay_server.ledger import entries as store
+from agentpay_server.ledger.accounts import own_account
+from agentpay_server.ledger.context import Context
+from agentpay_server.platform.clock import end_of_millisecond_us, from_us
+from agentpay_server.platform.principals import Principal
 
 
 class History:

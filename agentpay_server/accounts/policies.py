@@ -10,19 +10,19 @@ from agentpay.contract import codec
 from agentpay.contract.endpoints import PUT_POLICY
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.policies import POLICY_FIELDS, AccountPolicy, Policy, PolicyChange
-from agentpay_server import audit
 from agentpay_server.accounts import policy_record_store as record_store
-from agentpay_server.accounts import store
 from agentpay_server.accounts.policy_records import PolicyRecords
 from agentpay_server.chain.custody import record_key
-from agentpay_server.clock import from_us
-from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import AccountRecord
-from agentpay_server.errors import Problem
-from agentpay_server.money.policy import stored_policy
-from agentpay_server.principals import Principal
-from agentpay_server.settings import PolicyUpdate
+from agentpay_server.engine.policy import stored_policy
+from agentpay_server.ledger import accounts as store
+from agentpay_server.ledger import audit
+from agentpay_server.ledger.context import Context
+from agentpay_server.platform.clock import from_us
+from agentpay_server.platform.errors import Problem
+from agentpay_server.platform.principals import Principal
+from agentpay_server.platform.settings import PolicyUpdate
 
 
 @frozen

@@ -7,7 +7,7 @@ from sqlalchemy import bindparam, exists, func, insert, literal_column, not_, se
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import PolicyRecord as PolicyRecord
 from agentpay_server.database.tables import chain_transactions, policy_records
-from agentpay_server.money.transactions import Kind, State
+from agentpay_server.ledger.transactions import Kind, State
 
 _INSERT: Final = insert(policy_records)
 _BY_ACCOUNT: Final = select(policy_records).where(policy_records.c.account_id == bindparam("account_id"))

@@ -13,24 +13,24 @@ import math
 from typing import Final
 
 from agentpay_server.accounts import policy_record_store as store
-from agentpay_server.accounts import store as account_store
 from agentpay_server.chain import transactions
 from agentpay_server.chain.policy_record import PolicyRecord
 from agentpay_server.chain.protocol import ChainUnavailableError, Failure, SignedTransaction
 from agentpay_server.chain.signing import fee_lamports
-from agentpay_server.clock import SECOND_US
-from agentpay_server.context import Context
-from agentpay_server.crash_points import Operation, Step, fault_point
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import AccountRecord
-from agentpay_server.logs import log
-from agentpay_server.money import transactions as chain_transactions
-from agentpay_server.money.fees import Cost
-from agentpay_server.money.funding import Funding
-from agentpay_server.money.handlers import Handler, SigningInputs, Unit, pending_transaction
-from agentpay_server.money.settlement import Settlement
-from agentpay_server.money.transactions import ChainTransaction, Kind
-from agentpay_server.tasks import all_ended
+from agentpay_server.engine.fees import Cost
+from agentpay_server.engine.funding import Funding
+from agentpay_server.engine.handlers import Handler, SigningInputs, Unit, pending_transaction
+from agentpay_server.engine.settlement import Settlement
+from agentpay_server.ledger import accounts as account_store
+from agentpay_server.ledger import transactions as chain_transactions
+from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.transactions import ChainTransaction, Kind
+from agentpay_server.platform.clock import SECOND_US
+from agentpay_server.platform.crash_points import Operation, Step, fault_point
+from agentpay_server.platform.logs import log
+from agentpay_server.platform.tasks import all_ended
 
 _BATCH: Final = 100
 _LONGEST_PAUSE_US: Final = 300 * SECOND_US

@@ -16,11 +16,11 @@ from agentpay_server.chain.custody import spending_key
 from agentpay_server.chain.instructions import TOKEN_ACCOUNT_BYTES
 from agentpay_server.chain.protocol import ChainUnavailableError, Failure, SignedTransaction
 from agentpay_server.chain.signing import fee_lamports
-from agentpay_server.context import Context
-from agentpay_server.crash_points import Operation
-from agentpay_server.money.broadcast import Landed
-from agentpay_server.money.fees import Cost
-from agentpay_server.money.settlement import Settlement
+from agentpay_server.engine.broadcast import Landed
+from agentpay_server.engine.fees import Cost
+from agentpay_server.engine.settlement import Settlement
+from agentpay_server.ledger.context import Context
+from agentpay_server.platform.crash_points import Operation
 
 COLLECTING_SECONDS: Final = 0.02
 """How long the first request waits for others: little, compared to the landing of a transaction."""

@@ -18,36 +18,35 @@ from agentpay.contract.pages import PageBody
 from agentpay.contract.policies import POLICY_FIELDS, Policy
 from agentpay.contract.spending import Budget
 from agentpay.contract.usdc import from_micro, to_micro
-from agentpay_server import audit
 from agentpay_server.accounts import claim_store as claims
 from agentpay_server.accounts import policy_record_store as policy_records
-from agentpay_server.accounts import store
 from agentpay_server.accounts.policies import canonical_policy
 from agentpay_server.accounts.provisioning import Provisioning
 from agentpay_server.accounts.rules import handle_of
-from agentpay_server.accounts.store import own_account
 from agentpay_server.chain.custody import spending_key
 from agentpay_server.chain.instructions import associated_token_address
 from agentpay_server.chain.protocol import ChainUnavailableError, SignedTransaction, TokenAccount
-from agentpay_server.clock import from_us
-from agentpay_server.context import Context
-from agentpay_server.crash_points import Operation, Step, fault_point
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.runner import run_again_if_late
 from agentpay_server.database.tables import AccountRecord
-from agentpay_server.errors import chain_unavailable
-from agentpay_server.money import spending
-from agentpay_server.money import transactions as chain_transactions
-from agentpay_server.money.fees import Cost
-from agentpay_server.money.funding import Funding, Funds, FundsChangedError
-from agentpay_server.money.handlers import watched_transaction
-from agentpay_server.money.policy import stored_policy
-from agentpay_server.money.preflight import spendable_micro, uncertain_micro
-from agentpay_server.money.settlement import Settlement
-from agentpay_server.money.spending import remaining
-from agentpay_server.money.transactions import Kind
-from agentpay_server.principals import Principal
+from agentpay_server.engine.fees import Cost
+from agentpay_server.engine.funding import Funding, Funds, FundsChangedError
+from agentpay_server.engine.handlers import watched_transaction
+from agentpay_server.engine.policy import stored_policy
+from agentpay_server.engine.preflight import spendable_micro, uncertain_micro
+from agentpay_server.engine.settlement import Settlement
+from agentpay_server.ledger import accounts as store
+from agentpay_server.ledger import audit, spending
+from agentpay_server.ledger import transactions as chain_transactions
+from agentpay_server.ledger.accounts import own_account
+from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.spending import remaining
+from agentpay_server.ledger.transactions import Kind
+from agentpay_server.platform.clock import from_us
+from agentpay_server.platform.crash_points import Operation, Step, fault_point
+from agentpay_server.platform.errors import chain_unavailable
+from agentpay_server.platform.principals import Principal
 
 _CUSTODIAL = "custodial"
 

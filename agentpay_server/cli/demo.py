@@ -21,14 +21,14 @@ from agentpay.cli.tables import styled
 from agentpay.cli.values import Seconds
 from agentpay.cli.variables import KEY_VARIABLE, export_lines
 from agentpay.contract.printable import printable
+from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.cli.declared import takes
 from agentpay_server.cli.values import Host
-from agentpay_server.config import ServerConfig
-from agentpay_server.settings import Settings
+from agentpay_server.platform.settings import Settings
 
 if TYPE_CHECKING:
-    from agentpay_server.cli.demo_world import Step
-    from agentpay_server.embedded.server import AgentPayServer
+    from agentpay_server.testkit.embedded.server import AgentPayServer
+    from agentpay_server.testkit.situations.demo_world import Step
 
 _HOST: Final = "127.0.0.1"
 _TRY_NEXT: Final = (
@@ -109,9 +109,9 @@ def demo(
     story_seed = secrets.randbelow(_SEEDS) if seed is None else seed
     ends_at = None if seconds is None else time.monotonic() + seconds
     # Imported late: loading the server takes longer than reporting a usage error.
-    from agentpay_server.cli.demo_world import DemoWorld  # noqa: PLC0415
-    from agentpay_server.embedded.server import AgentPayServer  # noqa: PLC0415
-    from agentpay_server.embedded.world import CannotListenError  # noqa: PLC0415
+    from agentpay_server.testkit.embedded.server import AgentPayServer  # noqa: PLC0415
+    from agentpay_server.testkit.embedded.world import CannotListenError  # noqa: PLC0415
+    from agentpay_server.testkit.situations.demo_world import DemoWorld  # noqa: PLC0415
 
     # The story's seed is short and printed, so keys are derived only from a seed that the user passes.
     chosen, is_key_given = Settings(**settings), bool(config.get("operator_key"))

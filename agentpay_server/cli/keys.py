@@ -6,7 +6,7 @@ import click
 
 from agentpay.cli.output import Output, takes_json
 from agentpay.contract.identity import KeyKind
-from agentpay_server.credentials import new_key
+from agentpay_server.platform.credentials import new_key
 
 
 @click.group()

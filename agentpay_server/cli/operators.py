@@ -10,9 +10,9 @@ import click
 
 from agentpay.cli.output import Output, takes_json
 from agentpay.cli.values import Label
+from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.cli.declared import takes
 from agentpay_server.cli.values import require_database
-from agentpay_server.config import ServerConfig
 from agentpay_server.contract.sandbox import Operator
 
 
@@ -47,9 +47,9 @@ def create_operator(
         raise click.UsageError("pass either --data-dir or --database-url.")
     require_database(stored)
     # Imported late: loading the store takes longer than reporting a usage error.
+    from agentpay_server.assembly.storage import open_database  # noqa: PLC0415
     from agentpay_server.database.runner import DatabaseUnavailableError, StartRefusedError  # noqa: PLC0415
     from agentpay_server.operators.operators import create_operator as create  # noqa: PLC0415
-    from agentpay_server.storage import open_database  # noqa: PLC0415
 
     async def created() -> Operator:
         database = await open_database(**stored)

@@ -22,18 +22,18 @@ from attrs import evolve, field, frozen
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentpay.cli.variables import KEY_VARIABLE, export_lines
-from agentpay_server.chain_opening import ClusterAwayError
-from agentpay_server.config import ServerConfig
+from agentpay_server.assembly.chain_opening import ClusterAwayError
+from agentpay_server.assembly.config import ServerConfig
+from agentpay_server.assembly.server import Server, start_server
+from agentpay_server.assembly.storage import open_storage
 from agentpay_server.database.runner import DatabaseAwayError, DatabaseUnavailableError, StartRefusedError
-from agentpay_server.embedded.port import bound_socket, url_of
 from agentpay_server.http import dashboard
 from agentpay_server.http.app import Application
 from agentpay_server.http.hosts import Hosts
 from agentpay_server.http.port.connections import raise_descriptor_limit
 from agentpay_server.http.port.server import PortServer
-from agentpay_server.logs import LogFormat, log, logging_to
-from agentpay_server.server import Server, start_server
-from agentpay_server.storage import open_storage
+from agentpay_server.platform.logs import LogFormat, log, logging_to
+from agentpay_server.testkit.embedded.port import bound_socket, url_of
 
 T = TypeVar("T")
 
@@ -196,7 +196,8 @@ async def _serve_until_stopped(
     application = Application(server)
     app: ASGIApp = application
     if serves_chain:
-        from agentpay_server.http import chain_rpc, facilitator  # noqa: PLC0415 - seldom asked for
+        from agentpay_server.testkit.facilitator import app as facilitator  # noqa: PLC0415 - seldom asked for
+        from agentpay_server.testkit.node import app as chain_rpc  # noqa: PLC0415 - seldom asked for
 
         announcement = evolve(
             announcement,

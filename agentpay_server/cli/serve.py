@@ -11,14 +11,14 @@ from typing import Any
 import click
 
 from agentpay.cli.values import Seconds
+from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.cli.declared import takes
 from agentpay_server.cli.rpc_options import takes_cluster
 from agentpay_server.cli.values import Host, require_database
-from agentpay_server.clock import SystemClock, manual_clock
-from agentpay_server.config import ServerConfig
-from agentpay_server.logs import LogFormat
-from agentpay_server.settings import Settings
+from agentpay_server.platform.clock import SystemClock, manual_clock
+from agentpay_server.platform.logs import LogFormat
+from agentpay_server.platform.settings import Settings
 
 
 @click.command()

@@ -13,8 +13,8 @@ from agentpay.cli.output import Output
 from agentpay.cli.values import Usdc
 from agentpay.contract.choices import EventType
 from agentpay.contract.events import EVENTS, AnyEvent
-from agentpay_server.cli.triggers import CannotHappenError, Stage, Trace, caused, new_account
 from agentpay_server.clients import Sandbox
+from agentpay_server.testkit.situations.triggers import CannotHappenError, Stage, Trace, caused, new_account
 
 _PATIENCE_SECONDS: Final = 10.0
 _LOOK_EVERY_SECONDS: Final = 0.05

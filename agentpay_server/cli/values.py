@@ -11,7 +11,7 @@ import click
 
 from agentpay.cli.values import Parsed
 from agentpay_server.http.hosts import allowed_host
-from agentpay_server.settings import UNLIMITED_SOL
+from agentpay_server.platform.settings import UNLIMITED_SOL
 
 
 class Sol(click.ParamType[Decimal]):

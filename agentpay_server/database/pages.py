@@ -14,7 +14,7 @@ from attrs import frozen
 
 from agentpay.contract.errors import FieldError
 from agentpay.contract.pages import PageBody
-from agentpay_server.errors import invalid
+from agentpay_server.platform.errors import invalid
 
 _SEQ_BYTES: Final = 8
 _DIGEST_BYTES: Final = 8

@@ -19,10 +19,10 @@ from agentpay.contract.deliveries import LIST_EVENTS
 from agentpay.contract.endpoints import Endpoint
 from agentpay.contract.endpoints import Scope as KeyScope
 from agentpay.contract.errors import ErrorCode
+from agentpay_server.assembly.server import Server
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 from agentpay_server.contract.sandbox import HttpEffect
 from agentpay_server.database.runner import DatabaseUnavailableError
-from agentpay_server.errors import Problem, service_unavailable
 from agentpay_server.http import dashboard, openapi
 from agentpay_server.http.operations import Operations, require_get
 from agentpay_server.http.places import Places
@@ -56,13 +56,13 @@ from agentpay_server.http.responses import (
 )
 from agentpay_server.http.routes import ROUTES
 from agentpay_server.http.routing import METHODS_OF, Paths, no_such_path
-from agentpay_server.logs import REQUEST_ID, log
-from agentpay_server.metrics import Metrics
-from agentpay_server.principals import Principal
-from agentpay_server.randomness import Identifiers, SystemRandomness
+from agentpay_server.platform.errors import Problem, service_unavailable
+from agentpay_server.platform.logs import REQUEST_ID, log
+from agentpay_server.platform.metrics import Metrics
+from agentpay_server.platform.principals import Principal
+from agentpay_server.platform.randomness import Identifiers, SystemRandomness
+from agentpay_server.platform.settings import PUBLIC_RATE_LIMIT, Settings, limit_in_force
 from agentpay_server.sandbox.http_faults import HttpFault
-from agentpay_server.server import Server
-from agentpay_server.settings import PUBLIC_RATE_LIMIT, Settings, limit_in_force
 
 NO_ROUTE: Final = "none"
 """The route of requests that are refused before their path is read."""

@@ -32,10 +32,10 @@ from attrs import frozen
 
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.events import EVENTS
-from agentpay_server import audit
-from agentpay_server.errors import Problem
+from agentpay_server.assembly.server import Server
 from agentpay_server.http.operations import Answer, require_get
-from agentpay_server.server import Server
+from agentpay_server.ledger import audit
+from agentpay_server.platform.errors import Problem
 
 PATH: Final = "/dashboard"
 

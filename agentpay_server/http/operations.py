@@ -14,12 +14,12 @@ from attrs import frozen
 
 from agentpay.contract import codec
 from agentpay.contract.errors import ErrorCode
-from agentpay_server import health as store
+from agentpay_server.assembly.server import Server
 from agentpay_server.chain.protocol import ChainUnavailableError
 from agentpay_server.database.runner import DatabaseUnavailableError
-from agentpay_server.errors import Problem
 from agentpay_server.http.requests import JSON_TYPE
-from agentpay_server.server import Server
+from agentpay_server.ledger import health as store
+from agentpay_server.platform.errors import Problem
 
 if TYPE_CHECKING:
     from agentpay_server.http.exposition import Exposition

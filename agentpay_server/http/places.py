@@ -11,8 +11,8 @@ from collections import Counter
 from collections.abc import Iterator
 
 from agentpay.contract.errors import ErrorCode
-from agentpay_server.errors import RETRY_AFTER_SECONDS, Problem
-from agentpay_server.principals import Principal
+from agentpay_server.platform.errors import RETRY_AFTER_SECONDS, Problem
+from agentpay_server.platform.principals import Principal
 
 
 class Places:

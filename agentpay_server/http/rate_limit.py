@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable
 
 from agentpay.contract.errors import ErrorCode
-from agentpay_server.clock import SECOND_US, Clock
-from agentpay_server.errors import Problem
+from agentpay_server.platform.clock import SECOND_US, Clock
+from agentpay_server.platform.errors import Problem
 
 _MINUTE_US = 60 * SECOND_US
 _KEPT_MAX = 10_000

@@ -15,9 +15,9 @@ from agentpay.contract.codec import InvalidValueError
 from agentpay.contract.errors import ErrorCode, FieldError
 from agentpay.contract.json_text import InvalidJsonError
 from agentpay.contract.requests import BODY_MAX_BYTES
-from agentpay_server.errors import Problem, invalid, unauthorized
 from agentpay_server.operators.keys import Keys
-from agentpay_server.principals import Principal
+from agentpay_server.platform.errors import Problem, invalid, unauthorized
+from agentpay_server.platform.principals import Principal
 
 JSON_TYPE: Final = b"application/json"
 DROP: Final = "agentpay.drop"

@@ -11,8 +11,8 @@ from starlette.types import Message, Receive, Scope, Send
 from agentpay.contract import codec, json_text
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import format_timestamp
-from agentpay_server.errors import Problem
 from agentpay_server.http.requests import DROP, JSON_TYPE
+from agentpay_server.platform.errors import Problem
 
 REQUEST_PREFIX: Final = "req_"
 

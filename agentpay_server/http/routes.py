@@ -8,9 +8,9 @@ from attrs import frozen
 from agentpay.contract.payments import Payment
 from agentpay.contract.transfers import Transfer
 from agentpay_server.accounts.policies import VersionedPolicy
+from agentpay_server.assembly.server import Services
 from agentpay_server.http.requests import Call
 from agentpay_server.http.responses import Reply
-from agentpay_server.server import Services
 
 
 @frozen

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from agentpay.contract.endpoints import EXTENSIONS, Endpoint
 from agentpay.contract.errors import ErrorCode
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
-from agentpay_server.errors import Problem
+from agentpay_server.platform.errors import Problem
 
 
 def no_such_path() -> Problem:

@@ -26,21 +26,21 @@ from agentpay.contract.operator_keys import (
     OperatorKeyKind,
 )
 from agentpay.contract.pages import PageBody
-from agentpay_server import audit
-from agentpay_server import identity_store as state
-from agentpay_server.accounts.store import own_account
 from agentpay_server.chain.clusters import MAINNET
-from agentpay_server.clock import from_us
-from agentpay_server.context import Context
-from agentpay_server.credentials import LENT, digest_of, new_key
+from agentpay_server.database import state
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.runner import run_again_if_late
 from agentpay_server.database.tables import KeyRecord
-from agentpay_server.errors import Problem, not_found
+from agentpay_server.ledger import audit
+from agentpay_server.ledger.accounts import own_account
+from agentpay_server.ledger.context import Context
 from agentpay_server.operators import store
 from agentpay_server.operators.operators import NewOperator, insert_key, insert_operator
-from agentpay_server.principals import Principal
+from agentpay_server.platform.clock import from_us
+from agentpay_server.platform.credentials import LENT, digest_of, new_key
+from agentpay_server.platform.errors import Problem, not_found
+from agentpay_server.platform.principals import Principal
 
 _LENT_NAME: Final = "this run"
 _FIRST_OPERATOR: Final = "first_operator"

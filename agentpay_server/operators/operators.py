@@ -4,16 +4,16 @@ from attrs import field, frozen
 
 from agentpay.contract import identifiers
 from agentpay.contract.identity import KeyKind
-from agentpay_server import audit
-from agentpay_server.clock import SystemClock
 from agentpay_server.contract.sandbox import CREATE_OPERATOR
-from agentpay_server.credentials import digest_of, new_key
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.runner import Database
 from agentpay_server.database.tables import KeyRecord, OperatorRecord
+from agentpay_server.ledger import audit
 from agentpay_server.operators import store
-from agentpay_server.principals import Principal
-from agentpay_server.randomness import Identifiers, Randomness, SystemRandomness
+from agentpay_server.platform.clock import SystemClock
+from agentpay_server.platform.credentials import digest_of, new_key
+from agentpay_server.platform.principals import Principal
+from agentpay_server.platform.randomness import Identifiers, Randomness, SystemRandomness
 
 
 @frozen(kw_only=True)

@@ -8,13 +8,13 @@ from attrs import frozen
 from agentpay.contract.console import ConsoleSummary, ListServedRequests, ServedRequest
 from agentpay.contract.pages import PageBody
 from agentpay_server.chain.protocol import ChainUnavailableError
-from agentpay_server.clock import from_us
-from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
+from agentpay_server.engine.treasury import LAMPORTS, Treasury
+from agentpay_server.ledger.context import Context
 from agentpay_server.operators import summary_store as store
-from agentpay_server.principals import Principal
-from agentpay_server.treasury import LAMPORTS, Treasury
+from agentpay_server.platform.clock import from_us
+from agentpay_server.platform.principals import Principal
 
 KEPT: Final = 1000
 

@@ -15,16 +15,16 @@ from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.operator_keys import OperatorKeyKind
 from agentpay.contract.sign_in import CREATE_SIGN_IN_CODE, SIGN_IN, ConsoleKey, SignIn, SignInCode
-from agentpay_server import audit
-from agentpay_server.clock import HOUR_US, SECOND_US, from_us
-from agentpay_server.context import Context
-from agentpay_server.credentials import digest_of_code, new_code, new_key
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import KeyRecord
-from agentpay_server.errors import Problem
+from agentpay_server.ledger import audit
+from agentpay_server.ledger.context import Context
 from agentpay_server.operators import store
 from agentpay_server.operators.operators import insert_key
-from agentpay_server.principals import Principal
+from agentpay_server.platform.clock import HOUR_US, SECOND_US, from_us
+from agentpay_server.platform.credentials import digest_of_code, new_code, new_key
+from agentpay_server.platform.errors import Problem
+from agentpay_server.platform.principals import Principal
 
 CODE_US: Final = 600 * SECOND_US
 

@@ -5,11 +5,11 @@ from typing import Final
 from sqlalchemy import BindParameter, bindparam, delete, insert, literal_column, select, update
 
 from agentpay.contract.identity import KeyKind
-from agentpay_server.credentials import LENT
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Rows
 from agentpay_server.database.tables import KeyRecord, OperatorRecord, api_keys, operators, sign_in_codes
-from agentpay_server.key_store import is_alive
+from agentpay_server.ledger.key_store import is_alive
+from agentpay_server.platform.credentials import LENT
 
 OPERATORS: Final = Rows(OperatorRecord, "operator_id")
 KEYS: Final = Rows(KeyRecord, "key_id")

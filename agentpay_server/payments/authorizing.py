@@ -14,25 +14,22 @@ from agentpay.contract import identifiers
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.payments import AUTHORIZE_PAYMENT
 from agentpay.contract.transfers import TransferStatus
-from agentpay_server import audit
-from agentpay_server.accounts import store as account_store
 from agentpay_server.chain.custody import POLICY_AUTHORITY, TEST_MINT_AUTHORITY, TREASURY, spending_key
 from agentpay_server.chain.instructions import associated_token_address
 from agentpay_server.chain.protocol import Cosigned, SignedTransaction
 from agentpay_server.chain.signing import TransactionTooLargeError
-from agentpay_server.clock import SECOND_US
-from agentpay_server.context import Context
-from agentpay_server.crash_points import Operation
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import AccountRecord, PaymentRecord, TransferRecord
-from agentpay_server.errors import Problem
-from agentpay_server.money.authorization import Decided, SpendUnit
-from agentpay_server.money.fees import Cost
-from agentpay_server.money.handlers import pending_transaction
-from agentpay_server.money.held_keys import Held, RequestedKey
-from agentpay_server.money.policy import Purpose, Refusal, Spend
-from agentpay_server.money.preflight import Preflight, invalid_recipient
-from agentpay_server.money.transactions import ChainTransaction, Kind
+from agentpay_server.engine.authorization import Decided, SpendUnit
+from agentpay_server.engine.fees import Cost
+from agentpay_server.engine.handlers import pending_transaction
+from agentpay_server.engine.policy import Purpose, Refusal, Spend
+from agentpay_server.engine.preflight import Preflight, invalid_recipient
+from agentpay_server.ledger import accounts as account_store
+from agentpay_server.ledger import audit
+from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.held_keys import Held, RequestedKey
+from agentpay_server.ledger.transactions import ChainTransaction, Kind
 from agentpay_server.payments import store
 from agentpay_server.payments.building import (
     FEE_LAMPORTS,
@@ -44,7 +41,10 @@ from agentpay_server.payments.pins import pin_refusal
 from agentpay_server.payments.settling import detail_of
 from agentpay_server.payments.store import Pin
 from agentpay_server.payments.terms import Offer
-from agentpay_server.principals import Principal
+from agentpay_server.platform.clock import SECOND_US
+from agentpay_server.platform.crash_points import Operation
+from agentpay_server.platform.errors import Problem
+from agentpay_server.platform.principals import Principal
 from agentpay_server.transfers import booking
 from agentpay_server.transfers import store as transfer_store
 from agentpay_server.transfers.creation import NewSpend

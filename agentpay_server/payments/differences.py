@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 
 from agentpay_server.database.tables import PaymentRecord, TransferRecord
-from agentpay_server.errors import shown
-from agentpay_server.money.policy import usdc_text
+from agentpay_server.engine.policy import usdc_text
 from agentpay_server.payments.terms import Terms
+from agentpay_server.platform.errors import shown
 from agentpay_server.transfers.store import splits_of
 
 

@@ -11,8 +11,6 @@ from datetime import datetime
 from typing import Any, Final
 
 from agentpay.contract import json_text
-from agentpay_server.clock import to_us
-from agentpay_server.errors import named
 from agentpay_server.payments import fields
 from agentpay_server.payments.terms import (
     MAX_LEGS,
@@ -24,6 +22,8 @@ from agentpay_server.payments.terms import (
     Terms,
     UnreadableChallengeError,
 )
+from agentpay_server.platform.clock import to_us
+from agentpay_server.platform.errors import named
 
 CHALLENGE_HEADER: Final = "www-authenticate"
 

@@ -13,17 +13,17 @@ from agentpay.contract.payments import (
     parse_origin,
 )
 from agentpay.contract.usdc import from_micro, to_micro
-from agentpay_server import audit
-from agentpay_server.clock import from_us
-from agentpay_server.context import Context
 from agentpay_server.database.connection import ConflictError, Connection
 from agentpay_server.database.pages import List
-from agentpay_server.errors import invalid, not_found, shown
-from agentpay_server.money.policy import Refusal, usdc_text
+from agentpay_server.engine.policy import Refusal, usdc_text
+from agentpay_server.ledger import audit
+from agentpay_server.ledger.context import Context
 from agentpay_server.payments import store
 from agentpay_server.payments.store import Pin
 from agentpay_server.payments.terms import Protocol, Terms
-from agentpay_server.principals import Principal
+from agentpay_server.platform.clock import from_us
+from agentpay_server.platform.errors import invalid, not_found, shown
+from agentpay_server.platform.principals import Principal
 
 _ATTEMPTS: Final = 5
 

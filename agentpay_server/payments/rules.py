@@ -7,10 +7,10 @@ from attrs import frozen
 
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.payments import MAX_HEADERS
-from agentpay_server.clock import from_us
-from agentpay_server.money.policy import usdc_text
+from agentpay_server.engine.policy import usdc_text
 from agentpay_server.payments import mpp, x402
 from agentpay_server.payments.terms import Network, Offer, Protocol, Skipped
+from agentpay_server.platform.clock import from_us
 
 _PREFERRED: Final = (Protocol.X402_V2, Protocol.X402_V1, Protocol.MPP)
 

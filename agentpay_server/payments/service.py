@@ -22,19 +22,16 @@ from agentpay.contract.payments import (
 )
 from agentpay.contract.transfers import TransferStatus
 from agentpay.contract.usdc import to_micro
-from agentpay_server import audit
-from agentpay_server.accounts import store as account_store
 from agentpay_server.chain.instructions import associated_token_address
-from agentpay_server.clock import end_of_millisecond_us
-from agentpay_server.context import Context
-from agentpay_server.crash_points import Operation, Step, fault_point
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.tables import AccountRecord, PaymentRecord, TransferRecord
-from agentpay_server.errors import Problem, not_found
-from agentpay_server.money.authorization import Parties
-from agentpay_server.money.held_keys import Held, RequestedKey
-from agentpay_server.money.idempotency import is_in_force
+from agentpay_server.engine.authorization import Parties
+from agentpay_server.ledger import accounts as account_store
+from agentpay_server.ledger import audit
+from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.held_keys import Held, RequestedKey
+from agentpay_server.ledger.idempotency import is_in_force
 from agentpay_server.payments import rules, store
 from agentpay_server.payments.authorizing import ApprovedPayment, NewPayment, Purchase, build_fault
 from agentpay_server.payments.differences import differences
@@ -44,7 +41,10 @@ from agentpay_server.payments.rules import Sifted
 from agentpay_server.payments.store import Pin
 from agentpay_server.payments.terms import Offer, Skipped, UnreadableChallengeError
 from agentpay_server.payments.watch import PaymentWatch
-from agentpay_server.principals import Principal
+from agentpay_server.platform.clock import end_of_millisecond_us
+from agentpay_server.platform.crash_points import Operation, Step, fault_point
+from agentpay_server.platform.errors import Problem, not_found
+from agentpay_server.platform.principals import Principal
 from agentpay_server.transfers import store as transfer_store
 from agentpay_server.transfers.execution import Execution
 from agentpay_server.transfers.service import own_transfer

@@ -7,12 +7,12 @@ from attrs import evolve
 
 from agentpay.contract.errors import ErrorCode
 from agentpay_server.chain.protocol import Chain, Cosigned, Failure, FailureReason, SignatureStatus
-from agentpay_server.crash_points import Operation
 from agentpay_server.database.tables import TransferRecord
-from agentpay_server.money.broadcast import first_landing_height
-from agentpay_server.money.handlers import SigningInputs, Unit
-from agentpay_server.money.policy import Refusal
-from agentpay_server.money.transactions import ChainTransaction, Kind
+from agentpay_server.engine.broadcast import first_landing_height
+from agentpay_server.engine.handlers import SigningInputs, Unit
+from agentpay_server.engine.policy import Refusal
+from agentpay_server.ledger.transactions import ChainTransaction, Kind
+from agentpay_server.platform.crash_points import Operation
 from agentpay_server.transfers.settling import TransferHandler
 
 EXPIRED: Final = Refusal(

@@ -17,7 +17,7 @@ from agentpay_server.database.tables import (
     pinned_origins,
     transfers,
 )
-from agentpay_server.money.transactions import Kind, State
+from agentpay_server.ledger.transactions import Kind, State
 from agentpay_server.transfers.store import TRANSFERS
 
 

@@ -10,12 +10,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Final
 
-from agentpay_server.context import Context
-from agentpay_server.money import transactions
-from agentpay_server.money.settlement import Settlement
-from agentpay_server.money.transactions import ChainTransaction, Kind
-from agentpay_server.pace import Every
+from agentpay_server.engine.settlement import Settlement
+from agentpay_server.ledger import transactions
+from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.transactions import ChainTransaction, Kind
 from agentpay_server.payments import store
+from agentpay_server.platform.pace import Every
 
 _BATCH: Final = 32
 _SIGNATURES: Final = 2

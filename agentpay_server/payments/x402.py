@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from agentpay.contract import json_text
-from agentpay_server.errors import named
 from agentpay_server.payments import fields
 from agentpay_server.payments.carried import replace_member
 from agentpay_server.payments.terms import (
@@ -22,6 +21,7 @@ from agentpay_server.payments.terms import (
     Terms,
     UnreadableChallengeError,
 )
+from agentpay_server.platform.errors import named
 
 MAX_BODY_BYTES: Final = 64 * 1024
 CHALLENGE_HEADER: Final = "payment-required"

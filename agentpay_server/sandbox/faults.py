@@ -9,9 +9,9 @@ from typing import Final
 from attrs import frozen
 
 from agentpay.contract.errors import FieldError
-from agentpay_server import crash_points as points
 from agentpay_server.contract.sandbox import HttpEffect, SetFault
-from agentpay_server.errors import Problem, invalid, shown
+from agentpay_server.platform import crash_points as points
+from agentpay_server.platform.errors import Problem, invalid, shown
 from agentpay_server.sandbox.faulty_chain import ChainFault, FaultyChain
 from agentpay_server.sandbox.http_faults import OPERATIONS, HttpFault, HttpFaults
 

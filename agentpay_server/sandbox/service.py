@@ -11,16 +11,11 @@ from agentpay.contract.errors import ErrorCode, FieldError
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.pages import PageBody
 from agentpay.contract.usdc import from_micro, to_micro
-from agentpay_server import audit
-from agentpay_server.accounts import store as account_store
 from agentpay_server.accounts.deposits import Deposits, book_deposit
-from agentpay_server.accounts.store import own_account
 from agentpay_server.chain import transactions
 from agentpay_server.chain.custody import outside_address
 from agentpay_server.chain.instructions import associated_token_address
 from agentpay_server.chain.protocol import ChainUnavailableError, SignedTransaction
-from agentpay_server.clock import LATEST_US, SECOND_US, from_us
-from agentpay_server.context import Context
 from agentpay_server.contract.sandbox import (
     ADVANCE_CLOCK,
     CLEAR_FAULTS,
@@ -43,21 +38,26 @@ from agentpay_server.contract.sandbox import (
     SetFault,
     Snapshot,
 )
-from agentpay_server.crash_points import Operation, Step, fault_point
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.tables import AccountRecord
-from agentpay_server.errors import RETRY_AFTER_SECONDS, Problem, chain_unavailable, invalid
-from agentpay_server.money import transactions as chain_transactions
-from agentpay_server.money.broadcast import Landed
-from agentpay_server.money.handlers import watched_transaction
-from agentpay_server.money.settlement import Settlement
-from agentpay_server.money.transactions import Kind
-from agentpay_server.principals import Principal
+from agentpay_server.engine.broadcast import Landed
+from agentpay_server.engine.handlers import watched_transaction
+from agentpay_server.engine.settlement import Settlement
+from agentpay_server.ledger import accounts as account_store
+from agentpay_server.ledger import audit
+from agentpay_server.ledger import transactions as chain_transactions
+from agentpay_server.ledger.accounts import own_account
+from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.transactions import Kind
+from agentpay_server.platform.clock import LATEST_US, SECOND_US, from_us
+from agentpay_server.platform.crash_points import Operation, Step, fault_point
+from agentpay_server.platform.errors import RETRY_AFTER_SECONDS, Problem, chain_unavailable, invalid
+from agentpay_server.platform.principals import Principal
+from agentpay_server.platform.scheduler import Scheduler
 from agentpay_server.sandbox import snapshots
 from agentpay_server.sandbox.faults import ArmedFault, Faults
 from agentpay_server.sandbox.snapshots import Snapshots
-from agentpay_server.scheduler import Scheduler
 
 _Key = TypeVar("_Key")
 

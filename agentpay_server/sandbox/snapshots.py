@@ -19,13 +19,13 @@ from agentpay.contract import identifiers
 from agentpay.contract.endpoints import Endpoint
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.fields import format_timestamp
-from agentpay_server import audit
-from agentpay_server.clock import from_us
-from agentpay_server.context import Context
 from agentpay_server.contract.sandbox import CREATE_SNAPSHOT, RESET, RESTORE_SNAPSHOT
-from agentpay_server.errors import Problem, not_found
-from agentpay_server.principals import Principal
-from agentpay_server.randomness import Identifiers
+from agentpay_server.ledger import audit
+from agentpay_server.ledger.context import Context
+from agentpay_server.platform.clock import from_us
+from agentpay_server.platform.errors import Problem, not_found
+from agentpay_server.platform.principals import Principal
+from agentpay_server.platform.randomness import Identifiers
 
 KEPT: Final = 64
 """Snapshots that a server keeps; the least recently used one is dropped."""

@@ -3,8 +3,8 @@
 from agentpay.contract import identifiers
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import SessionRecord
-from agentpay_server.errors import not_found
-from agentpay_server.principals import Principal
+from agentpay_server.platform.errors import not_found
+from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import store
 
 

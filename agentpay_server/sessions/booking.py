@@ -12,18 +12,17 @@ from agentpay.contract import events, identifiers
 from agentpay.contract.choices import EventType
 from agentpay.contract.transactions import Direction, TransactionStatus, TransactionType
 from agentpay.contract.usdc import from_micro
-from agentpay_server import audit
-from agentpay_server.accounts import store as accounts
-from agentpay_server.clock import from_us
-from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import EntryRecord, SessionRecord
-from agentpay_server.money import entries, fees, low_balance
-from agentpay_server.money import transactions as chain_transactions
-from agentpay_server.money.handlers import Unit
-from agentpay_server.money.transactions import ChainTransaction
+from agentpay_server.engine import fees, low_balance
+from agentpay_server.engine.handlers import Unit
+from agentpay_server.ledger import accounts, audit, entries
+from agentpay_server.ledger import transactions as chain_transactions
+from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.outbox import NewEvent, Outbox
+from agentpay_server.ledger.transactions import ChainTransaction
+from agentpay_server.platform.clock import from_us
 from agentpay_server.sessions.rules import cap_events
-from agentpay_server.webhooks.outbox import NewEvent, Outbox
 
 
 def audited(session: SessionRecord) -> dict[str, object]:

@@ -9,14 +9,14 @@ from attrs import frozen
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.sessions import CHARGE_SESSION, ChargeSession
 from agentpay.contract.usdc import to_micro
-from agentpay_server import audit
-from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import ChargeRecord, SessionRecord
-from agentpay_server.errors import Problem
-from agentpay_server.money.idempotency import Verdict
-from agentpay_server.money.policy import Refusal, stored_policy
-from agentpay_server.principals import Principal
+from agentpay_server.engine.policy import Refusal, stored_policy
+from agentpay_server.ledger import audit
+from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.idempotency import Verdict
+from agentpay_server.platform.errors import Problem
+from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import booking, store
 from agentpay_server.sessions.access import visible
 from agentpay_server.sessions.responses import refused

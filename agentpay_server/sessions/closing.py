@@ -14,23 +14,23 @@ from contextlib import suppress
 from typing import Any, Final
 
 from agentpay.contract.sessions import CLOSE_SESSION, SessionStatus
-from agentpay_server import audit
-from agentpay_server.accounts import store as account_store
 from agentpay_server.chain import escrow
 from agentpay_server.chain.protocol import Blockhash, ChainUnavailableError, Failure, FailureReason
-from agentpay_server.clock import SECOND_US
-from agentpay_server.context import Context
-from agentpay_server.crash_points import Operation, Step, fault_point
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import AccountRecord, SessionRecord
-from agentpay_server.logs import log
-from agentpay_server.money import transactions as chain_transactions
-from agentpay_server.money.broadcast import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS
-from agentpay_server.money.handlers import Handler, Replacement, SigningInputs, Unit, pending_transaction
-from agentpay_server.money.idempotency import KEY_LIFETIME_US
-from agentpay_server.money.settlement import Settlement
-from agentpay_server.money.transactions import ChainTransaction, Kind
-from agentpay_server.principals import Principal
+from agentpay_server.engine.broadcast import FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS
+from agentpay_server.engine.handlers import Handler, Replacement, SigningInputs, Unit, pending_transaction
+from agentpay_server.engine.settlement import Settlement
+from agentpay_server.ledger import accounts as account_store
+from agentpay_server.ledger import audit
+from agentpay_server.ledger import transactions as chain_transactions
+from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
+from agentpay_server.ledger.transactions import ChainTransaction, Kind
+from agentpay_server.platform.clock import SECOND_US
+from agentpay_server.platform.crash_points import Operation, Step, fault_point
+from agentpay_server.platform.logs import log
+from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import booking, lost_escrow, store
 from agentpay_server.sessions.payout import (
     REFUSED_BY_CHAIN,

@@ -8,14 +8,13 @@ key. The account is stopped, and an operator must review it.
 import logging
 
 from agentpay.contract.sessions import SessionStatus
-from agentpay_server import audit
-from agentpay_server.accounts import store as accounts
 from agentpay_server.chain.protocol import ChainUnavailableError, Debit
-from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import SessionRecord
-from agentpay_server.logs import log
-from agentpay_server.money import unknown_debits
+from agentpay_server.engine import unknown_debits
+from agentpay_server.ledger import accounts, audit
+from agentpay_server.ledger.context import Context
+from agentpay_server.platform.logs import log
 from agentpay_server.sessions import store
 
 logger: logging.Logger = logging.getLogger(__name__)

@@ -13,24 +13,24 @@ from agentpay.contract.errors import ErrorCode
 from agentpay.contract.policies import Policy
 from agentpay.contract.sessions import OPEN_SESSION, OpenSession, SessionStatus
 from agentpay.contract.usdc import to_micro
-from agentpay_server import audit
-from agentpay_server.accounts import store as account_store
 from agentpay_server.chain import escrow
 from agentpay_server.chain.protocol import Blockhash, Failure, FailureReason, SignedTransaction
-from agentpay_server.context import Context
-from agentpay_server.crash_points import Operation
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import AccountRecord, SessionRecord
-from agentpay_server.money import policy as rules
-from agentpay_server.money.authorization import Decided, Intent, SpendUnit
-from agentpay_server.money.fees import Cost
-from agentpay_server.money.handlers import Handler, Replacement, SigningInputs, Unit, pending_transaction
-from agentpay_server.money.held_keys import Held, RequestedKey
-from agentpay_server.money.idempotency import KEY_LIFETIME_US, KeyHolder
-from agentpay_server.money.policy import Purpose, Refusal, Spend, stored_policy
-from agentpay_server.money.preflight import Preflight
-from agentpay_server.money.transactions import ChainTransaction, Kind
-from agentpay_server.principals import Principal
+from agentpay_server.engine import policy as rules
+from agentpay_server.engine.authorization import Decided, Intent, SpendUnit
+from agentpay_server.engine.fees import Cost
+from agentpay_server.engine.handlers import Handler, Replacement, SigningInputs, Unit, pending_transaction
+from agentpay_server.engine.policy import Purpose, Refusal, Spend, stored_policy
+from agentpay_server.engine.preflight import Preflight
+from agentpay_server.ledger import accounts as account_store
+from agentpay_server.ledger import audit
+from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.held_keys import Held, RequestedKey
+from agentpay_server.ledger.idempotency import KEY_LIFETIME_US, KeyHolder
+from agentpay_server.ledger.transactions import ChainTransaction, Kind
+from agentpay_server.platform.crash_points import Operation
+from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import booking, store
 from agentpay_server.sessions.responses import limits_of, refused, report
 from agentpay_server.sessions.rules import (

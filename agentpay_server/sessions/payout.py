@@ -13,9 +13,9 @@ from agentpay.contract.errors import ErrorCode
 from agentpay.contract.sessions import ClosingReason
 from agentpay_server.chain.instructions import TOKEN_ACCOUNT_BYTES, associated_token_address
 from agentpay_server.chain.protocol import ChainUnavailableError, TokenAccount
-from agentpay_server.context import Context
 from agentpay_server.database.tables import AccountRecord, SessionRecord
-from agentpay_server.money.policy import Refusal
+from agentpay_server.engine.policy import Refusal
+from agentpay_server.ledger.context import Context
 from agentpay_server.sessions.rules import MAX_PAYEES_CREATED, Settlement
 
 

@@ -7,14 +7,14 @@ from typing import Final
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.sessions import ClosingReason, Session, SessionStatus
 from agentpay.contract.usdc import from_micro
-from agentpay_server.clock import SECOND_US, from_us
-from agentpay_server.context import Context
 from agentpay_server.database.tables import SessionRecord
-from agentpay_server.errors import RETRY_AFTER_SECONDS, Problem
-from agentpay_server.logs import log
-from agentpay_server.money.policy import Refusal
+from agentpay_server.engine.policy import Refusal
+from agentpay_server.ledger.context import Context
+from agentpay_server.platform.clock import SECOND_US, from_us
+from agentpay_server.platform.errors import RETRY_AFTER_SECONDS, Problem
+from agentpay_server.platform.logs import log
+from agentpay_server.platform.settings import PUBLIC_IDLE_SECONDS
 from agentpay_server.sessions.rules import Limits
-from agentpay_server.settings import PUBLIC_IDLE_SECONDS
 
 REJECTED: Final = "rejected"
 """The status in the response to a refused opening, which stores no session."""

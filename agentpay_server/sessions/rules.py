@@ -27,13 +27,13 @@ from agentpay.contract.errors import ErrorCode
 from agentpay.contract.policies import Policy
 from agentpay.contract.sessions import ClosingReason, SessionStatus
 from agentpay.contract.usdc import format_string
-from agentpay_server.money.idempotency import Verdict
-from agentpay_server.money.policy import (
+from agentpay_server.engine.policy import (
     Refusal,
     paused_refusal,
     single_charge_refusal,
     usdc_text,
 )
+from agentpay_server.ledger.idempotency import Verdict
 
 _FIRST_RETRY_US: Final = 60_000_000
 _MAX_DOUBLINGS: Final = 6

@@ -8,10 +8,10 @@ import asyncio
 import math
 from typing import Any, Final
 
-from agentpay_server.context import Context
+from agentpay_server.ledger.context import Context
+from agentpay_server.platform.tasks import all_ended
 from agentpay_server.sessions import store
 from agentpay_server.sessions.closing import Closing
-from agentpay_server.tasks import all_ended
 
 _BATCH: Final = 100
 _WAIT_SECONDS: Final = 5.0

@@ -23,19 +23,19 @@ from agentpay.contract.sessions import (
 from agentpay.contract.usdc import format_number
 from agentpay_server.chain.escrow import ESCROW_BYTES
 from agentpay_server.chain.protocol import ChainUnavailableError
-from agentpay_server.context import Context
-from agentpay_server.crash_points import Operation, Step, fault_point
 from agentpay_server.database.connection import ConflictError
 from agentpay_server.database.pages import List
 from agentpay_server.database.tables import SessionRecord
-from agentpay_server.errors import chain_unavailable, invalid
-from agentpay_server.money.authorization import Authorizer, Decided, Parties, own_parties
-from agentpay_server.money.held_keys import Held
-from agentpay_server.money.idempotency import perform
-from agentpay_server.money.preflight import invalid_recipient
-from agentpay_server.money.settlement import Settlement
-from agentpay_server.money.transactions import Kind
-from agentpay_server.principals import Principal
+from agentpay_server.engine.authorization import Authorizer, Decided, Parties, own_parties
+from agentpay_server.engine.preflight import invalid_recipient
+from agentpay_server.engine.settlement import Settlement
+from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.held_keys import Held
+from agentpay_server.ledger.idempotency import perform
+from agentpay_server.ledger.transactions import Kind
+from agentpay_server.platform.crash_points import Operation, Step, fault_point
+from agentpay_server.platform.errors import chain_unavailable, invalid
+from agentpay_server.platform.principals import Principal
 from agentpay_server.sessions import store
 from agentpay_server.sessions.access import own_session
 from agentpay_server.sessions.charging import Charge

@@ -9,7 +9,7 @@ from agentpay.contract.sessions import SessionStatus
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Rows
 from agentpay_server.database.tables import ChargeRecord, SessionRecord, accounts, session_charges, sessions
-from agentpay_server.money.held_keys import HeldKeys
+from agentpay_server.ledger.held_keys import HeldKeys
 
 
 @frozen(kw_only=True)

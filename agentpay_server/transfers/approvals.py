@@ -27,19 +27,19 @@ from agentpay.contract.errors import ErrorCode, RejectionReason
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.pages import PageBody
 from agentpay.contract.transfers import Transfer, TransferStatus
-from agentpay_server import audit
-from agentpay_server.accounts import store as account_store
-from agentpay_server.clock import from_us
-from agentpay_server.context import Context
-from agentpay_server.crash_points import Operation, Step, fault_point
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.tables import TransferRecord
-from agentpay_server.errors import Problem
-from agentpay_server.money.authorization import Decided, Parties, SpendUnit
-from agentpay_server.money.idempotency import KEY_LIFETIME_US
-from agentpay_server.money.policy import Refusal
-from agentpay_server.principals import Principal
+from agentpay_server.engine.authorization import Decided, Parties, SpendUnit
+from agentpay_server.engine.policy import Refusal
+from agentpay_server.ledger import accounts as account_store
+from agentpay_server.ledger import audit
+from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
+from agentpay_server.platform.clock import from_us
+from agentpay_server.platform.crash_points import Operation, Step, fault_point
+from agentpay_server.platform.errors import Problem
+from agentpay_server.platform.principals import Principal
 from agentpay_server.transfers import booking, store
 from agentpay_server.transfers.creation import terms_of_record
 from agentpay_server.transfers.execution import Execution

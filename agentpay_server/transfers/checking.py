@@ -6,22 +6,23 @@ It creates, locks, claims, reserves, signs and stores nothing.
 from agentpay.contract.policies import Policy
 from agentpay.contract.spending import CHECK_TRANSFER, CheckTransfer, Outcome, TransferCheck
 from agentpay.contract.usdc import format_string, from_micro, to_micro
-from agentpay_server.accounts.store import own_account
-from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
-from agentpay_server.money import fees, spending
-from agentpay_server.money import policy as rules
-from agentpay_server.money.authorization import (
+from agentpay_server.engine import fees
+from agentpay_server.engine import policy as rules
+from agentpay_server.engine.authorization import (
     Authorizer,
     SpendUnit,
     must_look_again,
     own_parties,
     refusal_of,
 )
-from agentpay_server.money.policy import stored_policy
-from agentpay_server.money.preflight import Preflight
-from agentpay_server.money.spending import remaining
-from agentpay_server.principals import Principal
+from agentpay_server.engine.policy import stored_policy
+from agentpay_server.engine.preflight import Preflight
+from agentpay_server.ledger import spending
+from agentpay_server.ledger.accounts import own_account
+from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.spending import remaining
+from agentpay_server.platform.principals import Principal
 from agentpay_server.transfers.intents import cost_of_transfer, spend_of
 from agentpay_server.transfers.rules import Terms
 

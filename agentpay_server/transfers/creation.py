@@ -6,13 +6,13 @@ from agentpay.contract import identifiers
 from agentpay.contract.endpoints import CREATE_TRANSFER
 from agentpay.contract.transfers import CreateTransfer, TransferStatus
 from agentpay.contract.usdc import to_micro
-from agentpay_server import audit
-from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import TransferRecord
-from agentpay_server.money.held_keys import Held, RequestedKey
-from agentpay_server.money.idempotency import KeyHolder
-from agentpay_server.principals import Principal
+from agentpay_server.ledger import audit
+from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.held_keys import Held, RequestedKey
+from agentpay_server.ledger.idempotency import KeyHolder
+from agentpay_server.platform.principals import Principal
 from agentpay_server.transfers import booking, store
 from agentpay_server.transfers.intents import Decision, TransferIntent, approval_deadline_us
 from agentpay_server.transfers.rules import Terms, check_transition, verdict_if_equal

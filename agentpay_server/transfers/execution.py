@@ -4,12 +4,12 @@
 books the outcome.
 """
 
-from agentpay_server.context import Context
 from agentpay_server.database.runner import DatabaseUnavailableError
 from agentpay_server.database.tables import TransferRecord
-from agentpay_server.money.authorization import Authorizer, Decided, Parties
-from agentpay_server.money.settlement import Settlement
-from agentpay_server.money.transactions import Kind
+from agentpay_server.engine.authorization import Authorizer, Decided, Parties
+from agentpay_server.engine.settlement import Settlement
+from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.transactions import Kind
 from agentpay_server.transfers import store
 from agentpay_server.transfers.intents import TransferIntent
 from agentpay_server.transfers.reporting import report

@@ -11,22 +11,22 @@ from attrs import evolve, frozen
 
 from agentpay.contract.policies import Policy
 from agentpay.contract.transfers import TransferStatus
-from agentpay_server.clock import SECOND_US
-from agentpay_server.context import Context
-from agentpay_server.crash_points import Operation
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import TransferRecord
-from agentpay_server.money.authorization import Decided, Intent, SpendUnit
-from agentpay_server.money.fees import Cost
-from agentpay_server.money.handlers import pending_transaction
-from agentpay_server.money.idempotency import KEY_LIFETIME_US
-from agentpay_server.money.policy import Purpose, Recipient, Refusal, Spend
-from agentpay_server.money.preflight import Preflight
-from agentpay_server.money.transactions import ChainTransaction, Kind
+from agentpay_server.engine.authorization import Decided, Intent, SpendUnit
+from agentpay_server.engine.fees import Cost
+from agentpay_server.engine.handlers import pending_transaction
+from agentpay_server.engine.policy import Purpose, Recipient, Refusal, Spend
+from agentpay_server.engine.preflight import Preflight
+from agentpay_server.engine.treasury import transfer_fee
+from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
+from agentpay_server.ledger.transactions import ChainTransaction, Kind
+from agentpay_server.platform.clock import SECOND_US
+from agentpay_server.platform.crash_points import Operation
 from agentpay_server.transfers import booking
 from agentpay_server.transfers.rules import Terms
 from agentpay_server.transfers.signing import signed_transfer
-from agentpay_server.treasury import transfer_fee
 
 
 @frozen(kw_only=True)

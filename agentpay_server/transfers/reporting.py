@@ -2,10 +2,10 @@
 
 import logging
 
-from agentpay_server.clock import SECOND_US
-from agentpay_server.context import Context
 from agentpay_server.database.tables import TransferRecord
-from agentpay_server.logs import log
+from agentpay_server.ledger.context import Context
+from agentpay_server.platform.clock import SECOND_US
+from agentpay_server.platform.logs import log
 
 logger: logging.Logger = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from agentpay.contract.payments import PaymentSplit
 from agentpay.contract.transfers import Transfer, TransferStatus
 from agentpay.contract.usdc import from_micro
 from agentpay_server.chain.protocol import Chain
-from agentpay_server.clock import from_us
 from agentpay_server.database.tables import TransferRecord
-from agentpay_server.errors import RETRY_AFTER_SECONDS, Problem
-from agentpay_server.money.idempotency import KEY_LIFETIME_US
+from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
+from agentpay_server.platform.clock import from_us
+from agentpay_server.platform.errors import RETRY_AFTER_SECONDS, Problem
 from agentpay_server.transfers.store import splits_of
 
 _REASONS: Final = frozenset(RejectionReason)

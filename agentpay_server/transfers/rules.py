@@ -23,7 +23,7 @@ from attrs import field, frozen
 
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.transfers import TransferStatus
-from agentpay_server.money.idempotency import Verdict
+from agentpay_server.ledger.idempotency import Verdict
 
 TRANSITIONS: Final = frozenset(
     {

@@ -16,17 +16,17 @@ from agentpay.contract.endpoints import CREATE_TRANSFER
 from agentpay.contract.pages import PageBody
 from agentpay.contract.spending import LIST_TRANSFERS, ListTransfers
 from agentpay.contract.transfers import CreateTransfer, Transfer
-from agentpay_server.clock import HOUR_US, end_of_millisecond_us
-from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.tables import TransferRecord
-from agentpay_server.errors import not_found
-from agentpay_server.money.authorization import Parties, own_parties
-from agentpay_server.money.held_keys import Held, RequestedKey
-from agentpay_server.money.idempotency import perform
-from agentpay_server.principals import Principal
-from agentpay_server.randomness import earliest_identifier
+from agentpay_server.engine.authorization import Parties, own_parties
+from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.held_keys import Held, RequestedKey
+from agentpay_server.ledger.idempotency import perform
+from agentpay_server.platform.clock import HOUR_US, end_of_millisecond_us
+from agentpay_server.platform.errors import not_found
+from agentpay_server.platform.principals import Principal
+from agentpay_server.platform.randomness import earliest_identifier
 from agentpay_server.transfers import store
 from agentpay_server.transfers.creation import NewTransfer, key_holder_of, requested_key, terms_of
 from agentpay_server.transfers.execution import Execution

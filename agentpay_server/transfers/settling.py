@@ -9,19 +9,18 @@ import attrs
 
 from agentpay.contract.errors import ErrorCode
 from agentpay.contract.transfers import TransferStatus
-from agentpay_server import audit
-from agentpay_server.accounts import store as account_store
 from agentpay_server.chain.protocol import Failure, FailureReason
-from agentpay_server.context import Context
-from agentpay_server.crash_points import Operation
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import TransferRecord
-from agentpay_server.money import entries
-from agentpay_server.money import policy as rules
-from agentpay_server.money.handlers import Handler, Replacement, SigningInputs, Unit
-from agentpay_server.money.idempotency import KEY_LIFETIME_US
-from agentpay_server.money.policy import Refusal, stored_policy
-from agentpay_server.money.transactions import ChainTransaction, Kind
+from agentpay_server.engine import policy as rules
+from agentpay_server.engine.handlers import Handler, Replacement, SigningInputs, Unit
+from agentpay_server.engine.policy import Refusal, stored_policy
+from agentpay_server.ledger import accounts as account_store
+from agentpay_server.ledger import audit, entries
+from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
+from agentpay_server.ledger.transactions import ChainTransaction, Kind
+from agentpay_server.platform.crash_points import Operation
 from agentpay_server.transfers import booking, store
 from agentpay_server.transfers.reporting import report
 from agentpay_server.transfers.rules import check_transition

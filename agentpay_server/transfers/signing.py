@@ -2,8 +2,8 @@
 
 from agentpay_server.chain import transactions
 from agentpay_server.chain.protocol import Blockhash, SignedTransaction
-from agentpay_server.context import Context
 from agentpay_server.database.tables import AccountRecord
+from agentpay_server.ledger.context import Context
 
 
 def signed_transfer(

@@ -10,7 +10,7 @@ from agentpay.contract.transfers import TransferStatus
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.rows import Rows
 from agentpay_server.database.tables import TransferRecord, transfers
-from agentpay_server.money.held_keys import HeldKeys
+from agentpay_server.ledger.held_keys import HeldKeys
 from agentpay_server.transfers.rules import Split
 
 TRANSFERS: Final = Rows(TransferRecord, "transfer_id")

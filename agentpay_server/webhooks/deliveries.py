@@ -19,19 +19,19 @@ from agentpay.contract.errors import FieldError
 from agentpay.contract.events import Event
 from agentpay.contract.fields import format_timestamp
 from agentpay.contract.pages import PageBody
-from agentpay_server import audit
-from agentpay_server.clock import from_us, to_us
-from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.tables import AttemptRecord, DeliveryRecord
-from agentpay_server.errors import invalid, not_found
-from agentpay_server.principals import Principal
-from agentpay_server.webhooks import delivery_store as store
-from agentpay_server.webhooks import event_store
-from agentpay_server.webhooks import store as webhook_store
-from agentpay_server.webhooks.outbox import new_delivery
-from agentpay_server.webhooks.rules import DeliveryStatus
+from agentpay_server.ledger import audit
+from agentpay_server.ledger import deliveries as store
+from agentpay_server.ledger import events as event_store
+from agentpay_server.ledger import webhooks as webhook_store
+from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.delivery_rules import DeliveryStatus
+from agentpay_server.ledger.outbox import new_delivery
+from agentpay_server.platform.clock import from_us, to_us
+from agentpay_server.platform.errors import invalid, not_found
+from agentpay_server.platform.principals import Principal
 
 REPLAYED_AT_ONCE: Final = 1000
 """Maximum number of deliveries that one request replays: each is a row in one transaction."""

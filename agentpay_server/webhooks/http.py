@@ -19,8 +19,8 @@ from attrs import frozen
 
 from agentpay.contract.addresses import is_public
 from agentpay.contract.printable import printable
+from agentpay_server.ledger.delivery_rules import TIMEOUT_SECONDS
 from agentpay_server.webhooks.look_ups import LookUps
-from agentpay_server.webhooks.rules import TIMEOUT_SECONDS
 
 _RESPONSE_MAX_BYTES: Final = 64 * 1024
 EXCERPT_BYTES: Final = 1024

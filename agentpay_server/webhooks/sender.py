@@ -16,16 +16,16 @@ from typing import Final
 
 from agentpay._deliveries import signed_headers
 from agentpay.webhooks import WebhookSecrets
-from agentpay_server.clock import real_now_us
-from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import AttemptRecord
-from agentpay_server.logs import log
-from agentpay_server.vault import VaultError
-from agentpay_server.webhooks import delivery_store as store
-from agentpay_server.webhooks.delivery_store import DueDelivery
+from agentpay_server.ledger import deliveries as store
+from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.deliveries import DueDelivery
+from agentpay_server.ledger.delivery_rules import LEASE_US, after_attempt
+from agentpay_server.platform.clock import real_now_us
+from agentpay_server.platform.logs import log
+from agentpay_server.platform.vault import VaultError
 from agentpay_server.webhooks.http import HttpPoster, PostResult, no_response
-from agentpay_server.webhooks.rules import LEASE_US, after_attempt
 from agentpay_server.webhooks.service import SealedSecret, sealed_secrets
 
 ATTEMPTS_AT_ONCE: Final = 256

@@ -20,18 +20,19 @@ from agentpay.contract.errors import ErrorCode, FieldError
 from agentpay.contract.pages import PageBody
 from agentpay.contract.usdc import from_micro, to_micro
 from agentpay.contract.webhooks import CreateWebhook, Webhook, subscription_warning
-from agentpay_server import audit
-from agentpay_server.accounts import store as account_store
-from agentpay_server.clock import SECOND_US, from_us
-from agentpay_server.context import Context
-from agentpay_server.credentials import new_secret
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.tables import WebhookRecord
-from agentpay_server.errors import Problem, invalid, not_found
-from agentpay_server.principals import Principal
-from agentpay_server.vault import Place, Vault, VaultError
-from agentpay_server.webhooks import delivery_store, store
+from agentpay_server.ledger import accounts as account_store
+from agentpay_server.ledger import audit
+from agentpay_server.ledger import deliveries as delivery_store
+from agentpay_server.ledger import webhooks as store
+from agentpay_server.ledger.context import Context
+from agentpay_server.platform.clock import SECOND_US, from_us
+from agentpay_server.platform.credentials import new_secret
+from agentpay_server.platform.errors import Problem, invalid, not_found
+from agentpay_server.platform.principals import Principal
+from agentpay_server.platform.vault import Place, Vault, VaultError
 
 
 @frozen(kw_only=True)

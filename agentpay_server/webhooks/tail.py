@@ -16,14 +16,14 @@ from typing import Final
 from agentpay.contract import identifiers
 from agentpay.contract.deliveries import LIST_EVENTS
 from agentpay.contract.errors import ErrorCode
-from agentpay_server.context import Context
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import EventRecord
-from agentpay_server.errors import RETRY_AFTER_SECONDS, Problem
-from agentpay_server.key_store import live_keys
-from agentpay_server.logs import log
-from agentpay_server.principals import Principal
-from agentpay_server.webhooks import event_store as store
+from agentpay_server.ledger import events as store
+from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.key_store import live_keys
+from agentpay_server.platform.errors import RETRY_AFTER_SECONDS, Problem
+from agentpay_server.platform.logs import log
+from agentpay_server.platform.principals import Principal
 
 POLL_SECONDS: Final = 0.5
 

@@ -9,8 +9,8 @@ from playwright.sync_api import Page, expect
 
 from agentpay.payments import PaymentAuth
 from agentpay_server import AgentPayServer
-from agentpay_server.cli.demo_world import DemoWorld
 from agentpay_server.paywall import Paywall
+from agentpay_server.testkit.situations.demo_world import DemoWorld
 
 AXE = """async (rules) => (await axe.run({ resultTypes: ["violations"], rules }))
     .violations.map(({ id, nodes }) => [id, nodes[0].html])"""

@@ -122,7 +122,7 @@ def test_no_other_file_lists_the_event_types():
     assert listing == {
         "agentpay/contract/choices.py",
         "agentpay/contract/events.py",
-        "agentpay_server/cli/triggers.py",
+        "agentpay_server/testkit/situations/triggers.py",
     }
 
 

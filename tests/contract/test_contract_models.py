@@ -593,11 +593,11 @@ def test_no_other_file_lists_the_rules_of_a_policy():
     }
     assert listing == {
         "agentpay/contract/policies.py",
-        "agentpay_server/money/policy.py",
+        "agentpay_server/engine/policy.py",
         # The methods that people read; the budget, in its own order and for models.
         "agentpay/_async/policies.py",
         "agentpay/contract/spending.py",
         "agentpay/tools/outputs.py",
         # Accounts with policies that use each rule.
-        "agentpay_server/cli/demo_world.py",
+        "agentpay_server/testkit/situations/demo_world.py",
     }

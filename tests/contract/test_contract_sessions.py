@@ -22,7 +22,7 @@ from agentpay.contract.sessions import (
     Session,
     SessionStatus,
 )
-from agentpay_server.errors import Problem
+from agentpay_server.platform.errors import Problem
 
 MOMENT = "2026-01-31T12:00:00.000Z"
 SESSION: dict[str, Any] = {

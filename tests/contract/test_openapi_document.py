@@ -20,9 +20,9 @@ from agentpay.contract.schemas import field_words, summary_of
 from agentpay_server import AgentPayServer
 from agentpay_server.cli import main
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
-from agentpay_server.embedded.inbox import WebhookInbox
-from agentpay_server.embedded.transports import EmbeddedTransport
 from agentpay_server.http.app import DOCUMENTS, document_text
+from agentpay_server.testkit.embedded.inbox import WebhookInbox
+from agentpay_server.testkit.embedded.transports import EmbeddedTransport
 
 ROOT = Path(__file__).parents[2]
 TEXTS = {name: document_text(extensions=extensions) for name, extensions in DOCUMENTS.items()}

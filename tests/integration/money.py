@@ -20,9 +20,9 @@ from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.instructions import TOKEN_PROGRAM
 from agentpay_server.chain.protocol import TokenAccount
 from agentpay_server.chain.signing import sign_transaction
-from agentpay_server.context import Context
 from agentpay_server.database import tables
 from agentpay_server.database.connection import Connection
+from agentpay_server.ledger.context import Context
 from agentpay_server.sandbox.faulty_chain import FaultyChain
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from agentpay.contract.endpoints import Endpoint
 from agentpay.contract.errors import HTTP_STATUS, ErrorCode
 from agentpay_server import AgentPayServer
 from agentpay_server.chain.custody import TREASURY
-from agentpay_server.embedded.transports import EmbeddedTransport
+from agentpay_server.testkit.embedded.transports import EmbeddedTransport
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

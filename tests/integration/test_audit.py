@@ -16,15 +16,16 @@ from agentpay import AgentPay
 from agentpay.contract.accounts import Account
 from agentpay.contract.console import AuditEntry
 from agentpay.contract.endpoints import Endpoint, Scope
-from agentpay_server import AgentPayServer, Settings, audit_store
-from agentpay_server.accounts import store as account_store
-from agentpay_server.audit import UNPROMPTED
+from agentpay_server import AgentPayServer, Settings
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
-from agentpay_server.credentials import KeyKind, new_key
 from agentpay_server.database import tables
 from agentpay_server.database.connection import Connection
+from agentpay_server.ledger import accounts as account_store
+from agentpay_server.ledger import audit_store
+from agentpay_server.ledger.audit import UNPROMPTED
 from agentpay_server.operators.keys import Keys
-from agentpay_server.principals import Principal
+from agentpay_server.platform.credentials import KeyKind, new_key
+from agentpay_server.platform.principals import Principal
 
 DAY = 24 * 3600
 

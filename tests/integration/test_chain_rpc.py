@@ -44,8 +44,8 @@ from agentpay_server.chain.instructions import (
     memo,
     transfer_checked,
 )
-from agentpay_server.chain.node import base58
-from agentpay_server.chain.node.requests import MOST_CALLS
+from agentpay_server.testkit.node import base58
+from agentpay_server.testkit.node.requests import MOST_CALLS
 
 USDC = USDC_MINTS["mainnet-beta"]
 SOL = 10**9

@@ -17,8 +17,8 @@ from agentpay._sync.deliveries import Events
 from agentpay.contract.fields import format_timestamp
 from agentpay_server import AgentPayServer
 from agentpay_server.cli import COMMANDS, main
-from agentpay_server.credentials import digest_of
 from agentpay_server.paywall import Paywall
+from agentpay_server.platform.credentials import digest_of
 
 # --- What there is
 

@@ -14,8 +14,8 @@ from agentpay import AgentPay
 from agentpay.tools import AgentTools
 from agentpay_server import AgentPayServer
 from agentpay_server.cli import main
-from agentpay_server.cli.demo_world import DemoWorld, Step
-from agentpay_server.credentials import KeyKind, new_key
+from agentpay_server.platform.credentials import KeyKind, new_key
+from agentpay_server.testkit.situations.demo_world import DemoWorld, Step
 
 
 def demo(*arguments: str) -> Result:

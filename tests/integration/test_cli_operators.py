@@ -18,10 +18,10 @@ from sqlalchemy import select
 
 from agentpay_lab.simulation.database import NEXT_RELEASE
 from agentpay_server import AgentPayServer, Settings
+from agentpay_server.assembly.storage import open_database
 from agentpay_server.cli import main
 from agentpay_server.database import migrations, tables
 from agentpay_server.database.connection import Connection
-from agentpay_server.storage import open_database
 
 SETTINGS = Settings(encryption_key=stores.KEY)
 

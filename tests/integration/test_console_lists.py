@@ -20,9 +20,11 @@ from agentpay import AgentPay
 from agentpay.contract.console import AccountDetail
 from agentpay_server import AgentPayServer
 from agentpay_server.database import tables
+from agentpay_server.ledger import deliveries as delivery_store
+from agentpay_server.ledger import events as event_store
+from agentpay_server.ledger.delivery_rules import DeliveryStatus
 from agentpay_server.operators import summary_store
-from agentpay_server.webhooks import deliveries, delivery_store, event_store
-from agentpay_server.webhooks.rules import DeliveryStatus
+from agentpay_server.webhooks import deliveries
 
 HOUR = timedelta(hours=1)
 

@@ -8,7 +8,7 @@ from agentpay.contract.console import ConsoleSummary
 from agentpay_server import AgentPayServer, Sandbox
 from agentpay_server.operators import overview
 from agentpay_server.operators.overview import RequestLog
-from agentpay_server.principals import Principal
+from agentpay_server.platform.principals import Principal
 
 
 def counted(server: AgentPayServer) -> dict[str, int]:

@@ -12,7 +12,7 @@ import pytest
 
 from agentpay.contract.events import EVENTS
 from agentpay_server import AgentPayServer
-from agentpay_server.settings import Settings
+from agentpay_server.platform.settings import Settings
 
 HEADERS = {
     "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "

@@ -15,7 +15,7 @@ from agentpay import AgentPay
 from agentpay_server import AgentPayServer
 from agentpay_server.database import tables
 from agentpay_server.operators.keys import Keys
-from agentpay_server.principals import Principal
+from agentpay_server.platform.principals import Principal
 
 
 @frozen

@@ -15,21 +15,21 @@ from agentpay.contract.accounts import CreateAccount
 from agentpay.contract.deliveries import ListDeliveries, ListEvents, ReplayEvent
 from agentpay.contract.transfers import CreateTransfer
 from agentpay.contract.webhooks import CreateWebhook
-from agentpay_server.clock import SystemClock, manual_clock, to_us
-from agentpay_server.config import ServerConfig
+from agentpay_server.assembly.config import ServerConfig
+from agentpay_server.assembly.server import start_server
+from agentpay_server.assembly.storage import Storage
 from agentpay_server.contract.sandbox import Fund
 from agentpay_server.database import tables
 from agentpay_server.database.memory import MemoryDatabase
-from agentpay_server.principals import Principal
-from agentpay_server.server import start_server
-from agentpay_server.settings import Settings
-from agentpay_server.storage import Storage
-from agentpay_server.tasks import Tasks
-from agentpay_server.vault import Vault
-from agentpay_server.webhooks import delivery_store as store
+from agentpay_server.ledger import deliveries as store
+from agentpay_server.ledger.delivery_rules import LEASE_US
+from agentpay_server.platform.clock import SystemClock, manual_clock, to_us
+from agentpay_server.platform.principals import Principal
+from agentpay_server.platform.settings import Settings
+from agentpay_server.platform.tasks import Tasks
+from agentpay_server.platform.vault import Vault
 from agentpay_server.webhooks import sender as service
 from agentpay_server.webhooks.http import HttpPoster
-from agentpay_server.webhooks.rules import LEASE_US
 from agentpay_server.webhooks.sender import WebhookSender
 
 pytestmark = pytest.mark.anyio

@@ -12,9 +12,10 @@ from receivers import Receiver, answer, drop, eventually, hang
 
 from agentpay import InsufficientBalanceError, webhooks
 from agentpay_server import AgentPayServer
-from agentpay_server import scheduler as schedule
-from agentpay_server.webhooks import http, rules
-from agentpay_server.webhooks.delivery_store import OF_ONE_OPERATOR_AT_ONCE, TO_ONE_ENDPOINT_AT_ONCE
+from agentpay_server.ledger import delivery_rules as rules
+from agentpay_server.ledger.deliveries import OF_ONE_OPERATOR_AT_ONCE, TO_ONE_ENDPOINT_AT_ONCE
+from agentpay_server.platform import scheduler as schedule
+from agentpay_server.webhooks import http
 from agentpay_server.webhooks.sender import ATTEMPTS_AT_ONCE
 
 SETTLED = ["transfer.settled"]

@@ -16,8 +16,8 @@ from agentpay.contract.accounts import Account
 from agentpay.contract.fields import parse_timestamp
 from agentpay_server import AgentPayServer
 from agentpay_server.chain import transactions
-from agentpay_server.context import Context
 from agentpay_server.database import tables
+from agentpay_server.ledger.context import Context
 
 LOW = "balance.low_threshold"
 NOT_OF_A_DEPOSIT = ("memo", "category", "transfer_id", "session_id", "rejection_reason")

@@ -39,8 +39,8 @@ from agentpay.mcp.__main__ import parser as tools_parser
 from agentpay_lab import cli as laboratory
 from agentpay_server import AgentPayServer, WebhookInbox, cli
 from agentpay_server.clients._sync.sandbox import Sandbox, SandboxClock
-from agentpay_server.embedded.scenarios import Scenario
-from agentpay_server.settings import Settings
+from agentpay_server.platform.settings import Settings
+from agentpay_server.testkit.situations.scenarios import Scenario
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -334,7 +334,7 @@ def test_every_public_name_is_in_the_reference(package: Any) -> None:
 def test_every_scenario_is_in_the_reference_and_in_the_guide() -> None:
     guide = (DOCS / "how-to" / "test-your-agent.md").read_text("utf-8")
     for scenario in Scenario.__subclasses__():
-        assert f"agentpay_server.embedded.scenarios.{scenario.__name__}" in documented()
+        assert f"agentpay_server.testkit.situations.scenarios.{scenario.__name__}" in documented()
         name = re.sub(r"(?<!^)(?=[A-Z])", "_", scenario.__name__).lower()
         assert f"| `{name}` |" in guide
 

@@ -13,7 +13,7 @@ from server_world import START, server_threads
 import agentpay
 from agentpay import AuthenticationError
 from agentpay_server import AgentPayServer, Settings
-from agentpay_server.credentials import KeyKind, new_key
+from agentpay_server.platform.credentials import KeyKind, new_key
 
 KEY = new_key(KeyKind.OPERATOR, bytes(range(32)))
 

@@ -20,7 +20,7 @@ from server_world import START, server_threads
 import agentpay
 from agentpay import APIConnectionError, APITimeoutError, AsyncAgentPay
 from agentpay_server import AgentPayServer
-from agentpay_server.embedded import owner_thread as owner_module
+from agentpay_server.testkit.embedded import owner_thread as owner_module
 
 # --- Threads ----------------------------------------------------------------------------------------------
 

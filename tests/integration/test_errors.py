@@ -19,8 +19,8 @@ from server_world import (
 
 from agentpay_server import AgentPayServer
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
-from agentpay_server.credentials import KeyKind, new_key
-from agentpay_server.settings import Settings
+from agentpay_server.platform.credentials import KeyKind, new_key
+from agentpay_server.platform.settings import Settings
 
 KIB = 1024
 WELL_FORMED_UNKNOWN_KEY = new_key(KeyKind.OPERATOR, bytes(32))

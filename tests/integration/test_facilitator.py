@@ -27,12 +27,12 @@ from solders.transaction import VersionedTransaction
 from agentpay import AgentPay
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
-from agentpay_server.accounts.store import ACCOUNTS
 from agentpay_server.chain import instructions
 from agentpay_server.chain.custody import spending_key
 from agentpay_server.chain.instructions import USDC_MINTS, associated_token_address
-from agentpay_server.context import Context
-from agentpay_server.sandbox.facilitator.service import NETWORKS
+from agentpay_server.ledger.accounts import ACCOUNTS
+from agentpay_server.ledger.context import Context
+from agentpay_server.testkit.facilitator.service import NETWORKS
 
 USDC = USDC_MINTS["mainnet-beta"]
 PRICE = 1_000

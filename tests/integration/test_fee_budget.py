@@ -23,11 +23,11 @@ from agentpay_server import AgentPayServer, Settings
 from agentpay_server.chain.custody import TREASURY
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.instructions import SYSTEM_PROGRAM
-from agentpay_server.context import Context
 from agentpay_server.database import tables
 from agentpay_server.database.connection import Connection
-from agentpay_server.money import fees
-from agentpay_server.settings import (
+from agentpay_server.engine import fees
+from agentpay_server.ledger.context import Context
+from agentpay_server.platform.settings import (
     PUBLIC_ACCOUNTS_PER_DAY,
     PUBLIC_FEE_BUDGET_SOL,
     PUBLIC_RATE_LIMIT,

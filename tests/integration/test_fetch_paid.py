@@ -31,7 +31,7 @@ from agentpay.tools import AgentTools, AsyncAgentTools
 from agentpay.tools.results import FetchResult
 from agentpay_server import AgentPayServer
 from agentpay_server.paywall import Mode, Paywall, Protocol
-from agentpay_server.paywall.modes import INJECTION
+from agentpay_server.testkit.paywall.modes import INJECTION
 
 REF = "forecast-2026-01"
 FIELDS = set(FetchResult.__annotations__)

@@ -12,14 +12,14 @@ import stores
 from server_world import START, raw_client, refused
 
 from agentpay_server import AgentPayServer, Settings
+from agentpay_server.assembly.config import ServerConfig
+from agentpay_server.assembly.server import Server, start_server
+from agentpay_server.assembly.storage import Storage
 from agentpay_server.chain.protocol import ChainUnavailableError
-from agentpay_server.clock import SystemClock
-from agentpay_server.config import ServerConfig
 from agentpay_server.database.runner import DatabaseUnavailableError
 from agentpay_server.http import operations
 from agentpay_server.http.app import Application
-from agentpay_server.server import Server, start_server
-from agentpay_server.storage import Storage
+from agentpay_server.platform.clock import SystemClock
 
 PATHS = ("/healthz", "/readyz", "/metrics")
 

@@ -10,9 +10,9 @@ from server_world import START, Funded
 
 from agentpay import AgentPay, AgentPayError
 from agentpay_server import AgentPayServer
-from agentpay_server.clock import ManualClock
-from agentpay_server.embedded import recorder as inspection
-from agentpay_server.embedded import timeline
+from agentpay_server.platform.clock import ManualClock
+from agentpay_server.testkit.embedded import recorder as inspection
+from agentpay_server.testkit.embedded import timeline
 
 
 @pytest.fixture

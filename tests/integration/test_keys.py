@@ -23,7 +23,7 @@ from agentpay import AgentPay, PermissionDeniedError
 from agentpay.contract.endpoints import Scope
 from agentpay_server import AgentPayServer
 from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
-from agentpay_server.credentials import KeyKind, new_key
+from agentpay_server.platform.credentials import KeyKind, new_key
 
 # The rules of the decisions, written out again independently of the table.
 ALLOWED = {

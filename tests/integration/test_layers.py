@@ -11,103 +11,38 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-# From the top down. A module may import its own layer and those below it.
+# The folders of the server, from the top down. A folder imports from itself and from the rows below it: two
+# folders in one row are independent. Modules in no folder are the public ones, on top of all.
+ROWS = """
+    cli
+    testkit
+    http dashboard clients
+    assembly
+    sandbox
+    payments
+    accounts operators sessions transfers webhooks
+    engine
+    ledger
+    chain
+    database
+    platform
+    contract
+"""
+# And the distributions around it.
 LAYERS: list[list[str]] = [
     ["agentpay_lab.__main__"],
     ["agentpay_lab.cli"],
     ["agentpay_lab"],
-    ["agentpay_server.__main__"],
-    ["agentpay_server", "agentpay_server.pytest_plugin", "agentpay_server.cli"],
-    ["agentpay_server.paywall"],
-    ["agentpay_server.embedded"],
-    ["agentpay_server.http", "agentpay_server.dashboard", "agentpay_server.clients"],
-    ["agentpay_server.server"],
-    [
-        "agentpay_server.chain_opening",
-        "agentpay_server.storage",
-        "agentpay_server.identity",
-    ],
-    ["agentpay_server.config"],
-    ["agentpay_server.sandbox"],
-    # Features.
-    [
-        "agentpay_server.accounts",
-        "agentpay_server.operators",
-        "agentpay_server.payments",
-        "agentpay_server.sessions",
-        "agentpay_server.transfers",
-        "agentpay_server.webhooks",
-        "agentpay_server.health",
-    ],
-    # The platform of every feature.
-    ["agentpay_server.money", "agentpay_server.accounts.store", "agentpay_server.webhooks.outbox"],
-    [
-        "agentpay_server.webhooks.store",
-        "agentpay_server.webhooks.event_store",
-        "agentpay_server.webhooks.delivery_store",
-    ],
-    ["agentpay_server.audit", "agentpay_server.treasury"],
-    ["agentpay_server.context"],
-    ["agentpay_server.chain"],
-    ["agentpay_server.audit_store", "agentpay_server.identity_store", "agentpay_server.clock_check"],
-    ["agentpay_server.key_store"],
-    ["agentpay_server.database"],
-    [
-        "agentpay_server.scheduler",
-        "agentpay_server.pace",
-        "agentpay_server.tasks",
-        "agentpay_server.principals",
-        "agentpay_server.vault",
-    ],
-    [
-        "agentpay_server.clock",
-        "agentpay_server.crash_points",
-        "agentpay_server.credentials",
-        "agentpay_server.errors",
-        "agentpay_server.logs",
-        "agentpay_server.metrics",
-        "agentpay_server.settings",
-        "agentpay_server.options",
-        "agentpay_server.randomness",
-        "agentpay_server.webhooks.rules",
-    ],
-    ["agentpay_server.contract"],
+    ["agentpay_server"],
+    *([f"agentpay_server.{folder}" for folder in row.split()] for row in ROWS.strip().splitlines()),
     ["agentpay.__main__"],
     ["agentpay.cli"],
     ["agentpay"],
     ["agentpay.contract"],
 ]
-
-# The features, a folder each. They do not import each other.
-FEATURES = [
-    "agentpay_server.accounts",
-    "agentpay_server.operators",
-    "agentpay_server.payments",
-    "agentpay_server.sandbox",
-    "agentpay_server.sessions",
-    "agentpay_server.transfers",
-    "agentpay_server.webhooks",
-]
-# Shared modules in the folder of a feature: every feature locks accounts and writes events.
-CORE = ["agentpay_server.accounts.store", "agentpay_server.webhooks.outbox"]
-# Allowed imports between features, and why.
-EXCEPTIONS = {
-    # A payment is a transfer whose transaction the provider broadcasts.
-    ("agentpay_server.payments", "agentpay_server.transfers"),
-    # Test money is booked as the deposit that it is.
-    ("agentpay_server.sandbox", "agentpay_server.accounts"),
-    # The facilitator reads the wire formats of payments.
-    ("agentpay_server.sandbox", "agentpay_server.payments"),
-}
-# Where statements are, besides the modules that are named for it: the books of the money core.
-STATEMENTS = {
-    "agentpay_server.health",
-    "agentpay_server.money.entries",
-    "agentpay_server.money.fees",
-    "agentpay_server.money.funding",
-    "agentpay_server.money.held_keys",
-    "agentpay_server.money.spending",
-    "agentpay_server.money.transactions",
+FEATURES = {
+    f"agentpay_server.{each}"
+    for each in ("accounts", "operators", "payments", "sandbox", "sessions", "transfers", "webhooks")
 }
 
 RANKS = {package: rank for rank, layer in enumerate(LAYERS) for package in layer}
@@ -134,7 +69,7 @@ def layer_of(module):
     parts = module.split(".")
     for length in range(len(parts), 0, -1):
         package = ".".join(parts[:length])
-        if package in RANKS and (length == len(parts) or package != "agentpay_server"):
+        if package in RANKS:
             return package
     raise AssertionError(f"{module} is in no layer: add it to the table")
 
@@ -177,69 +112,54 @@ def imports_of(path):
         yield from (name for name in names if name.split(".")[0] in SOURCES)
 
 
-def test_no_module_imports_a_higher_layer():
+def test_no_module_imports_a_higher_layer_or_another_folder_of_its_row():
     upwards = [
         f"{module_name(path)} imports {imported}"
         for path in MODULES
         for imported in imports_of(path)
-        if RANKS[layer_of(imported)] < RANKS[layer_of(module_name(path))]
+        if (own := layer_of(module_name(path))) != (other := layer_of(imported))
+        and RANKS[other] <= RANKS[own]
     ]
     assert not upwards
 
 
-@pytest.mark.parametrize(
-    ("package", "alone"),
-    [
-        ("agentpay.contract", ["agentpay.contract"]),
-        ("agentpay_server.contract", ["agentpay_server.contract", "agentpay.contract"]),
-        (
-            "agentpay_server.database",
-            [
-                "agentpay_server.database",
-                "agentpay_server.errors",
-                "agentpay._loading",
-                "agentpay.contract",
-            ],
-        ),
-        (
-            "agentpay_server.chain",
-            [
-                "agentpay_server.chain",
-                "agentpay_server.clock",
-                "agentpay_server.crash_points",
-                "agentpay_server.database",
-                "agentpay_server.logs",
-                "agentpay_server.options",
-                "agentpay_server.randomness",
-                "agentpay.contract",
-            ],
-        ),
-        (
-            "agentpay_server.clients",
-            ["agentpay_server.clients", "agentpay_server.contract", "agentpay", "agentpay.contract"],
-        ),
-    ],
-)
-def test_a_package_imports_only_its_allowed_layers(package, alone):
+def test_each_folder_of_the_server_has_its_row():
+    folders = {path.parent.name for path in (ROOT / "agentpay_server").glob("*/__init__.py")}
+
+    assert folders == set(ROWS.split())
+
+
+# A library of its own: it could be taken out, and used elsewhere.
+ALONE = {
+    "agentpay.contract": {"agentpay.contract"},
+    "agentpay_server.contract": {"agentpay_server.contract", "agentpay.contract"},
+    "agentpay_server.clients": {
+        "agentpay_server.clients",
+        "agentpay_server.contract",
+        "agentpay",
+        "agentpay.contract",
+    },
+}
+
+
+@pytest.mark.parametrize("package", ALONE)
+def test_a_package_imports_only_its_allowed_layers(package):
     for path in MODULES:
         if layer_of(module_name(path)) == package:
             for imported in imports_of(path):
-                assert {layer_of(imported), imported} & {*alone}, f"{module_name(path)} imports {imported}"
+                assert layer_of(imported) in ALONE[package], f"{module_name(path)} imports {imported}"
 
 
 # How a chain works, and what its messages and accounts say: a `Chain` states what others need of it.
-CHAIN_INSIDE = [
-    f"agentpay_server.chain.{each}" for each in ("embedded", "messages", "node", "parsing", "rpc")
-]
-# The facilitator of the sandbox is a Solana client of the embedded chain.
-KNOWS_CHAINS_BY_PROTOCOL = {"agentpay_server.money", *FEATURES} - {"agentpay_server.sandbox"}
+CHAIN_INSIDE = [f"agentpay_server.chain.{each}" for each in ("embedded", "messages", "parsing", "rpc")]
+KNOWS_CHAINS_BY_PROTOCOL = {"agentpay_server.engine", "agentpay_server.ledger", *FEATURES}
 
 
-def test_the_money_core_and_the_features_know_a_chain_by_its_protocol():
+def test_ledger_engine_and_features_know_a_chain_by_its_protocol():
     inside = [
         f"{module_name(path)} imports {imported}"
         for path in MODULES
-        if ".".join(module_name(path).split(".")[:2]) in KNOWS_CHAINS_BY_PROTOCOL
+        if layer_of(module_name(path)) in KNOWS_CHAINS_BY_PROTOCOL
         for imported in imports_of(path)
         if any(imported == each or imported.startswith(f"{each}.") for each in CHAIN_INSIDE)
     ]
@@ -257,7 +177,7 @@ SHARED = {
 }
 
 
-def test_only_the_embedded_server_and_clients_use_the_sdk():
+def test_only_the_ways_in_and_clients_use_the_sdk():
     users = {
         layer_of(module_name(path))
         for path in MODULES
@@ -267,31 +187,25 @@ def test_only_the_embedded_server_and_clients_use_the_sdk():
     }
 
     assert users <= {
+        "agentpay_server",
         "agentpay_server.cli",
         "agentpay_server.clients",
-        "agentpay_server.embedded",
-        "agentpay_server.pytest_plugin",
+        "agentpay_server.testkit",
     }
 
 
 # What the laboratory may use of the server: what users use, how a server starts on an edge that is not real,
 # the node and the transactions of the chain, the database runner and its migrations.
 DECLARED = {
+    "agentpay_server",
+    "agentpay_server.assembly",
     "agentpay_server.chain",
     "agentpay_server.clients",
-    "agentpay_server.clock",
-    "agentpay_server.config",
-    "agentpay_server.credentials",
     "agentpay_server.database",
-    "agentpay_server.embedded",
-    "agentpay_server.errors",
     "agentpay_server.http",
     "agentpay_server.payments",
-    "agentpay_server.paywall",
-    "agentpay_server.sandbox",
-    "agentpay_server.server",
-    "agentpay_server.settings",
-    "agentpay_server.storage",
+    "agentpay_server.platform",
+    "agentpay_server.testkit",
 }
 # And of the private modules of the client: a client is made on an edge that is not real, too.
 PRIVATE = {"agentpay._async.client", "agentpay._http", "agentpay._settings"}
@@ -306,7 +220,7 @@ def test_the_laboratory_uses_only_what_is_declared_for_it():
         if imported not in SHARED
     }
 
-    assert {layer_of(name) for name in used if name.startswith("agentpay_server.")} == DECLARED
+    assert {layer_of(name) for name in used if name.startswith("agentpay_server")} == DECLARED
     assert {name for name in used if name.startswith("agentpay.") and "._" in name} == PRIVATE
 
 
@@ -320,34 +234,6 @@ def test_the_sdk_does_not_import_the_server():
     for path in MODULES:
         if path.is_relative_to(ROOT / "agentpay"):
             assert not [name for name in imports_of(path) if name.startswith("agentpay_server")], path
-
-
-def feature_of(module):
-    return next(
-        (feature for feature in FEATURES if module == feature or module.startswith(f"{feature}.")), None
-    )
-
-
-def test_a_feature_imports_no_other_feature():
-    strangers = [
-        f"{module_name(path)} imports {imported}"
-        for path in MODULES
-        for imported in imports_of(path)
-        if imported not in CORE
-        and (feature := feature_of(module_name(path))) is not None
-        and (other := feature_of(imported)) not in (None, feature)
-        and (feature, other) not in EXCEPTIONS
-    ]
-    assert not strangers
-
-
-def test_the_core_imports_no_feature():
-    for path in MODULES:
-        importer = module_name(path)
-        is_core = RANKS[layer_of(importer)] >= RANKS["agentpay_server.money"]
-        if is_core and layer_of(importer).startswith("agentpay_server"):
-            found = [name for name in imports_of(path) if layer_of(name) in FEATURES and name not in CORE]
-            assert not found, f"{importer} imports {found}"
 
 
 def libraries_of(path):
@@ -370,9 +256,13 @@ def test_rule_modules_do_no_input_or_output():
             assert not IO & set(libraries_of(path)), module
 
 
-def test_sql_is_only_in_stores():
-    """In modules that are named for it, and where tables and runners are; a simulation is a database."""
-    may = ("agentpay_server.database", "agentpay_lab.simulation")
+# Two modules of the engine that have statements of their own.
+STATEMENTS = {"agentpay_server.engine.fees", "agentpay_server.engine.funding"}
+
+
+def test_sql_is_only_in_the_ledger_and_in_stores():
+    """And where tables and runners are; a simulation is a database."""
+    may = ("agentpay_server.database", "agentpay_server.ledger", "agentpay_lab.simulation")
     for path in MODULES:
         module = module_name(path)
         if not module.startswith(may) and not path.stem.endswith("store") and module not in STATEMENTS:

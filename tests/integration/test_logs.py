@@ -14,7 +14,7 @@ from server_world import START, Funded, raw_client
 from agentpay import AgentPay
 from agentpay_server import AgentPayServer
 from agentpay_server.cli.serve import log_format_of
-from agentpay_server.logs import REQUEST_ID, ROOT, LogFormat, log, logging_to
+from agentpay_server.platform.logs import REQUEST_ID, ROOT, LogFormat, log, logging_to
 
 
 class Lines:

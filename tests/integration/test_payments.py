@@ -12,13 +12,13 @@ from receivers import eventually
 from sellers import ORIGIN, PROTOCOLS, Seller, message_of, name_of
 from server_world import refused
 
-from agentpay_server.accounts import store as account_store
 from agentpay_server.chain import transactions
 from agentpay_server.chain.custody import TREASURY
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.protocol import SignatureStatus
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import AccountRecord
+from agentpay_server.ledger import accounts as account_store
 
 LANDED = SignatureStatus(is_final=True)
 MINUTE = 61.0

@@ -26,8 +26,8 @@ from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
 from agentpay_server.payments.terms import Terms, UnreadableChallengeError
 from agentpay_server.paywall import Mode, Paywall, Protocol
-from agentpay_server.paywall.hostile import MALFORMED_KINDS
-from agentpay_server.paywall.modes import HELD_SECONDS, INJECTION, LATE_SECONDS
+from agentpay_server.testkit.paywall.hostile import MALFORMED_KINDS
+from agentpay_server.testkit.paywall.modes import HELD_SECONDS, INJECTION, LATE_SECONDS
 
 PROTOCOLS = list(Protocol)
 SETTLING = [

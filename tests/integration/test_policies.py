@@ -15,7 +15,7 @@ from agentpay.contract.accounts import Account
 from agentpay.contract.policies import AccountPolicy
 from agentpay.errors import AccountPausedError, PolicyViolationError
 from agentpay_server import AgentPayServer
-from agentpay_server.settings import PolicyUpdate, Settings
+from agentpay_server.platform.settings import PolicyUpdate, Settings
 
 DEFAULTS = {
     "max_single_transfer": None,

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from agentpay_server import AgentPayServer
-from agentpay_server.errors import Problem
+from agentpay_server.platform.errors import Problem
 
 REFUSALS = {
     401: lambda http: http.get("/v1/accounts", headers={"Authorization": "Bearer planted"}),

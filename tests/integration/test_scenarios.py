@@ -6,7 +6,7 @@ from server_world import START
 from agentpay import AccountPausedError, AgentPay, PolicyViolationError, SessionCapExceededError
 from agentpay.contract.accounts import Account
 from agentpay_server import AgentPayServer
-from agentpay_server.embedded.scenarios import Scenario
+from agentpay_server.testkit.situations.scenarios import Scenario
 
 NAMES = [
     "low_balance",

@@ -14,14 +14,14 @@ from sqlalchemy import select, update
 
 from agentpay.contract.deliveries import Delivery
 from agentpay_server import AgentPayServer, RpcSettings
-from agentpay_server.config import ServerConfig
+from agentpay_server.assembly.config import ServerConfig
+from agentpay_server.assembly.identity import WrongKeyError
+from agentpay_server.assembly.storage import open_storage
 from agentpay_server.database import tables
 from agentpay_server.database.connection import Connection
-from agentpay_server.identity import WrongKeyError
-from agentpay_server.settings import Settings
-from agentpay_server.storage import open_storage
-from agentpay_server.vault import Place as PlaceOfSecret
-from agentpay_server.vault import Vault
+from agentpay_server.platform.settings import Settings
+from agentpay_server.platform.vault import Place as PlaceOfSecret
+from agentpay_server.platform.vault import Vault
 
 SETTINGS = Settings(encryption_key=stores.KEY)
 SEED = "custody_seed"

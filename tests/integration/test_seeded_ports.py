@@ -9,7 +9,7 @@ from server_world import START
 
 from agentpay import AgentPay, AuthenticationError
 from agentpay_server import AgentPayServer
-from agentpay_server.credentials import KeyKind, new_key
+from agentpay_server.platform.credentials import KeyKind, new_key
 
 EVENT = "server.keys_follow_from_seed"
 GIVEN = new_key(KeyKind.OPERATOR, bytes(range(32)))

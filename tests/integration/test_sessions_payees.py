@@ -17,8 +17,8 @@ from sqlalchemy import update
 
 from agentpay_server import AgentPayServer, Settings
 from agentpay_server.chain.custody import TREASURY
-from agentpay_server.context import Context
 from agentpay_server.database import tables
+from agentpay_server.ledger.context import Context
 
 RENT = 2_039_280
 """Lamports that keep a token account alive."""

@@ -18,8 +18,8 @@ from command_line import next_json, processing
 from server_world import raw_client
 
 from agentpay_server import AgentPayServer, Settings
-from agentpay_server.embedded.transports import EmbeddedTransport
-from agentpay_server.storage import KEY_VARIABLE
+from agentpay_server.assembly.storage import KEY_VARIABLE
+from agentpay_server.testkit.embedded.transports import EmbeddedTransport
 
 WAIT_SECONDS = 120
 

@@ -13,8 +13,8 @@ from server_world import START, raw_client, refused
 
 from agentpay import AgentPay, AuthenticationError
 from agentpay_server import AgentPayServer, Settings
-from agentpay_server.credentials import new_code
 from agentpay_server.database import tables
+from agentpay_server.platform.credentials import new_code
 
 SIGN_IN, KEYS = "/ext/v1/console/sign-in", "/ext/v1/console/operator-keys"
 

@@ -20,7 +20,12 @@ from attrs import frozen
 
 from agentpay.errors import AuthenticationError, PolicyViolationError, ServerError
 from agentpay_server import AgentPayServer, RpcSettings
-from agentpay_server.credentials import KeyKind, new_key
+from agentpay_server.assembly.identity import ForeignChainError, WrongKeyError, custody_seed
+from agentpay_server.assembly.storage import (
+    KEY_VARIABLE,
+    EncryptionKeyError,
+    ExposedDirectoryError,
+)
 from agentpay_server.database.migrations import HEAD
 from agentpay_server.database.runner import (
     DatabaseInUseError,
@@ -29,15 +34,10 @@ from agentpay_server.database.runner import (
     NewerSchemaError,
     StartRefusedError,
 )
-from agentpay_server.identity import ForeignChainError, WrongKeyError, custody_seed
-from agentpay_server.logs import LogFormat, logging_to
-from agentpay_server.settings import Settings
-from agentpay_server.storage import (
-    KEY_VARIABLE,
-    EncryptionKeyError,
-    ExposedDirectoryError,
-)
-from agentpay_server.webhooks import store as webhooks
+from agentpay_server.ledger import webhooks
+from agentpay_server.platform.credentials import KeyKind, new_key
+from agentpay_server.platform.logs import LogFormat, logging_to
+from agentpay_server.platform.settings import Settings
 from agentpay_server.webhooks.service import secret_place
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

@@ -14,7 +14,7 @@ from agentpay import AgentPay
 from agentpay_server import AgentPayServer
 from agentpay_server.chain.custody import TREASURY
 from agentpay_server.database import tables
-from agentpay_server.settings import Settings
+from agentpay_server.platform.settings import Settings
 
 
 def memo_on_chain(server: AgentPayServer, signature: str) -> str:

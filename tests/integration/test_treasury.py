@@ -19,8 +19,8 @@ from agentpay_server import AgentPayServer, Settings
 from agentpay_server.chain.custody import TREASURY
 from agentpay_server.chain.instructions import SYSTEM_PROGRAM
 from agentpay_server.chain.protocol import Blockhash, ComputeBudget
-from agentpay_server.context import Context
-from agentpay_server.treasury import transfer_fee
+from agentpay_server.engine.treasury import transfer_fee
+from agentpay_server.ledger.context import Context
 
 RESERVE = 20_000_000
 """Lamports that new work leaves in the treasury (interface F5)."""

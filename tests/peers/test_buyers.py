@@ -12,8 +12,8 @@ import validators
 from solders.keypair import Keypair
 
 from agentpay_server import AgentPayServer
-from agentpay_server.chain.node.requests import RpcCall
 from agentpay_server.paywall import Paywall
+from agentpay_server.testkit.node.requests import RpcCall
 
 HERE = Path(__file__).parent
 MPP_NODE = ("@solana/mpp@0.6.0", "mppx@0.11.0", "viem@2.56.0", "@solana/kit@6.5.0")

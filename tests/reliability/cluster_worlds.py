@@ -13,18 +13,18 @@ import worlds
 from clusters import Cluster, Node
 from worlds import InterruptedDatabase, Party, World, micro
 
-from agentpay_server import clock
+from agentpay_server.assembly.config import ServerConfig
+from agentpay_server.assembly.server import Server, start_server
+from agentpay_server.assembly.storage import Storage
 from agentpay_server.chain import transactions
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
 from agentpay_server.chain.protocol import Blockhash
 from agentpay_server.chain.rpc import connecting
 from agentpay_server.chain.rpc.settings import RpcSettings
-from agentpay_server.clock import SystemClock
-from agentpay_server.config import ServerConfig
 from agentpay_server.database import tables
-from agentpay_server.server import Server, start_server
-from agentpay_server.settings import Settings
-from agentpay_server.storage import Storage
+from agentpay_server.platform import clock
+from agentpay_server.platform.clock import SystemClock
+from agentpay_server.platform.settings import Settings
 
 _START_NS = 1_767_225_600 * 10**9
 

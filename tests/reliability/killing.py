@@ -32,6 +32,7 @@ from surfpool import Surfpool
 
 from agentpay._http import shared_ssl_context
 from agentpay_server import AgentPayServer
+from agentpay_server.assembly.storage import KEY_VARIABLE
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.instructions import TOKEN_PROGRAM
@@ -45,8 +46,7 @@ from agentpay_server.database.tables import (
     chain_signatures,
     chain_state,
 )
-from agentpay_server.settings import Settings
-from agentpay_server.storage import KEY_VARIABLE
+from agentpay_server.platform.settings import Settings
 
 WAIT_SECONDS = 120
 

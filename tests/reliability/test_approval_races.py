@@ -17,14 +17,14 @@ import stores
 import worlds
 from worlds import START, Answer, InterruptedDatabase, Party, World
 
-from agentpay_server import identity
-from agentpay_server.clock import manual_clock
-from agentpay_server.config import ServerConfig
+from agentpay_server.assembly import identity
+from agentpay_server.assembly.config import ServerConfig
+from agentpay_server.assembly.server import start_server
+from agentpay_server.assembly.storage import Storage
 from agentpay_server.database import tables
 from agentpay_server.database.postgres import PostgresDatabase
-from agentpay_server.server import start_server
-from agentpay_server.settings import Settings
-from agentpay_server.storage import Storage
+from agentpay_server.platform.clock import manual_clock
+from agentpay_server.platform.settings import Settings
 
 SEEDS = range(6)
 DAY_SECONDS = 24 * 3600

@@ -14,11 +14,18 @@ from test_two_servers import started
 from worlds import Answer, Party, World, drive
 
 from agentpay_server.chain.protocol import ChainUnavailableError
-from agentpay_server.clock import DAY_US, HOUR_US, MACHINE_NOW_US, SECOND_US, ManualClock, SystemClock
-from agentpay_server.clock_check import ClockCheck, _Reading
 from agentpay_server.database import tables
+from agentpay_server.database.clock_check import ClockCheck, _Reading
 from agentpay_server.database.runner import DatabaseUnavailableError
-from agentpay_server.errors import Problem
+from agentpay_server.platform.clock import (
+    DAY_US,
+    HOUR_US,
+    MACHINE_NOW_US,
+    SECOND_US,
+    ManualClock,
+    SystemClock,
+)
+from agentpay_server.platform.errors import Problem
 from agentpay_server.webhooks.http import PostResult
 
 pytestmark = pytest.mark.anyio

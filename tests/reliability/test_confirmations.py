@@ -13,8 +13,8 @@ from worlds import Party, World
 
 from agentpay_server.chain.protocol import SignatureStatus
 from agentpay_server.database import tables
-from agentpay_server.money import transactions as chain_transactions
-from agentpay_server.money.reorg_watch import Confirmations
+from agentpay_server.engine.reorg_watch import Confirmations
+from agentpay_server.ledger import transactions as chain_transactions
 
 pytestmark = pytest.mark.anyio
 

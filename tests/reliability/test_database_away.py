@@ -13,13 +13,13 @@ import worlds
 from worlds import START, InterruptedDatabase, Party, World
 
 from agentpay import OutcomeUnknownError, TransferOutcomeUnknownError
-from agentpay_server.clock import Clock, SystemClock, manual_clock
-from agentpay_server.config import ServerConfig
+from agentpay_server.assembly.config import ServerConfig
+from agentpay_server.assembly.server import start_server
+from agentpay_server.assembly.storage import Storage
 from agentpay_server.database import tables
 from agentpay_server.database.runner import Database, DatabaseUnavailableError
-from agentpay_server.server import start_server
-from agentpay_server.settings import Settings
-from agentpay_server.storage import Storage
+from agentpay_server.platform.clock import Clock, SystemClock, manual_clock
+from agentpay_server.platform.settings import Settings
 
 pytestmark = pytest.mark.anyio
 

@@ -19,15 +19,15 @@ from worlds import Party, World
 
 from agentpay.contract import codec
 from agentpay.contract.events import BalanceLowThresholdData
-from agentpay_server import pace
 from agentpay_server.accounts import deposits as deposits_module
 from agentpay_server.accounts.deposit_schedule import RETRY_US, DepositSchedule
 from agentpay_server.accounts.deposits import Arrivals, Deposits
 from agentpay_server.chain.protocol import ChainUnavailableError, Deposit, DepositBatch
-from agentpay_server.clock import SECOND_US, SystemClock
 from agentpay_server.database import tables
 from agentpay_server.database.postgres import PostgresDatabase
-from agentpay_server.money import transactions as chain_transactions
+from agentpay_server.ledger import transactions as chain_transactions
+from agentpay_server.platform import pace
+from agentpay_server.platform.clock import SECOND_US, SystemClock
 
 pytestmark = pytest.mark.anyio
 

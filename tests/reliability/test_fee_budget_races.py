@@ -12,11 +12,11 @@ from outsiders import Wallet
 from test_session_faults import TROUBLE
 from worlds import Answer, Party, World
 
-from agentpay_server.accounts import store as account_store
 from agentpay_server.chain.custody import TREASURY
 from agentpay_server.database import tables
 from agentpay_server.database.connection import Connection
-from agentpay_server.money import fees
+from agentpay_server.engine import fees
+from agentpay_server.ledger import accounts as account_store
 
 pytestmark = pytest.mark.anyio
 

@@ -12,8 +12,8 @@ from worlds import Party, World
 
 from agentpay.errors import TransferOutcomeUnknownError
 from agentpay_server.database import tables
-from agentpay_server.embedded.transports import AsyncEmbeddedTransport
 from agentpay_server.http.app import Application
+from agentpay_server.testkit.embedded.transports import AsyncEmbeddedTransport
 
 T = TypeVar("T")
 

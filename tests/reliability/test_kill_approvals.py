@@ -15,8 +15,8 @@ from killing import Directory, Postgres, Prepared, Survey, catch_up, child, expi
 
 from agentpay import AccountPausedError, ConflictError
 from agentpay_server import AgentPayServer
-from agentpay_server.crash_points import Operation, points_of
 from agentpay_server.database import tables
+from agentpay_server.platform.crash_points import Operation, points_of
 
 # The first page that a server writes is that of its start.
 CHAIN = ["chain.executed@2", "chain.written@2"]

@@ -21,13 +21,13 @@ from killing import WAIT_SECONDS, Child, Directory, Postgres, Prepared, Survey, 
 from agentpay import AgentPay, AgentPayError
 from agentpay.payments import PaymentAuth
 from agentpay_server import AgentPayServer
-from agentpay_server.clock import SECOND_US, SystemClock
-from agentpay_server.crash_points import Operation, points_of
 from agentpay_server.database import tables
 from agentpay_server.paywall import Mode, Paywall, Protocol
-from agentpay_server.paywall.homes import NodeHome
-from agentpay_server.paywall.modes import HELD_SECONDS
-from agentpay_server.sandbox.facilitator.fee_payer import keypair_of
+from agentpay_server.platform.clock import SECOND_US, SystemClock
+from agentpay_server.platform.crash_points import Operation, points_of
+from agentpay_server.testkit.facilitator.fee_payer import keypair_of
+from agentpay_server.testkit.paywall.homes import NodeHome
+from agentpay_server.testkit.paywall.modes import HELD_SECONDS
 
 PRICE = 1_000
 FUNDS = 100_000_000

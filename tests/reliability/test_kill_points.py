@@ -12,8 +12,8 @@ import test_kill_payments
 import test_kill_sessions
 from killing import Child, Directory, Postgres, Prepared, Survey, catch_up, child, expiring, prepared
 
-from agentpay_server.crash_points import POINTS, Operation, points_of
 from agentpay_server.database import tables
+from agentpay_server.platform.crash_points import POINTS, Operation, points_of
 
 # The first page that a server writes is that of its start.
 CHAIN = ["chain.executed@2", "chain.written@2"]

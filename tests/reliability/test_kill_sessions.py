@@ -12,8 +12,8 @@ import signed
 from killing import Child, Directory, Postgres, Prepared, Survey, catch_up, child, expiring, prepared
 
 from agentpay_server import AgentPayServer
-from agentpay_server.crash_points import Operation, points_of
 from agentpay_server.database import tables
+from agentpay_server.platform.crash_points import Operation, points_of
 
 # The first page that a server writes is that of its start.
 OPENING = [*points_of(Operation.SESSION_OPEN), "chain.executed@2", "chain.written@2"]

@@ -18,7 +18,7 @@ from clusters import NEVER, Change, Cluster
 from worlds import Answer, Party
 
 from agentpay_server.database import tables
-from agentpay_server.money.late_landings import LateLandings
+from agentpay_server.engine.late_landings import LateLandings
 
 pytestmark = pytest.mark.anyio
 

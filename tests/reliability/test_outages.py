@@ -26,7 +26,7 @@ from agentpay_server.database.postgres import PostgresDatabase
 from agentpay_server.database.postgres_connections import Session
 from agentpay_server.database.runner import DatabaseAwayError, DatabaseUnavailableError
 from agentpay_server.database.tables import counters
-from agentpay_server.settings import KEY_VARIABLE
+from agentpay_server.platform.settings import KEY_VARIABLE
 
 pytestmark = pytest.mark.anyio
 

@@ -6,7 +6,7 @@ import logging
 import pytest
 from test_database_away import world_on
 
-from agentpay_server.clock import SystemClock
+from agentpay_server.platform.clock import SystemClock
 
 pytestmark = pytest.mark.anyio
 

@@ -18,8 +18,8 @@ from solders.transaction import VersionedTransaction
 from worlds import Answer, Party
 
 from agentpay_server.database import tables
-from agentpay_server.money import transactions
-from agentpay_server.money.transactions import ChainTransaction
+from agentpay_server.ledger import transactions
+from agentpay_server.ledger.transactions import ChainTransaction
 
 pytestmark = pytest.mark.anyio
 

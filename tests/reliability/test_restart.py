@@ -17,20 +17,20 @@ from chains import FaultyChain, Proceed
 from sqlalchemy.dialects import sqlite
 from worlds import START, Party, World
 
-from agentpay_server import pace
+from agentpay_server.assembly.config import ServerConfig
+from agentpay_server.assembly.server import HANDLERS, start_server
+from agentpay_server.assembly.storage import Storage
 from agentpay_server.chain.protocol import ChainUnavailableError
-from agentpay_server.clock import SECOND_US, SystemClock, manual_clock
-from agentpay_server.config import ServerConfig
 from agentpay_server.database import tables
 from agentpay_server.database.memory import MemoryDatabase
-from agentpay_server.money import settlement as engine
-from agentpay_server.money import transactions as chain_transactions
-from agentpay_server.money.handlers import LEASE_US
-from agentpay_server.money.settlement import Settlement
-from agentpay_server.money.settlement_schedule import LOOK_EVERY_SECONDS, RecoverySchedule
-from agentpay_server.server import HANDLERS, start_server
-from agentpay_server.settings import Settings
-from agentpay_server.storage import Storage
+from agentpay_server.engine import settlement as engine
+from agentpay_server.engine.handlers import LEASE_US
+from agentpay_server.engine.settlement import Settlement
+from agentpay_server.engine.settlement_schedule import LOOK_EVERY_SECONDS, RecoverySchedule
+from agentpay_server.ledger import transactions as chain_transactions
+from agentpay_server.platform import pace
+from agentpay_server.platform.clock import SECOND_US, SystemClock, manual_clock
+from agentpay_server.platform.settings import Settings
 
 pytestmark = pytest.mark.anyio
 

@@ -13,15 +13,15 @@ from cluster_worlds import ClusterWorld
 from clusters import NEVER, Cluster
 from worlds import InterruptedDatabase, Party, World
 
+from agentpay_server.assembly.config import ServerConfig
+from agentpay_server.assembly.server import start_server
+from agentpay_server.assembly.storage import Storage
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY, TREASURY
 from agentpay_server.chain.rpc.settings import RpcSettings
-from agentpay_server.clock import SystemClock
-from agentpay_server.config import ServerConfig
 from agentpay_server.database import tables
 from agentpay_server.database.memory import MemoryDatabase
-from agentpay_server.server import start_server
-from agentpay_server.settings import Settings
-from agentpay_server.storage import Storage
+from agentpay_server.platform.clock import SystemClock
+from agentpay_server.platform.settings import Settings
 
 pytestmark = pytest.mark.anyio
 

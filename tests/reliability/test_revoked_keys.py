@@ -10,10 +10,10 @@ from sqlalchemy.util import await_only
 from test_two_servers import started
 from worlds import World
 
-from agentpay_server import audit
 from agentpay_server.database import tables
 from agentpay_server.database.connection import Connection
-from agentpay_server.principals import Principal
+from agentpay_server.ledger import audit
+from agentpay_server.platform.principals import Principal
 from agentpay_server.transfers.execution import Execution
 
 pytestmark = pytest.mark.anyio

@@ -14,8 +14,8 @@ from killing import Child, OnValidator, Prepared, Survey, child, expiring, prepa
 from surfpool import Surfpool
 
 from agentpay_server import AgentPayServer
-from agentpay_server.crash_points import Operation, points_of
 from agentpay_server.database import tables
+from agentpay_server.platform.crash_points import Operation, points_of
 
 pytestmark = pytest.mark.validator
 

@@ -18,7 +18,7 @@ from agentpay_server.chain.protocol import ChainUnavailableError
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.database import tables
 from agentpay_server.database.connection import Connection
-from agentpay_server.settings import Settings
+from agentpay_server.platform.settings import Settings
 
 pytestmark = pytest.mark.anyio
 

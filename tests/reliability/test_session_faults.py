@@ -13,14 +13,14 @@ import worlds
 from outsiders import Wallet
 from worlds import Answer, Party, World
 
+from agentpay_server.assembly.server import HANDLERS
 from agentpay_server.chain.protocol import Failure, FailureReason
 from agentpay_server.database import tables
 from agentpay_server.database.rows import StaleRowError
-from agentpay_server.money import transactions as chain_transactions
-from agentpay_server.money.handlers import Unit
-from agentpay_server.money.settlement import Settlement
-from agentpay_server.money.transactions import ChainTransaction, Kind
-from agentpay_server.server import HANDLERS
+from agentpay_server.engine.handlers import Unit
+from agentpay_server.engine.settlement import Settlement
+from agentpay_server.ledger import transactions as chain_transactions
+from agentpay_server.ledger.transactions import ChainTransaction, Kind
 from agentpay_server.sessions import store as session_store
 from agentpay_server.sessions.closing import Closing, SessionSettleHandler
 from agentpay_server.sessions.opening import SessionOpenHandler

@@ -24,8 +24,8 @@ from agentpay import AgentPay, AsyncAgentPay
 from agentpay.mcp import server as mcp_server
 from agentpay.tools import AgentTools, AsyncAgentTools
 from agentpay_server import AgentPayServer
-from agentpay_server.crash_points import Operation, points_of
 from agentpay_server.paywall import Paywall, Protocol
+from agentpay_server.platform.crash_points import Operation, points_of
 
 ORDER = {"payment_ref": "order-0001", "amount_usdc": "7"}
 TOKEN = "a-token-of-32-characters-or-more"

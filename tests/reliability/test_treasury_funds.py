@@ -6,10 +6,10 @@ import pytest
 from worlds import World
 
 from agentpay_server.chain.protocol import ChainUnavailableError
-from agentpay_server.errors import Problem
-from agentpay_server.money.fees import Cost
-from agentpay_server.money.funding import REMEMBERED_SECONDS, Funding, FundsChangedError
-from agentpay_server.treasury import RESERVE_LAMPORTS, Treasury
+from agentpay_server.engine.fees import Cost
+from agentpay_server.engine.funding import REMEMBERED_SECONDS, Funding, FundsChangedError
+from agentpay_server.engine.treasury import RESERVE_LAMPORTS, Treasury
+from agentpay_server.platform.errors import Problem
 
 pytestmark = pytest.mark.anyio
 

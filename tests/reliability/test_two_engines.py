@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from test_settlement_faults import FAULTS
 from worlds import Party, World
 
+from agentpay_server.assembly.server import HANDLERS
 from agentpay_server.database import tables
 from agentpay_server.database.connection import ConflictError
-from agentpay_server.money import transactions as chain_transactions
-from agentpay_server.money.settlement import Settlement
-from agentpay_server.money.transactions import ChainTransaction, Kind
-from agentpay_server.server import HANDLERS
+from agentpay_server.engine.settlement import Settlement
+from agentpay_server.ledger import transactions as chain_transactions
+from agentpay_server.ledger.transactions import ChainTransaction, Kind
 
 pytestmark = pytest.mark.anyio
 

@@ -22,16 +22,16 @@ from solders.pubkey import Pubkey
 from test_session_races import settled_as_answered
 from worlds import Answer, Party, World, drive
 
+from agentpay_server.assembly.config import ServerConfig
+from agentpay_server.assembly.server import start_server
+from agentpay_server.assembly.storage import Storage
 from agentpay_server.chain.custody import TREASURY
 from agentpay_server.chain.instructions import SYSTEM_PROGRAM
 from agentpay_server.chain.protocol import ChainUnavailableError
-from agentpay_server.clock import SystemClock
-from agentpay_server.config import ServerConfig
 from agentpay_server.database import tables
 from agentpay_server.database.postgres import PostgresDatabase
-from agentpay_server.server import start_server
-from agentpay_server.settings import Settings
-from agentpay_server.storage import Storage
+from agentpay_server.platform.clock import SystemClock
+from agentpay_server.platform.settings import Settings
 
 pytestmark = pytest.mark.anyio
 

@@ -24,22 +24,22 @@ from sqlalchemy import MetaData, Select, Table, select
 from virtual_time import VirtualTimeLoop
 
 from agentpay._async.client import AsyncAgentPay
+from agentpay_server.assembly.config import ServerConfig
+from agentpay_server.assembly.server import Server, start_server
+from agentpay_server.assembly.storage import Storage, open_storage
 from agentpay_server.chain import transactions
 from agentpay_server.chain.custody import TEST_MINT_AUTHORITY
 from agentpay_server.chain.embedded.chain import EmbeddedChain
 from agentpay_server.chain.instructions import TOKEN_PROGRAM, memo
 from agentpay_server.chain.protocol import SignedTransaction
 from agentpay_server.chain.signing import sign_transaction
-from agentpay_server.clock import manual_clock
-from agentpay_server.config import ServerConfig
 from agentpay_server.database import tables
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.runner import Database
 from agentpay_server.database.sqlite import SqliteConnection
 from agentpay_server.http.app import Application
-from agentpay_server.server import Server, start_server
-from agentpay_server.settings import Settings
-from agentpay_server.storage import Storage, open_storage
+from agentpay_server.platform.clock import manual_clock
+from agentpay_server.platform.settings import Settings
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 BASE_URL = "http://agentpay.invalid"

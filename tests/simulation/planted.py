@@ -13,10 +13,7 @@ import attrs
 from sqlalchemy import bindparam
 
 from agentpay.contract.errors import ErrorCode
-from agentpay_server import audit as audit_service
-from agentpay_server import scheduler as schedule
 from agentpay_server.accounts import deposits as deposit_service
-from agentpay_server.accounts import store as accounts
 from agentpay_server.accounts.policies import canonical_policy
 from agentpay_server.chain.protocol import (
     ChainUnavailableError,
@@ -30,15 +27,20 @@ from agentpay_server.chain.rpc.evidence import Evidence
 from agentpay_server.database import migrations
 from agentpay_server.database.runner import NewerSchemaError
 from agentpay_server.database.tables import sessions
-from agentpay_server.errors import Problem
+from agentpay_server.engine import authorization, outcomes
+from agentpay_server.engine.broadcast import Broadcaster, Expired, Landed
+from agentpay_server.engine.policy import stored_policy
+from agentpay_server.engine.settlement import Settlement
+from agentpay_server.engine.settlement_schedule import RecoverySchedule
 from agentpay_server.http import app as http_app
-from agentpay_server.money import authorization, entries, outcomes, spending
-from agentpay_server.money import transactions as chain_transactions
-from agentpay_server.money.broadcast import Broadcaster, Expired, Landed
-from agentpay_server.money.idempotency import Verdict
-from agentpay_server.money.policy import stored_policy
-from agentpay_server.money.settlement import Settlement
-from agentpay_server.money.settlement_schedule import RecoverySchedule
+from agentpay_server.ledger import accounts, deliveries, entries, spending
+from agentpay_server.ledger import audit as audit_service
+from agentpay_server.ledger import outbox as outbox_service
+from agentpay_server.ledger import transactions as chain_transactions
+from agentpay_server.ledger.delivery_rules import DeliveryStatus, NextStep
+from agentpay_server.ledger.idempotency import Verdict
+from agentpay_server.platform import scheduler as schedule
+from agentpay_server.platform.errors import Problem
 from agentpay_server.sessions import charging, closing
 from agentpay_server.sessions import rules as session_rules
 from agentpay_server.sessions import service as session_service
@@ -46,10 +48,7 @@ from agentpay_server.sessions import store as session_store
 from agentpay_server.transfers import approvals, booking, creation, intents
 from agentpay_server.transfers import service as transfer_service
 from agentpay_server.transfers import store as transfer_store
-from agentpay_server.webhooks import delivery_store as deliveries
-from agentpay_server.webhooks import outbox as outbox_service
 from agentpay_server.webhooks import sender
-from agentpay_server.webhooks.rules import DeliveryStatus, NextStep
 
 Patch = Callable[[Any, str, Any], None]
 """Sets an attribute until the bug is taken out again."""

@@ -4,16 +4,15 @@ import attrs
 from planted import Patch, planted
 
 from agentpay.contract.payments import PaymentHeader
-from agentpay_server.accounts import store as accounts
 from agentpay_server.chain.custody import spending_key
 from agentpay_server.chain.rpc.cosigned import CosignedSearch
-from agentpay_server.clock import SECOND_US
-from agentpay_server.money import transactions
-from agentpay_server.money.outcomes import Ended, Outcomes
-from agentpay_server.money.settlement import Settlement
-from agentpay_server.money.transactions import Kind
+from agentpay_server.engine.outcomes import Ended, Outcomes
+from agentpay_server.engine.settlement import Settlement
+from agentpay_server.ledger import accounts, transactions
+from agentpay_server.ledger.transactions import Kind
 from agentpay_server.payments import rules, service
 from agentpay_server.payments.building import build_payment
+from agentpay_server.platform.clock import SECOND_US
 
 _IMPATIENT_US = 20 * SECOND_US
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentpay_server.clock import DAY_US, ManualClock, SystemClock, from_us, to_us
+from agentpay_server.platform.clock import DAY_US, ManualClock, SystemClock, from_us, to_us
 
 
 @given(st.datetimes(timezones=st.just(UTC)))

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from agentpay_server import crash_points as faults
-from agentpay_server.crash_points import (
+from agentpay_server.platform import crash_points as faults
+from agentpay_server.platform.crash_points import (
     POINTS,
     ChainPoint,
     Operation,

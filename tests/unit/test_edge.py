@@ -5,16 +5,16 @@ import contextvars
 
 import pytest
 
+from agentpay_server.assembly.chain_opening import ClusterError
+from agentpay_server.assembly.config import Edge, ServerConfig
+from agentpay_server.assembly.server import start_server
+from agentpay_server.assembly.storage import open_storage
 from agentpay_server.chain.protocol import ChainUnavailableError
 from agentpay_server.chain.rpc.settings import RpcSettings
-from agentpay_server.chain_opening import ClusterError
-from agentpay_server.clock import MACHINE_NOW_US, SystemClock, real_now_us
-from agentpay_server.config import Edge, ServerConfig
-from agentpay_server.randomness import SeededRandomness
-from agentpay_server.server import start_server
-from agentpay_server.settings import Settings
-from agentpay_server.storage import open_storage
-from agentpay_server.vault import Place, Vault
+from agentpay_server.platform.clock import MACHINE_NOW_US, SystemClock, real_now_us
+from agentpay_server.platform.randomness import SeededRandomness
+from agentpay_server.platform.settings import Settings
+from agentpay_server.platform.vault import Place, Vault
 from agentpay_server.webhooks import http as posting
 
 pytestmark = pytest.mark.anyio

@@ -4,9 +4,9 @@ from datetime import UTC, datetime
 
 import pytest
 
-from agentpay_server import pace
-from agentpay_server.clock import DAY_US, MACHINE_NOW_US, SECOND_US, SystemClock, manual_clock
-from agentpay_server.pace import Every
+from agentpay_server.platform import pace
+from agentpay_server.platform.clock import DAY_US, MACHINE_NOW_US, SECOND_US, SystemClock, manual_clock
+from agentpay_server.platform.pace import Every
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@
 
 import pytest
 
-from agentpay_server.errors import Problem
-from agentpay_server.principals import Principal
+from agentpay_server.platform.errors import Problem
+from agentpay_server.platform.principals import Principal
 
 OPERATOR = Principal(operator_id="op_a", key_id="key_a")
 AGENT = Principal(operator_id="op_a", key_id="key_b", account_id="acct_a")

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from agentpay.contract import codec
 from agentpay.contract.errors import ErrorCode, FieldError
-from agentpay_server.errors import Problem, chain_unavailable, invalid, not_found, shown
+from agentpay_server.platform.errors import Problem, chain_unavailable, invalid, not_found, shown
 
 
 def body_of(problem):

@@ -6,11 +6,11 @@ from datetime import UTC, datetime
 import pytest
 
 from agentpay.contract.errors import ErrorCode
-from agentpay_server import scheduler as module
-from agentpay_server.clock import SECOND_US, ManualClock, SystemClock
-from agentpay_server.errors import Problem
-from agentpay_server.scheduler import Scheduler
-from agentpay_server.tasks import Wakeup
+from agentpay_server.platform import scheduler as module
+from agentpay_server.platform.clock import SECOND_US, ManualClock, SystemClock
+from agentpay_server.platform.errors import Problem
+from agentpay_server.platform.scheduler import Scheduler
+from agentpay_server.platform.tasks import Wakeup
 
 pytestmark = pytest.mark.anyio
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentpay_server.vault import KEY_BYTES, Place, Vault, VaultError
+from agentpay_server.platform.vault import KEY_BYTES, Place, Vault, VaultError
 
 KEY = bytes(range(KEY_BYTES))
 SECRET = "whsec_planted-planted-planted"

@@ -46,8 +46,8 @@ from agentpay_server.chain.protocol import (
     Deposit,
     SignatureStatus,
 )
-from agentpay_server.crash_points import ChainPoint, chain_fault_point
-from agentpay_server.logs import log
+from agentpay_server.platform.crash_points import ChainPoint, chain_fault_point
+from agentpay_server.platform.logs import log
 
 _REMEMBERED_STATUSES: Final = 4_096  # The ledger has all of them.
 _REFUSED: Final = SignatureStatus(is_final=False, is_refused=True)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from agentpay_server.http.port.connections import Connections
-from agentpay_server.logs import log
+from agentpay_server.platform.logs import log
 
 _PAUSE_SECONDS: Final = 1.0
 """Pause before retrying, unless a connection closes earlier."""

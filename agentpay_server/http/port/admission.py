@@ -12,9 +12,9 @@ from urllib.parse import unquote
 from starlette.types import Scope
 
 from agentpay.contract.errors import ErrorCode, FieldError
-from agentpay_server.errors import Problem, invalid, shown
 from agentpay_server.http.hosts import Hosts, host_of
 from agentpay_server.http.requests import REFUSED
+from agentpay_server.platform.errors import Problem, invalid, shown
 
 HEAD_MAX_BYTES: Final = 64 * 1024
 """Maximum size of the request line and all headers, of which one may repeat a seller's challenge."""

@@ -15,7 +15,7 @@ try:
 except ImportError:  # Windows has no such limit.
     resource = None  # type: ignore[assignment]
 
-from agentpay_server.metrics import Metrics
+from agentpay_server.platform.metrics import Metrics
 
 _OTHER_DESCRIPTORS: Final = 400
 """File descriptors for everything else: 256 deliveries, the database, the chain, files."""

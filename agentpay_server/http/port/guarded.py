@@ -26,13 +26,13 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from agentpay.contract.errors import ErrorCode
-from agentpay_server.errors import Problem
 from agentpay_server.http.hosts import Hosts
 from agentpay_server.http.port.admission import admit, malformed
 from agentpay_server.http.port.connections import Connections
 from agentpay_server.http.requests import DROP, REFUSED, SHARE
 from agentpay_server.http.responses import Headers
-from agentpay_server.settings import Settings
+from agentpay_server.platform.errors import Problem
+from agentpay_server.platform.settings import Settings
 
 Refusal = Callable[[Problem], tuple[int, Headers, bytes]]
 

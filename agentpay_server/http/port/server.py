@@ -12,16 +12,16 @@ import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from agentpay.contract.requests import BODY_MAX_BYTES
-from agentpay_server.errors import Problem
 from agentpay_server.http.hosts import Hosts
 from agentpay_server.http.port.acceptor import Acceptor
 from agentpay_server.http.port.admission import HEAD_MAX_BYTES
 from agentpay_server.http.port.connections import Connections, connection_limit
 from agentpay_server.http.port.guarded import Guarded, GuardedH11, Port, seconds_of
 from agentpay_server.http.responses import Headers
-from agentpay_server.logs import log
-from agentpay_server.metrics import Metrics
-from agentpay_server.settings import Settings
+from agentpay_server.platform.errors import Problem
+from agentpay_server.platform.logs import log
+from agentpay_server.platform.metrics import Metrics
+from agentpay_server.platform.settings import Settings
 
 _SLACK_BYTES: Final = 1024
 """For the parts of a head that `admit` does not count, such as the method."""

@@ -21,21 +21,21 @@ from surfpool import Surfpool
 from agentpay import ConflictError
 from agentpay_server import AgentPayServer
 from agentpay_server.accounts import provisioning
+from agentpay_server.assembly.chain_opening import ClusterError
+from agentpay_server.assembly.config import ServerConfig
+from agentpay_server.assembly.identity import ForeignChainError
+from agentpay_server.assembly.server import start_server
+from agentpay_server.assembly.storage import open_storage
 from agentpay_server.chain import transactions
 from agentpay_server.chain.custody import TREASURY, spending_key
 from agentpay_server.chain.instructions import MEMO_PROGRAM, USDC_MINTS, associated_token_address
 from agentpay_server.chain.rpc.settings import FEE_PAYER_VARIABLE
-from agentpay_server.chain_opening import ClusterError
 from agentpay_server.cli import main
 from agentpay_server.cli import process as _process  # noqa: F401 - loaded while coverage is measured
 from agentpay_server.cli import serve as _serve  # noqa: F401
-from agentpay_server.config import ServerConfig
 from agentpay_server.contract import sandbox
-from agentpay_server.identity import ForeignChainError
-from agentpay_server.money import transactions as chain_transactions
-from agentpay_server.server import start_server
-from agentpay_server.settings import Settings
-from agentpay_server.storage import open_storage
+from agentpay_server.ledger import transactions as chain_transactions
+from agentpay_server.platform.settings import Settings
 
 pytestmark = pytest.mark.anyio
 

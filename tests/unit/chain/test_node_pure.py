@@ -21,12 +21,12 @@ from solders.transaction_status import (
 )
 
 from agentpay_server.chain.instructions import SYSTEM_PROGRAM, TOKEN_2022_PROGRAM, TOKEN_PROGRAM
-from agentpay_server.chain.node import base58, parsed
-from agentpay_server.chain.node.errors import RpcError
-from agentpay_server.chain.node.params import Options, Params
-from agentpay_server.chain.node.rendering import account_form, account_json, read_transaction
-from agentpay_server.chain.node.requests import MOST_CALLS, read_request, refusal
-from agentpay_server.chain.node.transaction_errors import error_json, error_words
+from agentpay_server.testkit.node import base58, parsed
+from agentpay_server.testkit.node.errors import RpcError
+from agentpay_server.testkit.node.params import Options, Params
+from agentpay_server.testkit.node.rendering import account_form, account_json, read_transaction
+from agentpay_server.testkit.node.requests import MOST_CALLS, read_request, refusal
+from agentpay_server.testkit.node.transaction_errors import error_json, error_words
 
 # --- Base58
 

@@ -13,7 +13,7 @@ import agentpay_server
 from agentpay_server.database.memory import _template
 from agentpay_server.database.rows import Pages, Rows
 from agentpay_server.database.tables import metadata
-from agentpay_server.money.held_keys import HeldKeys
+from agentpay_server.ledger.held_keys import HeldKeys
 
 ROWS = 8
 TEXTS = [f"v{number}" for number in range(ROWS)]
@@ -23,18 +23,11 @@ Statement = Select[Any] | Insert | Update | Delete
 
 
 FOLDER = Path(agentpay_server.__file__).parent
-BOOKS = [
-    "health",
-    "money.entries",
-    "money.fees",
-    "money.funding",
-    "money.held_keys",
-    "money.spending",
-    "money.transactions",
-]
 MODULES = [
-    ".".join(path.relative_to(FOLDER).with_suffix("").parts) for path in sorted(FOLDER.glob("**/*store.py"))
-] + BOOKS
+    ".".join(path.relative_to(FOLDER).with_suffix("").parts)
+    for path in sorted({*FOLDER.glob("**/*store.py"), *FOLDER.glob("ledger/*.py")})
+    if path.stem != "__init__"
+] + ["engine.fees", "engine.funding"]
 """The modules that hold SQL, as the test of the layers has them."""
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentpay_server.database.pages import List
-from agentpay_server.errors import Problem
+from agentpay_server.platform.errors import Problem
 
 ACCOUNTS = List("accounts", "op_a")
 seqs = st.integers(min_value=0, max_value=2**63 - 2)

@@ -120,8 +120,8 @@ def both(filled):
 def test_the_statements_of_every_store_module_are_tested():
     modules = {name.partition("._")[0] for name in STATEMENTS}
 
-    assert modules >= {"accounts.store", "audit_store", "money.entries", "money.spending", "operators.store"}
-    assert modules >= {"transfers.store", "webhooks.delivery_store", "webhooks.event_store", "webhooks.store"}
+    assert modules >= {"ledger.accounts", "ledger.audit_store", "ledger.entries", "ledger.spending"}
+    assert modules >= {"ledger.deliveries", "ledger.events", "operators.store", "transfers.store"}
     assert len(STATEMENTS) > 50
 
 
@@ -179,7 +179,7 @@ def test_parameters_that_do_not_fit_are_errors(both):
 
 
 def test_booleans_are_returned_as_booleans(both):
-    (outcome, _) = both.by_us(STATEMENTS["accounts.store.ACCOUNTS[get]"], {"of_account_id": "v1"})
+    (outcome, _) = both.by_us(STATEMENTS["ledger.accounts.ACCOUNTS[get]"], {"of_account_id": "v1"})
 
     assert [type(value) for row in outcome for value in row].count(bool) == 1
 
@@ -192,7 +192,7 @@ def test_every_statement_compiles_for_postgresql():
             assert text.startswith(("SELECT", "INSERT", "UPDATE", "DELETE", "WITH"))
 
 
-@pytest.mark.parametrize("name", ["webhooks.delivery_store._OLDEST", "webhooks.delivery_store._FAIR"])
+@pytest.mark.parametrize("name", ["ledger.deliveries._OLDEST", "ledger.deliveries._FAIR"])
 def test_claiming_due_deliveries_skips_locked_rows_on_postgresql(name):
     text = str(STATEMENTS[name].compile(dialect=postgresql.dialect()))
 
@@ -202,17 +202,17 @@ def test_claiming_due_deliveries_skips_locked_rows_on_postgresql(name):
 # --- Plans ------------------------------------------------------------------------------------------------
 
 MAY_SCAN = {
-    "webhooks.delivery_store._FREE_ALL": "runs once, at the start, before anything is served",
-    "webhooks.delivery_store._FAIR": "goes along the index of the webhooks that there are, and no delivery",
+    "ledger.deliveries._FREE_ALL": "runs once, at the start, before anything is served",
+    "ledger.deliveries._FAIR": "goes along the index of the webhooks that there are, and no delivery",
     "operators.store._FIRST_OPERATOR": "takes the first row along the primary key, once, at the start",
     "operators.store._VOID_CODES": "reads the unused codes of ten minutes, at the revocation of a key",
     "chain.embedded.store._ACCOUNTS": "runs once, at the start: the chain is made from it",
     "chain.embedded.store._NEWEST": "goes along the primary key, once, at the first request of an RPC client",
     "chain.embedded.store._STATE": "is a table of one row",
-    "health._SUBMITTED": "counts transfers in flight by an index that has nothing else",
-    "money.transactions._FREE_ALL": "scans an index of transactions in flight, once, at startup",
-    "money.funding._COMMITMENTS": "adds up transactions in flight by an index that has nothing else",
-    "webhooks.delivery_store._TO_SEND": "is a part of two others, and never run separately",
+    "ledger.health._SUBMITTED": "counts transfers in flight by an index that has nothing else",
+    "ledger.transactions._FREE_ALL": "scans an index of transactions in flight, once, at startup",
+    "engine.funding._COMMITMENTS": "adds up transactions in flight by an index that has nothing else",
+    "ledger.deliveries._TO_SEND": "is a part of two others, and never run separately",
 }
 
 
@@ -234,7 +234,7 @@ def test_only_allowed_statements_scan_a_whole_table(filled):
 
 
 def test_a_fair_claim_scans_webhooks_and_finds_deliveries_by_index(filled):
-    plan = plan_of(filled, "webhooks.delivery_store._FAIR")
+    plan = plan_of(filled, "ledger.deliveries._FAIR")
 
     assert [step for step in plan if re.match(r"SCAN (?!anon_|\(subquery)", step)] == [
         "SCAN webhooks USING INDEX ix_webhooks_operator"
@@ -244,28 +244,28 @@ def test_a_fair_claim_scans_webhooks_and_finds_deliveries_by_index(filled):
 @pytest.mark.parametrize(
     ("name", "index"),
     [
-        ("webhooks.event_store.PAGES[()]", "ix_events_operator"),
-        ("webhooks.delivery_store.PAGES[()]", "ix_deliveries_operator"),
-        ("webhooks.delivery_store._NEXT_DUE", "ix_deliveries_due"),
-        ("webhooks.delivery_store._OLDEST", "ix_deliveries_due"),
-        ("webhooks.delivery_store._FAIR", "ix_deliveries_webhook_due"),
+        ("ledger.events.PAGES[()]", "ix_events_operator"),
+        ("ledger.deliveries.PAGES[()]", "ix_deliveries_operator"),
+        ("ledger.deliveries._NEXT_DUE", "ix_deliveries_due"),
+        ("ledger.deliveries._OLDEST", "ix_deliveries_due"),
+        ("ledger.deliveries._FAIR", "ix_deliveries_webhook_due"),
         ("accounts.policy_record_store._DUE", "ix_policy_records_due"),
-        ("money.entries.PAGES[('status',)]", "ix_entries_account_status"),
-        ("accounts.store.PAGES[('paused',)]", "ix_accounts_operator_paused"),
-        ("money.transactions._PENDING", "ux_chain_transactions_pending"),
-        ("money.transactions._ABANDONED", "ix_chain_transactions_leased"),
-        ("money.transactions._IN_FLIGHT", "ix_chain_transactions_account"),
-        ("money.transactions._CONFIRMED_AFTER", "ix_chain_transactions_confirmed"),
-        ("money.transactions._WATCHED_AFTER", "ix_chain_transactions_watched"),
-        ("money.transactions._VANISHED_OPENINGS", "ix_chain_transactions_reserved"),
-        ("money.spending._TOTAL_BEFORE", "ix_chain_transactions_spent"),
-        ("money.fees._TOTAL_BEFORE", "ix_chain_transactions_burned"),
-        ("money.fees._LEAVES", "ix_chain_transactions_burned"),
-        ("money.fees._RESERVED", "ix_chain_transactions_account"),
-        ("money.fees._RESERVED", "ix_sessions_account_status"),
-        ("money.spending._MOMENTS", "ix_chain_transactions_spent"),
-        ("money.spending._RELEASED", "ix_chain_transactions_released"),
-        ("money.spending._RELEASED_BY_MOMENT", "ix_chain_transactions_released"),
+        ("ledger.entries.PAGES[('status',)]", "ix_entries_account_status"),
+        ("ledger.accounts.PAGES[('paused',)]", "ix_accounts_operator_paused"),
+        ("ledger.transactions._PENDING", "ux_chain_transactions_pending"),
+        ("ledger.transactions._ABANDONED", "ix_chain_transactions_leased"),
+        ("ledger.transactions._IN_FLIGHT", "ix_chain_transactions_account"),
+        ("ledger.transactions._CONFIRMED_AFTER", "ix_chain_transactions_confirmed"),
+        ("ledger.transactions._WATCHED_AFTER", "ix_chain_transactions_watched"),
+        ("ledger.transactions._VANISHED_OPENINGS", "ix_chain_transactions_reserved"),
+        ("ledger.spending._TOTAL_BEFORE", "ix_chain_transactions_spent"),
+        ("engine.fees._TOTAL_BEFORE", "ix_chain_transactions_burned"),
+        ("engine.fees._LEAVES", "ix_chain_transactions_burned"),
+        ("engine.fees._RESERVED", "ix_chain_transactions_account"),
+        ("engine.fees._RESERVED", "ix_sessions_account_status"),
+        ("ledger.spending._MOMENTS", "ix_chain_transactions_spent"),
+        ("ledger.spending._RELEASED", "ix_chain_transactions_released"),
+        ("ledger.spending._RELEASED_BY_MOMENT", "ix_chain_transactions_released"),
         ("transfers.store.PAGES[()]", "ix_transfers_operator"),
         ("transfers.store.PAGES[('status',)]", "ix_transfers_operator_status"),
         ("transfers.store.PAGES[('account_id',)]", "ix_transfers_account"),
@@ -274,7 +274,7 @@ def test_a_fair_claim_scans_webhooks_and_finds_deliveries_by_index(filled):
         ("sessions.store.PAGES[('idempotency_key',)]", "ix_sessions_key"),
         ("transfers.store.KEYS[of_operator]", "ux_transfers_claimed_key"),
         ("sessions.store.KEYS[of_operator]", "ux_sessions_claimed_key"),
-        ("webhooks.store._OF_OPERATOR", "ix_webhooks_operator"),
+        ("ledger.webhooks._OF_OPERATOR", "ix_webhooks_operator"),
         ("payments.store.PAGES[('transfer_id',)]", "sqlite_autoindex_payments_2"),
     ],
 )
@@ -308,7 +308,7 @@ def connection():
 
 def rows_of(connection, before):
     values = {"operator_id": "v0", "before": before, "count": 100}
-    return connection.execute(STATEMENTS["audit_store.PAGES[()]"], values)
+    return connection.execute(STATEMENTS["ledger.audit_store.PAGES[()]"], values)
 
 
 def test_one_row_is_returned_and_none_is_none(connection):
@@ -351,6 +351,6 @@ def test_amounts_are_exact_to_64_bits_and_refused_beyond(number):
         values = {"of_account": "v1", "amount": number}
         if not -(2**63) <= number < 2**63:
             with pytest.raises(OverflowError):
-                SqliteConnection(driver).execute(STATEMENTS["accounts.store._CREDIT"], values)
+                SqliteConnection(driver).execute(STATEMENTS["ledger.accounts._CREDIT"], values)
     finally:
         driver.close()

@@ -12,20 +12,17 @@ from sqlalchemy import bindparam, insert, make_url, select, text, update
 from sqlalchemy.util import await_only
 from statements import STATEMENTS, columns_of, parameters_of
 
-from agentpay_server.accounts import store as accounts
 from agentpay_server.database import postgres
 from agentpay_server.database.connection import ConflictError
 from agentpay_server.database.postgres import POOL_SIZE, PostgresDatabase
 from agentpay_server.database.postgres_connections import _PREPARER, UndoneError
 from agentpay_server.database.runner import DatabaseInUseError, DatabaseUnavailableError
 from agentpay_server.database.tables import AccountRecord, EventRecord, WebhookRecord, counters
-from agentpay_server.money.held_keys import RequestedKey
+from agentpay_server.ledger import accounts, deliveries, events, webhooks
+from agentpay_server.ledger.delivery_rules import LEASE_US
+from agentpay_server.ledger.held_keys import RequestedKey
+from agentpay_server.ledger.outbox import new_delivery
 from agentpay_server.transfers import store as transfers
-from agentpay_server.webhooks import delivery_store as deliveries
-from agentpay_server.webhooks import event_store as events
-from agentpay_server.webhooks import store as webhooks
-from agentpay_server.webhooks.outbox import new_delivery
-from agentpay_server.webhooks.rules import LEASE_US
 
 pytestmark = pytest.mark.anyio
 

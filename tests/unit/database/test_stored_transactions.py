@@ -14,8 +14,8 @@ from solders.transaction import VersionedTransaction
 
 from agentpay_server.database.connection import ConflictError
 from agentpay_server.database.memory import MemoryDatabase
-from agentpay_server.money import transactions as store
-from agentpay_server.money.transactions import ChainTransaction, Kind, State
+from agentpay_server.ledger import transactions as store
+from agentpay_server.ledger.transactions import ChainTransaction, Kind, State
 
 _SIGNER = Keypair()
 RAW = bytes(VersionedTransaction(Message([], _SIGNER.pubkey()), [_SIGNER]))

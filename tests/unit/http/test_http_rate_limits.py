@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentpay_server.clock import SECOND_US, ManualClock
-from agentpay_server.errors import Problem
 from agentpay_server.http import rate_limit
 from agentpay_server.http.rate_limit import RateLimit
+from agentpay_server.platform.clock import SECOND_US, ManualClock
+from agentpay_server.platform.errors import Problem
 
 MINUTE_US = 60 * SECOND_US
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agentpay.contract.policies import Policy
 from agentpay.contract.usdc import from_micro
-from agentpay_server.money.policy import (
+from agentpay_server.engine.policy import (
     Means,
     Recipient,
     Spend,

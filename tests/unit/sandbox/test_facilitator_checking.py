@@ -15,7 +15,7 @@ from solders.transaction import VersionedTransaction
 from agentpay_server.chain import instructions
 from agentpay_server.chain.instructions import USDC_MINTS, associated_token_address
 from agentpay_server.payments.terms import Leg, Network, Protocol, Terms
-from agentpay_server.sandbox.facilitator.checking import PaymentRefusedError, check_payment
+from agentpay_server.testkit.facilitator.checking import PaymentRefusedError, check_payment
 
 USDC = USDC_MINTS["mainnet-beta"]
 PAYER, FEE_PAYER, SELLER, PARTNER = (Keypair.from_seed(bytes([n]) * 32) for n in range(1, 5))

@@ -12,9 +12,7 @@ from agentpay.contract.errors import HTTP_STATUS
 from agentpay.contract.policies import Policy
 from agentpay.contract.sessions import SessionStatus
 from agentpay.contract.usdc import from_micro
-from agentpay_server.clock import DAY_US, HOUR_US
-from agentpay_server.money.idempotency import KEY_LIFETIME_US, KeyHolder, Verdict, verdict
-from agentpay_server.money.policy import (
+from agentpay_server.engine.policy import (
     Means,
     Purpose,
     Recipient,
@@ -23,6 +21,8 @@ from agentpay_server.money.policy import (
     paused_refusal,
     spending_refusal,
 )
+from agentpay_server.ledger.idempotency import KEY_LIFETIME_US, KeyHolder, Verdict, verdict
+from agentpay_server.platform.clock import DAY_US, HOUR_US
 from agentpay_server.sessions.rules import (
     TRANSITIONS,
     Limits,

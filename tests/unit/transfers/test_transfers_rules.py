@@ -6,8 +6,8 @@ import attrs
 import pytest
 
 from agentpay.contract.transfers import TransferStatus
-from agentpay_server.clock import DAY_US
-from agentpay_server.money.idempotency import KEY_LIFETIME_US, KeyHolder, Verdict, verdict
+from agentpay_server.ledger.idempotency import KEY_LIFETIME_US, KeyHolder, Verdict, verdict
+from agentpay_server.platform.clock import DAY_US
 from agentpay_server.transfers.rules import TRANSITIONS, Terms, is_approvable, verdict_if_equal
 
 NOW_US = 10 * DAY_US

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agentpay.webhooks import RETRY_SCHEDULE
-from agentpay_server.clock import SECOND_US
-from agentpay_server.webhooks.rules import (
+from agentpay_server.ledger.delivery_rules import (
     LEASE_US,
     RETRY_DELAYS_US,
     TIMEOUT_SECONDS,
@@ -16,6 +15,7 @@ from agentpay_server.webhooks.rules import (
     after_attempt,
     is_received,
 )
+from agentpay_server.platform.clock import SECOND_US
 
 NOW_US = 1_767_225_600 * SECOND_US
 

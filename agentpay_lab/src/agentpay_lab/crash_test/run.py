@@ -22,8 +22,8 @@ from agentpay_lab.crash_test.comparison import Books, differences
 from agentpay_lab.crash_test.node import ChainNode, Landed
 from agentpay_lab.crash_test.servers import AgentProcess, ServerProcess
 from agentpay_server.clients import Sandbox
-from agentpay_server.credentials import new_key
 from agentpay_server.paywall import Mode, Paywall, Protocol
+from agentpay_server.platform.credentials import new_key
 
 PRICE_USDC: Final = Decimal("0.01")
 SPEED: Final = 3

@@ -18,7 +18,7 @@ from agentpay.errors import AgentPayError, APIError, PolicyViolationError
 from agentpay_lab.simulation.agents import SimulatedClient, pay
 from agentpay_lab.simulation.database import NEXT_RELEASE
 from agentpay_lab.simulation.judges import Asked, Judges
-from agentpay_server.embedded.transports import exchange
+from agentpay_server.testkit.embedded.transports import exchange
 
 if TYPE_CHECKING:
     from agentpay_lab.simulation.servers import Server

@@ -15,7 +15,7 @@ import httpx
 from agentpay.contract.endpoints import CREATE_TRANSFER
 from agentpay.contract.sessions import OPEN_SESSION
 from agentpay_lab.simulation.loop import never
-from agentpay_server.embedded.transports import exchange
+from agentpay_server.testkit.embedded.transports import exchange
 
 if TYPE_CHECKING:
     from agentpay_lab.simulation.servers import Life, Server

@@ -19,9 +19,9 @@ from agentpay.contract.payments import PaymentHeader
 from agentpay.errors import APIError
 from agentpay_lab.simulation.cluster import USDC_MINT
 from agentpay_server.payments.terms import Leg, Network, Protocol, Terms
-from agentpay_server.paywall import challenges
-from agentpay_server.paywall.challenges import Challenge, Headers
-from agentpay_server.sandbox.facilitator.checking import CheckedPayment, PaymentRefusedError, check_payment
+from agentpay_server.testkit.facilitator.checking import CheckedPayment, PaymentRefusedError, check_payment
+from agentpay_server.testkit.paywall import challenges
+from agentpay_server.testkit.paywall.challenges import Challenge, Headers
 
 if TYPE_CHECKING:
     from agentpay_lab.simulation.agents import SimulatedClient

@@ -17,14 +17,14 @@ from agentpay_lab.simulation.chance import ACTOR, Actor, Chance
 from agentpay_lab.simulation.database import NEXT_RELEASE, DatabaseLink
 from agentpay_lab.simulation.network import Receivers
 from agentpay_lab.simulation.rpc import RpcLink
-from agentpay_server.clock import MACHINE_NOW_US
-from agentpay_server.config import Edge, ServerConfig
+from agentpay_server.assembly.config import Edge, ServerConfig
+from agentpay_server.assembly.server import Server as Runtime
+from agentpay_server.assembly.server import start_server
+from agentpay_server.assembly.storage import Storage
 from agentpay_server.database.migrations import THIS_RELEASE, Release
 from agentpay_server.database.runner import DatabaseUnavailableError, NewerSchemaError, StartRefusedError
 from agentpay_server.http.app import Application
-from agentpay_server.server import Server as Runtime
-from agentpay_server.server import start_server
-from agentpay_server.storage import Storage
+from agentpay_server.platform.clock import MACHINE_NOW_US
 
 if TYPE_CHECKING:
     from agentpay_lab.simulation.world import World

@@ -38,8 +38,8 @@ from agentpay_lab.simulation.servers import Life, Server, close_task
 from agentpay_lab.simulation.timeline import Timeline
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.clients import AsyncSandbox
-from agentpay_server.credentials import new_key
-from agentpay_server.settings import Settings
+from agentpay_server.platform.credentials import new_key
+from agentpay_server.platform.settings import Settings
 
 _START_US: Final = 1_767_225_600_000_000  # 2026-01-01
 _COLLECT_EVERY_SECONDS: Final = 600.0

@@ -1,0 +1,1 @@
+"""The engine of money: authorizes each spend, and drives each transaction to its outcome."""

@@ -1,0 +1,339 @@
+"""Authorization: the only path by which money leaves an account.
+
+Transfers, approved transfers, payments behind HTTP 402 and session openings all use it. `preflight.py` reads
+the chain first. Then one unit of work locks the account, claims the idempotency key, applies the policy, and
+either refuses or reserves and signs. `settlement.py` drives the signed transaction.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping
+from typing import ClassVar, Generic, TypeVar
+
+import attrs
+from attrs import field, frozen
+
+from agentpay.contract.identifiers import ACCOUNT, is_identifier
+from agentpay.contract.policies import Policy
+from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.database.connection import ConflictError, Connection
+from agentpay_server.database.tables import AccountRecord
+from agentpay_server.engine import fees
+from agentpay_server.engine import policy as rules
+from agentpay_server.engine.fees import Cost
+from agentpay_server.engine.funding import Funding, Funds, FundsChangedError
+from agentpay_server.engine.policy import Means, Refusal, Spend, stored_policy
+from agentpay_server.engine.preflight import Contended, Preflight, look
+from agentpay_server.engine.settlement import Settlement
+from agentpay_server.ledger import accounts as account_store
+from agentpay_server.ledger import spending, transactions
+from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.transactions import ChainTransaction
+from agentpay_server.platform.crash_points import Operation, Step, fault_point
+from agentpay_server.platform.errors import chain_unavailable, not_found, signing_stopped
+from agentpay_server.platform.principals import Principal
+
+R = TypeVar("R")
+
+
+@frozen(kw_only=True)
+class Parties:
+    """The payer and the recipients of a spend.
+
+    Attributes:
+        source: the paying account.
+        recipient: the recipient's account, if this service holds it.
+        others: further token accounts to pay, each with its account if this service holds it.
+        is_broadcast_by_us: whether this service sends the transaction.
+    """
+
+    source: AccountRecord
+    recipient: AccountRecord | None
+    others: Mapping[str, AccountRecord | None] = field(factory=dict)
+    is_broadcast_by_us: bool = True
+
+
+def own_parties(connection: Connection, principal: Principal, account_id: str, to: str) -> Parties:
+    """Return the parties of a spend from an account of the principal's operator.
+
+    Raises:
+        Problem: `not_found`, the same for a missing account as for one of another operator.
+    """
+    if is_identifier(account_id, ACCOUNT):
+        source, recipient = account_store.parties(connection, account_id, to)
+        if source is not None and source.operator_id == principal.operator_id:
+            return Parties(source=source, recipient=recipient)
+    raise not_found("account")
+
+
+@frozen(kw_only=True)
+class Decided(Generic[R]):
+    """The decision about a spend.
+
+    Attributes:
+        tx: the signed transaction; None if no money may leave.
+    """
+
+    record: R
+    tx: ChainTransaction | None = None
+
+
+@frozen(kw_only=True)
+class SpendUnit:
+    """The unit of work that decides about a spend.
+
+    Attributes:
+        source: the paying account's current row, locked.
+    """
+
+    connection: Connection
+    source: AccountRecord
+    preflight: Preflight
+    now_us: int
+
+    @property
+    def spent_us(self) -> int:
+        """The time at which the spend counts. It never decreases within an account."""
+        return max(self.now_us, self.source.last_spend_us)
+
+    def hold(self, tx: ChainTransaction, amount_micro: int) -> ChainTransaction:
+        """Store a signed transaction and count its amount as spent and in flight."""
+        total = self.source.spent_total + amount_micro
+        held = attrs.evolve(tx, held=amount_micro, spent_us=self.spent_us, spent_total=total)
+        transactions.insert_transaction(self.connection, held)
+        account_store.reserve(
+            self.connection,
+            self.source.account_id,
+            spent_total=total,
+            spent_us=self.spent_us,
+            amount=amount_micro,
+        )
+        return held
+
+    def hold_cap(self, tx: ChainTransaction, cap_micro: int) -> ChainTransaction:
+        """Store the transaction that funds an escrow; count its cap as reserved and in flight."""
+        held = attrs.evolve(tx, held=cap_micro)
+        transactions.insert_transaction(self.connection, held)
+        account_store.reserve_cap(self.connection, self.source.account_id, cap_micro)
+        return held
+
+
+class Intent(ABC, Generic[R]):
+    """A requested spend: the feature's part of its authorization. `R` is the feature's record."""
+
+    operation: ClassVar[Operation]
+
+    is_approved: bool = False
+    """Whether an operator has approved it; if so, it is not escalated."""
+
+    retry_hint: ClassVar[str] = "retry with the same key"
+    """For `insufficient_balance`: what to do after funding the account; the end of a sentence."""
+
+    @property
+    @abstractmethod
+    def account_id(self) -> str:
+        """The paying account."""
+
+    @property
+    @abstractmethod
+    def to(self) -> str:
+        """The recipient, as the caller named it."""
+
+    @abstractmethod
+    def spend(self, preflight: Preflight) -> Spend:
+        """Return the spend that the policy judges."""
+
+    @abstractmethod
+    def cost(self, preflight: Preflight) -> Cost:
+        """Return the most lamports that it takes from the treasury."""
+
+    @abstractmethod
+    def claim(self, connection: Connection, now_us: int) -> bool:
+        """Claim the idempotency key at a time, or check that the spend is still undecided.
+
+        Returns:
+            False if the stored data has changed since it was read: the request must start over.
+        """
+
+    def objection(self, unit: SpendUnit) -> Refusal | None:  # noqa: ARG002
+        """Return a refusal by a rule of the feature, which comes before the policy's rules."""
+        return None
+
+    @abstractmethod
+    def submitted(self, unit: SpendUnit) -> Decided[R]:
+        """Sign the spend, reserve its amount and store it."""
+
+    @abstractmethod
+    def escalated(self, unit: SpendUnit, policy: Policy) -> Decided[R]:
+        """Store the spend as pending approval, or raise a Problem if it cannot wait for an operator."""
+
+    @abstractmethod
+    def refused(self, connection: Connection, refusal: Refusal, now_us: int) -> Decided[R]:
+        """Store the refusal, or raise it as a Problem if refusals are not stored."""
+
+    def is_key_taken(self, connection: Connection) -> bool:  # noqa: ARG002
+        """Return whether another request holds the idempotency key."""
+        return False
+
+
+class Authorizer:
+    """Authorizes spends.
+
+    Args:
+        compare_books: compares the debits of a token account with the books, once per start, and books its
+            reported deposits.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        settlement: Settlement,
+        compare_books: Callable[[str], Awaitable[None]],
+        funding: Funding,
+    ) -> None:
+        self._context = context
+        self._settlement = settlement
+        self._compare_books = compare_books
+        self._funding = funding
+
+    def deadline(self) -> float:
+        """Return the deadline of a request that starts now, in the event loop's time."""
+        return asyncio.get_running_loop().time() + self._context.settings.settlement_wait_seconds
+
+    async def preflight(self, to: str, parties: Parties) -> Preflight | None:
+        """Read the on-chain data for a decision; None while the account is paused.
+
+        Raises:
+            Problem: `invalid_recipient`, `chain_unavailable`.
+        """
+        source = parties.source
+        if source.paused:
+            return None
+        if source.stopped_us is not None:
+            raise signing_stopped(source.account_id)
+        try:
+            # The low-balance alarm relies on the books, too.
+            await self._compare_books(source.usdc_token_account)
+            return await look(
+                self._context.chain,
+                to,
+                source=source,
+                recipient=parties.recipient,
+                others=parties.others,
+                is_broadcast_by_us=parties.is_broadcast_by_us,
+            )
+        except ChainUnavailableError:
+            raise chain_unavailable() from None
+
+    async def authorize(self, intent: Intent[R], parties: Parties, deadline: float) -> Decided[R] | None:
+        """Decide about a spend in one unit of work.
+
+        Returns:
+            The decision, or None if the request must start over.
+
+        Raises:
+            Problem: `invalid_recipient`, `chain_unavailable`, `fee_budget_exceeded`, `service_unavailable`
+                while the clocks differ, or an error of the intent. Nothing was stored.
+        """
+        is_last_look = asyncio.get_running_loop().time() >= deadline
+        preflight = await self.preflight(intent.to, parties)
+        funds = None if preflight is None else await self._funding.look()
+        fault_point(intent.operation, Step.BEGUN)
+        try:
+            return await self._decided(intent, preflight, funds, is_last_look=is_last_look)
+        except FundsChangedError:
+            return None
+        except Contended as contended:
+            if self._context.tasks.closing.done():
+                raise chain_unavailable() from None
+            is_any_ended = await self._settlement.finish_in_flight(parties.source.account_id, deadline)
+            if is_any_ended or not contended.is_payments_only:
+                return None
+        # Sellers may broadcast their payments at any time, so these amounts stay unavailable.
+        try:
+            return await self._decided(intent, preflight, funds, is_last_look=True)
+        except FundsChangedError:
+            return None
+
+    async def _decided(
+        self, intent: Intent[R], preflight: Preflight | None, funds: Funds | None, *, is_last_look: bool
+    ) -> Decided[R] | None:
+        database = self._context.database
+        try:
+            return await database.run(self._decide, intent, preflight, funds, is_last_look=is_last_look)
+        except ConflictError:
+            # Another request took the key first. Any other violated constraint is a bug.
+            if await database.read(intent.is_key_taken):
+                return None
+            raise
+
+    def _decide(
+        self,
+        connection: Connection,
+        intent: Intent[R],
+        preflight: Preflight | None,
+        funds: Funds | None,
+        *,
+        is_last_look: bool,
+    ) -> Decided[R] | None:
+        # The account's policy changes and spends take this lock, so they happen one after another.
+        source = account_store.ACCOUNTS.existing(connection, intent.account_id, lock=True)
+        now_us = self._context.clock.now_us()
+        self._context.clock_check.require(now_us)
+        if must_look_again(source, preflight) or not intent.claim(connection, now_us):
+            return None
+        policy = stored_policy(source.policy)
+        refusal = rules.paused_refusal(policy)
+        if refusal is not None:
+            return intent.refused(connection, refusal, now_us)
+        # None only for a paused account, refused above.
+        assert preflight is not None and funds is not None  # noqa: PT018, S101
+        unit = SpendUnit(connection=connection, source=source, preflight=preflight, now_us=now_us)
+        spend = intent.spend(preflight)
+        refusal = intent.objection(unit) or refusal_of(
+            unit, spend, retry_hint=intent.retry_hint, is_last_look=is_last_look
+        )
+        if refusal is not None:
+            return intent.refused(connection, refusal, now_us)
+        if not intent.is_approved and rules.needs_approval(policy, spend.amount_micro):
+            return intent.escalated(unit, policy)
+        cost = intent.cost(preflight)
+        fees.require_room(self._context, connection, source, cost, now_us)
+        self._funding.promise(connection, funds, cost)
+        return intent.submitted(unit)
+
+
+def must_look_again(source: AccountRecord, preflight: Preflight | None) -> bool:
+    """Return whether the account was resumed since the preflight, so that the chain must be read again.
+
+    Raises:
+        Problem: signing is stopped for the account.
+    """
+    if source.paused:
+        return False
+    if preflight is None:
+        return True
+    if source.stopped_us is not None:
+        raise signing_stopped(source.account_id)
+    return False
+
+
+def refusal_of(unit: SpendUnit, spend: Spend, *, retry_hint: str, is_last_look: bool) -> Refusal | None:
+    """Return why the policy or the balance refuses a spend, or None. Escalation is judged separately.
+
+    Args:
+        unit: the unit of work.
+        spend: the spend.
+        retry_hint: see `Intent.retry_hint`.
+        is_last_look: whether no time is left to read the balance again.
+
+    Raises:
+        Contended: the balance must be read again.
+    """
+    source, preflight = unit.source, unit.preflight
+    policy, spent_micro = stored_policy(source.policy), 0
+    if policy.max_daily_spend is not None:
+        spent_micro = spending.against_daily_limit(unit.connection, source, unit.spent_us)
+    means = Means(spent_micro=spent_micro, available_micro=preflight.available_micro(source))
+    refusal = rules.spending_refusal(policy, spend, means, retry_hint=retry_hint)
+    return preflight.confirmed(unit.connection, refusal, source, is_last_look=is_last_look)

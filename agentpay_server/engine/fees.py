@@ -1,0 +1,186 @@
+"""The fee budget: the SOL that an account may cost the treasury without paying anybody (interface F1 to F3).
+
+Three things cost the treasury SOL and bring no payment: a failed transaction, a session that is settled with
+nothing charged, and the token account that a settlement creates for a payee. Each counts from the commit that
+stores the signed bytes:
+
+- While a transaction is in flight, or a session unsettled, its fees count. A session counts with the fees of
+  both its transactions, so that closing it never exceeds the budget.
+- If it ends without a payment, its lamports are *burned*: they count for 24 hours from its end, as a spend
+  does in `spending.py`. If it settles a payment, or never landed, they no longer count.
+
+The rent of an escrow returns at its end, so it does not count. The account's lock makes the sum exact: what
+is in flight is added, and what is burned changes, only under this lock.
+"""
+
+import math
+from decimal import Decimal
+from typing import Final
+
+from attrs import frozen
+from sqlalchemy import bindparam, case, func, literal_column, select
+
+from agentpay.contract.errors import ErrorCode
+from agentpay.contract.sessions import SessionStatus
+from agentpay_server.database.connection import Connection
+from agentpay_server.database.tables import AccountRecord, sessions
+from agentpay_server.database.tables import chain_transactions as table
+from agentpay_server.engine.treasury import LAMPORTS, sol_text
+from agentpay_server.ledger import accounts as account_store
+from agentpay_server.ledger import spending, transactions
+from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.spending import WINDOW_US
+from agentpay_server.ledger.transactions import ChainTransaction, Kind, State
+from agentpay_server.platform.clock import SECOND_US
+from agentpay_server.platform.errors import Problem
+from agentpay_server.platform.settings import PUBLIC_FEE_BUDGET_SOL, limit_in_force
+
+_COUNTED: Final = {Kind.TRANSFER, Kind.PAYMENT, Kind.SESSION_OPEN, Kind.SESSION_SETTLE}
+"""What an agent can cause. Policy records and accounts are an operator's."""
+
+_IN_FLIGHT_SECONDS: Final = 60
+"""`Retry-After` while what is in flight uses up the budget: most of it ends within a minute."""
+
+
+@frozen(kw_only=True)
+class Cost:
+    """The most lamports that new work takes from the treasury.
+
+    Attributes:
+        fees: the fees of its transactions, and of those that end it.
+        rent: rent that it pays.
+    """
+
+    fees: int = 0
+    rent: int = 0
+
+    @property
+    def lamports(self) -> int:
+        """All of it."""
+        return self.fees + self.rent
+
+
+# Literals in the SQL text, as in the partial indexes: with parameters the indexes would not be used.
+_PENDING: Final = select(
+    func.coalesce(
+        func.sum(
+            case(
+                (
+                    table.c.kind.in_(
+                        [literal_column(f"'{Kind.TRANSFER}'"), literal_column(f"'{Kind.PAYMENT}'")]
+                    ),
+                    table.c.fee,
+                ),
+                # A session counts with its fees below.
+                (table.c.kind == literal_column(f"'{Kind.SESSION_SETTLE}'"), table.c.rent),
+                else_=literal_column("0"),
+            )
+        ),
+        0,
+    )
+).where(table.c.state == literal_column(f"'{State.PENDING}'"), table.c.account_id == bindparam("account_id"))
+_UNSETTLED: Final = select(func.coalesce(func.sum(sessions.c.opening_fee + sessions.c.closing_fee), 0)).where(
+    sessions.c.account_id == bindparam("account_id"),
+    sessions.c.status.in_(
+        literal_column(f"'{status}'")
+        for status in (SessionStatus.OPENING, SessionStatus.OPEN, SessionStatus.CLOSING)
+    ),
+)
+_RESERVED: Final = select(_PENDING.scalar_subquery(), _UNSETTLED.scalar_subquery())
+_TOTAL_BEFORE: Final = spending.total_before(table.c.burned_us, table.c.burned_total)
+# When the running total has left the window up to a given value.
+_LEAVES: Final = (
+    select(table.c.burned_us)
+    .where(
+        table.c.account_id == bindparam("account_id"),
+        table.c.burned_us > bindparam("start_us"),
+        table.c.burned_total >= bindparam("total"),
+    )
+    .order_by(table.c.burned_us)
+    .limit(1)
+)
+
+
+def burn(connection: Connection, tx: ChainTransaction, lamports: int, now_us: int) -> None:
+    """Count lamports that a transaction cost without a payment. It has ended in this unit of work."""
+    if lamports and tx.kind in _COUNTED:
+        total, burned_us = account_store.burn(connection, tx.account_id, lamports, now_us)
+        transactions.set_burned(connection, tx, burned_us=burned_us, burned_total=total)
+
+
+def reserved(connection: Connection, account_id: str) -> int:
+    """Return the lamports that an account's unfinished work may still burn."""
+    ((pending, unsettled),) = connection.execute(_RESERVED, {"account_id": account_id})
+    return int(pending) + int(unsettled)
+
+
+def burned(connection: Connection, account: AccountRecord, now_us: int) -> int:
+    """Return the lamports that an account has burned in the 24 hours before `now_us`."""
+    if account.last_burned_us <= spending.window_start_us(now_us):
+        return 0
+    return account.burned_total - _total_before(connection, account, now_us)
+
+
+def _total_before(connection: Connection, account: AccountRecord, now_us: int) -> int:
+    values = {"account_id": account.account_id, "start_us": spending.window_start_us(now_us)}
+    return connection.execute(_TOTAL_BEFORE, values).scalar_one_or_none() or 0
+
+
+def budget_lamports(context: Context) -> int | None:
+    """Return the fee budget of each account; None without one."""
+    budget = limit_in_force(
+        context.settings.fee_budget_sol,
+        on_public_clusters=PUBLIC_FEE_BUDGET_SOL,
+        is_test_chain=context.chain.is_test_chain,
+    )
+    return None if budget is None else int(budget * LAMPORTS)
+
+
+def require_room(
+    context: Context, connection: Connection, account: AccountRecord, cost: Cost, now_us: int
+) -> None:
+    """Require that new work of an account at a time fits into its fee budget. The account must be locked.
+
+    Raises:
+        Problem: `fee_budget_exceeded`, with the time at which enough is free again.
+    """
+    budget = budget_lamports(context)
+    if budget is None or not cost.fees:
+        return
+    # The window never ends before the last burn, which another server's clock may have timed.
+    now_us = max(now_us, account.last_burned_us)
+    in_use = reserved(connection, account.account_id)
+    lost = burned(connection, account, now_us)
+    excess = in_use + lost + cost.fees - budget
+    if excess > 0:
+        wait_us = _wait_us(connection, account, now_us, excess=excess, lost=lost)
+        if wait_us is None:
+            wait_us = WINDOW_US if cost.fees > budget else _IN_FLIGHT_SECONDS * SECOND_US
+        raise _exceeded(account.account_id, budget, in_use=in_use, lost=lost, cost=cost, wait_us=wait_us)
+
+
+def _wait_us(
+    connection: Connection, account: AccountRecord, now_us: int, *, excess: int, lost: int
+) -> int | None:
+    """Return when so much of what is burned has left the window; None if that is less than the excess."""
+    if excess > lost:
+        return None
+    start_us = spending.window_start_us(now_us)
+    total = _total_before(connection, account, now_us) + excess
+    values = {"account_id": account.account_id, "start_us": start_us, "total": total}
+    burned_us = int(connection.execute(_LEAVES, values).scalar_one())
+    return burned_us + WINDOW_US - now_us
+
+
+def _exceeded(account_id: str, budget: int, *, in_use: int, lost: int, cost: Cost, wait_us: int) -> Problem:
+    return Problem(
+        ErrorCode.FEE_BUDGET_EXCEEDED,
+        f"The fee budget of {account_id} is {_sol(budget)} SOL in 24 hours: {_sol(lost)} SOL brought no "
+        f"payment, unfinished work reserves {_sol(in_use)} SOL, and this needs {_sol(cost.fees)} SOL. "
+        "Nothing was done; wait as Retry-After says, or close sessions that are not in use.",
+        retry_after_seconds=max(math.ceil(wait_us / SECOND_US), 1),
+    )
+
+
+def _sol(lamports: int) -> str:
+    return sol_text(Decimal(lamports) / LAMPORTS)

@@ -1,0 +1,197 @@
+"""Whether the treasury can pay for new work: asked before anything is signed (interface F5).
+
+New work leaves a reserve of 0.02 SOL, which only closes, settlements and re-signings may spend. So a treasury
+that runs empty never strands the money in an escrow.
+
+The balance is remembered for some seconds, and what was promised since is subtracted. If it is far above the
+reserve, each process subtracts its own promises. Otherwise the unit of work that signs adds its lamports to
+one row, which all servers over one database share: together they never promise more than the treasury has.
+"""
+
+import asyncio
+from decimal import Decimal
+from typing import Final
+
+from attrs import evolve, frozen
+from sqlalchemy import bindparam, func, insert, literal_column, select, update
+
+from agentpay.contract.errors import ErrorCode
+from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.database.connection import Connection
+from agentpay_server.database.runner import run_again_if_late
+from agentpay_server.database.tables import chain_transactions, counters
+from agentpay_server.engine.fees import Cost
+from agentpay_server.engine.treasury import LAMPORTS, RESERVE_LAMPORTS, Treasury, sol_text
+from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.transactions import State
+from agentpay_server.platform.errors import RETRY_AFTER_SECONDS, Problem, chain_unavailable
+
+PLENTY_LAMPORTS: Final = 2 * LAMPORTS
+"""Far above the reserve: more than all servers together can promise before they read the balance again."""
+
+REMEMBERED_SECONDS: Final = 10.0
+
+_UNREAD_LAMPORTS: Final = PLENTY_LAMPORTS // 4
+"""What a process promises from such a balance before it reads it again."""
+
+_PROMISED: Final = "treasury_promised"
+
+# One statement, hence one state of the database.
+_COMMITMENTS: Final = select(
+    select(counters.c.value).where(counters.c.name == bindparam("counter")).scalar_subquery(),
+    select(func.coalesce(func.sum(chain_transactions.c.fee + chain_transactions.c.rent), 0))
+    .where(chain_transactions.c.state == literal_column(f"'{State.PENDING}'"))
+    .scalar_subquery(),
+)
+_PROMISE: Final = (
+    update(counters)
+    .where(counters.c.name == bindparam("counter"))
+    .values(value=counters.c.value + bindparam("lamports"))
+    .returning(counters.c.value)
+)
+_INSERT: Final = insert(counters)
+
+
+class FundsChangedError(Exception):
+    """The remembered balance does not suffice: read it again."""
+
+
+@frozen(kw_only=True)
+class Funds:
+    """What the treasury can pay for.
+
+    Attributes:
+        lamports: its balance above the reserve, less what was in flight just before it was read; or a part
+            of it, if it is far above the reserve.
+        promised: running total of the lamports promised before it was read.
+        is_plenty: whether it is far above the reserve. If so, the running total is that of this process,
+            otherwise that of all servers.
+        is_remembered: whether it was read for an earlier request.
+    """
+
+    lamports: int
+    promised: int
+    is_plenty: bool = False
+    is_remembered: bool = False
+
+
+class Funding:
+    """Reads what the treasury can pay for, and promises it."""
+
+    def __init__(self, context: Context, treasury: Treasury) -> None:
+        self._database = context.database
+        self._tasks = context.tasks
+        self._treasury = treasury
+        # In process, the balance costs nothing to read.
+        self._is_remembering = bool(context.chain.landing_seconds)
+        self._reading: asyncio.Task[Funds] | None = None
+        self._remembered: Funds | None = None
+        self._until = 0.0
+        # Running totals of what this process has promised: now, and when the balance was read.
+        self._promised_here = 0
+        self._promised_before = 0
+
+    async def look(self) -> Funds:
+        """Return what the treasury can pay for.
+
+        Raises:
+            Problem: `chain_unavailable`.
+        """
+        try:
+            return await self._look()
+        except ChainUnavailableError:
+            raise chain_unavailable() from None
+
+    async def _look(self) -> Funds:
+        if not self._is_remembering:
+            return await self._read()
+        if self._remembered is not None and asyncio.get_running_loop().time() < self._until:
+            return self._remembered
+        # Requests share a read, and its failure: none waits for the failures of others.
+        if self._reading is None or self._reading.done():
+            self._reading = self._tasks.start(self._read_and_remember())
+        reading = self._reading
+        await asyncio.wait({reading})
+        if reading.cancelled():
+            raise ChainUnavailableError("the server stops")
+        return reading.result()
+
+    async def _read_and_remember(self) -> Funds:
+        found = await self._read()
+        self._remembered = evolve(found, is_remembered=True)
+        self._until = asyncio.get_running_loop().time() + REMEMBERED_SECONDS
+        return found
+
+    async def _read(self) -> Funds:
+        # Promises from now on may or may not be in the balance already.
+        here = self._promised_here
+        lamports = await self._treasury.lamports() - RESERVE_LAMPORTS
+        is_first = here - self._promised_before < _UNREAD_LAMPORTS
+        self._promised_before = here
+        if lamports >= PLENTY_LAMPORTS and is_first:
+            return Funds(lamports=_UNREAD_LAMPORTS, promised=here, is_plenty=True)
+        promised, pending = await self._database.read(_commitments)
+        if promised is None:
+            await run_again_if_late(self._database, _begin)
+            promised, pending = await self._database.read(_commitments)
+        assert promised is not None  # noqa: S101 - the row is never deleted
+        # What was promised and is no longer in flight has left the balance, which is read after that.
+        lamports = await self._treasury.lamports() - RESERVE_LAMPORTS - pending
+        if lamports >= PLENTY_LAMPORTS:
+            return Funds(lamports=_UNREAD_LAMPORTS, promised=here, is_plenty=True)
+        return Funds(lamports=lamports, promised=promised)
+
+    def promise(self, connection: Connection, funds: Funds, cost: Cost) -> None:
+        """Promise the lamports of new work. Call it last before signing, in the same unit of work.
+
+        Raises:
+            Problem: `chain_unavailable`; the treasury cannot pay.
+            FundsChangedError: the balance must be read again.
+        """
+        if not cost.lamports:
+            return
+        if funds.is_plenty:
+            # If the unit of work fails, too much is subtracted, which is harmless.
+            self._promised_here += cost.lamports
+            promised = self._promised_here
+        else:
+            values = {"counter": _PROMISED, "lamports": cost.lamports}
+            promised = int(connection.execute(_PROMISE, values).scalar_one())
+        promised -= funds.promised
+        if promised > funds.lamports:
+            self._remembered = None
+            is_part = funds.is_plenty and promised > cost.lamports
+            if funds.is_remembered or is_part:
+                raise FundsChangedError
+            raise self._short(funds, cost)
+
+    async def is_enough_for(self, cost: Cost) -> bool:
+        """Return whether the treasury can pay for an operator's work, which promises nothing.
+
+        Raises:
+            ChainUnavailableError: the balance cannot be read.
+        """
+        return (await self._look()).lamports >= cost.lamports
+
+    def _short(self, funds: Funds, cost: Cost) -> Problem:
+        return Problem(
+            ErrorCode.CHAIN_UNAVAILABLE,
+            f"The treasury {self._treasury.address} has {_sol(max(funds.lamports, 0))} SOL left above its "
+            f"reserve of {_sol(RESERVE_LAMPORTS)} SOL, and this needs {_sol(cost.lamports)} SOL. Nothing was "
+            "signed; send SOL to the treasury, then retry.",
+            retry_after_seconds=RETRY_AFTER_SECONDS,
+        )
+
+
+def _commitments(connection: Connection) -> tuple[int | None, int]:
+    ((promised, pending),) = connection.execute(_COMMITMENTS, {"counter": _PROMISED})
+    return promised, int(pending)
+
+
+def _begin(connection: Connection) -> None:
+    if _commitments(connection)[0] is None:
+        connection.execute(_INSERT, {"name": _PROMISED, "value": 0})
+
+
+def _sol(lamports: int) -> str:
+    return sol_text(Decimal(lamports) / LAMPORTS)

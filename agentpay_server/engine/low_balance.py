@@ -1,0 +1,69 @@
+"""Detects low balances of accounts (interface EV4).
+
+On a cluster, deposits are booked some time after they arrive, so the booked balance may look low by mistake.
+Such a balance is checked when the books are next compared with the chain.
+"""
+
+from functools import partial
+
+from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.database.connection import Connection
+from agentpay_server.engine.handlers import Unit
+from agentpay_server.ledger import accounts
+from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.outbox import Outbox
+
+
+def spent(outbox: Outbox, unit: Unit, account_id: str, amount_micro: int) -> None:
+    """Book that an amount has left the balance, and check what remains.
+
+    A check that must read the chain runs after the commit.
+    """
+    connection, context = unit.connection, unit.context
+    balance_micro, unjudged_micro = accounts.debit(connection, account_id, amount_micro)
+    before_micro = balance_micro + amount_micro + unjudged_micro
+    if context.is_cluster and outbox.wants_drop(before_micro=before_micro, after_micro=balance_micro):
+        accounts.ACCOUNTS.changed(connection, account_id, unjudged_spend=unjudged_micro + amount_micro)
+        unit.afterwards.append(partial(judge, context, account_id))
+        return
+    outbox.add_drop_of_balance(before_micro=before_micro, after_micro=balance_micro)
+    if unjudged_micro:
+        accounts.ACCOUNTS.changed(connection, account_id, unjudged_spend=0)
+
+
+async def judge(context: Context, account_id: str) -> None:
+    """Check a balance that looks low in the books, unless the chain holds more than is booked.
+
+    If the chain does not respond, the next comparison of books and chain checks it.
+    """
+    account = await context.database.read(accounts.ACCOUNTS.existing, account_id)
+    try:
+        (held,) = await context.chain.token_accounts([account.usdc_token_account])
+    except ChainUnavailableError:
+        return
+    await judge_by(context, account_id, 0 if held is None else held.amount_micro)
+
+
+async def judge_by(context: Context, account_id: str, held_micro: int) -> None:
+    """Check a balance, given the on-chain amount. If that is larger, the books are behind."""
+    if await context.database.run(_judge, context, account_id, held_micro):
+        context.wakeup.set()
+
+
+def _judge(connection: Connection, context: Context, account_id: str, held_micro: int) -> bool:
+    account = accounts.ACCOUNTS.existing(connection, account_id, lock=True)
+    if not account.unjudged_spend or held_micro > account.balance:
+        return False
+    outbox = Outbox(
+        connection,
+        context,
+        operator_id=account.operator_id,
+        account_id=account_id,
+        now_us=context.clock.now_us(),
+    )
+    outbox.add_drop_of_balance(
+        before_micro=account.balance + account.unjudged_spend, after_micro=account.balance
+    )
+    accounts.ACCOUNTS.changed(connection, account_id, unjudged_spend=0)
+    outbox.write()
+    return True

@@ -1,0 +1,232 @@
+"""Decides whether a policy allows a spend. Pure functions.
+
+The rules are judged in the order of interface PO6, and the first that fails decides: paused, (recipient),
+memo, counterparty, category, single transfer, daily spend, balance, escalation. Each refusal names the field,
+its value and the request. `paused` has its own function because it is judged before the recipient is looked
+up.
+
+Transfers and payments are judged by all rules. The opening of a session is judged by the rules for the
+recipient, the category and the daily spend; each of its charges by the rule for a single transfer (interface
+S5, S9).
+"""
+
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from functools import lru_cache
+from typing import Final
+
+from attrs import frozen
+
+from agentpay.contract import codec
+from agentpay.contract.errors import ErrorCode
+from agentpay.contract.policies import Policy
+from agentpay.contract.usdc import format_string, from_micro, to_micro
+from agentpay_server.platform.errors import named, shown
+
+_LISTED: Final = 50
+"""Maximum number of allowlist entries in a refusal's message."""
+
+
+class Purpose(StrEnum):
+    """The purpose of a spend. The values are the nouns that refusals use."""
+
+    TRANSFER = "transfer"
+    """One payment."""
+
+    PAYMENT = "payment"
+    """One payment behind HTTP 402."""
+
+    SESSION = "session"
+    """The opening of a session; the amount is its whole cap."""
+
+
+@frozen(kw_only=True)
+class Recipient:
+    """The recipient of a spend, under every name that an allowlist may use (interface PO8).
+
+    Attributes:
+        account_id: its account, if this service holds it.
+        token_account: the USDC token account that receives.
+        owner: the address that owns the token account.
+    """
+
+    account_id: str | None
+    token_account: str
+    owner: str
+
+
+@frozen(kw_only=True)
+class Spend:
+    """A requested spend.
+
+    Attributes:
+        amount_micro: micro-USDC, at least 1.
+        to: the recipient, as the caller named it.
+        recipient: the recipient that `to` resolves to.
+        memo: None if absent; sessions have no memo.
+        purpose: decides which rules apply.
+        others: further recipients: an allowlist must name each of them.
+    """
+
+    amount_micro: int
+    to: str
+    recipient: Recipient
+    memo: str | None
+    category: str | None
+    purpose: Purpose = Purpose.TRANSFER
+    others: tuple[Recipient, ...] = ()
+
+
+@frozen(kw_only=True)
+class Means:
+    """The account's spending so far, and its funds.
+
+    Attributes:
+        spent_micro: micro-USDC spent or reserved in the rolling 24-hour window.
+        available_micro: micro-USDC on chain, less amounts in flight (interface T9).
+    """
+
+    spent_micro: int
+    available_micro: int
+
+
+@frozen(kw_only=True)
+class Refusal:
+    """The reason for refusing a spend: error code and message."""
+
+    code: ErrorCode
+    message: str
+
+
+def paused_refusal(policy: Policy) -> Refusal | None:
+    """Return the refusal for a paused account. Judged before all other rules."""
+    if not policy.paused:
+        return None
+    return Refusal(
+        code=ErrorCode.ACCOUNT_PAUSED,
+        message="paused is true: an operator has blocked all outgoing transfers of this account.",
+    )
+
+
+def spending_refusal(
+    policy: Policy, spend: Spend, means: Means, *, retry_hint: str = "retry with the same key"
+) -> Refusal | None:
+    """Return why a spend to a valid recipient is refused, or None. Escalation is judged separately.
+
+    `retry_hint`, the end of a sentence, says what to do after funding an account with `insufficient_balance`.
+    """
+    for rule in _RULES[spend.purpose]:
+        reason = rule(policy, spend, means)
+        if reason is not None:
+            return Refusal(code=ErrorCode.POLICY_VIOLATION, message=reason)
+    return _balance(spend, means, retry_hint)
+
+
+def single_charge_refusal(policy: Policy, amount_micro: int) -> Refusal | None:
+    """Return why an amount is too large for a single charge of a session, or None."""
+    reason = _over_single_transfer(policy, amount_micro, "charge")
+    return None if reason is None else Refusal(code=ErrorCode.POLICY_VIOLATION, message=reason)
+
+
+def needs_approval(policy: Policy, amount_micro: int) -> bool:
+    """Return whether an amount reaches the escalation threshold and needs an operator (interface PO7)."""
+    return policy.escalation_threshold is not None and amount_micro >= to_micro(policy.escalation_threshold)
+
+
+def usdc_text(micro: int) -> str:
+    """Format an amount for a message."""
+    return format_string(from_micro(micro))
+
+
+def _memo(policy: Policy, spend: Spend, _: Means) -> str | None:
+    if not policy.require_memo or (spend.memo is not None and spend.memo.strip()):
+        return None
+    return f"require_memo is true and this {spend.purpose} has no memo. Send a memo of 1 to 200 characters."
+
+
+def _counterparty(policy: Policy, spend: Spend, _: Means) -> str | None:
+    allowed = policy.allowed_counterparties
+    if allowed is None:
+        return None
+    for recipient in (spend.recipient, *spend.others):
+        names = (recipient.account_id, recipient.token_account, recipient.owner)
+        if not any(name in allowed for name in names if name is not None):
+            named = recipient.owner if spend.purpose is Purpose.PAYMENT else spend.to
+            return f"allowed_counterparties is {_listed(allowed)} and does not include {shown(named)}."
+    return None
+
+
+def _category(policy: Policy, spend: Spend, _: Means) -> str | None:
+    allowed = policy.categories
+    if allowed is None or (spend.category is not None and spend.category in allowed):
+        return None
+    asked = (
+        f"this {spend.purpose} has no category"
+        if spend.category is None
+        # The seller names the category of a payment.
+        else f"this {spend.purpose}'s category is {_shown_category(spend)}"
+    )
+    return f"categories is {_listed(allowed)} and {asked}."
+
+
+def _shown_category(spend: Spend) -> str:
+    category = spend.category or ""
+    return named(category) if spend.purpose is Purpose.PAYMENT else shown(category)
+
+
+def _single_transfer(policy: Policy, spend: Spend, _: Means) -> str | None:
+    return _over_single_transfer(policy, spend.amount_micro, spend.purpose)
+
+
+def _over_single_transfer(policy: Policy, amount_micro: int, noun: str) -> str | None:
+    limit = policy.max_single_transfer
+    if limit is None or amount_micro <= to_micro(limit):
+        return None
+    return (
+        f"max_single_transfer is {format_string(limit)} USDC and this {noun} requests "
+        f"{usdc_text(amount_micro)} USDC."
+    )
+
+
+def _daily_spend(policy: Policy, spend: Spend, means: Means) -> str | None:
+    limit = policy.max_daily_spend
+    if limit is None or means.spent_micro + spend.amount_micro <= to_micro(limit):
+        return None
+    return (
+        f"max_daily_spend is {format_string(limit)} USDC in a rolling 24-hour window, of which "
+        f"{usdc_text(means.spent_micro)} USDC is spent or reserved, and this {spend.purpose} requests "
+        f"{usdc_text(spend.amount_micro)} USDC."
+    )
+
+
+_Rule = Callable[[Policy, Spend, Means], str | None]
+
+_RULES: Final[dict[Purpose, tuple[_Rule, ...]]] = {
+    Purpose.TRANSFER: (_memo, _counterparty, _category, _single_transfer, _daily_spend),
+    Purpose.PAYMENT: (_memo, _counterparty, _category, _single_transfer, _daily_spend),
+    Purpose.SESSION: (_counterparty, _category, _daily_spend),
+}
+"""In the order in which they are judged."""
+
+
+def _balance(spend: Spend, means: Means, retry_hint: str) -> Refusal | None:
+    if spend.amount_micro <= means.available_micro:
+        return None
+    available = max(means.available_micro, 0)
+    return Refusal(
+        code=ErrorCode.INSUFFICIENT_BALANCE,
+        message=f"balance_usdc, minus reservations, is {usdc_text(available)} USDC and this {spend.purpose} "
+        f"requests {usdc_text(spend.amount_micro)} USDC. Fund the account, then {retry_hint}.",
+    )
+
+
+def _listed(values: Iterable[str]) -> str:
+    items = [shown(value) for value in values]
+    more = f", and {len(items) - _LISTED} more" if len(items) > _LISTED else ""
+    return "[" + ", ".join(items[:_LISTED]) + more + "]"
+
+
+@lru_cache(maxsize=1024)
+def stored_policy(text: str) -> Policy:
+    """Parse a policy stored as canonical JSON. Cached, because many rows have the same text."""
+    return codec.structure(codec.parse_json(text.encode()), Policy)

@@ -1,0 +1,84 @@
+"""Watches settled transactions until they are irreversible (interface T12).
+
+If a reorganization removes a settled transaction, the same bytes are resent for as long as they may land.
+They are not sent while the chain expects them to fail: a failure on chain would be final, and the
+transactions they depend on may be about to land again. Until the transaction lands again, its amount, which
+is back in the balance, is reserved. The booking stays, so clients that saw it settled get no contradicting
+event. Only a cluster that undoes confirmed blocks for a minute can make the transaction impossible; operators
+must then intervene.
+
+Several servers over one database may watch the same transaction; resending the same bytes is harmless.
+"""
+
+import asyncio
+import logging
+from typing import Final
+
+from attrs import evolve
+
+from agentpay_server.chain.protocol import ChainUnavailableError
+from agentpay_server.database.connection import Connection
+from agentpay_server.engine.broadcast import Landed
+from agentpay_server.engine.settlement import Settlement
+from agentpay_server.ledger import accounts
+from agentpay_server.ledger import transactions as store
+from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.transactions import ChainTransaction, State
+from agentpay_server.platform.logs import log
+
+_PAGE_SIZE: Final = 256
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+
+class Confirmations:
+    """Watches settled transactions."""
+
+    def __init__(self, context: Context, settlement: Settlement) -> None:
+        self._database = context.database
+        self._chain = context.chain
+        self._settlement = settlement
+
+    async def look(self) -> None:
+        """Check all watched transactions once: drop irreversible ones, resend vanished ones."""
+        after = ""
+        while page := await self._database.read(store.confirmed_after, after, _PAGE_SIZE):
+            looks = await asyncio.gather(*(self._looked_at(tx) for tx in page))
+            ended = [tx for tx in looks if tx.state is not State.CONFIRMED]
+            if ended:
+                await self._database.run(store.end_confirmed, ended)
+            after = page[-1].signature
+
+    async def _looked_at(self, tx: ChainTransaction) -> ChainTransaction:
+        """Return a transaction with its current state; resend it if it disappeared and can still land."""
+        try:
+            end, must_send = await self._settlement.broadcaster.look(tx.signed)
+            if must_send:
+                self._report(logging.WARNING, "transaction.vanished", tx)
+                if not tx.reserved:
+                    await self._database.run(_reserve, tx)
+                await self._chain.send(tx.signed.raw, even_if_failing=False)
+        except ChainUnavailableError:
+            return tx
+        if end is None:
+            return tx
+        if tx.reserved:
+            await self._database.run(_release, tx)
+        if not isinstance(end, Landed):
+            self._report(logging.ERROR, "transaction.undone", tx)
+            return evolve(tx, state=State.UNDONE)
+        return evolve(tx, state=State.FINALIZED) if end.is_irreversible else tx
+
+    @staticmethod
+    def _report(level: int, event: str, tx: ChainTransaction) -> None:
+        log(logger, level, event, tx_signature=tx.signature, subject=tx.subject_id)
+
+
+def _reserve(connection: Connection, tx: ChainTransaction) -> None:
+    if tx.held and store.set_reserved(connection, tx, tx.held):
+        accounts.reserve_again(connection, tx.account_id, tx.held)
+
+
+def _release(connection: Connection, tx: ChainTransaction) -> None:
+    if store.set_reserved(connection, tx, 0):
+        accounts.release(connection, tx.account_id, tx.reserved)

@@ -1,0 +1,438 @@
+"""The settlement engine: drives stored transactions of every kind to their outcome.
+
+`broadcast.py` determines the outcome of a transaction, and `outcomes.py` books it. Callers wait as long as
+they choose; the driver continues without them.
+
+Each transaction is leased to one process, in real time. Two processes over one database do not drive each
+other's transactions while leases are renewed; if both drive one for a moment, this does no harm.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
+from typing import Any, Final, TypeVar, cast
+
+from agentpay_server.chain.protocol import ChainUnavailableError, Failure
+from agentpay_server.database.connection import Connection
+from agentpay_server.engine.broadcast import (
+    FIRST_PAUSE_SECONDS,
+    LONGEST_PAUSE_SECONDS,
+    Broadcaster,
+    Expired,
+    Landed,
+    Outcome,
+    may_vanish,
+)
+from agentpay_server.engine.handlers import LEASE_US, Handler
+from agentpay_server.engine.outcomes import Booked, Ended, Outcomes
+from agentpay_server.ledger import accounts as account_store
+from agentpay_server.ledger import transactions as store
+from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.transactions import ChainTransaction, Kind
+from agentpay_server.platform.clock import real_now_us
+from agentpay_server.platform.crash_points import Step, fault_point
+from agentpay_server.platform.logs import log
+
+S = TypeVar("S")
+
+
+_BATCH: Final = 100
+_MAX_DOUBTED: Final = 10_000
+_LOOKS_AT_ONCE: Final = 8
+"""How many payments of an account are checked at once. Payments pile up while servers restart: an expiry is
+accepted only by a server that has run for as long as a transaction may land."""
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+
+async def _check_nothing(_: str) -> None:
+    """Check nothing, until the server sets a check that its chain needs."""
+
+
+class Settlement:
+    """Drives every pending transaction to its outcome, with one task per subject in this process."""
+
+    def __init__(self, context: Context, handlers: Iterable[Handler[Any]]) -> None:
+        self._context = context
+        self._chain = context.chain
+        self._database = context.database
+        self._tasks = context.tasks
+        self._handlers = {handler.kind: handler for handler in handlers}
+        self.outcomes: Outcomes = Outcomes(context, self._handlers)
+        self._drivers: dict[tuple[Kind, str], asyncio.Task[Ended[Any]]] = {}
+        self._driven_signatures: set[str] = set()
+        # The running check of each account's payments.
+        self._looks: dict[str, asyncio.Task[int]] = {}
+        # The payments whose doubtful expiry is logged already.
+        self._doubted: set[str] = set()
+        self.broadcaster: Broadcaster = Broadcaster(context.chain)
+        self._check_earlier: Callable[[str], Awaitable[None]] = _check_nothing
+        self._compare_books: Callable[[str], Awaitable[None]] = _check_nothing
+
+    def handler(self, kind: Kind) -> Handler[Any]:
+        """Return the handler of a kind of transaction."""
+        return self._handlers[kind]
+
+    def check_earlier_with(self, check: Callable[[str], Awaitable[None]]) -> None:
+        """Set the check of expired transactions to run before a subject's newest one is booked as lost.
+
+        Args:
+            check: books a subject's expired transactions that have landed after all. It runs first because
+                such a landing changes how the newest one is booked.
+        """
+        self._check_earlier = check
+
+    def compare_books_with(self, compare: Callable[[str], Awaitable[None]]) -> None:
+        """Set the comparison of a token account's debits with the books, to run before signing a replacement.
+
+        Args:
+            compare: raises `ChainUnavailableError` while the account must not sign.
+        """
+        self._compare_books = compare
+
+    def stop_driving(self, kind: Kind, subject_id: str) -> None:
+        """Stop driving a subject that ended in another way; waiting callers read it again."""
+        driver = self._drivers.pop((kind, subject_id), None)
+        if driver is not None:
+            driver.cancel()
+
+    @property
+    def driven(self) -> set[str]:
+        """The identifiers of the subjects that this process drives."""
+        return {subject_id for _, subject_id in tuple(self._drivers)}
+
+    def is_driven(self, signature: str) -> bool:
+        """Return whether this process drives a transaction, so that its handler books all its effects."""
+        return signature in self._driven_signatures
+
+    # --- Waiting and driving --------------------------------------------------------------------------------
+
+    async def settle(self, tx: ChainTransaction, subject: S, *, is_new: bool, deadline: float) -> S | None:
+        """Drive a transaction to its outcome and return the subject, or None if that takes too long.
+
+        Args:
+            tx: the stored transaction.
+            subject: its subject.
+            is_new: whether the caller has just stored it. If so, it is sent without checking the chain first.
+            deadline: when to stop waiting, in the event loop's time. The driver continues.
+        """
+        self.broadcaster.ages.note(tx.signature)
+        if is_new and _subject(tx) not in self._drivers:
+            # Usually one check is enough, and no task is needed.
+            self._driven_signatures.add(tx.signature)
+            try:
+                following = await self._send_new(tx, subject, deadline)
+                if isinstance(following, Ended):
+                    self._stop_tracking(tx)
+                    return following.subject
+                if following.signature != tx.signature:
+                    self._stop_tracking(tx)
+                tx = following
+            except ChainUnavailableError:
+                # The state of an earlier transaction of the subject is unknown: keep driving.
+                pass
+            except Exception as error:  # noqa: BLE001 - it may have been sent: keep driving
+                log(logger, logging.ERROR, "driver.repeats", exception=error, tx_signature=tx.signature)
+        return await self._awaited(self.drive(tx, subject), deadline)
+
+    async def finish(self, kind: Kind, subject_id: str, deadline: float) -> Any | None:  # noqa: ANN401
+        """Drive the pending transaction of a subject to its outcome and return the subject.
+
+        Returns None if that takes longer than `deadline`, or if nothing is pending.
+        """
+        tx = await self._database.read(store.pending, kind, subject_id)
+        return None if tx is None else await self._awaited(self.drive(tx), deadline)
+
+    async def finish_in_flight(self, account_id: str, deadline: float) -> bool:
+        """Drive an account's transactions in flight to their outcomes, until `deadline`.
+
+        Transactions that others broadcast are checked once, without waiting.
+
+        Returns:
+            Whether anything may have changed.
+        """
+        driven = await self._database.read(store.in_flight, account_id)
+        for tx in driven:
+            await self._awaited(self.drive(tx), deadline)
+        look = self.look_at_payments(account_id)
+        remaining_seconds = max(deadline - asyncio.get_running_loop().time(), 0)
+        await asyncio.wait({look}, timeout=remaining_seconds)
+        return bool(driven) or (look.done() and not look.cancelled() and look.result() > 0)
+
+    def is_looking_at_payments(self, account_id: str) -> bool:
+        """Return whether a check of an account's payments is running."""
+        look = self._looks.get(account_id)
+        return look is not None and not look.done()
+
+    def look_at_payments(self, account_id: str) -> asyncio.Task[int]:
+        """Return the running check of an account's payments, or start one; its result is how many have ended.
+
+        Callers share it, because each payment costs several requests to the chain.
+        """
+        if not self.is_looking_at_payments(account_id):
+            look = self._looks[account_id] = self._tasks.start(self._look_at_payments(account_id))
+            look.add_done_callback(partial(self._forget_look, account_id))
+        return self._looks[account_id]
+
+    def _forget_look(self, account_id: str, look: asyncio.Task[int]) -> None:
+        if self._looks.get(account_id) is look:
+            del self._looks[account_id]
+
+    async def _look_at_payments(self, account_id: str) -> int:
+        """Check an account's payments, once each; return how many have ended."""
+        waiting = await self._database.read(store.payments_of, account_id)
+        # One at a time on a manual clock, so that the same seed always books in the same order.
+        turns = asyncio.Semaphore(1 if self._context.clock.is_manual else _LOOKS_AT_ONCE)
+
+        async def look(tx: ChainTransaction) -> bool:
+            async with turns:
+                return await self.look_at(tx) is not None
+
+        # All have ended before an error is raised: none outlives its caller.
+        results = await asyncio.gather(*map(look, waiting), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        return sum(map(bool, results))
+
+    async def look_at(self, tx: ChainTransaction) -> Any | None:  # noqa: ANN401
+        """Check once a transaction that others broadcast, and book its outcome if it has one.
+
+        Returns:
+            Its subject if it has ended; None if its outcome is unknown.
+        """
+        handler = self._handlers[tx.kind]
+        try:
+            end, _ = await self.broadcaster.look(tx.signed, partial(handler.find, self._chain, tx))
+            if end is None or _may_vanish(handler, end):
+                return None
+            subject = await self._database.read(handler.load, tx.subject_id)
+            is_expired = isinstance(end, Expired)
+            fault_point(handler.operation(subject), Step.EXPIRED if is_expired else Step.LANDED)
+            following = await (
+                self._replaced(tx, subject) if isinstance(end, Expired) else self._booked(tx, subject, end)
+            )
+        except ChainUnavailableError:
+            return None
+        self._stop_tracking(tx)
+        return following.subject if isinstance(following, Ended) else None
+
+    async def free_all(self) -> None:
+        """Void all leases. Only for a caller that knows that no other process can hold any."""
+        await self._database.run(store.free_all)
+
+    async def is_any_abandoned(self) -> bool:
+        """Return whether a transaction in flight has no valid lease."""
+        return await self._database.read(self._is_any_abandoned)
+
+    async def recover(self) -> "list[asyncio.Task[Ended[Any]]]":
+        """Renew the leases of the driven transactions, and drive one batch of those without a lease.
+
+        Returns:
+            The drivers of the transactions that had no lease.
+        """
+        return [self.drive(tx) for tx in await self._database.run(self._claim)]
+
+    def drive(self, tx: ChainTransaction, subject: S | None = None) -> "asyncio.Task[Ended[S]]":
+        """Return the task that drives a subject to its outcome; start it if needed.
+
+        Args:
+            tx: its stored pending transaction; it may have been sent before.
+            subject: the subject, if already read.
+        """
+        running = self._drivers.get(_subject(tx))
+        # A finished task of an earlier transaction stays registered for one turn of the loop.
+        if running is None or running.done():
+            running = self._tasks.start(self._drive_to_end(tx, subject))
+            self._drivers[_subject(tx)] = running
+            running.add_done_callback(partial(self._forget, _subject(tx)))
+        return cast("asyncio.Task[Ended[S]]", running)
+
+    async def _awaited(self, driver: "asyncio.Task[Ended[S]]", deadline: float) -> S | None:
+        remaining_seconds = max(deadline - asyncio.get_running_loop().time(), 0)
+        # A stopping server does not wait: the next process resumes the subject.
+        waiting = (driver, self._tasks.closing)
+        await asyncio.wait(waiting, timeout=remaining_seconds, return_when=asyncio.FIRST_COMPLETED)
+        return driver.result().subject if driver.done() and not driver.cancelled() else None
+
+    def _forget(self, subject: tuple[Kind, str], driver: "asyncio.Task[Any]") -> None:
+        if self._drivers.get(subject) is driver:
+            del self._drivers[subject]
+        if not driver.cancelled() and (error := driver.exception()) is not None:
+            # The transaction is stored, so recovery resumes it.
+            log(logger, logging.ERROR, "driver.failed", exception=error, subject=subject[1])
+
+    def _stop_tracking(self, tx: ChainTransaction) -> None:
+        self._driven_signatures.discard(tx.signature)
+        self._doubted.discard(tx.signature)
+        self.broadcaster.ages.forget(tx.signature)
+
+    def _claim(self, connection: Connection) -> list[ChainTransaction]:
+        if not self._context.clock_check.agrees():
+            # A lease that a wrong clock dates would keep other servers away for too long.
+            return []
+        until_us = real_now_us() + LEASE_US
+        store.lease(connection, list(self._drivers), until_us)
+        claimed = self._abandoned(connection, lock=True)
+        store.lease(connection, [_subject(tx) for tx in claimed], until_us)
+        return claimed
+
+    def _is_any_abandoned(self, connection: Connection) -> bool:
+        return bool(self._abandoned(connection, lock=False))
+
+    def _abandoned(self, connection: Connection, *, lock: bool) -> list[ChainTransaction]:
+        # A manual clock means a single process: a transaction that is not driven here has no driver.
+        horizon_us = real_now_us() + (LEASE_US if self._context.clock.is_manual else 0)
+        found = store.abandoned(connection, horizon_us, _BATCH + len(self._drivers), lock=lock)
+        return [tx for tx in found if _subject(tx) not in self._drivers]
+
+    # --- From one transaction to the next -----------------------------------------------------------------
+
+    async def _send_new(
+        self, tx: ChainTransaction, subject: S, deadline: float
+    ) -> Ended[S] | ChainTransaction:
+        """Send a new transaction and check it once; return its outcome, or the transaction to drive."""
+        handler = self._handlers[tx.kind]
+        is_sent, end = await self.broadcaster.first_look(tx.signed, handler.operation(subject), deadline)
+        if isinstance(end, Landed | Failure) and not _may_vanish(handler, end):
+            return await self._booked(tx, subject, end)
+        if is_sent and handler.announces:
+            await self._announce(tx, subject)
+        return tx
+
+    async def _drive_to_end(self, tx: ChainTransaction, subject: S | None) -> Ended[S]:
+        """Drive a stored transaction and its replacements until there is an outcome."""
+        handler = self._handlers[tx.kind]
+        pause, is_new = 0.0, False
+        while True:
+            self._driven_signatures.add(tx.signature)
+            try:
+                if subject is None:
+                    subject = cast("S", await self._database.read(handler.load, tx.subject_id))
+                following = await self._drive_once(tx, subject, is_new=is_new)
+            except Exception as error:  # noqa: BLE001 - no error is an outcome: keep driving
+                log(logger, logging.ERROR, "driver.repeats", exception=error, tx_signature=tx.signature)
+            else:
+                if isinstance(following, Ended):
+                    self._stop_tracking(tx)
+                    return following
+                is_new = following.signature != tx.signature
+                if is_new:
+                    self._stop_tracking(tx)
+                    subject = None
+                tx = following
+            # One expiry is normal. Repeated expiries mean that the chain accepts no transactions.
+            await asyncio.sleep(pause)
+            pause = min(max(pause * 2, FIRST_PAUSE_SECONDS), LONGEST_PAUSE_SECONDS)
+
+    async def _drive_once(
+        self, tx: ChainTransaction, subject: S, *, is_new: bool
+    ) -> Ended[S] | ChainTransaction:
+        """Drive one transaction and return the next step; the same transaction means to check it again."""
+        handler = self._handlers[tx.kind]
+        outcome = await self.broadcaster.outcome(
+            tx.signed,
+            partial(self._announce, tx, subject) if handler.announces else None,
+            operation=handler.operation(subject),
+            is_new=is_new,
+            irreversibly=handler.must_be_irreversible,
+        )
+        try:
+            if isinstance(outcome, Expired):
+                return await self._replaced(tx, subject)
+            return await self._booked(tx, subject, outcome)
+        except ChainUnavailableError:
+            # The proof must hold again before a replacement is signed or the amount is released.
+            return tx
+
+    async def _announce(self, tx: ChainTransaction, subject: S) -> None:
+        await self._database.run(self.outcomes.announce, tx, subject)
+        self._context.wakeup.set()
+
+    async def _booked(
+        self, tx: ChainTransaction, subject: S, end: Landed | Failure
+    ) -> Ended[S] | ChainTransaction:
+        """Book an outcome, and return the next step."""
+        if isinstance(end, Failure):
+            # It may have failed because an earlier transaction has landed.
+            await self._check_earlier(tx.subject_id)
+        booked = await self._database.run(self.outcomes.end, tx, subject, end)
+        detail = end.detail if isinstance(end, Failure) else None
+        await self._after_commit(booked, detail)
+        if isinstance(booked.following, Ended):
+            fault_point(self._handlers[tx.kind].operation(subject), Step.BOOKED)
+        return booked.following
+
+    async def _replaced(self, tx: ChainTransaction, subject: S) -> Ended[S] | ChainTransaction:
+        """Sign a replacement for an expired transaction, or book that it will have none."""
+        handler = self._handlers[tx.kind]
+        await self._check_earlier(tx.subject_id)
+        current = await self._database.read(self.outcomes.current, tx)
+        if not isinstance(current, ChainTransaction) or current.signature != tx.signature:
+            return cast("Ended[S] | ChainTransaction", current)
+        await self._check_balance(tx)
+        if not handler.is_broadcast_by_us:
+            booked = await self._database.run(self.outcomes.expire, tx, subject)
+            await self._after_commit(booked, None)
+            fault_point(handler.operation(subject), Step.BOOKED)
+            return booked.following
+        source = await self._database.read(account_store.ACCOUNTS.existing, tx.account_id)
+        await self._compare_books(source.usdc_token_account)
+        blockhash = await self._chain.latest_blockhash()
+        if blockhash.last_valid_block_height <= tx.last_valid_block_height:
+            # This node lags: the height that proved the expiry was already higher.
+            raise ChainUnavailableError("the chain offered a blockhash that has expired")
+        prepared = await handler.prepare(self._context, subject)
+        booked = await self._database.run(self.outcomes.replace, tx, subject, blockhash, prepared)
+        await self._after_commit(booked, None)
+        return booked.following
+
+    async def _check_balance(self, tx: ChainTransaction) -> None:
+        """Raise if the chain holds less than is booked: a transaction has landed that is not booked yet.
+
+        A node may lack a transaction in all its records although it has executed it. Balances come from the
+        execution itself.
+
+        Raises:
+            ChainUnavailableError: the expired transaction may be the one that landed.
+        """
+        if not tx.held:
+            return
+        source = await self._database.read(account_store.ACCOUNTS.existing, tx.account_id)
+        expected = source.balance
+        if self._handlers[tx.kind].is_broadcast_by_us:
+            # Others of a busy account have always just landed. Payments can wait for a quiet moment.
+            expected -= source.in_flight - tx.held
+        if await self._chain.holds(source.usdc_token_account, expected):
+            return
+        if tx.signature not in self._doubted:
+            if len(self._doubted) >= _MAX_DOUBTED:
+                self._doubted.clear()
+            self._doubted.add(tx.signature)
+            log(
+                logger,
+                logging.WARNING,
+                "transaction.expiry_doubted",
+                tx_signature=tx.signature,
+                subject=tx.subject_id,
+                account_id=tx.account_id,
+            )
+        raise ChainUnavailableError("an account holds less on chain than is booked")
+
+    async def _after_commit(self, booked: Booked[S], detail: str | None) -> None:
+        """Run the actions that follow a commit, such as logging."""
+        self._context.wakeup.set()
+        if booked.tx is not None and isinstance(booked.following, Ended):
+            handler = self._handlers[booked.tx.kind]
+            handler.report(self._context, booked.tx, booked.following.subject, detail)
+        for follow_up in booked.afterwards:
+            await follow_up()
+
+
+def _subject(tx: ChainTransaction) -> tuple[Kind, str]:
+    return tx.kind, tx.subject_id
+
+
+def _may_vanish(handler: Handler[Any], end: Outcome) -> bool:
+    return handler.must_be_irreversible and may_vanish(end)

@@ -1,0 +1,1 @@
+"""The rows that features share: accounts, postings, keys, transactions, events, the audit log."""

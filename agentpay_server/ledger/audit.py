@@ -1,0 +1,149 @@
+"""The audit trail: who changed what, recorded in the commit that makes the change.
+
+Every change that a caller requests is recorded here. So here is also where the unit of work that makes it
+checks that the caller's key is still alive.
+
+An entry's action is the name of the endpoint that makes such a change, in process or over HTTP; changes
+without an endpoint are in `UNPROMPTED`. Automatic changes, due to the clock or the chain, have no key.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+from attrs import frozen
+
+from agentpay.contract import codec, json_text
+from agentpay.contract.console import AuditEntry, ListAudit
+from agentpay.contract.pages import PageBody
+from agentpay.contract.usdc import format_string, from_micro
+from agentpay_server.database.connection import Connection
+from agentpay_server.database.pages import List
+from agentpay_server.database.tables import AuditRecord
+from agentpay_server.ledger import audit_store as store
+from agentpay_server.ledger.context import Context
+from agentpay_server.platform.clock import from_us
+from agentpay_server.platform.errors import unauthorized
+from agentpay_server.platform.principals import Principal
+
+APPROVAL_EXPIRED: Final = "console.approvals.expire"
+TRANSFER_FAILED: Final = "transfers.fail"
+SESSION_FAILED: Final = "sessions.fail"
+OPERATOR_CREATED: Final = "operators.create"
+
+LANDED_AFTER_EXPIRY: Final = "transaction.landed_after_expiry"
+UNKNOWN_DEBIT: Final = "account.unknown_debit"
+UNKNOWN_PAYOUT: Final = "session.unknown_payout"
+
+UNPROMPTED: Final = frozenset(
+    {
+        APPROVAL_EXPIRED,
+        TRANSFER_FAILED,
+        SESSION_FAILED,
+        OPERATOR_CREATED,
+        LANDED_AFTER_EXPIRY,
+        UNKNOWN_DEBIT,
+        UNKNOWN_PAYOUT,
+    }
+)
+"""Actions without an endpoint."""
+
+
+class Actor(Protocol):
+    """The author of a change: a principal, or the server on its own."""
+
+    @property
+    def operator_id(self) -> str: ...
+
+    @property
+    def key_id(self) -> str | None:
+        """None for an automatic change."""
+        ...
+
+    @property
+    def request_id(self) -> str | None:
+        """None in process."""
+        ...
+
+
+@frozen
+class Server:
+    """The server, acting automatically on behalf of an operator."""
+
+    operator_id: str
+    key_id: None = None
+    request_id: None = None
+
+
+class AuditTrail:
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    async def list(self, principal: Principal, query: ListAudit) -> PageBody[AuditEntry]:
+        listing = List("audit", principal.operator_id)
+        before = listing.before(query.cursor)
+        rows = await self._context.database.read(store.PAGES, principal.operator_id, before, query.limit + 1)
+        return listing.page(rows, query.limit, seq=lambda row: row.seq, item=_entry)
+
+
+def record(
+    connection: Connection,
+    actor: Actor,
+    *,
+    action: str,
+    subject: str,
+    now_us: int,
+    before: Mapping[str, object] | None = None,
+    after: Mapping[str, object] | None = None,
+    has_happened: bool = False,
+) -> None:
+    """Write one entry; `before` and `after` are JSON values, never secrets.
+
+    With `has_happened`, the change was made outside the database, and is recorded whoever made it.
+
+    Raises:
+        Problem: `unauthorized`: the actor's key has expired or was revoked since the request began. The unit
+            of work must not be committed.
+    """
+    is_stored = store.insert_entry(
+        connection,
+        only_if_alive=actor.key_id is not None and not has_happened,
+        operator_id=actor.operator_id,
+        key_id=actor.key_id,
+        action=action,
+        subject=subject,
+        before=_text(before),
+        after=_text(after),
+        request_id=actor.request_id,
+        created_us=now_us,
+    )
+    if not is_stored:
+        raise unauthorized()
+
+
+def given(**values: object) -> dict[str, object]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def usdc(micro: int) -> str:
+    """Return an amount as on the wire."""
+    return format_string(from_micro(micro))
+
+
+def _entry(row: AuditRecord) -> AuditEntry:
+    return AuditEntry(
+        key_id=row.key_id,
+        action=row.action,
+        subject=row.subject,
+        before=_values(row.before),
+        after=_values(row.after),
+        request_id=row.request_id,
+        created_at=from_us(row.created_us),
+    )
+
+
+def _values(text: str | None) -> Any:  # noqa: ANN401 - a JSON value
+    return None if text is None else json_text.parse_json(text.encode())
+
+
+def _text(values: Mapping[str, object] | None) -> str | None:
+    return None if values is None else codec.print_json(values).decode("ascii")

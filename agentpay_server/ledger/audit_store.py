@@ -1,0 +1,36 @@
+"""Statements on the audit trail, which is append-only."""
+
+from typing import Final
+
+from sqlalchemy import bindparam, insert, select
+
+from agentpay_server.database.connection import Connection
+from agentpay_server.database.rows import Rows
+from agentpay_server.database.tables import AuditRecord, api_keys, audit
+from agentpay_server.ledger.key_store import is_alive
+
+ENTRIES: Final = Rows(AuditRecord, "seq")
+PAGES: Final = ENTRIES.pages("operator_id")
+
+_COLUMNS: Final = tuple(column for column in audit.columns if column.name != "seq")
+_INSERT: Final = insert(audit)
+# Locked against the end of a revocation (`operators/store.py`), which waits for units of the key.
+_INSERT_IF_ALIVE: Final = insert(audit).from_select(
+    [column.name for column in _COLUMNS],
+    select(*(bindparam(column.name, type_=column.type) for column in _COLUMNS))
+    .select_from(api_keys)
+    .where(
+        api_keys.c.key_id == bindparam("key_id", type_=audit.c.key_id.type),
+        is_alive(bindparam("created_us", type_=audit.c.created_us.type)),
+    )
+    .with_for_update(read=True, key_share=True),
+)
+
+
+def insert_entry(connection: Connection, *, only_if_alive: bool = False, **values: object) -> bool:
+    """Store one entry, and return whether it was stored; `values` are all columns but `seq`.
+
+    With `only_if_alive`, only if its key is alive at `created_us`. In one statement with the entry, so that
+    the check costs no round trip.
+    """
+    return connection.execute(_INSERT_IF_ALIVE if only_if_alive else _INSERT, values).rowcount == 1

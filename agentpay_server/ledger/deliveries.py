@@ -1,0 +1,291 @@
+"""SQL statements for deliveries and their attempts."""
+
+from typing import Any, Final
+
+from attrs import field, frozen
+from sqlalchemy import (
+    bindparam,
+    exists,
+    func,
+    literal_column,
+    not_,
+    select,
+    update,
+)
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
+
+from agentpay_server.database import time_bounds
+from agentpay_server.database.connection import UNCACHED_PLAN, Connection
+from agentpay_server.database.rows import Rows
+from agentpay_server.database.tables import (
+    AttemptRecord,
+    DeliveryRecord,
+    deliveries,
+    delivery_attempts,
+    events,
+    webhooks,
+)
+from agentpay_server.ledger.delivery_rules import DeliveryStatus, NextStep
+
+
+@frozen
+class DueDelivery:
+    """The data needed to send a delivery; its secrets are still sealed."""
+
+    delivery_id: str
+    webhook_id: str
+    operator_id: str
+    event_id: str
+    attempts: int
+    url: str
+    body: str
+    secret: bytes = field(repr=False)
+    next_secret: bytes | None = field(repr=False)
+    next_secret_us: int | None
+
+
+DELIVERIES: Final = Rows(DeliveryRecord, "delivery_id")
+ATTEMPTS: Final = Rows(AttemptRecord, "delivery_id", "attempt")
+
+# Always true: the condition makes the engines use the index on `seq`.
+_NEWEST: Final = (
+    select(deliveries).where(deliveries.c.seq > 0).order_by(deliveries.c.seq.desc()).limit(bindparam("count"))
+)
+TO_ONE_ENDPOINT_AT_ONCE: Final = 8
+"""Maximum concurrent attempts to one endpoint: a slow endpoint delays only its own deliveries."""
+
+OF_ONE_OPERATOR_AT_ONCE: Final = 32
+"""Maximum concurrent attempts of one operator: its slow endpoints delay no other operator's."""
+
+
+class _Among(FunctionElement[Any]):
+    """Whether a column has one of the values of a correlated subquery.
+
+    SQLite uses an index for a correlated IN. PostgreSQL before 17 would run the subquery for every row of the
+    table, so it gets an array instead.
+    """
+
+    # Untyped: SQLAlchemy would compare a boolean with 1 on SQLite, which prevents the use of an index.
+    inherit_cache = True
+
+
+@compiles(_Among)
+def _in_subquery(element: _Among, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401
+    column, values = element.clauses
+    return f"{compiler.process(column, **options)} IN {compiler.process(values, **options)}"
+
+
+@compiles(_Among, "postgresql")
+def _in_array(element: _Among, compiler: SQLCompiler, **options: Any) -> str:  # noqa: ANN401
+    column, values = element.clauses
+    return f"{compiler.process(column, **options)} = ANY (ARRAY{compiler.process(values, **options)})"
+
+
+_IS_FREE: Final = deliveries.c.leased_until_us <= bindparam("real_now_us")
+_TO_SEND: Final = (
+    select(
+        deliveries.c.delivery_id,
+        deliveries.c.webhook_id,
+        deliveries.c.operator_id,
+        deliveries.c.event_id,
+        deliveries.c.attempts,
+        webhooks.c.url,
+        events.c.body,
+        webhooks.c.secret,
+        webhooks.c.next_secret,
+        webhooks.c.next_secret_us,
+    )
+    .join(webhooks, webhooks.c.webhook_id == deliveries.c.webhook_id)
+    .join(events, events.c.event_id == deliveries.c.event_id)
+    .limit(bindparam("count"))
+    .with_for_update(skip_locked=True, of=deliveries)
+)
+_OLDEST: Final = _TO_SEND.where(deliveries.c.due_us <= bindparam("now_us"), _IS_FREE).order_by(
+    deliveries.c.due_us, deliveries.c.seq
+)
+# Take the oldest few deliveries of each endpoint, including those being sent, with one index look-up per
+# endpoint: the cost of a claim does not grow with the backlog. Of these take the first few of each operator,
+# again including those being sent. Order them round-robin: the first of every operator comes before the
+# second of any.
+_one = deliveries.alias("one")
+_waiting = deliveries.alias("waiting")
+# Join by `seq`, which SQLite looks up directly. Joined by the webhook, it would scan all deliveries.
+_first_few = (
+    select(_waiting.c.seq)
+    .where(_waiting.c.webhook_id == webhooks.c.webhook_id, _waiting.c.due_us <= bindparam("now_us"))
+    .order_by(_waiting.c.due_us, _waiting.c.seq)
+    .limit(TO_ONE_ENDPOINT_AT_ONCE)
+    .correlate(webhooks)
+    .scalar_subquery()
+)
+_CANDIDATES: Final = (
+    select(
+        _one.c.seq,
+        func.row_number()
+        .over(
+            partition_by=_one.c.operator_id,
+            order_by=(_one.c.leased_until_us.desc(), _one.c.due_us, _one.c.seq),
+        )
+        .label("place"),
+    )
+    .select_from(webhooks.join(_one, _Among(_one.c.seq, _first_few)))
+    .where(webhooks.c.deleted_us.is_(None))
+    .subquery()
+)
+_FAIR: Final = (
+    _TO_SEND.join(_CANDIDATES, _CANDIDATES.c.seq == deliveries.c.seq)
+    .where(_CANDIDATES.c.place <= OF_ONE_OPERATOR_AT_ONCE, _IS_FREE)
+    .order_by(_CANDIDATES.c.place, deliveries.c.due_us, deliveries.c.seq)
+    # The best plan depends on the numbers of waiting deliveries and endpoints.
+    .execution_options(**UNCACHED_PLAN)
+)
+_NEXT_DUE: Final = (
+    select(deliveries.c.due_us)
+    .where(deliveries.c.due_us.is_not(None), _IS_FREE)
+    .order_by(deliveries.c.due_us, deliveries.c.seq)
+    .limit(1)
+)
+_IS_OPEN: Final = deliveries.c.due_us.is_not(None)
+_IS_ATTEMPTED: Final = deliveries.c.attempts == bindparam("attempts_before")
+_ABANDON: Final = (
+    update(deliveries)
+    .where(deliveries.c.webhook_id == bindparam("of_webhook"), _IS_OPEN)
+    .values(status=DeliveryStatus.UNDELIVERED.value, due_us=None)
+)
+_FREE_ALL: Final = update(deliveries).where(deliveries.c.leased_until_us > 0).values(leased_until_us=0)
+_ATTEMPTS: Final = (
+    select(delivery_attempts)
+    .where(delivery_attempts.c.delivery_id == bindparam("delivery_id"))
+    .order_by(delivery_attempts.c.attempt)
+)
+PAGES: Final = DELIVERIES.pages(
+    "operator_id",
+    equal=("status", "event_id", "webhook_id"),
+    filters={
+        "transfer_id": (
+            deliveries.c.event_id.in_(
+                select(events.c.event_id).where(
+                    events.c.operator_id == bindparam("operator_id"),
+                    events.c.transfer_id == bindparam("transfer_id"),
+                )
+            ),
+        ),
+        "since_us": time_bounds.after(deliveries),
+        "until_us": time_bounds.up_to(deliveries),
+    },
+    # It has few events.
+    few="transfer_id",
+)
+_later = deliveries.alias("later")
+_REPLAYABLE: Final = (
+    select(deliveries)
+    .join(webhooks, webhooks.c.webhook_id == deliveries.c.webhook_id)
+    .where(
+        deliveries.c.operator_id == bindparam("operator_id"),
+        webhooks.c.deleted_us.is_(None),
+        *time_bounds.after(deliveries),
+        not_(
+            exists().where(
+                _later.c.operator_id == deliveries.c.operator_id,
+                _later.c.event_id == deliveries.c.event_id,
+                _later.c.webhook_id == deliveries.c.webhook_id,
+                _later.c.seq > deliveries.c.seq,
+            )
+        ),
+    )
+    .order_by(deliveries.c.seq)
+    .limit(bindparam("count"))
+)
+# Literals, as in the partial index: with a parameter the index would not be used.
+_REPLAYABLE_BY_STATUS: Final = {
+    (status, is_to_one): _REPLAYABLE.where(
+        deliveries.c.status == literal_column(f"'{status}'"),
+        *([deliveries.c.webhook_id == bindparam("webhook_id")] if is_to_one else []),
+    )
+    for status in (DeliveryStatus.UNDELIVERED, DeliveryStatus.DELIVERED)
+    for is_to_one in (False, True)
+}
+
+
+def due(
+    connection: Connection, now_us: int, real_now_us: int, count: int, *, is_fair: bool
+) -> list[DueDelivery]:
+    """Return deliveries that are due at `now_us` and not leased at `real_now_us`.
+
+    With `is_fair`, endpoints and operators take turns; otherwise the longest due come first.
+    """
+    values = {"now_us": now_us, "real_now_us": real_now_us, "count": count}
+    return [DueDelivery(*row) for row in connection.execute(_FAIR if is_fair else _OLDEST, values)]
+
+
+def next_due_us(connection: Connection, real_now_us: int) -> int | None:
+    """Return when the next unleased delivery is due."""
+    value = connection.execute(_NEXT_DUE, {"real_now_us": real_now_us}).scalar_one_or_none()
+    return None if value is None else int(value)
+
+
+def lease(connection: Connection, delivery_id: str, until_us: int) -> None:
+    """Lease a delivery that `due` has locked, until a real time, not the server's."""
+    DELIVERIES.changed(connection, delivery_id, leased_until_us=until_us)
+
+
+def free_all(connection: Connection) -> None:
+    connection.execute(_FREE_ALL, {})
+
+
+def finish_attempt(connection: Connection, attempt: AttemptRecord, step: NextStep) -> bool:
+    """Return False if the attempt was already stored or the delivery was abandoned."""
+    finished = DELIVERIES.change(
+        connection,
+        attempt.delivery_id,
+        _IS_ATTEMPTED,
+        _IS_OPEN,
+        given={"attempts_before": attempt.attempt - 1},
+        status=step.status.value,
+        attempts=attempt.attempt,
+        due_us=step.due_us,
+        leased_until_us=0,
+    )
+    if finished is not None:
+        ATTEMPTS.insert(connection, attempt)
+    return finished is not None
+
+
+def abandon(connection: Connection, webhook_id: str) -> None:
+    """Abandon all deliveries to a webhook that are not final."""
+    connection.execute(_ABANDON, {"of_webhook": webhook_id})
+
+
+def attempts(connection: Connection, delivery_id: str) -> list[AttemptRecord]:
+    return ATTEMPTS.all(connection, _ATTEMPTS, delivery_id=delivery_id)
+
+
+def newest(connection: Connection, count: int) -> list[DeliveryRecord]:
+    """All operators', newest first."""
+    return DELIVERIES.all(connection, _NEWEST, count=count)
+
+
+def replayable(
+    connection: Connection,
+    operator_id: str,
+    status: DeliveryStatus,
+    since_us: int,
+    *,
+    count: int,
+    webhook_id: str | None,
+) -> list[DeliveryRecord]:
+    """Return deliveries with a final status, each the newest of its event to its webhook, in order.
+
+    They were created after `since_us`. `webhook_id` is None for all webhooks that are not deleted.
+    """
+    statement, to = _REPLAYABLE_BY_STATUS[status, webhook_id is not None], {"webhook_id": webhook_id}
+    return DELIVERIES.all(
+        connection,
+        statement,
+        operator_id=operator_id,
+        since_us=since_us,
+        count=count,
+        **({} if webhook_id is None else to),
+    )

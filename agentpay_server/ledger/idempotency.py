@@ -1,0 +1,137 @@
+"""Idempotency keys: how to treat a request, how long a key is held, and the loop around both."""
+
+from collections.abc import Awaitable, Callable
+from enum import Enum
+from typing import Any, Final, Protocol, TypeVar
+
+from attrs import frozen
+
+from agentpay.contract.errors import ErrorCode
+from agentpay_server.ledger.held_keys import Held
+from agentpay_server.platform.clock import DAY_US, Clock
+from agentpay_server.platform.errors import Problem
+
+R = TypeVar("R")
+
+KEY_LIFETIME_US: Final = DAY_US
+"""How long a key is held after its request became final."""
+
+
+class Verdict(Enum):
+    """How to treat a request, given the row that holds its idempotency key."""
+
+    NEW = "new"
+    """The key is free: process the request."""
+
+    CONFLICT = "conflict"
+    """The key is held by a request with other parameters."""
+
+    REPLAY = "replay"
+    """Return the stored result; move nothing."""
+
+    RESUME = "resume"
+    """The stored request is still in progress: finish it, do not start another."""
+
+    RETRY = "retry"
+    """The stored request failed for a reason other than policy: start a new one."""
+
+
+@frozen(kw_only=True)
+class KeyHolder:
+    """The row that holds an idempotency key.
+
+    Attributes:
+        if_equal: how to treat a request with equal parameters.
+        key_expires_us: when the key is released; None until the row is final.
+    """
+
+    terms: object
+    if_equal: Verdict
+    key_expires_us: int | None
+
+
+def verdict(
+    holder: KeyHolder | None, terms: object, now_us: int, *, is_held_elsewhere: bool = False
+) -> Verdict:
+    """Compare a request with the row that holds its key (interface I1 to I9).
+
+    Args:
+        holder: the row that holds the key under the source account, if any.
+        terms: the requested parameters.
+        now_us: the current time.
+        is_held_elsewhere: whether the caller uses an operator key, and an operator key has claimed the
+            idempotency key for another account. A row of the source account takes precedence.
+    """
+    if holder is None or not is_in_force(holder.key_expires_us, now_us):
+        return Verdict.CONFLICT if is_held_elsewhere else Verdict.NEW
+    return holder.if_equal if holder.terms == terms else Verdict.CONFLICT
+
+
+def is_in_force(key_expires_us: int | None, now_us: int) -> bool:
+    """Return whether a row still holds its key; None as the expiry means that the row is not final."""
+    return key_expires_us is None or now_us < key_expires_us
+
+
+def conflict() -> Problem:
+    """Return the error for a key that was used with other parameters."""
+    return Problem(
+        ErrorCode.IDEMPOTENCY_CONFLICT,
+        "This idempotency_key was used with other parameters. Retry with the same ones, or use a new key.",
+    )
+
+
+class View(Protocol):
+    """The stored data for a request: the rows that hold its key, and what its feature reads with them."""
+
+    @property
+    def held(self) -> Held[Any]:
+        """The rows that hold its key."""
+        ...
+
+
+V = TypeVar("V", bound=View)
+
+
+async def perform(
+    clock: Clock,
+    terms: object,
+    *,
+    read: Callable[[int], Awaitable[V]],
+    key_holder: Callable[[R], KeyHolder],
+    decide: Callable[[V], Awaitable[R | None]],
+    finish: Callable[[R], Awaitable[R]],
+) -> tuple[R, bool]:
+    """Process a request under its idempotency key, unless an earlier request has done so.
+
+    Args:
+        clock: the clock.
+        terms: the requested parameters.
+        read: reads the stored data for the request, given the current time.
+        key_holder: describes the record that holds a key.
+        decide: decides about a new request and brings it on; None if stored data has changed since it was
+            read, and the request must start over.
+        finish: brings on a stored request that is in progress.
+
+    Returns:
+        The record, and whether it is the final result of an earlier request.
+
+    Raises:
+        Problem: `idempotency_conflict`, or what the callables raise.
+    """
+    while True:
+        now_us = clock.now_us()
+        view = await read(now_us)
+        record: R | None = view.held.holder
+        holder = None if record is None else key_holder(record)
+        judged = verdict(holder, terms, now_us, is_held_elsewhere=view.held.is_held_elsewhere)
+        if judged is Verdict.CONFLICT:
+            raise conflict()
+        if judged in (Verdict.NEW, Verdict.RETRY):
+            decided = await decide(view)
+            if decided is None:
+                continue
+            return decided, False
+        assert record is not None  # noqa: S101 - only a held key is judged otherwise
+        if judged is Verdict.RESUME:
+            return await finish(record), False
+        return record, True

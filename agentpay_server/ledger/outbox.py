@@ -1,0 +1,128 @@
+"""The outbox: events and their deliveries, written in the same commit as the change that they report.
+
+So a webhook receives every event that is committed after its registration, and none from before.
+"""
+
+from attrs import frozen
+
+from agentpay.contract import codec, identifiers
+from agentpay.contract.choices import EventType
+from agentpay.contract.events import BalanceLowThresholdData
+from agentpay.contract.fields import format_timestamp
+from agentpay.contract.usdc import from_micro
+from agentpay_server.database.connection import Connection
+from agentpay_server.database.tables import DeliveryRecord, EventRecord
+from agentpay_server.ledger import accounts, deliveries, events, webhooks
+from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.delivery_rules import DeliveryStatus, Subscription
+from agentpay_server.platform.clock import from_us
+
+
+@frozen(kw_only=True)
+class NewEvent:
+    type: EventType
+    data: object
+
+
+class Outbox:
+    """The events of one unit of work about one account, in order."""
+
+    def __init__(
+        self, connection: Connection, context: Context, *, operator_id: str, account_id: str, now_us: int
+    ) -> None:
+        self.connection = connection
+        self._ids = context.identifiers
+        self._operator_id = operator_id
+        self._account_id = account_id
+        self._now_us = now_us
+        self._created_at = format_timestamp(from_us(now_us))
+        rows = webhooks.of_operator(connection, operator_id)
+        self._subscriptions = [webhooks.subscription_of(row) for row in rows]
+        self._events: list[EventRecord] = []
+        self._deliveries: list[DeliveryRecord] = []
+
+    def add(self, event: NewEvent) -> None:
+        """For every webhook that is subscribed to its type and account."""
+        subscriptions = [s for s in self._subscriptions if s.wants(event.type, self._account_id)]
+        self._add(event, subscriptions)
+
+    def wants_drop(self, *, before_micro: int, after_micro: int) -> bool:
+        """Return whether the change crosses the low-balance threshold of any webhook."""
+        return any(
+            subscription.wants_drop(self._account_id, before_micro=before_micro, after_micro=after_micro)
+            for subscription in self._subscriptions
+        )
+
+    def add_drop_of_balance(self, *, before_micro: int, after_micro: int) -> None:
+        """Add a `balance.low_threshold` for each webhook whose threshold is crossed (interface EV4)."""
+        for subscription in self._subscriptions:
+            if not subscription.wants_drop(
+                self._account_id, before_micro=before_micro, after_micro=after_micro
+            ):
+                continue
+            account = accounts.ACCOUNTS.get(self.connection, self._account_id)
+            assert account is not None  # noqa: S101 - accounts are never deleted
+            low = NewEvent(
+                type="balance.low_threshold",
+                data=BalanceLowThresholdData(
+                    account_id=self._account_id,
+                    # A spend may be booked before the deposit that funds it: the balance may be negative.
+                    balance_usdc=from_micro(max(after_micro, 0)),
+                    usdc_token_account=account.usdc_token_account,
+                ),
+            )
+            self._add(low, [subscription])
+
+    def write(self) -> None:
+        if self._events:
+            events.EVENTS.insert(self.connection, *self._events)
+        if self._deliveries:
+            deliveries.DELIVERIES.insert(self.connection, *self._deliveries)
+
+    def _add(self, event: NewEvent, subscriptions: list[Subscription]) -> None:
+        event_id, event_type = self._ids.new(identifiers.EVENT), event.type
+        # The envelope of `contract.events.Event`, serialized without creating an instance.
+        data = codec.unstructure(event.data)
+        envelope = {"id": event_id, "type": event_type, "created_at": self._created_at, "data": data}
+        self._events.append(
+            EventRecord(
+                seq=0,
+                event_id=event_id,
+                operator_id=self._operator_id,
+                account_id=self._account_id,
+                type=event_type,
+                body=codec.print_json(envelope).decode("ascii"),
+                created_us=self._now_us,
+                transfer_id=data.get("transfer_id"),
+                session_id=data.get("session_id"),
+            )
+        )
+        for subscription in subscriptions:
+            self._deliveries.append(
+                new_delivery(
+                    delivery_id=self._ids.new(identifiers.DELIVERY),
+                    operator_id=self._operator_id,
+                    event_id=event_id,
+                    event_type=event_type,
+                    webhook_id=subscription.webhook_id,
+                    now_us=self._now_us,
+                )
+            )
+
+
+def new_delivery(
+    *, delivery_id: str, operator_id: str, event_id: str, event_type: str, webhook_id: str, now_us: int
+) -> DeliveryRecord:
+    return DeliveryRecord(
+        seq=0,
+        delivery_id=delivery_id,
+        operator_id=operator_id,
+        event_id=event_id,
+        event_type=event_type,
+        webhook_id=webhook_id,
+        status=DeliveryStatus.PENDING.value,
+        attempts=0,
+        due_us=now_us,
+        leased_until_us=0,
+        created_us=now_us,
+    )

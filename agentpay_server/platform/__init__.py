@@ -1,0 +1,1 @@
+"""What every other package uses: time, randomness, settings, errors, logs, tasks."""

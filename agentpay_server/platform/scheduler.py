@@ -1,0 +1,172 @@
+"""The scheduler: runs due work by the server's clock.
+
+On a running clock, each kind of work has a loop that waits for its next due time, or for a notification that
+it changed. On a manual clock nothing runs automatically: `advance` goes from one due time to the next and
+runs the due work (interface SB5).
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, Protocol
+
+from agentpay.contract.errors import ErrorCode
+from agentpay_server.platform.clock import SECOND_US, Clock, ManualClock
+from agentpay_server.platform.errors import Problem
+from agentpay_server.platform.logs import log
+from agentpay_server.platform.tasks import Wakeup
+
+_LONGEST_WAIT_SECONDS: Final = 30.0
+_PAUSE_SECONDS: Final = 1.0
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+
+class Scheduled(Protocol):
+    """Work that is due at stored times."""
+
+    async def next_due_us(self) -> int | None:
+        """Return when the next work is due, in microseconds; None if there is none."""
+        ...
+
+    async def run_due(self) -> bool:
+        """Run as much of the due work as there is room for; return whether anything was done.
+
+        Work that cannot be done is deferred.
+        """
+        ...
+
+
+class AddedWork:
+    """Work that is added after the server's start, such as that of a test's sellers."""
+
+    def __init__(self) -> None:
+        self._scheduled: list[Scheduled] = []
+
+    def add(self, work: Scheduled) -> None:
+        self._scheduled.append(work)
+
+    def remove(self, work: Scheduled) -> None:
+        if work in self._scheduled:
+            self._scheduled.remove(work)
+
+    async def next_due_us(self) -> int | None:
+        dues = [due for work in self._scheduled if (due := await work.next_due_us()) is not None]
+        return min(dues, default=None)
+
+    async def run_due(self) -> bool:
+        return any([await work.run_due() for work in self._scheduled])
+
+
+class Scheduler:
+    """Runs all work that is due.
+
+    `scheduled` are the kinds of work, in their order if several are due at the same time. `note_time` stores
+    the time that a manual clock is about to reach, so that a restart cannot set it back. `waits_outside`
+    returns whether work waits for an external receiver, which may call the server. On a running clock, work
+    that `may_run` refuses waits until it is accepted.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        scheduled: Sequence[Scheduled],
+        wakeup: Wakeup,
+        note_time: Callable[[int], Awaitable[None]],
+        waits_outside: Callable[[], bool] = lambda: False,
+        *,
+        may_run: Callable[[Scheduled], bool] = lambda _: True,
+    ) -> None:
+        self._clock = clock
+        self._note_time = note_time
+        self._waits_outside = waits_outside
+        self._may_run = may_run
+        self._scheduled = scheduled
+        self._wakeup = wakeup
+        self._advancing = asyncio.Lock()
+        self._next_checks: dict[Scheduled, float] = {}
+
+    async def run(self) -> None:
+        """Run due work on a running clock, each kind independently."""
+        await asyncio.gather(*(self._serve(work, self._wakeup.listener()) for work in self._scheduled))
+
+    def lag_seconds(self) -> float:
+        """Return for how long the latest kind of work has failed to check for due work.
+
+        Waiting, for example for a slow receiver, is no lag. A paused clock has no lag.
+        """
+        now = asyncio.get_running_loop().time()
+        return max((now - check_at for check_at in self._next_checks.values() if check_at < now), default=0.0)
+
+    async def advance(self, duration_us: int) -> None:
+        """Advance a manual clock, and return once everything that falls due has run, in order.
+
+        Raises `clock_moving` while another advance waits for an event receiver, because the caller may be
+        that receiver, and would wait for itself.
+        """
+        clock = self._clock
+        if not isinstance(clock, ManualClock):
+            raise Problem(
+                ErrorCode.CLOCK_NOT_MANUAL,
+                "The clock is not manual. Start the server with a manual clock to advance it.",
+            )
+        if self._advancing.locked() and self._waits_outside():
+            raise Problem(
+                ErrorCode.CLOCK_MOVING,
+                "Another advance is in progress and waits for a webhook receiver. Retry after it has "
+                "returned; from inside that receiver, respond first.",
+            )
+        async with self._advancing:
+            target_us = clock.now_us() + duration_us
+            while (due_us := await self._next_due_us()) is not None and due_us <= target_us:
+                await self._move(clock, due_us)
+                done = [await work.run_due() for work in self._scheduled]
+                if not any(done):
+                    # Another server runs the due work.
+                    await asyncio.sleep(_PAUSE_SECONDS)
+            await self._move(clock, target_us)
+
+    async def _move(self, clock: ManualClock, now_us: int) -> None:
+        if now_us > clock.now_us():
+            await self._note_time(now_us)
+            clock.move_to(now_us)
+
+    async def _next_due_us(self) -> int | None:
+        dues = [due for work in self._scheduled if (due := await work.next_due_us()) is not None]
+        return min(dues, default=None)
+
+    async def _serve(self, work: Scheduled, changed: asyncio.Event) -> None:
+        loop = asyncio.get_running_loop()
+        self._next_checks[work] = loop.time()
+        while True:
+            changed.clear()
+            try:
+                seconds = await self._turn(work)
+            except Exception as error:  # noqa: BLE001 - whatever it is, other work continues
+                log(logger, logging.ERROR, "work.failed", exception=error, worker=type(work).__name__)
+                await asyncio.sleep(_PAUSE_SECONDS)
+                continue
+            self._next_checks[work] = loop.time() + seconds
+            if seconds:
+                await _wait(changed, seconds)
+                self._next_checks[work] = loop.time()
+
+    async def _turn(self, work: Scheduled) -> float:
+        """Return the seconds until the next check."""
+        if not self._may_run(work):
+            return _PAUSE_SECONDS
+        due_us = await work.next_due_us()
+        if due_us is None:
+            return _LONGEST_WAIT_SECONDS
+        if due_us <= self._clock.now_us():
+            return 0.0 if await work.run_due() else _PAUSE_SECONDS
+        return min((due_us - self._clock.now_us()) / SECOND_US, _LONGEST_WAIT_SECONDS)
+
+
+async def _wait(changed: asyncio.Event, seconds: float) -> None:
+    # Not `asyncio.wait_for`, which up to Python 3.11 can lose a cancellation at the end of its wait.
+    try:
+        async with asyncio.timeout(max(seconds, 0)):
+            await changed.wait()
+    except TimeoutError:
+        return

@@ -1,0 +1,204 @@
+"""The local facilitator: verifies and settles x402 payments on a test chain, for sellers that run offline.
+
+It has the interface of public facilitators, in versions 2 and 1 of x402, so that sellers' packages use it
+unchanged. Its own key pays fees and nothing else.
+"""
+
+import base64
+from collections.abc import Mapping
+from typing import Any, Final
+
+from attrs import frozen
+
+from agentpay_server.payments import fields, x402
+from agentpay_server.payments.terms import Leg, Network, Protocol, Terms, UnreadableChallengeError
+from agentpay_server.testkit.facilitator.checking import (
+    UNDECODABLE,
+    CheckedPayment,
+    PaymentRefusedError,
+    check_payment,
+)
+from agentpay_server.testkit.facilitator.fee_payer import (
+    FailedOnChainError,
+    FeePayer,
+    NotConfirmedError,
+    SimulationFailedError,
+)
+from agentpay_server.testkit.node.errors import RpcError
+
+NETWORKS: Final = {2: "solana:EtWTRABZaYq6iMfeYKouRu166VU2xqa1", 1: "solana-devnet"}
+"""The embedded chain's name in each version of x402, whose packages know no private chains."""
+
+_SCHEME: Final = "exact"
+_PROTOCOLS: Final = {2: Protocol.X402_V2, 1: Protocol.X402_V1}
+_AMOUNT_KEYS: Final = {2: "amount", 1: "maxAmountRequired"}
+
+Json = dict[str, Any]
+
+
+class InvalidRequestError(ValueError):
+    """The message names the field."""
+
+
+@frozen
+class _Request:
+    version: int
+    scheme: str
+    network: str
+    payload_scheme: str
+    payload_network: str
+    transaction: str
+    requirements: Mapping[str, Any]
+
+
+class Facilitator:
+    def __init__(self, fee_payer: FeePayer) -> None:
+        self._fee_payer = fee_payer
+        self._settling: set[str] = set()
+
+    def supported(self) -> Json:
+        """Return which payments are accepted, and the fee payer that challenges must name."""
+        extra = {"feePayer": self._fee_payer.address}
+        return {
+            "kinds": [
+                {"x402Version": version, "scheme": _SCHEME, "network": network, "extra": extra}
+                for version, network in NETWORKS.items()
+            ],
+            "extensions": [],
+            "signers": {"solana:*": [self._fee_payer.address]},
+        }
+
+    async def verify(self, body: bytes) -> Json:
+        try:
+            checked = self._checked(_read(body))
+            await self._simulate(checked)
+        except PaymentRefusedError as refused:
+            return {
+                "isValid": False,
+                "invalidReason": refused.reason,
+                "invalidMessage": str(refused),
+                "payer": refused.payer,
+            }
+        return {"isValid": True, "payer": checked.payer}
+
+    async def settle(self, body: bytes) -> Json:
+        request = _read(body)
+        try:
+            checked = self._checked(request)
+            signature = await self._settled(checked)
+        except PaymentRefusedError as refused:
+            return {
+                "success": False,
+                "errorReason": refused.reason,
+                "errorMessage": str(refused),
+                "payer": refused.payer,
+                "transaction": "",
+                "network": request.network,
+            }
+        return {
+            "success": True,
+            "payer": checked.payer,
+            "transaction": signature,
+            "network": request.network,
+        }
+
+    def _checked(self, request: _Request) -> CheckedPayment:
+        if (request.scheme, request.payload_scheme) != (_SCHEME, _SCHEME):
+            raise PaymentRefusedError("unsupported_scheme", "the scheme must be exact")
+        if request.network != request.payload_network:
+            raise PaymentRefusedError("network_mismatch", "the payment is for another network")
+        if request.network != NETWORKS[request.version]:
+            raise PaymentRefusedError("invalid_network", f"the network must be {NETWORKS[request.version]}")
+        terms = _terms(request)
+        if terms.fee_payer is None:
+            raise PaymentRefusedError(
+                "invalid_exact_svm_payload_missing_fee_payer", "extra.feePayer is missing"
+            )
+        if terms.fee_payer != self._fee_payer.address:
+            raise PaymentRefusedError(
+                "fee_payer_not_managed_by_facilitator",
+                f"extra.feePayer must be {self._fee_payer.address}, as GET /supported says",
+            )
+        return check_payment(_decoded(request.transaction), terms, fee_payers=(self._fee_payer.address,))
+
+    async def _simulate(self, checked: CheckedPayment) -> None:
+        try:
+            await self._fee_payer.ready()
+            await self._fee_payer.simulate(self._fee_payer.completed(checked.transaction))
+        except (SimulationFailedError, NotConfirmedError, FailedOnChainError, RpcError) as error:
+            raise PaymentRefusedError("transaction_simulation_failed", str(error), checked.payer) from None
+
+    async def _settled(self, checked: CheckedPayment) -> str:
+        """Broadcast a payment that has not landed, and return its signature.
+
+        Of two requests for one payment, one settles: the other is refused while it does, and later because
+        the payment has landed.
+        """
+        if checked.message_hash in self._settling:
+            raise PaymentRefusedError("duplicate_settlement", "this payment is being settled", checked.payer)
+        self._settling.add(checked.message_hash)
+        try:
+            if await self._fee_payer.has_landed(self._fee_payer.completed(checked.transaction)):
+                raise PaymentRefusedError("duplicate_settlement", "this payment has settled", checked.payer)
+            await self._simulate(checked)
+            signature = await self._fee_payer.broadcast(self._fee_payer.completed(checked.transaction))
+            await self._fee_payer.confirmed(signature)
+        except (RpcError, FailedOnChainError) as error:
+            raise PaymentRefusedError("transaction_failed", str(error), checked.payer) from None
+        except NotConfirmedError as error:
+            raise PaymentRefusedError("settlement_pending", str(error), checked.payer) from None
+        finally:
+            self._settling.discard(checked.message_hash)
+        return signature
+
+
+def _read(body: bytes) -> _Request:
+    try:
+        # The extensions are those of the payment, which is a member of the body.
+        request, _ = x402.parsed(body, "the body", depth=2)
+        payload = fields.member(request, "paymentPayload", dict)
+        requirements = fields.member(request, "paymentRequirements", dict)
+        version = fields.member(payload, "x402Version", int)
+        if version not in NETWORKS:
+            raise InvalidRequestError("x402Version must be 2 or 1")
+        named = fields.member(payload, "accepted", dict) if version == 2 else payload
+        encoded = fields.member(fields.member(payload, "payload", dict), "transaction", str)
+        return _Request(
+            version=version,
+            scheme=fields.member(requirements, "scheme", str),
+            network=fields.member(requirements, "network", str),
+            payload_scheme=fields.member(named, "scheme", str),
+            payload_network=fields.member(named, "network", str),
+            transaction=encoded,
+            requirements=requirements,
+        )
+    except UnreadableChallengeError as error:
+        raise InvalidRequestError(str(error)) from None
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError:
+        raise PaymentRefusedError(UNDECODABLE, "the transaction is not base64") from None
+
+
+def _terms(request: _Request) -> Terms:
+    requirements = request.requirements
+    try:
+        extra = fields.optional(requirements, "extra", dict) or {}
+        return Terms(
+            protocol=_PROTOCOLS[request.version],
+            network=Network.DEVNET,
+            mint=fields.address(requirements, "asset"),
+            legs=(
+                Leg(
+                    recipient=fields.address(requirements, "payTo"),
+                    amount_micro=fields.amount_micro(requirements, _AMOUNT_KEYS[request.version]),
+                    memo=fields.memo(extra, "memo"),
+                ),
+            ),
+            fee_payer=None if extra.get("feePayer") is None else fields.address(extra, "feePayer"),
+        )
+    except UnreadableChallengeError as error:
+        raise PaymentRefusedError("invalid_payment_requirements", str(error)) from None

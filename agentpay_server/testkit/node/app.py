@@ -1,0 +1,288 @@
+"""JSON-RPC of the embedded chain over HTTP and WebSocket, for Solana clients. It needs no key.
+
+Served only for test chains and on loopback. A caller can spend only its own money, and can get test SOL. Web
+pages cannot use it: HTTP requests must declare JSON, which needs a CORS permission that browsers do not get,
+and a WebSocket's origin must be on this machine.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from agentpay.contract import json_text
+from agentpay.contract.endpoints import EXTENSIONS
+from agentpay.contract.requests import BODY_MAX_BYTES
+from agentpay_server.assembly.server import Server
+from agentpay_server.chain import transactions
+from agentpay_server.chain.embedded.chain import EmbeddedChain
+from agentpay_server.http.requests import REFUSED, DisconnectedError, read_body, require_json
+from agentpay_server.http.responses import REQUEST_PREFIX, identified, respond
+from agentpay_server.platform.errors import Problem
+from agentpay_server.platform.logs import REQUEST_ID, log
+from agentpay_server.platform.randomness import Identifiers, SystemRandomness
+from agentpay_server.testkit.facilitator.app import PATH as FACILITATOR_PATH
+from agentpay_server.testkit.facilitator.app import FacilitatorHttp, facilitator_of
+from agentpay_server.testkit.node.errors import INTERNAL_ERROR, RpcError
+from agentpay_server.testkit.node.methods import Node
+from agentpay_server.testkit.node.requests import RpcCall, RpcRequest, answer, read_request, refusal
+from agentpay_server.testkit.node.subscriptions import Subscriptions
+
+PATH: Final = EXTENSIONS + "/sandbox/rpc"
+
+_MOST_WAITING: Final = 10_000
+_LOCAL_HOSTS: Final = ("127.0.0.1", "::1", "localhost")
+_POLICY_VIOLATION: Final = 1008
+_MOST_CONNECTIONS: Final = 64
+_TRY_AGAIN_LATER: Final = 1013
+
+logger: logging.Logger = logging.getLogger(__name__)
+
+
+class ChainRpc:
+    def __init__(self, node: Node, *, body_timeout_seconds: float) -> None:
+        self._node = node
+        self._body_timeout_seconds = body_timeout_seconds
+        self._connections = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._websocket(scope, receive, send)
+        else:
+            await self._http(scope, receive, send)
+
+    # --- HTTP
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["method"] != "POST":
+            await respond(send, 405, _text("JSON-RPC requires POST."), [(b"allow", b"POST")])
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        try:
+            body = await read_body(headers, receive, timeout_seconds=self._body_timeout_seconds)
+            _require_json(headers)
+        except DisconnectedError:
+            return
+        except Problem as problem:
+            await respond(send, problem.http_status, _text(problem.message))
+            return
+        request = read_request(body)
+        answers = [response for call in request.calls if (response := await self._answer(call)) is not None]
+        await respond(send, 200, _printed(request, answers))
+
+    async def _answer(self, call: RpcCall) -> dict[str, object] | None:
+        try:
+            result = await self._node.result(call)
+        except RpcError as error:
+            response = refusal(call, error)
+        except Exception as error:  # noqa: BLE001 - a fault of the server, whatever it is
+            log(logger, logging.ERROR, "chain_rpc.failed", exception=error, method=call.method[:64])
+            response = refusal(call, _INTERNAL_ERROR)
+        else:
+            response = answer(call, result)
+        return None if call.is_notification else response
+
+    # --- WebSocket
+
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await receive()
+        if not _is_local(scope["headers"]):
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
+            return
+        if self._connections >= _MOST_CONNECTIONS:
+            await send({"type": "websocket.close", "code": _TRY_AGAIN_LATER})
+            return
+        self._connections += 1
+        try:
+            await send({"type": "websocket.accept"})
+            await self._exchange(receive, send)
+        finally:
+            self._connections -= 1
+
+    async def _exchange(self, receive: Receive, send: Send) -> None:
+        outgoing: asyncio.Queue[dict[str, Any]] = asyncio.Queue(_MOST_WAITING)
+        loop = asyncio.get_running_loop()
+        writer = loop.create_task(_write(outgoing, send))
+
+        def enqueue(message: dict[str, Any]) -> None:
+            try:
+                outgoing.put_nowait(message)
+            except asyncio.QueueFull:
+                # The client does not read its messages.
+                writer.cancel()
+
+        subscriptions = Subscriptions(self._node, enqueue)
+        reader = loop.create_task(self._read(receive, subscriptions, outgoing))
+        try:
+            await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            subscriptions.close()
+            for task in (reader, writer):
+                task.cancel()
+            await asyncio.wait({reader, writer})
+        if not reader.cancelled() and reader.exception() is None and not reader.result():
+            return
+        # The client may have closed the connection.
+        with contextlib.suppress(OSError, RuntimeError):
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
+
+    async def _read(
+        self, receive: Receive, subscriptions: Subscriptions, outgoing: "asyncio.Queue[dict[str, Any]]"
+    ) -> bool:
+        """Return False once the client disconnects, True if it must be disconnected."""
+        while (message := await receive())["type"] == "websocket.receive":
+            text = message.get("text")
+            body = message.get("bytes") or b"" if text is None else text.encode("utf-8", "surrogatepass")
+            if len(body) > BODY_MAX_BYTES:
+                return True
+            await self._handle(read_request(body), subscriptions, outgoing)
+        return False
+
+    async def _handle(
+        self, request: RpcRequest, subscriptions: Subscriptions, outgoing: "asyncio.Queue[dict[str, Any]]"
+    ) -> None:
+        """Each response is a separate message."""
+        for call in request.calls:
+            follow_up = None
+            try:
+                result, follow_up = await subscriptions.result(call)
+            except RpcError as error:
+                response = refusal(call, error)
+            except Exception as error:  # noqa: BLE001 - a fault of the server, whatever it is
+                log(logger, logging.ERROR, "chain_rpc.failed", exception=error, method=call.method[:64])
+                response = refusal(call, _INTERNAL_ERROR)
+            else:
+                response = answer(call, result)
+            if not call.is_notification:
+                await outgoing.put(response)
+            if follow_up is not None:
+                # After the response, which carries the subscription's number.
+                follow_up()
+
+
+_INTERNAL_ERROR: Final = RpcError(INTERNAL_ERROR, "Internal error")
+
+
+async def _write(outgoing: "asyncio.Queue[dict[str, Any]]", send: Send) -> None:
+    # After a disconnect, reading ends the connection.
+    with contextlib.suppress(OSError, RuntimeError):
+        while True:
+            message: Message = {"type": "websocket.send", "text": _json(await outgoing.get()).decode("ascii")}
+            await send(message)
+
+
+class Mounted:
+    """Serves the RPC node and the facilitator; `app` handles all other paths, None responds 404.
+
+    `request_ids` identify the requests that `app` does not handle.
+    """
+
+    def __init__(
+        self,
+        rpc: ChainRpc,
+        facilitator: FacilitatorHttp | None = None,
+        app: ASGIApp | None = None,
+        request_ids: Identifiers | None = None,
+    ) -> None:
+        self._rpc = rpc
+        self._facilitator = facilitator
+        self._app = app
+        self._request_ids = request_ids
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._app is not None and (scope.get(REFUSED) is not None or not self._is_own(scope)):
+            await self._app(scope, receive, send)
+        elif self._request_ids is None or scope["type"] != "http":
+            await self._answer(scope, receive, send)
+        else:
+            request_id = self._request_ids.new(REQUEST_PREFIX)
+            token = REQUEST_ID.set(request_id)
+            try:
+                await self._answer(scope, receive, identified(send, request_id))
+            finally:
+                REQUEST_ID.reset(token)
+
+    def _is_own(self, scope: Scope) -> bool:
+        is_rpc = scope.get("path") == PATH and scope["type"] in ("http", "websocket")
+        return is_rpc or (self._facilitator is not None and _is_facilitator(scope))
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refused: Problem | None = scope.get(REFUSED)
+        if refused is not None:
+            await respond(send, refused.http_status, _text(refused.message))
+        elif scope.get("path") == PATH and scope["type"] in ("http", "websocket"):
+            await self._rpc(scope, receive, send)
+        elif self._facilitator is not None and _is_facilitator(scope):
+            await self._facilitator(scope, receive, send)
+        elif scope["type"] == "http":
+            await respond(send, 404, _text(f"Only JSON-RPC at {PATH} and x402 are available here."))
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": _POLICY_VIOLATION})
+
+
+def node_of(server: Server) -> Node:
+    """ValueError on a cluster."""
+    chain, context = server.chain, server.context
+    if not isinstance(chain, EmbeddedChain):
+        raise ValueError("the server works on a cluster, whose nodes answer JSON-RPC: ask one of them")
+    numbers = itertools.count(1)
+
+    async def airdrop(address: str, lamports: int) -> str:
+        signed = transactions.airdrop(
+            context.signer,
+            await chain.latest_blockhash(),
+            recipient=address,
+            lamports=lamports,
+            # Equal transactions with one blockhash would be the same transaction.
+            memo=f"airdrop {next(numbers)}",
+        )
+        await chain.send(signed.raw)
+        return signed.signature
+
+    return Node(chain, airdrop)
+
+
+def mounted(server: Server, node: Node, app: ASGIApp | None = None) -> Mounted:
+    timeout_seconds = server.context.settings.body_timeout_seconds
+    facilitator = facilitator_of(node, body_timeout_seconds=timeout_seconds)
+    rpc = ChainRpc(node, body_timeout_seconds=timeout_seconds)
+    # A separate source, so that requests of Solana clients do not change seeded identifiers.
+    return Mounted(rpc, facilitator, app, Identifiers(server.context.clock, SystemRandomness()))
+
+
+def _is_facilitator(scope: Scope) -> bool:
+    path: str = scope["path"]
+    return scope["type"] == "http" and path.startswith(f"{FACILITATOR_PATH}/")
+
+
+def _require_json(headers: Mapping[str, str]) -> None:
+    # A web page can send a request without a Content-Type without a CORS preflight.
+    require_json({**headers, "content-type": headers.get("content-type", "")})
+
+
+def _is_local(headers: list[tuple[bytes, bytes]]) -> bool:
+    """Return whether a program, or a page of this machine, opened a WebSocket."""
+    origins = [value.decode("latin-1") for name, value in headers if name == b"origin"]
+    try:
+        return all(urlsplit(origin).hostname in _LOCAL_HOSTS for origin in origins)
+    except ValueError:
+        return False
+
+
+def _printed(request: RpcRequest, answers: list[dict[str, object]]) -> bytes:
+    if not answers:
+        return b""
+    return _json(answers if request.is_batch else answers[0])
+
+
+def _json(value: object) -> bytes:
+    return json_text.print_json(value)
+
+
+def _text(message: str) -> bytes:
+    return json_text.print_json({"error": message})

@@ -1,0 +1,184 @@
+"""Where a seller runs: on the thread of a server in process, or on its own thread next to an RPC node."""
+
+import asyncio
+import contextlib
+import itertools
+import ssl
+from functools import cache
+from typing import Any, Final, Protocol
+
+import httpx
+from solders.keypair import Keypair
+
+from agentpay.contract import json_text
+from agentpay_server.chain.instructions import USDC_MINTS
+from agentpay_server.http.port.server import Served
+from agentpay_server.platform.clock import Clock, SystemClock
+from agentpay_server.platform.scheduler import Scheduled
+from agentpay_server.sandbox.snapshots import Part
+from agentpay_server.testkit.embedded.owner_thread import OwnerThread
+from agentpay_server.testkit.embedded.port import Listener, bound_socket
+from agentpay_server.testkit.embedded.server import AgentPayServer
+from agentpay_server.testkit.embedded.world import World
+from agentpay_server.testkit.facilitator.fee_payer import Rpc, keypair_of, rpc_of
+from agentpay_server.testkit.node.errors import INTERNAL_ERROR, RpcError
+
+_RPC_SECONDS: Final = 30.0
+_LOOK_SECONDS: Final = 0.2
+
+
+class Work(Scheduled, Part, Protocol):
+    """It has due work, and a snapshot restores it."""
+
+
+class Home(Protocol):
+    owner: OwnerThread
+    clock: Clock
+    usdc_mint: str
+
+    @property
+    def rpc(self) -> Rpc: ...
+
+    def keypair(self, name: str) -> Keypair: ...
+
+    def start(self, work: Work) -> None: ...
+
+    def wake(self) -> None:
+        """Called on the owner's thread when work falls due."""
+        ...
+
+    def listen(self, app: Served, port: int) -> str: ...
+
+    def close(self, work: Work | None) -> None: ...
+
+
+class ServerHome:
+    """A home on the thread, the chain and the clock of a server in process; ValueError on a cluster."""
+
+    def __init__(self, server: AgentPayServer, name: str) -> None:
+        self._world: World = server._running  # noqa: SLF001 - as its port does
+        self.owner: OwnerThread = self._world.owner
+        node = self._world.node
+        self._rpc = rpc_of(node)
+        self._genesis = node.chain.genesis_hash
+        self._name = name
+        context = self._world.server.context
+        self.clock: Clock = context.clock
+        self.usdc_mint: str = context.chain.usdc_mint
+        self._wakeup = context.wakeup
+        self._listener: Listener | None = None
+
+    @property
+    def rpc(self) -> Rpc:
+        return self._rpc
+
+    def keypair(self, name: str) -> Keypair:
+        """The same key for the same chain; others may know it."""
+        return keypair_of("paywall", self._name, name, self._genesis)
+
+    def start(self, work: Work) -> None:
+        async def add() -> None:
+            self._world.server.added_work.add(work)
+            self._world.server.snapshots.include(work)
+
+        self.owner.call(add())
+
+    def wake(self) -> None:
+        self._wakeup.set()
+
+    def listen(self, app: Served, port: int) -> str:
+        """Closes with the paywall or the server."""
+        self._listener = self._world.open_port(app, port)
+        return self._listener.base_url
+
+    def close(self, work: Work | None) -> None:
+        async def end() -> None:
+            if self._listener is not None:
+                await self._listener.close()
+            if work is not None:
+                self._world.server.added_work.remove(work)
+
+        # A closed server has already done both.
+        with contextlib.suppress(RuntimeError):
+            self.owner.call(end())
+
+
+class NodeHome:
+    """A home on its own thread, next to the RPC node of a test chain.
+
+    `usdc_mint` defaults to that of mainnet, `clock` to the machine's.
+    """
+
+    def __init__(self, rpc_url: str, usdc_mint: str | None, clock: Clock | None) -> None:
+        self.owner: OwnerThread = OwnerThread("agentpay-paywall")
+        self.clock: Clock = clock or SystemClock()
+        self.usdc_mint: str = usdc_mint or USDC_MINTS["mainnet-beta"]
+        self._url = rpc_url
+        self._keypairs: dict[str, Keypair] = {}
+        self._ids = itertools.count(1)
+        self._http: httpx.AsyncClient | None = None
+        self._looking: asyncio.Task[None] | None = None
+        self._listener: Listener | None = None
+
+    @property
+    def rpc(self) -> Rpc:
+        return self._call
+
+    async def _call(self, method: str, *params: Any) -> Any:  # noqa: ANN401 - JSON
+        if self._http is None:
+            self._http = httpx.AsyncClient(verify=_ssl_context(), timeout=_RPC_SECONDS, trust_env=False)
+        call = {"jsonrpc": "2.0", "id": next(self._ids), "method": method, "params": params}
+        try:
+            response = await self._http.post(
+                self._url,
+                content=json_text.print_json(call),
+                headers={"content-type": "application/json"},
+            )
+            reply = response.json()
+        except (httpx.HTTPError, ValueError) as error:
+            raise RpcError(INTERNAL_ERROR, f"the node does not respond: {error}") from None
+        if "error" in reply:
+            raise RpcError(reply["error"]["code"], reply["error"]["message"], reply["error"].get("data"))
+        return reply["result"]
+
+    def keypair(self, name: str) -> Keypair:
+        """A random key: on a shared chain, others must not know it."""
+        return self._keypairs.setdefault(name, Keypair())
+
+    def start(self, work: Work) -> None:
+        async def look() -> None:
+            while True:
+                due_us = await work.next_due_us()
+                if due_us is not None and due_us <= self.clock.now_us():
+                    await work.run_due()
+                await asyncio.sleep(_LOOK_SECONDS)
+
+        async def begin() -> None:
+            self._looking = asyncio.get_running_loop().create_task(look())
+
+        self.owner.call(begin())
+
+    def wake(self) -> None:
+        """Do nothing: the next poll is soon."""
+
+    def listen(self, app: Served, port: int) -> str:
+        self._listener = Listener(app, app, bound_socket("127.0.0.1", port))
+        self.owner.call(self._listener.start())
+        return self._listener.base_url
+
+    def close(self, work: Work | None) -> None:  # noqa: ARG002 - part of the protocol
+        async def end() -> None:
+            if self._listener is not None:
+                await self._listener.close()
+            if self._looking is not None:
+                self._looking.cancel()
+            if self._http is not None:
+                await self._http.aclose()
+
+        self.owner.stop(end)
+
+
+@cache
+def _ssl_context() -> ssl.SSLContext:
+    """Shared in this process: loading the CA file takes 20 ms or more."""
+    return httpx.create_ssl_context(trust_env=False)

@@ -1,0 +1,256 @@
+"""`Paywall`: a seller for tests, and the ways to reach it."""
+
+from collections.abc import Callable, Iterable, Mapping
+from decimal import Decimal
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import httpx
+from starlette.types import Receive, Scope, Send
+
+from agentpay.contract.usdc import from_micro, to_micro
+from agentpay_server.payments.terms import Protocol
+from agentpay_server.platform.clock import Clock
+from agentpay_server.testkit.embedded.recorder import Records
+from agentpay_server.testkit.embedded.server import AgentPayServer
+from agentpay_server.testkit.embedded.transports import AsyncEmbeddedTransport, EmbeddedTransport
+from agentpay_server.testkit.facilitator.fee_payer import FeePayer
+from agentpay_server.testkit.paywall.asgi import SellerApp
+from agentpay_server.testkit.paywall.homes import Home, NodeHome, ServerHome
+from agentpay_server.testkit.paywall.modes import Mode
+from agentpay_server.testkit.paywall.products import mode_of, owner_address, product
+from agentpay_server.testkit.paywall.records import PaywallRequest, Sale
+from agentpay_server.testkit.paywall.seller import Seller
+
+T = TypeVar("T")
+
+IN_PROCESS_URL: Final = "http://paywall.invalid"
+"""The URL of a paywall without a port."""
+
+
+class Paywall:
+    """A seller of paid API calls, for tests: it asks for payment by x402 or MPP, and settles on a test chain.
+
+        with AgentPayServer() as server, Paywall(server, {"/forecast": "0.01"}) as paywall:
+            http = httpx.Client(transport=paywall.transport(), base_url=paywall.base_url)
+            assert http.get("/forecast").status_code == 402
+
+    It checks payments as strictly as the established packages, and broadcasts them itself. `mode` makes it
+    hostile. Its addresses belong to no account, and it pays fees with its own key.
+
+    It may be used from any thread. On a server in process it shares the server's thread, chain, clock and
+    snapshots, and closes with the server at the latest.
+    """
+
+    def __init__(
+        self,
+        server: AgentPayServer | None = None,
+        prices: Mapping[str, Decimal | int | str] | None = None,
+        *,
+        protocols: Iterable[Protocol | str] = (Protocol.X402_V2,),
+        mode: Mode | str = Mode.HONEST,
+        serves_again: bool = False,
+        pay_to: str | None = None,
+        name: str = "paywall",
+        rpc_url: str | None = None,
+        usdc_mint: str | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """Set up a seller.
+
+        Args:
+            server: a running server in process, on whose chain it settles.
+            prices: price in USDC of each path; `sell` has more options.
+            protocols: protocols of `prices`: `x402_v2`, `x402_v1`, `mpp`. Several are offered at once.
+            mode: how the seller behaves, a `Mode` or its name.
+            serves_again: whether it serves a settled payment again when it is presented again, instead of
+                refusing it as a duplicate.
+            pay_to: address of the owner who is paid, such as an account's `chain_address`; default: its own
+                address.
+            name: distinguishes several paywalls of one server: addresses are derived from it.
+            rpc_url: instead of `server`: JSON-RPC endpoint of another test chain. The paywall then has a
+                separate thread.
+            usdc_mint: with `rpc_url`: address of the USDC mint; default: that of mainnet.
+            clock: with `rpc_url`: the seller's time; default: the machine's clock.
+
+        Raises:
+            TypeError: a price is a float.
+            ValueError: a path, price, protocol, mode or `pay_to` is invalid, or `server` works on a cluster,
+                or both or neither of `server` and `rpc_url` are given.
+        """
+        if pay_to:
+            owner_address(pay_to, "pay_to")
+        self._home: Home = _home(server, name, rpc_url, usdc_mint, clock)
+        recipient = pay_to or str(self._home.keypair("recipient").pubkey())
+        self._seller = Seller(
+            rpc=self._home.rpc,
+            fee_payer=FeePayer(self._home.keypair("fee payer"), self._home.rpc),
+            usdc_mint=self._home.usdc_mint,
+            recipient=recipient,
+            other_payee=str(self._home.keypair("other payee").pubkey()),
+            now_us=self._home.clock.now_us,
+            on_late_work=self._home.wake,
+        )
+        self._app = SellerApp(self._seller, self._home.owner)
+        self._base_url = IN_PROCESS_URL
+        self._protocols = tuple(protocols)
+        self.recipient: str = recipient
+        self.mode = mode_of(mode)
+        self.serves_again = serves_again
+        for path, price in (prices or {}).items():
+            self.sell(path, price)
+        self._home.start(self._seller)
+
+    def sell(
+        self,
+        path: str,
+        price: Decimal | int | str,
+        *,
+        protocols: Iterable[Protocol | str] | None = None,
+        sponsored: bool | None = None,
+        splits: Mapping[str, Decimal | int | str] | None = None,
+        external_id: str | None = None,
+        category: str | None = None,
+        description: str = "",
+        content: Any = None,  # noqa: ANN401 - any JSON
+        mode: Mode | str | None = None,
+    ) -> None:
+        """Sell a path, or change what is sold there.
+
+        Args:
+            path: path of the URL, for every HTTP method.
+            price: total price in USDC.
+            protocols: default: those of the constructor.
+            sponsored: whether the seller pays the network fee; default: with x402 yes, with MPP no.
+            splits: USDC of the price that goes to further recipients, by address; MPP only, at most 8.
+            external_id: memo that the payment must carry on chain.
+            category: category that the challenge declares; only MPP can carry it.
+            description: text for people.
+            content: JSON of the response; default: path and price.
+            mode: how the seller behaves for this path; default: the paywall's `mode`.
+
+        Raises:
+            TypeError: an amount is a float, or `content` has no JSON form.
+            ValueError: an argument is invalid.
+        """
+        sold = product(
+            path,
+            price,
+            protocols=self._protocols if protocols is None else protocols,
+            sponsored=sponsored,
+            splits=splits,
+            external_id=external_id,
+            category=category,
+            description=description,
+            content=content,
+            mode=mode,
+        )
+        self._seller.products[path] = sold
+
+    @property
+    def mode(self) -> Mode:
+        """How the seller behaves; assign a `Mode` or its name."""
+        return self._seller.mode
+
+    @mode.setter
+    def mode(self, mode: Mode | str) -> None:
+        self._seller.mode = mode_of(mode)
+
+    @property
+    def serves_again(self) -> bool:
+        """Whether a settled payment is served again when it is presented again."""
+        return self._seller.serves_again
+
+    @serves_again.setter
+    def serves_again(self, value: bool) -> None:
+        self._seller.serves_again = value
+
+    @property
+    def base_url(self) -> str:
+        """URL of the seller: its port after `listen`, else a name that only its transports know."""
+        return self._base_url
+
+    @property
+    def sales(self) -> Records[Sale]:
+        """The payments that the seller accepted, one for each signed message, oldest first."""
+        return self._read(lambda: Records(self._seller.sales))
+
+    @property
+    def requests(self) -> Records[PaywallRequest]:
+        """The requests that reached the seller, oldest first."""
+        return self._read(lambda: Records(self._seller.requests))
+
+    @property
+    def received_usdc(self) -> Decimal:
+        """Total of the settled sales, in USDC."""
+        return from_micro(sum(to_micro(sale.amount_usdc) for sale in self.sales if sale.status == "settled"))
+
+    def address(self, name: str) -> str:
+        """Return one of the seller's addresses, for a split: always the same for a name."""
+        return str(self._home.keypair(f"address {name}").pubkey())
+
+    def transport(self) -> httpx.BaseTransport:
+        """Return a transport for `httpx.Client`. It sends every request to this seller, whatever the host."""
+        return EmbeddedTransport(self._app, self._home.owner)
+
+    def async_transport(self) -> httpx.AsyncBaseTransport:
+        """Return a transport for `httpx.AsyncClient`, on any event loop."""
+        return AsyncEmbeddedTransport(self._app, self._home.owner)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Respond to one request, as an ASGI application on any asyncio event loop."""
+        await self._app(scope, receive, send)
+
+    def listen(self, *, port: int = 0) -> str:
+        """Open a port on 127.0.0.1, until the paywall closes.
+
+        Args:
+            port: port number; 0 for a free one.
+
+        Returns:
+            The URL of the seller, which `base_url` returns from now on.
+
+        Raises:
+            RuntimeError: it is already listening.
+            OSError: the port is in use, or the process may not open it.
+        """
+        if self._base_url != IN_PROCESS_URL:
+            raise RuntimeError(f"the paywall is already listening, on {self._base_url}")
+        self._base_url = self._home.listen(self._app, port)
+        return self._base_url
+
+    def close(self) -> None:
+        """Close the port. Held payments are never broadcast. Calling it again does nothing."""
+        self._home.close(self._seller)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._base_url} {self.mode}>"
+
+    def _read(self, look: Callable[[], T]) -> T:
+        async def there() -> T:
+            return look()
+
+        return self._home.owner.call(there())
+
+
+def _home(
+    server: AgentPayServer | None,
+    name: str,
+    rpc_url: str | None,
+    usdc_mint: str | None,
+    clock: Clock | None,
+) -> Home:
+    if (server is None) == (rpc_url is None):
+        raise ValueError("pass either a server in process or the rpc_url of a test chain")
+    if server is not None:
+        return ServerHome(server, name)
+    assert rpc_url is not None  # noqa: S101 - checked above
+    return NodeHome(rpc_url, usdc_mint, clock)

@@ -1,0 +1,405 @@
+"""The seller: from a request to a response, in every mode. It belongs to one event loop."""
+
+import base64
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from attrs import define, evolve, frozen
+
+from agentpay.contract import json_text
+from agentpay.contract.usdc import from_micro
+from agentpay_server.chain.instructions import associated_token_address
+from agentpay_server.payments.terms import Terms
+from agentpay_server.platform.clock import SECOND_US, from_us
+from agentpay_server.testkit.embedded.recorder import RECORDS_MAX
+from agentpay_server.testkit.facilitator.checking import CheckedPayment, PaymentRefusedError, check_payment
+from agentpay_server.testkit.facilitator.fee_payer import (
+    FailedOnChainError,
+    FeePayer,
+    NotConfirmedError,
+    Rpc,
+    SimulationFailedError,
+)
+from agentpay_server.testkit.node.errors import RpcError
+from agentpay_server.testkit.paywall import challenges, hostile
+from agentpay_server.testkit.paywall.challenges import Challenge, Headers, Presented
+from agentpay_server.testkit.paywall.modes import HELD_SECONDS, INJECTION, LATE_SECONDS, Mode
+from agentpay_server.testkit.paywall.products import Product
+from agentpay_server.testkit.paywall.records import PaywallRequest, Sale
+
+COLLECTOR_PATH: Final = "/collector"
+"""Path prefix on another origin, to which `REDIRECT` sends a payment."""
+
+_COLLECTOR_HOST: Final = "collector.invalid"
+_DELAYS: Final = {Mode.SETTLE_LATE: LATE_SECONDS, Mode.HOLD: HELD_SECONDS}
+_UNSETTLED: Final = (Mode.SETTLE_LATE, Mode.HOLD, Mode.NEVER_SETTLE)
+
+
+class LostReplyError(Exception):
+    """Drop the connection without a response."""
+
+
+@frozen
+class Reply:
+    status: int
+    headers: Headers
+    body: bytes
+
+
+@frozen(kw_only=True)
+class _Visit:
+    method: str
+    url: str
+    product: Product
+    mode: Mode
+    offers: tuple[Terms, ...]
+    now_us: int
+
+    def terms_of(self, presented: Presented) -> Terms:
+        for terms in self.offers:
+            if terms.protocol is presented.protocol:
+                return terms
+        raise PaymentRefusedError("unsupported_scheme", f"{presented.protocol} is not offered here")
+
+
+@define
+class _OpenRecord:
+    """The record of a request in progress, updated as facts become known."""
+
+    request: PaywallRequest
+
+
+class Seller:
+    """Sells products.
+
+    `fee_payer` pays the fees of sponsored payments. `recipient` is the primary recipient of every payment,
+    `other_payee` that in `CHANGE_PAYEE`. `now_us` is in microseconds since 1970. `on_late_work` is called
+    when a payment is held, to be broadcast later.
+    """
+
+    def __init__(
+        self,
+        *,
+        rpc: Rpc,
+        fee_payer: FeePayer,
+        usdc_mint: str,
+        recipient: str,
+        other_payee: str,
+        now_us: Callable[[], int],
+        on_late_work: Callable[[], None],
+    ) -> None:
+        self.products: dict[str, Product] = {}
+        self.mode = Mode.HONEST
+        self.serves_again = False
+        self.requests: list[PaywallRequest] = []
+        self._rpc = rpc
+        self._fee_payer = fee_payer
+        self._usdc_mint = usdc_mint
+        self._recipient = recipient
+        self._other_payee = other_payee
+        self._now_us = now_us
+        self._on_late_work = on_late_work
+        self._sales: dict[str, Sale] = {}
+        self._checking: set[str] = set()
+        # Payments to broadcast later, with their due times, by message hash.
+        self._late: dict[str, tuple[int, CheckedPayment]] = {}
+        self._malformed = 0
+
+    @property
+    def sales(self) -> list[Sale]:
+        return list(self._sales.values())
+
+    def capture(self) -> Callable[[], None]:
+        """Restores the records; products and modes stay as they are."""
+        sales, late, requests = self._sales.copy(), self._late.copy(), self.requests.copy()
+
+        def restore() -> None:
+            self._sales, self._late, self.requests = sales.copy(), late.copy(), requests.copy()
+
+        return restore
+
+    # --- Scheduled work
+
+    async def next_due_us(self) -> int | None:
+        return min((due_us for due_us, _ in self._late.values()), default=None)
+
+    async def run_due(self) -> bool:
+        now_us = self._now_us()
+        due = [name for name, (due_us, _) in self._late.items() if due_us <= now_us]
+        for message_hash in due:
+            _, checked = self._late.pop(message_hash)
+            # The sale records the failure if the payment has expired or the node fails.
+            with contextlib.suppress(PaymentRefusedError):
+                await self._settle_late(checked)
+        return bool(due)
+
+    # --- Requests
+
+    async def respond(self, method: str, url: str, headers: Sequence[tuple[str, str]]) -> Reply:
+        """Raises `LostReplyError` if the connection is to be dropped."""
+        noted = PaywallRequest(
+            method=method,
+            url=url,
+            protocol=None,
+            status=None,
+            reason=None,
+            message=None,
+            at=from_us(self._now_us()),
+        )
+        visit = _OpenRecord(noted)
+        try:
+            reply = await self._reply(visit, headers)
+            visit.request = evolve(visit.request, status=reply.status)
+        finally:
+            self.requests.append(visit.request)
+            del self.requests[:-RECORDS_MAX]
+        return reply
+
+    async def _reply(self, noted: _OpenRecord, headers: Sequence[tuple[str, str]]) -> Reply:
+        path = urlsplit(noted.request.url).path
+        is_collector = path.startswith(f"{COLLECTOR_PATH}/")
+        product = self.products.get(path.removeprefix(COLLECTOR_PATH) if is_collector else path)
+        if product is None:
+            body = json_text.print_json({"error": "not_found", "sold": sorted(self.products)})
+            return Reply(404, _JSON, body)
+        visit = self._visit(noted.request, product, is_collector=is_collector)
+        await self._prepare(visit.offers)
+        try:
+            presented = challenges.read_payment(headers)
+            if presented is None:
+                return self._ask(visit)
+            noted.request = evolve(noted.request, protocol=presented.protocol)
+            return await self._paid(visit, presented)
+        except PaymentRefusedError as refused:
+            message = _sentence(str(refused))
+            noted.request = evolve(noted.request, reason=refused.reason, message=message)
+            return self._ask(visit, error=refused.reason, message=message)
+
+    def _visit(self, noted: PaywallRequest, product: Product, *, is_collector: bool) -> _Visit:
+        mode = product.mode or self.mode
+        if is_collector and mode is Mode.REDIRECT:
+            mode = Mode.HONEST
+        offers = tuple(
+            product.terms(
+                protocol,
+                mint=self._usdc_mint,
+                recipient=self._recipient,
+                fee_payer=self._fee_payer.address,
+            )
+            for protocol in product.protocols
+        )
+        return _Visit(
+            method=noted.method,
+            url=noted.url,
+            product=product,
+            mode=mode,
+            offers=offers,
+            now_us=self._now_us(),
+        )
+
+    # --- Challenges
+
+    def _ask(self, visit: _Visit, *, error: str | None = None, message: str | None = None) -> Reply:
+        challenge = self._challenge(visit, error, message)
+        if visit.mode is Mode.MALFORMED_CHALLENGE:
+            self._malformed += 1
+            headers, body = hostile.malformed(visit.offers, challenge, self._malformed - 1)
+        elif visit.mode is Mode.ENORMOUS_CHALLENGE:
+            headers, body = hostile.enormous(visit.offers, challenge)
+        else:
+            change = _CHANGES.get(visit.mode)
+            offers = visit.offers if change is None else [change(terms) for terms in visit.offers]
+            headers, body = challenges.write(offers, challenge)
+        return Reply(402, [*_JSON, *headers], body)
+
+    def _ask_more(self, visit: _Visit) -> Reply:
+        """Ask again, after being paid."""
+        offers: Sequence[Terms] = visit.offers
+        if visit.mode is Mode.RAISE_PRICE:
+            offers = [hostile.at_higher_price(terms) for terms in offers]
+        elif visit.mode is Mode.CHANGE_PAYEE:
+            offers = [hostile.to_other_payee(terms, self._other_payee) for terms in offers]
+        headers, body = challenges.write(offers, self._challenge(visit))
+        return Reply(402, [*_JSON, *headers], body)
+
+    def _challenge(self, visit: _Visit, error: str | None = None, message: str | None = None) -> Challenge:
+        product, is_injected = visit.product, visit.mode is Mode.INJECTED_INSTRUCTION
+        return Challenge(
+            url=visit.url,
+            description=INJECTION if is_injected else product.description,
+            category=product.category,
+            error=INJECTION if is_injected and error is None else error,
+            message=message,
+            now_us=visit.now_us,
+        )
+
+    # --- Payments
+
+    async def _paid(self, visit: _Visit, presented: Presented) -> Reply:
+        terms = visit.terms_of(presented)
+        challenges.require_own(presented, terms, visit.now_us)
+        raw = presented.transaction
+        if presented.signature is not None:
+            raw = await self._landed(presented.signature, terms)
+        checked = check_payment(raw, terms, fee_payers=(self._fee_payer.address,))
+        sale = self._sales.get(checked.message_hash)
+        if sale is not None:
+            return self._presented_again(visit, presented, sale)
+        if checked.message_hash in self._checking:
+            raise PaymentRefusedError("duplicate_settlement", "this payment is being settled", checked.payer)
+        if presented.signature is not None:
+            # The payer has settled it, whatever this seller's mode.
+            sale = evolve(_sale(visit, terms, checked), status="settled", tx_signature=presented.signature)
+            self._sales[checked.message_hash] = sale
+            return self._after_paying(visit, presented, sale)
+        self._checking.add(checked.message_hash)
+        try:
+            await self._simulate(checked)
+            self._sales[checked.message_hash] = sale = _sale(visit, terms, checked)
+            if visit.mode in _DELAYS:
+                due_us = visit.now_us + _DELAYS[visit.mode] * SECOND_US
+                self._late[checked.message_hash] = (due_us, checked)
+                self._on_late_work()
+            elif visit.mode not in (*_UNSETTLED, Mode.REDIRECT):
+                sale = await self._settle(checked)
+        finally:
+            self._checking.discard(checked.message_hash)
+        return self._after_paying(visit, presented, sale)
+
+    def _after_paying(self, visit: _Visit, presented: Presented, sale: Sale) -> Reply:
+        match visit.mode:
+            case Mode.LOSE_REPLY:
+                raise LostReplyError
+            case Mode.FAIL_AFTER_SETTLING:
+                return Reply(500, [*_JSON, _receipt(visit, presented, sale)], b'{"error":"internal_error"}')
+            case Mode.HOLD:
+                return Reply(503, _JSON, b'{"error":"service_unavailable"}')
+            case Mode.ASK_TWICE | Mode.RAISE_PRICE | Mode.CHANGE_PAYEE:
+                return self._ask_more(visit)
+            case Mode.REDIRECT:
+                # The other origin is this seller as well: forget the sale, so that the payment is new there.
+                self._sales.pop(sale.message_hash, None)
+                return Reply(307, [("location", _collector_url(visit.url))], b"")
+        return _served(visit, presented, sale)
+
+    def _presented_again(self, visit: _Visit, presented: Presented, sale: Sale) -> Reply:
+        is_sold = (sale.path, sale.protocol) == (visit.product.path, presented.protocol)
+        if self.serves_again and sale.status == "settled" and is_sold:
+            return _served(visit, presented, sale)
+        if visit.mode is Mode.HOLD:
+            return Reply(503, _JSON, b'{"error":"service_unavailable"}')
+        raise PaymentRefusedError("duplicate_settlement", "this payment was presented before", sale.payer)
+
+    async def _landed(self, signature: str, terms: Terms) -> bytes:
+        """Return a transaction that the payer broadcast, as it is on chain."""
+        if terms.fee_payer is not None:
+            raise PaymentRefusedError(
+                "payment_invalid",
+                "this seller pays the fee, so it must broadcast the payment: send type transaction",
+            )
+        options = {"encoding": "base64", "commitment": "confirmed", "maxSupportedTransactionVersion": 0}
+        try:
+            found = await self._rpc("getTransaction", signature, options)
+        except RpcError as error:
+            raise PaymentRefusedError(
+                "payment_invalid", f"the chain cannot be asked for it: {error}"
+            ) from None
+        if found is None:
+            raise PaymentRefusedError("payment_invalid", f"the chain has no transaction {signature}")
+        if found["meta"]["err"] is not None:
+            raise PaymentRefusedError("payment_invalid", f"the transaction {signature} failed on chain")
+        return base64.b64decode(found["transaction"][0])
+
+    async def _simulate(self, checked: CheckedPayment) -> None:
+        try:
+            await self._fee_payer.simulate(self._fee_payer.completed(checked.transaction))
+        except (SimulationFailedError, RpcError) as error:
+            reason = f"the chain would refuse the payment: {error}"
+            raise PaymentRefusedError("transaction_simulation_failed", reason, checked.payer) from None
+
+    async def _settle(self, checked: CheckedPayment) -> Sale:
+        """Broadcast a payment; `PaymentRefusedError` if it has not landed."""
+        sale = self._sales[checked.message_hash]
+        try:
+            signature = await self._fee_payer.broadcast(self._fee_payer.completed(checked.transaction))
+            sale = evolve(sale, tx_signature=signature)
+            await self._fee_payer.confirmed(signature)
+            sale = evolve(sale, status="settled")
+        except (RpcError, FailedOnChainError, NotConfirmedError) as error:
+            sale = evolve(sale, status="failed")
+            raise PaymentRefusedError("transaction_failed", str(error), checked.payer) from None
+        finally:
+            self._sales[checked.message_hash] = sale
+        return sale
+
+    async def _settle_late(self, checked: CheckedPayment) -> None:
+        try:
+            await self._simulate(checked)
+        except PaymentRefusedError:
+            sale = self._sales[checked.message_hash]
+            self._sales[checked.message_hash] = evolve(sale, status="failed")
+            raise
+        await self._settle(checked)
+
+    async def _prepare(self, offers: Sequence[Terms]) -> None:
+        """Fund the fee payer, and create the missing token accounts of all recipients."""
+        await self._fee_payer.ready()
+        owners = dict.fromkeys(
+            [self._other_payee, *(leg.recipient for terms in offers for leg in terms.legs)]
+        )
+        addresses = [associated_token_address(owner, self._usdc_mint) for owner in owners]
+        found = (await self._rpc("getMultipleAccounts", addresses))["value"]
+        missing = [owner for owner, account in zip(owners, found, strict=True) if account is None]
+        if missing:
+            await self._fee_payer.create_token_accounts(missing, self._usdc_mint)
+
+
+_JSON: Final[Headers] = [("content-type", "application/json")]
+
+_CHANGES: Final[dict[Mode, Callable[[Terms], Terms]]] = {
+    Mode.WRONG_NETWORK: hostile.on_mainnet,
+    Mode.WRONG_MINT: hostile.of_other_mint,
+}
+
+
+def _sentence(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}" + ("" if text.endswith(".") else ".")
+
+
+def _sale(visit: _Visit, terms: Terms, checked: CheckedPayment) -> Sale:
+    return Sale(
+        path=visit.product.path,
+        protocol=terms.protocol,
+        amount_usdc=from_micro(terms.amount_micro),
+        payer=checked.payer,
+        recipient=terms.recipient,
+        status="held",
+        tx_signature=None,
+        at=from_us(visit.now_us),
+        message_hash=checked.message_hash,
+    )
+
+
+def _served(visit: _Visit, presented: Presented, sale: Sale) -> Reply:
+    content: Any = visit.product.content
+    if content is None:
+        content = {"path": visit.product.path, "paid_usdc": f"{sale.amount_usdc:f}"}
+    return Reply(200, [*_JSON, _receipt(visit, presented, sale)], json_text.print_json(content))
+
+
+def _receipt(visit: _Visit, presented: Presented, sale: Sale) -> tuple[str, str]:
+    return challenges.receipt(
+        presented, payer=sale.payer, signature=sale.tx_signature or "", now_us=visit.now_us
+    )
+
+
+def _collector_url(url: str) -> str:
+    """Return the same product's URL on another origin, which also reaches this seller."""
+    parts = urlsplit(url)
+    if parts.port is None:
+        host = _COLLECTOR_HOST
+    else:
+        host = f"{'localhost' if parts.hostname == '127.0.0.1' else '127.0.0.1'}:{parts.port}"
+    return parts._replace(netloc=host, path=COLLECTOR_PATH + parts.path).geturl()

@@ -1,0 +1,1 @@
+"""Accounts, sessions and deliveries in states that take many calls to reach."""
