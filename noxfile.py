@@ -425,8 +425,12 @@ def screenshots(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none")
 def paths(session: nox.Session) -> None:
-    """Follow the pages of "Choose your path" to the letter, each in an empty environment, and time them."""
-    session.run("python3", "scripts/follow.py", *session.posargs, external=True)
+    """Follow the pages of "Choose your path" to the letter: each on its own, then all in one shell."""
+    if session.posargs:
+        session.run("python3", "scripts/follow.py", *session.posargs, external=True)
+        return
+    session.run("python3", "scripts/follow.py", external=True)
+    session.run("python3", "scripts/follow.py", "--together", external=True)
 
 
 @nox.session

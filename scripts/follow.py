@@ -1,9 +1,11 @@
 """Follow the pages of "Choose your path" literally, each in an empty environment, and time them.
 
     python scripts/follow.py [PAGE…]
+    python scripts/follow.py --together
 
-A page is named by its path below `docs`, such as `how-to/local-validator.md`; by default, all tutorials. The
-files that a page says to save are saved, and each command of its console blocks runs in one shell, in a copy
+A page is named by its path below `docs`, such as `how-to/local-validator.md`; by default, all tutorials. With
+`--together` all tutorials run one after the other in one shell, as a reader works through them. The
+files that a page says to save are saved, and each command of its shell blocks runs in one shell, in a copy
 of the checkout, with a separate home directory. A command that fails ends the run with its output. So does
 a page that takes longer than it promises.
 """
@@ -32,9 +34,8 @@ def steps(page: str) -> list[str]:
     done, end = [], 0
     for block in _BLOCK.finditer(page):
         before, end = page[end : block.start()], block.end()
-        if block[1] == "console":
-            lines = block[2].replace("\\\n", " ").splitlines()
-            done += [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+        if block[1] == "sh":
+            done += block[2].replace("\\\n", " ").splitlines()
         elif saved := _SAVE.findall(before):
             done.append(f"cat > {saved[-1]} <<'END OF FILE'\n{block[2]}END OF FILE")
             if run := _RUN.findall(before):
@@ -42,24 +43,25 @@ def steps(page: str) -> list[str]:
     return done
 
 
-def follow(path: Path, scratch: Path) -> float:
-    """Do what a page says, and return how many seconds it took.
+def follow(paths: Sequence[Path], scratch: Path) -> float:
+    """Do what pages say in one shell, and return how many seconds it took.
 
     Raises:
         SystemExit: a command failed, or it took longer than promised.
     """
-    page = path.read_text("utf-8")
+    name = ", ".join(path.name for path in paths)
+    done_by_readers = [step for path in paths for step in steps(path.read_text("utf-8"))]
     checkout = scratch / "checkout"
     checkout.mkdir()
-    for name in _COPIED:
-        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
-        copy(ROOT / name, checkout / name)
+    for copied in _COPIED:
+        copy = shutil.copytree if (ROOT / copied).is_dir() else shutil.copy2
+        copy(ROOT / copied, checkout / copied)
     ending = "trap 'kill $(jobs -p) 2>/dev/null || true' EXIT"
-    script = ["set -euo pipefail", "set -m", ending, *steps(page)]
+    script = ["set -euo pipefail", "set -m", ending, *done_by_readers]
     inherited = {
-        name: os.environ[name] for name in ("PATH", "LANG", "TMPDIR", "SSL_CERT_FILE") if name in os.environ
+        each: os.environ[each] for each in ("PATH", "LANG", "TMPDIR", "SSL_CERT_FILE") if each in os.environ
     }
-    configured = {name: value for name, value in os.environ.items() if name.startswith(("PIP_", "UV_"))}
+    configured = {each: value for each, value in os.environ.items() if each.startswith(("PIP_", "UV_"))}
     start = time.monotonic()
     done = subprocess.run(
         ["bash", "-c", "\n".join(script)],  # noqa: S607 - the shell of the reader
@@ -70,22 +72,24 @@ def follow(path: Path, scratch: Path) -> float:
         stdin=subprocess.DEVNULL,
         text=True,
         check=False,
-        timeout=2 * PROMISED_SECONDS,
+        timeout=2 * PROMISED_SECONDS * len(paths),
     )
     seconds = time.monotonic() - start
     if done.returncode:
-        raise SystemExit(f"{path.name} failed after {seconds:.0f} s:\n{done.stdout}")
-    if seconds > PROMISED_SECONDS:
-        raise SystemExit(f"{path.name} took {seconds:.0f} s and promises ten minutes")
+        raise SystemExit(f"{name} failed after {seconds:.0f} s:\n{done.stdout}")
+    if seconds > PROMISED_SECONDS * len(paths):
+        raise SystemExit(f"{name} took {seconds:.0f} s; each promises ten minutes")
     return seconds
 
 
 def main(names: Sequence[str]) -> None:
     """Follow the named pages, or all tutorials."""
-    pages = [ROOT / "docs" / name for name in names] or sorted(TUTORIALS.glob("*.md"))
-    for page in pages:
+    is_together = "--together" in names
+    pages = [ROOT / "docs" / name for name in names if not is_together] or sorted(TUTORIALS.glob("*.md"))
+    for group in [pages] if is_together else [[page] for page in pages]:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
-            print(f"{page.stem}: {follow(page, Path(scratch)):.0f} s", flush=True)
+            seconds = follow(group, Path(scratch))
+        print(f"{', '.join(page.stem for page in group)}: {seconds:.0f} s", flush=True)
 
 
 if __name__ == "__main__":

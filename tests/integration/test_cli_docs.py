@@ -21,12 +21,12 @@ EVERYTHING = "\n".join(page.read_text("utf-8") for page in DOCS.rglob("*.md"))
 PROGRAMS = {"agentpay": client, "agentpay-server": server, "agentpay-lab": laboratory}
 
 
-def console_lines(text: str) -> list[list[str]]:
-    """Return the command lines of ours in the console blocks of a page."""
-    blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
-    pattern = r"^(?:\$ )?agentpay(?:-server|-lab)? .*$"
+def shell_lines(text: str) -> list[list[str]]:
+    """Return the command lines of ours in the shell blocks of a page."""
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+    pattern = r"^agentpay(?:-server|-lab)? .*$"
     lines = re.findall(pattern, "\n".join(blocks).replace("\\\n", " "), re.MULTILINE)
-    return [shlex.split(line.removeprefix("$ "), comments=True) for line in lines]
+    return [shlex.split(line, comments=True) for line in lines]
 
 
 def commands(group: click.Group, *path: str) -> Iterator[tuple[str, click.Command]]:
@@ -58,7 +58,7 @@ def parsed(arguments: list[str]) -> click.Context:
     return command.make_context(command.name, arguments)
 
 
-@pytest.mark.parametrize("arguments", console_lines(EVERYTHING), ids=" ".join)
+@pytest.mark.parametrize("arguments", shell_lines(EVERYTHING), ids=" ".join)
 def test_every_command_line_of_the_docs_parses(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,7 +71,7 @@ def test_every_command_line_of_the_docs_parses(
 
 
 def test_every_command_is_on_the_page() -> None:
-    shown = [" ".join(arguments[1:]) for arguments in console_lines(PAGE)]
+    shown = [" ".join(arguments[1:]) for arguments in shell_lines(PAGE)]
     assert len(shown) > len(COMMANDS)
     for name in COMMANDS:
         assert any(line.startswith(name) for line in shown) or f"`{name}" in PAGE, name

@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import inspect
 import re
+import subprocess
 import tomllib
 import unicodedata
 from functools import cache
@@ -186,11 +187,18 @@ _PROGRAMS_OF_OTHERS = {"test-x402-server.md": {"js", "py"}, "seller.md": {"py"},
 
 
 @every_document
-def test_code_blocks_are_python_or_console(path: Path) -> None:
+def test_code_blocks_are_python_shell_or_output(path: Path) -> None:
     # Other names would not be collected.
-    may = {"python", "console", *_PROGRAMS_OF_OTHERS.get(path.name, ())}
-    may |= {"text"} if path.name == "README.md" else set()  # what its first block prints
+    may = {"python", "sh", "text", "json", "nginx", *_PROGRAMS_OF_OTHERS.get(path.name, ())}
     assert {language for _, language, _ in _FENCE.findall(path.read_text("utf-8"))} <= may
+
+
+@every_document
+def test_commands_can_be_pasted(path: Path) -> None:
+    for block in blocks(path, "sh"):
+        assert not re.findall(r"^\s*[$>] ", block, re.MULTILINE)
+        checked = subprocess.run(["bash", "-n", "-c", block], capture_output=True, text=True, check=False)
+        assert (checked.returncode, checked.stderr) == (0, "")
 
 
 def test_the_seller_tutorial_has_the_program_that_runs_with_the_package_x402() -> None:
@@ -232,9 +240,9 @@ def test_the_blocks_of_every_page_are_collected(path: Path) -> None:
 @every_document
 def test_the_commands_of_the_programs_exist(path: Path) -> None:
     programs = {name: commands(program) for name, program in PROGRAMS.items()}
-    lines = "\n".join(blocks(path, "console")).replace("\\\n", " ").splitlines()
+    lines = "\n".join(blocks(path, "sh")).replace("\\\n", " ").splitlines()
     for line in lines:
-        if match := re.match(r"(?:\$ )?(agentpay(?:-server|-lab)?) ((?:[a-z]\S* ?)+)(.*?)(?:#|>|$)", line):
+        if match := re.match(r"(agentpay(?:-server|-lab)?) ((?:[a-z]\S* ?)+)(.*?)(?:#|>|$)", line):
             known, words = programs[match[1]], match[2].split()
             named = [" ".join(words[:end]) for end in range(len(words), 0, -1)]
             command = next((known[name] for name in named if name in known), None)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # `agentpay` and `agentpay-sdk` as a requirement; not ours, `agentpay-kit` and the wheel `agentpay_kit-…`.
 NOT_OURS = re.compile(
-    r"""\b(?:install|add|run|--with)\b[^\n|;]*?[\s"'`(]agentpay(?:-sdk)?(?![\w.-])|\bagentpay\["""
+    r"""\b(?:install|add|run|--with)\b[^\n|;]*?[ \t"'`(]agentpay(?:-sdk)?(?![\w.-])|\bagentpay\["""
 )
 BY_NAME = re.compile(r"\binstall\b[^\n]*?\bagentpay-kit\b")
 

@@ -56,7 +56,7 @@ def test_the_steps_of_a_tutorial_are_valid_shell(page: Path) -> None:
 @pytest.mark.timeout(900)
 def test_the_guide_to_a_local_validator_works_from_nothing(tmp_path: Path) -> None:
     surfpool.needs_linux_and_node()
-    assert follow.follow(ROOT / "docs" / "how-to" / "local-validator.md", tmp_path) > 0
+    assert follow.follow([ROOT / "docs" / "how-to" / "local-validator.md"], tmp_path) > 0
 
 
 def test_the_guide_installs_the_validator_of_the_tests() -> None:
