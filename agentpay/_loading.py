@@ -16,12 +16,15 @@ def load(module: str, *, part: str, extra: str) -> ModuleType:
 
 
 @contextmanager
-def needing(part: str, *, extra: str, refusal: type[Exception] | None = None) -> Iterator[None]:
+def needing(
+    part: str, *, extra: str = "", package: str = "", refusal: type[Exception] | None = None
+) -> Iterator[None]:
     """Say what `part` needs to be installed, if an import in the block fails.
 
     Args:
         part: what needs the import, as the subject of a sentence.
         extra: the extra that installs it.
+        package: without an extra, the package on the index that brings it.
         refusal: the exception to raise; by default ModuleNotFoundError, with the missing package as its name.
     """
     try:
@@ -34,5 +37,6 @@ def needing(part: str, *, extra: str, refusal: type[Exception] | None = None) ->
         # Imported late: it loads more than the rest of an installation without the extra.
         from agentpay._installation import install_command  # noqa: PLC0415
 
-        sentence = f"{part} needs {name}, which is not installed: {install_command(extra)}"
+        install = install_command(extra) if extra else f"pip install {package}"
+        sentence = f"{part} needs {name}, which is not installed: {install}"
         raise (refusal(sentence) if refusal else ModuleNotFoundError(sentence, name=name)) from missing

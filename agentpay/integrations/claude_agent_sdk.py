@@ -8,10 +8,12 @@ A person decides in `ClaudeAgentOptions(can_use_tool=…)`, which can allow the 
 # The framework need not be installed where types are checked; pyright then takes this module for it.
 # pyright: reportMissingImports=false, reportCallIssue=false, reportGeneralTypeIssues=false
 
-from claude_agent_sdk import McpSdkServerConfig
-
+from agentpay._loading import needing
 from agentpay.mcp import server
 from agentpay.tools import TOOLS, AsyncAgentTools
+
+with needing("agentpay.integrations.claude_agent_sdk", package="claude-agent-sdk"):
+    from claude_agent_sdk import McpSdkServerConfig
 
 __all__ = ["READ_ONLY", "sdk_server"]
 

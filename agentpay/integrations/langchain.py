@@ -9,10 +9,12 @@
 import json
 from typing import Any
 
-from langchain_core.tools import StructuredTool
-
+from agentpay._loading import needing
 from agentpay.tools import TOOLS, AgentTools, AsyncAgentTools, ToolSpec
 from agentpay.tools.approving import NeedsApproval, is_needed
+
+with needing("agentpay.integrations.langchain", package="langchain"):
+    from langchain_core.tools import StructuredTool
 
 __all__ = ["function_tools"]
 

@@ -9,11 +9,13 @@
 import json
 from typing import Any
 
-from agents import FunctionTool, RunContextWrapper
-from agents.tool_context import ToolContext
-
+from agentpay._loading import needing
 from agentpay.tools import TOOLS, AsyncAgentTools, ToolSpec
 from agentpay.tools.approving import NeedsApproval, is_needed
+
+with needing("agentpay.integrations.openai_agents", package="openai-agents"):
+    from agents import FunctionTool, RunContextWrapper
+    from agents.tool_context import ToolContext
 
 __all__ = ["function_tools"]
 

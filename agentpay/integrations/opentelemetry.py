@@ -10,17 +10,19 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
-from opentelemetry import context, metrics, trace
-from opentelemetry.trace import SpanKind, Status, StatusCode
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
 from agentpay._async.client import AsyncAgentPay
+from agentpay._loading import needing
 from agentpay._requests import ANY_SUCCESS, PreparedRequest
 from agentpay._settings import logger
 from agentpay._sync.client import AgentPay
 from agentpay._version import __version__
 from agentpay.contract.responses import RawResponse
 from agentpay.errors import AgentPayError, APIError, OutcomeUnknownError
+
+with needing("agentpay.integrations.opentelemetry", package="opentelemetry-api"):
+    from opentelemetry import context, metrics, trace
+    from opentelemetry.trace import SpanKind, Status, StatusCode
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 __all__ = ["instrument"]
 

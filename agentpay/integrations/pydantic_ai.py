@@ -9,10 +9,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic_ai import ApprovalRequired, RunContext, Tool
-
+from agentpay._loading import needing
 from agentpay.tools import TOOLS, AsyncAgentTools, ToolSpec
 from agentpay.tools.approving import NeedsApproval, is_needed
+
+with needing("agentpay.integrations.pydantic_ai", package="pydantic-ai-slim"):
+    from pydantic_ai import ApprovalRequired, RunContext, Tool
 
 __all__ = ["function_tools"]
 

@@ -13,15 +13,17 @@ from contextvars import ContextVar
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, Final
 
-from mpp import Challenge, Credential
-from mpp.methods import Method
-from mpp.runtime import ClientMethod, CredentialParams, PaymentRuntime
-from pydantic import BaseModel
-
 from agentpay._arguments import usdc
 from agentpay._async.client import AsyncAgentPay
 from agentpay._challenges import payment_key
+from agentpay._loading import needing
 from agentpay.errors import ConfigurationError, PaymentPendingApprovalError
+
+with needing("agentpay.integrations.pympp", package="pympp"):
+    from mpp import Challenge, Credential
+    from mpp.methods import Method
+    from mpp.runtime import ClientMethod, CredentialParams, PaymentRuntime
+    from pydantic import BaseModel
 
 if TYPE_CHECKING:
     from mpp.events import EventDispatcher

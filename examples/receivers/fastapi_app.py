@@ -5,7 +5,7 @@ import os
 from fastapi import FastAPI
 
 from agentpay.integrations import WebhookRouter
-from agentpay.integrations.starlette import receiver
+from agentpay.integrations.fastapi import receiver
 from agentpay.webhooks import Event, SessionSettled, TransferSettled
 
 webhooks = WebhookRouter(secret=os.environ["AGENTPAY_WEBHOOK_SECRET"])

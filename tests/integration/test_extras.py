@@ -29,6 +29,7 @@ EXTRAS: dict[str, frozenset[str]] = {
     "agentpay.cli": frozenset({"cli"}),
     "agentpay.integrations.claude_agent_sdk": frozenset({"claude_agent_sdk", "mcp"}),
     "agentpay.integrations.django": frozenset({"django"}),
+    "agentpay.integrations.fastapi": frozenset({"starlette"}),
     "agentpay.integrations.flask": frozenset({"flask"}),
     "agentpay.integrations.langchain": frozenset({"langchain"}),
     "agentpay.integrations.openai_agents": frozenset({"openai_agents"}),
