@@ -4,6 +4,7 @@ lint, unasync, types, docs,
 tests, simulate, package             the checks that every change must pass; the default
 quick                                the tests in two minutes, on the memory store
 paths                                the pages of "Choose your path", each in an empty environment
+build                                the distributions, into dist/, in seconds
 container                            the Containerfile, without a container engine, as root on Linux
 release                              build, check and publish a version; asks before it publishes
 frameworks                           the tools for models in agent frameworks
@@ -330,17 +331,28 @@ def peers(session: nox.Session) -> None:
     )
 
 
+def build_into(session: nox.Session, folder: Path) -> None:
+    """Build both distributions."""
+    pinned(session, *group("package"))
+    shutil.rmtree(folder, ignore_errors=True)
+    by = ["--installer", "uv"] if shutil.which("uv") else []
+    command = ("python", "-m", "build", *by, "--outdir", str(folder))
+    session.run(*command, silent=True)
+    # A wheel alone: it is built from the tree of the kit, whose version it takes.
+    session.run(*command, "--wheel", "agentpay_lab", silent=True)
+
+
+@nox.session
+def build(session: nox.Session) -> None:
+    """Build the distributions into `dist/`, and check nothing."""
+    build_into(session, ROOT / "dist")
+
+
 @nox.session
 def package(session: nox.Session) -> None:
     """Build the distributions, check their content, install them in every documented way, and use each."""
-    pinned(session, *group("package"))
     built = session.cache_dir / "dist"
-    shutil.rmtree(built, ignore_errors=True)
-    by = ["--installer", "uv"] if shutil.which("uv") else []
-    build = ("python", "-m", "build", *by, "--outdir", str(built))
-    session.run(*build, silent=True)
-    # A wheel alone: it is built from the tree of the kit, whose version it takes.
-    session.run(*build, "--wheel", "agentpay_lab", silent=True)
+    build_into(session, built)
     session.run("twine", "check", "--strict", *map(str, sorted(built.iterdir())))
     session.run("python", "scripts/try_package.py", str(built), CONSTRAINTS)
 
