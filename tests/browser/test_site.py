@@ -126,16 +126,21 @@ CUT = """() => [...document.querySelectorAll("article pre code")]
     .filter(each => each.scrollWidth > each.clientWidth + 1).map(each => each.textContent.slice(0, 80))"""
 WRAPPED = """() => [...document.querySelectorAll("article pre .c1")]
     .filter(each => each.getClientRects().length > 1).map(each => each.textContent)"""
+SMALL = """() => [...document.querySelectorAll("article pre code, article table code")]
+    .filter(each => parseFloat(getComputedStyle(each).fontSize) < 13)
+    .map(each => each.textContent.slice(0, 80))"""
 HEADLESS = """() => [...document.querySelectorAll("article thead")]
     .filter(each => each.offsetParent && !each.textContent.trim()).length"""
 
 
 @pytest.mark.parametrize("path", PAGES)
 def test_a_page_does_not_overflow_its_width(page: Page, address: str, path: str) -> None:
+    page.set_viewport_size({"width": 1440, "height": 844})
     page.goto(address + path)
     expect(page.get_by_role("heading", level=1)).to_be_visible()
-    # On a phone, a comment is longer than a line; on a screen it is not.
+    # On a phone, a comment is longer than a line; on a wide screen it is not.
     assert page.evaluate(WRAPPED) == []
+    assert page.evaluate(SMALL) == []
     for width in (1280, 390):
         page.set_viewport_size({"width": width, "height": 844})
         assert page.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0, width

@@ -1,4 +1,4 @@
-"""An integration whose framework is missing says which package brings it: its name differs from the import's."""
+"""An integration whose framework is missing says which package brings it: its name may differ."""
 
 import importlib
 import sys
