@@ -1,7 +1,9 @@
 """API keys as resources, an extension: create, list and revoke agent-scoped keys and operator keys."""
 
+from decimal import Decimal
 from typing import Unpack
 
+from agentpay._arguments import request_of
 from agentpay._async.paging import AsyncPages
 from agentpay._async.resource import AsyncResource
 from agentpay._options import CallOptions
@@ -17,13 +19,25 @@ class AsyncAgentKeys(AsyncResource):
     __module__ = "agentpay"
 
     async def create(
-        self, account_id: str, *, name: str | None = None, **options: Unpack[CallOptions]
+        self,
+        account_id: str,
+        *,
+        name: str | None = None,
+        expires_in: int | None = None,
+        max_total_usdc: Decimal | int | str | None = None,
+        **options: Unpack[CallOptions],
     ) -> NewAgentKey:
-        """Create a key that is bound to one account (interface CO2).
+        """Create a key that is bound to one account (interface CO2, K11).
+
+        For a single run of an agent, limit the key: it cannot outlive `expires_in`, nor spend more than
+        `max_total_usdc`. The account's policy binds it as well.
 
         Args:
             account_id: the account, `acct_…`.
             name: display label, 1 to 100 characters.
+            expires_in: seconds until the key expires, 1 to 31,536,000; without it, it does not expire.
+            max_total_usdc: USDC that the key may spend in its lifetime, at least 0.000001. Transfers in
+                flight and the caps of unsettled sessions count in full. Beyond it: `PolicyViolationError`.
             **options: `timeout`, `max_retries` and others: see `CallOptions`.
 
         Returns:
@@ -32,7 +46,8 @@ class AsyncAgentKeys(AsyncResource):
         Raises:
             NotFoundError: no such account of this operator.
         """
-        request = prepare(console.CREATE_AGENT_KEY, body=CreateAgentKey(account_id=account_id, name=name))
+        body = request_of(CreateAgentKey, locals())
+        request = prepare(console.CREATE_AGENT_KEY, body=body)
         key: NewAgentKey = await self._call(request, options)
         return key
 

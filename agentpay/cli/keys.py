@@ -9,6 +9,7 @@ from agentpay.cli.listing import Listing, takes_listing
 from agentpay.cli.naming import AccountNames, complete_account, find_account, find_key
 from agentpay.cli.output import Output
 from agentpay.cli.tables import Column
+from agentpay.contract.console import MAX_KEY_SECONDS
 
 
 @click.group()
@@ -29,6 +30,9 @@ def list_keys(*, server: AgentPay, output: Output, listing: Listing) -> None:
         Column("name", lambda key: key.name, is_text=True),
         Column("account", lambda key: names(key.account_id), is_text=True),
         Column("created", lambda key: key.created_at),
+        Column("expires", lambda key: key.expires_at),
+        Column("spent", lambda key: key.spent_total_usdc),
+        Column("of", lambda key: key.max_total_usdc),
         Column("key_id", lambda key: key.key_id),
     ]
     listing.show(
@@ -49,11 +53,33 @@ def list_keys(*, server: AgentPay, output: Output, listing: Listing) -> None:
     help="Account that the key is bound to.",
 )
 @click.option("--name", help="Label, 1 to 100 characters.")
+@click.option(
+    "--expires-in",
+    type=click.IntRange(1, MAX_KEY_SECONDS),
+    metavar="SECONDS",
+    help="Let the key expire after this time. Default: it does not expire.",
+)
+@click.option(
+    "--max-total",
+    metavar="USDC",
+    help="USDC that the key may spend in its lifetime. Default: only the policy limits it.",
+)
 @takes_server
-def create_key(*, server: AgentPay, output: Output, account: str, name: str | None) -> None:
+def create_key(
+    *,
+    server: AgentPay,
+    output: Output,
+    account: str,
+    name: str | None,
+    expires_in: int | None,
+    max_total: str | None,
+) -> None:
     """Create an agent key. It is shown only once."""
     account_id = find_account(server, output, account)
-    output.record_once(server.console.agent_keys.create(account_id, name=name), "New agent key")
+    key = server.console.agent_keys.create(
+        account_id, name=name, expires_in=expires_in, max_total_usdc=max_total
+    )
+    output.record_once(key, "New agent key")
 
 
 @keys.command("revoke")

@@ -12,11 +12,14 @@ from agentpay.contract import identifiers
 from agentpay.contract.accounts import Account
 from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Repeat, Scope
 from agentpay.contract.errors import ErrorCode
-from agentpay.contract.fields import Cursor, query_integer, text
+from agentpay.contract.fields import Cursor, query_integer, text, whole_number
 from agentpay.contract.models import Model
 from agentpay.contract.pages import PageBody
-from agentpay.contract.requests import Request
-from agentpay.contract.usdc import UsdcString
+from agentpay.contract.requests import NULLABLE, Request
+from agentpay.contract.usdc import UsdcAmount, UsdcString
+
+MAX_KEY_SECONDS: Final = 365 * 86_400
+"""The longest `expires_in` of an agent key."""
 
 
 @frozen(kw_only=True)
@@ -26,10 +29,17 @@ class CreateAgentKey(Request):
     Attributes:
         account_id: the account to bind the key to.
         name: display label, 1 to 100 characters.
+        expires_in: seconds until the key expires, 1 to 31,536,000 (365 days); without it, it does not expire.
+        max_total_usdc: USDC that the key may spend in its lifetime, a decimal string, minimum `0.000001`;
+            without it, only the policy limits it.
     """
 
     account_id: Annotated[str, text(maximum=128)]
     name: Annotated[str, text(minimum=1, maximum=100, trim=True, control=False)] | None = None
+    expires_in: Annotated[int, whole_number(minimum=1, maximum=MAX_KEY_SECONDS)] | None = field(
+        default=None, metadata=NULLABLE
+    )
+    max_total_usdc: UsdcAmount | None = field(default=None, metadata=NULLABLE)
 
 
 @frozen(kw_only=True)
@@ -41,12 +51,18 @@ class AgentKey(Model):
         account_id: the account that it is bound to.
         name: display label, or None.
         created_at: when it was created, UTC.
+        expires_at: when it expires, UTC; None if it does not.
+        max_total_usdc: USDC that it may spend in its lifetime; None means no limit.
+        spent_total_usdc: USDC of that total that are spent or reserved; None without that limit.
     """
 
     key_id: str
     account_id: str
     name: str | None
     created_at: datetime
+    expires_at: datetime | None
+    max_total_usdc: UsdcString | None
+    spent_total_usdc: UsdcString | None
 
 
 @frozen(kw_only=True)
@@ -61,6 +77,8 @@ class NewAgentKey(Model):
         name: display label, or None.
         key: the key.
         created_at: when it was created, UTC.
+        expires_at: when it expires, UTC; None if it does not.
+        max_total_usdc: USDC that it may spend in its lifetime; None means no limit.
     """
 
     _example: ClassVar = {"key": "ap_agent_" + "0" * 49}
@@ -70,6 +88,8 @@ class NewAgentKey(Model):
     name: str | None
     key: str = field(repr=False)
     created_at: datetime
+    expires_at: datetime | None
+    max_total_usdc: UsdcString | None
 
 
 @frozen(kw_only=True)

@@ -1,5 +1,6 @@
 """The identity of a key: the extension `GET /ext/v1/whoami` (interface K10)."""
 
+from datetime import datetime
 from enum import StrEnum
 from typing import Final
 
@@ -8,6 +9,7 @@ from attrs import frozen
 from agentpay.contract import choices
 from agentpay.contract.endpoints import EXTENSIONS, Endpoint, Repeat, Scope
 from agentpay.contract.models import Model
+from agentpay.contract.usdc import UsdcString
 
 
 class KeyKind(StrEnum):
@@ -29,6 +31,9 @@ class Identity(Model):
         cluster: the Solana cluster: `mainnet-beta`, `devnet`, `testnet`, `localnet` for any other, or
             `embedded` for a reference server's built-in chain.
         is_test_money: whether the USDC has no value; False only on `mainnet-beta`.
+        expires_at: when the key expires, UTC; None if it does not.
+        max_total_usdc: USDC that the key may spend in its lifetime; None means no limit.
+        spent_total_usdc: USDC of it that are spent or reserved; None without that limit.
     """
 
     key_id: str
@@ -37,6 +42,9 @@ class Identity(Model):
     account_id: str | None
     cluster: str
     is_test_money: bool
+    expires_at: datetime | None
+    max_total_usdc: UsdcString | None
+    spent_total_usdc: UsdcString | None
 
 
 WHO_AM_I: Final = Endpoint(

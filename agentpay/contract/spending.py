@@ -34,8 +34,8 @@ class Budget(Model):
             transfers in flight, and the caps of all unsettled sessions, however old.
         reserved_usdc: USDC that may still be released: transfers in flight, and the caps of unsettled
             sessions.
-        remaining_usdc: USDC that `max_daily_spend` still allows; a transfer of exactly this amount is within
-            the limit. None without that limit.
+        remaining_usdc: USDC that `max_daily_spend` and the key's `max_total_usdc` still allow; a transfer of
+            exactly this amount is within both. None without either limit.
         next_release_at: when a spend next leaves the 24-hour window, UTC, rounded up to the millisecond; None
             if the window is empty.
         next_release_usdc: USDC that leaves the window then; None if the window is empty.
@@ -45,6 +45,10 @@ class Budget(Model):
         categories: allowed spend categories; None allows all, an empty list none.
         allowed_counterparties: account ids or on-chain addresses that may be paid; None allows all, an empty
             list none.
+        max_total_usdc: USDC that the agent key of the request may spend in its lifetime; None means no limit.
+        spent_total_usdc: USDC of it that are spent or reserved; None without that limit.
+        remaining_total_usdc: USDC of it that are left; None without that limit.
+        expires_at: when the key of the request expires, UTC; None if it does not.
     """
 
     _example: ClassVar = {**Policy._example, "requires_memo": False}  # noqa: SLF001 - the same limits
@@ -64,6 +68,10 @@ class Budget(Model):
     requires_memo: bool
     categories: tuple[str, ...] | None
     allowed_counterparties: tuple[str, ...] | None
+    max_total_usdc: UsdcString | None
+    spent_total_usdc: UsdcString | None
+    remaining_total_usdc: UsdcString | None
+    expires_at: datetime | None
 
 
 @frozen(kw_only=True)
@@ -125,8 +133,8 @@ class TransferCheck(Model):
             not know stays a plain string.
         error: the error code if it would be rejected; None otherwise.
         message: sentence that explains why it would be rejected or escalated; None if it would settle.
-        remaining_usdc: USDC that `max_daily_spend` would still allow afterwards: less this transfer if it
-            would settle, unchanged otherwise; None without that limit.
+        remaining_usdc: USDC that `max_daily_spend` and the key's `max_total_usdc` would still allow
+            afterwards: less this transfer if it would settle, unchanged otherwise; None without either limit.
     """
 
     _example: ClassVar = {

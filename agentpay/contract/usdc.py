@@ -34,7 +34,13 @@ UsdcString = Annotated[
 UsdcAmount = Annotated[
     Decimal,
     "USDC to move, as a decimal string",
-    Form({"type": "string", "pattern": r"^[0-9]{1,9}(\.[0-9]{1,6})?$", "not": {"pattern": r"^[0.]+$"}}),
+    Form(
+        {
+            "type": "string",
+            "pattern": r"^[0-9]{1,9}(\.[0-9]{1,6})?$",
+            "not": {"type": "string", "pattern": r"^[0.]+$"},
+        }
+    ),
 ]
 """The amount of a request that moves money: a string, at least 0.000001 (interface R6)."""
 

@@ -68,14 +68,18 @@ function pausing({ account_id: id, policy: { paused } }) {
 }
 
 const nameField = (props) => field("Name", "name", { maxlength: 100, ...props });
-const keyOf = ({ name, ...given }) => ({ ...given, name: name || undefined });
+const keyOf = ({ name, expires_in, max_total_usdc, ...given }) => ({
+	...given, name: name || undefined, expires_in: expires_in ? Number(expires_in) : undefined,
+	max_total_usdc: max_total_usdc || undefined,
+});
 const remove = (label, effect, path) => change(label, effect, () => call("DELETE", path));
 
 const keyRow = (it, path) => [
 	moment(it.created_at), code(it.key_id),
 	[
 		it.name ? said(it.name) : quiet("no name"), it.account_id && [quiet(" for "), party(it.account_id)],
-		it.expires_at && quiet(` · ${it.kind} key until `, moment(it.expires_at)),
+		it.expires_at && quiet(` · ${it.kind ?? "agent"} key until `, moment(it.expires_at)),
+		it.max_total_usdc && quiet(` · ${usdc(it.spent_total_usdc)} of ${usdc(it.max_total_usdc)} spent`),
 	],
 	remove("Revoke", "It is refused from now on.", `${path}/${it.key_id}`),
 ];
@@ -84,7 +88,9 @@ const keyRow = (it, path) => [
 const TABS = {
 	agents: {
 		label: "Agent keys", path: "/console/agent-keys", create: "New agent key", row: keyRow,
-		fields: () => [accountField(), nameField()],
+		fields: () => [accountField(), nameField(),
+			field("Expires after seconds", "expires_in", { inputmode: "numeric", pattern: "[0-9]+" }),
+			field("Most it may spend, USDC", "max_total_usdc", { inputmode: "decimal", pattern: "[0-9]+([.][0-9]{1,6})?" })],
 		none: ["No agent has a key. Create one:", "client.console.agent_keys.create(account_id)"],
 	},
 	operators: {

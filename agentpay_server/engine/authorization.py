@@ -28,6 +28,7 @@ from agentpay_server.engine.settlement import Settlement
 from agentpay_server.ledger import accounts as account_store
 from agentpay_server.ledger import spending, transactions
 from agentpay_server.ledger.context import Context
+from agentpay_server.ledger.key_totals import LimitedKey
 from agentpay_server.ledger.transactions import ChainTransaction
 from agentpay_server.platform.crash_points import Operation, Step, fault_point
 from agentpay_server.platform.errors import chain_unavailable, not_found, signing_stopped
@@ -138,6 +139,10 @@ class Intent(ABC, Generic[R]):
     @abstractmethod
     def to(self) -> str:
         """The recipient, as the caller named it."""
+
+    @abstractmethod
+    def limited_key(self, connection: Connection) -> LimitedKey | None:
+        """Return the key that requested the spend, if its total is limited."""
 
     @abstractmethod
     def spend(self, preflight: Preflight) -> Spend:
@@ -291,7 +296,11 @@ class Authorizer:
         unit = SpendUnit(connection=connection, source=source, preflight=preflight, now_us=now_us)
         spend = intent.spend(preflight)
         refusal = intent.objection(unit) or refusal_of(
-            unit, spend, retry_hint=intent.retry_hint, is_last_look=is_last_look
+            unit,
+            spend,
+            key=intent.limited_key(connection),
+            retry_hint=intent.retry_hint,
+            is_last_look=is_last_look,
         )
         if refusal is not None:
             return intent.refused(connection, refusal, now_us)
@@ -318,12 +327,17 @@ def must_look_again(source: AccountRecord, preflight: Preflight | None) -> bool:
     return False
 
 
-def refusal_of(unit: SpendUnit, spend: Spend, *, retry_hint: str, is_last_look: bool) -> Refusal | None:
-    """Return why the policy or the balance refuses a spend, or None. Escalation is judged separately.
+def refusal_of(
+    unit: SpendUnit, spend: Spend, *, key: LimitedKey | None, retry_hint: str, is_last_look: bool
+) -> Refusal | None:
+    """Return why the policy, the key's total or the balance refuses a spend, or None.
+
+    Escalation is judged separately.
 
     Args:
         unit: the unit of work.
         spend: the spend.
+        key: the key that requested it, if its total is limited.
         retry_hint: see `Intent.retry_hint`.
         is_last_look: whether no time is left to read the balance again.
 
@@ -334,6 +348,11 @@ def refusal_of(unit: SpendUnit, spend: Spend, *, retry_hint: str, is_last_look: 
     policy, spent_micro = stored_policy(source.policy), 0
     if policy.max_daily_spend is not None:
         spent_micro = spending.against_daily_limit(unit.connection, source, unit.spent_us)
-    means = Means(spent_micro=spent_micro, available_micro=preflight.available_micro(source))
+    means = Means(
+        spent_micro=spent_micro,
+        available_micro=preflight.available_micro(source),
+        key_limit_micro=None if key is None else key.max_total_micro,
+        key_spent_micro=0 if key is None else key.spent_micro(unit.connection),
+    )
     refusal = rules.spending_refusal(policy, spend, means, retry_hint=retry_hint)
     return preflight.confirmed(unit.connection, refusal, source, is_last_look=is_last_look)

@@ -1,13 +1,13 @@
 """Decides whether a policy allows a spend. Pure functions.
 
 The rules are judged in the order of interface PO6, and the first that fails decides: paused, (recipient),
-memo, counterparty, category, single transfer, daily spend, balance, escalation. Each refusal names the field,
-its value and the request. `paused` has its own function because it is judged before the recipient is looked
-up.
+memo, counterparty, category, single transfer, daily spend, the total of the agent key, balance, escalation.
+Each refusal names the field, its value and the request. `paused` has its own function because it is judged
+before the recipient is looked up.
 
 Transfers and payments are judged by all rules. The opening of a session is judged by the rules for the
-recipient, the category and the daily spend; each of its charges by the rule for a single transfer (interface
-S5, S9).
+recipient, the category, the daily spend and the key's total; each of its charges by the rule for a single
+transfer (interface S5, S9).
 """
 
 from collections.abc import Callable, Iterable
@@ -83,11 +83,15 @@ class Means:
 
     Attributes:
         spent_micro: micro-USDC spent or reserved in the rolling 24-hour window.
+        key_limit_micro: the most that the requesting key may spend in its lifetime; None without a limit.
+        key_spent_micro: micro-USDC of it that are spent or reserved.
         available_micro: micro-USDC on chain, less amounts in flight (interface T9).
     """
 
     spent_micro: int
     available_micro: int
+    key_limit_micro: int | None = None
+    key_spent_micro: int = 0
 
 
 @frozen(kw_only=True)
@@ -199,12 +203,23 @@ def _daily_spend(policy: Policy, spend: Spend, means: Means) -> str | None:
     )
 
 
+def _key_total(_: Policy, spend: Spend, means: Means) -> str | None:
+    limit = means.key_limit_micro
+    if limit is None or means.key_spent_micro + spend.amount_micro <= limit:
+        return None
+    return (
+        f"max_total_usdc of the agent key is {usdc_text(limit)} USDC, of which "
+        f"{usdc_text(means.key_spent_micro)} USDC is spent or reserved, and this {spend.purpose} requests "
+        f"{usdc_text(spend.amount_micro)} USDC."
+    )
+
+
 _Rule = Callable[[Policy, Spend, Means], str | None]
 
 _RULES: Final[dict[Purpose, tuple[_Rule, ...]]] = {
-    Purpose.TRANSFER: (_memo, _counterparty, _category, _single_transfer, _daily_spend),
-    Purpose.PAYMENT: (_memo, _counterparty, _category, _single_transfer, _daily_spend),
-    Purpose.SESSION: (_counterparty, _category, _daily_spend),
+    Purpose.TRANSFER: (_memo, _counterparty, _category, _single_transfer, _daily_spend, _key_total),
+    Purpose.PAYMENT: (_memo, _counterparty, _category, _single_transfer, _daily_spend, _key_total),
+    Purpose.SESSION: (_counterparty, _category, _daily_spend, _key_total),
 }
 """In the order in which they are judged."""
 

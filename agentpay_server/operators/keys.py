@@ -1,7 +1,7 @@
 """Operators and their keys: created, shown once, looked up by digest, revoked (interface K6, K7)."""
 
 import secrets
-from typing import Final
+from typing import Any, Final
 
 from attrs import field, frozen
 
@@ -15,6 +15,7 @@ from agentpay.contract.console import (
     NewAgentKey,
 )
 from agentpay.contract.errors import ErrorCode
+from agentpay.contract.fields import format_timestamp
 from agentpay.contract.identity import Identity, KeyKind
 from agentpay.contract.operator_keys import (
     CREATE_OPERATOR_KEY,
@@ -26,18 +27,19 @@ from agentpay.contract.operator_keys import (
     OperatorKeyKind,
 )
 from agentpay.contract.pages import PageBody
+from agentpay.contract.usdc import from_micro, to_micro
 from agentpay_server.chain.clusters import MAINNET
 from agentpay_server.database import state
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.pages import List
 from agentpay_server.database.runner import run_again_if_late
 from agentpay_server.database.tables import KeyRecord
-from agentpay_server.ledger import audit
+from agentpay_server.ledger import audit, key_totals
 from agentpay_server.ledger.accounts import own_account
 from agentpay_server.ledger.context import Context
 from agentpay_server.operators import store
 from agentpay_server.operators.operators import NewOperator, insert_key, insert_operator
-from agentpay_server.platform.clock import from_us
+from agentpay_server.platform.clock import SECOND_US, from_us
 from agentpay_server.platform.credentials import LENT, digest_of, new_key
 from agentpay_server.platform.errors import Problem, not_found
 from agentpay_server.platform.principals import Principal
@@ -81,13 +83,14 @@ class Keys:
         found = await self._context.database.read(store.live_key, digest, self._context.clock.now_us())
         if found is None:
             return None
-        key_id, operator_id, account_id = found
         return Principal(
-            operator_id=operator_id,
-            key_id=key_id,
-            account_id=account_id,
+            operator_id=found.operator_id,
+            key_id=found.key_id,
+            account_id=found.account_id,
             request_id=request_id,
             is_console=key.startswith(_CONSOLE),
+            max_total_micro=found.max_total,
+            expires_us=found.expires_us,
         )
 
     async def identify(self, principal: Principal) -> Identity:
@@ -99,6 +102,8 @@ class Keys:
             account_id=principal.account_id,
             cluster=cluster,
             is_test_money=cluster != MAINNET,
+            expires_at=None if principal.expires_us is None else from_us(principal.expires_us),
+            **await self._context.database.read(key_totals.shown, key_totals.of_principal(principal)),
         )
 
     async def create_operator(self, name: str, *, requested_by: Principal) -> NewOperator:
@@ -175,19 +180,9 @@ class Keys:
         listing = List("agent-keys", principal.operator_id)
         before = listing.before(query.cursor)
         rows = await self._context.database.read(
-            store.AGENT_KEYS, principal.operator_id, before, query.limit + 1
+            _agent_keys, principal.operator_id, before, query.limit + 1, self._context.clock.now_us()
         )
-        return listing.page(
-            rows,
-            query.limit,
-            seq=lambda row: row.seq,
-            item=lambda row: AgentKey(
-                key_id=row.key_id,
-                account_id=row.account_id or "",
-                name=row.name,
-                created_at=from_us(row.created_us),
-            ),
-        )
+        return listing.page(rows, query.limit, seq=lambda row: row[0].seq, item=_listed_agent_key)
 
     async def revoke_agent_key(self, principal: Principal, key_id: str) -> None:
         """From the response on, the key changes nothing: neither new requests nor running ones."""
@@ -316,6 +311,8 @@ class Keys:
     ) -> NewAgentKey:
         own_account(connection, principal, request.account_id)
         key, key_id, now_us = self._new_key(KeyKind.AGENT), self._new_key_id(), self._context.clock.now_us()
+        expires_us = None if request.expires_in is None else now_us + request.expires_in * SECOND_US
+        max_total = None if request.max_total_usdc is None else to_micro(request.max_total_usdc)
         insert_key(
             connection,
             key,
@@ -325,6 +322,8 @@ class Keys:
             kind=KeyKind.AGENT,
             account_id=request.account_id,
             now_us=now_us,
+            expires_us=expires_us,
+            max_total=max_total,
         )
         audit.record(
             connection,
@@ -332,7 +331,14 @@ class Keys:
             action=CREATE_AGENT_KEY.name,
             subject=key_id,
             now_us=now_us,
-            after={"account_id": request.account_id, "name": request.name},
+            after={
+                "account_id": request.account_id,
+                "name": request.name,
+                **audit.given(
+                    expires_at=None if expires_us is None else format_timestamp(from_us(expires_us)),
+                    max_total_usdc=None if max_total is None else audit.usdc(max_total),
+                ),
+            },
         )
         return NewAgentKey(
             key_id=key_id,
@@ -340,6 +346,8 @@ class Keys:
             name=request.name,
             key=key,
             created_at=from_us(now_us),
+            expires_at=None if expires_us is None else from_us(expires_us),
+            max_total_usdc=None if max_total is None else from_micro(max_total),
         )
 
     def _revoke_agent_key(self, connection: Connection, principal: Principal, key_id: str) -> None:
@@ -373,3 +381,24 @@ def _operator_key(key: str) -> str:
     if digest_of(key) is None or not key.startswith(f"ap_{KeyKind.OPERATOR}_"):
         raise ValueError("an operator key is ap_operator_ followed by 49 characters with a matching checksum")
     return key
+
+
+def _agent_keys(
+    connection: Connection, operator_id: str, before: int, count: int, now_us: int
+) -> list[tuple[KeyRecord, dict[str, Any]]]:
+    rows = store.AGENT_KEYS(connection, operator_id, before, count, now_us=now_us)
+    return [
+        (row, key_totals.shown(connection, key_totals.limited(row.key_id, row.max_total))) for row in rows
+    ]
+
+
+def _listed_agent_key(listed: tuple[KeyRecord, dict[str, Any]]) -> AgentKey:
+    row, totals = listed
+    return AgentKey(
+        key_id=row.key_id,
+        account_id=row.account_id or "",
+        name=row.name,
+        created_at=from_us(row.created_us),
+        expires_at=None if row.expires_us is None else from_us(row.expires_us),
+        **totals,
+    )

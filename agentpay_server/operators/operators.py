@@ -81,6 +81,7 @@ def insert_key(
     account_id: str | None = None,
     now_us: int,
     expires_us: int | None = None,
+    max_total: int | None = None,
 ) -> None:
     """`account_id` is None for an operator key."""
     digest = digest_of(key)
@@ -96,5 +97,6 @@ def insert_key(
         created_us=now_us,
         revoked_us=None,
         expires_us=expires_us,
+        max_total=max_total,
     )
     store.KEYS.insert(connection, record)

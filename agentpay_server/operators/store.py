@@ -43,9 +43,7 @@ _REVOKE_LENT: Final = (
     .values(revoked_us=bindparam("now_us"))
     .returning(api_keys.c.key_id, api_keys.c.name)
 )
-_LIVE_BY_DIGEST: Final = select(api_keys.c.key_id, api_keys.c.operator_id, api_keys.c.account_id).where(
-    api_keys.c.digest == bindparam("digest"), is_alive(_NOW)
-)
+_LIVE_BY_DIGEST: Final = select(api_keys).where(api_keys.c.digest == bindparam("digest"), is_alive(_NOW))
 _INSERT_CODE: Final = insert(sign_in_codes)
 _FORGET_CODES: Final = delete(sign_in_codes).where(sign_in_codes.c.expires_us <= _NOW)
 _VOID_CODES: Final = delete(sign_in_codes).where(sign_in_codes.c.operator_id == bindparam("of_operator"))
@@ -57,8 +55,8 @@ _TAKE_CODE: Final = (
 # Waits for all who have locked it by `audit_store.insert_entry`.
 _LOCK_KEY: Final = select(api_keys.c.seq).where(api_keys.c.key_id == bindparam("key_id")).with_for_update()
 
-AGENT_KEYS: Final = KEYS.pages("operator_id", _IS_AGENTS, _IS_VALID)
-"""Live keys of an operator's agents."""
+AGENT_KEYS: Final = KEYS.pages("operator_id", _IS_AGENTS, is_alive(_NOW))
+"""Live keys of an operator's agents; requires `now_us`."""
 
 OPERATOR_KEYS: Final = KEYS.pages("operator_id", _IS_OPERATORS, is_alive(_NOW))
 """Live keys of an operator; requires `now_us`."""
@@ -89,10 +87,9 @@ def revoke_lent(connection: Connection, operator_id: str, now_us: int) -> list[t
     return [(key_id, name) for key_id, name in rows]
 
 
-def live_key(connection: Connection, digest: str, now_us: int) -> tuple[str, str, str | None] | None:
-    """Return key_id, operator_id and bound account, unless revoked or expired."""
-    row = connection.execute(_LIVE_BY_DIGEST, {"digest": digest, "now_us": now_us}).one_or_none()
-    return None if row is None else (row[0], row[1], row[2])
+def live_key(connection: Connection, digest: str, now_us: int) -> KeyRecord | None:
+    """Return the key with a digest, unless it is revoked or expired."""
+    return KEYS.one(connection, _LIVE_BY_DIGEST, digest=digest, now_us=now_us)
 
 
 def live_operator_key(connection: Connection, operator_id: str, key_id: str) -> KeyRecord | None:

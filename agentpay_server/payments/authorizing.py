@@ -26,9 +26,10 @@ from agentpay_server.engine.handlers import pending_transaction
 from agentpay_server.engine.policy import Purpose, Refusal, Spend
 from agentpay_server.engine.preflight import Preflight, invalid_recipient
 from agentpay_server.ledger import accounts as account_store
-from agentpay_server.ledger import audit
+from agentpay_server.ledger import audit, key_totals
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.held_keys import Held, RequestedKey
+from agentpay_server.ledger.key_totals import LimitedKey
 from agentpay_server.ledger.transactions import ChainTransaction, Kind
 from agentpay_server.payments import store
 from agentpay_server.payments.building import (
@@ -286,6 +287,10 @@ class ApprovedPayment(PaymentIntent):
         self._principal = principal
         self._purchase = purchase
         self._approved = approved
+
+    def limited_key(self, connection: Connection) -> LimitedKey | None:
+        """Return the key that first requested the payment, if its total is limited."""
+        return key_totals.of_key(connection, self._approved.key_id)
 
     def claim(self, connection: Connection, now_us: int) -> bool:  # noqa: ARG002
         """Check that the payment is still approved and unsigned, and that the pin is as it was read."""

@@ -12,7 +12,9 @@ class Principal:
 
     Attributes:
         account_id: the account that an agent key is bound to; None for an operator key.
+        max_total_micro: the most that the key may spend in its lifetime, in micro-USDC; None without a limit.
         is_console: an operator key that cannot manage operator keys.
+        expires_us: when the key expires; None for one that does not.
     """
 
     operator_id: str
@@ -20,6 +22,8 @@ class Principal:
     account_id: str | None = None
     request_id: str | None = None
     is_console: bool = False
+    max_total_micro: int | None = None
+    expires_us: int | None = None
 
     @classmethod
     def without_key(cls, address: str, request_id: str) -> "Principal":

@@ -24,10 +24,11 @@ from agentpay_server.engine.handlers import Handler, Replacement, SigningInputs,
 from agentpay_server.engine.policy import Purpose, Refusal, Spend, stored_policy
 from agentpay_server.engine.preflight import Preflight
 from agentpay_server.ledger import accounts as account_store
-from agentpay_server.ledger import audit
+from agentpay_server.ledger import audit, key_totals
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.held_keys import Held, RequestedKey
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US, KeyHolder
+from agentpay_server.ledger.key_totals import LimitedKey
 from agentpay_server.ledger.transactions import ChainTransaction, Kind
 from agentpay_server.platform.crash_points import Operation
 from agentpay_server.platform.principals import Principal
@@ -108,6 +109,10 @@ class NewSession(Intent[SessionRecord]):
             fees=escrow.opening_fee(blockhash) + escrow.settlement_fee(blockhash),
             rent=self._rent_exempt_lamports,
         )
+
+    def limited_key(self, connection: Connection) -> LimitedKey | None:  # noqa: ARG002
+        """Return the key of the request, if its total is limited."""
+        return key_totals.of_principal(self._principal)
 
     def claim(self, connection: Connection, now_us: int) -> bool:
         """Claim the idempotency key."""

@@ -33,9 +33,10 @@ from agentpay_server.database.tables import TransferRecord
 from agentpay_server.engine.authorization import Decided, Parties, SpendUnit
 from agentpay_server.engine.policy import Refusal
 from agentpay_server.ledger import accounts as account_store
-from agentpay_server.ledger import audit
+from agentpay_server.ledger import audit, key_totals
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.idempotency import KEY_LIFETIME_US
+from agentpay_server.ledger.key_totals import LimitedKey
 from agentpay_server.platform.clock import from_us
 from agentpay_server.platform.crash_points import Operation, Step, fault_point
 from agentpay_server.platform.errors import Problem
@@ -68,6 +69,10 @@ class ApprovedTransfer(TransferIntent):
         super().__init__(context, transfer_id=pending.transfer_id, terms=terms)
         self._principal = principal
         self._pending = pending
+
+    def limited_key(self, connection: Connection) -> LimitedKey | None:
+        """Return the key that requested the transfer, if its total is limited."""
+        return key_totals.of_key(connection, self._pending.key_id)
 
     def claim(self, connection: Connection, now_us: int) -> bool:
         """Check that the transfer is still pending."""

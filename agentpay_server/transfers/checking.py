@@ -18,7 +18,7 @@ from agentpay_server.engine.authorization import (
 )
 from agentpay_server.engine.policy import stored_policy
 from agentpay_server.engine.preflight import Preflight
-from agentpay_server.ledger import spending
+from agentpay_server.ledger import key_totals, spending
 from agentpay_server.ledger.accounts import own_account
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.spending import remaining
@@ -64,11 +64,14 @@ class Checks:
         if must_look_again(source, preflight):
             return None
         policy, now_us = stored_policy(source.policy), self._context.clock.now_us()
+        key = key_totals.of_principal(principal)
         refusal = rules.paused_refusal(policy)
         if refusal is None:
             assert preflight is not None  # noqa: S101 - None only for a paused account, refused above
             unit = SpendUnit(connection=connection, source=source, preflight=preflight, now_us=now_us)
-            refusal = refusal_of(unit, spend_of(terms, preflight), retry_hint=_RETRY_HINT, is_last_look=True)
+            refusal = refusal_of(
+                unit, spend_of(terms, preflight), key=key, retry_hint=_RETRY_HINT, is_last_look=True
+            )
         would, error, message = Outcome.SETTLE, None, None
         if refusal is not None:
             would, error, message = Outcome.REJECT, refusal.code.value, refusal.message
@@ -81,12 +84,14 @@ class Checks:
         spent = spending.against_daily_limit(connection, source, max(now_us, source.last_spend_us))
         # A rejected transfer or one pending approval counts toward no limit.
         moved = terms.amount_micro if would is Outcome.SETTLE else 0
-        left = remaining(limit_micro=limit, spent_micro=spent + moved)
+        left = key_totals.least(
+            remaining(limit_micro=limit, spent_micro=spent), key_totals.remaining_micro(connection, key)
+        )
         return TransferCheck(
             would=would.value,
             error=error,
             message=message,
-            remaining_usdc=None if left is None else from_micro(left),
+            remaining_usdc=None if left is None else from_micro(max(left - moved, 0)),
         )
 
 

@@ -8,10 +8,11 @@ from agentpay.contract.transfers import CreateTransfer, TransferStatus
 from agentpay.contract.usdc import to_micro
 from agentpay_server.database.connection import Connection
 from agentpay_server.database.tables import TransferRecord
-from agentpay_server.ledger import audit
+from agentpay_server.ledger import audit, key_totals
 from agentpay_server.ledger.context import Context
 from agentpay_server.ledger.held_keys import Held, RequestedKey
 from agentpay_server.ledger.idempotency import KeyHolder
+from agentpay_server.ledger.key_totals import LimitedKey
 from agentpay_server.platform.principals import Principal
 from agentpay_server.transfers import booking, store
 from agentpay_server.transfers.intents import Decision, TransferIntent, approval_deadline_us
@@ -40,6 +41,10 @@ class NewSpend(TransferIntent):
         self._principal = principal
         self._requested_key = requested
         self._held = held
+
+    def limited_key(self, connection: Connection) -> LimitedKey | None:  # noqa: ARG002
+        """Return the key of the request, if its total is limited."""
+        return key_totals.of_principal(self._principal)
 
     def claim(self, connection: Connection, now_us: int) -> bool:
         """Claim the idempotency key."""

@@ -87,6 +87,10 @@ def test_a_new_account_may_spend_nothing_and_has_no_limits(client: AgentPay) -> 
         requires_memo=False,
         categories=None,
         allowed_counterparties=None,
+        max_total_usdc=None,
+        spent_total_usdc=None,
+        remaining_total_usdc=None,
+        expires_at=None,
     )
 
 
@@ -130,6 +134,10 @@ def test_on_the_wire_amounts_are_strings_and_limits_are_numbers(
         "requires_memo": False,
         "categories": None,
         "allowed_counterparties": None,
+        "max_total_usdc": None,
+        "spent_total_usdc": None,
+        "remaining_total_usdc": None,
+        "expires_at": None,
     }
 
 

@@ -77,7 +77,8 @@ def test_a_key_is_created_shown_once_and_revoked(
     with server.client(api_key=made["key"]) as agent:
         assert agent.accounts.get(account_id).account_id == account_id
         (listed,) = commands.items("keys", "list")
-        assert listed == {name: made[name] for name in ("key_id", "account_id", "name", "created_at")}
+        shown = ("key_id", "account_id", "name", "created_at", "expires_at", "max_total_usdc")
+        assert listed == {"spent_total_usdc": None} | {name: made[name] for name in shown}
         assert commands.json("keys", "revoke", made["key_id"]) == {
             "key_id": made["key_id"],
             "status": "revoked",

@@ -184,11 +184,12 @@ def test_a_key_is_shown_once_with_its_account(http: httpx.Client, client: AgentP
 
     body = made.json()
     assert made.status_code == 201
-    assert set(body) == {"key_id", "account_id", "name", "key", "created_at"}
+    shown = {"key_id", "account_id", "name", "created_at", "expires_at", "max_total_usdc"}
+    assert set(body) == {*shown, "key"}
     assert body["key"].startswith("ap_agent_")
     assert (body["account_id"], body["name"]) == (account_id, "Laptop")
     (listed,) = http.get("/ext/v1/console/agent-keys").json()["data"]
-    assert listed == {name: body[name] for name in body if name != "key"}
+    assert listed == {"spent_total_usdc": None} | {name: body[name] for name in shown}
 
 
 def test_a_revoked_key_is_refused_on_the_next_request(

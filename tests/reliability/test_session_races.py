@@ -115,6 +115,33 @@ async def test_racing_openings_and_transfers_reach_the_daily_limit_and_do_not_ex
 
 
 @pytest.mark.parametrize("seed", SEEDS)
+async def test_racing_openings_and_transfers_reach_the_total_of_a_key_and_do_not_exceed_it(seed: int) -> None:
+    async with worlds.world(interrupted=seed) as world:
+        source, to = await world.account("100"), await world.account()
+        operator = dict(world.http.headers)
+        world.http.headers.update(await world.agent_of(source, max_total_usdc="10"))
+        answers = await asyncio.gather(
+            *(world.open_session(f"s{number}", source, to, "1") for number in range(15)),
+            *(world.transfer(f"t{number}", source, to, "1") for number in range(15)),
+        )
+        passed = [answer for answer in answers if answer.status in (200, 201)]
+        assert len(passed) == 10
+        assert {answer.error for answer in answers} == {None, "policy_violation"}
+        me = (await world.request("GET", "/ext/v1/whoami")).body
+        assert (me["max_total_usdc"], me["spent_total_usdc"]) == ("10.000000", "10.000000")
+        # What sessions give back, and no more, can be spent again.
+        sessions = [answer.body["session_id"] for answer in passed if answer.status == 201]
+        closes = await asyncio.gather(
+            *(world.close_session(session_id) for session_id in sessions),
+            *(world.transfer(f"u{number}", source, to, "1") for number in range(15)),
+        )
+        await asyncio.gather(*(world.transfer(f"v{number}", source, to, "1") for number in range(15)))
+        assert {answer.error for answer in closes} <= {None, "policy_violation"}
+        world.http.headers.update(operator)
+        assert world.balance(to) == 10_000_000
+
+
+@pytest.mark.parametrize("seed", SEEDS)
 async def test_racing_openings_and_transfers_spend_the_balance_and_none_fails_on_chain(seed: int) -> None:
     async with worlds.world(interrupted=seed) as world:
         source, to = await world.account("10.5"), await world.account()

@@ -239,9 +239,10 @@ class World:
 
     # --- What a caller can do -----------------------------------------------------------------------------
 
-    async def agent_of(self, account: Party) -> dict[str, str]:
-        """Return the headers of an agent of an account."""
-        made = await self.request("POST", "/ext/v1/console/agent-keys", {"account_id": account.account_id})
+    async def agent_of(self, account: Party, **limits: Any) -> dict[str, str]:
+        """Return the headers of an agent of an account, with a key for one run if there are limits."""
+        body = {"account_id": account.account_id, **limits}
+        made = await self.request("POST", "/ext/v1/console/agent-keys", body)
         return {"Authorization": f"Bearer {made.body['key']}"}
 
     async def request(

@@ -16,6 +16,7 @@ from agentpay_server.database.tables.base import KEY, SMALL, UNIQUE, ZERO, Seq, 
     Index("ix_sessions_account", "account_id", "seq"),
     Index("ix_sessions_account_status", "account_id", "status", "seq"),
     Index("ix_sessions_key", "operator_id", "idempotency_key", "seq"),
+    Index("ix_sessions_requested_by", "key_id"),
     index_where(
         "claimed_by_operator",
         "ux_sessions_claimed_key",

@@ -47,6 +47,8 @@ class KeyRecord:
     kind: str
     # NULL for a key that does not expire.
     expires_us: int | None
+    # The most micro-USDC that an agent key may spend in its lifetime; NULL without a limit.
+    max_total: int | None = None
 
 
 # Unused codes of sign-in links to the console.

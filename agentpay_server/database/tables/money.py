@@ -27,6 +27,7 @@ from agentpay_server.database.tables.base import UNIQUE, ZERO, Seq, index_where,
     Index("ix_transfers_account", "operator_id", "account_id", "seq"),
     Index("ix_transfers_account_status", "operator_id", "account_id", "status", "seq"),
     Index("ix_transfers_key", "operator_id", "idempotency_key", "seq"),
+    Index("ix_transfers_requested_by", "key_id", "status", "amount"),
     index_where(
         "claimed_by_operator",
         "ux_transfers_claimed_key",

@@ -75,6 +75,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and each 
         sa.Column("revoked_us", sa.BigInteger(), nullable=True),
         sa.Column("kind", sa.Text(), nullable=False),
         sa.Column("expires_us", sa.BigInteger(), nullable=True),
+        sa.Column("max_total", sa.BigInteger(), nullable=True),
         sa.PrimaryKeyConstraint("seq"),
         sa.UniqueConstraint("digest"),
         sa.UniqueConstraint("key_id"),
@@ -521,6 +522,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and each 
         postgresql_where=sa.text("closes_us IS NOT NULL"),
     )
     op.create_index("ix_sessions_key", "sessions", ["operator_id", "idempotency_key", "seq"], unique=False)
+    op.create_index("ix_sessions_requested_by", "sessions", ["key_id"], unique=False)
     op.create_index("ix_sessions_operator", "sessions", ["operator_id", "seq"], unique=False)
     op.create_index("ix_sessions_operator_status", "sessions", ["operator_id", "status", "seq"], unique=False)
     op.create_index(
@@ -595,6 +597,7 @@ def upgrade() -> None:  # noqa: PLR0915 - one statement for each table and each 
         postgresql_where=sa.text("status = 'approved'"),
     )
     op.create_index("ix_transfers_key", "transfers", ["operator_id", "idempotency_key", "seq"], unique=False)
+    op.create_index("ix_transfers_requested_by", "transfers", ["key_id", "status", "amount"], unique=False)
     op.create_index("ix_transfers_operator", "transfers", ["operator_id", "seq"], unique=False)
     op.create_index(
         "ix_transfers_operator_status", "transfers", ["operator_id", "status", "seq"], unique=False

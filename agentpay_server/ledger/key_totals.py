@@ -1,0 +1,97 @@
+"""The total that an agent key may spend in its lifetime, `max_total_usdc` (interface K11).
+
+The total is not a counter: it is the sum of what the key has requested, read while its account is locked. An
+agent key spends from one account only, so of two requests at once the second counts the first. Transfers
+count from their submission until it is proved that they never happened; a session counts with its whole cap
+until it is settled. What an operator approves counts toward the key that requested it.
+"""
+
+from typing import Any, Final
+
+from attrs import frozen
+from sqlalchemy import bindparam, case, func, literal_column, select
+
+from agentpay.contract.sessions import SessionStatus
+from agentpay.contract.transfers import TransferStatus
+from agentpay.contract.usdc import from_micro
+from agentpay_server.database.connection import Connection
+from agentpay_server.database.tables import api_keys, sessions, transfers
+from agentpay_server.platform.principals import Principal
+
+_TRANSFERS: Final = select(func.coalesce(func.sum(transfers.c.amount), 0)).where(
+    transfers.c.key_id == bindparam("key_id"),
+    transfers.c.status.in_(
+        (literal_column(f"'{TransferStatus.SUBMITTED}'"), literal_column(f"'{TransferStatus.SETTLED}'"))
+    ),
+)
+_SESSIONS: Final = select(
+    func.coalesce(
+        func.sum(
+            case(
+                (sessions.c.status == literal_column(f"'{SessionStatus.SETTLED}'"), sessions.c.running_total),
+                (sessions.c.status == literal_column(f"'{SessionStatus.FAILED}'"), literal_column("0")),
+                else_=sessions.c.cap,
+            )
+        ),
+        0,
+    )
+).where(sessions.c.key_id == bindparam("key_id"))
+# An index covers the transfers of a key, and one finds its sessions.
+_SPENT: Final = select(_TRANSFERS.scalar_subquery(), _SESSIONS.scalar_subquery())
+_LIMIT: Final = select(api_keys.c.max_total).where(api_keys.c.key_id == bindparam("key_id"))
+
+
+@frozen(kw_only=True)
+class LimitedKey:
+    """A key whose total is limited.
+
+    Attributes:
+        key_id: the key.
+        max_total_micro: the most that it may spend, in micro-USDC. It never changes.
+    """
+
+    key_id: str
+    max_total_micro: int
+
+    def spent_micro(self, connection: Connection) -> int:
+        """Return the micro-USDC that count toward the limit. For a decision, the account must be locked."""
+        return spent(connection, self.key_id)
+
+
+def remaining_micro(connection: Connection, key: LimitedKey | None) -> int | None:
+    """Return how many micro-USDC a key may still spend; None without a limit."""
+    return None if key is None else max(key.max_total_micro - key.spent_micro(connection), 0)
+
+
+def least(*limits_micro: int | None) -> int | None:
+    """Return the smallest of some limits; None stands for no limit."""
+    return min((limit for limit in limits_micro if limit is not None), default=None)
+
+
+def shown(connection: Connection, key: LimitedKey | None) -> dict[str, Any]:
+    """Return the fields of a response that say what a key may spend in total, and what it has spent."""
+    return {
+        "max_total_usdc": None if key is None else from_micro(key.max_total_micro),
+        "spent_total_usdc": None if key is None else from_micro(key.spent_micro(connection)),
+    }
+
+
+def spent(connection: Connection, key_id: str) -> int:
+    """Return the micro-USDC that a key has spent or reserved in its lifetime."""
+    ((transferred, in_sessions),) = connection.execute(_SPENT, {"key_id": key_id})
+    return int(transferred) + int(in_sessions)
+
+
+def limited(key_id: str, max_total_micro: int | None) -> LimitedKey | None:
+    """Return a key with its limit; None if its total is not limited."""
+    return None if max_total_micro is None else LimitedKey(key_id=key_id, max_total_micro=max_total_micro)
+
+
+def of_principal(principal: Principal) -> LimitedKey | None:
+    """Return the key of a request; None if its total is not limited."""
+    return limited(principal.key_id, principal.max_total_micro)
+
+
+def of_key(connection: Connection, key_id: str) -> LimitedKey | None:
+    """Return a stored key, expired and revoked ones too; None if its total is not limited."""
+    return limited(key_id, connection.execute(_LIMIT, {"key_id": key_id}).scalar_one_or_none())
