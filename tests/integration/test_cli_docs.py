@@ -47,7 +47,7 @@ def parsed(arguments: list[str]) -> click.Context:
     """Parse a command line without running it; an invalid one raises."""
     command: click.Command = PROGRAMS[arguments[0]]
     arguments = arguments[1:]
-    for shell in ("|", ">"):
+    for shell in ("||", "|", ">"):
         if shell in arguments:
             arguments = arguments[: arguments.index(shell)]
     while isinstance(command, click.Group):
