@@ -22,11 +22,12 @@ from agentpay._given import (
     HttpClient,
     Response,
     Transport,
+    class_names,
 )
 from agentpay._observing import Observer
 from agentpay._options import Call
 from agentpay._requests import PreparedRequest
-from agentpay._settings import Settings, logger
+from agentpay._settings import Settings, Steps, logger
 from agentpay._version import __version__
 from agentpay.contract.bodies import Body
 from agentpay.contract.printable import printable
@@ -67,6 +68,7 @@ class Attempt(NamedTuple):
         timeout: seconds for each step, including the wait for a connection; None means no limit.
         ends_at: when all steps must be finished, on the monotonic clock; None means no limit.
         waited: seconds spent waiting for a connection.
+        steps: seconds for each kind of step, where they differ; `timeout` is then for the wait.
     """
 
     request: PreparedRequest
@@ -74,6 +76,7 @@ class Attempt(NamedTuple):
     timeout: float | None
     ends_at: float | None = None
     waited: float = 0.0
+    steps: Steps | None = None
 
     @property
     def is_too_late(self) -> bool:
@@ -126,11 +129,12 @@ class Edge:
         return headers
 
     def _attempt_of(self, request: PreparedRequest, call: Call) -> Attempt:
-        if call.ends_at is None:
-            return Attempt(request, call.headers, call.timeout)
-        left = max(self._left(call.ends_at), LEAST_SECONDS)
-        timeout = left if call.timeout is None else min(call.timeout, left)
-        return Attempt(request, call.headers, timeout, call.ends_at)
+        steps = call.timeout if isinstance(call.timeout, Steps) else None
+        timeout = call.timeout if not isinstance(call.timeout, Steps) else call.timeout.pool
+        if call.ends_at is not None:
+            left = max(self._left(call.ends_at), LEAST_SECONDS)
+            timeout = left if timeout is None else min(timeout, left)
+        return Attempt(request, call.headers, timeout, call.ends_at, steps=steps)
 
     def warn_if_exposed(self) -> None:
         if self._is_exposed:
@@ -139,7 +143,7 @@ class Edge:
 
     def _build(self, attempt: Attempt) -> Any:  # noqa: ANN401 - a request of the library in use
         # `httpx.Client.build_request` would merge URL, headers and cookies again for every call.
-        request, headers, timeout, ends_at, waited = attempt
+        request, headers, timeout, ends_at, waited, each = attempt
         library, content = self._library, request.content
         try:
             url = self._url(request.target)
@@ -147,6 +151,8 @@ class Edge:
             raise ValueError(f"an argument of {request.endpoint.name} is too long for a URL") from None
         left = None if timeout is None else timeout - waited
         steps = {"connect": left, "read": left, "write": left, "pool": left}
+        if each is not None:
+            steps |= each._asdict()
         built = library.Request(
             request.endpoint.method,
             url,
@@ -198,7 +204,7 @@ class Edge:
         return _failures.of_exception(
             error,
             attempt.request,
-            attempt.timeout,
+            attempt.timeout if attempt.steps is None else _step_of(error, attempt.steps),
             attempt.waited,
             secret=attempt.headers["Authorization"].removeprefix("Bearer "),
             is_of_request=not self._has_hooks or _is_about(error, built),
@@ -216,6 +222,12 @@ class Edge:
             what = f"{type(outcome).__name__} after {milliseconds:.0f} ms"
         with contextlib.suppress(Exception):  # a failing log handler must not hide the outcome of a payment
             logger.info("%s %s: %s", request.endpoint.method, request.target, what)
+
+
+def _step_of(error: Exception, steps: Steps) -> float | None:
+    """Return the seconds that the step was allowed to take that an error of the HTTP library ended."""
+    names = class_names(error)
+    return next((getattr(steps, name) for name in steps._fields if f"{name.title()}Timeout" in names), None)
 
 
 def _is_about(error: Exception, built: object) -> bool:

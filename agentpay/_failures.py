@@ -86,7 +86,9 @@ def of_body(problem: str, request: PreparedRequest, status: int | None) -> Respo
 
 
 def _seconds(timeout: float | None, waited: float) -> str:
-    seconds = f"{timeout or 0:g} s"
+    if timeout is None:
+        return "its time"
+    seconds = f"{timeout:g} s"
     return (
         f"{seconds}, of which {waited:.1f} s passed before a connection was free"
         if waited >= 0.05

@@ -10,6 +10,7 @@ from typing import Final, TypedDict
 from attrs import evolve, frozen
 
 from agentpay import _settings
+from agentpay._settings import Steps, Timeout
 from agentpay.contract.requests import UNSET, UnsetType
 
 
@@ -19,20 +20,25 @@ class CallOptions(TypedDict, total=False):
     When listing, they apply to each request for a page.
 
     Attributes:
-        timeout: seconds for each step of an exchange (connecting, sending, waiting for the response); None
-            means no limit.
+        timeout: seconds for each step of an exchange (connecting, sending, waiting for the response), or a
+            `Timeout` of httpx or httpx2; None means no limit.
         max_retries: how often the request is retried after a temporary failure, from 0.
         total_timeout: seconds for the whole call, including retries and pauses; None means no limit. It never
             turns an unknown outcome into a failure: a payment that exceeds it raises the same error as one
             whose response was lost. In the sync client it bounds neither the look-up of a host name, nor
             transports of a given client that are not of httpx or httpx2.
         extra_headers: header fields to add. Fields that the client sets are refused, such as `Authorization`.
+        extra_query: parameters to add to the query, for what a newer service knows. None values are omitted.
+        extra_body: fields to add to the JSON body, likewise. Fields that are arguments of the method are
+            refused in both; a GET has no body.
     """
 
-    timeout: float | None | UnsetType
+    timeout: float | Timeout | None | UnsetType
     max_retries: int | UnsetType
     total_timeout: float | None | UnsetType
     extra_headers: Mapping[str, str]
+    extra_query: Mapping[str, object]
+    extra_body: Mapping[str, object]
 
 
 CallOptions.__module__ = "agentpay"
@@ -49,14 +55,15 @@ class Call:
     """The settings of one call, for all its requests.
 
     `timeout` is in seconds for each step, `total_timeout` for the whole call; None means no limit.
-    `ends_at` is on the client's monotonic clock.
+    `ends_at` is on the client's monotonic clock. `extras` are the additional query and body.
     """
 
     headers: MutableMapping[str, str]
-    timeout: float | None
+    timeout: float | Steps | None
     max_retries: int
     total_timeout: float | None
     ends_at: float | None = None
+    extras: tuple[Mapping[str, object], Mapping[str, object]] | None = None
 
     def begun(self, options: CallOptions, now: Callable[[], float]) -> "Call":
         unknown = options.keys() - _NAMES
@@ -71,14 +78,16 @@ class Call:
         seconds = self.total_timeout if given is UNSET else _settings.checked_seconds("total_timeout", given)
         extra = options.get("extra_headers")
         call = self.with_headers(_settings.checked_headers("extra_headers", extra)) if extra else self
+        query, body = options.get("extra_query"), options.get("extra_body")
         return evolve(
             call,
-            timeout=self.timeout if timeout is UNSET else _settings.checked_seconds("timeout", timeout),
+            timeout=self.timeout if timeout is UNSET else _settings.checked_timeout(timeout),
             max_retries=(
                 self.max_retries if max_retries is UNSET else _settings.checked_max_retries(max_retries)
             ),
             total_timeout=seconds,
             ends_at=None if seconds is None else now() + seconds,
+            extras=(query or {}, body or {}) if query or body else None,
         )
 
     def with_headers(self, headers: Mapping[str, str]) -> "Call":

@@ -6,13 +6,13 @@ raise one or to retry.
 
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from email.utils import parsedate_to_datetime
 from types import MappingProxyType
 from typing import Any, Final, cast
-from urllib.parse import quote, urlencode
+from urllib.parse import parse_qs, quote, urlencode
 
 import attrs
 from attrs import field, frozen
@@ -136,6 +136,41 @@ def prepare_undescribed(
         content=None if json is UNSET else json_text.print_json(json),
         idempotency_key=key if isinstance(key, str) else None,
     )
+
+
+def extended(
+    request: PreparedRequest, query: Mapping[str, object], body: Mapping[str, object]
+) -> PreparedRequest:
+    """Return a request with more parameters and fields than its endpoint has.
+
+    Raises:
+        TypeError: one of them is an argument of the method, or has no exact form; or the request has no body.
+    """
+    endpoint, content = request.endpoint, request.content
+    path, _, own = request.target.partition("?")
+    _refuse_known("extra_query", query, {*parse_qs(own), *_fields(endpoint.query)})
+    target = path + "?" + "&".join(filter(None, (own, _query(query).removeprefix("?"))))
+    if body:
+        given = {} if content is None else json_text.parse_json(content)
+        if endpoint.method == "GET" or not isinstance(given, dict):
+            raise TypeError(
+                f"extra_body needs a JSON object as the body, which {endpoint.name} does not send"
+            )
+        _refuse_known("extra_body", body, {*given, *_fields(endpoint.request)})
+        content = json_text.print_json({**given, **body})
+    return attrs.evolve(request, target=target.rstrip("?"), content=content)
+
+
+def _fields(model: type | None) -> list[str]:
+    return [] if model is None else [each.name.removesuffix("_") for each in attrs.fields(cast("Any", model))]
+
+
+def _refuse_known(option: str, given: object, known: Collection[str]) -> None:
+    if not isinstance(given, Mapping):
+        raise TypeError(f"{option} must be a mapping of names to values, not {type(given).__name__}")
+    for name in given:
+        if check_text(f"a name of {option}", name) in known:
+            raise TypeError(f"{option} must not set {name!r}: pass it as an argument")
 
 
 def _query(query: Mapping[str, object] | None) -> str:

@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, NamedTuple, NoReturn, Protocol, cast
 from urllib.parse import urlsplit
 
 from attrs import evolve, field, frozen
@@ -25,6 +25,31 @@ DEFAULT_TIMEOUT: Final = 30.0
 DEFAULT_MAX_RETRIES: Final = 2
 
 logger: logging.Logger = logging.getLogger("agentpay")
+
+
+class Timeout(Protocol):
+    """A `Timeout` of httpx or httpx2: seconds for each kind of step; None means no limit."""
+
+    @property
+    def connect(self) -> float | None: ...
+
+    @property
+    def read(self) -> float | None: ...
+
+    @property
+    def write(self) -> float | None: ...
+
+    @property
+    def pool(self) -> float | None: ...
+
+
+class Steps(NamedTuple):
+    """Seconds for each kind of step of an exchange, where they differ; None means no limit."""
+
+    connect: float | None
+    read: float | None
+    write: float | None
+    pool: float | None
 
 
 class Address(Protocol):
@@ -76,13 +101,13 @@ class ApiKey:
 class Settings:
     """The checked settings of one client.
 
-    `base_url` has no trailing slash. `timeout` is in seconds for one step of an exchange, `total_timeout`
-    for a whole call; None means no limit. `app_info` is added to `User-Agent`.
+    `base_url` has no trailing slash. `timeout` is in seconds for one step of an exchange, or for each kind of
+    step, `total_timeout` for a whole call; None means no limit. `app_info` is added to `User-Agent`.
     """
 
     api_key: ApiKey
     base_url: str
-    timeout: float | None
+    timeout: float | Steps | None
     max_retries: int
     total_timeout: float | None = None
     default_headers: Mapping[str, str] = field(default=MappingProxyType({}), repr=False)
@@ -92,7 +117,7 @@ class Settings:
         self,
         *,
         api_key: ApiKey,
-        timeout: float | None | UnsetType,
+        timeout: float | Timeout | None | UnsetType,
         max_retries: int | UnsetType,
         total_timeout: float | None | UnsetType,
         default_headers: Mapping[str, str] | UnsetType,
@@ -100,7 +125,7 @@ class Settings:
         api_key.check()
         given: dict[str, Any] = {"api_key": api_key}
         if timeout is not UNSET:
-            given["timeout"] = checked_seconds("timeout", timeout)
+            given["timeout"] = checked_timeout(timeout)
         if max_retries is not UNSET:
             given["max_retries"] = checked_max_retries(max_retries)
         if total_timeout is not UNSET:
@@ -114,7 +139,7 @@ def resolve(
     *,
     api_key: ApiKey,
     base_url: str | Address | None,
-    timeout: float | None,
+    timeout: float | Timeout | None,
     max_retries: int,
     total_timeout: float | None,
     default_headers: Mapping[str, str] | None,
@@ -125,7 +150,7 @@ def resolve(
     return Settings(
         api_key=api_key,
         base_url=_checked_base_url(os.environ.get("AGENTPAY_BASE_URL") if base_url is None else base_url),
-        timeout=checked_seconds("timeout", timeout),
+        timeout=checked_timeout(timeout),
         max_retries=checked_max_retries(max_retries),
         total_timeout=checked_seconds("total_timeout", total_timeout),
         default_headers=checked_headers("default_headers", default_headers or {}),
@@ -142,6 +167,26 @@ def checked_seconds(setting: str, seconds: float | None) -> float | None:
     if not (math.isfinite(seconds) and seconds > 0):
         raise ConfigurationError(f"{setting} must be above 0 seconds; None means no limit")
     return float(seconds)
+
+
+def checked_timeout(timeout: float | Timeout | None) -> float | Steps | None:
+    if not _has_steps(timeout):
+        return checked_seconds("timeout", cast("float | None", timeout))
+    steps = Steps(*(checked_seconds(f"timeout.{name}", getattr(timeout, name)) for name in Steps._fields))
+    return steps.read if len(set(steps)) == 1 else steps
+
+
+def timeout_of(http_client: object) -> float | Timeout | None:
+    """Return the timeout for a client that was given none: that of its HTTP client, if the caller set one."""
+    own: Any = getattr(http_client, "timeout", None)
+    # A client of httpx always has one: its default of 5 seconds is too short for a transfer.
+    if not _has_steps(own) or own == type(own)(5.0):
+        return DEFAULT_TIMEOUT
+    return own  # type: ignore[no-any-return]
+
+
+def _has_steps(timeout: object) -> bool:
+    return all(hasattr(timeout, name) for name in Steps._fields)
 
 
 _DECIDED: Final = frozenset(

@@ -11,7 +11,11 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import ModuleType
 
+import httpx
+import httpx2
 from harness import Result
 
 from agentpay import AgentPay, AsyncAgentPay
@@ -25,7 +29,7 @@ BALANCE = json.dumps(
 
 
 def run() -> list[Result]:
-    """Return the ratios of both clients to the ideal."""
+    """Return the ratios of both clients to the ideal, and of the async one on the caller's HTTP clients."""
     service = subprocess.Popen([sys.executable, __file__], stdout=subprocess.PIPE, text=True)
     assert service.stdout is not None
     base_url = f"http://127.0.0.1:{int(service.stdout.readline())}"
@@ -33,6 +37,10 @@ def run() -> list[Result]:
         return [
             _result("async", lambda: asyncio.run(_together(base_url))),
             _result("sync, in as many threads", lambda: _in_threads(base_url)),
+            *(
+                _result(f"async, own {library.__name__}", partial(_on_own, library, base_url))
+                for library in (httpx, httpx2)
+            ),
         ]
     finally:
         service.terminate()
@@ -50,8 +58,14 @@ def _result(name: str, work: Callable[[], float]) -> Result:
     )
 
 
-async def _together(base_url: str) -> float:
-    async with AsyncAgentPay(api_key=KEY, base_url=base_url) as client:
+def _on_own(library: ModuleType, base_url: str) -> float:
+    return asyncio.run(_together(base_url, library))
+
+
+async def _together(base_url: str, library: ModuleType | None = None) -> float:
+    """Time all calls, with an HTTP client of the caller's if a library is given."""
+    given = None if library is None else library.AsyncClient()
+    async with AsyncAgentPay(api_key=KEY, base_url=base_url, http_client=given) as client:
         await client.accounts.balance("acct_1")
         started = time.perf_counter()
         await asyncio.gather(*(client.accounts.balance("acct_1") for _ in range(CALLS)))

@@ -11,7 +11,7 @@ from typing import Any
 
 from agentpay._http import AsyncHttp
 from agentpay._options import Call, CallOptions
-from agentpay._requests import PreparedRequest
+from agentpay._requests import PreparedRequest, extended
 from agentpay._retries import Renew, Sleep, attempts, note_key, unexpected
 from agentpay._settings import Settings, logger
 from agentpay.contract.responses import RawResponse
@@ -53,6 +53,8 @@ class AsyncCaller:
         Raises:
             AgentPayError: the request failed, and is not retried.
         """
+        if call.extras is not None:
+            request = extended(request, *call.extras)
         observer = self.http.observer
         if observer is None:
             return await self._noted(request, call)

@@ -17,7 +17,7 @@ from agentpay._http import AsyncHttp, AsyncHttpClient, AsyncTransport
 from agentpay._options import CallOptions
 from agentpay._requests import prepare_undescribed
 from agentpay._secret_text import SecretText
-from agentpay._settings import DEFAULT_MAX_RETRIES, DEFAULT_TIMEOUT, Address, ApiKey
+from agentpay._settings import DEFAULT_MAX_RETRIES, Address, ApiKey, Timeout
 from agentpay.contract.requests import UNSET, UnsetType
 from agentpay.contract.responses import RawResponse
 
@@ -58,7 +58,7 @@ class AsyncAgentPay:
         *,
         api_key: str | SecretText | None = None,
         base_url: str | Address | None = None,
-        timeout: float | None = DEFAULT_TIMEOUT,
+        timeout: float | Timeout | None | UnsetType = UNSET,
         max_retries: int = DEFAULT_MAX_RETRIES,
         total_timeout: float | None = None,
         default_headers: Mapping[str, str] | None = None,
@@ -73,9 +73,11 @@ class AsyncAgentPay:
                 from `AGENTPAY_API_KEY`.
             base_url: address of the service, without `/v1`, as a string or a URL of httpx or pydantic; by
                 default from `AGENTPAY_BASE_URL`.
-            timeout: seconds for each step of an exchange (connecting, sending, waiting for the response);
-                time spent waiting for a free connection is deducted. None means no limit. Keep it above 20,
-                because the service may hold a transfer for that long until it is final.
+            timeout: seconds for each step of an exchange (connecting, sending, waiting for the response), or
+                a `Timeout` of httpx or httpx2. Of seconds, the time spent waiting for a free connection is
+                deducted. None means no limit. By default that of the given `http_client`, if you set one that
+                is not httpx's default of 5 seconds, else 30. Keep it above 20, because the service may hold a
+                transfer for that long until it is final.
             max_retries: how often a request is retried after a temporary failure, from 0.
             total_timeout: seconds for a whole call, including retries and pauses; None means no limit. It
                 never turns an unknown outcome into a failure: see `CallOptions`.
@@ -83,7 +85,7 @@ class AsyncAgentPay:
                 refused, such as `Authorization`.
             app_info: the name of your program, such as `shop/1.2`, added to `User-Agent`.
             http_client: the `AsyncClient` of httpx or httpx2 to send with. Its transports, proxies, event
-                hooks and default headers are used; its base URL, auth, timeout and cookies are not. It is not
+                hooks, timeout and default headers are used; its base URL, auth and cookies are not. It is not
                 closed with this client, and is refused after a fork if it was used before. An async client
                 belongs to one event loop.
             transport: a transport of httpx or httpx2 to send with, instead of `http_client`. Closed with this
@@ -97,7 +99,7 @@ class AsyncAgentPay:
         settings = _settings.resolve(
             api_key=key,
             base_url=base_url,
-            timeout=timeout,
+            timeout=_settings.timeout_of(http_client) if timeout is UNSET else timeout,
             max_retries=max_retries,
             total_timeout=total_timeout,
             default_headers=default_headers,
@@ -120,8 +122,8 @@ class AsyncAgentPay:
         return self._settings.base_url
 
     @property
-    def timeout(self) -> float | None:
-        """Seconds for each step of an exchange; None means no limit."""
+    def timeout(self) -> float | Timeout | None:
+        """Seconds for each step of an exchange, or for each kind of step; None means no limit."""
         return self._settings.timeout
 
     @property
@@ -207,7 +209,7 @@ class AsyncAgentPay:
         self,
         *,
         api_key: str | SecretText | UnsetType = UNSET,
-        timeout: float | None | UnsetType = UNSET,
+        timeout: float | Timeout | None | UnsetType = UNSET,
         max_retries: int | UnsetType = UNSET,
         total_timeout: float | None | UnsetType = UNSET,
         default_headers: Mapping[str, str] | UnsetType = UNSET,
@@ -216,7 +218,8 @@ class AsyncAgentPay:
 
         Args:
             api_key: another key of the same service, such as an agent-scoped one.
-            timeout: seconds for each step of an exchange; None means no limit.
+            timeout: seconds for each step of an exchange, or a `Timeout` of httpx or httpx2; None means no
+                limit.
             max_retries: how often a request is retried, from 0.
             total_timeout: seconds for a whole call; None means no limit.
             default_headers: additional header fields of every request, instead of this client's.

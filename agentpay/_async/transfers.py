@@ -13,7 +13,7 @@ from agentpay._async.resource import AsyncResource
 from agentpay._options import CallOptions
 from agentpay._requests import PreparedRequest, prepare
 from agentpay._retries import Sleep
-from agentpay._settings import checked_max_retries
+from agentpay._settings import Steps, checked_max_retries
 from agentpay._waiting import looks
 from agentpay.contract import endpoints, spending
 from agentpay.contract.requests import UNSET, UnsetType
@@ -235,6 +235,7 @@ class AsyncTransfers(AsyncResource):
         self, request: PreparedRequest, seconds: float, headers: Mapping[str, str]
     ) -> Transfer | AgentPayError:
         usual = self._caller.settings.timeout
+        usual = usual.read if isinstance(usual, Steps) else usual
         seconds = seconds if usual is None else min(seconds, usual)
         # Without retries: the wait has its own pauses, and those of retries would add to them.
         options: CallOptions = {

@@ -6,22 +6,26 @@ import logging
 import pickle
 from decimal import Decimal
 
+import attrs
 import httpx
 import pytest
+from calls import call_of, is_page, response_of
 from sdk_world import (
     ACCOUNT,
     ACCOUNT_POLICY,
     KEY,
     TRANSFER,
     URL,
+    Script,
     answer,
     page,
     paid,
     refusal,
 )
 
-from agentpay import CallOptions, RawResponse, Transfer, errors
+from agentpay import AgentPay, CallOptions, RawResponse, Transfer, errors
 from agentpay._version import __version__
+from agentpay_server.contract.endpoints import BOUND_ENDPOINTS
 
 
 def pay(client, **options):
@@ -44,6 +48,8 @@ CALLS = {
 INVALID_OPTIONS = [
     ({"timeout": 0}, "timeout must be above 0"),
     ({"timeout": "3"}, "timeout is a number of seconds"),
+    ({"timeout": httpx.Timeout(5, connect=0)}, "timeout.connect must be above 0"),
+    ({"timeout": object()}, "timeout is a number of seconds or None, not object"),
     ({"total_timeout": float("inf")}, "total_timeout must be above 0"),
     ({"total_timeout": -1}, "total_timeout must be above 0"),
     ({"max_retries": -1}, "max_retries must be an integer"),
@@ -109,6 +115,53 @@ class TestOptions:
             with pytest.raises(errors.ConfigurationError, match=problem):
                 caller(lambda c, options=options: make(c, **options))
         assert not script.requests
+
+
+CALLED = [endpoint for endpoint in BOUND_ENDPOINTS if not endpoint.is_stream]
+
+
+@pytest.mark.parametrize("endpoint", CALLED, ids=lambda endpoint: endpoint.name)
+def test_every_call_takes_more_query_and_body_than_this_version_knows(endpoint):
+    status, content = 204, None
+    if None not in endpoint.responses.values():
+        status, body = response_of(endpoint)
+        content = page([body]) if is_page(endpoint) else body
+    script = Script(answer(status, content))
+    client = AgentPay(api_key=KEY, base_url=URL, transport=script)
+    is_get = endpoint.method == "GET"
+    more = {} if is_get else {"extra_body": {"note": Decimal("0.1"), "tags": ["a"]}}
+    call_of(endpoint, extra_query={"expand": "all", "n": 3, "none": None}, **more)(client)
+    (request,) = script.requests
+    assert {"expand": "all", "n": "3"}.items() <= dict(request.url.params).items()
+    assert "none" not in request.url.params
+    if not is_get:
+        sent = json.loads(request.content, parse_float=Decimal)
+        assert {"note": Decimal("0.1"), "tags": ["a"]}.items() <= sent.items()
+        assert request.headers["Content-Length"] == str(len(request.content))
+
+
+@pytest.mark.parametrize("endpoint", CALLED, ids=lambda endpoint: endpoint.name)
+def test_no_argument_can_be_set_a_second_time(endpoint):
+    """The client compares responses with its arguments, and a key names what it sent."""
+    client = AgentPay(api_key=KEY, base_url=URL, transport=Script())
+    for option, model in (("extra_query", endpoint.query), ("extra_body", endpoint.request)):
+        for each in attrs.fields(model) if model else ():
+            name = each.name.removesuffix("_")
+            with pytest.raises(TypeError, match=f"{option} must not set '{name}'"):
+                call_of(endpoint, **{option: {name: "x"}})(client)
+
+
+def test_extras_of_a_request_without_a_method(caller):
+    script = caller.script(answer(200, {}), answer(200, {}))
+    caller(lambda c: c.request("get", "/v1/x", params={"a": 1}, extra_query={"b": 2}))
+    assert str(script.requests[0].url) == f"{URL}/v1/x?a=1&b=2"
+    caller(lambda c: c.request("post", "/v1/x", json={"a": 1}, extra_body={"b": 2}))
+    assert json.loads(script.requests[1].content) == {"a": 1, "b": 2}
+    for options in ({"extra_query": {"a": 2}}, {"extra_query": [1]}, {"extra_body": {"b": 2}}):
+        with pytest.raises(TypeError, match="extra_"):
+            caller(lambda c, options=options: c.request("get", "/v1/x", params={"a": 1}, **options))
+    with pytest.raises(TypeError):
+        caller(lambda c: c.request("post", "/v1/x", json={}, extra_body={"b": 0.5}))
 
 
 def test_every_option_is_documented():

@@ -104,6 +104,67 @@ def test_a_transport_of_httpx_or_httpx2_is_accepted_and_closed(caller, service, 
     service.wait_until_nobody_is_connected()
 
 
+def seen_timeout(caller, library, **settings):
+    """The steps of a request that a client of this library sends, whose own timeout is `http_timeout`."""
+    seen = []
+
+    def answered(request):
+        seen.append(request.extensions["timeout"])
+        return library.Response(200, content=answer(200, ACCOUNT).content)
+
+    own = {"timeout": settings.pop("http_timeout")} if "http_timeout" in settings else {}
+    given = (library.AsyncClient if caller.is_async else library.Client)(
+        transport=library.MockTransport(answered), **own
+    )
+    call = settings.pop("call", {})
+    caller.client = caller.kind(api_key=KEY, base_url=URL, http_client=given, **settings)
+    caller(lambda c: c.accounts.get("acct_a", **call))
+    return seen[0]
+
+
+@LIBRARIES
+def test_the_own_timeout_of_a_given_client_is_honoured(caller, library):
+    own = library.Timeout(20, connect=2)
+    assert seen_timeout(caller, library, http_timeout=own) == own.as_dict()
+    assert set(seen_timeout(caller, library, http_timeout=7).values()) == {7}
+    assert set(seen_timeout(caller, library, http_timeout=None).values()) == {None}
+
+
+@LIBRARIES
+def test_a_timeout_of_the_sdk_client_overrides_that_of_a_given_client(caller, library):
+    assert set(seen_timeout(caller, library, http_timeout=7, timeout=9).values()) == {9}
+    assert set(seen_timeout(caller, library, http_timeout=7, timeout=None).values()) == {None}
+
+
+@LIBRARIES
+def test_the_default_timeout_of_a_given_client_is_too_short_and_not_used(caller, library):
+    assert set(seen_timeout(caller, library).values()) == {30}
+
+
+@LIBRARIES
+def test_a_timeout_of_httpx_is_taken_wherever_seconds_are(caller, library):
+    steps = library.Timeout(20, connect=2, pool=None)
+    assert seen_timeout(caller, library, timeout=steps) == steps.as_dict()
+    assert seen_timeout(caller, library, call={"timeout": steps}) == steps.as_dict()
+    assert (caller.client.timeout, caller.client.with_options(timeout=steps).timeout.connect) == (30, 2)
+    bounded = seen_timeout(caller, library, timeout=steps, total_timeout=1)
+    assert (bounded["connect"], bounded["read"]) == pytest.approx((1, 1), abs=0.5)
+
+
+@LIBRARIES
+def test_a_timeout_names_the_step_that_took_too_long(caller, library):
+    def slow(request):
+        raise library.ReadTimeout("", request=request)
+
+    given = (library.AsyncClient if caller.is_async else library.Client)(
+        transport=library.MockTransport(slow)
+    )
+    steps = library.Timeout(20, read=3)
+    caller.client = caller.kind(api_key=KEY, base_url=URL, http_client=given, timeout=steps, max_retries=0)
+    with pytest.raises(errors.APITimeoutError, match="within 3 s"):
+        caller(lambda c: c.accounts.get("acct_a"))
+
+
 def test_a_transport_needs_no_base_class(caller):
     caller.connect(OwnTransport())
     assert caller(lambda c: c.accounts.get("acct_a")).account_id == "acct_a"
