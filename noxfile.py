@@ -225,6 +225,16 @@ def install_browser(session: nox.Session) -> None:
         session.env["AGENTPAY_BROWSER_REQUIRED"] = "1"
 
 
+def install_compiler(session: nox.Session) -> None:
+    """Install the compiler of the channel program where the tests may do so: they then build it again."""
+    is_root = hasattr(os, "geteuid") and os.geteuid() == 0
+    if shutil.which("clang-14") is None and is_root and shutil.which("apt-get"):
+        # Other releases than Debian's may not have this version.
+        packages = ("install", "-qq", "--yes", "--no-install-recommends", "clang-14")
+        session.run("apt-get", "update", "-qq", external=True, silent=True)
+        session.run("apt-get", *packages, external=True, silent=True, success_codes=[0, 100])
+
+
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the tests, in parallel and in random order, with the coverage of most of them as a gate.
@@ -233,6 +243,7 @@ def tests(session: nox.Session) -> None:
     """
     install(session, "test", "frameworks")
     install_browser(session)
+    install_compiler(session)
     if session.posargs:
         session.run(*ON_ALL_CORES, *session.posargs)
         return

@@ -38,6 +38,7 @@ WHEEL_HOLDS = {
     "agentpay/__init__.py",
     "agentpay/_sync/client.py",
     "agentpay_server/py.typed",
+    "agentpay_server/chain/channels/channels.so",
     "agentpay_server/pytest_plugin.py",
     "agentpay_server/clients/_sync/sandbox.py",
     "agentpay_server/database/migrations/script.py.mako",

@@ -49,21 +49,25 @@ async def open_chain(
 ) -> "EmbeddedChain | RpcChain":
     """The caller closes the chain."""
     if config.rpc is None:
-        return await _embedded_chain(storage, custody, config.clock, source)
+        return await _embedded_chain(config, storage, custody, source)
     return await _cluster(config.rpc, config, storage, custody, source)
 
 
 async def _embedded_chain(
-    storage: Storage, custody: Custody, clock: Clock, source: Randomness
+    config: ServerConfig, storage: Storage, custody: Custody, source: Randomness
 ) -> EmbeddedChain:
     genesis = await identity.embedded_genesis(storage.ledger, source)
     await identity.check_genesis(storage.database, genesis)
-    chain = EmbeddedChain(
-        treasury=custody.address(TREASURY),
-        mint_authority=custody.address(TEST_MINT_AUTHORITY),
-        now_us=clock.now_us,
-        ledger=None if storage.ledger is None else DatabaseLedger(storage.ledger),
-    )
+    try:
+        chain = EmbeddedChain(
+            treasury=custody.address(TREASURY),
+            mint_authority=custody.address(TEST_MINT_AUTHORITY),
+            now_us=config.clock.now_us,
+            ledger=None if storage.ledger is None else DatabaseLedger(storage.ledger),
+            channel_program=config.channel_program,
+        )
+    except ValueError as error:
+        raise StartRefusedError(f"the program of payment channels cannot run: {error}") from error
     try:
         await chain.restore()
     except ForeignLedgerError as error:

@@ -46,6 +46,7 @@ class ServerConfig:
     Attributes:
         database_url: without it and `data_dir`, data is in memory.
         rpc: the Solana cluster; None for an embedded chain.
+        channel_program: ELF file of the embedded chain's program of payment channels; None for ours.
         seed: does not affect the keys that hold money on a cluster; public clusters require None.
         seeded_port_keys: all API keys are derived from the seed; False limits that to the first operator's,
             and requires data in memory.
@@ -83,6 +84,7 @@ class ServerConfig:
         ),
     )
     rpc: RpcSettings | None = None
+    channel_program: bytes | None = field(default=None, repr=False)
     clock: Clock = field(factory=SystemClock)
     seed: int | None = field(default=None, repr=False)
     seeded_port_keys: bool = True

@@ -15,7 +15,7 @@ from agentpay_server.assembly.config import ServerConfig
 from agentpay_server.chain.rpc.settings import RpcSettings
 from agentpay_server.cli.declared import takes
 from agentpay_server.cli.rpc_options import takes_cluster
-from agentpay_server.cli.values import Host, require_database
+from agentpay_server.cli.values import Host, ProgramFile, require_database
 from agentpay_server.platform.clock import SystemClock, manual_clock
 from agentpay_server.platform.logs import LogFormat
 from agentpay_server.platform.settings import Settings
@@ -68,6 +68,13 @@ from agentpay_server.platform.settings import Settings
     help="Serve the embedded chain's JSON-RPC and WebSocket at /ext/v1/sandbox/rpc, and an x402 facilitator "
     "at /ext/v1/sandbox/x402, without a key. Requires a loopback --host.",
 )
+@click.option(
+    "--program",
+    "channel_program",
+    type=ProgramFile(),
+    metavar="channels=FILE",
+    help="ELF file of the payment-channel program to run on the embedded chain, instead of ours.",
+)
 @click.option("--allow-remote", is_flag=True, help="Allow a --host that other machines can reach.")
 @click.option(
     "--allowed-host",
@@ -95,6 +102,7 @@ def serve(
     log_level: str,
     is_quiet: bool,
     chain_rpc: bool,
+    channel_program: bytes | None,
     allow_remote: bool,
     allowed_hosts: tuple[str, ...],
     rpc: RpcSettings | None,
@@ -121,6 +129,10 @@ def serve(
         raise click.UsageError(
             "--chain-rpc serves the embedded chain, and --rpc-url uses a cluster instead: omit one of them."
         )
+    if channel_program is not None and rpc is not None:
+        raise click.UsageError(
+            "--program is for the embedded chain, and --rpc-url uses a cluster instead: omit one of them."
+        )
     if (in_memory, "data_dir" in stored, "database_url" in stored).count(True) > 1:
         raise click.UsageError("pass only one of --in-memory, --data-dir and --database-url.")
     require_database(stored)
@@ -132,6 +144,7 @@ def serve(
         rpc=rpc,
         clock=manual_clock() if clock == "manual" else SystemClock(),
         may_crash=True,
+        channel_program=channel_program,
         **stored,
     )
     try:

@@ -64,6 +64,23 @@ class CountOrNone(Parsed[int | float]):
         super().__init__("count", _count_or_none)
 
 
+def _program(value: str) -> bytes:
+    name, separator, path = value.partition("=")
+    if name != "channels" or not separator:
+        raise ValueError(f"{value} is not channels=FILE")
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+
+
+class ProgramFile(Parsed[bytes]):
+    """`channels=FILE`, read."""
+
+    def __init__(self) -> None:
+        super().__init__("program", _program)
+
+
 class Host(Parsed[str]):
     def __init__(self) -> None:
         super().__init__("host", allowed_host)

@@ -147,12 +147,22 @@ def test_the_terminal_shows_exports_that_the_sdk_and_the_commands_accept() -> No
         (["--data-dir", ""], "'--data-dir': the path must not be empty."),
         (["--in-memory", "--data-dir", "data"], "one of --in-memory, --data-dir and --database-url"),
         (["--data-dir", "data", "--database-url", "postgresql://localhost/x"], "one of"),
+        (["--program", "other=program.so"], "other=program.so is not channels=FILE"),
+        (["--program", "channels=/nowhere"], "cannot read /nowhere"),
+        (["--program", f"channels={__file__}", "--rpc-url", "http://127.0.0.1:1"], "--program is for"),
     ],
 )
 def test_invalid_options_are_refused_with_the_remedy(options: list[str], says: str) -> None:
     result = CliRunner().invoke(main, ["serve", *options])
     assert result.exit_code == 2
     assert says in result.output
+    assert "Traceback" not in result.output
+
+
+def test_a_file_that_is_no_program_is_reported_in_a_sentence() -> None:
+    result = CliRunner().invoke(main, [*SERVE, "--program", f"channels={__file__}"])
+    assert result.exit_code == 1
+    assert "the program of payment channels cannot run" in result.output
     assert "Traceback" not in result.output
 
 

@@ -11,7 +11,7 @@ once (`seen_messages.py`); one that was refused before execution never executes.
 import asyncio
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from threading import get_ident
 from typing import Final
 
@@ -33,6 +33,7 @@ from agentpay_server.chain.embedded.seen_messages import (
 )
 from agentpay_server.chain.embedded.virtual_machine import (
     accounts_of,
+    channel_accounts,
     first_accounts,
     restore_accounts,
     set_accounts,
@@ -59,7 +60,13 @@ class LedgeredMachine:
     """A virtual machine whose transactions are stored in a ledger. Bound to the thread that created it."""
 
     def __init__(
-        self, *, treasury: str, mint_authority: str, now_us: Callable[[], int], ledger: Ledger | None = None
+        self,
+        *,
+        treasury: str,
+        mint_authority: str,
+        now_us: Callable[[], int],
+        ledger: Ledger | None = None,
+        channel_program: bytes | None = None,
     ) -> None:
         """Prepare a chain on the calling thread. It begins with `restore`, or with the first call.
 
@@ -68,12 +75,17 @@ class LedgeredMachine:
             mint_authority: address that may mint and freeze the USDC of this chain.
             now_us: the clock, in microseconds since the epoch.
             ledger: where the chain is stored and restored from; None keeps it in memory.
+            channel_program: ELF file of the program of payment channels; None for ours.
+
+        Raises:
+            ValueError: `channel_program` is no program.
         """
         self._owner_thread = get_ident()
         self._treasury = treasury
         self._mint_authority = mint_authority
         self._now_us = now_us
-        self._svm = machines.acquire()
+        self._channel_program = channel_program
+        self._svm = machines.acquire(channel_program)
         self._slot = FIRST_SLOT
         self._genesis = hashlib.sha256(f"{treasury} {mint_authority}".encode()).hexdigest()
         self._blocks = Blocks(self._genesis, now_us)
@@ -125,7 +137,8 @@ class LedgeredMachine:
     def release(self) -> None:
         """Return the machine to the pool. The chain is unusable afterwards."""
         self._check_thread()
-        machines.release(self._svm)
+        if self._channel_program is None:
+            machines.release(self._svm)
         del self._svm
 
     def expire_blockhash(self) -> None:
@@ -217,8 +230,9 @@ class LedgeredMachine:
         """
         found = await self._ledger.read()
         if self._is_begun:
-            machines.release(self._svm)
-            self._svm = machines.acquire()
+            if self._channel_program is None:
+                machines.release(self._svm)
+            self._svm = machines.acquire(self._channel_program)
         self._is_begun = True
         self._statuses, self._names, self._draft = {}, {}, Draft()
         self.history.forget_recall()
@@ -243,6 +257,7 @@ class LedgeredMachine:
             oldest = self._written.height - BLOCKHASH_LIFE_BLOCKS
             self._seen.load(await self._ledger.seen(from_height=oldest))
             set_accounts(self._svm, accounts)
+            self._add_channel_accounts(accounts)
         self._reported = self._blocks.position()
         if not len(self.history):
             self.history.first_height = self._reported.height
@@ -251,6 +266,13 @@ class LedgeredMachine:
         self._is_stale = False
         # The page with the unknown outcome may have been written, with deposits.
         self._notify(None)
+
+    def _add_channel_accounts(self, accounts: Mapping[str, bytes]) -> None:
+        """Add what a chain lacks that began before payment channels."""
+        needed = channel_accounts(self._svm, self.usdc_mint)
+        missing = {address: account for address, account in needed.items() if address not in accounts}
+        self._draft.first_accounts |= missing
+        set_accounts(self._svm, missing)
 
     def _state(self) -> ChainState:
         return ChainState(

@@ -5,6 +5,7 @@ statuses belong to the `EmbeddedChain`, so a reused machine behaves exactly like
 """
 
 from collections import deque
+from contextlib import suppress
 from typing import Final
 
 from solders.litesvm import LiteSVM
@@ -17,14 +18,17 @@ _SPARE_MACHINES: Final = 4  # Enough for a test with several servers; each holds
 _spare: deque[LiteSVM] = deque(maxlen=_SPARE_MACHINES)
 
 
-def acquire() -> LiteSVM:
-    """Return a machine with only Solana's programs."""
-    try:
-        return _spare.pop()
-    except IndexError:
-        machine = new_machine()
-        restore_accounts(machine, {})
-        return machine
+def acquire(channel_program: bytes | None = None) -> LiteSVM:
+    """Return a machine with programs and no other accounts; see `new_machine`.
+
+    One with another `channel_program` must not be released.
+    """
+    if channel_program is None:
+        with suppress(IndexError):
+            return _spare.pop()
+    machine = new_machine(channel_program)
+    restore_accounts(machine, {})
+    return machine
 
 
 def release(machine: LiteSVM) -> None:

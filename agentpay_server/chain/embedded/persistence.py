@@ -59,7 +59,8 @@ class Page:
     Attributes:
         before: the chain's position at the previous page; None for the first page.
         after: the chain's position after this page.
-        first_accounts: the accounts of a new chain, by address, in Solana's serialization; None for none.
+        first_accounts: accounts that no transaction created, as those of a new chain, by address, in Solana's
+            serialization; None for none.
         executed: the transactions, by slot, with the accounts that they changed.
     """
 

@@ -17,27 +17,42 @@ from solders.transaction import VersionedTransaction
 from solders.transaction_metadata import FailedTransactionMetadata
 from solders.transaction_status import InstructionErrorCustom, TransactionErrorInstructionError
 
+from agentpay_server.chain.channels import codecs as channels
+from agentpay_server.chain.channels.program import built_program
 from agentpay_server.chain.instructions import (
     SYSTEM_PROGRAM,
     TOKEN_2022_PROGRAM,
+    TOKEN_ACCOUNT_BYTES,
     TOKEN_PROGRAM,
     USDC_DECIMALS,
+    associated_token_address,
 )
 from agentpay_server.chain.parsing import failure_reason, read_token_account
 from agentpay_server.chain.protocol import Failure, FailureReason, TokenAccount
 
 HISTORY_TRANSACTIONS: Final = 4_096
-_PROGRAMS: Final = (SYSTEM_PROGRAM, TOKEN_PROGRAM, TOKEN_2022_PROGRAM)
+_PROGRAMS: Final = (SYSTEM_PROGRAM, TOKEN_PROGRAM, TOKEN_2022_PROGRAM, channels.PROGRAM)
 """The owners of all accounts that transactions of this service can change."""
 _TREASURY_LAMPORTS: Final = 10**18
 _NO_ACCOUNT: Final = Account(0, b"", SYSTEM_PROGRAM)
 """The machine's value for a missing account."""
 
 
-def new_machine() -> LiteSVM:
-    """Return a machine with Solana's programs. The caller checks blockhashes."""
+def new_machine(channel_program: bytes | None = None) -> LiteSVM:
+    """Return a machine with Solana's programs, and that of payment channels. The caller checks blockhashes.
+
+    `channel_program` replaces our program of payment channels by another ELF file.
+
+    Raises:
+        ValueError: it is no program.
+    """
     # The machine's own check knows a single sequence of blockhashes, which cannot be restored.
-    return LiteSVM().with_transaction_history(HISTORY_TRANSACTIONS).with_blockhash_check(check=False)
+    machine = LiteSVM().with_transaction_history(HISTORY_TRANSACTIONS).with_blockhash_check(check=False)
+    try:
+        machine.add_program(channels.PROGRAM, channel_program or built_program())
+    except Exception as error:
+        raise ValueError(f"the file is not a program: {error}") from error
+    return machine
 
 
 def accounts_of(machine: LiteSVM) -> dict[Pubkey, Account]:
@@ -64,14 +79,34 @@ def restore_accounts(machine: LiteSVM, accounts: Mapping[Pubkey, Account]) -> No
 def first_accounts(
     machine: LiteSVM, *, treasury: str, usdc_mint: str, mint_authority: str
 ) -> dict[str, bytes | None]:
-    """Return a new chain's accounts by address, serialized: a treasury with SOL, and the USDC mint."""
+    """Return a new chain's accounts by address, serialized.
+
+    They are a treasury with SOL, the USDC mint, and the token accounts of payment channels' treasuries.
+    """
     authority = Pubkey.from_string(mint_authority)
     mint = bytes(state.Mint(authority, 0, USDC_DECIMALS, is_initialized=True, freeze_authority=authority))
     rent = machine.minimum_balance_for_rent_exemption(len(mint))
     return {
         treasury: bytes(Account(_TREASURY_LAMPORTS, b"", SYSTEM_PROGRAM)),
         usdc_mint: bytes(Account(rent, mint, TOKEN_PROGRAM)),
+        **channel_accounts(machine, usdc_mint),
     }
+
+
+def channel_accounts(machine: LiteSVM, usdc_mint: str) -> dict[str, bytes | None]:
+    """Return the accounts that the program of payment channels needs, by address, serialized.
+
+    No channel can pay out without its treasury's token account. Callers disagree about which treasury a test
+    chain has, so each has one.
+    """
+    mint = Pubkey.from_string(usdc_mint)
+    rent = machine.minimum_balance_for_rent_exemption(TOKEN_ACCOUNT_BYTES)
+    accounts: dict[str, bytes | None] = {}
+    for owner in channels.TREASURIES.values():
+        is_usable = state.TokenAccountState.Initialized
+        data = bytes(state.TokenAccount(mint, owner, 0, None, is_usable, None, 0, None))
+        accounts[associated_token_address(str(owner), usdc_mint)] = bytes(Account(rent, data, TOKEN_PROGRAM))
+    return accounts
 
 
 def set_accounts(machine: LiteSVM, accounts: Mapping[str, bytes | None]) -> None:
