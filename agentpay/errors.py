@@ -578,13 +578,13 @@ class AuthenticationError(APIError):
 class PermissionDeniedError(APIError):
     """The API key may not do this; an agent-scoped key is bound to one account (status 403)."""
 
-    advice = "Use an operator key, or an agent key of that account"
+    advice = "Use an operator key; an agent key reaches only some operations of its own account"
 
 
 class NotFoundError(APIError):
     """The object does not exist, or belongs to another operator (status 404)."""
 
-    advice = "Check the identifier, and that it belongs to the operator of the API key"
+    advice = "It may belong to another operator than the API key"
 
 
 class TransferRejectedError(APIError, RefusedError):  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -602,16 +602,13 @@ class PolicyViolationError(TransferRejectedError):
 class AccountPausedError(TransferRejectedError):
     """The account's policy is paused (`account_paused`)."""
 
-    advice = "No money moved. Call policies.resume, then use a new idempotency key"
+    advice = "No money moved. Once an operator has resumed the account, use a new idempotency key"
 
 
 class InsufficientBalanceError(TransferRejectedError):
     """The account holds too little USDC (`insufficient_balance`)."""
 
-    advice = (
-        "No money moved. Fund the account's usdc_token_account, then repeat the same call with the same "
-        "idempotency key"
-    )
+    advice = "No money moved. Fund the account, then repeat the call with the same idempotency key"
 
 
 class TransferFailedError(TransferRejectedError):

@@ -64,7 +64,7 @@ def own_parties(connection: Connection, principal: Principal, account_id: str, t
         source, recipient = account_store.parties(connection, account_id, to)
         if source is not None and source.operator_id == principal.operator_id:
             return Parties(source=source, recipient=recipient)
-    raise not_found("account")
+    raise not_found("account", account_id)
 
 
 @frozen(kw_only=True)

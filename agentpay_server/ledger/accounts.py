@@ -104,7 +104,7 @@ def own_account(
     if is_identifier(account_id, ACCOUNT):
         record = ACCOUNTS.get(connection, account_id, lock=lock)
     if record is None or record.operator_id != principal.operator_id:
-        raise not_found("account")
+        raise not_found("account", account_id)
     return record
 
 

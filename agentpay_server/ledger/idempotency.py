@@ -2,8 +2,9 @@
 
 from collections.abc import Awaitable, Callable
 from enum import Enum
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar, cast
 
+import attrs
 from attrs import frozen
 
 from agentpay.contract.errors import ErrorCode
@@ -72,12 +73,40 @@ def is_in_force(key_expires_us: int | None, now_us: int) -> bool:
     return key_expires_us is None or now_us < key_expires_us
 
 
-def conflict() -> Problem:
-    """Return the error for a key that was used with other parameters."""
+_PARAMETERS: Final = {
+    "account_id": "from",
+    "to": "to",
+    "amount_micro": "amount",
+    "cap_micro": "cap_usdc",
+    "memo": "memo",
+    "category": "category",
+}
+"""The parameters of requests, by their names in the terms."""
+
+
+def conflict(first: object, now: object) -> Problem:
+    """Return the error for a key that was used with other parameters, which it names.
+
+    Args:
+        first: the terms of the request that holds the key; None if they belong to another account.
+        now: those of this request.
+    """
+    differing = ["from"] if first is None else differences(first, now)
+    what = f"another {' and another '.join(differing)}" if differing else "other parameters"
     return Problem(
         ErrorCode.IDEMPOTENCY_CONFLICT,
-        "This idempotency_key was used with other parameters. Retry with the same ones, or use a new key.",
+        f"This idempotency_key was used with {what}. Retry with the same parameters, or use a new key.",
     )
+
+
+def differences(first: object, now: object) -> list[str]:
+    """Return the parameters in which the terms of two requests differ; empty if they are of two kinds."""
+    if type(first) is not type(now):
+        return []
+    names = [field.name for field in attrs.fields(cast("Any", type(now)))]
+    differing = [name for name in names if getattr(first, name) != getattr(now, name)]
+    # What a caller cannot name, such as the digest of a challenge, makes it another kind of request.
+    return [_PARAMETERS[name] for name in differing] if set(differing) <= set(_PARAMETERS) else []
 
 
 class View(Protocol):
@@ -125,7 +154,8 @@ async def perform(
         holder = None if record is None else key_holder(record)
         judged = verdict(holder, terms, now_us, is_held_elsewhere=view.held.is_held_elsewhere)
         if judged is Verdict.CONFLICT:
-            raise conflict()
+            is_own = holder is not None and is_in_force(holder.key_expires_us, now_us)
+            raise conflict(holder.terms if holder is not None and is_own else None, terms)
         if judged in (Verdict.NEW, Verdict.RETRY):
             decided = await decide(view)
             if decided is None:

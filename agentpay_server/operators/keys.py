@@ -272,7 +272,7 @@ class Keys:
             store.lock_operator(connection, principal.operator_id)
             record = store.live_operator_key(connection, principal.operator_id, key_id)
         if record is None:
-            raise not_found("operator key")
+            raise not_found("operator key", key_id)
         now_us = self._context.clock.now_us()
         # Recorded first, which requires that the caller's key is alive: a key may revoke itself.
         audit.record(
@@ -289,7 +289,7 @@ class Keys:
                 "This is the operator's last valid key. Create another one, then revoke this one.",
             )
         if not store.revoke_operator_key(connection, record, now_us):
-            raise not_found("operator key")
+            raise not_found("operator key", key_id)
         if record.kind != OperatorKeyKind.CONSOLE:
             # It may have created one of these, which would become a console key later.
             store.void_codes(connection, principal.operator_id)
@@ -355,7 +355,7 @@ class Keys:
         if identifiers.is_identifier(key_id, identifiers.KEY):
             revoked = store.revoke_agent_key(connection, principal.operator_id, key_id, now_us)
         if revoked is None:
-            raise not_found("agent key")
+            raise not_found("agent key", key_id)
         audit.record(
             connection,
             principal,

@@ -108,7 +108,7 @@ class Origins:
         """
         pin = await self._database.read(store.pin, principal.operator_id, origin)
         if pin is None:
-            raise not_found("origin")
+            raise not_found("origin", origin)
         return _shown(pin)
 
     async def delete(self, principal: Principal, origin: str) -> None:
@@ -118,7 +118,7 @@ class Origins:
             Problem: `not_found`.
         """
         if not await self._database.run(self._delete, principal, origin):
-            raise not_found("origin")
+            raise not_found("origin", origin)
 
     async def list(self, principal: Principal, query: ListOrigins) -> PageBody[PinnedOrigin]:
         """Return a page of pins, the most recently set first.

@@ -389,5 +389,5 @@ def _own_payment(
     transfer = own_transfer(connection, principal, transfer_id)
     payment = store.PAYMENTS.get(connection, transfer_id)
     if payment is None:
-        raise not_found("payment")
+        raise not_found("payment", transfer_id)
     return transfer, payment

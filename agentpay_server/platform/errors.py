@@ -72,11 +72,11 @@ def unauthorized() -> Problem:
     )
 
 
-def not_found(kind: str) -> Problem:
+def not_found(kind: str, identifier: str) -> Problem:
     """The same for an unknown identifier and another operator's (interface E9)."""
-    return Problem(
-        ErrorCode.NOT_FOUND, f"No {kind} with this identifier is visible to this key. Check the identifier."
-    )
+    # A secret in the place of an identifier is not repeated, since error messages are stored.
+    name = "with this identifier" if identifier.startswith(("ap_", "whsec_")) else repr(shown(identifier))
+    return Problem(ErrorCode.NOT_FOUND, f"No {kind} {name} is visible to this key. Check the identifier.")
 
 
 def invalid(*faults: FieldError) -> Problem:

@@ -122,7 +122,7 @@ class Snapshots:
         self._require_parts()
         snapshot = self._kept.get(snapshot_id)
         if snapshot is None or snapshot.operator_id != principal.operator_id:
-            raise not_found("snapshot")
+            raise not_found("snapshot", snapshot_id)
         self._kept.move_to_end(snapshot_id)
         await self._restore_all(snapshot.restorers)
         taken_at = format_timestamp(from_us(snapshot.taken_us))

@@ -17,10 +17,10 @@ def own_session(connection: Connection, principal: Principal, session_id: str) -
     record = None
     if identifiers.is_identifier(session_id, identifiers.SESSION):
         record = store.SESSIONS.get(connection, session_id)
-    return visible(record, principal)
+    return visible(record, principal, session_id)
 
 
-def visible(record: SessionRecord | None, principal: Principal) -> SessionRecord:
+def visible(record: SessionRecord | None, principal: Principal, session_id: str) -> SessionRecord:
     """Return a session that was looked up, if a key may see it.
 
     Raises:
@@ -31,5 +31,5 @@ def visible(record: SessionRecord | None, principal: Principal) -> SessionRecord
         or record.operator_id != principal.operator_id
         or (principal.is_agent and record.account_id != principal.account_id)
     ):
-        raise not_found("session")
+        raise not_found("session", session_id)
     return record

@@ -67,7 +67,7 @@ class Charge:
             ConflictError: another request has charged under the key meanwhile.
         """
         found = store.chargeable(connection, self._session_id, self._request.idempotency_key)
-        session = visible(None if found is None else found.session, self._principal)
+        session = visible(None if found is None else found.session, self._principal, self._session_id)
         assert found is not None  # noqa: S101 - a session that is visible was found
         judged = charge_verdict(found.charged, self._amount)
         if judged is Verdict.CONFLICT:

@@ -165,5 +165,5 @@ def own_transfer(
         or record.operator_id != principal.operator_id
         or (principal.is_agent and record.account_id != principal.account_id)
     ):
-        raise not_found("transfer")
+        raise not_found("transfer", transfer_id)
     return record

@@ -136,7 +136,7 @@ class Deliveries:
         if identifiers.is_identifier(event_id, identifiers.EVENT):
             event = event_store.EVENTS.get(connection, event_id)
         if event is None or event.operator_id != principal.operator_id:
-            raise not_found("event")
+            raise not_found("event", event_id)
         if request.webhook_id is None:
             webhooks = [
                 webhook.webhook_id

@@ -194,7 +194,7 @@ class Webhooks:
             connection, record, store.IS_LIVE, deleted_us=now_us, next_secret=None
         )
         if deleted is None:
-            raise not_found("webhook")
+            raise not_found("webhook", webhook_id)
         delivery_store.abandon(connection, webhook_id)
         audit.record(
             connection,
@@ -277,7 +277,7 @@ def own_webhook(
     if identifiers.is_identifier(webhook_id, identifiers.WEBHOOK):
         record = store.WEBHOOKS.get(connection, webhook_id, store.IS_LIVE, lock=lock)
     if record is None or record.operator_id != principal.operator_id:
-        raise not_found("webhook")
+        raise not_found("webhook", webhook_id)
     return record
 
 

@@ -1,0 +1,49 @@
+"""Error messages name what is wrong: the identifier that is unknown, the parameter that differs."""
+
+from typing import Any
+
+import pytest
+
+from agentpay import IdempotencyConflictError, NotFoundError
+from agentpay_server import AgentPayServer
+
+UNKNOWN = "acct_01kdvdna0049bdrk9b68rp8kma"
+
+
+@pytest.mark.parametrize("identifier", [UNKNOWN, "acct_1"])
+def test_an_unknown_identifier_is_named(identifier: str) -> None:
+    with AgentPayServer() as server, pytest.raises(NotFoundError) as caught:
+        server.client().accounts.get(identifier)
+    assert caught.value.message == f"No account '{identifier}' is visible to this key. Check the identifier."
+    assert str(caught.value).count("Check the identifier") == 1
+
+
+def test_a_key_in_the_place_of_an_identifier_is_not_repeated() -> None:
+    with AgentPayServer() as server:
+        key = server.operator_key
+        with pytest.raises(NotFoundError) as caught:
+            server.client().accounts.get(key)
+    assert key not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"amount": "2"}, "another amount"),
+        ({"memo": "tea"}, "another memo"),
+        ({"category": "data"}, "another category"),
+        ({"amount": "2", "memo": "tea"}, "another amount and another memo"),
+        ({"to": "other"}, "another to"),
+        ({"from_": "other"}, "another from"),
+    ],
+)
+def test_a_reused_key_names_what_differs(change: dict[str, str], named: str) -> None:
+    with AgentPayServer() as server:
+        client = server.client()
+        ids = {name: client.accounts.create(name=name).account_id for name in ("bot", "shop", "other")}
+        server.sandbox.fund(ids["bot"], "10")
+        order: Any = {"from_": ids["bot"], "to": ids["shop"], "amount": "1", "idempotency_key": "order-7"}
+        client.transfers.create(**order)
+        changed = {name: ids.get(value, value) for name, value in change.items()}
+        with pytest.raises(IdempotencyConflictError, match=f"used with {named}\\."):
+            client.transfers.create(**{**order, **changed})
